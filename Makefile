@@ -1,0 +1,65 @@
+# Needs GNU make and python3 3.11 or newer, nothing else: the rest goes into $(VENV).
+#   make demo    watch a real training script, with its leak and without
+#   make test    lint, type check and test
+# Again after the first time, both skip the installation unless pyproject.toml has changed.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Pinned, so that everybody tests one version, and because a plain `torch` takes the newest release, which on
+# Linux pulls gigabytes of CUDA libraries. Where pip is configured to find a CPU build of this version, it
+# takes that. For another build or version: make test TORCH='torch==2.14.1'. A torch that is in $(VENV)
+# already stays, if it is new enough.
+TORCH ?= torch==2.13.0
+WORKERS ?= 2
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint format bench clean
+
+help:
+	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
+
+install: $(STAMP)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "memtriage needs Python 3.11 or newer; give one with PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(STAMP): pyproject.toml | $(BIN)/python
+	@$(BIN)/python -c 'import re, torch; \
+	  raise SystemExit(tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 8))' 2>/dev/null \
+	  || { echo "installing $(TORCH)"; $(BIN)/python -m pip install -q $(TORCH); }
+	$(BIN)/python -m pip install -q -e '.[dev]'
+	@touch $@
+
+# On a busy machine OpenMP threads that spin while they wait make the script many times slower.
+demo: export OMP_WAIT_POLICY ?= PASSIVE
+demo: install
+	@echo '--- the script leaks ---'
+	$(BIN)/memtriage run -o memtriage-run-leak examples/train_gpt2.py --leak
+	@echo '--- the same script, with the leak fixed ---'
+	$(BIN)/memtriage run -o memtriage-run-fixed examples/train_gpt2.py --no-leak
+
+# One thread for each of the workers' kernels: more only compete on a small machine.
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/census.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis memtriage-run*/
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

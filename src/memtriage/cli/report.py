@@ -1,0 +1,42 @@
+"""`memtriage report`: a recorded run, again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    directories: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR...",
+            help="What `memtriage run -o` wrote: all runs (the newest is shown), a run, a restart, or one "
+            "rank's file. Several node-local directories are merged.",
+        ),
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> int:
+    """Show a recorded run again, also one that was killed or still runs."""
+    from memtriage.diagnose.merge import context, merge
+    from memtriage.store.locate import RecordError
+    from memtriage.store.reader import read_run
+
+    try:
+        run = read_run(directories)
+    except RecordError as error:
+        print(f"memtriage report: {error}", file=sys.stderr)
+        return 2
+    merged = merge(run)
+    if json:
+        from memtriage.report.jsonfile import write_stream
+
+        write_stream(merged, sys.stdout.buffer)
+    else:
+        from memtriage.report.terminal import console_for, render
+
+        render(merged, console_for(sys.stdout), context(run, merged))
+    return 0

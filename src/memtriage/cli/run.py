@@ -1,0 +1,270 @@
+"""`memtriage run`: watches a training script while it runs."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from memtriage.session.runner import ScriptTarget
+
+HELP = """\
+Usage: memtriage run [-o DIR] [--json FILE] SCRIPT [ARGS...]
+       memtriage run [-o DIR] [--json FILE] -m MODULE [ARGS...]
+       torchrun ... -m memtriage run [-o DIR] [--json FILE] SCRIPT [ARGS...]
+
+Run a training script and account for every byte of memory that it uses: what grows, what holds it, what to
+change. The script runs as it would under python, and memtriage exits as the script does.
+
+Options (before SCRIPT; everything behind SCRIPT or MODULE is the script's own):
+  -o, --output DIR  where the record of the run goes [default: $MEMTRIAGE_DIR, else ./memtriage-run]
+  --json FILE       also write the report to FILE, as JSON
+  -m MODULE         run a module, as python -m does
+  -h, --help        show this text
+"""
+
+USAGE_STATUS = 2
+"""Exit status of bad usage and of input that cannot be read."""
+
+DEFAULT_DIRECTORY = "memtriage-run"
+DIRECTORY_VARIABLE = "MEMTRIAGE_DIR"
+
+_LOCAL_RANK = re.compile(r"--local[_-]rank(=.*)?", re.DOTALL)
+_INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?")
+_EXPECTED = "expected [-o DIR] [--json FILE] and then SCRIPT or -m MODULE"
+
+
+class UsageError(ValueError):
+    """The command line, or what it names, cannot be used. The text is one line for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """A parsed command line.
+
+    Attributes:
+        target: what to run; None when help was asked for.
+        directory: `-o` as given; None for the default.
+        json_path: `--json` as given; None without it.
+    """
+
+    target: ScriptTarget | None
+    directory: Path | None = None
+    json_path: Path | None = None
+
+
+def main(argv: list[str]) -> int:
+    """Runs `memtriage run` and returns the status to exit with: the script's, or 2 on bad usage.
+
+    Args:
+        argv: see `parse`.
+
+    Raises:
+        KeyboardInterrupt: when Ctrl-C ended the script, so that the process dies as it would unwatched.
+    """
+    try:
+        options = parse(argv)
+        if options.target is None:
+            print(HELP, end="")
+            return 0
+        check_target(options.target)
+        directory = _output_directory(options.directory)
+        json_path = _output_file(options.json_path)
+    except UsageError as error:
+        print(f"memtriage run: {error}", file=sys.stderr)
+        return USAGE_STATUS
+    # Imported late: a mistyped command line should not wait for the watch to load.
+    from memtriage.session.run import run_watched
+
+    return run_watched(options.target, directory, json_path)
+
+
+def is_run(argv: Sequence[str]) -> bool:
+    """Whether this command line is one of `run`, which a launcher may have put its own option before."""
+    _, rest = _split_launcher_options(argv)
+    return rest[:1] == ["run"]
+
+
+def parse(argv: Sequence[str]) -> RunOptions:
+    """Parses what follows `memtriage` on the command line; looks at no file and at no environment.
+
+    Launchers that pass the rank as an option put it behind the first name that they see, which is
+    `memtriage`: `python -m memtriage --local_rank=0 run train.py a`. It is handed on to the script, in front
+    of its arguments, where the launcher would have put it.
+
+    Args:
+        argv: the arguments; the word `run` may be missing.
+
+    Raises:
+        UsageError: an option that is unknown or lacks its value, or nothing to run.
+    """
+    launcher, rest = _split_launcher_options(argv)
+    if rest[:1] == ["run"]:
+        del rest[0]
+    values: dict[str, str] = {}
+    while rest and _is_own_option(rest[0]):
+        word = rest.pop(0)
+        if word in ("-h", "--help"):
+            return RunOptions(target=None)
+        name, value = _option(word, rest)
+        values[name] = value
+    target = _target(rest)
+    return RunOptions(
+        ScriptTarget(target.kind, target.name, [*launcher, *target.args]),
+        directory=Path(values["-o"]) if "-o" in values else None,
+        json_path=Path(values["--json"]) if "--json" in values else None,
+    )
+
+
+def check_target(target: ScriptTarget) -> None:
+    """Looks whether there is something to run, before anything of it runs.
+
+    A module is looked for by the first part of its name only, because finding more would import its package.
+
+    Raises:
+        UsageError: no such script or module, a directory without `__main__.py`, a file that can't be read.
+    """
+    if target.kind == "module":
+        _check_module(target.name)
+    else:
+        _check_script(target.name)
+
+
+def _split_launcher_options(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The launcher's leading `--local_rank=N` or `--local-rank N`, and what follows."""
+    count = 0
+    while count < len(argv):
+        match = _LOCAL_RANK.fullmatch(argv[count])
+        if match is None:
+            break
+        count += 1 if match[1] else 2
+    return list(argv[:count]), list(argv[count:])
+
+
+def _is_own_option(word: str) -> bool:
+    return word.startswith("-") and word not in ("-", "--") and not word.startswith("-m")
+
+
+def _option(word: str, rest: list[str]) -> tuple[str, str]:
+    """Name (`-o` or `--json`) and value of an option, whose value may be taken from `rest`."""
+    name, has_value, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
+    name = "-o" if name == "--output" else name
+    if name not in ("-o", "--json"):
+        raise UsageError(f"unknown option {word!r}; {_EXPECTED}: options of the script go behind its name")
+    if not has_value and rest:
+        value = rest.pop(0)
+    if not value:
+        what = "a directory" if name == "-o" else "a file"
+        raise UsageError(f"{word!r} lacks its value; expected {what} behind it, then SCRIPT or -m MODULE")
+    return name, value
+
+
+def _target(words: list[str]) -> ScriptTarget:
+    """What to run, from the command line behind memtriage's own options."""
+    if not words:
+        raise UsageError(f"nothing to run; {_EXPECTED}: give the script as in `memtriage run train.py`")
+    if words[0] == "--":
+        return _command(words[1:])
+    if words[0].startswith("-m"):
+        return _module(words)
+    return ScriptTarget("script", words[0], words[1:])
+
+
+def _module(words: list[str]) -> ScriptTarget:
+    """The target of `-m NAME ARGS` or `-mNAME ARGS`."""
+    attached = words[0][2:]
+    name, *args = [attached, *words[1:]] if attached else words[1:] or [""]
+    if not name:
+        raise UsageError("'-m' lacks its value; expected the name of a module, as in `-m package.train`")
+    return ScriptTarget("module", name, args)
+
+
+def _command(words: list[str]) -> ScriptTarget:
+    """The target behind a lone `--`: a script, or a whole command that begins with `python`."""
+    if words and _INTERPRETER.fullmatch(os.path.basename(words[0])):
+        interpreter, *words = words
+        _refuse_other_interpreter(interpreter)
+        if words and words[0].startswith("-m"):
+            return _module(words)
+        if words and words[0].startswith("-"):
+            raise UsageError(
+                f"{words[0]!r} is an option of the interpreter, which runs already; expected SCRIPT or "
+                f"-m MODULE: start it as `{interpreter} {words[0]} -m memtriage run SCRIPT`"
+            )
+    if not words:
+        raise UsageError(f"nothing to run behind '--'; {_EXPECTED}: give the script there")
+    return ScriptTarget("script", words[0], words[1:])
+
+
+def _refuse_other_interpreter(interpreter: str) -> None:
+    """A bare name means the interpreter of memtriage; a path can mean another, with other packages."""
+    directory = os.path.dirname(interpreter)
+    if directory and os.path.abspath(directory) != os.path.dirname(sys.executable):
+        raise UsageError(
+            f"{interpreter!r} is another interpreter; expected {sys.executable}, in which memtriage runs the "
+            f"script: install it there and start `{interpreter} -m memtriage run SCRIPT`"
+        )
+
+
+def _check_script(name: str) -> None:
+    if not os.path.exists(name):
+        raise UsageError(f"no such script: {name!r}; expected a Python file{_hint(name)}")
+    if os.path.isdir(name) and not _has_main(name):
+        raise UsageError(
+            f"{name!r} is a directory without __main__.py; expected a Python file: name the script in it"
+        )
+    if not os.access(name, os.R_OK):
+        raise UsageError(f"cannot read {name!r}; expected a readable Python file: check its permissions")
+
+
+def _hint(name: str) -> str:
+    if _INTERPRETER.fullmatch(os.path.basename(name)):
+        return ": leave out the interpreter, as in `memtriage run train.py`"
+    if name == "run":
+        return ": give `run` once"
+    return f" below {os.getcwd()}: check the path, or give a module with -m"
+
+
+def _has_main(directory: str) -> bool:
+    return any(os.path.isfile(os.path.join(directory, f"__main__.{ending}")) for ending in ("py", "pyc"))
+
+
+def _check_module(name: str) -> None:
+    first = name.partition(".")[0]
+    if not first or first in sys.modules or importlib.util.find_spec(first):
+        return
+    # The directory that -m searches first is not in sys.path yet.
+    if not sys.flags.safe_path and importlib.machinery.PathFinder.find_spec(first, [os.getcwd()]):
+        return
+    raise UsageError(
+        f"no module named {first!r}; expected one that this interpreter can import: check the name, start "
+        f"in the directory that contains it, or install it for {sys.executable}"
+    )
+
+
+def _output_directory(given: Path | None) -> Path:
+    """Absolute, because the script may change the current directory. Not made yet."""
+    directory = given or Path(os.environ.get(DIRECTORY_VARIABLE) or DEFAULT_DIRECTORY)
+    if os.path.exists(directory) and not os.path.isdir(directory):
+        raise UsageError(
+            f"{str(directory)!r} is a file; expected a directory for the record: give one with -o"
+        )
+    return directory.absolute()
+
+
+def _output_file(given: Path | None) -> Path | None:
+    """Absolute, and writable as far as can be told before the run, which would be lost at its end."""
+    if given is None:
+        return None
+    if os.path.isdir(given):
+        raise UsageError(f"--json {str(given)!r} is a directory; expected a file: name one in it")
+    if not os.path.isdir(given.absolute().parent):
+        raise UsageError(
+            f"--json {str(given)!r} is in a directory that does not exist; expected one that does: make it"
+        )
+    return given.absolute()

@@ -1,0 +1,168 @@
+"""Does a counter rise from mark to mark? Pure functions over numbers; the census names what they suspect.
+
+The counter only raises a suspicion, so the test is made to miss nothing: it asks whether the *floor* (the
+smallest value in a window) rises over three successive windows. Longer batches, gradient accumulation and
+collections move single values, not floors; what grows by any amount at every mark moves each floor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthPolicy:
+    """Thresholds of growth detection.
+
+    Attributes:
+        warm_up: first marks of a series to leave out: optimizer state, workspaces, caches, compilation, and
+            the run's first census, which moves malloc's counter (it is taken at the end of the third step).
+        points: marks needed before a verdict on the counter.
+        floor_bytes: growth a mark below which nothing is suspected. It is far below the smallest leak worth
+            a name; a step's own bookkeeping (a loss kept as a float) is smaller still.
+        spacing: the series is looked at again when it is this many times as long.
+        microbatch_warm_up: first micro-batches of a step to leave out: the first allocates gradients.
+        microbatch_points: micro-batches needed for a suspicion inside one step.
+    """
+
+    warm_up: int = 3
+    points: int = 6
+    floor_bytes: int = 1024
+    spacing: float = 1.4
+    microbatch_warm_up: int = 1
+    microbatch_points: int = 3
+
+
+POLICY = GrowthPolicy()
+_MAX_POINTS = 4096
+
+
+@dataclass(slots=True)
+class Series:
+    """One counter at one kind of mark: positions (steps) and values (bytes), thinned when long."""
+
+    positions: list[int] = field(default_factory=list)
+    values: list[int] = field(default_factory=list)
+    next_look: int = 0
+
+    def add(self, position: int, value: int) -> None:
+        self.positions.append(position)
+        self.values.append(value)
+        if len(self.values) > _MAX_POINTS:
+            # every second point of the older half: recent marks stay dense
+            half = _MAX_POINTS // 2
+            self.positions[:half] = self.positions[:half:2]
+            self.values[:half] = self.values[:half:2]
+            self.next_look = min(self.next_look, len(self.values) + half // 4)
+
+    def after(self, position: int) -> Series:
+        """The part of the series behind a position."""
+        start = next((i for i, p in enumerate(self.positions) if p > position), len(self.positions))
+        return Series(self.positions[start:], self.values[start:])
+
+
+def floors(values: Sequence[int], windows: int) -> list[int]:
+    """The smallest value in each of `windows` equal windows (the last takes what is left over)."""
+    width = len(values) // windows
+    if width == 0:
+        return []
+    bounds = [*range(0, width * windows, width), len(values)]
+    return [min(values[a:b]) for a, b in zip(bounds[:windows], [*bounds[1:windows], bounds[-1]], strict=True)]
+
+
+def floor_growth(series: Series, windows: int = 3) -> float | None:
+    """Bytes a position by which the floor rises, or None when it does not rise from window to window."""
+    if len(series.values) < 2 * windows:
+        return None
+    low = floors(series.values, windows)
+    if any(after <= before for before, after in pairwise(low)):
+        return None
+    # From where the first floor was touched to where the last one was.
+    last_window = len(series.values) // windows * (windows - 1)
+    first = series.positions[series.values.index(low[0])]
+    last = series.positions[series.values.index(low[-1], last_window)]
+    return (low[-1] - low[0]) / (last - first) if last > first else None
+
+
+def policy_for(counter: str) -> GrowthPolicy:
+    """The policy for a counter: malloc's and the shared resident set drift a little by themselves."""
+    return _DRIFTING.get(counter, POLICY)
+
+
+_DRIFTING = {"cpu": GrowthPolicy(floor_bytes=8 * 1024), "shared": GrowthPolicy(floor_bytes=16 * 1024)}
+
+
+def suspects(series: Series, policy: GrowthPolicy = POLICY) -> bool:
+    """Whether a per-step series, as far as it goes, calls for a census. Says so at most now and then."""
+    length = len(series.values) - policy.warm_up
+    if length < policy.points or length < series.next_look:
+        return False
+    series.next_look = max(length + 2, int(length * policy.spacing))
+    start = policy.warm_up + max(0, (length - policy.points) // 2)
+    recent = Series(series.positions[start:], series.values[start:])
+    rate = floor_growth(recent)
+    return rate is not None and rate >= policy.floor_bytes
+
+
+def suspects_within_step(values: Sequence[int], policy: GrowthPolicy = POLICY) -> bool:
+    """Whether the micro-batches of one step, so far, rise one by one.
+
+    Args:
+        values: the counter at the end of micro-batches 1, 2, ... of the step.
+    """
+    counted = values[policy.microbatch_warm_up :]
+    if len(counted) < policy.microbatch_points:
+        return False
+    rises = [after - before for before, after in pairwise(counted)]
+    return min(rises) >= policy.floor_bytes
+
+
+def went_on(series: Series, since: int, rate: float, share: float = 0.3) -> bool | None:
+    """Whether growth seen up to `since` continued behind it; None when too few marks followed to tell.
+
+    A cache that fills to its bound, an optimizer's state or a copy made once all rise and then stop. It
+    counts as going on when the floor of the last third stands at least `share` of what the rate would give
+    above the floor of the first third.
+
+    Args:
+        series: the counter.
+        since: position of the last census that saw growth.
+        rate: bytes a position that this census found.
+    """
+    later = series.after(since)
+    if len(later.values) < 6:
+        return None
+    low = floors(later.values, 3)
+    distance = (later.positions[-1] - later.positions[0]) * 2 / 3
+    return low[-1] - low[0] >= share * rate * distance
+
+
+def went_on_within_step(
+    step: Series, since: int, rate: float, share: float = 0.3, policy: GrowthPolicy = POLICY
+) -> bool | None:
+    """Whether growth within a step goes on behind micro-batch `since`; None when too few followed to tell.
+
+    A cache that fills while the first step runs rises from micro-batch to micro-batch, and then never again.
+
+    Args:
+        step: the counter over the micro-batches of one step.
+        since: micro-batch of the census that saw growth; of a later step, its warm-up.
+        rate: bytes a micro-batch that the censuses found.
+        share: part of that rate which is enough.
+        policy: how many micro-batches it takes.
+    """
+    later = step.after(since)
+    if len(later.values) < policy.microbatch_points:
+        return None
+    width = len(later.values) // 3
+    rise = min(later.values[-width:]) - min(later.values[:width])
+    return rise >= share * rate * (later.positions[-width] - later.positions[0])
+
+
+def steps_left(limit: int | None, used: int | None, rate: float | None) -> int | None:
+    """Marks until `used` reaches `limit` at `rate` bytes a mark; None where one of them is unknown."""
+    if limit is None or used is None or not rate or rate <= 0:
+        return None
+    return max(0, int((limit - used) / rate))

@@ -1,0 +1,204 @@
+"""The ranks of a run joined into one report: findings of all, ranks that differ, ranks that were killed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from memtriage.diagnose.growth import steps_left
+from memtriage.diagnose.killed import Fate, fate, host_limit_finding, killed_note
+from memtriage.diagnose.ranks import POLICY, RankPolicy, rank_differences
+from memtriage.diagnose.verdict import verdict
+from memtriage.model import Finding, FindingKind, LedgerRow, RankCount, RunReport, Verdict
+from memtriage.store.reader import RankRecord, RunRecord
+from memtriage.store.records import SCHEMA
+
+_FIRST_KINDS: Final[tuple[FindingKind, ...]] = (
+    "leak",
+    "garbage_cycle",
+    "residue",
+    "fragmentation",
+    "out_of_memory",
+)
+_KILLED_TOLD: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What a person wants to know of a run beside its report.
+
+    Attributes:
+        argv: the script and its arguments.
+        duration_s: seconds that the longest rank was watched.
+        ledger_rank: whose ledger the report shows; None without ranks, or without a ledger.
+        killed: ranks that wrote no end and are gone; a process without rank counts as rank 0.
+        missing: ranks of which there is no record.
+        runs_out_in: for each finding of the report, the steps until its growth has used up the device or
+            the host, None where that is unknown.
+        notes: sentences on what was left out, cut or unusual.
+    """
+
+    argv: list[str] = field(default_factory=list)
+    duration_s: float | None = None
+    ledger_rank: int | None = None
+    killed: list[int] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+    runs_out_in: list[int | None] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def merge(run: RunRecord, *, live: bool = False, policy: RankPolicy = POLICY) -> RunReport:
+    """Join the ranks of a run.
+
+    The ledger is that of rank 0, or of the first rank that wrote one. A rank without an end whose process
+    is gone was killed, which is the verdict unless a rank that was not killed says worse than clean.
+
+    Args:
+        run: the ranks' records.
+        live: the run has not ended, so a rank of another machine that wrote no end still runs, and the
+            verdict is never `killed`.
+        policy: when a rank differs.
+    """
+    fates = [fate(rank, live=live) for rank in run.ranks]
+    findings = [finding for rank in run.ranks for finding in _own_findings(rank)]
+    findings += rank_differences(run.ranks, policy)
+    findings += [
+        finding
+        for rank, end in zip(run.ranks, fates, strict=True)
+        if end == "killed" and (finding := host_limit_finding(rank, run.ranks)) is not None
+    ]
+    findings.sort(key=_weight)
+    return RunReport(
+        verdict=_verdict(run.ranks, fates, live),
+        steps=max((rank.last_step for rank in run.ranks), default=0),
+        findings=findings,
+        marks=[mark for rank in run.ranks for mark in rank.marks],
+        ledger=_ledger(run.ranks),
+        exception=_exception(run.ranks),
+        ranks=RankCount(seen=len(run.ranks), of=_world_size(run.ranks)),
+    )
+
+
+def context(run: RunRecord, report: RunReport, *, live: bool = False) -> RunContext:
+    """Return what the terminal report says beside `report`, which `merge(run, live=live)` returned."""
+    by_rank = {rank.start.rank: rank for rank in run.ranks}
+    seen = {rank.number for rank in run.ranks}
+    with_ledger = _ledger_rank(run.ranks)
+    return RunContext(
+        argv=run.ranks[0].start.argv if run.ranks else [],
+        duration_s=max((rank.last_time_s for rank in run.ranks), default=None),
+        ledger_rank=None if with_ledger is None else with_ledger.start.rank,
+        killed=[rank.number for rank in run.ranks if fate(rank, live=live) == "killed"],
+        missing=[rank for rank in range(report.ranks.of) if rank not in seen],
+        runs_out_in=[_runs_out_in(finding, by_rank.get(finding.rank), live) for finding in report.findings],
+        notes=[*run.notes, *_notes(run.ranks, live)],
+    )
+
+
+# Joining
+
+
+def _own_findings(rank: RankRecord) -> list[Finding]:
+    return [
+        msgspec.structs.replace(finding, rank=rank.start.rank) if finding.rank is None else finding
+        for finding in rank.findings
+    ]
+
+
+def _weight(finding: Finding) -> tuple[int, int, int]:
+    kind = _FIRST_KINDS.index(finding.kind) if finding.kind in _FIRST_KINDS else len(_FIRST_KINDS)
+    amount = finding.bytes_per_step or finding.bytes_per_microbatch or finding.bytes or 0
+    return (kind, -amount, finding.rank or 0)
+
+
+def _verdict(ranks: Sequence[RankRecord], fates: Sequence[Fate], live: bool) -> Verdict:
+    ends = [rank.end for rank in ranks if rank.end is not None]
+    killed = not live and "killed" in fates
+    judging = [rank for rank, end in zip(ranks, fates, strict=True) if live or end != "killed"]
+    word = verdict(
+        (finding for rank in judging for finding in rank.findings),
+        died_of_memory=any(end.verdict == "out_of_memory" for end in ends),
+    )
+    if word != "clean":
+        return word
+    if killed:
+        return "killed"
+    return "error" if any(end.verdict == "error" for end in ends) else "clean"
+
+
+def _exception(ranks: Sequence[RankRecord]) -> str | None:
+    """Return what ended the script; on many ranks the one that died of memory, for the others follow it."""
+    ends = [rank.end for rank in ranks if rank.end is not None and rank.end.exception is not None]
+    ends.sort(key=lambda end: end.verdict != "out_of_memory")
+    return ends[0].exception if ends else None
+
+
+def _world_size(ranks: Sequence[RankRecord]) -> int:
+    return max([len(ranks), *(rank.start.world_size for rank in ranks)])
+
+
+def _ledger_rank(ranks: Sequence[RankRecord]) -> RankRecord | None:
+    return next((rank for rank in ranks if rank.ledgers), None)
+
+
+def _ledger(ranks: Sequence[RankRecord]) -> dict[str, list[LedgerRow]]:
+    rank = _ledger_rank(ranks)
+    return {} if rank is None else {device: ledger.rows for device, ledger in rank.ledgers.items()}
+
+
+# Notes
+
+
+def _notes(ranks: Sequence[RankRecord], live: bool) -> list[str]:
+    killed = [rank for rank in ranks if fate(rank, live=live) == "killed"]
+    notes = [killed_note(rank, ranks) for rank in killed[:_KILLED_TOLD]]
+    if len(killed) > _KILLED_TOLD:
+        notes.append(f"{len(killed) - _KILLED_TOLD:,} more ranks were killed")
+    if running := [rank for rank in ranks if fate(rank, live=live) == "running"]:
+        names = _few([rank.name for rank in running])
+        notes.append(f"{names} had not finished: figures so far")
+    if cut := sum(rank.cut_lines for rank in ranks):
+        files = sum(1 for rank in ranks if rank.cut_lines)
+        notes.append(
+            f"{cut} cut or garbled line{'s' * (cut != 1)} left out, in {files} of {len(ranks)} records"
+        )
+    if newer := [rank for rank in ranks if rank.start.schema > SCHEMA]:
+        notes.append(
+            f"written by a newer memtriage (record format {newer[0].start.schema}): some may be missing"
+        )
+    said = Counter(note for rank in ranks for note in dict.fromkeys(rank.notes))
+    if len(ranks) == 1:
+        return notes + list(said)
+    return notes + [f"{note} ({times} of {len(ranks)} ranks)" for note, times in said.items()]
+
+
+def _few(names: list[str], most: int = 4) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+# How long it lasts
+
+
+def _runs_out_in(finding: Finding, rank: RankRecord | None, live: bool) -> int | None:
+    """Return the steps until a finding's growth has used up its device, or the host."""
+    if rank is None or finding.kind == "rank_differs" or fate(rank, live=live) == "killed":
+        return None
+    if rank.end is not None and rank.end.verdict == "out_of_memory":
+        return None
+    limit, used = _room(finding.device, rank)
+    return steps_left(limit, used, finding.bytes_per_step)
+
+
+def _room(device: str, rank: RankRecord) -> tuple[int | None, int | None]:
+    """Return a device's limit and what is in use of it; free reserved memory counts as room."""
+    if not device.startswith("cuda"):
+        last = next((mark for mark in reversed(rank.marks) if mark.host_rss is not None), None)
+        return rank.start.host_limit, None if last is None else last.host_rss
+    mark = next((mark for mark in reversed(rank.marks) if mark.device == device), None)
+    limits = rank.start.device_limits | (rank.end.device_limits if rank.end is not None else {})
+    return limits.get(device), None if mark is None else mark.allocated

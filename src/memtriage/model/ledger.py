@@ -1,0 +1,37 @@
+"""The closed ledger: rows that never overlap and always sum to the measured total."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class LedgerRow(msgspec.Struct, kw_only=True):
+    """One row of a ledger.
+
+    Attributes:
+        row: what kind of bytes, e.g. `requested`, `rounding`, `stranded`, `outside the allocator`.
+        bytes: size of the row. Never negative but for a row called `unexplained`, which closes the sum.
+        owner: what the bytes are (parameter, gradient, ...); None when the row has no owner.
+        detail: more words: holder path, pool, what was counted.
+    """
+
+    row: str
+    bytes: int
+    owner: str | None = None
+    detail: str | None = None
+
+
+class Ledger(msgspec.Struct, kw_only=True):
+    """A device's (or the host's) ledger at one instant; `sum(row.bytes) == total`.
+
+    Attributes:
+        device: `cuda:N` or `host`.
+        total: the measured figure that the rows sum to (device used, or resident set), in bytes.
+        source: where `total` was read (`cudaMemGetInfo`, `/proc/self/smaps`).
+        rows: the rows.
+    """
+
+    device: str
+    total: int
+    source: str
+    rows: list[LedgerRow]

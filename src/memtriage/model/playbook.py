@@ -1,0 +1,313 @@
+"""The playbook M1 ... M20: what is known about each way to run out of memory, or to need less of it.
+
+The one place for these texts: every finding, fix and remedy names an entry by its key here.
+
+B is bytes. In formulas: N parameters, b micro-batch, s sequence length, h hidden size, a attention heads,
+L layers, V vocabulary, w ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Maths = Literal["same", "rounding", "approximate", "different"]
+"""What a change does to the result of training: nothing, other rounding, an approximation, another task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One change that saves memory.
+
+    Attributes:
+        action: what to do.
+        saves: bytes saved, as a formula or a measured share, with what it rests on.
+        costs: what it does to speed.
+        maths: what it does to the result.
+        maths_note: exceptions to `maths`; None where there is none.
+        no_help: when it saves nothing.
+    """
+
+    action: str
+    saves: str
+    costs: str
+    maths: Maths
+    maths_note: str | None
+    no_help: str
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of the playbook.
+
+    Attributes:
+        name: `M1` ... `M20`.
+        subject: a title.
+        says: the advice, in whole sentences.
+        rungs: the changes that the entry proposes, in order of cost; empty for an entry that only explains.
+    """
+
+    name: str
+    subject: str
+    says: str
+    rungs: tuple[Rung, ...] = ()
+
+
+_ENTRIES: Final = (
+    Entry(
+        "M1",
+        "Anatomy of training memory",
+        "With 16-bit weights (2 B), an fp32 master copy (4 B), Adam's two states (8 B) and fp32 gradients "
+        "(4 B), training takes 18 B a parameter whatever the batch. Plain fp32 Adam takes 16, pure bf16 with "
+        "bf16 states 8. Activations come on top and grow with batch, length, depth and width; temporaries "
+        "make spikes. Inference needs 2 B a parameter, so 'it runs in inference' proves nothing about "
+        "training.",
+    ),
+    Entry(
+        "M2",
+        "Reading the error",
+        "Before any advice, read off the message what was asked, the device's capacity, what is free, what "
+        "is allocated and what is reserved but unallocated. What is free is no sign of another process: "
+        "others lower that figure. A refusal although enough is free is a refusal by the driver. Memory that "
+        "is neither free nor reserved is outside this process's allocator. The message prints its hint about "
+        "fragmentation always: the hint is no evidence.",
+    ),
+    Entry(
+        "M3",
+        "Device or host",
+        "A Python traceback with sizes is the device, unless the CPU allocator wrote it. A kill without a "
+        "traceback is the host only if there is evidence of it: the cgroup's `memory.events` (`oom_kill`), "
+        "`dmesg`, the scheduler's record; `Killed` or exit status 137 alone proves nothing. The fixes are "
+        "opposite: what frees the GPU often fills the host. An 'empty' card may still hold memory of dead "
+        "processes or of other containers.",
+    ),
+    Entry(
+        "M4",
+        "The ladder",
+        "When the run does not fit, take the changes in order of cost: smaller micro-batch with accumulation "
+        "(M5), bf16 (M6), activation checkpointing (M7), expandable segments (M8), memory-efficient "
+        "attention and shorter inputs (M11), 8-bit optimizer (M12), sharding (M9), offload (M10), LoRA "
+        "(M13). Recompute the peak after each change, because it moves, and stop at the first that fits with "
+        "5 % to spare. Say which of them change the result.",
+    ),
+    Entry(
+        "M5",
+        "Micro-batch and accumulation",
+        "The effective batch is micro-batch x accumulation x ranks: keep it by accumulating more when the "
+        "micro-batch gets smaller. Keep the micro-batch as large as fits. Where micro-batches hold different "
+        "numbers of tokens, weight their losses by those numbers.",
+        (
+            Rung(
+                action="smaller micro-batch b' in place of b, with gradient accumulation",
+                saves="(1 - b'/b) x (activations + logits)",
+                costs="lower utilisation of the device",
+                maths="same",
+                maths_note="except batch-norm statistics, and means over micro-batches with different "
+                "numbers of tokens",
+                no_help="weights, gradients and optimizer state alone exceed the device; b is 1 already; the "
+                "peak is the optimizer step; something is kept from every micro-batch, so that memory "
+                "follows their number",
+            ),
+        ),
+    ),
+    Entry(
+        "M6",
+        "bf16",
+        "Under bf16 autocast activations take 16 bits. bf16 needs no loss scaling, fp16 does. At small "
+        "batches fp16 and bf16 autocast can cost memory, because the casts of the weights are cached.",
+        (
+            Rung(
+                action="bf16 autocast",
+                saves="at most half of the fp32 activations of operations that autocast covers, minus up to "
+                "2 B a parameter for cached casts",
+                costs="none: faster on Ampere and newer",
+                maths="rounding",
+                maths_note="fp16 in place of bf16 needs loss scaling",
+                no_help="the loss dominates (8 B a logit stay); activations are 16-bit already",
+            ),
+        ),
+    ),
+    Entry(
+        "M7",
+        "Activation checkpointing",
+        "Keep only each block's input and recompute the rest in backward. Set `use_reentrant=False` (with "
+        "DDP in particular) and, in Transformers, `use_cache=False`.",
+        (
+            Rung(
+                action="activation checkpointing of every block",
+                saves="L s b h (32 + 5 a s / h) at 16 bits, minus the working set of one layer; the term "
+                "with a exists only where attention materialises its scores",
+                costs="20 to 33 % more computation",
+                maths="same",
+                maths_note=None,
+                no_help="the peak is the loss or the optimizer step; weights, gradients and optimizer state "
+                "alone exceed the device",
+            ),
+        ),
+    ),
+    Entry(
+        "M8",
+        "Expandable segments",
+        "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` cures holes between live blocks; it does nothing "
+        "about the live blocks. Set it before the process starts. It conflicts with some users of virtual "
+        "memory management and with memory shared between processes by CUDA IPC.",
+        (
+            Rung(
+                action="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+                saves="at most what is reserved but unallocated; nothing of what is allocated",
+                costs="about none in steady training; 33 to 40 % a step were reported where weights travel "
+                "by CUDA IPC",
+                maths="same",
+                maths_note=None,
+                no_help="the request exceeds free plus unallocated; live bytes fill the device; the bytes "
+                "are in private pools; a pluggable allocator or an old driver; set after the first CUDA "
+                "call; combined with max_split_size_mb",
+            ),
+        ),
+    ),
+    Entry(
+        "M9",
+        "ZeRO and FSDP",
+        "Shard the optimizer's state first, then gradients, then weights. It takes several ranks, and for "
+        "weights fast links between them.",
+        (
+            Rung(
+                action="shard over w ranks: ZeRO stage 1 to 3, FSDP",
+                saves="stage 1: 8 N (1 - 1/w), 12 N where the optimizer has the fp32 master; stage 2: also "
+                "gradients, (2 to 4) N (1 - 1/w); stage 3: also weights, minus the groups gathered at once",
+                costs="low for stages 1 and 2; stage 3 gathers the weights of every layer",
+                maths="same",
+                maths_note=None,
+                no_help="there is one GPU; activations dominate; the largest unsharded group does not fit",
+            ),
+        ),
+    ),
+    Entry(
+        "M10",
+        "Offload to CPU or NVMe",
+        "The last resort on one GPU. The cost moves to host memory and to the bus.",
+        (
+            Rung(
+                action="keep optimizer state, and weights if need be, on the host or on NVMe",
+                saves="8 to 12 B a parameter of device memory, 2 to 6 more with the weights",
+                costs="several times slower",
+                maths="same",
+                maths_note=None,
+                no_help="host memory is short too: DeepSpeed ZeRO-2 takes 18 B a parameter there (20 with "
+                "accumulation), or 8 + 10 r pinned, r from 1 to 2 by rounding up to powers of two",
+            ),
+        ),
+    ),
+    Entry(
+        "M11",
+        "Attention, length, resolution",
+        "Memory-efficient attention comes first, since its result is the same up to rounding. Shorter inputs "
+        "or lower resolution save much more, but they change the task: say so.",
+        (
+            Rung(
+                action="scaled_dot_product_attention or flash attention",
+                saves="5 a s^2 b a layer at 16 bits (4 without dropout)",
+                costs="none: faster",
+                maths="rounding",
+                maths_note=None,
+                no_help="it is in use already; a mask, a head size or `output_attentions` forces the path "
+                "that materialises the scores; attention is not the large term",
+            ),
+            Rung(
+                action="shorter inputs s' in place of s, or lower resolution",
+                saves="(1 - s'/s) of the linear terms, 1 - (s'/s)^2 of the score terms",
+                costs="none: faster",
+                maths="different",
+                maths_note="it is another task",
+                no_help="weights, gradients and optimizer state set the peak",
+            ),
+        ),
+    ),
+    Entry(
+        "M12",
+        "8-bit and paged optimizers",
+        "An 8-bit Adam keeps 2 B of state a parameter in place of 8, which cuts the jump at the first "
+        "optimizer step by three quarters. Paging survives spikes. Adafactor changes convergence.",
+        (
+            Rung(
+                action="8-bit or paged optimizer",
+                saves="6 B a parameter against fp32 Adam (8 to 2), 2 B against bf16 Adam; tensors under "
+                "4,096 elements stay 32-bit",
+                costs="about none; pages that spill cost",
+                maths="approximate",
+                maths_note="the update is approximated; Adafactor changes convergence",
+                no_help="the optimizer is SGD; only adapters are trained, so that its state is tiny; the "
+                "peak is reached by activations before the first step only",
+            ),
+        ),
+    ),
+    Entry(
+        "M13",
+        "LoRA and QLoRA",
+        "Gradients and optimizer state exist for the adapters only; QLoRA also keeps the base in 4 bits. The "
+        "model has another capacity, and it is for finetuning only.",
+        (
+            Rung(
+                action="train adapters (LoRA), over a 4-bit base (QLoRA)",
+                saves="(6 to 16) B for each parameter that is no longer trained, from pure bf16 to fp32 "
+                "states with a master copy; a 4-bit base saves 1.5 B a parameter more",
+                costs="about none",
+                maths="different",
+                maths_note="other capacity",
+                no_help="activations dominate: they stay",
+            ),
+        ),
+    ),
+    Entry(
+        "M14",
+        "The first backward",
+        "Gradients come on top of every activation that the forward saved, and the loss adds about 8 B a "
+        "logit for an instant. Checkpoint the large blocks first (M7), or use a fused or chunked "
+        "cross-entropy where the logits are the large term; then M5 and M6.",
+    ),
+    Entry(
+        "M15",
+        "Evaluation only",
+        "Three causes: gradients are on (wrap evaluation in `torch.no_grad()` or `inference_mode()`), the "
+        "batch is larger than in training, or predictions are kept on the GPU (reduce before you keep: "
+        "argmax in place of logits; `eval_accumulation_steps` in Transformers).",
+    ),
+    Entry(
+        "M16",
+        "The longest batch",
+        "It dies at a random late step, and the same data fails again. Cap the length, bucket by length, or "
+        "size the run for the largest batch by running that batch first. Varying shapes also fragment.",
+    ),
+    Entry(
+        "M17",
+        "The second step",
+        "Optimizers create their state in their first step: 8 B a parameter for fp32 Adam, 4 for bf16 Adam, "
+        "2 for bf16 momentum. Measure the peak after two whole steps. An 8-bit optimizer cuts this jump by "
+        "three quarters.",
+    ),
+    Entry(
+        "M18",
+        "Statistics",
+        "Compare allocated with reserved, read the peak of each phase and reset it in between, and take "
+        "`max_memory_allocated()` after two whole steps.",
+    ),
+    Entry(
+        "M19",
+        "Snapshot",
+        "Record the allocator's history, dump it, and read who was alive at the peak and which line made it. "
+        "The out-of-memory observer fires before the exception; nothing fires on SIGKILL.",
+    ),
+    Entry(
+        "M20",
+        "Myths",
+        "`empty_cache()` is no cure: the allocator does the same by itself before it gives up, and what is "
+        "left cannot be returned. Rising reserved is no leak. A leak is allocated that rises at the same "
+        "point of the step.",
+    ),
+)
+
+PLAYBOOK: Final[dict[str, Entry]] = {entry.name: entry for entry in _ENTRIES}
+"""The entries by name, M1 to M20."""
+
+LADDER: Final = ("M5", "M6", "M7", "M8", "M11", "M12", "M9", "M10", "M13")
+"""The entries with rungs, in order of cost (M4)."""

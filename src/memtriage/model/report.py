@@ -1,0 +1,29 @@
+"""The result of a watched run, as `memtriage run --json` writes it (schema 1)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memtriage.model.findings import Finding, Verdict
+from memtriage.model.ledger import LedgerRow
+from memtriage.model.marks import Mark
+
+
+class RankCount(msgspec.Struct, kw_only=True):
+    """How many ranks the report saw, of how many that the job has."""
+
+    seen: int
+    of: int
+
+
+class RunReport(msgspec.Struct, kw_only=True):
+    """Verdict, findings, marks and ledgers of a run. `ledger` maps `cuda:N` and `host` to their rows."""
+
+    schema: int = 1
+    verdict: Verdict
+    steps: int
+    findings: list[Finding]
+    marks: list[Mark]
+    ledger: dict[str, list[LedgerRow]]
+    exception: str | None = None
+    ranks: RankCount

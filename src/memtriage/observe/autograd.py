@@ -1,0 +1,126 @@
+"""Edges of the autograd graph, read without running anything.
+
+Reading `node._saved_x` runs unpack hooks and, under non-reentrant checkpointing, the checkpointed function;
+`node._raw_saved_x` is a `SavedTensor` whose `.data` is the tensor, or whatever the pack hook returned.
+A C++ node gives `None` for what backward has freed, a Python one raises RuntimeError (measured, torch 2.13).
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from memtriage.observe.classes import declares
+
+Edge = tuple[str, Any]
+
+
+def is_node_type(kind: type) -> bool:
+    """Whether instances of a type are autograd nodes (C++ nodes and custom Functions' contexts)."""
+    return declares(kind, "next_functions") and declares(kind, "_register_hook_dict")
+
+
+class NodeReader:
+    """Reads what nodes keep. Make one for each walk: it remembers node types, and so keeps them alive."""
+
+    def __init__(self) -> None:
+        self._names: dict[type, tuple[str, ...]] = {}
+        self.saved: set[int] = set()
+        self._checkpoints: dict[int, Any] = {}
+
+    def saved_attributes(self, kind: type) -> tuple[str, ...]:
+        """Names of the raw saved-tensor attributes of a node type."""
+        names = self._names.get(kind)
+        if names is None:
+            names = tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+            self._names[kind] = names
+        return names
+
+    def saved_values(self, node: Any) -> Iterator[Edge]:
+        """(`saved NAME`, tensor or packed object) of everything the node keeps for its backward.
+
+        Freed and never-set values are left out. A tensor that was modified in place since it was saved is
+        given as it is now (only unpacking it would raise).
+        """
+        for attribute in self.saved_attributes(type(node)):
+            try:
+                raw = getattr(node, attribute)
+            except RuntimeError:  # freed by backward (Python nodes)
+                continue
+            if raw is None:
+                continue
+            name = attribute.removeprefix("_raw_saved_")
+            if isinstance(raw, tuple):
+                for position, item in enumerate(raw):
+                    value = _packed(item)
+                    if value is not None:
+                        label = f"saved[{position}]" if name == "tensors" else f"saved {name}[{position}]"
+                        yield label, value
+            else:
+                value = _packed(raw)
+                if value is not None:
+                    yield f"saved {name}", value
+
+    def referents(self, node: Any) -> list[Any]:
+        """What a node keeps alive: the next nodes, saved values, context attributes, hooks, its leaf."""
+        found = next_nodes(node)
+        saved = [value for _, value in self.saved_values(node)]
+        self.saved.update(map(id, saved))
+        found += saved
+        found += gc.get_referents(node)
+        variable = getattr(node, "variable", None)  # AccumulateGrad's leaf
+        if variable is not None:
+            found.append(variable)
+        return found
+
+    def find_checkpoints(self, objects: Sequence[Any]) -> None:
+        """Notes to which non-reentrant checkpoint each placeholder belongs that stands for a saved tensor.
+
+        The inputs to recompute from are in the closure of a hook that only C++ holds. From the checkpoint
+        to its placeholders there are weak references, and those are followed backwards here.
+        """
+        kind = getattr(sys.modules.get("torch.utils.checkpoint"), "_CheckpointFrame", None)
+        if kind is None:
+            return
+        for checkpoint in [obj for obj in objects if type(obj) is kind]:
+            for reference in checkpoint.weak_holders:
+                self._checkpoints[id(reference())] = checkpoint
+
+    def placeholder_referents(self, placeholder: Any) -> list[Any]:
+        """What a placeholder of a non-reentrant checkpoint keeps alive: the checkpoint."""
+        checkpoint = self._checkpoints.get(id(placeholder))
+        return gc.get_referents(placeholder) + ([] if checkpoint is None else [checkpoint])
+
+    def saved_tensor_referents(self, raw: Any) -> list[Any]:
+        """What a `SavedTensor` object holds: its tensor, or what a pack hook made of it."""
+        value = _packed(raw)
+        if value is None:
+            return []
+        self.saved.add(id(value))
+        return [value]
+
+
+def _packed(raw: Any) -> Any:
+    try:
+        return raw.data
+    except (RuntimeError, AttributeError):
+        return None
+
+
+def next_nodes(node: Any) -> list[Any]:
+    """The nodes that the gradient flows to next (towards the inputs of the forward)."""
+    try:
+        return [edge[0] for edge in node.next_functions if edge[0] is not None]
+    except (RuntimeError, AttributeError):
+        return []
+
+
+def creation_site(node: Any) -> list[str] | None:
+    """Formatted stack of the forward call that made the node; None unless anomaly mode recorded one."""
+    try:
+        stack = node.metadata.get("traceback_")
+    except (RuntimeError, AttributeError):
+        return None
+    return stack if isinstance(stack, list) else None

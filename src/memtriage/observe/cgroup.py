@@ -1,0 +1,248 @@
+"""Memory limits of the container and of the process: control groups v1 and v2, MemTotal, resource limits.
+
+`psutil.virtual_memory()` and MemTotal know nothing of a container's limit; what kills a job in a container is
+the tightest control group above it. Every size is in bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+import msgspec
+
+SELF: Final = Path("/proc/self")
+
+
+class CgroupMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of the control group that limits this process: the tightest one from its own group upwards.
+
+    Without any limit, the process's own group. All figures are of that group and of everything in it,
+    other processes included.
+
+    Attributes:
+        version: 1 or 2.
+        path: directory the figures were read from.
+        limit: the limit; None when there is none.
+        usage: charged now, page cache included.
+        peak: highest usage so far (v2: Linux 5.19 and newer).
+        anon: anonymous memory; without swap it can't be reclaimed.
+        file: page cache, `shmem` included.
+        inactive_file: page cache that is reclaimed first: usage without it is what presses on the limit.
+        shmem: shared memory and tmpfs; without swap it can't be reclaimed.
+        oom_kill: processes of the group killed for memory so far.
+    """
+
+    version: Literal[1, 2]
+    path: str
+    limit: int | None = None
+    usage: int | None = None
+    peak: int | None = None
+    anon: int | None = None
+    file: int | None = None
+    inactive_file: int | None = None
+    shmem: int | None = None
+    oom_kill: int | None = None
+
+
+class HostLimit(NamedTuple):
+    """The bytes that this process can have at most, and what says so."""
+
+    bytes: int
+    source: str
+
+
+def cgroup_memory(proc: Path = SELF, root: Path = Path("/")) -> CgroupMemory | None:
+    """Memory figures of the control group that limits this process; None without a memory controller.
+
+    Limits of groups that a container hides from its processes are not seen under v2; under v1 the kernel
+    tells them (`hierarchical_memory_limit`).
+
+    Args:
+        proc: the process's directory in /proc, for its `cgroup` and `mountinfo`.
+        root: where the mount points in `mountinfo` start.
+    """
+    groups = _text(proc / "cgroup")
+    mounts = _text(proc / "mountinfo")
+    if groups is None or mounts is None:
+        return None
+    for files in (_V1, _V2):  # in a hybrid set-up the memory controller is v1's, if it has one at all
+        chain = list(_chain(files, groups, mounts, root))
+        if chain:
+            return _read(files, chain)
+    return None
+
+
+def host_limit(proc: Path = SELF, root: Path = Path("/")) -> HostLimit:
+    """The least of: control-group limit, physical memory, RLIMIT_AS and RLIMIT_DATA where these are set.
+
+    The resource limits are on address space, not on resident memory: a process meets them earlier than
+    its RSS suggests.
+    """
+    limits = [_physical(root), *_resource_limits()]
+    group = cgroup_memory(proc, root)
+    if group is not None and group.limit is not None:
+        limits.append(HostLimit(group.limit, f"cgroup v{group.version} {group.path}"))
+    return min(limits)
+
+
+class _Files(NamedTuple):
+    """Names under which a cgroup version keeps the figures."""
+
+    version: Literal[1, 2]
+    file_system: str
+    limit: str
+    usage: str
+    peak: str
+    events: str
+    anon: str
+    file: str
+    inactive_file: str
+    shmem: str
+
+
+_V1: Final = _Files(
+    version=1,
+    file_system="cgroup",
+    limit="memory.limit_in_bytes",
+    usage="memory.usage_in_bytes",
+    peak="memory.max_usage_in_bytes",
+    events="memory.oom_control",
+    anon="total_rss",
+    file="total_cache",
+    inactive_file="total_inactive_file",
+    shmem="total_shmem",
+)
+_V2: Final = _Files(
+    version=2,
+    file_system="cgroup2",
+    limit="memory.max",
+    usage="memory.current",
+    peak="memory.peak",
+    events="memory.events",
+    anon="anon",
+    file="file",
+    inactive_file="inactive_file",
+    shmem="shmem",
+)
+_UNLIMITED: Final = 1 << 60
+"""v1 writes 'no limit' as the largest number of pages (0x7FFFFFFFFFFFF000); no machine has this much."""
+
+
+def _chain(files: _Files, groups: str, mounts: str, root: Path) -> Iterator[Path]:
+    """Directories from the process's group up to the mount point, where they have memory figures."""
+    path = _group_path(files, groups)
+    if path is None:
+        return
+    for mount_root, mount_point in _mounts(files, mounts):
+        top = root / mount_point.lstrip("/")
+        group = top / _below(path, mount_root)
+        if not group.is_dir():  # a path as seen from outside the container; the mount shows our group
+            group = top
+        for directory in (group, *group.parents):
+            if (directory / files.limit).exists() or (directory / "memory.stat").exists():
+                yield directory
+            if directory == top:
+                return
+
+
+def _group_path(files: _Files, groups: str) -> str | None:
+    """The process's path in the hierarchy, from lines `id:controllers:path` (v2: `0::path`)."""
+    for line in groups.splitlines():
+        hierarchy, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if files.version == 2 and hierarchy == "0" and not controllers:
+            return path
+        if files.version == 1 and "memory" in controllers.split(","):
+            return path
+    return None
+
+
+def _mounts(files: _Files, mountinfo: str) -> Iterator[tuple[str, str]]:
+    """(path in the hierarchy that is mounted, mount point) of each mount that carries memory figures."""
+    for line in mountinfo.splitlines():
+        mount, _, source = line.partition(" - ")
+        columns, kinds = mount.split(), source.split()
+        if not kinds or kinds[0] != files.file_system:
+            continue
+        if files.version == 1 and "memory" not in kinds[-1].split(","):
+            continue
+        yield _unescaped(columns[3]), _unescaped(columns[4])
+
+
+def _below(path: str, mount_root: str) -> str:
+    """A group's path relative to what is mounted; empty when it is the mount or not beneath it."""
+    if mount_root == "/":
+        return path.strip("/") if ".." not in path.split("/") else ""
+    return path[len(mount_root) :].strip("/") if path.startswith(mount_root + "/") else ""
+
+
+def _unescaped(column: str) -> str:
+    """mountinfo writes space, tab, newline and backslash in octal."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), column)
+
+
+def _read(files: _Files, chain: list[Path]) -> CgroupMemory:
+    limits = {directory: _limit(files, directory) for directory in chain}
+    tightest = min((limit for limit in limits.values() if limit is not None), default=None)
+    # Of groups with the same limit the outermost: it is charged at least as much, so it kills first.
+    group = chain[0] if tightest is None else [where for where in chain if limits[where] == tightest][-1]
+    stat = _keyed(group / "memory.stat")
+    return CgroupMemory(
+        version=files.version,
+        path=str(group),
+        limit=tightest,
+        usage=_number(group / files.usage),
+        peak=_number(group / files.peak),
+        anon=stat.get(files.anon),
+        file=stat.get(files.file),
+        inactive_file=stat.get(files.inactive_file),
+        shmem=stat.get(files.shmem),
+        oom_kill=_keyed(group / files.events).get("oom_kill"),
+    )
+
+
+def _limit(files: _Files, group: Path) -> int | None:
+    limits = [_number(group / files.limit), _keyed(group / "memory.stat").get("hierarchical_memory_limit")]
+    return min((limit for limit in limits if limit is not None and limit < _UNLIMITED), default=None)
+
+
+def _physical(root: Path) -> HostLimit:
+    total = re.search(r"^MemTotal:\s+(\d+) kB$", _text(root / "proc/meminfo") or "", re.MULTILINE)
+    if total:
+        return HostLimit(int(total[1]) << 10, "MemTotal")
+    import psutil
+
+    return HostLimit(int(psutil.virtual_memory().total), "physical memory")
+
+
+def _resource_limits() -> Iterator[HostLimit]:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    for name in ("RLIMIT_AS", "RLIMIT_DATA"):
+        soft, _ = resource.getrlimit(getattr(resource, name))
+        if soft != resource.RLIM_INFINITY:
+            yield HostLimit(soft, name)
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _number(path: Path) -> int | None:
+    """A file with one number; `max` and an absent file are None."""
+    text = (_text(path) or "").strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _keyed(path: Path) -> dict[str, int]:
+    """A file of `key number` lines."""
+    pairs = (line.split() for line in (_text(path) or "").splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}

@@ -1,0 +1,77 @@
+"""What can be told of a class without running code of its metaclass, or of the class itself.
+
+A census meets every class of the process, and some of them answer `klass.__name__`, `hasattr` or `__dict__`
+with code of their own, which may raise, import a library or change the program. The getters of `type` are
+asked instead.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from typing import Any, Final
+
+_BUILT_IN_GETTERS: Final = (types.GetSetDescriptorType, types.MemberDescriptorType)
+_read_module = type.__dict__["__module__"].__get__
+_read_name = type.__dict__["__name__"].__get__
+_read_qualified_name = type.__dict__["__qualname__"].__get__
+_read_bases = type.__dict__["__mro__"].__get__
+_read_attributes = type.__dict__["__dict__"].__get__
+
+
+def name_of(klass: type) -> str:
+    """A class's `__name__`."""
+    name: str = _read_name(klass)
+    return name
+
+
+def qualified_name_of(klass: type) -> str:
+    """A class's `__qualname__`."""
+    name: str = _read_qualified_name(klass)
+    return name
+
+
+def module_of(klass: type) -> str:
+    """A class's `__module__`; "" where a class body overwrote it with something else."""
+    try:
+        name: object = _read_module(klass)
+    except AttributeError:
+        return ""
+    return name if isinstance(name, str) else ""
+
+
+def bases_of(klass: type) -> tuple[type, ...]:
+    """A class and its bases, in the order of attribute look-up."""
+    bases: tuple[type, ...] = _read_bases(klass)
+    return bases
+
+
+def attributes_of(klass: type) -> Mapping[str, Any]:
+    """What the class itself defines, its bases left out."""
+    attributes: Mapping[str, Any] = _read_attributes(klass)
+    return attributes
+
+
+def declares(klass: type, name: str) -> bool:
+    """Whether a class or a base of it defines an attribute."""
+    return any(name in attributes_of(base) for base in bases_of(klass))
+
+
+def instance_dict(holder: Any) -> dict[str, Any] | None:
+    """An object's attributes; None where it has none, or where its class puts a `__dict__` of its own making
+    in their place (proxies do) and no base has the real one.
+    """
+    for base in bases_of(type(holder)):
+        getter = attributes_of(base).get("__dict__")
+        if type(getter) in _BUILT_IN_GETTERS:
+            own = read_member(getter, holder)
+            return own if type(own) is dict else None
+    return None
+
+
+def read_member(member: Any, holder: Any) -> Any:
+    """The value behind a built-in descriptor; None where the object has none."""
+    try:
+        return member.__get__(holder)
+    except (AttributeError, TypeError, ReferenceError):
+        return None

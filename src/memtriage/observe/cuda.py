@@ -1,0 +1,435 @@
+"""The CUDA caching allocator of this process: counters, segments, allocation sites, out-of-memory events.
+
+Reading changes nothing: torch is never imported here, CUDA is never initialised, no context is made on a
+device that has none, no stream is synchronised. Every function needs CUDA to be initialised by the script and
+says what it returns until then.
+
+Known limitations: blocks handed out by other allocators of the process (CuPy, NCCL's own buffers, raw
+`cudaMalloc`) are not seen. With `cudaMallocAsync` there are no segments and few counters, with a pluggable
+allocator none of either.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import re
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MethodType, TracebackType
+from typing import Any, Final, Literal, Self
+
+import memtriage
+from memtriage.model.blocks import Block, BlockState, DeviceCounters, Segment
+
+_log = logging.getLogger(__name__)
+
+Frame = Mapping[str, Any]
+"""One frame of an allocation's stack: `filename`, `line`, `name`."""
+
+OomCallback = Callable[[int, int, int, int], None]
+"""Called as `(device, requested, limit, free)`, see `attach_oom_observer`."""
+
+MIB: Final = 1 << 20
+SMALL_PAGE: Final = 2 * MIB
+"""Page of an expandable segment of the small pool (`kSmallBuffer` in c10/core/AllocatorConfig.h)."""
+LARGE_PAGE: Final = 20 * MIB
+"""Page of an expandable segment of the large pool, unless `large_segment_size_mb` is set."""
+
+
+def initialised() -> bool:
+    """True if this process has initialised CUDA. Imports and initialises nothing."""
+    is_initialized = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
+    return bool(is_initialized is not None and is_initialized())
+
+
+def backend() -> str | None:
+    """The allocator in use: `native`, `cudaMallocAsync` or `pluggable`; None before CUDA is initialised."""
+    if not initialised():
+        return None
+    return str(_torch().cuda.get_allocator_backend())
+
+
+def has_context(device: int) -> bool:
+    """True if this process has a CUDA context on the device. Asking does not make one."""
+    if not initialised():
+        return False
+    torch = _torch()
+    probe = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    if probe is None:
+        return bool(device == torch.cuda.current_device())
+    return bool(probe(device))
+
+
+def capturing() -> bool:
+    """True while the current stream of this thread captures a CUDA graph, when driver calls are unsafe."""
+    return initialised() and bool(_torch().cuda.is_current_stream_capturing())
+
+
+def devices() -> list[int]:
+    """CUDA indices whose allocator this process has used. A device with a bare context is left out."""
+    if not initialised():
+        return []
+    with_context = [index for index in range(_torch().cuda.device_count()) if has_context(index)]
+    return [index for index in with_context if _allocator_used(index)]
+
+
+def counters(device: int) -> DeviceCounters:
+    """The allocator's counters of one device; every figure None before CUDA is initialised.
+
+    Reads the nested dictionary that `torch.cuda.memory_stats` would go on to flatten and to sort.
+    """
+    if not initialised():
+        return DeviceCounters()
+    return parse_counters(_memory_stats(device), backend())
+
+
+def parse_counters(stats: Mapping[str, Any], backend_name: str | None) -> DeviceCounters:
+    """Counters from the nested statistics. With `cudaMallocAsync` only allocated and reserved are kept.
+
+    Source: `getDeviceStats` of that allocator asks the driver for those two, repeats the first as active and
+    leaves the rest at zero.
+    """
+    allocated, reserved = _bytes(stats, "allocated_bytes"), _bytes(stats, "reserved_bytes")
+    kept = DeviceCounters(
+        allocated=allocated("current"),
+        reserved=reserved("current"),
+        peak_allocated=allocated("peak"),
+        peak_reserved=reserved("peak"),
+    )
+    if backend_name != "native":
+        return kept
+    return DeviceCounters(
+        allocated=kept.allocated,
+        reserved=kept.reserved,
+        requested=_bytes(stats, "requested_bytes")("current"),
+        active=_bytes(stats, "active_bytes")("current"),
+        peak_allocated=kept.peak_allocated,
+        peak_reserved=kept.peak_reserved,
+        retries=stats.get("num_alloc_retries"),
+        ooms=stats.get("num_ooms"),
+    )
+
+
+def capacity(device: int) -> int | None:
+    """The device's memory in bytes; None before CUDA is initialised."""
+    if not initialised():
+        return None
+    return int(_torch().cuda.get_device_properties(device).total_memory)
+
+
+def per_process_limit(device: int) -> int | None:
+    """The most that this process's allocator may reserve, in bytes; None where no fraction was set.
+
+    Source: `setMemoryFraction` in CUDACachingAllocator.cpp caps at fraction x total memory; an unset cap
+    reads 1.0.
+    """
+    total = capacity(device)
+    if total is None or backend() == "pluggable":
+        return None
+    fraction = float(_torch().cuda.get_per_process_memory_fraction(device))
+    return None if fraction >= 1.0 else int(fraction * total)
+
+
+def segments(device: int | None = None, script_root: str | None = None) -> list[Segment] | None:
+    """The allocator's segments, on one device or on all, without event traces.
+
+    Blocks name their allocation site while `AllocationHistory` (or another recording with contexts) is on.
+    Before torch 2.11 the snapshot carries the traces that another tool records, and takes their time.
+
+    Args:
+        device: CUDA index; None for all.
+        script_root: folder of the user's script, for the sites; see `allocation_site`.
+
+    Returns:
+        None where the allocator in use keeps no segments; empty before CUDA is initialised.
+    """
+    if not initialised():
+        return []
+    if backend() != "native":
+        return None
+    memory_snapshot = _torch().cuda.memory_snapshot
+    traces_optional = "include_traces" in inspect.signature(memory_snapshot).parameters
+    raw = memory_snapshot(include_traces=False) if traces_optional else memory_snapshot()
+    return parse_segments(raw, device, script_root)
+
+
+def parse_segments(
+    raw: Iterable[Mapping[str, Any]], device: int | None = None, script_root: str | None = None
+) -> list[Segment]:
+    """Segments from the dictionaries of a snapshot. Unknown keys are ignored, missing ones tolerated."""
+    return [_segment(one, script_root) for one in raw if device is None or one.get("device", 0) == device]
+
+
+class AllocationHistory:
+    """Has the allocator remember, for every live block, the Python stack that allocated it.
+
+    Recording is process-wide, and off unless somebody switches it on. `start` switches it on only if nobody
+    has, in the mode that keeps no event trace (2 us for each allocation, says torch); `stop` switches off
+    only what `start` switched on. Blocks that were live before `start` stay without a site. Stacks of blocks
+    that live on after `stop` stay readable.
+
+    Known limitation: a tool that begins its own recording after `start` is recognised at `stop` by its event
+    trace; one that keeps no trace either cannot be told from this one, and is switched off.
+    """
+
+    def __init__(self) -> None:
+        self._ours = False
+        self._max_entries = 1
+
+    def start(self, max_entries: int = 1) -> bool:
+        """Switch recording on if it is off.
+
+        Args:
+            max_entries: bound of the event trace. torch keeps one entry in this mode, whatever is asked
+                (memory_snapshot.cpp); the bound is for a version that would not.
+
+        Returns:
+            True if allocations are recorded now, by this object or by another tool. False before CUDA is
+            initialised (switching on would initialise it) and with allocators that cannot record.
+        """
+        if backend() != "native":
+            return False
+        already_on = _history_enabled()
+        if already_on is not False:
+            return bool(already_on)
+        self._max_entries = max_entries
+        _record_history("state", max_entries)
+        self._ours = bool(_history_enabled())
+        return self._ours
+
+    def stop(self) -> None:
+        """Switch recording off if `start` switched it on and nobody took it over. May be called twice."""
+        ours, self._ours = self._ours, False
+        if ours and initialised() and _history_enabled() and not self._taken_over():
+            _record_history(None, self._max_entries)
+
+    def _taken_over(self) -> bool:
+        traces = _torch().cuda.memory._snapshot().get("device_traces", ())
+        return any(len(trace) > self._max_entries for trace in traces)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def allocation_site(frames: Sequence[Frame], script_root: str | None = None) -> str | None:
+    """`file.py:line in function` of the frame to blame for an allocation; None without frames.
+
+    The innermost frame that is the user's code; if there is none, the innermost of a library other than
+    torch; else the innermost.
+
+    Args:
+        frames: innermost first, as in a snapshot.
+        script_root: folder of the user's script. Files below it are the user's even where the folder is an
+            installed package, and are named relative to it; others by their base name.
+    """
+    if not frames:
+        return None
+    torch_folder = _package_folder("torch")
+    library: Frame | None = None
+    for frame in frames:
+        origin = _origin(str(frame.get("filename", "")), script_root, torch_folder)
+        if origin == "user":
+            return _site(frame, script_root)
+        if origin == "library" and library is None:
+            library = frame
+    return _site(library or frames[0], script_root)
+
+
+def attach_oom_observer(callback: OomCallback | None) -> bool:
+    """Have `callback(device, requested, limit, free)` called inside each allocation that is about to fail.
+
+    `requested` is what was asked of the driver: the request rounded up to a whole segment. `limit` is the
+    process's cap where one is set, else the device's memory. `free` is the device's free memory. All in
+    bytes; device is a CUDA index. It runs in the thread that allocates, holding the GIL but not the
+    allocator's lock, before the exception exists: it must not allocate on the GPU. What it raises is logged
+    and swallowed, so that the script sees its own error.
+
+    torch has no way to detach an observer. One dispatcher is attached, once for each process; it calls the
+    callback given last, which is held weakly: keep it alive (a lambda would vanish at once). `None` takes
+    the callback away.
+
+    Returns:
+        False, with nothing attached, before CUDA is initialised (attaching would initialise it) and where
+        torch or the allocator has no such observer.
+    """
+    return _oom_dispatch.attach(callback)
+
+
+class _OomDispatch:
+    """The one function that torch ever gets: passes the event on to the current callback."""
+
+    def __init__(self) -> None:
+        self._attached = False
+        self._current: Callable[[], OomCallback | None] = _nobody
+
+    def attach(self, callback: OomCallback | None) -> bool:
+        self._current = _nobody if callback is None else _weak(callback)
+        if self._attached or callback is None:
+            return True
+        if backend() != "native":
+            return False
+        names = ("_cuda_attach_out_of_memory_observer", "_cuda_attachOutOfMemoryObserver")
+        attach = next((found for name in names if (found := getattr(_torch()._C, name, None))), None)
+        if attach is None:
+            return False
+        attach(self)
+        self._attached = True
+        return True
+
+    def __call__(self, device: int, requested: int, limit: int, free: int) -> None:
+        callback = self._current()
+        if callback is None:
+            return
+        try:
+            callback(device, requested, limit, free)
+        except Exception:
+            # An exception here would replace the script's out-of-memory error with ours.
+            _log.exception("the out-of-memory observer failed")
+
+
+def _nobody() -> OomCallback | None:
+    return None
+
+
+def _weak(callback: OomCallback) -> Callable[[], OomCallback | None]:
+    return weakref.WeakMethod(callback) if isinstance(callback, MethodType) else weakref.ref(callback)
+
+
+_oom_dispatch = _OomDispatch()
+
+
+def _torch() -> Any:
+    """torch, in a process that has initialised CUDA."""
+    return sys.modules["torch"]
+
+
+def _memory_stats(device: int) -> Mapping[str, Any]:
+    torch = _torch()
+    read = getattr(torch._C, "_cuda_memoryStats", None) or torch.cuda.memory_stats_as_nested_dict
+    try:
+        stats: Mapping[str, Any] = read(device)
+    except RuntimeError:  # A pluggable allocator keeps no statistics and says so this way.
+        return {}
+    return stats
+
+
+def _bytes(stats: Mapping[str, Any], name: str) -> Callable[[str], int | None]:
+    figures: Mapping[str, int] = stats.get(name, {}).get("all", {})
+    return figures.get
+
+
+def _allocator_used(device: int) -> bool:
+    if backend() != "native":
+        return True  # Its counters cannot tell; the context can.
+    reserved = _bytes(_memory_stats(device), "reserved_bytes")
+    # Peaks and totals can be reset by the script, the current value cannot: any of them is proof of use.
+    return any(reserved(figure) for figure in ("current", "peak", "allocated"))
+
+
+def _history_enabled() -> bool | None:
+    """None where torch does not tell: then nothing may be switched, it could be another tool's."""
+    enabled = getattr(_torch()._C, "_cuda_isHistoryEnabled", None)
+    return None if enabled is None else bool(enabled())
+
+
+def _record_history(enabled: Literal["state"] | None, max_entries: int) -> None:
+    # context "state" keeps the stack on the live block alone; "alloc" would add it to the trace, which in
+    # this mode is one entry long.
+    _torch().cuda.memory._record_memory_history(
+        enabled=enabled, context="state", stacks="python", max_entries=max_entries
+    )
+
+
+# The middle state has two spellings: `active_pending_free` in torch/csrc, `active_awaiting_free` in its docs.
+_STATES: Final[Mapping[str, BlockState]] = {
+    "active_allocated": "active",
+    "active_awaiting_free": "awaiting",
+    "active_pending_free": "awaiting",
+}
+
+
+def _segment(raw: Mapping[str, Any], script_root: str | None) -> Segment:
+    address = int(raw["address"])
+    expandable = bool(raw.get("is_expandable", False))
+    blocks: list[Block] = []
+    position = address
+    for one in raw.get("blocks", ()):
+        block = _block(one, position, script_root)
+        blocks.append(block)
+        position = block.end
+    first, second = raw.get("segment_pool_id", (0, 0))
+    page = SMALL_PAGE if raw.get("segment_type") == "small" else LARGE_PAGE
+    return Segment(
+        device=int(raw.get("device", 0)),
+        address=address,
+        size=int(raw.get("total_size", position - address)),
+        stream=int(raw.get("stream", 0)),
+        pool=(int(first), int(second)),
+        expandable=expandable,
+        blocks=tuple(blocks),
+        page=page if expandable else None,
+    )
+
+
+def _block(raw: Mapping[str, Any], position: int, script_root: str | None) -> Block:
+    size = int(raw["size"])
+    state = _STATES.get(raw.get("state", ""), "free")
+    # A free block keeps the figure of its last use.
+    requested = 0 if state == "free" else min(int(raw.get("requested_size", size)), size)
+    return Block(
+        address=int(raw.get("address", position)),
+        size=size,
+        requested=requested,
+        state=state,
+        site=allocation_site(raw.get("frames") or (), script_root),
+    )
+
+
+Origin = Literal["user", "library", "internal"]
+_INSTALLED: Final = re.compile(r"(^|/)(site-packages|dist-packages|lib(64)?/python3\.\d+t?)/")
+_TORCH: Final = re.compile(r"(^|/)(site-packages|dist-packages)/torch/|(^|/)torchinductor_[^/]*/")
+# Typed in, given with -c, or in a notebook; every other <...> was generated.
+_TYPED: Final = re.compile(r"<(stdin|string|ipython-input|python-input)")
+_MEMTRIAGE: Final = (memtriage.__file__ or "").removesuffix("__init__.py")
+
+
+@functools.lru_cache(maxsize=4096)
+def _origin(filename: str, script_root: str | None, torch_folder: str | None) -> Origin:
+    """Whose code a file is. Pure text: the file may lie on another machine."""
+    relative = _below(filename, script_root)
+    if filename.startswith("<"):
+        return "user" if _TYPED.match(filename) else "internal"
+    if not filename.endswith(".py"):
+        return "internal"  # A C++ frame, or none at all.
+    if _TORCH.search(filename) or _below(filename, torch_folder) or _below(filename, _MEMTRIAGE):
+        return "internal"
+    # A virtual environment inside the script's folder is still a library.
+    return "library" if _INSTALLED.search(filename if relative is None else relative) else "user"
+
+
+def _below(filename: str, folder: str | None) -> str | None:
+    """The path relative to the folder; None if the file does not lie below it."""
+    if not folder:
+        return None
+    prefix = folder.rstrip("/") + "/"
+    return filename[len(prefix) :] if filename.startswith(prefix) else None
+
+
+def _package_folder(package: str) -> str | None:
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return file.removesuffix("__init__.py") if file else None
+
+
+def _site(frame: Frame, script_root: str | None) -> str:
+    filename = str(frame.get("filename", "?"))
+    name = _below(filename, script_root) or filename.rpartition("/")[2]
+    return f"{name}:{frame.get('line', 0)} in {frame.get('name', '?')}"

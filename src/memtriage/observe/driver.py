@@ -1,0 +1,185 @@
+"""What the driver says of a device: memory in use by anybody (CUDA) and by each process (NVML).
+
+The figure that a ledger closes against is CUDA's, `total - free` of `cudaMemGetInfo`. NVML adds who uses it,
+where it can: inside a container its process ids may be those of the host, and where the driver keeps no count
+(some virtual GPUs) the sizes are missing. Nothing here initialises CUDA, makes a context or raises.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+from memtriage.model.blocks import DriverUse
+from memtriage.observe import cuda
+
+_log = logging.getLogger(__name__)
+
+ProcessUse = Mapping[int, int | None]
+"""Bytes for each process id; None where the driver does not tell."""
+
+# A process can be in several lists (compute and graphics), and MIG or vGPU devices refuse some of them.
+_PROCESS_LISTS: Final = (
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+)
+
+
+def used(device: int) -> int | None:
+    """Bytes in use on the device by anybody, from `cudaMemGetInfo` alone.
+
+    None if CUDA is not initialised, this process has no context on the device (asking would make one) or the
+    current stream captures a CUDA graph.
+    """
+    figures = _memory_info(device)
+    return None if isinstance(figures, str) else figures[1] - figures[0]
+
+
+def driver_use(device: int) -> DriverUse | None:
+    """What the driver says of a CUDA index; None where it cannot be asked. Never raises.
+
+    `explain_driver_use` gives the reason for a None. Costs a few NVML calls, and NVML's initialisation the
+    first time: not for every mark.
+    """
+    answer = explain_driver_use(device)
+    if isinstance(answer, str):
+        _log.debug("no driver figures for cuda:%d: %s", device, answer)
+        return None
+    return answer
+
+
+def explain_driver_use(device: int) -> DriverUse | str:
+    """What the driver says of a CUDA index, or in words why it cannot be asked. Never raises."""
+    figures = _memory_info(device)
+    if isinstance(figures, str):
+        return figures
+    free, total = figures
+    return split_processes(total, total - free, _process_use(device), os.getpid())
+
+
+def split_processes(total: int, in_use: int, processes: ProcessUse | str, own_pid: int) -> DriverUse:
+    """The driver's figures with this process apart from the others.
+
+    Args:
+        total, in_use: bytes, from `cudaMemGetInfo`.
+        processes: bytes by process id, or why there are none.
+        own_pid: id of this process in its own namespace.
+    """
+    if isinstance(processes, str):
+        source = f"cudaMemGetInfo; use by process unknown: {processes}"
+        return DriverUse(total=total, used=in_use, processes=(), own=None, source=source)
+    others = tuple((pid, size) for pid, size in sorted(processes.items()) if pid != own_pid)
+    own = processes.get(own_pid)
+    if own is not None:
+        source = "cudaMemGetInfo; use by process from NVML"
+    elif own_pid in processes:
+        source = "cudaMemGetInfo; NVML lists this process without its size"
+    else:
+        source = "cudaMemGetInfo; NVML does not list this process under its own id"
+    return DriverUse(total=total, used=in_use, processes=others, own=own, source=source)
+
+
+def _memory_info(device: int) -> tuple[int, int] | str:
+    """(free, total) in bytes, or why they cannot be read."""
+    if not cuda.initialised():
+        return "CUDA is not initialised in this process"
+    if not cuda.has_context(device):
+        return f"this process has no CUDA context on device {device}"
+    if cuda.capturing():
+        return "a CUDA graph is being captured"
+    try:
+        free, total = sys.modules["torch"].cuda.mem_get_info(device)
+    except RuntimeError as error:  # torch raises CUDA's errors as RuntimeError.
+        return f"cudaMemGetInfo failed: {error}"
+    return int(free), int(total)
+
+
+class _NotTold(Exception):
+    """NVML cannot say; the message is the reason."""
+
+
+def _process_use(device: int) -> ProcessUse | str:
+    try:
+        nvml = _nvml()
+        return _listed_processes(nvml, _handle(nvml, device))
+    except _NotTold as reason:
+        return str(reason)
+
+
+def _listed_processes(nvml: Any, handle: Any) -> ProcessUse:
+    found: dict[int, int | None] = {}
+    answered = False
+    for name in _PROCESS_LISTS:
+        try:
+            entries = getattr(nvml, name)(handle)
+        except nvml.NVMLError:
+            continue
+        answered = True
+        for entry in entries:
+            # Each list counts the whole process, so the sizes are the same figure and not parts of a sum.
+            known = [size for size in (found.get(entry.pid), entry.usedGpuMemory) if size is not None]
+            found[entry.pid] = max(known, default=None)
+    if not answered:
+        raise _NotTold("NVML lists no processes for this device")
+    return found
+
+
+@functools.cache
+def _nvml() -> Any:
+    """The NVML bindings, initialised once for each process and never shut down. Raises `_NotTold`."""
+    try:
+        import pynvml
+    except ImportError as error:
+        raise _NotTold(f"nvidia-ml-py is not installed ({error})") from error
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise _NotTold(f"NVML: {error}") from error
+    return pynvml
+
+
+def _handle(nvml: Any, device: int) -> Any:
+    """NVML's handle of a CUDA index. Raises `_NotTold`.
+
+    By UUID, then by PCI address: both come from CUDA, which has already applied `CUDA_VISIBLE_DEVICES` and
+    `CUDA_DEVICE_ORDER`, so indices never have to be translated.
+    """
+    properties = sys.modules["torch"].cuda.get_device_properties(device)
+    for lookup, identifier in _identifiers(properties):
+        try:
+            handle = getattr(nvml, lookup)(identifier)
+        except nvml.NVMLError:
+            continue
+        if _is_split(nvml, handle):
+            # The whole card in MIG mode: its processes are not those of the instance.
+            raise _NotTold("NVML knows the card but not the MIG instance")
+        return handle
+    raise _NotTold("NVML does not find the device by its UUID or PCI address")
+
+
+def _identifiers(properties: Any) -> list[tuple[str, str]]:
+    """(NVML's look-up function, identifier) to try in turn."""
+    found: list[tuple[str, str]] = []
+    uuid = getattr(properties, "uuid", None)
+    if uuid is not None:
+        bare = str(uuid).removeprefix("GPU-").removeprefix("MIG-")
+        found += [("nvmlDeviceGetHandleByUUID", kind + bare) for kind in ("MIG-", "GPU-")]
+    bus = getattr(properties, "pci_bus_id", None)
+    if bus is not None:
+        domain, slot = properties.pci_domain_id, properties.pci_device_id
+        found.append(("nvmlDeviceGetHandleByPciBusId", f"{domain:08x}:{bus:02x}:{slot:02x}.0"))
+    return found
+
+
+def _is_split(nvml: Any, handle: Any) -> bool:
+    """True for a whole card in MIG mode; an instance, and a card without the mode, refuse the question."""
+    try:
+        current, _pending = nvml.nvmlDeviceGetMigMode(handle)
+    except nvml.NVMLError:
+        return False
+    return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)

@@ -1,0 +1,582 @@
+"""One breadth-first walk over Python objects and autograd nodes, from ordered roots.
+
+The result is a `HeapGraph` that **holds every object it lists**: it must be dropped before anything is
+measured or the watched script goes on (`with Walk() as graph:`). Nothing is called that could run user code,
+except attribute access on tensors, which is made under `DisableTorchFunctionSubclass`.
+
+Roots, in this order; a later one never takes what an earlier one reached:
+
+1. the modules and classes of the user's program,
+2. the frames of all threads, the user's functions first,
+3. library modules and library classes,
+4. what only C++ or the interpreter's own stack keeps alive,
+5. what nothing keeps alive: garbage cycles that no collection has freed yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Sequence
+from types import FrameType, ModuleType
+from typing import Any
+
+from memtriage.observe import autograd
+from memtriage.observe.classes import declares, module_of, name_of, qualified_name_of
+from memtriage.observe.frames import frame_locals, running_frames
+
+(ATOM, PLAIN, TENSOR, ARRAY, LOCALS, MODULE, FUTURE, SAVED, PLACEHOLDER, BOUNDARY, KLASS, NODE,
+ OPTIMIZER) = range(13)  # fmt: skip
+"""How an object is walked: not at all, by `gc.get_referents`, as a tensor, a numpy array, a frame's locals,
+an `nn.Module`, a future whose value C++ holds, a saved tensor outside of a node, a checkpoint's placeholder
+for one, never entered from elsewhere (modules and frames are roots of their own), a class, an autograd
+node, an optimizer. Graphs wait until all plain objects of the program are reached, optimizers until the
+graphs are: a parameter is known by its place in the model, not as what a loss's graph accumulates into, nor
+as a key of `optimizer.state`."""
+
+_ATOMS: frozenset[type] = frozenset(
+    [
+        type(None), bool, int, float, complex, str, bytes, range, slice, type(...),
+        type(NotImplemented), types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType,
+        types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
+        types.MethodWrapperType, types.GenericAlias, types.UnionType,
+    ]
+)  # fmt: skip
+
+
+class FrameLocals:
+    """The variables of one running function, as a node of the graph."""
+
+    __slots__ = ("code", "names", "thread", "values")
+
+    def __init__(self, frame: FrameType, thread: str | None) -> None:
+        pairs = frame_locals(frame)
+        self.names = [name for name, _ in pairs]
+        self.values = [value for _, value in pairs]
+        self.code = frame.f_code
+        self.thread = thread
+
+
+class KindTable(dict[type, int]):
+    """How objects of each type are walked; a type is classified once, when first met.
+
+    It keeps the types it knows alive, so it lives no longer than its graph.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        for kind in _ATOMS:
+            self[kind] = ATOM
+        self[types.FrameType] = PLAIN
+        self[FrameLocals] = LOCALS
+        torch = sys.modules.get("torch")
+        numpy = sys.modules.get("numpy")
+        self._tensor: type | tuple[()] = getattr(torch, "Tensor", ())
+        self._array: type | tuple[()] = getattr(numpy, "ndarray", ())
+        nn = sys.modules.get("torch.nn")
+        optim = sys.modules.get("torch.optim")
+        self._future: type | tuple[()] = getattr(getattr(torch, "_C", None), "Future", ())
+        self._saved = _type_in("torch._C._autograd", "SavedTensor")
+        self._placeholder = _type_in("torch.utils.checkpoint", "_Holder")
+        self._module: type | tuple[()] = getattr(nn, "Module", ())
+        self._optimizer: type | tuple[()] = getattr(optim, "Optimizer", ())
+
+    def __missing__(self, kind: type) -> int:
+        self[kind] = found = self._classify(kind)
+        return found
+
+    def _classify(self, kind: type) -> int:
+        # By type, never isinstance: a weak proxy whose referent is gone raises ReferenceError there.
+        if self._tensor and issubclass(kind, self._tensor):
+            return TENSOR
+        if issubclass(kind, type):
+            return KLASS
+        if issubclass(kind, ModuleType) or module_of(kind).partition(".")[0] == "memtriage":
+            return BOUNDARY
+        if autograd.is_node_type(kind):
+            return NODE
+        if self._future and issubclass(kind, self._future):
+            return FUTURE
+        if kind is self._saved:
+            return SAVED
+        if kind is self._placeholder:
+            return PLACEHOLDER
+        if self._module and issubclass(kind, self._module):
+            return MODULE
+        if (self._optimizer and issubclass(kind, self._optimizer)) or (
+            "Optim" in name_of(kind) and declares(kind, "step") and declares(kind, "zero_grad")
+        ):  # DeepSpeed's and Apex's wrappers are no subclasses
+            return OPTIMIZER
+        if self._array and issubclass(kind, self._array):
+            return ARRAY
+        return PLAIN
+
+
+def _type_in(module: str, name: str) -> type | None:
+    """A class of a module that may not be loaded, or may not have it in this version."""
+    found = getattr(sys.modules.get(module), name, None)
+    return found if isinstance(found, type) else None
+
+
+class HeapGraph:
+    """Objects reached by a walk. Index `i` stands for `objects[i]` everywhere.
+
+    Attributes:
+        objects: the objects, roots and what was reached from them, in order of discovery.
+        parents: index of the object through which each was first reached; -1 for a root.
+        root_names: text for each root index.
+        tensors: indexes of tensors.
+        nodes: indexes of autograd nodes.
+        modules, optimizers: indexes of `nn.Module`s and of optimizers (torch's, and what looks like one).
+        arrays: indexes of numpy arrays that own their data.
+        first_own: objects from this index up to `first_unrooted` are memtriage's own.
+        first_unrooted: objects from this index on are held by C++ or by the interpreter only.
+        first_garbage: objects from this index on are held by nothing but each other.
+    """
+
+    def __init__(self) -> None:
+        self.objects: list[Any] = []
+        self.parents: list[int] = []
+        self.index: dict[int, int] = {}
+        self.kinds = KindTable()
+        self.reader = autograd.NodeReader()
+        self.root_names: dict[int, str] = {}
+        self.tensors: list[int] = []
+        self.nodes: list[int] = []
+        self.modules: list[int] = []
+        self.optimizers: list[int] = []
+        self.arrays: list[int] = []
+        self.first_own = 0
+        self.first_unrooted = 0
+        self.first_garbage = 0
+
+    def drop(self) -> None:
+        """Lets go of every object."""
+        for indexes in (self.parents, self.tensors, self.nodes, self.modules, self.optimizers, self.arrays):
+            indexes.clear()
+        self.objects.clear()
+        self.index.clear()
+        self.root_names.clear()
+        self.kinds.clear()
+        self.reader = autograd.NodeReader()
+
+    def kind(self, position: int) -> int:
+        """How the object at a position is walked (`TENSOR`, `NODE`, ...)."""
+        return self.kinds[type(self.objects[position])]
+
+    def referents(self, position: int) -> list[Any]:
+        """What the object at a position refers to, autograd edges included."""
+        obj = self.objects[position]
+        return _edges(obj, self.kinds[type(obj)], self.reader)
+
+
+class Walk:
+    """`with Walk() as graph:` walks the heap, gives the graph and drops it on exit.
+
+    Automatic collection is off meanwhile: a collection in the middle would free cycles that the walk is
+    about to report, and would run finalizers of the watched program at a moment it did not choose.
+    A class, not a `contextlib.contextmanager`: that one's frame would stand among the program's own.
+
+    Args:
+        frames: frames that no longer run but whose variables are alive (an exception's traceback).
+    """
+
+    def __init__(self, frames: Sequence[FrameType] = ()) -> None:
+        self._frames = frames
+
+    def __enter__(self) -> HeapGraph:
+        self._collects = gc.isenabled()
+        gc.disable()
+        self._guards = contextlib.ExitStack()
+        torch = sys.modules.get("torch")
+        if torch is not None and hasattr(torch, "_C"):  # else its import has only begun
+            self._guards.enter_context(torch._C.DisableTorchFunction())
+            self._guards.enter_context(torch._C._DisableTorchDispatch())
+        self._graph = HeapGraph()
+        try:
+            _Walker(self._graph, self._frames).run()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self._graph
+
+    def __exit__(self, *exception: object) -> None:
+        self._graph.drop()
+        self._guards.close()
+        if self._collects:
+            gc.enable()
+
+
+def package_folder() -> str:
+    """Folder of memtriage itself; its modules, frames and objects are never reported."""
+    return os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def _library_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    folders = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib") if key in paths}
+    torch = sys.modules.get("torch")
+    if getattr(torch, "__file__", None):
+        assert torch is not None and torch.__file__ is not None
+        folders.add(os.path.dirname(os.path.dirname(torch.__file__)))
+    return tuple(os.path.realpath(folder) + os.sep for folder in folders)
+
+
+class CodeOrigin:
+    """Tells the user's own files from libraries' (by folder, cached by name)."""
+
+    def __init__(self) -> None:
+        self._libraries = _library_folders()
+        self._own = package_folder()
+        self._known: dict[str, bool] = {}
+
+    def is_user_file(self, name: str | None) -> bool:
+        """True for a real file outside the standard library, site-packages, torch's folder and memtriage."""
+        if not name or name.startswith("<"):
+            return False
+        known = self._known.get(name)
+        if known is None:
+            path = os.path.realpath(name)
+            known = not path.startswith(self._libraries) and not path.startswith(self._own)
+            self._known[name] = known and "site-packages" not in path and "dist-packages" not in path
+            known = self._known[name]
+        return known
+
+    def is_own_file(self, name: str) -> bool:
+        """True for memtriage's own files."""
+        return name.startswith(self._own)
+
+
+class _Walker:
+    def __init__(self, graph: HeapGraph, ended: Sequence[FrameType]) -> None:
+        self.graph = graph
+        self.ended = ended
+        self.origin = CodeOrigin()
+        self.kinds = graph.kinds
+        self.reader = graph.reader
+        self.head = 0
+        self.library_classes: list[type] = []
+        self.waiting_nodes: list[tuple[Any, int]] = []
+        self.waiting_optimizers: list[tuple[Any, int]] = []
+        self.everything = gc.get_objects()
+        self.reader.find_checkpoints(self.everything)
+        for own in (graph.__dict__, *graph.__dict__.values(), self.everything, *self.__dict__.values()):
+            self._fence(own)
+
+    def run(self) -> None:
+        modules = self._module_roots()
+        for name, module in modules:
+            if self._is_user(module):
+                self._enter_module(name, module)
+        self._exhaust()
+        frames = list(running_frames(self.origin.is_own_file))
+        frames += [(None, frame) for frame in self.ended]
+        frames.sort(key=lambda pair: not self.origin.is_user_file(pair[1].f_code.co_filename))
+        for _, frame in frames:
+            self._fence(frame)
+        for thread, frame in frames:
+            self._root(FrameLocals(frame, thread), "")
+        del frames
+        self._exhaust()
+        self._release()
+        for name, module in modules:
+            if not self._is_user(module):
+                self._enter_module(name, module)
+        self._exhaust()
+        for klass in self.library_classes:
+            self._enter_class(klass)
+        self._exhaust()
+        self._release()
+        graph = self.graph
+        graph.first_own = len(graph.objects)
+        for name, module in list(sys.modules.items()):
+            if name.partition(".")[0] == "memtriage":
+                self._enter_module(name, module)
+        self._exhaust()
+        self._release()
+        self._leftovers()
+
+    def _is_user(self, module: ModuleType) -> bool:
+        name = _module_variable(module, "__name__") or ""
+        if name == "__main__":
+            return True
+        package = sys.modules.get(name.partition(".")[0], module)  # torch.ops has a file of its own kind
+        files = (_module_variable(each, "__file__") for each in (module, package))
+        return all(self.origin.is_user_file(file) for file in files)
+
+    def _module_roots(self) -> list[tuple[str, ModuleType]]:
+        """Every loaded module but memtriage's, `__main__` first; their dicts are entered only as roots."""
+        found: list[tuple[str, ModuleType]] = []
+        for name, module in list(sys.modules.items()):
+            if not issubclass(type(module), ModuleType):
+                continue
+            self._fence(module)
+            self._fence(_namespace(module))
+            if name.partition(".")[0] == "memtriage":
+                continue
+            if name == "__main__":
+                found.insert(0, (_main_name(module), module))
+            elif name != "__mp_main__":
+                found.append((name, module))
+        return found
+
+    def _fence(self, obj: Any) -> None:
+        """Makes an object unreachable from others: it is a root of its own or not wanted at all."""
+        self.graph.index.setdefault(id(obj), -1)
+
+    def _root(self, obj: Any, name: str) -> None:
+        graph = self.graph
+        graph.index[id(obj)] = position = len(graph.objects)
+        graph.objects.append(obj)
+        graph.parents.append(-1)
+        graph.root_names[position] = name
+
+    def _enter_module(self, name: str, module: ModuleType) -> None:
+        namespace = _namespace(module)
+        if self.graph.index[id(namespace)] < 0:  # else it was entered under another name (`os.path`)
+            self._root(namespace, name)
+
+    def _enter_class(self, klass: type) -> None:
+        name = f"{_module_text(klass)}.{qualified_name_of(klass)}"
+        self._root(klass, name)
+
+    def _exhaust(self) -> None:
+        """Walks on until the queue is empty. The hot loop: local names only, one dict probe per edge."""
+        graph, kinds = self.graph, self.kinds
+        objects, parents, index = graph.objects, graph.parents, graph.index
+        referents = gc.get_referents
+        head = self.head
+        size = len(objects)
+        while head < size:
+            obj = objects[head]
+            kind = kinds[type(obj)]
+            for child in referents(obj) if kind == PLAIN else self._children(obj, kind, head):
+                child_kind = kinds[type(child)]
+                if child_kind == ATOM:  # half of all edges are a dict's string keys
+                    continue
+                key = id(child)
+                if key in index or child_kind == BOUNDARY:
+                    continue
+                if child_kind >= KLASS:
+                    if child_kind == KLASS:
+                        self._meet_class(child)
+                        size = len(objects)
+                        continue
+                    if child_kind == OPTIMIZER:
+                        self.waiting_optimizers.append((child, head))
+                        continue
+                    if kind != NODE:
+                        self.waiting_nodes.append((child, head))
+                        continue
+                index[key] = size
+                size += 1
+                objects.append(child)
+                parents.append(head)
+            head += 1
+        self.head = head
+
+    def _release(self) -> None:
+        """Enters what has waited, graphs before optimizers, and walks what they lead to."""
+        graph = self.graph
+        while self.waiting_nodes or self.waiting_optimizers:
+            waiting = self.waiting_nodes or self.waiting_optimizers
+            for obj, holder in waiting:
+                if id(obj) not in graph.index:
+                    graph.index[id(obj)] = len(graph.objects)
+                    graph.objects.append(obj)
+                    graph.parents.append(holder)
+            waiting.clear()
+            self._exhaust()
+
+    def _meet_class(self, klass: type) -> None:
+        self._fence(klass)
+        name = module_of(klass)
+        module = sys.modules.get(name)
+        if type(module) is ModuleType and self._is_user(module):
+            self._enter_class(klass)
+        elif name.partition(".")[0] != "memtriage":
+            self.library_classes.append(klass)
+
+    def _children(self, obj: Any, kind: int, position: int) -> list[Any]:
+        graph = self.graph
+        if kind == TENSOR:
+            graph.tensors.append(position)
+            return tensor_referents(obj)
+        if kind == NODE:
+            graph.nodes.append(position)
+            return self.reader.referents(obj)
+        if kind in (LOCALS, FUTURE, SAVED, PLACEHOLDER):
+            return _edges(obj, kind, self.reader)
+        if kind == MODULE:
+            graph.modules.append(position)
+        elif kind == OPTIMIZER:
+            graph.optimizers.append(position)
+        elif kind == ARRAY:
+            graph.arrays.append(position)
+            return [obj.base] if obj.base is not None else gc.get_referents(obj)
+        return gc.get_referents(obj)
+
+    def _leftovers(self) -> None:
+        """What no root reaches: first what something invisible refers to, then garbage cycles.
+
+        An object with more references than this walk can account for is held from C++, by another
+        interpreter structure or by an evaluation stack; the others are kept only by each other.
+        """
+        graph = self.graph
+        graph.first_unrooted = len(graph.objects)
+        index, kinds, skipped = graph.index, self.kinds, (ATOM, BOUNDARY, KLASS)
+        left = [obj for obj in self.everything if id(obj) not in index]
+        self.everything.clear()
+        left = [obj for obj in left if kinds[type(obj)] not in skipped]
+        if not left:
+            graph.first_garbage = len(graph.objects)
+            return
+        held = _held_from_outside(left, self.kinds)
+        for obj in held:
+            if id(obj) not in graph.index:
+                self._root(obj, "")
+                self._exhaust()
+                self._release()
+        held.clear()
+        graph.first_garbage = len(graph.objects)
+        for obj in left:
+            if id(obj) not in graph.index:
+                self._root(obj, "")
+                self._exhaust()
+                self._release()
+
+
+def _held_from_outside(left: list[Any], kinds: KindTable) -> list[Any]:
+    """Objects among `left` that something besides `left` refers to, containers first.
+
+    Only references that the cyclic collector sees count as from within: a cycle that leads through C++
+    (output -> grad_fn -> ctx -> output) is nothing that it will ever free, and is held by C++.
+    """
+    count: dict[int, int] = dict.fromkeys(map(id, left), 0)
+    for obj in left:
+        for child in gc.get_referents(obj):
+            key = id(child)
+            if key in count:
+                count[key] += 1
+    # getrefcount sees: the caller's list `left`, the loop variable and its own argument.
+    invisible = 3
+    outside = [obj for obj in left if sys.getrefcount(obj) - invisible > count[id(obj)]]
+    tensors = [obj for obj in outside if kinds[type(obj)] == TENSOR]
+    nodes = [obj for obj in outside if kinds[type(obj)] == NODE]
+    others = [obj for obj in outside if kinds[type(obj)] not in (TENSOR, NODE)]
+    # A tensor in a list that C++ holds is named by the list; a leaf with a gradient leads on to the graph
+    # that the gradient carries; a custom Function's node says more than an anonymous tensor.
+    leaves = [tensor for tensor in tensors if _carries_gradient(tensor)]
+    return others + leaves + nodes + [tensor for tensor in tensors if not _carries_gradient(tensor)]
+
+
+def _carries_gradient(tensor: Any) -> bool:
+    try:
+        return tensor.grad_fn is None and tensor.grad is not None
+    except (RuntimeError, AttributeError):
+        return False
+
+
+def _edges(obj: Any, kind: int, reader: autograd.NodeReader) -> list[Any]:
+    if kind == TENSOR:
+        return tensor_referents(obj)
+    if kind == NODE:
+        return reader.referents(obj)
+    if kind == LOCALS:
+        return list(obj.values)
+    if kind == FUTURE:
+        return future_referents(obj)
+    if kind == SAVED:
+        return reader.saved_tensor_referents(obj)
+    if kind == PLACEHOLDER:
+        return reader.placeholder_referents(obj)
+    return gc.get_referents(obj)
+
+
+def future_referents(future: Any) -> list[Any]:
+    """What a finished `torch.futures.Future` holds: its value is C++'s, and no collector sees it."""
+    found = gc.get_referents(future)
+    try:
+        if future.done():
+            found.append(future.value())
+    except Exception:  # a future that failed raises what failed it, of any type
+        return found
+    return found
+
+
+def tensor_referents(tensor: Any) -> list[Any]:
+    """What a tensor keeps alive: its Python attributes and hooks, `.grad`, `.grad_fn`, its view base."""
+    found = gc.get_referents(tensor)
+    try:
+        node = tensor.grad_fn
+        if node is not None:
+            found.append(node)
+            if tensor.retains_grad and tensor.grad is not None:
+                found.append(tensor.grad)
+        elif tensor.grad is not None:
+            found.append(tensor.grad)
+        if tensor._is_view() and tensor._base is not None:
+            found.append(tensor._base)
+        if is_sparse(tensor):
+            found += sparse_parts(tensor)
+    except (RuntimeError, AttributeError, ReferenceError):
+        # functorch wrappers, deleted inference tensors: what gc sees is all there is
+        return found
+    return found
+
+
+def _namespace(module: ModuleType) -> dict[str, Any]:
+    """A module's variables, without code of its class: libraries put lazy modules of all kinds in place."""
+    namespace: dict[str, Any] = _read_namespace(module)
+    return namespace
+
+
+_read_namespace = vars(ModuleType)["__dict__"].__get__
+
+
+def _module_variable(module: Any, name: str) -> str | None:
+    """A module's `__name__` or `__file__`; None where it is not set, no text, or no module holds it."""
+    found = _namespace(module).get(name) if issubclass(type(module), ModuleType) else None
+    return found if isinstance(found, str) else None
+
+
+def sparse_parts(tensor: Any) -> list[Any]:
+    """The index and value tensors that a sparse tensor is made of: C++ holds them, no collector sees them.
+
+    New Python objects at each call, of the same storages.
+    """
+    names = _COO_PARTS if tensor.is_sparse else _COMPRESSED_PARTS
+    found = []
+    with sys.modules["torch"].no_grad():
+        for name in names:
+            try:
+                found.append(getattr(tensor, name)())
+            except RuntimeError:  # rows are compressed, or columns, never both
+                continue
+    return found
+
+
+_COO_PARTS = ("_indices", "_values")
+_COMPRESSED_PARTS = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "values")
+
+
+def is_sparse(tensor: Any) -> bool:
+    """Whether a tensor has one of the sparse layouts."""
+    return str(tensor.layout).startswith("torch.sparse")
+
+
+def _main_name(module: ModuleType) -> str:
+    file = _module_variable(module, "__file__")
+    if not file:
+        return "__main__"
+    stem = os.path.splitext(os.path.basename(file))[0]
+    return os.path.basename(os.path.dirname(os.path.abspath(file))) if stem == "__main__" else stem
+
+
+def _module_text(klass: type) -> str:
+    name = module_of(klass)
+    return _main_name(sys.modules["__main__"]) if name == "__main__" else name

@@ -1,0 +1,175 @@
+"""Hooks that make marks: a wrapped `torch.autograd.backward` and the optimizers' global step hooks.
+
+Global module hooks are never installed: they take torch.compile from one graph to none. Nested backwards
+(reentrant checkpointing runs one inside another) are no micro-batches of their own; they are told by the
+engine's graph task, not by a depth counter, since on CUDA they run on the engine's threads.
+
+What has no such hook makes no marks by itself: `torch.autograd.grad` loops, replayed CUDA graphs, optimizers
+that are no `torch.optim.Optimizer`. There `memtriage.step()` and `memtriage.mark()` do.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, Protocol
+
+
+class TrainingEvents(Protocol):
+    """What the hooks tell. None of these may raise, none may keep what it is given."""
+
+    def backward_begins(self) -> None: ...
+    def backward_ends(self, failed: bool) -> None: ...
+    def optimizer_begins(self) -> None: ...
+    def optimizer_ends(self, inside_backward: bool) -> None: ...
+
+
+class TrainingHooks:
+    """Installs the hooks, at once or when the program imports torch, and takes them away again."""
+
+    def __init__(self, events: TrainingEvents) -> None:
+        self._events = events
+        self._undo: list[Callable[[], None]] = []
+        self._finder: _TorchImport | None = None
+        self._pid = os.getpid()
+
+    def install(self) -> None:
+        """Installs now if torch is there, else right after its import.
+
+        torch is not imported early: scripts set `CUDA_VISIBLE_DEVICES`, `PYTORCH_CUDA_ALLOC_CONF` or
+        `OMP_NUM_THREADS` before they import it.
+        """
+        if "torch" in sys.modules:
+            self._attach()
+        else:
+            self._finder = _TorchImport(self._attach)
+            sys.meta_path.insert(0, self._finder)
+
+    def remove(self) -> None:
+        """Puts everything back as it was; hooks that others put around ours meanwhile stay theirs."""
+        if self._finder is not None:
+            self._finder.remove()
+            self._finder = None
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+
+    def _attach(self) -> None:
+        import torch
+        from torch.optim import optimizer
+
+        original = torch.autograd.backward
+        wrapper = self._wrapped(original)
+        torch.autograd.backward = wrapper
+        handles = [
+            optimizer.register_optimizer_step_pre_hook(self._before_step),
+            optimizer.register_optimizer_step_post_hook(self._after_step),
+        ]
+
+        def undo() -> None:
+            if torch.autograd.backward is wrapper:
+                torch.autograd.backward = original
+            for handle in handles:
+                handle.remove()
+
+        self._undo.append(undo)
+
+    def _wrapped(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        import torch
+
+        events, pid, compiling = self._events, self._pid, torch.compiler.is_compiling
+
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if compiling() or inside_backward() or os.getpid() != pid:
+                return original(*args, **kwargs)
+            events.backward_begins()
+            failed = True
+            try:
+                result = original(*args, **kwargs)
+                failed = False
+            finally:
+                # The arguments hold the loss: let go of it before the counters are read.
+                del args, kwargs
+                events.backward_ends(failed)
+            return result
+
+        return backward
+
+    # The step hooks must be traceable: torch.compile(optimizer.step) traces through them, and folds
+    # `is_compiling()` to True. Steps compiled that way make no marks.
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        from torch.compiler import is_compiling
+
+        if not is_compiling() and os.getpid() == self._pid:
+            self._events.optimizer_begins()
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        from torch.compiler import is_compiling
+
+        if not is_compiling() and os.getpid() == self._pid:
+            self._events.optimizer_ends(inside_backward())
+
+
+def inside_backward() -> bool:
+    """Whether the calling thread is inside a running backward."""
+    import torch
+
+    task: int = torch._C._current_graph_task_id()
+    return task != -1
+
+
+class _TorchImport(importlib.abc.MetaPathFinder):
+    """Calls back once, right after `import torch` has run the package."""
+
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+        self._searching = False
+
+    def remove(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "torch" or self._searching:
+            return None
+        self._searching = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._searching = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _CallingLoader(spec.loader, self)
+        return spec
+
+    def arrived(self) -> None:
+        self.remove()
+        self._callback()
+
+
+class _CallingLoader(importlib.abc.Loader):
+    """The real loader, with a call back behind `exec_module`; leaves no trace on the module."""
+
+    def __init__(self, loader: Any, finder: _TorchImport) -> None:
+        self._loader = loader
+        self._finder = finder
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        made: ModuleType | None = self._loader.create_module(spec)
+        return made
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._finder.arrived()

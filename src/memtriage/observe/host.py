@@ -1,0 +1,512 @@
+"""Memory of this process and its children as the kernel counts it: `/proc`, shared memory, pinned memory.
+
+Every size is in bytes. What the kernel or the platform does not tell is None. Nothing here keeps a tensor
+alive, touches a page of the user's, or initialises CUDA.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    import psutil
+
+SELF: Final = Path("/proc/self")
+
+MappingClass = Literal[
+    "library",
+    "file",
+    "shared",
+    "shared anonymous",
+    "heap",
+    "anonymous",
+    "stack",
+    "device",
+    "other",
+]
+
+
+class HostSample(msgspec.Struct, frozen=True, kw_only=True):
+    """One reading of the process's memory.
+
+    Attributes:
+        rss: resident set.
+        pss: resident set with each shared page divided by the number of processes that map it.
+        anon: resident private memory that no file backs.
+        file: resident pages of mapped files, libraries included.
+        shmem: resident shared memory; page-locked memory of `cudaHostAlloc` is in here.
+        swap: swapped out.
+        peak_rss: highest resident set so far (`VmHWM`).
+        locked: locked by `mlock`; `cudaHostAlloc` and `cudaHostRegister` do not count here.
+    """
+
+    rss: int | None = None
+    pss: int | None = None
+    anon: int | None = None
+    file: int | None = None
+    shmem: int | None = None
+    swap: int | None = None
+    peak_rss: int | None = None
+    locked: int | None = None
+
+
+class MemoryMapping(msgspec.Struct, frozen=True, gc=False):
+    """One mapping of the address space.
+
+    Attributes:
+        start, end: addresses; `end` is the first byte behind it.
+        kind: its class.
+        rss: resident bytes.
+        anonymous: the part of `rss` that no file backs; in a private file mapping, pages copied on write.
+        name: path or label of `/proc/self/smaps`, empty for unnamed anonymous memory.
+    """
+
+    start: int
+    end: int
+    kind: MappingClass
+    rss: int
+    anonymous: int
+    name: str
+
+
+class MemoryClasses(msgspec.Struct, frozen=True):
+    """Resident memory by class of mapping; the classes never overlap and sum to `total`.
+
+    Classes: `library` (files with an executable mapping, and shared objects), `file` (other mapped
+    files), `shared` (tmpfs such as /dev/shm, memfd, System V), `shared anonymous` (shared mappings
+    without a file, `/dev/zero (deleted)`: where `cudaHostAlloc` memory is), `heap` (brk heap, and glibc's
+    arenas of other threads), `anonymous`, `stack` (main thread; other threads' stacks only where glibc
+    names them, else they are anonymous), `device` (/dev/nvidia* and others), `other` (vdso and the like).
+
+    Attributes:
+        total: sum of `Rss` over all mappings. Pages of hugetlbfs are not part of RSS, nor of this.
+        mappings: every mapping, in order of address.
+    """
+
+    total: int
+    mappings: tuple[MemoryMapping, ...]
+
+    def resident(self, kind: MappingClass) -> int:
+        """Resident bytes of one class."""
+        return sum(mapping.rss for mapping in self.mappings if mapping.kind == kind)
+
+    def copied(self, kind: MappingClass) -> int:
+        """Resident bytes of one class that are private copies, so not reclaimable without swap."""
+        return sum(mapping.anonymous for mapping in self.mappings if mapping.kind == kind)
+
+    def covering(self, start: int, end: int) -> Iterator[tuple[int, int, MemoryMapping]]:
+        """The mapped parts of `[start, end)`: (start, end, mapping), in order of address."""
+        index = max(bisect_right(self.mappings, start, key=attrgetter("start")) - 1, 0)
+        while index < len(self.mappings) and self.mappings[index].start < end:
+            mapping = self.mappings[index]
+            index += 1
+            low, high = max(start, mapping.start), min(end, mapping.end)
+            if low < high:
+                yield low, high, mapping
+
+
+class ChildSample(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of one child process, e.g. a DataLoader worker.
+
+    Attributes:
+        pid: process id.
+        name: the kernel's name of it (torch names its loader workers `pt_data_worker`).
+        command: start of its command line.
+        rss: resident set; pages shared with the parent are counted in every process.
+        pss: resident set with shared pages divided among their users; this is what may be summed.
+        uss: pages that no other process maps: what its end would give back.
+    """
+
+    pid: int
+    name: str
+    command: str
+    rss: int | None
+    pss: int | None = None
+    uss: int | None = None
+
+
+class ShmUse(msgspec.Struct, frozen=True):
+    """Use of a shared-memory file system.
+
+    Attributes:
+        total: its size, a limit of its own (64 MB in a default Docker container; overflow is SIGBUS).
+        used: bytes in use, by all processes that see it, files already unlinked included.
+        torch_files: files of torch that still have a name. Under the default sharing strategy
+            (`file_descriptor`) torch unlinks them at once, so 0 does not mean that none exist.
+    """
+
+    total: int
+    used: int
+    torch_files: int
+
+
+class PinnedStats(msgspec.Struct, frozen=True, gc=False):
+    """Torch's caching allocator of page-locked memory; sizes are after its rounding to powers of two.
+
+    Attributes:
+        owned: all that it has from the driver: in blocks handed out and in free blocks that it keeps.
+        active: in blocks handed out, or waiting for a stream that used them. None before torch 2.13: it
+            did not subtract blocks that were freed (measured on 2.11; fixed by pytorch #171662).
+        cached: `owned - active`; None where `active` is.
+    """
+
+    owned: int
+    active: int | None = None
+    cached: int | None = None
+
+
+def rss() -> int | None:
+    """Resident set of this process, at the cost of one `pread` on a descriptor that is kept open.
+
+    The kernel batches this counter per processor: it may be off by some MiB where there are many.
+    `memory_classes` counts the pages themselves. Safe after a fork: a child opens a file of its own.
+    """
+    if sys.platform != "linux":
+        return _psutil_rss(os.getpid())
+    return _STATM.column(1)
+
+
+def shared() -> int | None:
+    """The part of the resident set that is mapped from files or shared memory; as cheap as `rss`."""
+    return _STATM.column(2) if sys.platform == "linux" else None
+
+
+def host_sample(proc: Path = SELF) -> HostSample:
+    """One reading of `smaps_rollup` and `status`; elsewhere than on Linux only `rss` is known.
+
+    Not for every mark: the kernel walks all resident pages, 0.3 ms at 16 MiB and 10 ms at 4 GiB.
+    """
+    status = _kib_fields(_text(proc / "status"))
+    rollup = _kib_fields(_text(proc / "smaps_rollup"))
+    if not status and not rollup:
+        return HostSample(rss=_psutil_rss(os.getpid()) if proc == SELF else None)
+    return HostSample(
+        rss=_first(rollup.get("Rss"), status.get("VmRSS")),
+        pss=rollup.get("Pss"),
+        anon=_first(rollup.get("Anonymous"), status.get("RssAnon")),
+        file=status.get("RssFile"),
+        shmem=status.get("RssShmem"),
+        swap=_first(rollup.get("Swap"), status.get("VmSwap")),
+        peak_rss=status.get("VmHWM"),
+        locked=_first(status.get("VmLck"), rollup.get("Locked")),
+    )
+
+
+def memory_classes(proc: Path = SELF) -> MemoryClasses | None:
+    """Every mapping of the process with its class and resident bytes; None where there is no smaps.
+
+    Costs 6 to 9 ms in a process that has imported torch, and 16 ms at 4 GiB resident: the kernel walks all
+    resident pages. It hands the file out piece by piece, so a change while it is read is seen or not.
+    """
+    text = _text(proc / "smaps")
+    if not text:
+        return None
+    return parse_smaps(text, _tmpfs_devices(_text(proc / "mountinfo") or ""))
+
+
+def children(pid: int | None = None) -> list[ChildSample]:
+    """All living descendants of this process (or of `pid`) with their memory.
+
+    One that ends meanwhile, or has ended and was not waited for, is left out. Of a process of another
+    user only `rss` is known.
+    """
+    import psutil
+
+    samples = []
+    try:
+        found = psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+    for process in found:
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                samples.append(_child(process))
+    return [sample for sample in samples if sample.rss is not None]
+
+
+def resident(address: int, nbytes: int) -> int | None:
+    """Bytes of `[address, address + nbytes)` of this process that are in memory; None when not known.
+
+    Memory that was allocated and never touched is not; nor is what was swapped out: like RSS, this counts
+    present pages only. Unlike RSS it also counts pages that were read but never written, which all map to
+    the kernel's one page of zeros (calloc memory, numpy's `zeros`). Reads `/proc/self/pagemap`, 2 MiB of
+    it per GiB asked for.
+    """
+    if nbytes <= 0:
+        return 0
+    if sys.platform != "linux":
+        return None
+    try:
+        pagemap = os.open("/proc/self/pagemap", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        return _present_bytes(pagemap, address, address + nbytes, os.sysconf("SC_PAGE_SIZE"))
+    except OSError:
+        return None
+    finally:
+        os.close(pagemap)
+
+
+def dev_shm(path: Path = Path("/dev/shm")) -> ShmUse | None:
+    """Size and use of the shared-memory file system that torch uses; None where there is none."""
+    try:
+        space = os.statvfs(path)
+        with os.scandir(path) as entries:
+            torch_files = sum(entry.name.startswith("torch_") for entry in entries)
+    except (OSError, AttributeError):  # AttributeError: no statvfs on this platform
+        return None
+    total = space.f_blocks * space.f_frsize
+    return ShmUse(total=total, used=total - space.f_bfree * space.f_frsize, torch_files=torch_files)
+
+
+def pinned() -> PinnedStats | None:
+    """Statistics of torch's page-locked memory; None while CUDA is not initialised in this process.
+
+    Memory that others locked (`cudaHostRegister`, DeepSpeed's native backend, NCCL) is not in them.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    read = getattr(torch.cuda.memory, "host_memory_stats_as_nested_dict", None)
+    return None if read is None else pinned_stats(read(), _release(torch.__version__) >= (2, 13))
+
+
+def pinned_stats(stats: Mapping[str, Any], active_is_counted: bool) -> PinnedStats | None:
+    """Read the nested dictionary of `torch.cuda.memory.host_memory_stats_as_nested_dict`.
+
+    Args:
+        stats: the dictionary. What torch 2.8 calls `reserved_bytes` is `allocated_bytes` in newer ones.
+        active_is_counted: whether this torch subtracts freed blocks from `active_bytes` (2.13 and newer).
+    """
+    owned = stats.get("reserved_bytes", stats.get("allocated_bytes"))
+    if owned is None:
+        return None
+    if not active_is_counted or "active_bytes" not in stats:
+        return PinnedStats(owned["current"])
+    active = stats["active_bytes"]["current"]
+    return PinnedStats(owned["current"], active, max(owned["current"] - active, 0))
+
+
+def parse_smaps(text: str, tmpfs: frozenset[str] = frozenset()) -> MemoryClasses:
+    """Classify the mappings of a `smaps` file.
+
+    Args:
+        text: the file's text.
+        tmpfs: devices (`00:1b`, as smaps writes them) of memory-backed file systems; files on these are
+            shared memory wherever they are mounted.
+    """
+    regions = _regions(text)
+    programs = {region.file for region in regions if "x" in region.permissions and region.inode}
+    mappings = []
+    for index, region in enumerate(regions):
+        kind = _kind(region, programs, tmpfs)
+        if kind == "anonymous" and _is_arena(region, regions[index + 1 : index + 2]):
+            kind = "heap"
+        mappings.append(
+            MemoryMapping(region.start, region.end, kind, region.rss, region.anonymous, region.name)
+        )
+    return MemoryClasses(sum(mapping.rss for mapping in mappings), tuple(mappings))
+
+
+class _Region(msgspec.Struct, gc=False):
+    """One entry of smaps, not yet classified."""
+
+    start: int
+    end: int
+    permissions: str
+    device: str
+    inode: int
+    name: str
+    rss: int = 0
+    anonymous: int = 0
+
+    @property
+    def file(self) -> tuple[str, int]:
+        return self.device, self.inode
+
+
+_SHARED_OBJECT: Final = re.compile(r"\.so(\.[\w.]+)?$")
+_SHARED_PATHS: Final = ("/dev/shm/", "/run/shm/", "/memfd:", "/SYSV", "[anon_shmem:")
+_STACKS: Final = ("[stack", "[anon: glibc: pthread stack")
+_ARENA_NAME: Final = "[anon: glibc: malloc arena"
+_ARENA_ALIGNMENT: Final = 64 << 20
+"""`HEAP_MAX_SIZE` of glibc's arena.c on 64-bit machines: 2 * DEFAULT_MMAP_THRESHOLD_MAX."""
+
+
+def _regions(text: str) -> list[_Region]:
+    regions: list[_Region] = []
+    for line in text.splitlines():
+        if "A" <= line[:1] <= "Z":  # a field; addresses are written in lower case
+            if line.startswith("Rss:"):
+                regions[-1].rss = int(line[4:-2]) << 10
+            elif line.startswith("Anonymous:"):
+                regions[-1].anonymous = int(line[10:-2]) << 10
+            continue
+        columns = line.split(maxsplit=5)
+        start, _, end = columns[0].partition("-")
+        name = columns[5] if len(columns) == 6 else ""
+        regions.append(_Region(int(start, 16), int(end, 16), columns[1], columns[3], int(columns[4]), name))
+    return regions
+
+
+def _kind(region: _Region, programs: set[tuple[str, int]], tmpfs: frozenset[str]) -> MappingClass:
+    name = region.name
+    path = name.removesuffix(" (deleted)")
+    if path == "/dev/zero":
+        return "shared anonymous" if "s" in region.permissions else "anonymous"
+    if name.startswith(_SHARED_PATHS):
+        return "shared"
+    if name.startswith(("/dev/", "anon_inode:", "/drm ")) and not name.startswith("/dev/hugepages"):
+        return "device"
+    if name.startswith("/"):
+        if region.file in programs or _SHARED_OBJECT.search(path):
+            return "library"
+        return "shared" if region.device in tmpfs else "file"
+    if name == "[heap]" or name.startswith(_ARENA_NAME):
+        return "heap"
+    if name.startswith(_STACKS):
+        return "stack"
+    if not name or name.startswith("[anon:"):
+        return "anonymous"
+    return "other"
+
+
+def _is_arena(region: _Region, following: list[_Region]) -> bool:
+    """Whether a mapping is a glibc arena of a thread: aligned, used from its start, the rest reserved.
+
+    `new_heap` of glibc's arena.c maps 64 MiB at a multiple of 64 MiB without access and opens it from the
+    front. An arena that is full to its end, or merged with memory mapped just below, is not recognised.
+    """
+    if region.name or not region.permissions.startswith("rw-p") or region.start % _ARENA_ALIGNMENT:
+        return False
+    return any(
+        reserve.permissions == "---p"
+        and not reserve.name
+        and reserve.start == region.end
+        and reserve.end % _ARENA_ALIGNMENT == 0
+        and reserve.end - reserve.start < _ARENA_ALIGNMENT
+        for reserve in following
+    )
+
+
+def _tmpfs_devices(mountinfo: str) -> frozenset[str]:
+    """Devices of tmpfs mounts, written as smaps writes them (hexadecimal), from mountinfo (decimal)."""
+    devices = set()
+    for line in mountinfo.splitlines():
+        mount, _, source = line.partition(" - ")
+        if source.split(" ", 1)[0] in ("tmpfs", "ramfs"):
+            major, _, minor = mount.split()[2].partition(":")
+            devices.add(f"{int(major):02x}:{int(minor):02x}")
+    return frozenset(devices)
+
+
+class _Statm:
+    """`/proc/self/statm`, opened once a process: once open it describes the process that opened it."""
+
+    def __init__(self) -> None:
+        self._opened: tuple[int, int] | None = None
+        self._page = os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 0
+
+    def column(self, number: int) -> int | None:
+        """Bytes in a column: 1 is the resident set, 2 the part of it that is file-backed or shared."""
+        pid = os.getpid()
+        if self._opened is not None and self._opened[0] == pid:
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                return self._read(self._opened[1], number)
+            # Somebody closed our descriptor (a daemon closes all): it may be another file's by now.
+        try:
+            self._opened = (pid, os.open("/proc/self/statm", os.O_RDONLY))
+            return self._read(self._opened[1], number)
+        except OSError:
+            return None
+
+    def _read(self, descriptor: int, number: int) -> int:
+        return int(os.pread(descriptor, 128, 0).split()[number]) * self._page
+
+
+_STATM: Final = _Statm()
+
+
+def _present_bytes(pagemap: int, start: int, end: int, page: int) -> int:
+    """Bytes of `[start, end)` on present pages, read in pieces so that a huge range needs little memory."""
+    import numpy as np
+
+    first, last = start // page, -(-end // page)
+    total = 0
+    for low in range(first, last, _PAGEMAP_PIECE):
+        high = min(low + _PAGEMAP_PIECE, last)
+        entries = np.frombuffer(os.pread(pagemap, (high - low) * 8, low * 8), dtype=np.uint64)
+        present = entries >> np.uint64(63)  # bit 63: the page is in memory (admin-guide/mm/pagemap)
+        total += int(present.sum()) * page
+        if low == first and len(present):
+            total -= int(present[0]) * (start - first * page)
+        if high == last and len(present) == high - low:
+            total -= int(present[-1]) * (last * page - end)
+    return total
+
+
+_PAGEMAP_PIECE: Final = 1 << 20
+"""Pages a read: 8 MiB of pagemap, 4 GiB of memory."""
+
+
+def _child(process: psutil.Process) -> ChildSample:
+    import psutil
+
+    command: list[str] = []
+    with contextlib.suppress(psutil.AccessDenied):
+        command = process.cmdline()
+    rollup = _kib_fields(_text(Path(f"/proc/{process.pid}/smaps_rollup")))
+    private = [rollup[key] for key in ("Private_Clean", "Private_Dirty") if key in rollup]
+    return ChildSample(
+        pid=process.pid,
+        name=process.name(),
+        command=" ".join(command)[:120],
+        rss=rollup["Rss"] if "Rss" in rollup else _psutil_rss(process.pid),
+        pss=rollup.get("Pss"),
+        uss=sum(private) if len(private) == 2 else None,
+    )
+
+
+def _psutil_rss(pid: int) -> int | None:
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return None
+
+
+def _kib_fields(text: str | None) -> dict[str, int]:
+    """The `Name:   123 kB` lines of a /proc file, in bytes."""
+    return {match[1]: int(match[2]) << 10 for match in _KIB_FIELD.finditer(text or "")}
+
+
+_KIB_FIELD: Final = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
+
+
+def _text(path: Path) -> str | None:
+    """The text of a /proc file, None when it is absent, forbidden, or its process has ended."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """(major, minor) of a version such as `2.13.0+cu130` or `2.15.0a0+git1234`."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def _first(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)

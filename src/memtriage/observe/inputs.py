@@ -1,0 +1,123 @@
+"""How large is the batch in work? Read off the local variables of the functions that train.
+
+Shapes are not seen by hooks (global module hooks break compiled graphs), but the batch is a local variable of
+a function that calls the model or `backward`, nearly always under one of a few names.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+from memtriage.observe.frames import frame_locals
+
+_NAMES = re.compile(
+    r"^(x|xs|y|inputs?|input_ids|labels|targets?|batch|micro_?batch|data|examples?|samples?|images?|img|imgs|"
+    r"tokens?|ids|src|tgt|seqs?|sequences?|features?|pixel_values|model_inputs|waveforms?|audio)$"
+)
+_DEPTH = 12
+
+
+def batch_elements(frames: Iterator[FrameType]) -> int | None:
+    """Elements of the largest input tensor among the variables of some frames; None where none is seen.
+
+    Only tensors that no gradient flows through count, held by a variable with a batch's usual name, or one
+    level inside a dict, list or tuple of such a name.
+    """
+    import torch
+
+    largest: int | None = None
+    for frame in frames:
+        for _, value in frame_locals(frame, _NAMES.match) or list(_module_variables(frame)):
+            for tensor in _tensors(value, torch.Tensor):
+                if tensor.grad_fn is None and not tensor.requires_grad:
+                    count = tensor.numel()
+                    largest = count if largest is None else max(largest, count)
+    return largest
+
+
+def batch_shapes(frames: Sequence[FrameType]) -> dict[str, int]:
+    """Sizes that a failed request may be a product of: the input's dimensions, and the model's sizes.
+
+    Names are `batch`, `sequence` (the first two dimensions of the largest input) and, from a variable named
+    `config` or a model's `.config`, `vocabulary`, `hidden` and `heads`.
+    """
+    import torch
+
+    found: dict[str, int] = {}
+    largest = 0
+    for frame in frames[:_DEPTH]:
+        for name, value in frame_locals(frame):
+            if _NAMES.match(name):
+                for tensor in _tensors(value, torch.Tensor):
+                    if tensor.dim() >= 2 and tensor.numel() > largest:
+                        largest = tensor.numel()
+                        found.update(batch=tensor.shape[0], sequence=tensor.shape[1])
+            config = value if name == "config" else getattr(value, "config", None)
+            for label, attributes in _CONFIG_SIZES:
+                for attribute in attributes:
+                    size = getattr(config, attribute, None)
+                    if type(size) is int:
+                        found.setdefault(label, size)
+    return found
+
+
+_CONFIG_SIZES = (
+    ("vocabulary", ("vocab_size",)),
+    ("hidden", ("hidden_size", "n_embd", "d_model")),
+    ("heads", ("num_attention_heads", "n_head")),
+)
+
+
+def caller_frames(skip: int) -> Iterator[FrameType]:
+    """Frames of the calling thread, innermost first, `skip` of them left out; torch's own left out too."""
+    frame: FrameType | None = sys._getframe(skip + 1)
+    for _ in range(_DEPTH):
+        if frame is None:
+            return
+        if "/torch/" not in frame.f_code.co_filename:
+            yield frame
+        frame = frame.f_back
+
+
+def running_functions() -> list[tuple[str, str, int]]:
+    """(file, function, line) of every function that the calling thread runs, innermost first."""
+    found = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        found.append((frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno))
+        frame = frame.f_back
+    return found
+
+
+def traceback_frames(trace: TracebackType | None) -> list[FrameType]:
+    """Frames of a traceback, innermost first."""
+    frames = []
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    return frames[::-1]
+
+
+def _module_variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
+    if frame.f_code.co_name == "<module>":
+        for name, value in list(frame.f_globals.items()):
+            if _NAMES.match(name):
+                yield name, value
+
+
+def _tensors(value: Any, kind: type) -> Iterator[Any]:
+    if isinstance(value, kind):
+        yield value
+        return
+    inner = getattr(value, "data", None) if type(value).__name__ == "BatchEncoding" else value
+    if isinstance(inner, dict):
+        candidates = list(inner.values())[:32]
+    elif isinstance(inner, (list, tuple)):
+        candidates = list(inner[:32])
+    else:
+        return
+    yield from (item for item in candidates if isinstance(item, kind))

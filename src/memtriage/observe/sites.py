@@ -1,0 +1,249 @@
+"""Where things were allocated, recorded only while a suspicion is being followed.
+
+Three recorders of others are switched on for a few steps and put back as they were:
+
+* the CUDA allocator's history, for device memory;
+* `tracemalloc`, for Python objects: a tensor's Python object is made on the line that called the operation,
+  and numpy's buffers and Python's own data are recorded too;
+* autograd's anomaly mode without its NaN check, which has every node remember the stack of its forward
+  call: that names the line of a tensor that only the graph holds.
+
+None of them changes what the program computes. They slow those few steps down.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import gc
+import linecache
+import re
+import sys
+import tracemalloc
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from memtriage.observe import cuda
+from memtriage.observe.autograd import creation_site
+from memtriage.observe.cuda import allocation_site
+from memtriage.observe.heap import NODE, TENSOR, KindTable, package_folder
+from memtriage.observe.tensors import storage_facts
+
+_FRAMES = 24
+_OWN_FOLDER = package_folder()
+_STACK_LINE = re.compile(r'File "(?P<filename>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
+
+
+Trace = Sequence[tuple[str, int]]
+"""File and line of each frame, innermost first."""
+
+
+class SiteRecorder:
+    """Switches the recorders on and off, and reads them.
+
+    Args:
+        script_root: folder of the user's script; sites below it are named relative to it.
+    """
+
+    def __init__(self, script_root: str | None) -> None:
+        self._root = script_root
+        self._history = cuda.AllocationHistory()
+        self._tracing = False
+        self._anomaly = False
+        self._blocks: dict[int, str] | None = None
+        self._sources: set[str] = set()
+        self._objects: dict[int, tuple[weakref.ref[Any], Trace]] = {}
+        self._live: dict[str, int] = {}
+
+    @property
+    def recording(self) -> bool:
+        """Whether a recorder that takes host memory itself is on."""
+        return self._tracing or self._anomaly
+
+    def start(self) -> None:
+        """The CUDA allocator remembers stacks from now on, unless somebody has it do so already."""
+        self._history.start()
+
+    def trace_objects(self) -> None:
+        """tracemalloc on, unless somebody has it on: Python objects remember where they were made."""
+        if not tracemalloc.is_tracing():
+            tracemalloc.start(_FRAMES)
+            self._tracing = True
+
+    def trace_nodes(self) -> None:
+        """Notes what tracemalloc knows, and has autograd nodes remember where they were made instead.
+
+        One after the other: an operation's stack, formatted while tracemalloc follows every allocation, takes
+        milliseconds.
+        """
+        self._note_objects()
+        torch = sys.modules.get("torch")
+        if torch is not None and not torch.is_anomaly_enabled():
+            self._sources = set(linecache.cache)
+            torch.set_anomaly_enabled(True, False)
+            self._anomaly = True
+
+    def in_backward(self, inside: bool) -> None:
+        """Anomaly mode off while a backward runs: there it would tie new nodes to those they came from."""
+        torch = sys.modules.get("torch")
+        if self._anomaly and torch is not None:
+            torch.set_anomaly_enabled(not inside, inside)
+
+    def collect(self) -> None:
+        """Notes all sites and stops recording. They stay readable until `forget`.
+
+        A walk of the heap while tracemalloc follows every allocation takes twenty times as long, so what it
+        knows is read before one.
+        """
+        self._note_objects()
+        self._block_sites()
+        self.stop()
+
+    def _note_objects(self) -> None:
+        """Sites of the tensors, nodes and other memory that were made since `trace_objects`."""
+        if not self._tracing:
+            return
+        self._tracing = False
+        if not tracemalloc.is_tracing():
+            return  # the program has switched it off meanwhile
+        kinds = KindTable()
+        for obj in gc.get_objects():
+            if kinds[type(obj)] in (TENSOR, NODE):
+                trace = _object_trace(obj)
+                if trace:
+                    with suppress(TypeError):  # nodes of C++ take no weak reference
+                        self._objects[id(obj)] = weakref.ref(obj), trace
+        for stat in tracemalloc.take_snapshot().statistics("traceback"):
+            site = self._named([(frame.filename, frame.lineno) for frame in reversed(stat.traceback)])
+            if site is not None:
+                self._live[site] = self._live.get(site, 0) + stat.size
+        tracemalloc.stop()
+
+    def forget(self) -> None:
+        """Lets go of what `collect` noted."""
+        self._objects.clear()
+        self._live.clear()
+        self._blocks = None
+
+    def stop(self) -> None:
+        """Puts everything back as it was. May be called twice."""
+        if self._tracing:
+            tracemalloc.stop()
+            self._tracing = False
+        torch = sys.modules.get("torch")
+        if self._anomaly and torch is not None:
+            torch.set_anomaly_enabled(False, True)
+            self._anomaly = False
+            for name in set(linecache.cache) - self._sources:
+                del linecache.cache[name]  # source text that the stacks of anomaly mode pulled in
+            self._sources = set()
+        self._history.stop()
+
+    def site_of(self, obj: Any) -> str | None:
+        """`file.py:line in function` of a tensor's memory, a node's forward call or a Python object."""
+        facts = storage_facts(obj) if hasattr(obj, "untyped_storage") else None
+        if facts is not None and facts.device != "cpu":
+            site = self._block_sites().get(facts.address)
+            if site is not None:
+                return site
+        node = getattr(obj, "grad_fn", None) if facts is not None else obj
+        if node is not None and hasattr(node, "next_functions"):
+            stack = creation_site(node)
+            if stack:
+                return allocation_site(list(reversed(_parsed(stack))), self._root)
+        noted = self._objects.get(id(obj))
+        # What was noted may be gone by now, and its address another object's.
+        return self._named(noted[1]) if noted is not None and noted[0]() is obj else None
+
+    def live_by_site(self) -> dict[str, int]:
+        """Bytes of Python objects and numpy arrays made while tracemalloc was on, by the user's line."""
+        return dict(self._live)
+
+    def _block_sites(self) -> dict[int, str]:
+        if self._blocks is None:
+            self._blocks = {}
+            for segment in cuda.segments(script_root=self._root) or []:
+                for block in segment.blocks:
+                    if block.site is not None:
+                        self._blocks[block.address] = block.site
+        return self._blocks
+
+    def _named(self, trace: Trace) -> str | None:
+        frames = [_LineFrame(filename=filename, line=line) for filename, line in trace]
+        if frames and _OWN_FOLDER in frames[0]["filename"]:
+            return None  # an object that the census itself made
+        return allocation_site(frames, self._root)
+
+
+class _LineFrame(dict[str, Any]):
+    """A frame of tracemalloc's, which knows no function names: looked up when asked for, in the source."""
+
+    def __missing__(self, key: str) -> str:
+        if key != "name":
+            raise KeyError(key)
+        return enclosing_function(self["filename"], self["line"])
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self or key == "name" else default
+
+
+def _object_trace(obj: Any) -> Trace | None:
+    """tracemalloc's trace of an object.
+
+    `tracemalloc.get_object_traceback` of CPython 3.11 looks 16 bytes before the object, but the memory of
+    one with a managed `__dict__` (tensors have it) begins 32 bytes before. The C function that it calls
+    takes the address itself.
+    """
+    found = tracemalloc.get_object_traceback(obj)
+    if found is not None:
+        return [(frame.filename, frame.lineno) for frame in reversed(found)]
+    if type(obj).__flags__ & _MANAGED_DICT and _get_traceback is not None:
+        raw: Trace | None = _get_traceback(0, id(obj) - _MANAGED_PREFIX)
+        return raw
+    return None
+
+
+_MANAGED_DICT = 1 << 4  # Py_TPFLAGS_MANAGED_DICT
+_MANAGED_PREFIX = 32  # the collector's header and the two words of a managed dict
+_get_traceback = getattr(ctypes.pythonapi, "_PyTraceMalloc_GetTraceback", None)
+if _get_traceback is not None:
+    _get_traceback.restype = ctypes.py_object
+    _get_traceback.argtypes = [ctypes.c_uint, ctypes.c_size_t]
+
+
+def _parsed(stack: list[str]) -> list[dict[str, Any]]:
+    """Frames, outermost first, of what `traceback.format_stack` made."""
+    frames = []
+    for entry in stack:
+        match = _STACK_LINE.search(entry)
+        if match:
+            frame: dict[str, Any] = dict(match.groupdict())
+            frames.append({**frame, "line": int(frame["line"])})
+    return frames
+
+
+@lru_cache(maxsize=4096)
+def enclosing_function(filename: str, line: int) -> str:
+    """Name of the innermost function around a line (`<module>` outside of any)."""
+    best, start = "<module>", 0
+    for first, last, name in _functions(filename):
+        if first <= line <= last and first > start:
+            best, start = name, first
+    return best
+
+
+@lru_cache(maxsize=64)
+def _functions(filename: str) -> list[tuple[int, int, str]]:
+    try:
+        tree = ast.parse(Path(filename).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    return [
+        (node.lineno, node.end_lineno or node.lineno, node.name)
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ]

@@ -1,0 +1,69 @@
+"""Quantities in words: sizes, rates, durations, lists of ranks. What is unknown is `n/a`, never 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Final
+
+from memtriage.model.units import UNKNOWN, size
+
+__all__ = ["UNKNOWN", "count", "duration", "rank_list", "rate", "size"]
+
+_MINUTE: Final = 60
+_HOUR: Final = 60 * _MINUTE
+
+
+def rate(amount: int | None, per: str) -> str:
+    """Return growth in words.
+
+    >>> rate(171966464, "step")
+    '164.0 MiB per step'
+    """
+    return UNKNOWN if amount is None else f"{size(amount)} per {per}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time span in at most two units.
+
+    >>> duration(0.0123), duration(9.87), duration(200), duration(7500)
+    ('12 ms', '9.9 s', '3 min 20 s', '2 h 05 min')
+    """
+    if seconds is None:
+        return UNKNOWN
+    if round(seconds * 1000) < 1000:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return f"{whole} s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
+    minutes = round(seconds / _MINUTE)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> count(1, "step"), count(1200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """Return rank numbers with runs drawn together.
+
+    >>> rank_list([0, 1, 2, 5, 7, 8])
+    '0-2, 5, 7, 8'
+    """
+    ordered = sorted(set(ranks))
+    runs: list[list[int]] = [[rank] for rank in ordered[:1]]
+    for before, rank in pairwise(ordered):
+        if rank == before + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)

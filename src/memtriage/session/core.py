@@ -1,0 +1,572 @@
+"""A watch: marks go in, a record and findings come out. One for each process.
+
+The session never raises into the program it watches: whatever fails in here becomes a note in the record,
+and the watch goes on with less. It runs in the program's own threads, at marks; one thread of its own samples
+the host and makes time-based marks where no steps can be seen.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ParamSpec
+
+from memtriage.account.census import View
+from memtriage.account.ledgers import take_ledgers
+from memtriage.diagnose.judge import (
+    Evidence,
+    group_finding,
+    host_finding,
+    unnamed_growth,
+    without_repeats,
+)
+from memtriage.diagnose.oom import FrameState, Phase, moment_from_frames
+from memtriage.diagnose.verdict import verdict
+from memtriage.model.census import GroupDetail
+from memtriage.model.findings import Finding, Verdict
+from memtriage.model.marks import Mark
+from memtriage.model.units import size
+from memtriage.observe import cuda, driver
+from memtriage.observe.cgroup import host_limit
+from memtriage.observe.counters import CounterReader, Reading
+from memtriage.observe.hooks import TrainingHooks, inside_backward
+from memtriage.observe.inputs import batch_elements, caller_frames, running_functions
+from memtriage.session.death import (
+    FailedAllocation,
+    Progress,
+    died_of_memory,
+    error_frames,
+    error_text,
+    lifted_limit,
+    memory_error,
+    owners_of,
+)
+from memtriage.session.follow import Clock, Follower
+from memtriage.session.investigation import Investigation, Investigator
+from memtriage.session.sampler import Sampler
+from memtriage.store.layout import RankIdentity, record_path
+from memtriage.store.records import End, Note, RecordedFinding, Start
+from memtriage.store.writer import RankWriter
+
+P = ParamSpec("P")
+
+_DENSE_MARKS = 4000
+_SPARSE_S = 0.1
+_LEDGER_SHARE = 0.002
+_INPUT_EVERY_S = 0.02
+_INPUT_SHARE = 0.002
+
+
+def _never_raises(method: Callable[P, None]) -> Callable[P, None]:
+    """A failure of the watch must not become one of the program: it is noted, once for each text."""
+
+    @functools.wraps(method)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(*args, **kwargs)
+        except Exception as error:  # anything at all: the watched run goes on
+            session = args[0]
+            assert isinstance(session, Session)
+            session.failed(method.__name__.strip("_").replace("_", " "), error)
+
+    return guarded
+
+
+class Session:
+    """Watches the process it is made in, from `start` to `finish`.
+
+    Args:
+        directory: where records go; the rank's file lies below, see `store.layout`.
+        identity: which rank of which run this is.
+        argv: the program and its arguments, for the record.
+        script_root: folder of the program, for allocation sites.
+        say: where progress goes (one line of text); None for silence.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        identity: RankIdentity,
+        argv: list[str],
+        script_root: str | None,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self.identity = identity
+        self.path = record_path(directory, identity)
+        self.step_count = 0
+        self.microbatch = 0
+        self.backwards = 0
+        self.findings: list[Finding] = []
+        self.died_of_memory = False
+        self.exception_text: str | None = None
+        self._judged = False
+        self._limits: dict[str, int] = {}
+        self.argv = argv
+        self._say = say
+        self._writer = RankWriter(self.path)
+        self._reader = CounterReader()
+        self._hooks = TrainingHooks(self)
+        self._sampler = Sampler(self)
+        self._script_root = script_root
+        self._pid = os.getpid()
+        self._started = time.perf_counter()
+        self._started_at = time.time()
+        self._lock = threading.RLock()
+        self._running = False
+        self._complaints: set[str] = set()
+        # marks
+        self._stored_marks = 0
+        self._last_stored_s = 0.0
+        self._last_mark_s = 0.0
+        self._last: dict[str, Reading] = {}
+        self._manual_steps = False
+        self._stepped = False
+        self._stepped_inside = False
+        self._microbatches_of_step = 0
+        # growth
+        self._investigator = Investigator(script_root, self._tell)
+        self._follower = Follower(self._investigator, self._with_ledger, self._provisional)
+        self._ledger_due_s: float | None = None
+        # what the program is doing, for an out-of-memory error
+        self.phase: Phase = "setup"
+        self.input_elements: int | None = None
+        self.largest_input: int | None = None
+        self._input_due_s = 0.0
+        self._observing = False
+        self._context_baseline: dict[int, int] = {}
+        self.failed_allocation: FailedAllocation | None = None
+        self._owners_at_death: list[tuple[str, int]] = []
+
+    # --- life -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins the record, installs the hooks."""
+        self._running = True
+        self._writer.write("start", self._start_record())
+        self._hooks.install()
+        self._sampler.start()
+        self.mark("start")
+
+    @property
+    def running(self) -> bool:
+        """False before `start`, after `finish`, and in forked children."""
+        return self._running and os.getpid() == self._pid
+
+    @property
+    def record_error(self) -> str | None:
+        """Why lines of the record are missing; None while all could be written."""
+        return self._writer.error
+
+    def finish(
+        self, exception: BaseException | None = None, exit_code: int | None = None, *, brief: bool = False
+    ) -> None:
+        """Ends the watch: last look, judgement, end of the record. Everything installed is removed.
+
+        Args:
+            exception: what ended the program, with its traceback still on it.
+            exit_code: status the program ends with.
+            brief: no last census (a signal is about to end the process).
+        """
+        if not self.running:
+            return
+        self._stop_observing()
+        self.mark("end")
+        self.exception_text = None if exception is None else _exception_text(exception)
+        error = memory_error(exception)
+        self.died_of_memory = error is not None
+        # Each for itself: where memory has run out, a census may find too little for its own work.
+        self._last_look(exception, error, brief)
+        self._judge_growth()
+        if error is not None:
+            self._judge_death(error)
+        for finding in self.findings:
+            self._write_finding(finding, final=True)
+        self._writer.write("end", self._end_record(exit_code))
+        self._writer.close()
+        self._running = False
+
+    @_never_raises
+    def _stop_observing(self) -> None:
+        self._sampler.stop()
+        self._hooks.remove()
+        if self._observing:
+            cuda.attach_oom_observer(None)
+
+    @property
+    def verdict(self) -> Verdict:
+        """This rank's verdict, once it is finished; `error` when growth could not be judged."""
+        word = verdict(self.findings, self.died_of_memory)
+        return "error" if word == "clean" and not self._judged else word
+
+    def terminated(self, signum: int) -> None:
+        """A termination signal is about to end the process."""
+        name = signal.Signals(signum).name
+        self.finish(Terminated(f"terminated by {name}"), 128 + signum, brief=True)
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Notes that a part of the watch failed, once for each text."""
+        text = f"memtriage could not do all of its work ({where}): {type(error).__name__}: {error}"
+        if text not in self._complaints:
+            self._complaints.add(text)
+            self._writer.write("note", Note(text=text))
+
+    # --- events from the hooks ------------------------------------------------------------------------------
+
+    def backward_begins(self) -> None:
+        self.phase = "backward"
+        self._investigator.in_backward(True)
+        self._read_input()
+
+    @_never_raises
+    def backward_ends(self, failed: bool) -> None:
+        self._investigator.in_backward(False)
+        self.phase = "forward"
+        if failed:
+            return
+        self.backwards += 1
+        if self.input_elements is not None:
+            self.largest_input = max(self.largest_input or 0, self.input_elements)
+        if self._stepped:
+            self._follower.new_step()
+            self.microbatch = 0
+            self._stepped = False
+        self.microbatch += 1
+        self.mark("backward")
+        if self._stepped_inside:
+            self._stepped_inside = False
+            self._step_done()
+
+    def optimizer_begins(self) -> None:
+        self.phase = "optimizer"
+
+    @_never_raises
+    def optimizer_ends(self, inside_backward: bool) -> None:
+        self.phase = "backward" if inside_backward else "forward"
+        if self._manual_steps:
+            return
+        if inside_backward:
+            self._stepped_inside = True
+        elif not self._stepped:
+            self._step_done()
+
+    @_never_raises
+    def user_step(self) -> None:
+        """`memtriage.step()`: from the first call on, steps are the program's word alone."""
+        counted_by_hook = self._stepped and not self._manual_steps
+        self._manual_steps = True
+        if not counted_by_hook:
+            self._step_done()
+
+    def _step_done(self) -> None:
+        self._stepped = True
+        self.step_count += 1
+        self._microbatches_of_step = self.microbatch
+        self.mark("step")
+
+    # --- marks ----------------------------------------------------------------------------------------------
+
+    @_never_raises
+    def mark(self, name: str) -> None:
+        """Reads the counters and follows what they tell. Other threads' marks wait for one another."""
+        if not self.running:
+            return
+        with self._lock:
+            now = time.perf_counter() - self._started
+            self._last_mark_s = now
+            readings = self._reader.read()
+            self._last = {reading.device: reading for reading in readings}
+            self._store(name, now, readings)
+            if not self._observing and cuda.initialised():
+                self._observing = cuda.attach_oom_observer(self._out_of_memory)
+            for reading in readings:
+                if reading.outside is not None and reading.device.startswith("cuda:"):
+                    self._context_baseline.setdefault(int(reading.device[5:]), reading.outside)
+            if name in ("step", "backward", "time"):
+                self._follow(name, readings)
+
+    def seconds_since_mark(self) -> float:
+        """How long ago the last mark was made."""
+        return time.perf_counter() - self._started - self._last_mark_s
+
+    def write_host(self, sample: Any) -> None:
+        """A slow sample of the host, from the sampler's thread."""
+        if self.running:
+            self._writer.write("host", sample)
+
+    def elapsed(self) -> float:
+        return time.perf_counter() - self._started
+
+    def _store(self, name: str, now: float, readings: list[Reading]) -> None:
+        """Every mark while they are few, later at most ten a second; the program's own always."""
+        dense = self._stored_marks < _DENSE_MARKS or now - self._last_stored_s >= _SPARSE_S
+        if not dense and name in ("backward", "step", "time"):
+            return
+        self._stored_marks += 1
+        self._last_stored_s = now
+        rss, pinned = self._reader.rss(), self._reader.pinned()
+        for reading in readings:
+            mark = Mark(
+                name=name,
+                step=self.step_count,
+                microbatch=self.microbatch,
+                rank=self.identity.rank,
+                time_s=round(now, 6),
+                device=reading.device,
+                allocated=reading.allocated,
+                reserved=reading.reserved,
+                requested=reading.requested,
+                outside=reading.outside,
+                host_rss=rss,
+                host_pinned=pinned,
+            )
+            self._writer.write("mark", mark)
+
+    def _read_input(self) -> None:
+        now = time.perf_counter()
+        if now < self._input_due_s:
+            return
+        try:
+            found = batch_elements(caller_frames(3))
+        except Exception as error:  # foreign objects may do anything when looked at
+            self.failed("batch size", error)
+            return
+        took = time.perf_counter() - now
+        self._input_due_s = now + max(_INPUT_EVERY_S, took / _INPUT_SHARE)
+        self.input_elements = found if found is not None else self.input_elements
+
+    # --- growth ---------------------------------------------------------------------------------------------
+
+    def _follow(self, name: str, readings: list[Reading]) -> None:
+        values = {}
+        for reading in readings:
+            # What the recorders of an investigation take themselves is in malloc's counter.
+            disturbed = reading.device == "cpu" and self._investigator.recording
+            if reading.allocated is not None and not disturbed:
+                values[reading.device] = reading.allocated
+        shared = self._reader.shared()
+        if shared is not None:
+            values["shared"] = shared
+        self._follower.follow(name, self._clock(), values)
+        if self._ledger_due_s is not None and self.elapsed() >= self._ledger_due_s:
+            self._investigator.census(self.step_count, self._with_ledger)
+
+    def _clock(self) -> Clock:
+        return Clock(self.step_count, self.microbatch, self._microbatches_of_step, self.elapsed())
+
+    def _with_ledger(self, view: View) -> None:
+        started = time.perf_counter()
+        for ledger in take_ledgers(view.census().storages, self._context_baseline, self._script_root):
+            self._writer.write("ledger", ledger)
+        cost = view.census().seconds + time.perf_counter() - started
+        self._ledger_due_s = self.elapsed() + cost / _LEDGER_SHARE
+
+    # --- out of memory --------------------------------------------------------------------------------------
+
+    def _out_of_memory(self, device: int, requested: int, limit: int, free: int) -> None:
+        """Inside the failing allocation: takes what only this instant can tell. Nothing on the GPU."""
+        if not self.running or (self.failed_allocation is not None and self.failed_allocation.times >= 3):
+            return
+        times = 1 if self.failed_allocation is None else self.failed_allocation.times + 1
+        grad_enabled = bool(sys.modules["torch"].is_grad_enabled())
+        phase: Phase = "backward" if inside_backward() else self.phase
+        if phase in ("setup", "forward"):
+            state = FrameState(training_begun=self.backwards > 0, grad_enabled=grad_enabled)
+            phase = moment_from_frames(running_functions(), state)
+        progress = self._progress()
+        if phase in ("forward", "evaluation"):
+            progress.input_elements = batch_elements(caller_frames(1)) or progress.input_elements
+        name = f"cuda:{device}"
+        seen = FailedAllocation(
+            name, requested, limit, free, phase, grad_enabled, progress, cuda.counters(device), times=times
+        )
+        self.failed_allocation = seen
+        try:
+            with self._lock:
+                point = self._follower.interrupted(self._clock(), ())
+            seen.owners = owners_of(point.census.storages, name)
+        except Exception as error:  # short of host memory too, perhaps: the counters must do
+            self.failed("census at the out-of-memory error", error)
+
+    def _progress(self) -> Progress:
+        largest = self.largest_input
+        since_step = 0 if self._stepped else self.microbatch
+        return Progress(self.step_count, since_step, self.backwards, largest, self.input_elements)
+
+    # --- judgement ------------------------------------------------------------------------------------------
+
+    @_never_raises
+    def _last_look(self, exception: BaseException | None, error: BaseException | None, brief: bool) -> None:
+        try:
+            if brief:
+                self._follower.abandon()
+            elif error is not None and self.failed_allocation is None:
+                with lifted_limit():
+                    point = self._follower.interrupted(self._clock(), error_frames(error))
+                self._owners_at_death = owners_of(point.census.storages, "cpu")
+            else:
+                self._follower.end(self._clock(), None if exception is None else error_frames(exception))
+        finally:
+            self._investigator.stop()
+        if self._ledger_due_s is None and not brief:
+            self._investigator.census(self.step_count, self._with_ledger)
+
+    @_never_raises
+    def _judge_growth(self) -> None:
+        self.findings = self._leaks()
+        self._judged = True
+
+    @_never_raises
+    def _judge_death(self, error: BaseException) -> None:
+        limit = host_limit()
+        source = f"{limit.source}, {size(limit.bytes)}"
+        died = died_of_memory(error, self.failed_allocation, self._progress(), self._owners_at_death, source)
+        died.rank = self.identity.rank
+        self.findings.insert(0, died)
+
+    def _provisional(self) -> None:
+        """What is known so far, for the reader of a record whose process did not live to its end."""
+        for finding in self._leaks():
+            self._write_finding(finding, final=False)
+
+    def _leaks(self) -> list[Finding]:
+        evidence = self._evidence()
+        self._limits = dict(evidence.limits)
+        found: list[Finding] = []
+        for investigation in self._follower.done:
+            found += self._of_investigation(investigation, evidence)
+        named = without_repeats(found)
+        # What the collector has yet to free rises too, and falls when it does.
+        waiting = any(each.garbage_grows() for each in self._follower.done)
+        native = [holder for each in self._follower.done for holder in each.native]
+        for device in sorted({key[0] for key in self._follower.series} - {"shared"}):
+            if device == "cpu" and waiting:
+                continue
+            unnamed = unnamed_growth(device, evidence, named, native)
+            if unnamed is not None:
+                named.append(unnamed)
+        for finding in named:
+            finding.rank = self.identity.rank
+        return named
+
+    def _of_investigation(self, investigation: Investigation, evidence: Evidence) -> list[Finding]:
+        last = investigation.points[-1].position
+        found = []
+        for growth in investigation.growths():
+            finding = group_finding(
+                growth,
+                investigation.details.get(growth.key, GroupDetail()),
+                evidence,
+                scale=investigation.scale,
+                last_step=last if investigation.scale == "step" else self.step_count,
+                collector_off=investigation.collector_off,
+                lengthening=growth.count == 0,
+            )
+            if finding is not None:
+                found.append(finding)
+        for host in investigation.host:
+            other = host_finding(
+                host.holder, host.kind, host.nbytes, host.steps, host.allocated_at, evidence, last
+            )
+            if other is not None:
+                found.append(other)
+        return found
+
+    def _evidence(self) -> Evidence:
+        limits: dict[str, int] = {}
+        used: dict[str, int] = {}
+        host = host_limit()
+        rss = self._reader.rss()
+        for device in ("cpu", "host"):
+            if rss is not None:
+                limits[device], used[device] = host.bytes, rss
+        for reading in self._last.values():
+            if reading.device.startswith("cuda:") and reading.allocated is not None:
+                limit = device_limit(int(reading.device[5:]))
+                if limit is not None:
+                    limits[reading.device] = limit
+                    used[reading.device] = reading.allocated
+        done = [each.points[-1].position for each in self._follower.done if each.scale == "step"]
+        return Evidence(
+            self._follower.series,
+            limits,
+            used,
+            self.step_count,
+            self._microbatches_of_step,
+            max(done, default=None),
+        )
+
+    # --- records --------------------------------------------------------------------------------------------
+
+    def _tell(self, text: str) -> None:
+        if self._say is not None:
+            self._say(text)
+
+    def _write_finding(self, finding: Finding, *, final: bool) -> None:
+        fields = {name: getattr(finding, name) for name in finding.__struct_fields__}
+        self._writer.write("finding", RecordedFinding(**fields, final=final))
+
+    def _start_record(self) -> Start:
+        torch = sys.modules.get("torch")
+        return Start(
+            run_id=self.identity.run_id,
+            restart=self.identity.restart,
+            rank=self.identity.rank,
+            world_size=self.identity.world_size,
+            local_rank=self.identity.local_rank,
+            pid=self._pid,
+            pid_start=_kernel_start_time(),
+            host=socket.gethostname(),
+            argv=self.argv,
+            python=platform.python_version(),
+            torch=None if torch is None else str(torch.__version__),  # a class of its own, not a str
+            time=self._started_at,
+            host_limit=host_limit().bytes,
+        )
+
+    def _end_record(self, exit_code: int | None) -> End:
+        return End(
+            verdict=self.verdict,
+            steps=self.step_count,
+            exception=self.exception_text,
+            exit_code=exit_code,
+            time_s=round(self.elapsed(), 3),
+            device_limits=self._limits,
+        )
+
+
+class Terminated(Exception):
+    """Stands for the end by a signal in the record."""
+
+
+def device_limit(device: int) -> int | None:
+    """Bytes that this process's allocator may have of a device: the cap set, else what nobody else uses."""
+    cap = cuda.per_process_limit(device)
+    total = cuda.capacity(device)
+    used, reserved = driver.used(device), cuda.counters(device).reserved
+    if total is None or used is None or reserved is None:
+        return cap
+    free_for_us = total - max(0, used - reserved)
+    return free_for_us if cap is None else min(cap, free_for_us)
+
+
+def _exception_text(exception: BaseException) -> str:
+    if isinstance(exception, Terminated):
+        return str(exception)
+    name, text = type(exception).__name__, error_text(exception)
+    return f"{name}: {text}" if text else name
+
+
+def _kernel_start_time() -> int | None:
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        return int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None

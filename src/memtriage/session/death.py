@@ -1,0 +1,184 @@
+"""The program died of memory, or could have: what is seen inside the failing allocation, and the finding."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+from memtriage.diagnose.oom import (
+    FrameState,
+    Moment,
+    OomFields,
+    Phase,
+    describe,
+    factor_request,
+    is_out_of_memory,
+    moment_from_frames,
+    read_message,
+)
+from memtriage.model.blocks import DeviceCounters
+from memtriage.model.census import StorageRecord
+from memtriage.model.findings import Finding
+from memtriage.observe.inputs import batch_elements, batch_shapes, traceback_frames
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far training had come: completed steps, micro-batches since the last, backwards in all."""
+
+    step: int
+    microbatch: int
+    backwards: int
+    largest_input: int | None
+    input_elements: int | None
+
+
+@dataclass(slots=True)
+class FailedAllocation:
+    """What the allocator's observer saw. Sizes in bytes.
+
+    Attributes:
+        device: `cuda:N`.
+        requested: asked of the driver.
+        limit: the process's cap where one is set, else the device's memory.
+        free: free on the device.
+        phase: forward, backward, optimizer or evaluation.
+        grad_enabled: whether the failing thread recorded a graph.
+        progress: how far training had come.
+        counters: the allocator's, then.
+        owners: live bytes by owner, largest first.
+        times: how many allocations have failed so far.
+    """
+
+    device: str
+    requested: int
+    limit: int
+    free: int
+    phase: Phase
+    grad_enabled: bool | None
+    progress: Progress
+    counters: DeviceCounters
+    owners: list[tuple[str, int]] = field(default_factory=list)
+    times: int = 1
+
+
+def memory_error(exception: BaseException | None) -> BaseException | None:
+    """The out-of-memory error that ended the program: the exception itself, or what it was raised from."""
+    at = exception
+    seen: set[int] = set()  # `raise error from error` is its own cause
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        if is_out_of_memory([kind.__name__ for kind in type(at).__mro__], error_text(at)):
+            return at
+        at = at.__cause__
+    return None
+
+
+@contextmanager
+def lifted_limit() -> Iterator[None]:
+    """Lifts the soft limit of this process's address space to the hard one, and puts it back.
+
+    For a look at a program that is dead: where it ran into a limit of its own, a census does not fit either.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def error_text(error: BaseException) -> str:
+    """The error's message; empty where its class fails to make one."""
+    try:
+        return str(error)
+    except Exception:  # the program's own code
+        return ""
+
+
+def error_frames(error: BaseException) -> list[FrameType]:
+    """Frames of the error's traceback, innermost first; their variables are alive as long as it is."""
+    return traceback_frames(error.__traceback__)
+
+
+def died_of_memory(
+    error: BaseException,
+    failed: FailedAllocation | None,
+    progress: Progress,
+    owners: Sequence[tuple[str, int]],
+    limit_source: str | None,
+) -> Finding:
+    """The finding of a program that ended because memory ran out.
+
+    Args:
+        error: the error, with its traceback.
+        failed: what the allocator's observer saw last; None where none fired (the host, other libraries).
+        progress: how far training had come.
+        owners: live bytes by owner at the end, for a failure of the host.
+        limit_source: what sets the host's limit.
+    """
+    text = f"{type(error).__name__}: {error}"
+    fields = read_message(text)
+    frames = error_frames(error)
+    shapes = batch_shapes(frames)
+    factored = factor_request(fields.requested, shapes) if fields.requested else None
+    if failed is not None and (fields.device or failed.device) == failed.device:
+        if fields.requested is None:
+            fields = OomFields(device=failed.device, requested=failed.requested, free=failed.free)
+        moment = _moment(failed.phase, failed.progress, failed.grad_enabled, failed.device)
+        return describe(text, moment, fields, failed.owners, None, factored=factored)
+    progress.input_elements = batch_elements(iter(frames)) if frames else progress.input_elements
+    recorded = _recorded(frames)
+    state = FrameState(training_begun=progress.backwards > 0, grad_enabled=recorded)
+    where = [(f.f_code.co_filename, f.f_code.co_name, f.f_lineno) for f in frames]
+    moment = _moment(moment_from_frames(where, state), progress, recorded, fields.device or "host")
+    return describe(text, moment, fields, list(owners), limit_source, factored=factored)
+
+
+def _moment(phase: Phase, progress: Progress, grad_enabled: bool | None, device: str) -> Moment:
+    return Moment(
+        phase=phase,
+        step=progress.step,
+        microbatch=progress.microbatch,
+        backwards=progress.backwards,
+        input_elements=progress.input_elements,
+        largest_input_before=progress.largest_input,
+        grad_enabled=grad_enabled,
+        device=device,
+    )
+
+
+def _recorded(frames: Sequence[FrameType]) -> bool | None:
+    """Whether the failing operations recorded a graph: told by what the innermost functions had computed.
+
+    By the time an exception is caught its `no_grad` blocks have ended. An activation that carries a grad_fn
+    means yes; floating-point results without one, inside a module whose parameters need gradients, mean no.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    from memtriage.observe.frames import frame_locals
+
+    for frame in frames[:12]:
+        results = [value for _, value in frame_locals(frame) if isinstance(value, torch.Tensor)]
+        if any(value.grad_fn is not None for value in results):
+            return True
+        modules = [value for _, value in frame_locals(frame) if isinstance(value, torch.nn.Module)]
+        needs = any(p.requires_grad for module in modules for p in module.parameters(recurse=False))
+        if needs and any(value.is_floating_point() and not value.requires_grad for value in results):
+            return None if all(value.is_leaf for value in results) and len(results) == 1 else False
+    return None
+
+
+def owners_of(storages: Sequence[StorageRecord], device: str) -> list[tuple[str, int]]:
+    """Bytes by owner on a device, largest first."""
+    total: Counter[str] = Counter()
+    for record in storages:
+        if record.device == device:
+            total[record.owner] += record.nbytes
+    return total.most_common()

@@ -1,0 +1,201 @@
+"""Running a program under a watch, and reporting on it: what `memtriage run` and `memtriage.watch` do."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from memtriage import _active
+from memtriage.model.report import RankCount, RunReport
+from memtriage.session.core import Session
+from memtriage.session.runner import ScriptTarget, execute, finish
+from memtriage.session.signals import TerminationGuard
+from memtriage.store.layout import identify
+from memtriage.store.locate import RecordError
+
+if TYPE_CHECKING:
+    from memtriage.diagnose.merge import RunContext
+
+_RANKS_WAIT_S = 20.0
+_RANKS_WAIT_DYING_S = 3.0
+
+
+def run_watched(target: ScriptTarget, directory: Path, json_path: Path | None) -> int:
+    """Runs a program under a watch; prints the report and writes the JSON at its end.
+
+    Args:
+        target: what to run.
+        directory: where records go.
+        json_path: where the result goes; None for no file.
+
+    Returns:
+        The status to exit with, the program's own.
+
+    Raises:
+        KeyboardInterrupt: when Ctrl-C ended the program, so that this process dies as it would unwatched.
+    """
+    identity = identify(os.environ, pid=os.getpid(), time_s=time.time())
+    leads = not identity.rank
+    say = _say if leads else None
+    session = Session(directory, identity, [target.name, *target.args], _root(target), say)
+    _active.session = session
+
+    def conclude(wait_s: float) -> None:
+        if leads:
+            report_run(session, json_path, wait_s)
+
+    def terminated(signum: int) -> None:
+        session.terminated(signum)
+        conclude(_RANKS_WAIT_DYING_S)
+
+    with TerminationGuard(terminated):
+        session.start()
+        outcome = execute(target)
+        if outcome.in_forked_child:
+            return finish(outcome)
+        session.finish(outcome.exception, outcome.exit_code)
+        conclude(_RANKS_WAIT_S if outcome.exception is None else _RANKS_WAIT_DYING_S)
+    outcome.release()
+    return finish(outcome)
+
+
+def report_run(
+    session: Session, json_path: Path | None, wait_s: float, *, quiet: bool = False
+) -> RunReport | None:
+    """Joins the ranks' records, prints the report to stderr and writes the JSON. Never raises.
+
+    Args:
+        session: this rank's, finished.
+        json_path: where the result goes.
+        wait_s: how long to wait for the other ranks' ends.
+        quiet: print nothing.
+    """
+    try:
+        from memtriage.report.jsonfile import write
+
+        report, told = _joined(session, wait_s)
+        if not quiet:
+            from memtriage.report.terminal import console_for, render
+
+            render(report, console_for(sys.stderr), told)
+        if json_path is not None:
+            write(report, json_path)
+        return report
+    except Exception as error:  # the program has ended well or badly; a report must not change how
+        if not quiet:
+            print(
+                f"memtriage: the report could not be made ({type(error).__name__}: {error}); the record is "
+                f"in {session.path.parent}: try `memtriage report {session.path.parent}`",
+                file=sys.stderr,
+            )
+        return None
+
+
+def _joined(session: Session, wait_s: float) -> tuple[RunReport, RunContext]:
+    """The report over all ranks; what this process still knows where its own record could not be written."""
+    from memtriage.diagnose.merge import context, merge
+    from memtriage.store.reader import read_run
+
+    if session.record_error is not None and session.identity.world_size == 1:
+        return _remembered(session)
+    own_end = session.record_error is None
+    wait_for_ranks(session.path.parent, session.identity.world_size - (not own_end), wait_s)
+    try:
+        run = read_run([session.path.parent])
+    except RecordError:
+        return _remembered(session)
+    report = merge(run, live=True)
+    return report, context(run, report, live=True)
+
+
+def _remembered(session: Session) -> tuple[RunReport, RunContext]:
+    """Verdict and findings of this rank alone, without marks and ledgers: those were in the record."""
+    from memtriage.diagnose.merge import RunContext
+
+    report = RunReport(
+        verdict=session.verdict,
+        steps=session.step_count,
+        findings=session.findings,
+        marks=[],
+        ledger={},
+        exception=session.exception_text,
+        ranks=RankCount(seen=1, of=session.identity.world_size),
+    )
+    note = f"{session.path} could not be written ({session.record_error}): no marks, no ledger"
+    unknown: list[int | None] = [None for _ in report.findings]
+    told = RunContext(session.argv, duration_s=session.elapsed(), runs_out_in=unknown, notes=[note])
+    return report, told
+
+
+def wait_for_ranks(folder: Path, world_size: int, wait_s: float) -> None:
+    """Waits until every rank's record in a folder has its end, or the time is over."""
+    deadline = time.monotonic() + wait_s
+    while time.monotonic() < deadline:
+        ended = sum(_has_end(path) for path in folder.glob("rank-*.jsonl"))
+        if ended >= world_size:
+            return
+        time.sleep(0.05)
+
+
+def _has_end(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 65536))
+            last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
+    except OSError:
+        return False
+    return last.startswith(b'{"t":"end"')
+
+
+def _root(target: ScriptTarget) -> str | None:
+    if target.kind == "module":
+        return os.getcwd()
+    path = os.path.abspath(target.name)
+    return path if os.path.isdir(path) else os.path.dirname(path)
+
+
+def _say(text: str) -> None:
+    print(f"memtriage: {text}", file=sys.stderr, flush=True)
+
+
+class Watch:
+    """A watch over a block of code: `with memtriage.watch() as watch: train()`.
+
+    Attributes:
+        report: the result, after the block; None inside it, and on every rank but the first.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None, *, quiet: bool = False) -> None:
+        self._directory = Path(directory or os.environ.get("MEMTRIAGE_DIR") or "memtriage-run")
+        self._quiet = quiet
+        self.report: RunReport | None = None
+
+    def __enter__(self) -> Watch:
+        if _active.session is not None and _active.session.running:
+            raise RuntimeError(
+                "memtriage.watch() was entered while this process is watched already (by `memtriage run` or "
+                "an outer watch()); one watch at a time: remove the inner one"
+            )
+        identity = identify(os.environ, pid=os.getpid(), time_s=time.time())
+        root = os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else os.getcwd()
+        say = None if self._quiet or identity.rank else _say
+        self._session = Session(self._directory, identity, list(sys.argv), root, say)
+        _active.session = self._session
+        self._session.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _active.session = None
+        session = self._session
+        if not session.running:
+            return  # a child that the block forked, or ended by a signal: no report from here
+        session.finish(None if isinstance(error, SystemExit) else error)
+        if not session.identity.rank:
+            self.report = report_run(session, None, _RANKS_WAIT_S, quiet=self._quiet)

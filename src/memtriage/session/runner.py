@@ -1,0 +1,280 @@
+"""Runs the user's program inside this process as `__main__`, the way the interpreter would have run it.
+
+What the program sees is what `python SCRIPT`, `python DIR` or `python -m MODULE` shows it: `sys.argv`,
+`sys.path[0]`, `__file__`, `__spec__`, its own `__main__` module (so that pickling, `inspect.getsource` and
+the children of `multiprocessing` find it), its traceback and its exit status.
+
+Not the same as unwatched: memtriage's frames lie below the program's (`traceback.print_stack`, a
+`stacklevel` that reaches past the outermost frame, and the depth left before a `RecursionError` show it),
+`sys.orig_argv` names memtriage, modules that memtriage needs are imported already, and a file that is not
+text (null bytes, bytes of another encoding) ends in another wording of the same `SyntaxError`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.machinery
+import io
+import os
+import pkgutil
+import runpy
+import sys
+import types
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn
+
+_UNCAUGHT_STATUS = 1
+_INTERRUPTED_STATUS = 130  # 128 + SIGINT, what a shell says of a process that SIGINT killed
+_C_LONG_BITS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptTarget:
+    """What to run.
+
+    Attributes:
+        kind: `script` (a Python file, or a directory or zip file with a `__main__.py`) or `module` (`-m`).
+        name: path of the script as it was given, or dotted name of the module.
+        args: the program's own arguments, without its name.
+    """
+
+    kind: Literal["script", "module"]
+    name: str
+    args: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How the program ended.
+
+    Attributes:
+        exit_code: the status that the operating system would see, 0 to 255; 130 when `interrupted`.
+        exception: what ended the program; None when it ran to its end or raised `SystemExit`.
+        namespace: the globals of its `__main__`, alive at least until `release`.
+        interrupted: ended by `KeyboardInterrupt`, after which `finish` lets the process die of SIGINT.
+        pid: the process that called `execute`. A child that the program forked and that came to the end of
+            the program returns from `execute` as well: see `in_forked_child`.
+    """
+
+    exit_code: int
+    exception: BaseException | None
+    namespace: dict[str, Any]
+    interrupted: bool = False
+    pid: int = field(default_factory=os.getpid)
+
+    @property
+    def in_forked_child(self) -> bool:
+        """Whether this is a forked child of the watched process, which must exit without a report."""
+        return os.getpid() != self.pid
+
+    def release(self) -> None:
+        """Lets go of the exception and of the namespace.
+
+        What holds them from then on is what holds them in an unwatched process: `sys.modules["__main__"]`,
+        and after an uncaught exception `sys.last_value`.
+        """
+        self.exception = None
+        self.namespace = {}
+
+
+def execute(target: ScriptTarget) -> Outcome:
+    """Runs the program to its end and prints what the interpreter would print about that end.
+
+    Changes `sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` for good: exit handlers and threads of
+    the program that outlive this call need them as they are. Call it from the main thread and outside any
+    `except` block (a handled exception would become the context of the program's own).
+
+    An uncaught exception is printed through `sys.excepthook` without memtriage's frames and left in
+    `sys.last_value`, as the interpreter does. Nothing that the program raises comes out of this call.
+    """
+    outcome = Outcome(0, None, _install_main().__dict__)
+    # No local variable here for the exception: its traceback holds this frame, and that would be a cycle.
+    _conclude(outcome, _run(target))
+    return outcome
+
+
+def finish(outcome: Outcome) -> int:
+    """Returns the status to exit with; does not return when Ctrl-C ended the program. Call it last.
+
+    Raises:
+        KeyboardInterrupt: when the program ended with it. Let it reach the top of the process: the
+            interpreter then joins threads, runs exit handlers and kills itself by SIGINT, as it does
+            unwatched. Its traceback is not printed a second time.
+    """
+    if outcome.interrupted:
+        _raise_printed_interrupt()
+    return outcome.exit_code
+
+
+def _install_main() -> types.ModuleType:
+    """Makes an empty module `__main__`, with the names that the interpreter gives it."""
+    main = types.ModuleType("__main__")
+    namespace = main.__dict__
+    if sys.version_info < (3, 14):
+        namespace["__annotations__"] = {}
+    namespace["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    return main
+
+
+def _run(target: ScriptTarget) -> BaseException | None:
+    """Runs the program and returns what it raised, so that the caller handles no exception meanwhile."""
+    try:
+        if target.kind == "module":
+            _run_module(target)
+        else:
+            _run_script(target)
+    except BaseException as error:
+        # The top of the program: whatever arrives here would have ended the interpreter.
+        return error
+    return None
+
+
+def _run_module(target: ScriptTarget) -> None:
+    sys.argv[:] = ["-m", *target.args]
+    if not sys.flags.safe_path:
+        _replace_launcher_path(os.getcwd())
+    # The very function that the interpreter calls for -m. It fills in sys.modules["__main__"].
+    runpy._run_module_as_main(target.name, alter_argv=True)  # type: ignore[attr-defined]
+
+
+def _run_script(target: ScriptTarget) -> None:
+    sys.argv[:] = [target.name, *target.args]
+    # Absolute but not normalised: so does config_run_filename_abspath in Python/initconfig.c.
+    path = os.path.join(os.getcwd(), target.name)
+    if pkgutil.get_importer(path) is not None:
+        _run_location(path)
+        return
+    if not sys.flags.safe_path:
+        _replace_launcher_path(os.path.dirname(os.path.realpath(path)))
+    _run_file(path, sys.modules["__main__"])
+
+
+def _run_location(path: str) -> None:
+    """Runs the `__main__` of a directory or zip file, which goes into `sys.path` even under -P."""
+    if sys.flags.safe_path:
+        sys.path.insert(0, path)
+    else:
+        _replace_launcher_path(path)
+    runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+
+
+def _run_file(path: str, main: types.ModuleType) -> None:
+    try:
+        with io.open_code(path) as stream:
+            content = stream.read()
+        code, main.__loader__ = _compile_main(path, content)
+        main.__file__ = path
+        if sys.version_info < (3, 15):
+            main.__dict__["__cached__"] = None
+        exec(code, main.__dict__)
+    finally:
+        # As pyrun_file in Python/pythonrun.c: what the script printed comes before its traceback.
+        _flush_streams()
+
+
+def _compile_main(path: str, content: bytes) -> tuple[types.CodeType, Any]:
+    """Code and loader of a source file, or of a compiled one, which its magic number gives away."""
+    compiled: types.CodeType | None = pkgutil.read_code(io.BytesIO(content))
+    if compiled is not None:
+        return compiled, importlib.machinery.SourcelessFileLoader("__main__", path)
+    # dont_inherit: the `from __future__` imports of this file are not the script's.
+    source = compile(content, path, "exec", dont_inherit=True)
+    return source, importlib.machinery.SourceFileLoader("__main__", path)
+
+
+def _replace_launcher_path(entry: str) -> None:
+    """Puts the program's directory where the interpreter had put that of memtriage's own start."""
+    sys.path[:1] = [entry]
+
+
+def _conclude(outcome: Outcome, error: BaseException | None) -> None:
+    """Prints what the interpreter would print about the end, and notes the exit status."""
+    if isinstance(error, SystemExit):
+        outcome.exit_code = _exit_status(error)
+    elif error is not None:
+        error.__traceback__ = _without_own_frames(error.__traceback__)
+        outcome.exception = error
+        hook_status = _print_uncaught(error)
+        # The class itself: CPython's run_eval_code_obj treats a subclass as an error like any other.
+        outcome.interrupted = hook_status is None and type(error) is KeyboardInterrupt
+        usual_status = _INTERRUPTED_STATUS if outcome.interrupted else _UNCAUGHT_STATUS
+        outcome.exit_code = usual_status if hook_status is None else hook_status
+
+
+def _flush_streams() -> None:
+    for stream in (sys.stderr, sys.stdout):
+        # The interpreter, too, ignores what a closed or replaced stream does here.
+        with suppress(Exception):
+            stream.flush()
+
+
+def _without_own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """The traceback from the first frame on that is not of this file."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == _run.__code__.co_filename:
+        trace = trace.tb_next
+    return trace
+
+
+def _exit_status(request: SystemExit) -> int:
+    """Status of a `SystemExit`, and its text on stderr when it has one: handle_system_exit in C."""
+    code = request.code
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        fits = -(1 << (_C_LONG_BITS - 1)) <= code < 1 << (_C_LONG_BITS - 1)
+        return code & 0xFF if fits else 0xFF
+    _print_to_stderr(code)
+    return _UNCAUGHT_STATUS
+
+
+def _print_to_stderr(text: object) -> None:
+    stream = getattr(sys, "stderr", None) or sys.__stderr__
+    if stream is not None:
+        # A text that cannot be made or written changes nothing about the exit status.
+        with suppress(Exception):
+            print(text, file=stream)
+
+
+def _print_uncaught(error: BaseException) -> int | None:
+    """What PyErr_Print does; the status to exit with when `sys.excepthook` raised `SystemExit`, else None."""
+    trace = error.__traceback__
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    hook = getattr(sys, "excepthook", None)
+    if hook is None:
+        _print_to_stderr("sys.excepthook is missing")
+        sys.__excepthook__(type(error), error, trace)
+        return None
+    try:
+        hook(type(error), error, trace)
+    except SystemExit as request:
+        return _exit_status(request)
+    except BaseException as hook_error:
+        failure = hook_error
+    else:
+        return None
+    failure.__traceback__ = _without_own_frames(failure.__traceback__)
+    _print_to_stderr("Error in sys.excepthook:")
+    sys.__excepthook__(type(failure), failure, failure.__traceback__)
+    _print_to_stderr("\nOriginal exception was:")
+    sys.__excepthook__(type(error), error, trace)
+    return None
+
+
+def _raise_printed_interrupt() -> NoReturn:
+    """Raises a `KeyboardInterrupt` that ends the process as one does, but that nobody prints."""
+    interrupt = KeyboardInterrupt()
+    usual_hook = sys.excepthook
+
+    def print_all_but_interrupt(
+        kind: type[BaseException], value: BaseException, trace: types.TracebackType | None
+    ) -> None:
+        sys.excepthook = usual_hook
+        if value is not interrupt:
+            usual_hook(kind, value, trace)
+
+    sys.excepthook = print_all_but_interrupt
+    raise interrupt

@@ -1,0 +1,120 @@
+"""The lines of a rank's record: what each type holds. Sizes in bytes, None where unknown.
+
+A line is one JSON object; its key `t` names the type. Marks, findings and ledgers are the types of
+`memtriage.model`; the others are here. Readers ignore types and keys that they do not know, so that an
+older memtriage reads a newer record.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from memtriage.model.findings import Finding, Verdict
+
+SCHEMA: Final = 1
+"""Version of the line format, written in every `start` line."""
+
+RecordKind = Literal["start", "mark", "host", "finding", "ledger", "note", "end"]
+
+
+class Start(msgspec.Struct, kw_only=True):
+    """First line of a rank's record: who runs, where, and what its limits are.
+
+    Attributes:
+        schema: version of the line format.
+        run_id, restart, rank, world_size, local_rank: as `memtriage.store.layout.identify` reads them.
+        pid: process id.
+        pid_start: when the kernel started that process, in clock ticks since boot (field 22 of
+            `/proc/PID/stat`); tells a reused pid from the same process.
+        host: host name.
+        argv: the script and its arguments.
+        python, torch, cuda: versions (`cuda` is the one torch was built for).
+        gpus: names of the visible GPUs.
+        time: Unix time at which the watch began, in seconds.
+        host_limit: the smaller of the cgroup limit and the machine's memory.
+        device_limits: bytes that this process's allocator may have of each device, as far as known at the
+            start, e.g. `{"cuda:0": 150754820096}`.
+    """
+
+    schema: int = SCHEMA
+    run_id: str = ""
+    restart: int = 0
+    rank: int | None = None
+    world_size: int = 1
+    local_rank: int | None = None
+    pid: int | None = None
+    pid_start: int | None = None
+    host: str | None = None
+    argv: list[str] = msgspec.field(default_factory=list)
+    python: str | None = None
+    torch: str | None = None
+    cuda: str | None = None
+    gpus: list[str] = msgspec.field(default_factory=list)
+    time: float | None = None
+    host_limit: int | None = None
+    device_limits: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class HostSample(msgspec.Struct, kw_only=True):
+    """Host memory at one instant, sampled slowly.
+
+    Attributes:
+        time_s: seconds since the watch began.
+        step: completed optimizer steps.
+        rss, pss: resident and proportional set of the process.
+        children_pss: proportional set of its children, together.
+        cgroup_usage, cgroup_limit: of the tightest cgroup above the process.
+        cgroup_reclaimable: the part of `cgroup_usage` that is page cache the kernel can drop.
+        oom_kill: how often that cgroup's out-of-memory killer has struck so far.
+        available: what the machine could still hand out (`MemAvailable`).
+    """
+
+    time_s: float | None = None
+    step: int | None = None
+    rss: int | None = None
+    pss: int | None = None
+    children_pss: int | None = None
+    cgroup_usage: int | None = None
+    cgroup_limit: int | None = None
+    cgroup_reclaimable: int | None = None
+    oom_kill: int | None = None
+    available: int | None = None
+
+
+class RecordedFinding(Finding, kw_only=True):
+    """A finding as written by a rank.
+
+    Attributes:
+        final: True when the rank came to its end and this is its judgement; False for what was known
+            while it still ran, which counts only if the rank never wrote final ones.
+    """
+
+    final: bool = False
+
+
+class Note(msgspec.Struct, kw_only=True):
+    """A sentence for the reader of the report."""
+
+    text: str
+
+
+class End(msgspec.Struct, kw_only=True):
+    """Last line of a rank's record, missing when the process was killed.
+
+    Attributes:
+        verdict: this rank's own verdict.
+        steps: completed optimizer steps.
+        exception: type and text of the exception that ended the script; None when there was none.
+        exit_code: exit status of the script; None when unknown.
+        time_s: seconds since the watch began.
+        device_limits: as in `Start`, known better at the end.
+    """
+
+    verdict: Verdict
+    steps: int = 0
+    exception: str | None = None
+    exit_code: int | None = None
+    time_s: float | None = None
+    device_limits: dict[str, int] = msgspec.field(default_factory=dict)

@@ -1,0 +1,120 @@
+"""Writing a rank's record: one whole line a system call, so that SIGKILL cuts at most the last one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from memtriage.store.records import RecordKind
+
+
+class RankWriter:
+    """Appends lines to one rank's record.
+
+    Nothing here raises into the training script: when the directory cannot be made, the disk is full or
+    a value cannot be written, one warning goes to stderr, the line is lost and the run goes on.
+
+    Threads may share a writer, and a signal handler may write while its own thread does. A forked child
+    never writes: the record is its parent's. Nothing is flushed to the disk itself, so a crash of the
+    machine (not of the process) can lose more than the last line.
+
+    Attributes:
+        path: the file.
+        error: the first thing that went wrong; None while all is well.
+        lost: lines that could not be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.error: str | None = None
+        self.lost = 0
+        self._pid = os.getpid()
+        self._lock = threading.RLock()  # re-entrant: a signal handler may interrupt a write and write
+        self._encode = msgspec.json.Encoder().encode
+        self._fd: int | None = None
+        self._line_open = False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            self._line_open = _ends_in_mid_line(self._fd)
+        except OSError as error:
+            self._complain(error)
+
+    def write(self, kind: RecordKind, record: msgspec.Struct | dict[str, Any]) -> None:
+        """Append one line of type `kind`. Does nothing in a forked child or after `close`."""
+        if self._fd is None or os.getpid() != self._pid:
+            return
+        with self._lock:
+            try:
+                line = self._line(kind, record)
+                self._append(b"\n" + line if self._line_open else line)
+            except Exception as error:
+                # Whatever fails here (disk, encoding of a foreign value), the watched run must go on.
+                self.lost += 1
+                self._complain(error)
+
+    def close(self) -> None:
+        """Close the file. Later writes do nothing."""
+        with self._lock:
+            if self._fd is not None and os.getpid() == self._pid:
+                with contextlib.suppress(OSError):  # e.g. a network file system that reports late
+                    os.close(self._fd)
+            self._fd = None
+
+    def __enter__(self) -> RankWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _line(self, kind: RecordKind, record: msgspec.Struct | dict[str, Any]) -> bytes:
+        try:
+            body = self._encode(record)
+        except UnicodeEncodeError:
+            # File names that are not UTF-8 reach argv and tracebacks as lone surrogates.
+            body = self._encode(_printable(msgspec.to_builtins(record)))
+        comma = b"," if len(body) > 2 else b""
+        return b'{"t":"%s"%s%s\n' % (kind.encode(), comma, body[1:])
+
+    def _append(self, line: bytes) -> None:
+        if self._fd is None:
+            return
+        view = memoryview(line)
+        while view:
+            written = os.write(self._fd, view)
+            # Until the rest is out the file ends in mid-line, which a write after a full disk must close.
+            self._line_open = written < len(view)
+            view = view[written:]
+
+    def _complain(self, error: Exception) -> None:
+        if self.error is not None:
+            return
+        self.error = f"{type(error).__name__}: {error}"
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be closed or absent
+            print(f"memtriage: cannot write {self.path} ({self.error}); going on", file=sys.stderr)
+
+
+def _ends_in_mid_line(fd: int) -> bool:
+    """Return whether an existing record ends in a cut line, onto which nothing must be glued."""
+    size = os.fstat(fd).st_size
+    return size > 0 and os.pread(fd, 1, size - 1) != b"\n"
+
+
+def _printable(value: Any) -> Any:
+    """Return `value` with lone surrogates in its strings written as `\\udcXX`."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_printable(key): _printable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    return value

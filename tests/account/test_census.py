@@ -1,0 +1,258 @@
+"""The census: what hangs on the autograd graph, and a closer look at groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from memtriage.account.census import View
+from memtriage.model.census import GroupDetail
+
+SAVERS = ("Sin", "Cos")
+
+PRELUDE = """
+import collections, functools
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+def T(**options):
+    return made(torch.ones(100, **options))
+
+def leaf():
+    return torch.ones(100, requires_grad=True)
+
+class Wrap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, give):
+        give(ctx)
+        return x * 1
+    @staticmethod
+    def backward(ctx, g):
+        return g, None
+
+calls = collections.Counter()
+
+def block(x):
+    calls['block'] += 1
+    return (x * 2).sin()
+
+class Packed:
+    def __init__(self, t):
+        self.t = t
+
+def pack(t):
+    return Packed(made(t.detach().clone()))
+
+def unpack(packed):
+    calls['unpack'] += 1
+    return packed.t
+"""
+
+# case: (source, holder paths, owner)
+GRAPH: dict[str, tuple[str, set[str], str]] = {
+    "saved by an operator": (
+        "def product():\n    return T(requires_grad=True) * T(requires_grad=True)\nproducts = [product()]",
+        {f"train.products[*] -> grad_fn MulBackward0 -> saved {name}" for name in ("self", "other")},
+        "saved for backward",
+    ),
+    "saved further down": (
+        "def chain():\n    h = made(leaf().sin())\n    for _ in range(4): h = made(h.sin())\n"
+        "    return h.cos().sum()\nchains = [chain()]",
+        {f"train.chains[*] -> grad_fn SumBackward0 -> … -> {name}Backward0 -> saved self" for name in SAVERS},
+        "saved for backward",
+    ),
+    "saved by a custom function": (
+        "saver = Wrap.apply(leaf(), lambda ctx: ctx.save_for_backward(T()))",
+        {"train.saver -> grad_fn WrapBackward -> saved[0]"},
+        "saved for backward",
+    ),
+    "context attribute": (
+        "losses = {'lm': [Wrap.apply(leaf(), lambda ctx: setattr(ctx, 'attr', T()))]}",
+        {"train.losses['lm'][*] -> grad_fn WrapBackward -> ctx.attr"},
+        "autograd context",
+    ),
+    "context tuple": (
+        "outs = {'lm': [Wrap.apply(leaf(), lambda ctx: setattr(ctx, 'context', (1, T()))) for _ in 'abc']}",
+        {"train.outs['lm'][*] -> grad_fn WrapBackward -> ctx.context[1]"},
+        "autograd context",
+    ),
+    "context list": (
+        "lister = Wrap.apply(leaf(), lambda ctx: setattr(ctx, 'stash', [0, T()]))",
+        {"train.lister -> grad_fn WrapBackward -> ctx.stash[1]"},
+        "autograd context",
+    ),
+    "context dict": (
+        "dicter = Wrap.apply(leaf(), lambda ctx: setattr(ctx, 'table', {'a': T()})).sum()",
+        {"train.dicter -> grad_fn SumBackward0 -> … -> WrapBackward -> ctx.table['a']"},
+        "autograd context",
+    ),
+    "packed object": (
+        "with torch.autograd.graph.saved_tensors_hooks(pack, unpack): packed = leaf().exp().sum()",
+        {"train.packed -> grad_fn SumBackward0 -> … -> ExpBackward0 -> saved result.t"},
+        "saved for backward",
+    ),
+    "saved on the CPU": (
+        "with torch.autograd.graph.save_on_cpu(): offloaded = leaf().exp().sum()\n"
+        "made(offloaded.grad_fn.next_functions[0][0]._raw_saved_result.data[1])",
+        {"train.offloaded -> grad_fn SumBackward0 -> … -> ExpBackward0 -> saved result[1]"},
+        "saved for backward",
+    ),
+    "reentrant checkpoint's input": (
+        "def reentrant():\n    return checkpoint(torch.sin, made(leaf() * 1), use_reentrant=True).sum()\n"
+        "again = reentrant()",
+        {"train.again -> grad_fn SumBackward0 -> … -> CheckpointFunctionBackward -> saved[0]"},
+        "saved for backward",
+    ),
+    "leaf at the end": (
+        "end = T(requires_grad=True).sum()",
+        {"train.end -> grad_fn SumBackward0 -> … -> AccumulateGrad -> variable"},
+        "variable",
+    ),
+    "closure of a node's hook": (
+        "def watch():\n    scale = T()\n    y = leaf() * 2\n"
+        "    y.grad_fn.register_hook(lambda g, _: scale.sum() and None)\n    return y\nwatched = watch()",
+        {"C++ or an evaluation stack -> OrderedDict[*] -> closure of <lambda>: scale"},
+        "variable",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def graph_paths(gallery: Callable[..., Any]) -> Any:
+    return gallery({case: source for case, (source, _, _) in GRAPH.items()}, PRELUDE)
+
+
+@pytest.mark.parametrize("case", GRAPH)
+def test_path_through_the_graph(graph_paths: Any, case: str) -> None:
+    _, holders, owner = GRAPH[case]
+    assert graph_paths.holders(case) == holders
+    assert graph_paths.owners(case) == {owner}
+
+
+def test_packed_tensors_are_not_unpacked(graph_paths: Any) -> None:
+    assert graph_paths["calls"]["unpack"] == 0
+
+
+def test_checkpointed_function_is_not_run_again(program: Any) -> None:
+    program.run(PRELUDE)
+    program.run("kept = [checkpoint(block, made(leaf() * 1), use_reentrant=False).sum()]")
+
+    program.look()
+    (record,) = program.records()
+    # The placeholder that the pack hook returned leads to the checkpoint, and that to its input.
+    assert record.holder.startswith(
+        "train.kept[*] -> grad_fn SumBackward0 -> … -> SinBackward0 -> saved self -> checkpoint."
+    )
+    assert record.owner == "saved for backward"
+    assert program["calls"]["block"] == 1
+    program["kept"][0].backward()
+    assert program["calls"]["block"] == 2
+
+
+KiB = 1024
+CACHE = "functools.lru_cache build[*]"
+ANCHORS = (
+    *(
+        "train.alone[*]",
+        "train.half[*]",
+        "train.loss",
+        "train.records[*].value",
+        "train.plain",
+        "train.graphs[*]",
+    ),
+    *("train.recent[*]", "train.endless[*]", "train.many[*]", "train.nowhere", CACHE),
+)
+
+
+class Closer:
+    """One closer look at the groups of a program, shared by the tests below."""
+
+    def __init__(self, program: Any) -> None:
+        self.many = [id(tensor) for tensor in program["many"]]
+        self.asked: list[int] = []
+        self.details: dict[str, GroupDetail] = {}
+        self.heads: dict[str, bytes] = {}
+        program.look(self.ask)
+        self.groups = {group.anchor: group for group in program.census.groups if group.device == "cpu"}
+
+    def site_of(self, obj: Any) -> str | None:
+        if id(obj) in self.many:
+            self.asked.append(id(obj))
+        return "train.py:2 in build" if len(self.asked) == 3 else None
+
+    def ask(self, view: View) -> None:
+        found = view.details([("cpu", anchor) for anchor in ANCHORS], self.site_of)
+        self.details = {anchor: found["cpu", anchor] for anchor in ANCHORS}
+        self.heads = {anchor: head for (device, anchor), head in view.heads().items() if device == "cpu"}
+
+
+@pytest.fixture(scope="module")
+def closer(gallery: Callable[..., Any]) -> Closer:
+    source = """
+        import collections, functools, torch
+        def build(*_): return torch.ones(256)
+        alone = [build() for _ in range(3)]
+        half = [build(), build()]
+        loss = half[0]
+        losses = [loss, build()]
+        class Record:
+            def __init__(self): self.value = build()
+        records = [Record() for _ in range(3)]
+        plain = build()
+        def graph():
+            x = torch.ones(256, requires_grad=True)
+            return x.exp().sin().sum()
+        graphs = [graph() for _ in range(2)]
+        recent = collections.deque([build() for _ in range(3)], maxlen=5)
+        endless = collections.deque([build()])
+        masks = functools.lru_cache(maxsize=7)(build); [masks(i) for i in range(4)]
+        many = [build() for _ in range(100)]
+        filled = torch.full((8192,), 7, dtype=torch.uint8)
+        single = [filled.clone()]
+        two = [torch.ones(4096), torch.ones(4096)]
+        """
+    return Closer(gallery({}, source))
+
+
+def test_retained_bytes_leave_out_what_others_hold(closer: Closer) -> None:
+    found = closer.details
+    assert found["train.alone[*]"].retained == 3 * KiB
+    assert found["train.half[*]"].retained == KiB
+    assert found["train.loss"].retained == 0
+    assert found["train.loss"].also_held_by == ["train.half[*]", "train.losses[*]"]
+    assert found["train.records[*].value"].retained == 3 * KiB
+    assert found["train.plain"].retained == KiB  # not the whole module's
+    assert found["train.nowhere"] == GroupDetail()
+
+
+def test_a_graph_is_retained_as_a_whole(closer: Closer) -> None:
+    group = closer.groups["train.graphs[*]"]
+    assert group.attached
+    assert group.count == 6  # of each graph: the leaf, the result of exp, the loss
+    assert closer.details["train.graphs[*]"].retained == group.nbytes
+    assert not closer.groups["train.alone[*]"].attached
+
+
+def test_bounds_and_kinds_of_holders(closer: Closer) -> None:
+    anchors = ("train.recent[*]", "train.endless[*]", CACHE, "train.many[*]")
+    found = [closer.details[anchor] for anchor in anchors]
+    assert [(each.bound, each.entries, each.holder_kind) for each in found] == [
+        (5, 3, "deque"),
+        (None, 1, "deque"),
+        (7, 4, "_lru_cache_wrapper"),
+        (None, 100, "list"),
+    ]
+
+
+def test_sites_are_asked_for_from_both_ends(closer: Closer) -> None:
+    assert closer.asked[:3] == [closer.many[at] for at in (-1, 0, -2)]
+    assert closer.details["train.many[*]"].allocated_at == "train.py:2 in build"
+    assert closer.details["train.plain"].allocated_at is None
+
+
+def test_heads_tell_a_buffer_that_is_written_to(closer: Closer) -> None:
+    mine = {anchor: head for anchor, head in closer.heads.items() if anchor.startswith("train.")}
+    assert mine == {"train.filled": b"\7" * 64, "train.single[*]": b"\7" * 64}

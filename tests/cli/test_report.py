@@ -1,0 +1,117 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from memtriage.cli import app
+from memtriage.model import Mark
+from memtriage.store.layout import RankIdentity, record_path
+from memtriage.store.records import End, RecordedFinding, Start
+from memtriage.store.writer import RankWriter
+
+MiB = 1024**2
+
+
+def write_rank(top, rank, world_size, *, leaking=False, end=True, run="job"):
+    with RankWriter(record_path(top, RankIdentity(run, 0, rank, world_size, rank))) as writer:
+        writer.write(
+            "start", Start(run_id=run, rank=rank, world_size=world_size, time=1.0, argv=["train.py"])
+        )
+        for step in range(1, 5):
+            writer.write(
+                "mark",
+                Mark(
+                    name="step",
+                    step=step,
+                    microbatch=0,
+                    rank=rank,
+                    time_s=float(step),
+                    device="cuda:0",
+                    allocated=step * MiB,
+                ),
+            )
+        if leaking:
+            finding = RecordedFinding(
+                kind="leak", device="cuda:0", rank=rank, holder="losses[*]", bytes_per_step=MiB, final=end
+            )
+            writer.write("finding", finding)
+        if end:
+            writer.write("end", End(verdict="leak" if leaking else "clean", steps=4, time_s=4.0))
+
+
+def test_terminal_report(tmp_path, capsys):
+    write_rank(tmp_path / "out", 0, 2)
+    write_rank(tmp_path / "out", 1, 2, leaking=True)
+    assert app.main(["report", str(tmp_path / "out")]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.startswith("LEAK  1.0 MiB per step on cuda:0\n")
+    assert "leak on cuda:0, rank 1 only" in out
+    assert "losses[*]" in out
+
+
+def test_json_alone_on_stdout(tmp_path, capfdbinary):
+    write_rank(tmp_path / "out", None, 1)
+    assert app.main(["report", str(tmp_path / "out"), "--json"]) == 0
+    out, err = capfdbinary.readouterr()
+    assert err == b""
+    report = json.loads(out)
+    assert (report["schema"], report["verdict"], report["steps"]) == (1, "clean", 4)
+    assert len(report["marks"]) == 4
+
+
+def test_node_local_directories_are_merged(tmp_path, capfdbinary):
+    write_rank(tmp_path / "node0", 0, 2)
+    write_rank(tmp_path / "node1", 1, 2, leaking=True)
+    assert app.main(["report", str(tmp_path / "node0"), str(tmp_path / "node1"), "--json"]) == 0
+    report = json.loads(capfdbinary.readouterr().out)
+    assert report["ranks"] == {"seen": 2, "of": 2}
+    assert report["verdict"] == "leak"
+
+
+def test_a_run_that_was_killed(tmp_path, capfdbinary):
+    write_rank(tmp_path / "out", None, 1, leaking=True, end=False)
+    assert app.main(["report", str(tmp_path / "out"), "--json"]) == 0
+    report = json.loads(capfdbinary.readouterr().out)
+    assert report["verdict"] == "killed"
+    assert report["findings"][0]["holder"] == "losses[*]"
+
+
+def test_a_process_killed_in_mid_write_is_read_up_to_its_last_line(tmp_path, capfdbinary):
+    code = f"""
+import os, signal, socket, sys
+from pathlib import Path
+from memtriage.model import Mark
+from memtriage.store.records import Start
+from memtriage.store.writer import RankWriter
+writer = RankWriter(Path({str(tmp_path)!r}) / "run" / "0" / "rank-00000.jsonl")
+writer.write("start", Start(run_id="run", pid=os.getpid(), host=socket.gethostname()))
+for step in range(1, 101):
+    writer.write("mark", Mark(name="step", step=step, microbatch=0, rank=None, time_s=0.1, device="cpu"))
+os.write(writer._fd, b'{{"t":"mark","name":"st')
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == -9
+    assert app.main(["report", str(tmp_path), "--json"]) == 0
+    report = json.loads(capfdbinary.readouterr().out)
+    assert (report["verdict"], report["steps"], len(report["marks"])) == ("killed", 100, 100)
+
+
+@pytest.mark.parametrize("what", ["absent", "empty", "garbled", "forbidden"])
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+def test_what_cannot_be_read_is_one_line_and_status_2(what, flags, tmp_path, capsys):
+    path = tmp_path / "out"
+    if what != "absent":
+        path.mkdir()
+    if what == "garbled":
+        (path / "rank-00000.jsonl").write_bytes(os.urandom(64))
+    if what == "forbidden":
+        (path / "rank-00000.jsonl").mkdir()
+    assert app.main(["report", str(path), *flags]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("memtriage report: ")
+    assert err.count("\n") == 1
+    assert str(path) in err

@@ -1,0 +1,614 @@
+"""`memtriage run` end to end: real scripts in processes of their own, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
+KINDS = {
+    "leak", "garbage_cycle", "residue", "fragmentation", "private_pool", "stream_pool", "out_of_memory",
+    "pinned_rounding", "malloc_retention", "worker_copy_on_write", "shared_memory", "host_limit",
+    "rank_differs",
+}  # fmt: skip
+NUMBER, TEXT, NOTHING = (int,), (str,), (type(None),)
+REPORT = {
+    "schema": NUMBER, "verdict": TEXT, "steps": NUMBER, "findings": (list,), "marks": (list,),
+    "ledger": (dict,), "exception": TEXT + NOTHING, "ranks": (dict,),
+}  # fmt: skip
+FINDING = {
+    "kind": TEXT, "device": TEXT, "rank": NUMBER + NOTHING, "bytes": NUMBER + NOTHING,
+    "bytes_per_step": NUMBER + NOTHING, "bytes_per_microbatch": NUMBER + NOTHING, "holder": TEXT + NOTHING,
+    "also_held_by": (list,), "allocated_at": TEXT + NOTHING, "mechanism": TEXT + NOTHING,
+    "fix": TEXT + NOTHING, "playbook": TEXT + NOTHING, "phase": TEXT + NOTHING, "step": NUMBER + NOTHING,
+    "evidence": (list,),
+}  # fmt: skip
+MARK = {
+    "name": TEXT, "step": NUMBER, "microbatch": NUMBER, "rank": NUMBER + NOTHING, "time_s": (float,),
+    "device": TEXT, "allocated": NUMBER + NOTHING, "reserved": NUMBER + NOTHING,
+    "requested": NUMBER + NOTHING, "outside": NUMBER + NOTHING, "host_rss": NUMBER + NOTHING,
+    "host_pinned": NUMBER + NOTHING,
+}  # fmt: skip
+ROW = {"row": TEXT, "bytes": NUMBER, "owner": TEXT + NOTHING, "detail": TEXT + NOTHING}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of one watched script. `report` is None where no JSON was written."""
+
+    folder: Path
+    status: int
+    report: dict[str, Any] | None
+    stdout: str
+    stderr: str
+
+    @property
+    def judged(self) -> dict[str, Any]:
+        assert self.report is not None, self.stderr[-3000:]
+        return self.report
+
+    def records(self) -> list[dict[str, Any]]:
+        """All lines of the only record."""
+        (path,) = self.folder.glob("runs/*/*/rank-*.jsonl")
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write(folder: Path, source: str, name: str = "train.py") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(source))
+    return path
+
+
+def command(folder: Path, *words: str) -> list[str]:
+    own = ["-o", str(folder / "runs"), "--json", str(folder / "report.json")]
+    return [sys.executable, "-m", "memtriage", "run", *own, *words]
+
+
+def outcome(folder: Path, status: int, stdout: str, stderr: str) -> Run:
+    path = folder / "report.json"
+    report = json.loads(path.read_text()) if path.exists() else None
+    return Run(folder, status, report, stdout, stderr)
+
+
+def run(folder: Path, source: str, *args: str) -> Run:
+    script = write(folder, source)
+    done = subprocess.run(
+        command(folder, str(script), *args), cwd=folder, env=ENV, capture_output=True, text=True, timeout=120
+    )
+    return outcome(folder, done.returncode, done.stdout, done.stderr)
+
+
+def report_again(folder: Path) -> dict[str, Any]:
+    """What `memtriage report DIR --json` says."""
+    done = subprocess.run(
+        [sys.executable, "-m", "memtriage", "report", str(folder / "runs"), "--json"],
+        env=ENV, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def assert_shape(record: dict[str, Any], shape: dict[str, tuple[type, ...]]) -> None:
+    assert set(record) == set(shape)
+    for key, kinds in shape.items():
+        assert type(record[key]) in kinds, (key, record[key])
+
+
+def assert_report(report: dict[str, Any]) -> None:
+    """The report has exactly the keys of schema 1, each of its type."""
+    assert_shape(report, REPORT)
+    assert report["schema"] == 1
+    assert_shape(report["ranks"], {"seen": NUMBER, "of": NUMBER})
+    for mark in report["marks"]:
+        assert_shape(mark, MARK)
+    for finding in report["findings"]:
+        assert_shape(finding, FINDING)
+        assert finding["kind"] in KINDS
+        assert all(type(text) is str for text in [*finding["also_held_by"], *finding["evidence"]])
+    for rows in report["ledger"].values():
+        assert rows
+        for row in rows:
+            assert_shape(row, ROW)
+
+
+# --- a healthy script ---------------------------------------------------------------------------------------
+
+CLEAN = """
+    import memtriage
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, Dataset
+
+    class Preprocessed(Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            w = torch.ones(4, requires_grad=True)
+            optimizer = torch.optim.SGD([w], lr=0.1)
+            w.sum().backward()
+            optimizer.step()
+            memtriage.mark("in a worker")
+            memtriage.step()
+            return w.detach() * index
+
+    def main():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 1))
+        optimizer = torch.optim.AdamW(model.parameters())
+        for step in range(60):
+            x = torch.randn(32, 64)
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == 9:
+                memtriage.mark("after refit")
+        loader = DataLoader(Preprocessed(), batch_size=2, num_workers=2)
+        print("rows", sum(len(batch) for batch in loader))
+
+    main()
+"""
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(tmp_path_factory.mktemp("clean"), CLEAN)
+
+
+def test_a_healthy_script_is_clean(clean: Run) -> None:
+    assert clean.status == 0
+    report = clean.judged
+    assert_report(report)
+    assert report["verdict"] == "clean"
+    assert report["findings"] == []
+    assert report["exception"] is None
+    assert report["steps"] == 60
+    assert report["ranks"] == {"seen": 1, "of": 1}
+    assert set(report["ledger"]) == {"host"}
+    assert clean.stderr.count("CLEAN") == 1
+
+
+def test_stdout_is_the_script_s_alone(clean: Run) -> None:
+    assert clean.stdout == "rows 8\n"
+
+
+def test_a_healthy_run_takes_one_census(clean: Run) -> None:
+    assert clean.stderr.count("taking a census") == 1
+
+
+def test_marks_are_made_by_backward_step_and_name(clean: Run) -> None:
+    marks = [(mark["name"], mark["step"], mark["microbatch"]) for mark in clean.judged["marks"]]
+    steps = [
+        each
+        for step in range(1, 61)
+        for each in [("backward", step - 1, 1), ("step", step, 1), ("after refit", 10, 1)]
+        if each[0] != "after refit" or step == 10
+    ]
+    assert [mark for mark in marks if mark[0] != "time"] == [("start", 0, 0), *steps, ("end", 60, 1)]
+    first = clean.judged["marks"][0]
+    assert first["device"] == "cpu" and first["rank"] is None and first["host_rss"] > 0
+
+
+def test_the_host_s_ledger_is_nearly_closed(clean: Run) -> None:
+    rows = clean.judged["ledger"]["host"]
+    unexplained = sum(abs(row["bytes"]) for row in rows if row["row"] == "unexplained")
+    assert unexplained <= 0.03 * sum(row["bytes"] for row in rows)
+    tensors = {row["owner"]: row["bytes"] for row in rows if row["row"] == "CPU tensors"}
+    parameters = 4 * (64 * 128 + 128 + 128 + 1)
+    assert tensors["parameter"] == tensors["gradient"] == parameters
+    assert tensors["optimizer state"] == pytest.approx(2 * parameters, abs=64)  # and four step counters
+
+
+def test_workers_of_a_data_loader_write_no_records(clean: Run) -> None:
+    kinds = [line["t"] for line in clean.records()]
+    assert kinds.count("start") == kinds.count("end") == 1
+    assert "in a worker" not in {mark["name"] for mark in clean.judged["marks"]}
+
+
+# --- a leaking script, watched and unwatched ----------------------------------------------------------------
+
+LEAK = """
+    import sys
+    import torch
+    from torch import nn
+    from torch.autograd import profiler
+    from torch.utils.checkpoint import checkpoint
+
+    calls = 0
+
+    class Wrap(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, loss):
+            ctx.context = [x, x * 2]
+            return loss * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            return None, grad
+
+    def block(layer, x):
+        global calls
+        calls += 1
+        return torch.relu(layer(x))
+
+    def main():
+        torch.manual_seed(0)
+        layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        optimizer = torch.optim.AdamW(layers.parameters())
+        losses = {"lm": []}
+        for step in range(24):
+            x = inputs = torch.randn(256 + 8 * (step % 3), 64)
+            for layer in layers:
+                x = checkpoint(block, layer, x, use_reentrant=False)
+            loss = Wrap.apply(inputs, x.square().mean())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses["lm"].append(loss)
+
+    def memory(events):
+        live = peak = 0
+        changes = [event.nbytes() for event in events if event.name() == "[memory]"]
+        for change in changes:
+            live += change
+            peak = max(peak, live)
+        return len(changes), peak
+
+    with profiler.profile(profile_memory=True) as profile:
+        main()
+    print("calls", calls)
+    print("allocations and frees, peak of live bytes:", *memory(profile.kineto_results.events()))
+"""
+
+
+@pytest.fixture(scope="module")
+def leak(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run(tmp_path_factory.mktemp("leak"), LEAK)
+
+
+def test_a_leak_is_named_with_all_that_a_finding_has(leak: Run) -> None:
+    report = leak.judged
+    assert leak.status == 0
+    assert_report(report)
+    assert report["verdict"] == "leak"
+    assert report["steps"] == 24
+    finding = report["findings"][0]
+    assert finding["kind"] == "leak"
+    assert finding["device"] == "cpu"
+    assert finding["rank"] is None
+    assert finding["holder"] == "frame main(): losses['lm'][*] -> grad_fn WrapBackward -> ctx.context[1]"
+    assert finding["allocated_at"] == "train.py:13 in forward"
+    assert "ctx.context" in finding["mechanism"] and "detach" in finding["fix"]
+    assert finding["playbook"] == "M20"
+    kept = [2 * 4 * 64 * (256 + 8 * (step % 3)) for step in range(24)]
+    assert min(kept) <= finding["bytes_per_step"] == finding["bytes_per_microbatch"] <= max(kept)
+    assert finding["bytes"] <= sum(kept) + 24 * 4
+    assert 0 < finding["step"] <= 24
+    assert any("full at step" in line for line in finding["evidence"])
+    assert "LEAK" in leak.stderr and "ctx.context" in leak.stderr
+
+
+def test_watching_allocates_no_tensor_keeps_none_and_runs_no_checkpoint_twice(leak: Run) -> None:
+    plain = subprocess.run(
+        [sys.executable, str(leak.folder / "train.py")],
+        cwd=leak.folder, env=ENV, capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert "calls 144\n" in plain.stdout
+    assert leak.stdout == plain.stdout
+
+
+def test_the_record_gives_the_same_report_again(leak: Run) -> None:
+    assert report_again(leak.folder) == leak.judged
+
+
+# --- how a script ends --------------------------------------------------------------------------------------
+
+HOST_LEAK = """
+    import os, signal, sys
+    import memtriage
+
+    kept = []
+
+    def train(steps):
+        for step in range(steps):
+            kept.append(bytearray(200_000))
+            memtriage.step()
+
+    assert "torch" not in sys.modules
+    train({steps})
+    memtriage.mark("before the end")
+    print("ready", flush=True)
+    {end}
+"""
+
+
+def host_leak(end: str, steps: int = 40) -> str:
+    return textwrap.dedent(HOST_LEAK).format(end=end, steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "exception"),
+    [
+        ("pass", 0, None),
+        ("sys.exit(3)", 3, None),
+        ("sys.exit('no more data')", 1, None),
+        ("raise ValueError('the loss is nan')", 1, "ValueError: the loss is nan"),
+        ("raise KeyboardInterrupt", -signal.SIGINT, "KeyboardInterrupt"),
+    ],
+)
+def test_a_script_ends_as_it_would_and_has_its_verdict(
+    tmp_path: Path, end: str, status: int, exception: str | None
+) -> None:
+    done = run(tmp_path, host_leak(end))
+    assert done.status == status
+    assert done.stdout == "ready\n"
+    assert done.stderr.count("no more data") == (1 if "no more data" in end else 0)
+    report = done.judged
+    assert_report(report)
+    assert (report["verdict"], report["exception"], report["steps"]) == ("leak", exception, 40)
+    assert [mark["name"] for mark in report["marks"]][-2:] == ["before the end", "end"]
+    finding = report["findings"][0]
+    assert (finding["kind"], finding["device"], finding["holder"]) == ("leak", "host", "train.kept[*]")
+    assert finding["bytes_per_step"] == pytest.approx(200_000, rel=0.01)
+    assert finding["allocated_at"] == "train.py:9 in train"
+
+
+def interrupted(folder: Path, source: str, signum: int) -> Run:
+    """A script that waits for its input behind the line `ready` gets a signal there."""
+    script = write(folder, source)
+    with subprocess.Popen(
+        command(folder, str(script)), cwd=folder, env=ENV, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signum)
+        stdout, stderr = process.communicate(timeout=60)
+    return outcome(folder, process.returncode, stdout, stderr)
+
+
+@pytest.mark.parametrize(
+    ("signum", "exception"),
+    [
+        (signal.SIGTERM, "terminated by SIGTERM"),
+        (signal.SIGINT, "KeyboardInterrupt"),
+    ],
+)
+def test_a_signal_ends_the_script_and_the_report_comes_first(
+    tmp_path: Path, signum: int, exception: str
+) -> None:
+    done = interrupted(tmp_path, host_leak("sys.stdin.readline(); print('not reached')"), signum)
+    assert done.status == -signum
+    assert done.stdout == ""
+    report = done.judged
+    assert_report(report)
+    assert (report["verdict"], report["exception"], report["steps"]) == ("leak", exception, 40)
+    assert report["findings"][0]["holder"] == "train.kept[*]"
+    assert done.stderr.count("LEAK") == 1
+    assert report_again(tmp_path) == report
+
+
+@pytest.mark.parametrize(("steps", "kinds"), [(6, []), (40, ["leak"])])
+def test_after_sigkill_the_record_still_speaks(tmp_path: Path, steps: int, kinds: list[str]) -> None:
+    done = run(tmp_path, host_leak("os.kill(os.getpid(), signal.SIGKILL)", steps))
+    assert (done.status, done.report) == (-signal.SIGKILL, None)
+    report = report_again(tmp_path)
+    assert_report(report)
+    assert (report["verdict"], report["steps"], report["exception"]) == ("killed", steps, None)
+    assert [mark["step"] for mark in report["marks"] if mark["name"] == "step"] == list(range(1, steps + 1))
+    assert [finding["kind"] for finding in report["findings"]] == kinds
+
+
+def test_a_script_that_leaves_by_os_exit_keeps_its_status(tmp_path: Path) -> None:
+    done = run(tmp_path, host_leak("os._exit(7)", 6))
+    assert done.status == 7
+    assert report_again(tmp_path)["steps"] == 6
+
+
+def test_a_script_without_a_step_is_clean(tmp_path: Path) -> None:
+    done = run(tmp_path, "import sys; sys.exit(4)")
+    report = done.judged
+    assert_report(report)
+    assert (done.status, report["verdict"], report["steps"]) == (4, "clean", 0)
+    assert [mark["name"] for mark in report["marks"]] == ["start", "end"]
+    assert report["ledger"]["host"]
+
+
+def test_a_module_of_a_package_is_run(tmp_path: Path) -> None:
+    write(tmp_path, "", "pkg/__init__.py")
+    write(tmp_path, "import sys, memtriage; memtriage.step(); print(__name__, sys.argv[1:])", "pkg/train.py")
+    done = subprocess.run(
+        command(tmp_path, "-m", "pkg.train", "--lr", "1"),
+        cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    made = outcome(tmp_path, done.returncode, done.stdout, done.stderr)
+    assert made.stdout == "__main__ ['--lr', '1']\n"
+    assert (made.status, made.judged["verdict"], made.judged["steps"]) == (0, "clean", 1)
+
+
+def test_a_directory_that_cannot_be_written_costs_the_record_not_the_run(tmp_path: Path) -> None:
+    script = write(tmp_path, host_leak("sys.exit(3)"))
+    result = tmp_path / "report.json"
+    done = subprocess.run(
+        [*command(tmp_path)[:4], "-o", "/proc/no/such", "--json", str(result), str(script)],
+        cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (3, "ready\n")
+    assert done.stderr.count("memtriage: cannot write /proc/no/such") == 1
+    assert "Traceback" not in done.stderr
+    report = json.loads(result.read_text())
+    assert_report(report)
+    assert (report["verdict"], report["steps"]) == ("leak", 40)
+    assert report["findings"][0]["holder"] == "train.kept[*]"
+
+
+# --- other processes ----------------------------------------------------------------------------------------
+
+CHILDREN = """
+    import multiprocessing
+    import os
+    import sys
+    import memtriage
+    from memtriage import _active
+
+    def work(name):
+        memtriage.mark(name)
+        for _ in range(3):
+            memtriage.step()
+        session = _active.session
+        return name, os.getpid() != PARENT, session is not None and session.running
+
+    PARENT = int(os.environ.setdefault("PARENT", str(os.getpid())))
+
+    if __name__ == "__main__":
+        memtriage.step()
+        for method in ("fork", "spawn"):
+            with multiprocessing.get_context(method).Pool(1) as pool:
+                print(pool.apply(work, (method,)), flush=True)
+        memtriage.step()
+        child = os.fork()
+        memtriage.mark("both")
+        if child:
+            print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        else:
+            sys.exit(5)
+"""
+
+
+def test_children_of_the_script_are_not_watched(tmp_path: Path) -> None:
+    done = run(tmp_path, CHILDREN)
+    assert done.status == 0, done.stderr
+    assert done.stdout.splitlines() == ["('fork', True, False)", "('spawn', True, False)", "child 5"]
+    assert done.stderr.count("CLEAN") == 1
+    kinds = [line["t"] for line in done.records()]
+    assert kinds.count("start") == kinds.count("end") == 1
+    names = [mark["name"] for mark in done.judged["marks"]]
+    assert names == ["start", "step", "step", "both", "end"]
+
+
+# --- memory runs out ----------------------------------------------------------------------------------------
+
+OUT_OF_MEMORY = """
+    import resource
+    import torch
+    from torch import nn
+
+    MIB = 1 << 20
+    history = []
+
+    def allow(headroom):
+        with open("/proc/self/statm") as statm:
+            in_use = int(statm.read().split()[0]) * resource.getpagesize()
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        resource.setrlimit(resource.RLIMIT_AS, (in_use + headroom * MIB, hard))
+
+    def evaluate(model, x):
+        with torch.no_grad():
+            for layer in model:
+                x = layer(x)
+            return x.repeat(64, 64)
+
+    def main():
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)])
+        optimizer = torch.optim.AdamW(model.parameters())
+        try:
+            allow(4096)
+            torch.empty(8192 * MIB)
+        except RuntimeError:
+            print("went on")
+        for step in range(16):
+            x = torch.randn(ROWS, WIDTH)
+            loss = model(x).sum()
+            BEFORE_BACKWARD
+            loss.backward()
+            BEFORE_STEP
+            optimizer.step()
+            optimizer.zero_grad()
+            AFTER_STEP
+
+    main()
+"""
+
+
+@dataclass(frozen=True)
+class Death:
+    """When the limit is set, and what follows: playbook entry, phase, completed steps."""
+
+    entry: str
+    phase: str
+    steps: int
+    width: int = 512
+    rows: str = "64"
+    before_backward: str = "pass"
+    before_step: str = "pass"
+    after_step: str = "pass"
+
+
+# What fails asks for several times the headroom, and what goes before it for a fraction of it.
+DEATHS = [
+    Death("M14", "backward", 0, width=4096, before_backward="allow(48)"),
+    Death("M17", "optimizer", 0, width=4096, before_step="allow(48)"),
+    Death(
+        "M15", "evaluation", 14, rows="1024",
+        after_step="history.append(x.clone()); "
+        "step == 13 and (allow(96), evaluate(model, x))",
+    ),
+    Death("M16", "forward", 5, rows="65536 if step == 5 else 64", after_step="step == 4 and allow(400)"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=DEATHS, ids=[death.entry for death in DEATHS])
+def dead(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Death, Run]:
+    death: Death = request.param
+    source = textwrap.dedent(OUT_OF_MEMORY)
+    for word in ("width", "rows", "before_backward", "before_step", "after_step"):
+        source = source.replace(word.upper(), str(getattr(death, word)))
+    return death, run(tmp_path_factory.mktemp(death.entry), source)
+
+
+def test_when_memory_ran_out(dead: tuple[Death, Run]) -> None:
+    death, done = dead
+    report = done.judged
+    assert_report(report)
+    assert (done.status, report["verdict"], done.stdout) == (1, "out_of_memory", "went on\n")
+    assert report["steps"] == death.steps
+    assert report["exception"].startswith("RuntimeError: ")
+    assert "can't allocate memory" in report["exception"]
+    (finding,) = [each for each in report["findings"] if each["kind"] == "out_of_memory"]
+    assert (finding["playbook"], finding["phase"], finding["step"]) == (death.entry, death.phase, death.steps)
+    assert finding["device"] == "cpu"
+    assert finding["bytes"] >= 64 << 20
+    assert finding["fix"] and finding["mechanism"]
+    assert any("host allocation failed" in line for line in finding["evidence"])
+    assert "OUT OF MEMORY" in done.stderr.upper()
+    others = [each["holder"] for each in report["findings"] if each["kind"] == "leak"]
+    assert others == (["train.history[*]"] if death.entry == "M15" else [])
+
+
+def test_a_survived_error_is_no_death(clean: Run, tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import memtriage
+        for step in range(12):
+            memtriage.step()
+            try:
+                bytearray(1 << 62)
+            except MemoryError:
+                continue
+        """,
+    )
+    report = done.judged
+    assert (done.status, report["verdict"], report["findings"]) == (0, "clean", [])
+    assert report["exception"] is None

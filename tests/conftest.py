@@ -1,0 +1,103 @@
+"""A user's program for tests to look at: a module of its own, with a real file outside site-packages."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from memtriage.account.census import Look, View
+from memtriage.model.census import Census, StorageRecord
+
+
+class Program:
+    """Runs source text as a module, and finds again in a census what that text has made.
+
+    In the source, `made(tensor)` notes a tensor's storage (by address: nothing is held) under the name of
+    the current case, or under its second argument; `look()` takes a census and keeps it as `census`.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
+        self.file = folder / f"{name}.py"
+        self.case = ""
+        self.census: Census | None = None
+        self._noted: dict[tuple[int, str], None] = {}
+        self.module = ModuleType(name)
+        self.module.__file__ = str(self.file)
+        self.module.__dict__.update(made=self.made, look=self.look)
+        sys.modules[name] = self.module
+
+    def __getitem__(self, name: str) -> Any:
+        """A variable of the program."""
+        return self.module.__dict__[name]
+
+    def run(self, source: str, case: str = "") -> None:
+        self.case = case
+        text = textwrap.dedent(source)
+        with self.file.open("a", encoding="utf-8") as stream:
+            start = stream.tell() and len(self.file.read_text().splitlines())
+            stream.write(f"{text}\n")
+        exec(compile("\n" * start + text, str(self.file), "exec"), self.module.__dict__)
+
+    def made(self, tensor: Any, case: str | None = None) -> Any:
+        self._noted[tensor.untyped_storage().data_ptr(), case or self.case] = None
+        return tensor
+
+    def look(self, ask: Callable[[View], None] | None = None) -> None:
+        with Look() as view:
+            self.census = view.census()
+            if ask is not None:
+                ask(view)
+
+    def records(self, case: str = "") -> list[StorageRecord]:
+        """What the census says of the storages noted in a case."""
+        assert self.census is not None
+        wanted = {address for address, name in self._noted if name == case}
+        return [record for record in self.census.storages if record.address in wanted]
+
+    def holders(self, case: str = "") -> set[str | None]:
+        return {record.holder for record in self.records(case)}
+
+    def owners(self, case: str = "") -> set[str]:
+        return {record.owner for record in self.records(case)}
+
+    def end(self) -> None:
+        """Lets go of everything the program made."""
+        self.module.__dict__.clear()
+        if sys.modules.get(self.name) is self.module:
+            del sys.modules[self.name]
+        gc.collect()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Program]:
+    """A program named `train`."""
+    made = Program(tmp_path, "train")
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[str, str], str], Program]]:
+    """Runs many cases in one program named `train` and takes one census of them all."""
+    shown: list[Program] = []
+
+    def show(cases: dict[str, str], prelude: str) -> Program:
+        made = Program(tmp_path_factory.mktemp("gallery"), "train")
+        shown.append(made)
+        made.run(prelude)
+        for case, source in cases.items():
+            made.run(source, case)
+        made.look()
+        return made
+
+    yield show
+    for each in shown:
+        each.end()

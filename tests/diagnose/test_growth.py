@@ -1,0 +1,111 @@
+"""Growth: what leaks is suspected, what only moves is not, and filling up is told from leaking."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtriage.diagnose.growth import (
+    Series,
+    floor_growth,
+    floors,
+    steps_left,
+    suspects,
+    suspects_within_step,
+    went_on,
+)
+
+KIB = 1024
+
+
+def series(values: list[int]) -> Series:
+    made = Series()
+    for step, value in enumerate(values, 1):
+        made.add(step, value)
+    return made
+
+
+def looked_at_each_step(values: list[int]) -> bool:
+    made, said = Series(), False
+    for step, value in enumerate(values, 1):
+        made.add(step, value)
+        said = suspects(made) or said
+    return said
+
+
+@given(
+    st.integers(64 * KIB, 1 << 30),
+    st.integers(0, 1 << 34),
+    st.integers(1, 5),
+)
+def test_steady_growth_is_suspected_within_ten_steps(rate: int, base: int, first_jump: int) -> None:
+    values = [base] + [base + first_jump * rate + rate * step for step in range(9)]
+    assert looked_at_each_step(values)
+
+
+@pytest.mark.parametrize("every", [2, 3, 4])
+def test_growth_every_few_steps_is_suspected(every: int) -> None:
+    assert looked_at_each_step([1000 * KIB + (step // every) * 64 * KIB for step in range(40)])
+
+
+def test_growth_below_noise_is_suspected() -> None:
+    chance = random.Random(7)
+    values = [(chance.randrange(32) + 100) * 1024 * KIB + step * 2048 * KIB for step in range(40)]
+    assert looked_at_each_step(values)
+
+
+@given(st.lists(st.integers(0, 1 << 30), min_size=1, max_size=5), st.integers(10, 60))
+def test_a_flat_or_periodic_counter_is_never_suspected(cycle: list[int], length: int) -> None:
+    values = [cycle[step % len(cycle)] for step in range(length * len(cycle))]
+    assert floor_growth(series(values)) is None
+
+
+def test_optimizer_state_at_the_first_step_is_no_growth() -> None:
+    assert not looked_at_each_step([100 * KIB, 300 * KIB] + [300 * KIB] * 40)
+
+
+def test_growth_of_bookkeeping_is_no_growth() -> None:
+    assert not looked_at_each_step([10_000_000 + 64 * step for step in range(200)])
+
+
+@given(st.integers(1, 1 << 20), st.integers(3, 20))
+def test_micro_batches_that_rise_are_suspected_by_the_fourth(extra: int, count: int) -> None:
+    values = [5_000_000 + (64 * KIB + extra) * index for index in range(count)]
+    assert suspects_within_step(values[:4]) == (count >= 4)
+
+
+def test_the_first_gradients_and_flat_accumulation_are_not() -> None:
+    assert not suspects_within_step([0, 4_000_000, 4_000_000, 4_000_000, 4_000_000])
+    assert not suspects_within_step([0, 4_000_000])
+
+
+def test_filling_to_a_bound_stopped_and_a_leak_went_on() -> None:
+    filling = series([min(step, 14) * 64 * KIB for step in range(40)])
+    leaking = series([step * 64 * KIB for step in range(40)])
+    assert went_on(filling, since=12, rate=64 * KIB) is False
+    assert went_on(leaking, since=12, rate=64 * KIB) is True
+    assert went_on(leaking, since=36, rate=64 * KIB) is None
+
+
+@given(st.lists(st.integers(0, 100), min_size=3, max_size=50), st.integers(1, 3))
+def test_floors_cover_every_value(values: list[int], windows: int) -> None:
+    low = floors(values, windows)
+    assert len(low) == windows
+    assert min(low) == min(values)
+
+
+def test_a_long_series_stays_bounded_and_keeps_its_ends() -> None:
+    made = series(list(range(20_000)))
+    assert len(made.values) <= 4096
+    assert made.positions[0] == 1
+    assert made.positions[-1] == 20_000
+    assert made.positions == sorted(made.positions)
+
+
+def test_projection() -> None:
+    assert steps_left(1000, 400, 100.0) == 6
+    assert steps_left(None, 400, 100.0) is None
+    assert steps_left(1000, 400, 0.0) is None

@@ -1,0 +1,208 @@
+"""`memtriage run` on a real GPU: a real model's ledger, a leak, the moments of an out-of-memory error."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LLAMA = """
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32_000, hidden_size=2048, intermediate_size=5632, num_hidden_layers=22,
+        num_attention_heads=16, num_key_value_heads=8, max_position_embeddings=1024,
+    )
+    model = LlamaForCausalLM(config).to(device="cuda", dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    print("parameters", sum(p.numel() for p in model.parameters()))
+    for step in range(5):
+        ids = torch.randint(0, 32_000, (4, 512), device="cuda")
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+LEAK = """
+    import torch
+    from torch import nn
+
+    class Wrap(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, loss):
+            ctx.context = [x, x * 2]
+            return loss * 1
+
+        @staticmethod
+        def backward(ctx, grad):
+            return None, grad
+
+    def main():
+        model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 1)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        losses = {"lm": []}
+        for step in range(24):
+            x = torch.randn(1024, 256, device="cuda")
+            loss = Wrap.apply(x, (model(x) ** 2).mean())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses["lm"].append(KEEP)
+
+    main()
+"""
+
+
+def run(tmp_path: Path, source: str, *, expect: int | None = 0) -> dict[str, Any]:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(source))
+    out = tmp_path / "out.json"
+    command = [sys.executable, "-m", "memtriage", "run", "-o", str(tmp_path / "runs"), "--json", str(out)]
+    done = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=300)
+    print(done.stderr[-6000:])
+    if expect is not None:
+        assert done.returncode == expect, done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result
+
+
+def test_a_llama_s_ledger_closes_and_names_its_owners(tmp_path: Path) -> None:
+    report = run(tmp_path, LLAMA)
+    assert report["verdict"] == "clean", report["findings"]
+    rows = report["ledger"]["cuda:0"]
+    total = sum(row["bytes"] for row in rows)
+    print(json.dumps(rows, indent=1))
+    unexplained = sum(abs(row["bytes"]) for row in rows if row["row"] == "unexplained")
+    assert unexplained <= 0.005 * total
+    requested = [row for row in rows if row["row"] == "requested"]
+    unnamed = sum(row["bytes"] for row in rows if row["row"] == "c++ only" and not row["owner"])
+    named = sum(row["bytes"] for row in requested) + sum(
+        row["bytes"] for row in rows if row["row"] == "c++ only" and row["owner"]
+    )
+    assert named >= 0.995 * (named + unnamed)
+    owners = {row["owner"] for row in requested}
+    assert {"parameter", "gradient", "optimizer state"} <= owners
+    host = report["ledger"]["host"]
+    rss = sum(row["bytes"] for row in host)
+    assert sum(abs(row["bytes"]) for row in host if row["row"] == "unexplained") <= 0.03 * rss
+
+
+def test_a_leak_is_named_and_its_cure_is_clean(tmp_path: Path) -> None:
+    report = run(tmp_path, LEAK.replace("KEEP", "loss"))
+    assert report["verdict"] == "leak"
+    finding = report["findings"][0]
+    assert finding["device"] == "cuda:0"
+    assert finding["holder"] == "frame main(): losses['lm'][*] -> grad_fn WrapBackward -> ctx.context[1]"
+    assert finding["allocated_at"] == "train.py:8 in forward"
+    assert finding["bytes_per_step"] == pytest.approx(1024 * 256 * 4 * 1, rel=1.1)
+    assert "detach" in finding["fix"]
+    (tmp_path / "cured").mkdir()
+    cured = run(tmp_path / "cured", LEAK.replace("KEEP", "loss.detach()"))
+    assert cured["verdict"] == "clean", cured["findings"]
+
+
+COUNTERS = """
+    import json, os, sys, torch
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint
+
+    calls = 0
+
+    def block(layer, x):
+        global calls
+        calls += 1
+        return torch.relu(layer(x))
+
+    def main():
+        torch.manual_seed(0)
+        layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(6)).cuda()
+        optimizer = torch.optim.AdamW(layers.parameters())
+        seen = []
+        for step in range(14):
+            x = torch.randn(256 + 8 * (step % 3), 512, device="cuda")
+            for layer in layers:
+                x = checkpoint(block, layer, x, use_reentrant=False)
+            x.sum().backward()
+            seen.append(torch.cuda.memory_allocated())
+            optimizer.step()
+            seen.append((torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()))
+            optimizer.zero_grad()
+        print(json.dumps({"seen": seen, "calls": calls, "reserved": torch.cuda.memory_reserved()}))
+
+    main()
+"""
+
+
+def test_memory_is_the_same_to_the_byte_and_checkpoints_run_as_often(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(COUNTERS))
+    env = {**os.environ, "MEMTRIAGE_DIR": str(tmp_path / "runs")}
+    plain = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    watched = subprocess.run(
+        [sys.executable, "-m", "memtriage", "run", str(script)],
+        capture_output=True, text=True, check=True, env=env,
+    )  # fmt: skip
+    assert json.loads(watched.stdout) == json.loads(plain.stdout)
+
+
+OOM = """
+    import torch
+    from torch import nn
+
+    def evaluate(model, x):
+        with torch.no_grad():
+            for layer in model:
+                x = layer(x)
+            return x.repeat(BIG, 1)
+
+    def main():
+        torch.cuda.set_per_process_memory_fraction(FRACTION)
+        model = nn.Sequential(*[nn.Linear(4096, 4096, bias=False) for _ in range(16)]).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for step in range(6):
+            rows = ROWS
+            x = torch.randn(rows, 4096, device="cuda")
+            loss = model(x).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            EVALUATE
+
+    main()
+"""
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("limit", "rows", "evaluate", "entry", "phase"),
+    [
+        (2 * GIB, "1024", "", "M14", "backward"),
+        (3 * GIB, "64", "", "M17", "optimizer"),
+        (8 * GIB, "64", "evaluate(model, x)", "M15", "evaluation"),
+        (8 * GIB, "64 if step < 4 else 65536", "", "M16", "forward"),
+    ],
+)
+def test_when_memory_ran_out(
+    tmp_path: Path, limit: int, rows: str, evaluate: str, entry: str, phase: str
+) -> None:
+    import torch
+
+    fraction = limit / torch.cuda.get_device_properties(0).total_memory
+    source = OOM.replace("FRACTION", f"{fraction:.6f}").replace("ROWS", rows)
+    source = source.replace("EVALUATE", evaluate or "pass").replace("BIG", "10_000")
+    report = run(tmp_path, source, expect=1)
+    assert report["verdict"] == "out_of_memory"
+    finding = report["findings"][0]
+    assert finding["kind"] == "out_of_memory"
+    assert (finding["playbook"], finding["phase"]) == (entry, phase), finding
+    assert finding["bytes"]
+    assert report["exception"].startswith("OutOfMemoryError")
+    assert report["ledger"]["cuda:0"]

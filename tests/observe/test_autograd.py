@@ -1,0 +1,163 @@
+"""The graph's edges are read without running anything."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from memtriage.observe.autograd import NodeReader, creation_site, is_node_type, next_nodes
+
+
+class Saver(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, None, other)
+        ctx.note = "kept"
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return g, None
+
+
+def leaf(n: int = 4) -> torch.Tensor:
+    return torch.ones(n, requires_grad=True)
+
+
+def saved(node: Any) -> dict[str, Any]:
+    return dict(NodeReader().saved_values(node))
+
+
+def test_node_types() -> None:
+    out = Saver.apply(leaf(), torch.ones(4))
+    assert is_node_type(type(out.grad_fn))
+    assert is_node_type(type((out * 2).grad_fn))
+    assert is_node_type(type(out.grad_fn.next_functions[0][0]))
+    assert not is_node_type(torch.Tensor)
+    assert not is_node_type(torch.nn.Linear)
+
+
+def test_saved_by_an_operator() -> None:
+    a, b = leaf(), leaf()
+    found = saved((a * b).grad_fn)
+    assert set(found) == {"saved self", "saved other"}
+    assert found["saved self"] is a
+    assert found["saved other"] is b
+
+
+def test_saved_lists_are_numbered() -> None:
+    indices = [torch.tensor([0, 1]), torch.tensor([1, 0])]
+    found = saved(leaf(9).view(3, 3)[tuple(indices)].grad_fn)
+    assert {name for name in found if "indices" in name} == {"saved indices[0]", "saved indices[1]"}
+    assert [found[f"saved indices[{at}]"].data_ptr() for at in (0, 1)] == [
+        each.data_ptr() for each in indices
+    ]
+
+
+def test_saved_by_a_custom_function_without_the_unset_ones() -> None:
+    x, other = leaf(), torch.ones(4)
+    found = saved(Saver.apply(x, other).grad_fn)
+    assert set(found) == {"saved[0]", "saved[2]"}
+    assert found["saved[2]"] is other
+
+
+def test_nothing_is_saved_after_backward() -> None:
+    product = leaf() * leaf()
+    custom = Saver.apply(leaf(), torch.ones(4))
+    for out in (product, custom):
+        out.sum().backward()
+        assert saved(out.grad_fn) == {}
+
+
+@contextmanager
+def packing(calls: list[str]) -> Iterator[None]:
+    def unpack(packed: Any) -> Any:
+        calls.append("unpack")
+        return packed["tensor"]
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: {"tensor": tensor.clone()}, unpack):
+        yield
+
+
+def test_packed_objects_are_read_without_unpacking() -> None:
+    calls: list[str] = []
+    with packing(calls):
+        out = leaf().exp()
+    (packed,) = saved(out.grad_fn).values()
+    assert isinstance(packed, dict)
+    assert torch.equal(packed["tensor"], out)
+    assert calls == []
+    out.sum().backward()
+    assert calls == ["unpack"]
+
+
+def test_a_tensor_changed_in_place_since_is_still_read() -> None:
+    x = leaf() * 1
+    out = x.sin()
+    x.mul_(2)
+    assert saved(out.grad_fn)["saved self"].data_ptr() == x.data_ptr()
+    with pytest.raises(RuntimeError, match="inplace"):
+        out.sum().backward()
+
+
+def test_referents_of_a_node() -> None:
+    x, other = leaf(), torch.ones(4)
+    node = Saver.apply(x, other).grad_fn
+    reader = NodeReader()
+    found = reader.referents(node)
+    assert any(each is other for each in found)
+    assert any(type(each) is dict and each.get("note") == "kept" for each in found)
+    (accumulates,) = next_nodes(node)
+    assert any(each is accumulates for each in found)
+    assert any(each is x for each in reader.referents(accumulates))
+    assert id(other) in reader.saved
+    assert id(accumulates) not in reader.saved
+
+
+def test_next_nodes_leave_out_inputs_without_gradient() -> None:
+    assert [type(node).__name__ for node in next_nodes((leaf() * torch.ones(4)).grad_fn)] == [
+        "AccumulateGrad"
+    ]
+    assert next_nodes(next_nodes((leaf() * 2).grad_fn)[0]) == []
+
+
+def test_placeholders_of_a_checkpoint_lead_to_it() -> None:
+    runs: list[int] = []
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return x.sin().exp()
+
+    x = leaf() * 1
+    out = checkpoint(block, x, use_reentrant=False)
+    (placeholder,) = saved(out.grad_fn).values()
+    reader = NodeReader()
+
+    def types() -> set[str]:
+        return {type(each).__name__ for each in reader.placeholder_referents(placeholder)}
+
+    assert "_CheckpointFrame" not in types()
+    reader.find_checkpoints(gc.get_objects())
+    assert "_CheckpointFrame" in types()
+    assert runs == [1]
+    out.sum().backward()
+    assert runs == [1, 1]
+
+
+@pytest.mark.parametrize("custom", [False, True])
+def test_creation_site_is_what_anomaly_mode_noted(custom: bool) -> None:
+    def forward() -> torch.Tensor:
+        return Saver.apply(leaf(), torch.ones(4)) if custom else leaf() * 2
+
+    assert creation_site(forward().grad_fn) is None
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        node = forward().grad_fn
+    stack = creation_site(node)
+    assert stack is not None
+    assert "in forward" in stack[-1] or "in forward" in stack[-2]

@@ -1,0 +1,102 @@
+"""Classes are read without asking their metaclasses."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import OrderedDict
+from typing import Any
+
+from memtriage.observe.classes import (
+    attributes_of,
+    bases_of,
+    declares,
+    instance_dict,
+    module_of,
+    name_of,
+    qualified_name_of,
+    read_member,
+)
+
+
+class Meta(type):
+    __module__ = property(lambda cls: 1 / 0)  # type: ignore[assignment]
+    __name__ = property(lambda cls: 1 / 0)  # type: ignore[assignment]
+    __mro__ = property(lambda cls: 1 / 0)  # type: ignore[assignment]
+    __dict__ = property(lambda cls: 1 / 0)  # type: ignore[assignment]
+
+    def __getattr__(cls, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class Odd(metaclass=Meta):
+    def step(self) -> None: ...
+
+
+class Numbered:
+    __module__ = 17  # type: ignore[assignment]
+
+
+class Proxy:
+    __dict__ = property(lambda self: 1 / 0)  # type: ignore[assignment]
+
+
+class Slotted:
+    __slots__ = ("empty", "full")
+
+    def __init__(self) -> None:
+        self.full = "yes"
+
+
+def test_metaclasses_are_not_asked() -> None:
+    assert name_of(Odd) == qualified_name_of(Odd) == "Odd"
+    assert bases_of(Odd) == (Odd, object)
+    assert "step" in attributes_of(Odd)
+    assert declares(Odd, "step")
+    assert not declares(Odd, "zero_grad")
+
+
+def test_module_of_a_class() -> None:
+    assert module_of(OrderedDict) == "collections"
+    assert module_of(Odd) == __name__
+    assert module_of(Numbered) == ""
+
+
+def test_declares_looks_at_bases_but_not_at_instances() -> None:
+    class Below(Odd):
+        pass
+
+    assert declares(Below, "step")
+    assert not declares(types.SimpleNamespace, "extra")
+
+
+def test_instance_dict_is_the_real_one() -> None:
+    class Plain:
+        pass
+
+    plain = Plain()
+    plain.__dict__["a"] = 1
+    assert instance_dict(plain) is plain.__dict__
+    assert instance_dict(functools.partial(print)) == {}
+    assert instance_dict(Slotted()) is None
+    assert instance_dict([]) is None
+
+
+def test_a_dict_that_a_class_makes_up_is_not_taken() -> None:
+    class Plain:
+        pass
+
+    class Hiding(Plain):
+        __dict__ = property(lambda self: 1 / 0)  # type: ignore[assignment]
+
+    hiding = Hiding()
+    hiding.real = 1  # type: ignore[attr-defined]
+    assert instance_dict(hiding) == {"real": 1}
+    assert instance_dict(Proxy()) is None
+
+
+def test_read_member_gives_none_for_an_empty_slot() -> None:
+    members = attributes_of(Slotted)
+    assert read_member(members["full"], Slotted()) == "yes"
+    assert read_member(members["empty"], Slotted()) is None
+    assert read_member(members["full"], 17) is None

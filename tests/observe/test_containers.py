@@ -1,0 +1,143 @@
+"""Containers that grow between two walks, and what their entries weigh."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict, defaultdict, deque
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from memtriage.observe.containers import GrownContainer, container_lengths, deep_size, grown_containers
+from memtriage.observe.heap import HeapGraph, Walk
+
+ENTRY = 20_000
+
+SOURCE = """
+import collections
+import numpy as np
+
+class Record:
+    def __init__(self):
+        self.text = bytes(20_000)
+
+listed, mapped, keyed = [0], {"first": 0}, {0: bytes(20_000)}
+recent = collections.deque([0])
+counted = collections.defaultdict(list, a=[])
+ordered = collections.OrderedDict(a=0)
+several = {bytes(20_000)}
+raw = bytearray(b"0")
+arrays = [np.ones(1)]
+records = [Record()]
+steady, shrinking, replaced, empty = [0], [0, 1, 2], [0], []
+
+def grow():
+    global replaced
+    for i in range(1, 5):
+        listed.append(bytes(20_000))
+        mapped[f"k{i}"] = bytes(20_000)
+        recent.append(bytes(20_000))
+        counted[i].append(bytes(20_000))
+        ordered[i] = bytes(20_000)
+        several.add(bytes([i]) * 20_000)
+        arrays.append(np.ones(2_500)[:100])
+        records.append(Record())
+        empty.append(bytes(20_000))
+    raw.extend(bytes(80_000))
+    shrinking.pop()
+    replaced = [bytes(20_000) for _ in range(5)]
+"""
+
+
+@pytest.fixture
+def grown(program: Any) -> dict[str, GrownContainer]:
+    program.run(SOURCE)
+    names = {id(value): name for name, value in vars(program.module).items()}
+    with Walk() as graph:
+        before = container_lengths(graph)
+    program["grow"]()
+    with Walk() as graph:
+        found = grown_containers(graph, before, most=1000)
+        return {names.get(id(graph.objects[each.position]), "?"): each for each in found}
+
+
+def test_growth_of_every_kind_of_container(grown: dict[str, GrownContainer]) -> None:
+    more = {name: (each.more, each.kind) for name, each in grown.items() if name != "?"}
+    assert more == {
+        "listed": (4, "list"),
+        "mapped": (4, "dict"),
+        "recent": (4, "deque"),
+        "counted": (4, "defaultdict"),
+        "ordered": (4, "OrderedDict"),
+        "several": (4, "set"),
+        "raw": (80_000, "bytearray"),
+        "arrays": (4, "list"),
+        "records": (4, "list"),
+    }
+    assert list(grown.values()) == sorted(grown.values(), key=lambda each: -each.more * each.entry_bytes)
+    for name in ("listed", "mapped", "recent", "counted", "ordered", "several", "arrays", "records"):
+        assert ENTRY <= grown[name].entry_bytes < ENTRY + 2_000, name
+        assert grown[name].native is None
+    assert 1 <= grown["raw"].entry_bytes < 100
+
+
+def test_what_was_there_before_and_did_not_grow_is_no_growth() -> None:
+    kept = [1, 2, 3]
+    with Walk() as graph:
+        before = container_lengths(graph)
+        assert before[id(kept)] == (3, id(kept[0]))
+        grown = grown_containers(graph, before)
+        assert not [each for each in grown if graph.objects[each.position] is kept]
+
+
+def small_graph() -> HeapGraph:
+    return HeapGraph()
+
+
+def test_deep_size_counts_parts_once_and_not_what_others_share() -> None:
+    graph = small_graph()
+    assert deep_size(graph, "x" * count(5_000)) > 5_000
+    assert deep_size(graph, {"a": ["x" * count(5_000)], "b": ("y" * count(5_000),)}) > 10_000
+    twice = ["x" * count(5_000)] * 2
+    assert 5_000 < deep_size(graph, twice) < 5_500
+    shared = "x" * count(5_000)
+    everybody = [[shared] for _ in range(10)]
+    assert deep_size(graph, everybody[0]) < 500
+
+
+def count(number: int) -> int:
+    """Keeps the compiler from making a constant, which the code would hold as well."""
+    return number
+
+
+def test_deep_size_of_arrays_is_that_of_their_memory() -> None:
+    base = np.ones(10_000)
+    assert deep_size(small_graph(), base) == base.nbytes
+    assert deep_size(small_graph(), base[:10]) == base.nbytes
+    assert deep_size(small_graph(), [base[:10], base[10:]]) < base.nbytes + 200
+
+
+def test_deep_size_leaves_out_what_is_accounted_for_elsewhere() -> None:
+    def function() -> None: ...
+
+    function.heavy = bytes(10_000)  # type: ignore[attr-defined]
+    klass = type("Heavy", (), {"heavy": bytes(10_000)})
+    for entry in (torch.ones(10_000), torch.nn.Linear(100, 100), function, klass, sys):
+        assert deep_size(small_graph(), [entry]) < 500
+
+
+def test_deep_size_ends_on_cycles_and_large_structures() -> None:
+    cycle: list[Any] = []
+    cycle.append(cycle)
+    assert deep_size(small_graph(), cycle) == sys.getsizeof(cycle)
+    assert deep_size(small_graph(), [[number] for number in range(100_000)]) < 100_000 * 100
+
+
+def test_entries_of_other_containers() -> None:
+    graph = small_graph()
+    for container in ([], {}, set(), deque(), OrderedDict(), defaultdict(list), bytearray()):
+        graph.objects.append(container)
+    lengths = container_lengths(graph)
+    assert [lengths[id(each)][0] for each in graph.objects] == [0] * 7

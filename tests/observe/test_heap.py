@@ -1,0 +1,278 @@
+"""The walk: order of roots, what is left to C++ and to garbage, and that it switches everything back."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from memtriage.observe import heap
+from memtriage.observe.classes import module_of
+from memtriage.observe.heap import (
+    BOUNDARY,
+    FUTURE,
+    KLASS,
+    MODULE,
+    NODE,
+    OPTIMIZER,
+    PLAIN,
+    TENSOR,
+    CodeOrigin,
+    FrameLocals,
+    HeapGraph,
+    KindTable,
+    Walk,
+)
+
+
+class Marked:
+    """Something to look for in a walk."""
+
+
+def position(graph: HeapGraph, kind: type) -> int:
+    (found,) = [at for at, obj in enumerate(graph.objects) if type(obj) is kind]
+    return found
+
+
+def root_of(graph: HeapGraph, at: int) -> int:
+    while graph.parents[at] >= 0:
+        at = graph.parents[at]
+    return at
+
+
+def test_graph_is_closed_and_has_each_object_once() -> None:
+    kept = torch.ones(4, requires_grad=True).exp()
+    with Walk() as graph:
+        size = len(graph.objects)
+        assert len(graph.parents) == size
+        assert len({id(obj) for obj in graph.objects}) == size
+        assert all(-1 <= above < at for at, above in enumerate(graph.parents))
+        assert all(graph.index[id(obj)] == at for at, obj in enumerate(graph.objects))
+        at = graph.index[id(kept)]
+        assert at in graph.tensors
+        assert graph.kind(at) == TENSOR
+        node = graph.index[id(kept.grad_fn)]
+        assert node in graph.nodes
+        assert graph.parents[node] == at
+        assert any(child is kept.grad_fn for child in graph.referents(at))
+        assert all(graph.kind(each) == NODE for each in graph.nodes)
+        assert all(graph.kind(each) == MODULE for each in graph.modules)
+        assert graph.first_own <= graph.first_unrooted <= graph.first_garbage <= size
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert graph.objects == graph.parents == graph.tensors == graph.nodes == []
+    assert graph.index == graph.root_names == {}
+
+
+def test_own_objects_are_no_part_of_the_program() -> None:
+    with Walk() as graph:
+        program = range(graph.first_own)
+        types_ = {type(graph.objects[at]) for at in program}
+        assert not [
+            kind for kind in types_ if module_of(kind).startswith("memtriage") and kind is not FrameLocals
+        ]
+        assert not [name for at, name in graph.root_names.items() if at in program and "memtriage" in name]
+
+
+def test_users_modules_come_before_frames_and_these_before_libraries(program: Any) -> None:
+    program.run("class Marked: pass\ndef walk(look):\n    mine = Marked()\n    return look(mine)")
+
+    def look(mine: Any) -> tuple[int, int, int]:
+        with Walk() as graph:
+            names = {name: at for at, name in graph.root_names.items() if name}
+            return names["train"], root_of(graph, graph.index[id(mine)]), names["json"]
+
+    user, frame, library = program["walk"](look)
+    assert user < frame < library
+
+
+def test_a_local_variable_is_reached_through_its_frame() -> None:
+    mine = Marked()
+    with Walk() as graph:
+        at = position(graph, Marked)
+        root = graph.objects[root_of(graph, at)]
+        assert (root.code, root.thread) == (sys._getframe().f_code, None)
+        assert dict(zip(root.names, root.values, strict=True))["mine"] is mine
+
+
+def test_ended_frames_are_roots_when_given() -> None:
+    def failing() -> None:
+        mine = Marked()
+        raise ValueError(id(mine))
+
+    try:
+        failing()
+    except ValueError as error:
+        trace = error.__traceback__
+        assert trace is not None and trace.tb_next is not None
+        frame = trace.tb_next.tb_frame
+        error.__traceback__ = None
+        del trace
+    with Walk([frame]) as graph:
+        assert graph.objects[root_of(graph, position(graph, Marked))].code.co_name == "failing"
+
+
+def test_garbage_is_told_from_what_cpp_holds() -> None:
+    class Cycle(Marked):
+        def __init__(self) -> None:
+            self.me = self
+
+    class Held(Marked):
+        pass
+
+    future: Any = torch.futures.Future()
+    future.set_result(Held())  # C++ holds the value
+    futures = weakref.ref(future)
+    gc.disable()
+    try:
+        Cycle()
+        with Walk() as graph:
+            cycle, held = position(graph, Cycle), position(graph, Held)
+            assert cycle >= graph.first_garbage
+            assert graph.objects[graph.parents[held]] is futures()
+            assert held < graph.first_own
+    finally:
+        gc.enable()
+
+
+def test_weak_references_hold_nothing() -> None:
+    class Thing(Marked):
+        pass
+
+    thing = Thing()
+    holders = {"weak": weakref.ref(thing), "proxy": weakref.proxy(thing)}
+    with Walk() as graph:
+        above = type(graph.objects[graph.parents[position(graph, Thing)]])
+        assert above is FrameLocals  # not the dict
+    del thing
+    assert holders["weak"]() is None
+    with Walk() as graph:
+        assert not [obj for obj in graph.objects if type(obj) is Thing]
+
+
+def test_optimizers_wait_for_the_model(program: Any) -> None:
+    program.run(
+        "import torch\nadam = torch.optim.AdamW([torch.nn.Parameter(torch.ones(9))])\n"
+        "class Model:\n    deep = {'a': {'b': [adam.param_groups[0]['params'][0]]}}\nmodel = Model()"
+    )
+    parameter = program["adam"].param_groups[0]["params"][0]
+    holder = program["model"].deep["a"]["b"]
+    with Walk() as graph:
+        optimizer = graph.index[id(program["adam"])]
+        assert optimizer in graph.optimizers
+        assert graph.objects[graph.parents[graph.index[id(parameter)]]] is holder
+
+
+def test_a_collector_that_is_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with Walk():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_failure_inside_the_walk_puts_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(left: object, kinds: object) -> None:
+        raise MemoryError("no room for the list")
+
+    calls: list[object] = []
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            calls.append(func)
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(heap, "_held_from_outside", fail)
+    with pytest.raises(MemoryError):
+        Walk().__enter__()
+    assert gc.isenabled()
+    with Mode():
+        torch.ones(1)
+    assert len(calls) == 1
+
+
+def test_modules_and_classes_of_a_function_die_with_it() -> None:
+    def step() -> list[weakref.ref[Any]]:
+        module = types.ModuleType("passing")
+        module.__dict__["Local"] = type("Local", (), {})
+        sys.modules["passing"] = module
+        with Walk():
+            pass
+        del sys.modules["passing"]
+        return [weakref.ref(module), weakref.ref(module.__dict__["Local"])]
+
+    gone = step()
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
+
+
+def test_kinds() -> None:
+    class Other:
+        step = zero_grad = None
+
+    class ZeroOptimizer(Other):
+        pass
+
+    class Subclass(torch.Tensor):
+        pass
+
+    kinds = KindTable()
+    known = {
+        torch.Tensor: TENSOR,
+        torch.nn.Parameter: TENSOR,
+        Subclass: TENSOR,
+        torch.nn.Linear: MODULE,
+        torch.optim.AdamW: OPTIMIZER,
+        ZeroOptimizer: OPTIMIZER,
+        Other: PLAIN,
+        types.ModuleType: BOUNDARY,
+        HeapGraph: BOUNDARY,
+        type: KLASS,
+        torch.futures.Future: FUTURE,
+        type(torch.ones(1, requires_grad=True).exp().grad_fn): NODE,
+        dict: PLAIN,
+    }
+    assert {kind: kinds[kind] for kind in known} == known
+
+
+def test_users_files_are_told_from_libraries() -> None:
+    origin = CodeOrigin()
+    users = [__file__, "/home/user/train.py"]
+    others = [torch.__file__, types.__file__, heap.__file__, "<string>", None, ""]
+    others.append("/opt/venv/lib/python3.11/site-packages/lightning/loop.py")
+    assert [origin.is_user_file(name) for name in users] == [True] * len(users)
+    assert [origin.is_user_file(name) for name in others] == [False] * len(others)
+    assert origin.is_own_file(heap.__file__)
+    assert not origin.is_own_file(__file__)
+
+
+def test_sparse_tensors_lead_to_their_parts() -> None:
+    coo = torch.eye(4).to_sparse().requires_grad_()
+    assert [part.shape for part in heap.sparse_parts(coo)] == [(2, 4), (4,)]
+    assert all(part.grad_fn is None for part in heap.sparse_parts(coo))
+    assert heap.is_sparse(coo)
+    assert not heap.is_sparse(torch.eye(4))
+
+
+def test_unfinished_and_failed_futures_hold_nothing_more() -> None:
+    waiting: Any = torch.futures.Future()
+    failed: Any = torch.futures.Future()
+    failed.set_exception(ValueError("no"))
+    finished: Any = torch.futures.Future()
+    value = Marked()
+    finished.set_result(value)
+    assert [
+        any(each is value for each in heap.future_referents(each)) for each in (waiting, failed, finished)
+    ] == [
+        False,
+        False,
+        True,
+    ]

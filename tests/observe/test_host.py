@@ -1,0 +1,390 @@
+"""Resident memory by class of mapping, by range, and of children, against memory of known size."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtriage.observe import host
+from memtriage.observe.host import (
+    ChildSample,
+    HostSample,
+    MemoryClasses,
+    MemoryMapping,
+    PinnedStats,
+    children,
+    dev_shm,
+    host_sample,
+    memory_classes,
+    parse_smaps,
+    pinned,
+    pinned_stats,
+    resident,
+    rss,
+)
+
+KIB, MIB = 1 << 10, 1 << 20
+PAGE = os.sysconf("SC_PAGE_SIZE")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+
+
+def printed_by(script: str) -> list[int]:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return [int(word) for word in done.stdout.split()]
+
+
+def entry(header: str, rss_kib: int, anonymous_kib: int = 0) -> str:
+    return (
+        f"{header}\nSize: 999 kB\nRss:      {rss_kib} kB\nPss: 1 kB\n"
+        f"Anonymous:  {anonymous_kib} kB\nVmFlags: rd wr\n"
+    )
+
+
+SMAPS = "".join(
+    [
+        entry("00400000-00500000 r--p 00000000 fe:00 10   /usr/bin/python3.12", 1),
+        entry("00500000-00600000 r-xp 00000000 fe:00 10   /usr/bin/python3.12", 2),
+        entry("0a975000-131b0000 rw-p 00000000 00:00 0    [heap]", 4, 4),
+        # an arena of a thread: starts at a multiple of 64 MiB, open in front, reserved behind
+        entry("7f0000000000-7f0000100000 rw-p 00000000 00:00 0", 8, 8),
+        entry("7f0000100000-7f0004000000 ---p 00000000 00:00 0", 0),
+        entry("7f0005000000-7f0006000000 rw-p 00000000 00:00 0", 16, 16),
+        entry("7f0006000000-7f0007000000 rw-p 00000000 00:00 0    [anon:cpython:pymalloc]", 32, 32),
+        entry("7f0007000000-7f0008000000 r--s 00000000 fe:00 20   /data/train set.bin", 64),
+        entry("7f0008000000-7f0009000000 rw-p 00000000 fe:00 21   /data/weights.pt (deleted)", 128, 100),
+        entry("7f0009000000-7f000a000000 rw-s 00000000 00:19 30   /dev/shm/torch_12_34_0 (deleted)", 256),
+        entry("7f000a000000-7f000b000000 rw-s 00000000 00:01 31   /memfd:buffer (deleted)", 512),
+        entry("7f000b000000-7f000c000000 rw-s 00000000 00:01 32   /SYSV00000000 (deleted)", 1024),
+        entry("7f000c000000-7f000d000000 rw-s 00000000 00:1b 33   /scratch/in_memory.bin", 2048),
+        entry("7f000d000000-7f000e000000 rw-s 00000000 00:01 2053 /dev/zero (deleted)", 4096),
+        entry("7f000e000000-7f000f000000 rw-p 00000000 00:06 7    /dev/zero", 8192, 8192),
+        entry("7f000f000000-7f0010000000 rw-s 00000000 00:06 40   /dev/nvidiactl", 16384),
+        entry("7f0010000000-7f0011000000 rw-p 00000000 fe:00 50   /opt/lib/libc10.so (deleted)", 32768, 1),
+        entry("7f0011000000-7f0012000000 r--p 00000000 fe:00 51   /opt/lib/libm.so.6.1", 65536),
+        entry("7ffc08cda000-7ffc08cfb000 rw-p 00000000 00:00 0    [stack]", 131072, 131072),
+        entry("7ffc08cfb000-7ffc08cfc000 r-xp 00000000 00:00 0    [vdso]", 262144),
+    ]
+)
+BY_CLASS = {
+    "library": 1 + 2 + 32768 + 65536,
+    "heap": 4 + 8,
+    "anonymous": 16 + 32 + 8192,
+    "file": 64 + 128,
+    "shared": 256 + 512 + 1024 + 2048,
+    "shared anonymous": 4096,
+    "device": 16384,
+    "stack": 131072,
+    "other": 262144,
+}
+
+
+def test_smaps_is_divided_into_classes_that_sum_to_the_total() -> None:
+    classes = parse_smaps(SMAPS, tmpfs=frozenset({"00:1b"}))
+    assert {kind: classes.resident(kind) // KIB for kind in BY_CLASS} == BY_CLASS  # type: ignore[arg-type]
+    assert classes.total == sum(BY_CLASS.values()) * KIB
+    assert classes.copied("file") == 100 * KIB
+    assert classes.mappings[7].name == "/data/train set.bin"
+
+
+def test_a_file_on_tmpfs_is_recognised_by_its_mount(tmp_path: Path) -> None:
+    (tmp_path / "smaps").write_text(SMAPS)
+    (tmp_path / "mountinfo").write_text(
+        "25 24 0:27 / /scratch rw,relatime - tmpfs tmpfs rw\n26 24 254:0 / / rw - ext4 /dev/vda rw\n"
+    )
+    classes = memory_classes(tmp_path)
+    assert classes is not None
+    assert classes.resident("shared") == BY_CLASS["shared"] * KIB
+
+
+def test_reserved_memory_that_ends_unaligned_makes_no_arena() -> None:
+    text = entry("7f0000000000-7f0000100000 rw-p 00000000 00:00 0", 8) + entry(
+        "7f0000100000-7f0003fff000 ---p 00000000 00:00 0", 0
+    )
+    assert parse_smaps(text).resident("heap") == 0
+
+
+def test_no_smaps_is_unknown(tmp_path: Path) -> None:
+    assert memory_classes(tmp_path) is None
+    (tmp_path / "smaps").write_text("")
+    assert memory_classes(tmp_path) is None
+
+
+@st.composite
+def address_spaces(draw: st.DrawFn) -> MemoryClasses:
+    at = 0
+    mappings = []
+    for gap, size in draw(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=8)):
+        mappings.append(MemoryMapping(at + gap, at + gap + size, "anonymous", size, 0, ""))
+        at += gap + size
+    return MemoryClasses(sum(mapping.rss for mapping in mappings), tuple(mappings))
+
+
+@given(classes=address_spaces(), start=st.integers(0, 130), size=st.integers(0, 60))
+def test_covering_yields_every_mapped_byte_of_the_range_once(
+    classes: MemoryClasses, start: int, size: int
+) -> None:
+    found = [byte for low, high, _ in classes.covering(start, start + size) for byte in range(low, high)]
+    mapped = [byte for mapping in classes.mappings for byte in range(mapping.start, mapping.end)]
+    assert found == [byte for byte in mapped if start <= byte < start + size]
+    for low, high, mapping in classes.covering(start, start + size):
+        assert mapping.start <= low < high <= mapping.end
+
+
+@linux
+def test_this_process_closes_against_its_own_smaps_rollup() -> None:
+    classes, sample = memory_classes(), host_sample()
+    assert classes is not None and sample.rss is not None
+    assert sum(mapping.rss for mapping in classes.mappings) == classes.total
+    assert abs(classes.total - sample.rss) < 16 * MIB
+    assert classes.resident("library") > MIB
+    assert classes.resident("stack") > 0
+
+
+@linux
+def test_shared_and_private_mappings_of_this_process_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "data.bin"
+    path.write_bytes(b"x" * (4 * MIB))
+    shared = mmap.mmap(-1, 3 * MIB)
+    shared[:] = b"y" * (3 * MIB)
+    values = np.memmap(path, dtype=np.uint8, mode="c")
+    assert values.sum() == ord("x") * 4 * MIB
+    values[: 2 * MIB] = 7
+    classes = memory_classes()
+    assert classes is not None
+    (mine,) = [mapping for mapping in classes.mappings if mapping.name == str(path)]
+    address = np.frombuffer(shared, dtype=np.uint8).ctypes.data
+    ((_, _, anonymous),) = classes.covering(address, address + 1)
+    assert mine.kind in ("file", "shared")  # shared where the test directory is on tmpfs
+    assert (mine.rss, mine.anonymous) == (4 * MIB, 2 * MIB)
+    assert (anonymous.kind, anonymous.rss) == ("shared anonymous", 3 * MIB)
+
+
+@linux
+class TestResident:
+    """Pages touched in an anonymous mapping of 64 pages, 4 KiB each even where huge pages are the rule."""
+
+    @pytest.fixture
+    def area(self) -> tuple[np.ndarray, int]:
+        memory = mmap.mmap(-1, 64 * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        values = np.frombuffer(memory, dtype=np.uint8)
+        return values, values.ctypes.data
+
+    def test_untouched_memory_is_not_resident(self, area: tuple[np.ndarray, int]) -> None:
+        _, address = area
+        assert resident(address, 64 * PAGE) == 0
+
+    def test_only_touched_pages_count(self, area: tuple[np.ndarray, int]) -> None:
+        values, address = area
+        values[5 * PAGE : 9 * PAGE] = 1
+        assert resident(address, 64 * PAGE) == 4 * PAGE
+
+    def test_a_range_inside_pages_counts_its_own_bytes(self, area: tuple[np.ndarray, int]) -> None:
+        values, address = area
+        values[0] = values[2 * PAGE] = 1  # pages 0 and 2
+        assert resident(address + 100, 2 * PAGE) == (PAGE - 100) + 100
+        assert resident(address + 100, 50) == 50
+        assert resident(address + PAGE + 1, 50) == 0
+
+    def test_a_range_read_in_pieces_gives_the_same(
+        self, area: tuple[np.ndarray, int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        values, address = area
+        values[::PAGE] = 1
+        monkeypatch.setattr(host, "_PAGEMAP_PIECE", 3)
+        assert resident(address + 10, 60 * PAGE) == 60 * PAGE
+        assert resident(address, 3 * PAGE) == 3 * PAGE
+        assert resident(address + 1, 2 * PAGE) == 2 * PAGE
+
+    def test_nothing_asked_nothing_found(self, area: tuple[np.ndarray, int]) -> None:
+        assert resident(area[1], 0) == 0
+
+    def test_unknown_off_linux(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sys, "platform", "darwin")
+        assert resident(PAGE, PAGE) is None
+
+
+@linux
+def test_rss_follows_touched_memory() -> None:
+    before = rss()
+    block = np.ones(64 * MIB, dtype=np.uint8)
+    after = rss()
+    assert before is not None and after is not None
+    assert block[-1] == 1
+    assert after - before > 48 * MIB
+
+
+@linux
+def test_a_forked_child_reads_its_own_rss() -> None:
+    before, in_child, in_parent = printed_by(
+        "import os, sys\n"
+        "from memtriage.observe.host import rss\n"
+        "before = rss()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    block = bytearray(b'x') * (64 << 20)\n"
+        "    print(before, rss(), flush=True)\n"
+        "    os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+        "print(rss())\n"
+    )
+    assert in_child - before > 48 * MIB
+    assert in_parent - before < 16 * MIB
+
+
+@linux
+def test_rss_survives_somebody_closing_its_descriptor() -> None:
+    assert rss() is not None
+    opened = host._STATM._opened
+    assert opened is not None
+    os.close(opened[1])
+    assert (rss() or 0) > MIB
+
+
+def test_rss_elsewhere_comes_from_psutil(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(psutil.Process, "memory_info", lambda self: SimpleNamespace(rss=12345))
+    assert rss() == 12345
+
+
+def test_importing_observes_nothing_and_loads_no_heavy_module() -> None:
+    script = (
+        "import sys\n"
+        "import memtriage.observe.host, memtriage.observe.malloc, memtriage.observe.cgroup\n"
+        "heavy = {'torch', 'numpy', 'psutil', 'duckdb', 'rich', 'pynvml'}\n"
+        "print(len(heavy & set(sys.modules)))"
+    )
+    assert printed_by(script) == [0]
+
+
+def test_host_sample_reads_both_files(tmp_path: Path) -> None:
+    (tmp_path / "status").write_text(
+        "Name:\tpython\nVmHWM:\t  900 kB\nVmLck:\t 5 kB\nVmRSS:\t 700 kB\n"
+        "RssAnon:\t 300 kB\nRssFile:\t 250 kB\nRssShmem:\t 150 kB\nVmSwap:\t 9 kB\nThreads:\t3\n"
+    )
+    assert host_sample(tmp_path) == HostSample(
+        rss=700 * KIB,
+        anon=300 * KIB,
+        file=250 * KIB,
+        shmem=150 * KIB,
+        swap=9 * KIB,
+        peak_rss=900 * KIB,
+        locked=5 * KIB,
+    )
+    (tmp_path / "smaps_rollup").write_text(
+        "55c3-7ffd ---p 00000000 00:00 0   [rollup]\n"
+        "Rss:      704 kB\nPss:      500 kB\nAnonymous:   304 kB\nSwap:     8 kB\nLocked:   0 kB\n"
+    )
+    sample = host_sample(tmp_path)
+    assert (sample.rss, sample.pss, sample.anon, sample.swap) == (704 * KIB, 500 * KIB, 304 * KIB, 8 * KIB)
+    assert (sample.shmem, sample.locked) == (150 * KIB, 5 * KIB)
+
+
+def test_host_sample_without_proc_is_unknown(tmp_path: Path) -> None:
+    assert host_sample(tmp_path) == HostSample()
+
+
+@linux
+def test_peak_is_at_least_the_present() -> None:
+    sample = host_sample()
+    assert sample.rss and sample.peak_rss and sample.anon
+    assert sample.peak_rss > sample.anon
+
+
+@pytest.fixture
+def child() -> subprocess.Popen[bytes]:
+    script = "import sys; print('ready', flush=True); sys.stdin.read()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    return process
+
+
+def of(process: subprocess.Popen[bytes]) -> list[ChildSample]:
+    return [sample for sample in children() if sample.pid == process.pid]
+
+
+@linux
+def test_a_child_is_listed_until_it_ends(child: subprocess.Popen[bytes]) -> None:
+    with child:
+        (sample,) = of(child)
+        assert sample.name.startswith("python")
+        assert "sys.stdin.read()" in sample.command
+        assert sample.rss and sample.pss and sample.uss
+        assert 0 < sample.uss <= sample.pss <= sample.rss
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, not yet waited for: a zombie
+        assert of(child) == []
+    assert child.returncode == -signal.SIGKILL
+    assert of(child) == []
+
+
+@linux
+def test_children_of_a_process_that_is_gone(child: subprocess.Popen[bytes]) -> None:
+    with child:
+        child.kill()
+    assert children(child.pid) == []
+
+
+def test_dev_shm_counts_torch_files(tmp_path: Path) -> None:
+    for name in ("torch_1_2_0", "torch_1_3_1", "sem.other", "psm_x"):
+        (tmp_path / name).write_bytes(b"")
+    use = dev_shm(tmp_path)
+    assert use is not None
+    assert use.torch_files == 2
+    assert 0 < use.used <= use.total
+
+
+def test_dev_shm_absent_is_unknown(tmp_path: Path) -> None:
+    assert dev_shm(tmp_path / "absent") is None
+
+
+def test_pinned_statistics_of_each_generation() -> None:
+    newer = {"allocated_bytes": {"current": 96}, "active_bytes": {"current": 64}, "num_host_alloc": 3}
+    older = {"reserved_bytes": {"current": 96}, "allocated_bytes": {"current": 64}, "segment": {"current": 2}}
+    assert pinned_stats(newer, True) == PinnedStats(owned=96, active=64, cached=32)
+    assert pinned_stats(newer, False) == PinnedStats(owned=96, active=None, cached=None)
+    assert pinned_stats(older, False) == PinnedStats(owned=96, active=None, cached=None)
+    assert pinned_stats({}, True) is None
+
+
+@pytest.mark.parametrize(
+    ("initialised", "version", "expected"),
+    [
+        (True, "2.13.0+cu130", PinnedStats(8, 2, 6)),
+        (True, "2.15.0a0+git12", PinnedStats(8, 2, 6)),
+        (True, "2.11.0+cu130", PinnedStats(8)),
+        (True, "2.8.0", PinnedStats(8)),
+        (False, "2.13.0", None),
+    ],
+)
+def test_pinned_asks_torch_only_after_cuda_began(
+    monkeypatch: pytest.MonkeyPatch, initialised: bool, version: str, expected: PinnedStats | None
+) -> None:
+    def stats() -> dict[str, dict[str, int]]:
+        assert initialised
+        return {"allocated_bytes": {"current": 8}, "active_bytes": {"current": 2}}
+
+    memory = SimpleNamespace(host_memory_stats_as_nested_dict=stats)
+    cuda = SimpleNamespace(is_initialized=lambda: initialised, memory=memory)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, __version__=version))
+    assert pinned() == expected
+
+
+def test_pinned_without_torch_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert pinned() is None
+    assert "torch" not in sys.modules

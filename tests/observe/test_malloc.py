@@ -1,0 +1,175 @@
+"""malloc's counters must follow what is allocated, and say nothing when malloc is not glibc's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memtriage.observe import malloc
+from memtriage.observe.malloc import malloc_info, parse_arenas, python_arenas
+
+MIB = 1 << 20
+needs_glibc = pytest.mark.skipif(malloc_info() is None, reason="no glibc 2.33 whose malloc is in use")
+
+
+@pytest.fixture
+def fresh_lookup() -> Iterator[None]:
+    malloc._mallinfo2.cache_clear()
+    yield
+    malloc._mallinfo2.cache_clear()
+
+
+@needs_glibc
+def test_a_large_block_is_in_use_and_mapped_until_freed() -> None:
+    before = malloc_info()
+    block = bytearray(64 * MIB)  # above the highest mmap threshold (32 MiB): a mapping of its own
+    during = malloc_info()
+    del block
+    after = malloc_info()
+    assert before and during and after
+    assert 64 * MIB <= during.in_use - before.in_use < 65 * MIB
+    assert 64 * MIB <= during.mapped - before.mapped < 65 * MIB
+    assert 64 * MIB <= during.from_kernel - before.from_kernel < 65 * MIB
+    assert after.mapped == before.mapped
+
+
+@needs_glibc
+def test_what_the_kernel_gave_is_in_use_or_free() -> None:
+    info = malloc_info()
+    assert info
+    assert info.in_use + info.free == info.from_kernel
+    assert info.mapped <= info.in_use
+    assert info.releasable_top <= info.free
+    assert info.free_chunks > 0
+
+
+@needs_glibc
+def test_a_freed_block_under_a_living_one_is_free_not_in_use() -> None:
+    script = (
+        "from memtriage.observe.malloc import malloc_info\n"
+        "blocks = [bytearray(100_000) for _ in range(400)]\n"
+        "before = malloc_info()\n"
+        "del blocks[:-1]\n"
+        "after = malloc_info()\n"
+        "print(before.in_use - after.in_use, after.free - before.free)\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    given_back, newly_free = (int(word) for word in printed.stdout.split())
+    assert 39_900_000 <= given_back < 40_100_000
+    assert 39_900_000 <= newly_free < 40_100_000
+
+
+def test_none_when_mallinfo2_is_not_glibcs(monkeypatch: pytest.MonkeyPatch, fresh_lookup: None) -> None:
+    homes = {"mallinfo2": 1, "gnu_get_libc_version": 2}
+    monkeypatch.setattr(malloc, "_object_of", lambda libc, symbol: homes[symbol])
+    assert malloc_info() is None
+
+
+@needs_glibc
+def test_the_first_call_leaves_nothing_behind(fresh_lookup: None) -> None:
+    before = malloc_info()
+    malloc._mallinfo2.cache_clear()
+    after = malloc_info()
+    assert before and after
+    assert after.in_use - before.in_use < MIB
+    assert after.mapped == before.mapped
+
+
+def test_none_off_linux(monkeypatch: pytest.MonkeyPatch, fresh_lookup: None) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert malloc_info() is None
+    assert python_arenas() is None
+
+
+BUMP_ALLOCATOR = """
+#include <stddef.h>
+#include <string.h>
+static char pool[1u << 30] __attribute__((aligned(64)));
+static size_t used;
+static void *take(size_t n) {
+    n = (n + 127) & ~(size_t)63;
+    size_t at = __sync_fetch_and_add(&used, n);
+    *(size_t *)(pool + at + 48) = n - 64;
+    return pool + at + 64;
+}
+void *malloc(size_t n) { return take(n); }
+void free(void *p) { }
+void *calloc(size_t a, size_t b) { return take(a * b); }
+void *realloc(void *p, size_t n) {
+    void *fresh = take(n);
+    if (p) { size_t old = *(size_t *)((char *)p - 16); memcpy(fresh, p, old < n ? old : n); }
+    return fresh;
+}
+"""
+WRAPPER = """
+#include <stddef.h>
+extern void *__libc_malloc(size_t);
+void *malloc(size_t n) { return __libc_malloc(n); }
+"""
+
+
+def preload(folder: Path, source: str) -> str:
+    """What `malloc_info()` prints in a Python with this source as a preloaded library."""
+    (folder / "other.c").write_text(source)
+    library = folder / "other.so"
+    subprocess.run(
+        ["cc", "-O1", "-fno-builtin", "-shared", "-fPIC", "-o", str(library), str(folder / "other.c")],
+        check=True,
+    )
+    script = "from memtriage.observe.malloc import malloc_info; print(malloc_info())"
+    environment = {**os.environ, "LD_PRELOAD": str(library)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+@needs_glibc
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_none_when_another_malloc_is_preloaded(tmp_path: Path) -> None:
+    assert preload(tmp_path, BUMP_ALLOCATOR) == "None"
+
+
+@needs_glibc
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_preloaded_wrapper_around_glibcs_malloc_changes_nothing(tmp_path: Path) -> None:
+    preloaded = preload(tmp_path, WRAPPER)
+    assert preloaded.startswith("MallocInfo(")
+
+
+def test_arena_line_is_read() -> None:
+    text = b"# arenas allocated current = 82\n82 arenas * 1048576 bytes/arena     =           85,983,232\n"
+    assert parse_arenas(text) == 82 * MIB
+    assert parse_arenas(b"no such line") is None
+
+
+def test_python_arenas_grow_with_small_objects() -> None:
+    if python_arenas() is None:
+        pytest.skip("this Python does not tell")
+    # A process of its own: in this one, arenas that earlier tests emptied would be filled first.
+    code = (
+        "from memtriage.observe.malloc import python_arenas as arenas; before = arenas(); "
+        "objects = [object() for _ in range(1_000_000)]; print(arenas() - before, arenas())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    grown, after = map(int, done.stdout.split())
+    assert grown >= 8 * MIB  # 16 bytes each
+    assert after % MIB == 0
+
+
+def test_python_arenas_unknown_without_pymalloc() -> None:
+    script = "from memtriage.observe.malloc import python_arenas; print(python_arenas())"
+    printed = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONMALLOC": "malloc"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert printed.stdout.strip() == "None"

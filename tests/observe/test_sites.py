@@ -1,0 +1,218 @@
+"""Allocation sites: the user's line, and recorders put back as they were."""
+
+from __future__ import annotations
+
+import linecache
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from memtriage.observe.sites import SiteRecorder, enclosing_function
+
+
+def site(marker: str, function: str) -> str:
+    """The site of the line that ends in a comment with this marker."""
+    lines = Path(__file__).read_text().splitlines()
+    (number,) = [at for at, line in enumerate(lines, 1) if line.endswith(f"# {marker}")]
+    return f"test_sites.py:{number} in {function}"
+
+
+@pytest.fixture
+def recorder() -> Iterator[SiteRecorder]:
+    made = SiteRecorder(None)
+    yield made
+    made.stop()
+    made.forget()
+    assert not tracemalloc.is_tracing()
+    assert not torch.is_anomaly_enabled()
+
+
+class Stash(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.noise = torch.rand(64)  # made in a context
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        return g
+
+
+class Block(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = x.exp()  # an activation
+        return hidden.sin()
+
+
+def plain_tensors() -> list[torch.Tensor]:
+    return [torch.ones(64) for _ in range(3)]  # plain
+
+
+def bytes_kept() -> list[bytes]:
+    return [bytes(50_000) for _ in range(4)]  # bytes
+
+
+def arrays_kept() -> list[Any]:
+    return [np.ones(10_000) for _ in range(4)]  # arrays
+
+
+def leaf() -> torch.Tensor:
+    return torch.ones(64, requires_grad=True)
+
+
+def test_tensors_made_while_objects_are_traced(recorder: SiteRecorder) -> None:
+    before = torch.ones(64)
+    recorder.trace_objects()
+    kept = plain_tensors()
+    out = Stash.apply(leaf())
+    recorder.collect()
+    assert {recorder.site_of(each) for each in kept} == {site("plain", "plain_tensors")}
+    assert recorder.site_of(out.grad_fn.noise) == site("made in a context", "forward")
+    assert recorder.site_of(before) is None
+    assert recorder.site_of(torch.ones(64)) is None
+
+
+def test_an_activation_that_only_the_graph_holds(recorder: SiteRecorder) -> None:
+    before = Block()(leaf())
+    recorder.trace_objects()
+    recorder.trace_nodes()
+    out = Block()(leaf())
+    stashed = Stash.apply(leaf())  # a custom function
+    recorder.collect()
+    inner = out.grad_fn.next_functions[0][0]
+    assert recorder.site_of(inner) == site("an activation", "forward")
+    assert (
+        recorder.site_of(stashed)
+        == recorder.site_of(stashed.grad_fn)
+        == site("a custom function", "test_an_activation_that_only_the_graph_holds")
+    )
+    assert recorder.site_of(before) is recorder.site_of(before.grad_fn) is None
+
+
+def test_sites_are_forgotten(recorder: SiteRecorder) -> None:
+    recorder.trace_objects()
+    (kept, *_) = plain_tensors()
+    recorder.collect()
+    assert recorder.site_of(kept) is not None
+    recorder.forget()
+    assert recorder.site_of(kept) is None
+    assert recorder.live_by_site() == {}
+
+
+def test_live_memory_by_line(recorder: SiteRecorder) -> None:
+    recorder.trace_objects()
+    kept = bytes_kept(), arrays_kept()
+    bytes_kept()  # gone at once
+    recorder.collect()
+    live = recorder.live_by_site()
+    assert 200_000 <= live[site("bytes", "bytes_kept")] < 210_000
+    assert 320_000 <= live[site("arrays", "arrays_kept")] < 330_000
+    del kept
+    assert not [name for name in live if "memtriage" in name]
+
+
+def test_paths_below_the_scripts_folder_are_relative() -> None:
+    recorder = SiteRecorder(str(Path(__file__).parents[1]))
+    recorder.trace_objects()
+    (kept, *_) = plain_tensors()
+    recorder.collect()
+    assert recorder.site_of(kept) == f"observe/{site('plain', 'plain_tensors')}"
+    recorder.forget()
+
+
+def test_everything_is_put_back(recorder: SiteRecorder, tmp_path: Path) -> None:
+    linecache.clearcache()
+    linecache.getline(__file__, 1)
+    torch.set_anomaly_enabled(False, True)
+    recorder.start()
+    assert not recorder.recording
+    recorder.trace_objects()
+    assert tracemalloc.is_tracing()
+    assert recorder.recording
+    recorder.trace_nodes()
+    assert not tracemalloc.is_tracing()  # one at a time
+    assert torch.is_anomaly_enabled()
+    assert not torch.is_anomaly_check_nan_enabled()
+    (torch.nn.Linear(4, 4)(torch.ones(4)) * leaf()[:4]).sum()
+    assert len(linecache.cache) > 1
+    recorder.stop()
+    recorder.stop()
+    assert not recorder.recording
+    assert not torch.is_anomaly_enabled()
+    assert torch.is_anomaly_check_nan_enabled()
+    assert set(linecache.cache) == {__file__}
+
+
+def test_anomaly_mode_is_off_inside_backward(recorder: SiteRecorder) -> None:
+    recorder.trace_nodes()
+    recorder.in_backward(True)
+    assert not torch.is_anomaly_enabled()
+    recorder.in_backward(False)
+    assert torch.is_anomaly_enabled()
+    assert not torch.is_anomaly_check_nan_enabled()
+
+
+def test_nan_in_backward_is_no_error(recorder: SiteRecorder) -> None:
+    recorder.trace_nodes()
+    x = leaf()
+    (x * float("nan")).sum().backward()
+    assert torch.isnan(x.grad).all()
+
+
+def test_what_the_program_switched_on_stays_on_as_it_is() -> None:
+    tracemalloc.start(3)
+    torch.set_anomaly_enabled(True, True)
+    try:
+        recorder = SiteRecorder(None)
+        recorder.start()
+        recorder.trace_objects()
+        recorder.trace_nodes()
+        recorder.in_backward(True)
+        assert torch.is_anomaly_enabled()
+        recorder.in_backward(False)
+        recorder.collect()
+        recorder.stop()
+        assert tracemalloc.is_tracing()
+        assert tracemalloc.get_traceback_limit() == 3
+        assert torch.is_anomaly_enabled()
+        assert torch.is_anomaly_check_nan_enabled()
+    finally:
+        torch.set_anomaly_enabled(False, True)
+        tracemalloc.stop()
+
+
+def test_tracing_that_the_program_switches_off_meanwhile(recorder: SiteRecorder) -> None:
+    recorder.trace_objects()
+    (kept, *_) = plain_tensors()
+    tracemalloc.stop()
+    recorder.collect()
+    assert recorder.site_of(kept) is None
+    assert recorder.live_by_site() == {}
+    assert not recorder.recording
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_what_the_program_switches_on_meanwhile_is_its_own(recorder: SiteRecorder) -> None:
+    recorder.trace_nodes()
+    with torch.autograd.detect_anomaly(check_nan=True):
+        assert torch.is_anomaly_check_nan_enabled()
+    recorder.stop()
+    assert not torch.is_anomaly_enabled()
+
+
+def test_enclosing_function(tmp_path: Path) -> None:
+    file = tmp_path / "code.py"
+    file.write_text(
+        "x = 1\nclass A:\n    def outer(self):\n        def inner():\n            pass\n        return x\n"
+    )
+    named = [enclosing_function(str(file), line) for line in range(1, 7)]
+    assert named == ["<module>", "<module>", "outer", "inner", "inner", "outer"]
+    assert enclosing_function(str(tmp_path / "missing.py"), 1) == "<module>"
+    broken = tmp_path / "broken.py"
+    broken.write_text("def :")
+    assert enclosing_function(str(broken), 1) == "<module>"

@@ -1,0 +1,89 @@
+"""Identity of storages, and what has none."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from memtriage.observe.tensors import StorageFacts, first_bytes, is_pinned, is_shared, storage_facts
+
+
+class Wrapper(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapper:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{func} was called")
+
+
+def facts(tensor: Any) -> StorageFacts | None:
+    with torch._C.DisableTorchFunction(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return storage_facts(tensor)
+
+
+def test_views_share_their_base() -> None:
+    base = torch.ones(100, dtype=torch.float64)
+    expected = StorageFacts("cpu", base.untyped_storage().data_ptr(), 800)
+    assert expected.address == base.data_ptr()
+    for tensor in (base, base[50:], base.view(10, 10).t(), base.detach(), torch.nn.Parameter(base)):
+        assert facts(tensor) == expected
+    assert facts(base.clone()) != expected
+
+
+def test_what_has_no_storage() -> None:
+    resized = torch.ones(9)
+    resized.untyped_storage().resize_(0)
+    with FakeTensorMode():
+        fake = torch.ones(9)
+    for tensor in (
+        torch.empty(0),
+        torch.empty(9, device="meta"),
+        fake,
+        resized,
+        torch.eye(3).to_sparse(),
+        Wrapper(torch.ones(9)),
+        torch.nn.parameter.UninitializedParameter(),
+    ):
+        assert facts(tensor) is None
+
+
+def test_wrappers_of_function_transforms_have_none() -> None:
+    seen: list[StorageFacts | None] = []
+    torch.vmap(lambda x: (seen.append(facts(x)), x * 2)[1])(torch.ones(3, 4))
+    assert seen == [None]
+
+
+def test_quantised_tensors_have_one() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tensor = torch.quantize_per_tensor(torch.ones(64), 0.1, 0, torch.quint8)
+    found = facts(tensor)
+    assert found is not None
+    assert found.nbytes == 64
+
+
+@pytest.mark.parametrize(("count", "expected"), [(4, b"\1\2\3\4"), (64, b"\1\2\3\4\5")])
+def test_first_bytes(count: int, expected: bytes) -> None:
+    tensor = torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8)
+    found = facts(tensor)
+    assert found is not None
+    assert first_bytes(tensor[2:], found, count) == expected
+
+
+def test_shared_and_pinned() -> None:
+    plain, shared = torch.ones(9), torch.ones(9).share_memory_()
+    assert [is_shared(plain), is_shared(shared)] == [False, True]
+    assert not is_shared(torch.eye(3).to_sparse())
+    if not torch.cuda.is_initialized():
+        assert not is_pinned(plain)
+        assert not torch.cuda.is_initialized()

@@ -1,0 +1,224 @@
+import io
+import re
+from typing import get_args
+
+import pytest
+from rich.console import Console
+
+from memtriage.diagnose.merge import RunContext
+from memtriage.model import Finding, FindingKind, LedgerRow, RankCount, Verdict
+from memtriage.report.terminal import console_for, render
+
+MiB = 1024**2
+GiB = 1024**3
+
+
+def shown(report, context=None, *, width=None, **options):
+    """The report as a file (no width) or as a terminal of that width shows it."""
+    if width is None:
+        stream = io.StringIO()
+        render(report, console_for(stream), context)
+        return stream.getvalue()
+    console = Console(
+        file=io.StringIO(), width=width, force_terminal=True, color_system=None, highlight=False, **options
+    )
+    render(report, console, context)
+    return console.file.getvalue()
+
+
+def unwrapped(text):
+    return re.sub(r"\s+", "", text)
+
+
+def test_the_verdict_comes_first(make_report, leak):
+    context = RunContext(argv=["train.py", "--lr", "3"], duration_s=92.0, runs_out_in=[196])
+    first, second, *_ = shown(make_report(leak()), context).splitlines()
+    assert first == "LEAK  164.0 MiB per step on cuda:0, out of memory in 196 steps"
+    assert second == "train.py --lr 3 · 41 steps · 1 min 32 s"
+
+
+def test_a_finding_tells_all_that_is_known(make_report, leak):
+    text = shown(make_report(leak()))
+    for value in (
+        leak().holder,
+        *leak().also_held_by,
+        leak().allocated_at,
+        leak().mechanism,
+        leak().fix,
+        *leak().evidence,
+        "6.6 GiB · 41.0 MiB per micro-batch",
+        "at step 41, in forward",
+        "M20 · Myths",
+    ):
+        assert value in text
+
+
+@pytest.mark.parametrize("width", [200, 100, 60, 40])
+def test_holder_and_site_are_whole_on_any_terminal(make_report, leak, width):
+    text = shown(make_report(leak()), width=width)
+    for value in (leak().holder, *leak().also_held_by, leak().allocated_at):
+        assert unwrapped(value) in unwrapped(text)
+    assert max(map(len, text.splitlines())) <= min(width, 120)
+
+
+def test_a_file_has_no_colour_no_trailing_space_and_whole_paths(make_report, leak, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    text = shown(make_report(leak()))
+    assert "\x1b" not in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+    assert leak().holder in text
+
+
+def test_a_terminal_has_colours_unless_they_are_refused(make_report, leak, monkeypatch):
+    def escapes():
+        console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=80)
+        render(make_report(leak()), console)
+        return set(re.findall(r"\x1b\[[0-9;]*m", console.file.getvalue()))
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert any("31" in code for code in escapes())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not any("3" in code for code in escapes())
+
+
+def test_a_stream_of_ascii_gets_ascii(make_report, leak):
+    buffer = io.BytesIO()
+    stream = io.TextIOWrapper(buffer, encoding="ascii")
+    render(make_report(leak(holder="modèle.cache[*]")), console_for(stream))
+    stream.flush()
+    text = buffer.getvalue().decode("ascii")
+    assert r"mod\xe8le.cache[*]" in text
+    assert "#" in text
+
+
+def test_names_cannot_move_the_cursor_or_make_markup(make_report, leak):
+    text = shown(make_report(leak(holder="d['\x1b[2Jx\r\n'] [bold]y[/bold] :smile:")))
+    assert r"d['\x1b[2Jx\r\n'] [bold]y[/bold] :smile:" in text
+
+
+def test_the_same_finding_on_many_ranks_is_told_once(make_report, leak):
+    findings = [leak(rank, device=f"cuda:{rank}", bytes_per_step=(164 + rank) * MiB) for rank in range(7)]
+    text = shown(make_report(*findings, ranks=8))
+    assert text.count("held by       train") == 1
+    assert "leak on cuda:0-6, 7 of 8 ranks (0-6)   164.0 MiB to 170.0 MiB per step" in text
+    assert "41 steps · 8 of 8 ranks" in text
+
+
+def test_a_leak_on_one_rank_names_it(make_report, leak):
+    assert "leak on cuda:0, rank 1 only" in shown(make_report(leak(1), ranks=2))
+
+
+def test_different_causes_are_told_apart(make_report, leak):
+    text = shown(make_report(leak(0), leak(1, holder="other[*]"), leak(0), ranks=2))
+    assert [line[:1] for line in text.splitlines() if re.match(r"\d  ", line)] == ["1", "2", "3"]
+
+
+def test_ranks_that_differ_are_one_block_with_the_evidence_of_each(make_report):
+    findings = [
+        Finding(kind="rank_differs", device="cuda:0", rank=rank, evidence=[f"evidence of {rank}"])
+        for rank in range(8)
+    ]
+    text = shown(make_report(*findings, verdict="clean", ranks=20))
+    assert text.count("rank differs") == 1
+    assert "- rank 5: evidence of 5" in text
+    assert "- and 2 more ranks" in text
+
+
+@pytest.mark.parametrize("verdict", get_args(Verdict))
+@pytest.mark.parametrize("width", [40, 100, None])
+def test_every_verdict_has_its_line_even_with_nothing_known(make_report, verdict, width):
+    report = make_report(verdict=verdict, steps=0, ledger={}, marks=[])
+    text = shown(report, width=width)
+    assert text.splitlines()[0].split("  ")[0] in {
+        "CLEAN",
+        "LEAK",
+        "RESIDUE",
+        "FRAGMENTATION",
+        "OUT OF MEMORY",
+        "KILLED",
+        "NOT JUDGED",
+    }
+
+
+@pytest.mark.parametrize("kind", get_args(FindingKind))
+def test_every_kind_has_its_block_even_with_nothing_known(make_report, kind):
+    text = shown(make_report(Finding(kind=kind, device="host"), verdict="clean"))
+    assert "\n1  " in text
+    assert "None" not in text
+
+
+def test_verdict_lines(make_report, leak):
+    def line(report, context=None):
+        return shown(report, context).splitlines()[0]
+
+    died = Finding(kind="out_of_memory", device="cuda:3", bytes=2 * GiB, step=41, phase="backward")
+    residue = Finding(kind="residue", device="cuda:0", bytes=3 * GiB)
+    limit = Finding(kind="host_limit", device="host")
+    assert line(make_report(verdict="clean")) == "CLEAN  no leak, residue or fragmentation found in 41 steps"
+    assert line(make_report(limit, verdict="clean")).endswith("; 1 other finding")
+    assert line(make_report(leak(), leak(holder="x"))).endswith("; 1 more leak below")
+    assert line(make_report(leak(bytes_per_step=None))) == "LEAK  41.0 MiB per micro-batch on cuda:0"
+    assert line(make_report(leak(), died, verdict="out_of_memory")) == (
+        "OUT OF MEMORY  cuda:3 at step 41, in backward: 2.0 GiB asked for; leaking 164.0 MiB per step"
+    )
+    assert line(make_report(residue, verdict="residue")) == "RESIDUE  3.0 GiB left behind on cuda:0"
+    assert line(make_report(limit, verdict="killed")) == (
+        "KILLED  the process is gone and wrote no end, after 41 steps; host memory was at its limit"
+    )
+    assert line(make_report(verdict="killed", ranks=8), RunContext(killed=[1, 2])) == (
+        "KILLED  2 of 8 ranks are gone and wrote no end, after 41 steps"
+    )
+    assert line(make_report(verdict="error")) == "NOT JUDGED  memtriage could not judge this run"
+
+
+def test_the_exception_is_told(make_report):
+    report = make_report(
+        verdict="out_of_memory", exception="torch.OutOfMemoryError: CUDA out of memory.\nTried"
+    )
+    assert "ended by      torch.OutOfMemoryError: CUDA out of memory. Tried" in shown(report)
+
+
+def test_the_ledger_shows_rows_sums_and_shares(make_report):
+    text = shown(make_report(verdict="clean"))
+    assert "cuda:0  4.6 GiB in use" in text
+    assert re.search(r"requested · parameter +3\.0 GiB +█{6}[▉-▏] +65\.1%", text)
+    assert re.search(r"requested · saved for backward +1\.0 GiB .*losses\[\*\]", text)
+    assert re.search(r"unexplained +-1\.0 MiB +-0\.1%", text)
+
+
+def test_a_detail_that_does_not_fit_beside_its_row_stands_below(make_report):
+    detail = " ".join(["largest held by"] + ["some.name"] * 9)
+    rows = [
+        LedgerRow(row="libraries", bytes=GiB, detail=detail),
+        LedgerRow(row="stacks", bytes=0, detail="short"),
+    ]
+    lines = shown(make_report(verdict="clean", ledger={"host": rows}, marks=[])).splitlines()
+    libraries = next(index for index, line in enumerate(lines) if "libraries" in line)
+    assert lines[libraries].endswith("100.0%")
+    below = lines[libraries + 1 : libraries + 3]
+    assert all(line.startswith("      ") for line in below)
+    assert " ".join(line.strip() for line in below) == detail
+    assert lines[libraries + 3].endswith("0.0%  short")
+
+
+def test_small_rows_of_a_long_ledger_become_one(make_report):
+    rows = [LedgerRow(row="big", bytes=GiB)] + [LedgerRow(row=f"r{index}", bytes=1000) for index in range(30)]
+    text = shown(make_report(verdict="clean", ledger={"host": rows}))
+    assert re.search(r"30 smaller rows +29\.3 KiB", text)
+    assert "r17" not in text
+
+
+def test_the_course_is_drawn_and_a_flat_one_told(make_report):
+    assert "█" in shown(make_report(verdict="clean", ledger={}))
+    flat = make_report(verdict="clean", ledger={})
+    for mark in flat.marks:
+        mark.allocated = GiB
+    assert "1.0 GiB, flat  step 1 to 41" in shown(flat)
+
+
+def test_notes_and_missing_ranks(make_report):
+    report = make_report(verdict="clean", ranks=2)
+    report.ranks = RankCount(seen=2, of=5)
+    text = shown(report, RunContext(missing=[2, 3, 4], notes=["something was cut"]))
+    assert "- no record of ranks 2-4" in text
+    assert "- something was cut" in text

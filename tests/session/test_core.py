@@ -1,0 +1,373 @@
+"""The session: marks go in, a record comes out, and nothing of it ever reaches the program."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memtriage.diagnose.leaks import CensusPoint
+from memtriage.model.census import Census
+from memtriage.observe.counters import Reading
+from memtriage.session import core, sampler
+from memtriage.session.core import Session
+from memtriage.session.investigation import Investigator
+from memtriage.session.sampler import Sampler
+from memtriage.store.layout import RankIdentity
+from memtriage.store.records import HostSample
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def censuses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Positions at which a census was asked for; none is taken: it would walk all that pytest holds."""
+    taken: list[int] = []
+    nothing = Census(storages=[], groups=[], nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
+
+    def census(self: Investigator, position: int, also: object = None, frames: object = None) -> CensusPoint:
+        taken.append(position)
+        return CensusPoint(position, nothing)
+
+    monkeypatch.setattr(Investigator, "census", census)
+    return taken
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    """A session that has begun."""
+    who = RankIdentity(run_id="run", restart=0, rank=None, world_size=1, local_rank=None)
+    made = Session(tmp_path, who, ["train.py", "--lr", "1"], str(tmp_path))
+    made.start()
+    yield made
+    made.finish()
+
+
+def lines(session: Session, kind: str) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in session.path.read_text().splitlines()]
+    return [record for record in records if record["t"] == kind]
+
+
+def marks(session: Session) -> list[tuple[str, int, int]]:
+    found = [(mark["name"], mark["step"], mark["microbatch"]) for mark in lines(session, "mark")]
+    return [mark for mark in found if mark[0] != "time"]
+
+
+def training() -> tuple[Any, Any]:
+    model = torch.nn.Linear(8, 8)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+# --- the record ---------------------------------------------------------------------------------------------
+
+
+def test_the_record_begins_with_who_runs_and_ends_with_how(session: Session) -> None:
+    model, optimizer = training()
+    model(torch.randn(2, 8)).sum().backward()
+    optimizer.step()
+    session.finish(exit_code=3)
+    (start,) = lines(session, "start")
+    assert (start["argv"], start["pid"], start["run_id"]) == (["train.py", "--lr", "1"], os.getpid(), "run")
+    assert start["torch"] == torch.__version__ and start["host_limit"] > 0
+    (end,) = lines(session, "end")
+    assert (end["verdict"], end["steps"], end["exit_code"], end["exception"]) == ("clean", 1, 3, None)
+    assert end["device_limits"]["cpu"] > 0
+    assert marks(session) == [("start", 0, 0), ("backward", 0, 1), ("step", 1, 1), ("end", 1, 1)]
+    assert lines(session, "note") == []
+
+
+def test_a_finished_session_does_nothing_more(session: Session) -> None:
+    session.finish()
+    before = session.path.read_bytes()
+    session.mark("late")
+    session.user_step()
+    session.write_host(HostSample())
+    session.finish(exit_code=1)
+    session.terminated(signal.SIGTERM)
+    assert session.path.read_bytes() == before
+    assert not session.running
+
+
+def test_later_marks_are_thinned_and_the_program_s_own_are_not(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "_DENSE_MARKS", 10)
+    monkeypatch.setattr(core, "_SPARSE_S", 1e9)
+    for _ in range(30):
+        session.mark("step")
+    for _ in range(30):
+        session.mark("after refit")
+    names = [name for name, _, _ in marks(session)]
+    assert names == ["start", *["step"] * 9, *["after refit"] * 30]
+
+
+def test_each_device_has_its_line_of_a_mark(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = [Reading("cpu", 5, 9), Reading("cuda:0", 7, 8, 6, 3)]
+    monkeypatch.setattr(session._reader, "read", lambda: readings)
+    session.mark("after refit")
+    cpu, gpu = [mark for mark in lines(session, "mark") if mark["name"] == "after refit"]
+    assert (cpu["device"], cpu["allocated"], cpu["requested"]) == ("cpu", 5, None)
+    assert (gpu["device"], gpu["allocated"], gpu["reserved"], gpu["outside"]) == ("cuda:0", 7, 8, 3)
+    assert cpu["host_rss"] == gpu["host_rss"] > 0
+    assert session._context_baseline == {0: 3}
+
+
+# --- what goes wrong in here stays in here ------------------------------------------------------------------
+
+
+def raising(*args: Any, **kwargs: Any) -> Any:
+    raise OSError("a file that vanished")
+
+
+def test_a_mark_that_fails_is_noted_once(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session._reader, "read", raising)
+    model, optimizer = training()
+    for _ in range(3):
+        model(torch.randn(2, 8)).sum().backward()
+        optimizer.step()
+    (note,) = lines(session, "note")
+    assert note["text"].endswith("(mark): OSError: a file that vanished")
+    assert session.step_count == 3
+
+
+def test_a_judgement_that_fails_is_noted_and_the_record_ended(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_leaks", raising)
+    session.finish()
+    assert "(judge growth)" in lines(session, "note")[0]["text"]
+    (end,) = lines(session, "end")
+    assert end["verdict"] == session.verdict == "error"
+
+
+def test_where_a_census_finds_no_memory_the_death_is_judged_all_the_same(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*args: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Investigator, "census", no_memory)
+    session.finish(MemoryError(), 1)
+    assert "(last look): MemoryError" in lines(session, "note")[0]["text"]
+    (finding,) = lines(session, "finding")
+    (end,) = lines(session, "end")
+    assert finding["kind"] == end["verdict"] == "out_of_memory"
+
+
+def test_inputs_that_cannot_be_looked_at_are_noted(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "batch_elements", raising)
+    torch.ones(2, requires_grad=True).sum().backward()
+    assert "(batch size)" in lines(session, "note")[0]["text"]
+
+
+def test_a_program_s_exception_that_has_no_text_ends_the_record_all_the_same(session: Session) -> None:
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    session.finish(Unprintable(), 1)
+    assert lines(session, "end")[0]["exception"] == "Unprintable"
+
+
+def test_a_forked_child_is_not_watched(session: Session) -> None:
+    model, optimizer = training()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            model(torch.randn(2, 8)).sum().backward()
+            optimizer.step()
+            session.mark("in the child")
+            session.finish(exit_code=9)
+            status = int(session.running or session.step_count)
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    assert session.running
+    assert marks(session) == [("start", 0, 0)]
+
+
+# --- how it ends --------------------------------------------------------------------------------------------
+
+
+def test_a_termination_signal_takes_no_census(session: Session, censuses: list[int]) -> None:
+    session.terminated(signal.SIGTERM)
+    (end,) = lines(session, "end")
+    assert (end["exception"], end["exit_code"]) == ("terminated by SIGTERM", 128 + signal.SIGTERM)
+    assert censuses == []
+
+
+def test_an_ordinary_end_takes_one_for_the_ledger(session: Session, censuses: list[int]) -> None:
+    session.finish()
+    assert censuses == [0]
+
+
+def test_findings_so_far_are_replaced_by_the_last_word(session: Session) -> None:
+    session._provisional()
+    assert lines(session, "finding") == []
+    session.finish(MemoryError(), 1)
+    (finding,) = lines(session, "finding")
+    assert (finding["kind"], finding["device"], finding["final"]) == ("out_of_memory", "host", True)
+    (end,) = lines(session, "end")
+    assert (end["verdict"], end["exception"]) == ("out_of_memory", "MemoryError")
+
+
+# --- what the program is doing ------------------------------------------------------------------------------
+
+
+class PhaseSeen(torch.autograd.Function):
+    """Notes the session's phase inside a backward."""
+
+    session: Session
+    phases: list[str]
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, fail: bool) -> Any:
+        ctx.fail = fail
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        PhaseSeen.phases.append(PhaseSeen.session.phase)
+        if ctx.fail:
+            raise ValueError("in the backward")
+        return grad, None
+
+
+def test_the_phase_follows_the_program(session: Session) -> None:
+    model, optimizer = training()
+    PhaseSeen.session, PhaseSeen.phases = session, []
+    optimizer.register_step_pre_hook(lambda *args: PhaseSeen.phases.append(session.phase))
+    assert session.phase == "setup"
+    PhaseSeen.apply(model(torch.randn(2, 8)), False).sum().backward()
+    assert session.phase == "forward"
+    optimizer.step()
+    assert session.phase == "forward"
+    assert PhaseSeen.phases == ["backward", "optimizer"]
+
+
+def test_a_backward_that_failed_is_no_micro_batch_and_over(session: Session) -> None:
+    model, _ = training()
+    PhaseSeen.session, PhaseSeen.phases = session, []
+    with pytest.raises(ValueError, match="in the backward"):
+        PhaseSeen.apply(model(torch.randn(2, 8)), True).sum().backward()
+    assert (session.backwards, session.phase) == (0, "forward")
+    assert marks(session) == [("start", 0, 0)]
+
+
+def test_a_batch_counts_as_the_largest_once_it_has_fitted(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "_INPUT_EVERY_S", 0.0)
+    monkeypatch.setattr(core, "_INPUT_SHARE", 1e9)
+    model, _ = training()
+    PhaseSeen.session, PhaseSeen.phases = session, []
+    seen = []
+    for rows in (4, 16, 2, 8):
+        x = torch.randn(rows, 8)
+        model(x).sum().backward()
+        seen.append((session.input_elements, session.largest_input))
+    assert seen == [(32, 32), (128, 128), (16, 128), (64, 128)]
+    x = torch.randn(100, 8)
+    with pytest.raises(ValueError, match="in the backward"):
+        PhaseSeen.apply(model(x), True).sum().backward()
+    assert (session.input_elements, session.largest_input) == (800, 128)
+
+
+def test_micro_batches_are_counted_within_their_step(session: Session) -> None:
+    model, optimizer = training()
+    for _ in range(2):
+        for _ in range(3):
+            model(torch.randn(2, 8)).sum().backward()
+        optimizer.step()
+    assert marks(session)[1:] == [
+        (name, step + (name == "step"), microbatch)
+        for step in range(2)
+        for name, microbatch in [("backward", 1), ("backward", 2), ("backward", 3), ("step", 3)]
+    ]
+
+
+def test_marks_of_several_threads_do_not_mix(session: Session) -> None:
+    threads = [
+        threading.Thread(target=lambda name=name: [session.mark(name) for _ in range(50)]) for name in "abcd"
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    names = [name for name, _, _ in marks(session)]
+    assert [names.count(name) for name in "abcd"] == [50] * 4
+    assert lines(session, "note") == []
+
+
+# --- the sampler --------------------------------------------------------------------------------------------
+
+
+class Quiet:
+    """A session in which nothing happens, which tells when the sampler has done something."""
+
+    def __init__(self, quiet_s: float, stop_at: Callable[[str], bool]) -> None:
+        self.step_count = 7
+        self.done: list[str] = []
+        self.samples: list[HostSample] = []
+        self.reached = threading.Event()
+        self._quiet_s = quiet_s
+        self._stop_at = stop_at
+
+    def _did(self, what: str) -> None:
+        self.done.append(what)
+        if self._stop_at(what):
+            self.reached.set()
+
+    def elapsed(self) -> float:
+        return 1.5
+
+    def seconds_since_mark(self) -> float:
+        return self._quiet_s
+
+    def mark(self, name: str) -> None:
+        self._did(name)
+
+    def write_host(self, sample: HostSample) -> None:
+        self.samples.append(sample)
+        self._did("sample")
+
+    def failed(self, where: str, error: Exception) -> None:
+        self._did(f"{where}: {error}")
+
+
+def sampled(quiet: Quiet, monkeypatch: pytest.MonkeyPatch) -> Quiet:
+    """The sampler at work until the session has what it waits for."""
+    monkeypatch.setattr(sampler, "_WAKE_S", 0.001)
+    thread = Sampler(quiet)
+    thread.start()
+    assert quiet.reached.wait(30)
+    thread.stop()
+    thread.stop()
+    assert "memtriage sampler" not in {each.name for each in threading.enumerate()}
+    return quiet
+
+
+def test_where_no_marks_are_made_the_sampler_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = sampled(Quiet(5.0, lambda what: what == "time"), monkeypatch)
+    assert quiet.done[:2] == ["sample", "time"]
+    (sample,) = quiet.samples  # of one instant: the next is due after five seconds
+    assert (sample.time_s, sample.step) == (1.5, 7)
+    assert (sample.rss or 0) > 0 and (sample.available or 0) > 0
+
+
+def test_where_marks_are_made_the_sampler_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    quiet = sampled(Quiet(0.5, lambda what: what == "sample"), monkeypatch)
+    assert "time" not in quiet.done
+
+
+def test_a_sample_that_fails_does_not_end_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "host_sample", raising)
+    quiet = sampled(Quiet(5.0, lambda what: what == "time"), monkeypatch)
+    assert quiet.done[0] == "host sample: a file that vanished"

@@ -1,0 +1,176 @@
+"""Ending a watched run: waiting for other ranks, for a bounded time, and a report in any case."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memtriage.model.report import RunReport
+from memtriage.session import run
+from memtriage.session.core import Session
+from memtriage.store.layout import RankIdentity
+from memtriage.store.records import End, Start
+from memtriage.store.writer import RankWriter
+
+
+def identity(rank: int | None = None, world_size: int = 1) -> RankIdentity:
+    return RankIdentity(run_id="job", restart=0, rank=rank, world_size=world_size, local_rank=rank)
+
+
+def finished(directory: Path, who: RankIdentity | None = None) -> Session:
+    """The session of a rank that has written its record, made without watching anything."""
+    session = Session(directory, who or identity(), ["train.py"], None)
+    session._writer.write("start", session._start_record())
+    session._writer.write("end", End(verdict="clean", steps=3, time_s=1.0))
+    session._writer.close()
+    return session
+
+
+def other_rank(directory: Path, rank: int, *, end: bool, world_size: int = 2) -> RankWriter:
+    writer = RankWriter(directory / "job" / "0" / f"rank-{rank:05d}.jsonl")
+    start = Start(run_id="job", rank=rank, world_size=world_size, pid=os.getpid(), time=time.time())
+    writer.write("start", start)
+    if end:
+        writer.write("end", End(verdict="clean", steps=3))
+    return writer
+
+
+class Clock:
+    """Stands in for `time`: sleeping passes at once, and may let something happen."""
+
+    def __init__(self, at_sleep: Callable[[int], None] = lambda count: None) -> None:
+        self.now = 100.0
+        self.sleeps = 0
+        self._at_sleep = at_sleep
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.sleeps += 1
+        self._at_sleep(self.sleeps)
+
+
+# --- waiting ------------------------------------------------------------------------------------------------
+
+
+def test_a_single_process_waits_for_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(run, "time", clock)
+    session = finished(tmp_path)
+    run.wait_for_ranks(session.path.parent, 1, 20.0)
+    assert clock.sleeps == 0
+
+
+def test_the_wait_ends_when_the_last_rank_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = finished(tmp_path, identity(0, 2))
+    late = other_rank(tmp_path, 1, end=False)
+
+    def end_of_the_other(sleeps: int) -> None:
+        if sleeps == 7:
+            late.write("end", End(verdict="clean"))
+
+    clock = Clock(end_of_the_other)
+    monkeypatch.setattr(run, "time", clock)
+    run.wait_for_ranks(session.path.parent, 2, 20.0)
+    assert clock.sleeps == 7
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_the_wait_for_a_rank_that_died_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: bool
+) -> None:
+    session = finished(tmp_path, identity(0, 2))
+    if started:
+        other_rank(tmp_path, 1, end=False)
+    clock = Clock()
+    monkeypatch.setattr(run, "time", clock)
+    run.wait_for_ranks(session.path.parent, 2, 3.0)
+    assert clock.now == pytest.approx(103.0, abs=0.1)
+
+
+def test_a_cut_last_line_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = finished(tmp_path)
+    with session.path.open("rb+") as file:
+        file.truncate(session.path.read_bytes().rindex(b'"t":"end"'))
+    clock = Clock()
+    monkeypatch.setattr(run, "time", clock)
+    run.wait_for_ranks(session.path.parent, 1, 1.0)
+    assert clock.sleeps > 0
+
+
+def test_a_folder_that_is_not_there_ends_with_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(run, "time", clock)
+    run.wait_for_ranks(tmp_path / "none", 1, 1.0)
+    assert clock.now == pytest.approx(101.0, abs=0.1)
+
+
+# --- reporting ----------------------------------------------------------------------------------------------
+
+
+def certain(report: RunReport | None) -> RunReport:
+    assert report is not None
+    return report
+
+
+def test_the_report_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = certain(run.report_run(finished(tmp_path / "runs"), tmp_path / "report.json", 0.0))
+    assert (report.verdict, report.steps) == ("clean", 3)
+    assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "clean"
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("CLEAN") == 1
+
+
+def test_a_quiet_report_is_written_but_not_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.report_run(finished(tmp_path / "runs"), tmp_path / "report.json", 0.0, quiet=True)
+    assert (tmp_path / "report.json").exists()
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_ranks_that_were_seen_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    monkeypatch.setattr(run, "time", Clock())
+    session = finished(tmp_path, identity(0, 3))
+    other_rank(tmp_path, 1, end=ended, world_size=3)
+    report = certain(run.report_run(session, None, 3.0, quiet=True))
+    assert (report.verdict, report.ranks.seen, report.ranks.of) == ("clean", 2, 3)
+
+
+def test_a_report_that_cannot_be_written_is_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = finished(tmp_path / "runs")
+    (tmp_path / "file").write_text("")
+    assert run.report_run(session, tmp_path / "file" / "report.json", 0.0) is None
+    err = capsys.readouterr().err
+    assert f"memtriage report {session.path.parent}" in err and "Traceback" not in err
+
+
+def test_without_a_record_the_rank_s_own_findings_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(run, "time", clock)
+    session = finished(Path("/proc/no/such"), identity(0, 2))
+    session.step_count = 5
+    session.died_of_memory = True
+    session.exception_text = "MemoryError"
+    report = certain(run.report_run(session, tmp_path / "report.json", 2.0))
+    assert (report.verdict, report.steps, report.exception) == ("out_of_memory", 5, "MemoryError")
+    assert (report.ranks.seen, report.ranks.of) == (1, 2)
+    assert "could not be written" in capsys.readouterr().err
+    assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "out_of_memory"
+    assert clock.now <= 102.1

@@ -1,0 +1,110 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtriage.store.layout import RankIdentity, identify, record_path
+
+TORCHRUN = {
+    "RANK": "3",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "TORCHELASTIC_RUN_ID": "job-7",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "MASTER_ADDR": "node0",
+    "MASTER_PORT": "29500",
+}
+
+
+def identity(env):
+    return identify(env, pid=4711, time_s=1_700_000_000.0)
+
+
+def test_single_process_is_named_by_its_start_and_pid():
+    assert identity({}) == RankIdentity("20231114T221320Z-4711", 0, None, 1, None)
+
+
+def test_torchrun():
+    assert identity(TORCHRUN) == RankIdentity("job-7", 2, 3, 8, 1)
+
+
+def test_torchrun_without_a_run_id_is_named_by_its_rendezvous():
+    assert identity(TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}).run_id == "node0-29500"
+
+
+def test_deepspeed_sets_no_elastic_variables():
+    env = {key: value for key, value in TORCHRUN.items() if not key.startswith("TORCHELASTIC")}
+    assert identity(env) == RankIdentity("node0-29500", 0, 3, 8, 1)
+
+
+def test_one_rank_under_torchrun_is_a_rank():
+    assert identity({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}).rank == 0
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"RANK": "3"},
+        {"WORLD_SIZE": "8"},
+        {"RANK": "8", "WORLD_SIZE": "8"},
+        {"RANK": "-1", "WORLD_SIZE": "8"},
+        {"RANK": "three", "WORLD_SIZE": "8"},
+        {"RANK": "", "WORLD_SIZE": "8"},
+        {"RANK": "²", "WORLD_SIZE": "8"},
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"},
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"},
+    ],
+)
+def test_what_is_no_rank(env):
+    assert identity(env).rank is None
+    assert identity(env).world_size == 1
+
+
+def test_slurm_task():
+    env = {
+        "SLURM_JOB_ID": "99",
+        "SLURM_STEP_ID": "1",
+        "SLURM_PROCID": "5",
+        "SLURM_NTASKS": "16",
+        "SLURM_LOCALID": "5",
+        "SLURM_RESTART_COUNT": "1",
+    }
+    assert identity(env) == RankIdentity("slurm-99.1", 1, 5, 16, 5)
+
+
+def test_slurm_task_whose_job_has_other_steps_counts_the_tasks_of_its_own():
+    env = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "16"}
+    assert identity(env).world_size == 2
+
+
+def test_shell_of_a_slurm_batch_script_is_alone():
+    assert identity({"SLURM_JOB_ID": "99", "SLURM_PROCID": "0", "SLURM_NTASKS": "16"}).rank is None
+
+
+def test_launcher_inside_slurm_decides():
+    env = TORCHRUN | {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}
+    assert identity(env) == identity(TORCHRUN)
+
+
+def test_open_mpi():
+    env = {
+        "OMPI_COMM_WORLD_RANK": "2",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "PMIX_NAMESPACE": "prterun-node0-77@1",
+    }
+    assert identity(env) == RankIdentity("mpi-prterun-node0-77_1", 0, 2, 4, 0)
+
+
+def test_record_path():
+    assert record_path(Path("out"), identity(TORCHRUN)) == Path("out/job-7/2/rank-00003.jsonl")
+    assert record_path(Path("out"), identity({})).name == "rank-00000.jsonl"
+
+
+@given(st.text(min_size=1))
+def test_a_run_id_never_leaves_its_directory(run_id):
+    path = record_path(Path("out"), identity(TORCHRUN | {"TORCHELASTIC_RUN_ID": run_id}))
+    assert len(path.parts) == 4
+    assert not path.parts[1].startswith(".")
+    assert len(path.parts[1].encode()) <= 200

@@ -1,0 +1,191 @@
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtriage.model import Finding, Ledger, LedgerRow, Mark
+from memtriage.store.locate import RecordError
+from memtriage.store.reader import read_rank, read_run
+from memtriage.store.records import End, HostSample, Note, RecordedFinding, Start
+from memtriage.store.writer import RankWriter
+
+
+def leak(holder, final, bytes=1):
+    return ("finding", RecordedFinding(kind="leak", device="cuda:0", holder=holder, bytes=bytes, final=final))
+
+
+def test_everything_that_is_written_is_read(write_rank):
+    ledger = Ledger(device="cuda:0", total=5, source="test", rows=[LedgerRow(row="requested", bytes=5)])
+    sample = HostSample(time_s=2.0, rss=10, cgroup_usage=20, oom_kill=0)
+    path = write_rank(
+        2,
+        world_size=4,
+        extra=[("host", sample), ("ledger", ledger), ("note", Note(text="n")), leak("a", True)],
+        host="elsewhere",
+        pid=1,
+    )
+    rank = read_rank(path)
+    assert rank.start == Start(run_id="run", rank=2, world_size=4, time=1000.0, host="elsewhere", pid=1)
+    assert [mark.step for mark in rank.marks] == [1, 2, 3]
+    assert rank.marks[0] == Mark(
+        name="step", step=1, microbatch=0, rank=2, time_s=1.0, device="cuda:0", allocated=1001
+    )
+    assert rank.host == [sample]
+    assert rank.ledgers == {"cuda:0": ledger}
+    assert rank.notes == ["n"]
+    assert rank.findings == [Finding(kind="leak", device="cuda:0", holder="a", bytes=1)]
+    assert rank.end == End(verdict="clean", steps=3, time_s=3.0)
+    assert rank.cut_lines == 0
+    assert rank.last_time_s == 3.0
+
+
+def test_the_last_ledger_of_a_device_counts(write_rank):
+    ledgers = [("ledger", Ledger(device="host", total=total, source="test", rows=[])) for total in (1, 2)]
+    assert read_rank(write_rank(extra=ledgers)).ledgers["host"].total == 2
+
+
+def test_interim_findings_count_only_without_an_end(write_rank):
+    interim = [leak("a", False, 1), leak("b", False, 2), leak("a", False, 3)]
+    ended = read_rank(write_rank(run="ended", extra=interim))
+    killed = read_rank(write_rank(run="killed", extra=interim, end=None))
+    assert ended.findings == []
+    assert [(finding.holder, finding.bytes) for finding in killed.findings] == [("a", 3), ("b", 2)]
+
+
+def test_final_findings_replace_interim_ones(write_rank):
+    rank = read_rank(write_rank(extra=[leak("early", False), leak("late", True)]))
+    assert [finding.holder for finding in rank.findings] == ["late"]
+
+
+def test_cut_and_garbled_lines_are_counted_and_unknown_types_are_not(tmp_path):
+    path = tmp_path / "rank-00000.jsonl"
+    path.write_bytes(
+        b'{"t":"start","run_id":"r","unknown_key":1}\n'
+        b'{"t":"mark","name":"step","step":1}\n'  # lacks fields
+        b'{"t":"mark","name":"step","step":2,"microbatch":0,"rank":null,"time_s":1,"device":"cpu"}\n'
+        b'{"device": "cpu", "name": "step", "step": 3, "microbatch": 0, "rank": 0, "time_s": 2,"t": "mark"}\n'
+        b'{"t":"of a later version","x":1}\n'
+        b"\x00\x00\x00\n"
+        b"\xff\xfe\n"
+        b"[1, 2]\n"
+        b"\n"
+        b'{"t":"host","rss":"many"}\n'
+        b'{"t":"mark","name":"st'
+    )
+    rank = read_rank(path)
+    assert rank.start.run_id == "r"
+    assert [mark.step for mark in rank.marks] == [2, 3]
+    assert rank.cut_lines == 6
+    assert rank.host == []
+
+
+def test_of_several_runs_in_a_file_the_last_is_read(write_rank):
+    write_rank(steps=5, extra=[leak("old", True)])
+    rank = read_rank(write_rank(steps=2, time=2000.0))
+    assert len(rank.marks) == 2
+    assert rank.findings == []
+    assert rank.start.time == 2000.0
+
+
+def test_a_record_without_a_start_line_is_read(tmp_path):
+    path = tmp_path / "rank-00003.jsonl"
+    with RankWriter(path) as writer:
+        writer.write("mark", Mark(name="step", step=1, microbatch=0, rank=3, time_s=0.0, device="cpu"))
+    rank = read_rank(path)
+    assert rank.start.rank == 3
+    assert len(rank.marks) == 1
+
+
+@given(cut=st.integers(min_value=0))
+def test_a_record_cut_anywhere_is_read_up_to_the_cut(cut, tmp_path_factory):
+    path = tmp_path_factory.mktemp("cut") / "rank-00000.jsonl"
+    with RankWriter(path) as writer:
+        writer.write("start", Start(run_id="r", time=1.0))
+        for step in range(3):
+            writer.write(
+                "mark", Mark(name="step", step=step, microbatch=0, rank=None, time_s=1.0, device="cpu")
+            )
+        writer.write("end", End(verdict="clean"))
+    whole = path.read_bytes()
+    kept = whole[: cut % (len(whole) + 1)]
+    path.write_bytes(kept)
+    rank = read_rank(path)
+    complete = [
+        line for line in whole.splitlines() if kept.startswith(whole[: whole.index(line) + len(line)])
+    ]
+    read = (rank.start.run_id == "r") + len(rank.marks) + (rank.end is not None)
+    assert read == len(complete)
+    assert rank.cut_lines == (1 if kept.rpartition(b"\n")[2] and read < len(kept.split(b"\n")) else 0)
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(RecordError, match="No such file"):
+        read_rank(tmp_path / "rank-00000.jsonl")
+
+
+def test_alive_is_this_process_dead_is_gone_elsewhere_is_unknown(write_rank):
+    here = socket.gethostname()
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    running = write_rank(run="running", host=here, pid=child.pid)
+    reused = write_rank(run="reused", host=here, pid=child.pid, pid_start=1)
+    assert read_rank(running).alive is True
+    assert read_rank(reused).alive is False
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # dead, but still a zombie
+    assert read_rank(running).alive is False
+    child.communicate()
+    assert read_rank(running).alive is False
+    assert read_rank(write_rank(run="self", host=here, pid=os.getpid())).alive is True
+    assert read_rank(write_rank(run="elsewhere", host="not-" + here, pid=os.getpid())).alive is None
+    assert read_rank(write_rank(run="unknown")).alive is None
+
+
+def test_ranks_come_in_order(tmp_path, write_rank):
+    for rank in (2, 0, 1):
+        write_rank(rank, world_size=3)
+    run = read_run([tmp_path / "runs"])
+    assert [rank.start.rank for rank in run.ranks] == [0, 1, 2]
+    assert run.notes == []
+
+
+def test_ranks_of_an_earlier_run_in_the_same_directory_are_left_out(tmp_path, write_rank):
+    for rank in range(4):
+        write_rank(rank, world_size=4, time=1000.0)
+    for rank in range(2):
+        write_rank(rank, world_size=2, time=1100.0)
+    run = read_run([tmp_path / "runs"])
+    assert [rank.start.rank for rank in run.ranks] == [0, 1]
+    assert len(run.notes) == 2
+    assert all("earlier run" in note for note in run.notes)
+
+
+def test_a_rank_long_silent_when_the_others_started_is_left_out(tmp_path, write_rank):
+    write_rank(0, world_size=2, time=10_000.0)
+    write_rank(1, world_size=2, time=1_000.0)
+    assert [rank.start.rank for rank in read_run([tmp_path / "runs"]).ranks] == [0]
+
+
+def test_of_two_records_of_a_rank_the_newer_is_taken(tmp_path, write_rank):
+    write_rank(0, world_size=2, top="node0", time=1000.0, steps=1)
+    newer = write_rank(0, world_size=2, top="node1", time=1001.0, steps=2)
+    run = read_run([tmp_path / "node0", tmp_path / "node1"])
+    assert [rank.path for rank in run.ranks] == [newer]
+    assert "repeats rank 0" in run.notes[0]
+
+
+def test_empty_and_garbled_files_are_named(tmp_path, write_rank):
+    path = write_rank(0, world_size=2)
+    path.with_name("rank-00001.jsonl").write_bytes(b"garbage")
+    run = read_run([tmp_path / "runs"])
+    assert len(run.ranks) == 1
+    assert "rank-00001.jsonl holds no readable line" in run.notes[0]
+
+
+def test_a_run_without_any_readable_record(tmp_path):
+    (tmp_path / "rank-00000.jsonl").write_bytes(b"")
+    with pytest.raises(RecordError, match="no readable record"):
+        read_run([tmp_path])
