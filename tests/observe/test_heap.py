@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import traceback
 import types
 import weakref
 from typing import Any
@@ -276,3 +277,17 @@ def test_unfinished_and_failed_futures_hold_nothing_more() -> None:
         False,
         True,
     ]
+
+
+@pytest.mark.parametrize("raised_before", [False, True])
+def test_asking_a_failed_future_leaves_no_trace_on_its_error(raised_before: bool) -> None:
+    error = ValueError("no")
+    if raised_before:
+        with pytest.raises(ValueError):
+            raise error
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    future: Any = torch.futures.Future()
+    future.set_exception(error)
+    for _ in range(2):
+        heap.future_referents(future)
+    assert [frame for frame, _ in traceback.walk_tb(error.__traceback__)] == frames

@@ -101,7 +101,7 @@ def test_sites_are_forgotten(recorder: SiteRecorder) -> None:
     assert recorder.site_of(kept) is not None
     recorder.forget()
     assert recorder.site_of(kept) is None
-    assert recorder.live_by_site() == {}
+    assert recorder.live_by_line() == {}
 
 
 def test_live_memory_by_line(recorder: SiteRecorder) -> None:
@@ -109,11 +109,11 @@ def test_live_memory_by_line(recorder: SiteRecorder) -> None:
     kept = bytes_kept(), arrays_kept()
     bytes_kept()  # gone at once
     recorder.collect()
-    live = recorder.live_by_site()
+    live = {recorder.named([line]): nbytes for line, nbytes in recorder.live_by_line().items()}
     assert 200_000 <= live[site("bytes", "bytes_kept")] < 210_000
     assert 320_000 <= live[site("arrays", "arrays_kept")] < 330_000
     del kept
-    assert not [name for name in live if "memtriage" in name]
+    assert not [filename for filename, _ in recorder.live_by_line() if "memtriage/observe" in filename]
 
 
 def test_paths_below_the_scripts_folder_are_relative() -> None:
@@ -192,7 +192,7 @@ def test_tracing_that_the_program_switches_off_meanwhile(recorder: SiteRecorder)
     tracemalloc.stop()
     recorder.collect()
     assert recorder.site_of(kept) is None
-    assert recorder.live_by_site() == {}
+    assert recorder.live_by_line() == {}
     assert not recorder.recording
 
 

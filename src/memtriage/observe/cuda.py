@@ -231,6 +231,12 @@ def allocation_site(frames: Sequence[Frame], script_root: str | None = None) -> 
         script_root: folder of the user's script. Files below it are the user's even where the folder is an
             installed package, and are named relative to it; others by their base name.
     """
+    frame = blamed_frame(frames, script_root)
+    return None if frame is None else _site(frame, script_root)
+
+
+def blamed_frame(frames: Sequence[Frame], script_root: str | None = None) -> Frame | None:
+    """The frame that `allocation_site` names: of a frame only the file is read."""
     if not frames:
         return None
     torch_folder = _package_folder("torch")
@@ -238,10 +244,10 @@ def allocation_site(frames: Sequence[Frame], script_root: str | None = None) -> 
     for frame in frames:
         origin = _origin(str(frame.get("filename", "")), script_root, torch_folder)
         if origin == "user":
-            return _site(frame, script_root)
+            return frame
         if origin == "library" and library is None:
             library = frame
-    return _site(library or frames[0], script_root)
+    return library or frames[0]
 
 
 def attach_oom_observer(callback: OomCallback | None) -> bool:

@@ -502,10 +502,22 @@ def future_referents(future: Any) -> list[Any]:
     found = gc.get_referents(future)
     try:
         if future.done():
-            found.append(future.value())
-    except Exception:  # a future that failed raises what failed it, of any type
-        return found
+            found.append(sys.modules["torch"]._C.Future.value(future))
+    except Exception as error:  # a future that failed raises what failed it, of any type
+        _forget_raise(error)
     return found
+
+
+def _forget_raise(error: Exception) -> None:
+    """Takes what asking a failed future added to its error, which is the program's own and is raised again.
+
+    Each raise puts more entries before the error's traceback, and with them frames and all that they hold.
+    """
+    own = error.__traceback__
+    entry = None if own is None else own.tb_next
+    if entry is not None and entry.tb_frame.f_code.co_name == "raise_error":  # inside `Future.set_exception`
+        entry = entry.tb_next
+    error.__traceback__ = entry
 
 
 def tensor_referents(tensor: Any) -> list[Any]:

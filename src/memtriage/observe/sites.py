@@ -29,7 +29,7 @@ from typing import Any
 
 from memtriage.observe import cuda
 from memtriage.observe.autograd import creation_site
-from memtriage.observe.cuda import allocation_site
+from memtriage.observe.cuda import allocation_site, blamed_frame
 from memtriage.observe.heap import NODE, TENSOR, KindTable, package_folder
 from memtriage.observe.tensors import storage_facts
 
@@ -37,8 +37,10 @@ _FRAMES = 24
 _OWN_FOLDER = package_folder()
 _STACK_LINE = re.compile(r'File "(?P<filename>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
 
+Line = tuple[str, int]
+"""File and line."""
 
-Trace = Sequence[tuple[str, int]]
+Trace = Sequence[Line]
 """File and line of each frame, innermost first."""
 
 
@@ -57,7 +59,7 @@ class SiteRecorder:
         self._blocks: dict[int, str] | None = None
         self._sources: set[str] = set()
         self._objects: dict[int, tuple[weakref.ref[Any], Trace]] = {}
-        self._live: dict[str, int] = {}
+        self._live: dict[Line, int] = {}
 
     @property
     def recording(self) -> bool:
@@ -118,9 +120,12 @@ class SiteRecorder:
                     with suppress(TypeError):  # nodes of C++ take no weak reference
                         self._objects[id(obj)] = weakref.ref(obj), trace
         for stat in tracemalloc.take_snapshot().statistics("traceback"):
-            site = self._named([(frame.filename, frame.lineno) for frame in reversed(stat.traceback)])
-            if site is not None:
-                self._live[site] = self._live.get(site, 0) + stat.size
+            # No names yet: they are in the source, which takes long to parse, and few are ever asked for.
+            frames = _frames([(frame.filename, frame.lineno) for frame in reversed(stat.traceback)])
+            blamed = blamed_frame(frames, self._root)
+            if blamed is not None:
+                line = blamed["filename"], blamed["line"]
+                self._live[line] = self._live.get(line, 0) + stat.size
         tracemalloc.stop()
 
     def forget(self) -> None:
@@ -157,11 +162,15 @@ class SiteRecorder:
                 return allocation_site(list(reversed(_parsed(stack))), self._root)
         noted = self._objects.get(id(obj))
         # What was noted may be gone by now, and its address another object's.
-        return self._named(noted[1]) if noted is not None and noted[0]() is obj else None
+        return self.named(noted[1]) if noted is not None and noted[0]() is obj else None
 
-    def live_by_site(self) -> dict[str, int]:
+    def live_by_line(self) -> dict[Line, int]:
         """Bytes of Python objects and numpy arrays made while tracemalloc was on, by the user's line."""
         return dict(self._live)
+
+    def named(self, trace: Trace) -> str | None:
+        """`file.py:line in function` of the line to blame; None for an object that the census itself made."""
+        return allocation_site(_frames(trace), self._root)
 
     def _block_sites(self) -> dict[int, str]:
         if self._blocks is None:
@@ -172,11 +181,12 @@ class SiteRecorder:
                         self._blocks[block.address] = block.site
         return self._blocks
 
-    def _named(self, trace: Trace) -> str | None:
-        frames = [_LineFrame(filename=filename, line=line) for filename, line in trace]
-        if frames and _OWN_FOLDER in frames[0]["filename"]:
-            return None  # an object that the census itself made
-        return allocation_site(frames, self._root)
+
+def _frames(trace: Trace) -> list[dict[str, Any]]:
+    """Frames of a trace; none of an object that the census itself made."""
+    if trace and _OWN_FOLDER in trace[0][0]:
+        return []
+    return [_LineFrame(filename=filename, line=line) for filename, line in trace]
 
 
 class _LineFrame(dict[str, Any]):

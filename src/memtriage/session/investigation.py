@@ -189,7 +189,7 @@ class Investigator:
         self._lengths = {}
 
     def _host_growth(self, view: View, grown: list[GrownContainer], steps: int) -> list[HostGrowth]:
-        by_site = self._sites.live_by_site()
+        by_line = self._sites.live_by_line()
         found = []
         for container in grown:
             nbytes = container.more * container.entry_bytes
@@ -197,9 +197,9 @@ class Investigator:
                 continue
             # Sites were recorded over one step.
             wanted = nbytes / steps
-            site = min(by_site, key=lambda text: abs(by_site[text] - wanted), default=None)
-            if site is not None and not 0.5 * wanted <= by_site[site] <= 2 * wanted:
-                site = None
+            line = min(by_line, key=lambda each: abs(by_line[each] - wanted), default=None)
+            known = line is not None and 0.5 * wanted <= by_line[line] <= 2 * wanted
+            site = self._sites.named([line]) if line is not None and known else None
             holder = f"{view.path_text(container.position)}[*]"
             found.append(HostGrowth(holder, container.kind, nbytes, steps, site))
         return found

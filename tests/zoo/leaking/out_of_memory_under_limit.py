@@ -53,8 +53,8 @@ def main():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 2048), nn.Linear(2048, 1)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    limit_memory(headroom=200 * MIB)
-    train(model, optimizer, FeatureBank(), steps=60)
+    limit_memory(headroom=400 * MIB)
+    train(model, optimizer, FeatureBank(), steps=120)
 
 
 if __name__ == "__main__":
