@@ -1,6 +1,7 @@
 # Needs GNU make and python3 3.11 or newer, nothing else: the rest goes into $(VENV).
 #   make demo    watch a real training script, with its leak and without
 #   make test    lint, type check and test
+#   make zoo     run the other scripts of the zoo too (many minutes)
 # Again after the first time, both skip the installation unless pyproject.toml has changed.
 
 PYTHON ?= python3
@@ -16,7 +17,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench clean
+.PHONY: help install demo test zoo lint format bench clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -45,7 +46,10 @@ demo: install
 
 # One thread for each of the workers' kernels: more only compete on a small machine.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+zoo: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
 
 lint: install
 	$(BIN)/ruff check .

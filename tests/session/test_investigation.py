@@ -14,7 +14,7 @@ import pytest
 
 from memtriage.account.census import View
 from memtriage.diagnose.leaks import CensusPoint
-from memtriage.model.census import Census
+from memtriage.model.census import Census, StorageRecord
 from memtriage.session.investigation import Investigation, Investigator
 
 torch = pytest.importorskip("torch")
@@ -216,3 +216,20 @@ def test_a_collector_that_was_off_all_the_time_is_noted(monkeypatch: pytest.Monk
         gc.enable()
     assert off.collector_off
     assert not back_on.collector_off
+
+
+def test_what_awaits_the_collector_is_known_in_bytes() -> None:
+    def point(position: int, *garbage: int) -> CensusPoint:
+        records = [
+            StorageRecord(device="cpu", address=1, nbytes=nbytes, owner="garbage") for nbytes in garbage
+        ]
+        records.append(StorageRecord(device="cpu", address=2, nbytes=900, owner="variable"))
+        return CensusPoint(
+            position,
+            Census(storages=records, groups=[], nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0),
+        )
+
+    points = [point(1, 100, 50), point(5, 20)]
+    assert Investigation("step", points).garbage_bytes("cpu") == 150
+    assert Investigation("step", points).garbage_bytes("cuda:0") == 0
+    assert Investigation("step", points, collector_off=True).garbage_bytes("cpu") == 0

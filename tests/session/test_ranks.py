@@ -109,7 +109,7 @@ def test_rank_zero_prints_one_merged_report(ddp: Job) -> None:
     assert steps_of(ddp.report) == {0: 24, 1: 24}
     assert ddp.stderr.count("LEAK") == 1
     assert "2 of 2 ranks" in ddp.stderr
-    assert sorted(ddp.stdout.split()) == ["trained", "trained"]
+    assert ddp.stdout.count("trained") == 2  # the ranks' lines may run into each other
     files = sorted(path.name for path in ddp.folder.glob("runs/*/0/*"))
     assert files == ["rank-00000.jsonl", "rank-00001.jsonl"]
 

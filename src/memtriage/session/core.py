@@ -28,7 +28,7 @@ from memtriage.diagnose.judge import (
     unnamed_growth,
     without_repeats,
 )
-from memtriage.diagnose.oom import FrameState, Phase, moment_from_frames
+from memtriage.diagnose.moment import FrameState, Phase, moment_from_frames
 from memtriage.diagnose.verdict import verdict
 from memtriage.model.census import GroupDetail
 from memtriage.model.findings import Finding, Verdict
@@ -450,7 +450,8 @@ class Session:
             if device == "cpu" and waiting:
                 continue
             unnamed = unnamed_growth(device, evidence, named, native)
-            if unnamed is not None:
+            garbage = max((each.garbage_bytes(device) for each in self._follower.done), default=0)
+            if unnamed is not None and (unnamed.bytes_per_step or 0) > garbage:
                 named.append(unnamed)
         for finding in named:
             finding.rank = self.identity.rank

@@ -10,17 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-from memtriage.diagnose.oom import (
-    FrameState,
-    Moment,
-    OomFields,
-    Phase,
-    describe,
-    factor_request,
-    is_out_of_memory,
-    moment_from_frames,
-    read_message,
-)
+from memtriage.diagnose.errors import is_out_of_memory, read_message
+from memtriage.diagnose.messages.message import OomFields
+from memtriage.diagnose.moment import FrameState, Moment, Phase, moment_from_frames
+from memtriage.diagnose.oom import describe
+from memtriage.diagnose.shapes import factor_request
 from memtriage.model.blocks import DeviceCounters
 from memtriage.model.census import StorageRecord
 from memtriage.model.findings import Finding

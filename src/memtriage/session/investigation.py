@@ -63,6 +63,15 @@ class Investigation:
         more = last.census.garbage - first.census.garbage
         return not self.collector_off and more >= last.position - first.position > 0
 
+    def garbage_bytes(self, device: str) -> int:
+        """The most that awaited the collector at one of the censuses, in bytes of storages."""
+        if self.collector_off:
+            return 0
+        return max(
+            sum(s.nbytes for s in point.census.storages if s.owner == "garbage" and s.device == device)
+            for point in self.points
+        )
+
 
 class Investigator:
     """Takes the censuses of an investigation. Costs nothing while there is no suspicion.

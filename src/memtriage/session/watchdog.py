@@ -141,7 +141,8 @@ def _fork(pipe: int, watched: Process, grace_s: float, report_s: float) -> int |
         if child == 0:
             _detach(pipe, report, watched, grace_s, report_s)
         os.close(report)
-        text = os.read(answer, 32)
+        with open(answer, "rb", closefd=False) as stream:
+            text = stream.read()  # to its end: the watchdog has let go of this pipe too by then
         _reap(child)
     finally:
         os.close(answer)
