@@ -113,8 +113,9 @@ class SiteRecorder:
         if not tracemalloc.is_tracing():
             return  # the program has switched it off meanwhile
         kinds = KindTable()
+        traced = frozenset((TENSOR, NODE))  # made once: tracemalloc follows whatever the loop allocates
         for obj in gc.get_objects():
-            if kinds[type(obj)] in (TENSOR, NODE):
+            if kinds[type(obj)] in traced:
                 trace = _object_trace(obj)
                 if trace:
                     with suppress(TypeError):  # nodes of C++ take no weak reference
