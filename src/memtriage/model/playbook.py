@@ -17,9 +17,10 @@ Maths = Literal["same", "rounding", "approximate", "different"]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One change that saves memory.
+    """One thing to do.
 
     Attributes:
+        key: its name in the code of rules.
         action: what to do.
         saves: bytes saved, as a formula or a measured share, with what it rests on.
         costs: what it does to speed.
@@ -28,6 +29,7 @@ class Rung:
         no_help: when it saves nothing.
     """
 
+    key: str
     action: str
     saves: str
     costs: str
@@ -44,13 +46,15 @@ class Entry:
         name: `M1` ... `M20`.
         subject: a title.
         says: the advice, in whole sentences.
-        rungs: the changes that the entry proposes, in order of cost; empty for an entry that only explains.
+        rungs: the changes that the entry adds to the ladder of M4, in order of cost.
+        actions: what else the entry proposes, for cases in which the ladder is not the answer.
     """
 
     name: str
     subject: str
     says: str
     rungs: tuple[Rung, ...] = ()
+    actions: tuple[Rung, ...] = ()
 
 
 _ENTRIES: Final = (
@@ -71,6 +75,78 @@ _ENTRIES: Final = (
         "others lower that figure. A refusal although enough is free is a refusal by the driver. Memory that "
         "is neither free nor reserved is outside this process's allocator. The message prints its hint about "
         "fragmentation always: the hint is no evidence.",
+        actions=(
+            Rung(
+                key="raise-cap",
+                action="raise or remove the cap on this process "
+                "(torch.cuda.set_per_process_memory_fraction; an engine's gpu_memory_utilization)",
+                saves="what the device has beyond the cap",
+                costs="none",
+                maths="same",
+                maths_note=None,
+                no_help="others use the rest of the device",
+            ),
+            Rung(
+                key="lower-share",
+                action="ask for a smaller share of the device (an engine's gpu_memory_utilization), or "
+                "start it before others fill the device",
+                saves="nothing: the engine takes less",
+                costs="a smaller key-value cache: fewer requests at once",
+                maths="same",
+                maths_note=None,
+                no_help="weights and activations alone exceed the smaller share",
+            ),
+            Rung(
+                key="metal-limit",
+                action="raise Metal's limit: PYTORCH_MPS_HIGH_WATERMARK_RATIO above its default of 1.7 (0.0 "
+                "switches it off)",
+                saves="what the machine has beyond the limit",
+                costs="the machine may swap, or freeze",
+                maths="same",
+                maths_note=None,
+                no_help="physical memory is used up too",
+            ),
+            Rung(
+                key="check-driver",
+                action="find what makes the driver refuse: the limit of a MIG slice or of one allocation, "
+                "the driver's version, the commit limit on Windows",
+                saves="nothing: the memory is free already",
+                costs="none",
+                maths="same",
+                maths_note=None,
+                no_help="another process took the memory for an instant",
+            ),
+            Rung(
+                key="split-request",
+                action="split the one large tensor: compute that operation in chunks",
+                saves="the largest single request, not the sum",
+                costs="about none",
+                maths="same",
+                maths_note=None,
+                no_help="the refused request is small",
+            ),
+            Rung(
+                key="find-size",
+                action="find the length or the index that became this size: print the shapes in the "
+                "innermost line of the traceback that is yours",
+                saves="all of it: no machine has that much",
+                costs="none",
+                maths="same",
+                maths_note=None,
+                no_help="another error came first: chase that",
+            ),
+            Rung(
+                key="no-fallback",
+                action="switch off the driver's fall-back to system memory (NVIDIA control panel, CUDA - "
+                "Sysmem Fallback Policy: Prefer No Sysmem Fallback), so that the run fails early and "
+                "not slowly",
+                saves="nothing: it shows what fits",
+                costs="none: spilled memory is many times slower",
+                maths="same",
+                maths_note=None,
+                no_help="the platform has no such setting",
+            ),
+        ),
     ),
     Entry(
         "M3",
@@ -80,6 +156,96 @@ _ENTRIES: Final = (
         "`dmesg`, the scheduler's record; `Killed` or exit status 137 alone proves nothing. The fixes are "
         "opposite: what frees the GPU often fills the host. An 'empty' card may still hold memory of dead "
         "processes or of other containers.",
+        actions=(
+            Rung(
+                key="free-device",
+                action="free the device first: end or move what else holds it",
+                saves="what the others hold",
+                costs="none",
+                maths="same",
+                maths_note=None,
+                no_help="what is outside the allocator is this process's own: its context, NCCL, libraries",
+            ),
+            Rung(
+                key="own-context",
+                action="call torch.cuda.set_device(local_rank) before anything else touches CUDA, so that "
+                "no rank has a second context on GPU 0",
+                saves="0.4 to 0.9 GiB for each stray rank",
+                costs="none",
+                maths="same",
+                maths_note=None,
+                no_help="every rank has one context already",
+            ),
+            Rung(
+                key="headroom",
+                action="leave room outside the allocator: cap it "
+                "(torch.cuda.set_per_process_memory_fraction), and make the libraries' handles "
+                "before the large tensors",
+                saves="nothing: it moves the limit",
+                costs="none",
+                maths="same",
+                maths_note=None,
+                no_help="live bytes need the whole device; the versions of library and driver do not fit",
+            ),
+            Rung(
+                key="fewer-workers",
+                action="fewer DataLoader workers and a smaller prefetch_factor",
+                saves="workers x (what each un-shares + prefetch_factor x batch)",
+                costs="loading may become the bottleneck",
+                maths="same",
+                maths_note=None,
+                no_help="the main process holds the memory",
+            ),
+            Rung(
+                key="lazy-data",
+                action="load lazily and share: memory-mapped arrays in place of Python lists, "
+                "torch.load(mmap=True), one reader a node",
+                saves="a copy of the data for each rank and worker",
+                costs="about none: pages come from the cache",
+                maths="same",
+                maths_note=None,
+                no_help="the memory is not data's: optimizer state offloaded, pinned buffers",
+            ),
+            Rung(
+                key="host-limit",
+                action="raise the limit: memory of the job (--mem), of the container "
+                "(resources.limits.memory), or of the machine",
+                saves="nothing: it moves the limit",
+                costs="none",
+                maths="same",
+                maths_note=None,
+                no_help="the host's memory is growing: find the leak first",
+            ),
+            Rung(
+                key="chunk-host",
+                action="make that tensor in pieces, lazily, or in a smaller dtype",
+                saves="all but a piece of the request",
+                costs="about none",
+                maths="same",
+                maths_note="except in a smaller dtype",
+                no_help="the size is a mistake: see the traceback",
+            ),
+            Rung(
+                key="larger-shm",
+                action="give /dev/shm more room: docker run --shm-size=8g or --ipc=host; in Kubernetes an "
+                "emptyDir of medium Memory at /dev/shm",
+                saves="nothing: containers have 64 MiB by default",
+                costs="none",
+                maths="same",
+                maths_note=None,
+                no_help="batches are kept, so that any size fills up",
+            ),
+            Rung(
+                key="prove-kill",
+                action="look for evidence before changing anything: memory.events (oom_kill) of the cgroup, "
+                "dmesg, the scheduler's record",
+                saves="nothing yet",
+                costs="none",
+                maths="same",
+                maths_note=None,
+                no_help="the machine is gone with its logs: run again under `memtriage run`",
+            ),
+        ),
     ),
     Entry(
         "M4",
@@ -98,6 +264,7 @@ _ENTRIES: Final = (
         "numbers of tokens, weight their losses by those numbers.",
         (
             Rung(
+                key="micro-batch",
                 action="smaller micro-batch b' in place of b, with gradient accumulation",
                 saves="(1 - b'/b) x (activations + logits)",
                 costs="lower utilisation of the device",
@@ -117,6 +284,7 @@ _ENTRIES: Final = (
         "batches fp16 and bf16 autocast can cost memory, because the casts of the weights are cached.",
         (
             Rung(
+                key="bf16",
                 action="bf16 autocast",
                 saves="at most half of the fp32 activations of operations that autocast covers, minus up to "
                 "2 B a parameter for cached casts",
@@ -134,6 +302,7 @@ _ENTRIES: Final = (
         "DDP in particular) and, in Transformers, `use_cache=False`.",
         (
             Rung(
+                key="checkpointing",
                 action="activation checkpointing of every block",
                 saves="L s b h (32 + 5 a s / h) at 16 bits, minus the working set of one layer; the term "
                 "with a exists only where attention materialises its scores",
@@ -153,6 +322,7 @@ _ENTRIES: Final = (
         "memory management and with memory shared between processes by CUDA IPC.",
         (
             Rung(
+                key="expandable",
                 action="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
                 saves="at most what is reserved but unallocated; nothing of what is allocated",
                 costs="about none in steady training; 33 to 40 % a step were reported where weights travel "
@@ -172,6 +342,7 @@ _ENTRIES: Final = (
         "weights fast links between them.",
         (
             Rung(
+                key="shard",
                 action="shard over w ranks: ZeRO stage 1 to 3, FSDP",
                 saves="stage 1: 8 N (1 - 1/w), 12 N where the optimizer has the fp32 master; stage 2: also "
                 "gradients, (2 to 4) N (1 - 1/w); stage 3: also weights, minus the groups gathered at once",
@@ -188,6 +359,7 @@ _ENTRIES: Final = (
         "The last resort on one GPU. The cost moves to host memory and to the bus.",
         (
             Rung(
+                key="offload",
                 action="keep optimizer state, and weights if need be, on the host or on NVMe",
                 saves="8 to 12 B a parameter of device memory, 2 to 6 more with the weights",
                 costs="several times slower",
@@ -205,6 +377,7 @@ _ENTRIES: Final = (
         "or lower resolution save much more, but they change the task: say so.",
         (
             Rung(
+                key="attention",
                 action="scaled_dot_product_attention or flash attention",
                 saves="5 a s^2 b a layer at 16 bits (4 without dropout)",
                 costs="none: faster",
@@ -214,6 +387,7 @@ _ENTRIES: Final = (
                 "that materialises the scores; attention is not the large term",
             ),
             Rung(
+                key="shorter",
                 action="shorter inputs s' in place of s, or lower resolution",
                 saves="(1 - s'/s) of the linear terms, 1 - (s'/s)^2 of the score terms",
                 costs="none: faster",
@@ -230,6 +404,7 @@ _ENTRIES: Final = (
         "optimizer step by three quarters. Paging survives spikes. Adafactor changes convergence.",
         (
             Rung(
+                key="optimizer-8bit",
                 action="8-bit or paged optimizer",
                 saves="6 B a parameter against fp32 Adam (8 to 2), 2 B against bf16 Adam; tensors under "
                 "4,096 elements stay 32-bit",
@@ -248,6 +423,7 @@ _ENTRIES: Final = (
         "model has another capacity, and it is for finetuning only.",
         (
             Rung(
+                key="adapters",
                 action="train adapters (LoRA), over a 4-bit base (QLoRA)",
                 saves="(6 to 16) B for each parameter that is no longer trained, from pure bf16 to fp32 "
                 "states with a master copy; a 4-bit base saves 1.5 B a parameter more",
@@ -264,6 +440,17 @@ _ENTRIES: Final = (
         "Gradients come on top of every activation that the forward saved, and the loss adds about 8 B a "
         "logit for an instant. Checkpoint the large blocks first (M7), or use a fused or chunked "
         "cross-entropy where the logits are the large term; then M5 and M6.",
+        actions=(
+            Rung(
+                key="fused-loss",
+                action="fused or chunked linear + cross-entropy",
+                saves="up to 12 to 14 B a logit: b s V logits",
+                costs="none or faster",
+                maths="rounding",
+                maths_note=None,
+                no_help="the vocabulary is small; the loss is no cross-entropy",
+            ),
+        ),
     ),
     Entry(
         "M15",
@@ -271,12 +458,46 @@ _ENTRIES: Final = (
         "Three causes: gradients are on (wrap evaluation in `torch.no_grad()` or `inference_mode()`), the "
         "batch is larger than in training, or predictions are kept on the GPU (reduce before you keep: "
         "argmax in place of logits; `eval_accumulation_steps` in Transformers).",
+        actions=(
+            Rung(
+                key="no-grad",
+                action="run evaluation under torch.no_grad() or torch.inference_mode()",
+                saves="the whole graph: every activation",
+                costs="none: faster",
+                maths="same",
+                maths_note=None,
+                no_help="it does already",
+            ),
+            Rung(
+                key="keep-reduced",
+                action="keep reduced results in place of outputs: argmax, a running sum, .cpu(), "
+                "eval_accumulation_steps",
+                saves="4 b s V bytes for each kept batch of logits",
+                costs="about none",
+                maths="same",
+                maths_note=None,
+                no_help="nothing is kept from batch to batch",
+            ),
+        ),
     ),
     Entry(
         "M16",
         "The longest batch",
         "It dies at a random late step, and the same data fails again. Cap the length, bucket by length, or "
         "size the run for the largest batch by running that batch first. Varying shapes also fragment.",
+        actions=(
+            Rung(
+                key="bucket",
+                action="steadier shapes: bucket batches by length, pad to few sizes, cap outliers, run the "
+                "largest batch first",
+                saves="the difference between the longest and a usual batch; holes that changing shapes "
+                "leave",
+                costs="padding is computed too",
+                maths="approximate",
+                maths_note="other batches than before; a cap cuts inputs",
+                no_help="shapes are the same in every step",
+            ),
+        ),
     ),
     Entry(
         "M17",
@@ -284,18 +505,53 @@ _ENTRIES: Final = (
         "Optimizers create their state in their first step: 8 B a parameter for fp32 Adam, 4 for bf16 Adam, "
         "2 for bf16 momentum. Measure the peak after two whole steps. An 8-bit optimizer cuts this jump by "
         "three quarters.",
+        actions=(
+            Rung(
+                key="fused-step",
+                action="fused=True or foreach=False in the optimizer",
+                saves="one temporary copy of the weights at the step",
+                costs="none with fused; foreach=False is slower",
+                maths="rounding",
+                maths_note=None,
+                no_help="the step is not the peak",
+            ),
+        ),
     ),
     Entry(
         "M18",
         "Statistics",
         "Compare allocated with reserved, read the peak of each phase and reset it in between, and take "
         "`max_memory_allocated()` after two whole steps.",
+        actions=(
+            Rung(
+                key="watch",
+                action="run again under `memtriage run`, which records what is allocated, by whom, up to "
+                "the failure",
+                saves="nothing yet",
+                costs="a mark takes under 0.2 ms",
+                maths="same",
+                maths_note=None,
+                no_help="the failure comes before training begins to allocate",
+            ),
+        ),
     ),
     Entry(
         "M19",
         "Snapshot",
         "Record the allocator's history, dump it, and read who was alive at the peak and which line made it. "
         "The out-of-memory observer fires before the exception; nothing fires on SIGKILL.",
+        actions=(
+            Rung(
+                key="fewer-graphs",
+                action="capture fewer or smaller CUDA graphs, let them share one pool (graph_pool_handle), "
+                "or run eagerly",
+                saves="what is parked in private pools",
+                costs="launch overhead comes back for what is not captured",
+                maths="same",
+                maths_note=None,
+                no_help="the pools are full of live tensors",
+            ),
+        ),
     ),
     Entry(
         "M20",
@@ -308,6 +564,11 @@ _ENTRIES: Final = (
 
 PLAYBOOK: Final[dict[str, Entry]] = {entry.name: entry for entry in _ENTRIES}
 """The entries by name, M1 to M20."""
+
+ACTIONS: Final[dict[str, tuple[Entry, Rung]]] = {
+    rung.key: (entry, rung) for entry in _ENTRIES for rung in (*entry.rungs, *entry.actions)
+}
+"""Everything that can be done, by key, with the entry that proposes it."""
 
 LADDER: Final = ("M5", "M6", "M7", "M8", "M11", "M12", "M9", "M10", "M13")
 """The entries with rungs, in order of cost (M4)."""

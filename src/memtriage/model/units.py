@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import pairwise
 from typing import Final
 
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -24,3 +26,19 @@ def size(count: int | float | None) -> str:
         if round(abs(value), 1) < 1024 or unit == _UNITS[-1]:
             break
     return f"{value:.1f} {unit}"
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """Return rank numbers with runs drawn together.
+
+    >>> rank_list([0, 1, 2, 5, 7, 8])
+    '0-2, 5, 7, 8'
+    """
+    ordered = sorted(set(ranks))
+    runs: list[list[int]] = [[rank] for rank in ordered[:1]]
+    for before, rank in pairwise(ordered):
+        if rank == before + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)

@@ -1,0 +1,1 @@
+"""The caching allocator: the replay of recorded traces, and a simulator."""

@@ -1,0 +1,232 @@
+"""The segments behind the arenas: what is asked of the driver, and what is given back to it when.
+
+Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Final
+
+from memtriage.allocator.blocks import (
+    CREATION_SHIFT,
+    GONE,
+    SIZE_SHIFT,
+    UNMAPPED,
+    Arena,
+    SimBlock,
+    SimSegment,
+)
+from memtriage.allocator.driver import Driver
+from memtriage.allocator.events import Action, AllocatorEvent, Hook
+from memtriage.allocator.expandable import RANGE_DENOMINATOR, RANGE_NUMERATOR, Pages
+from memtriage.allocator.settings import ORDER_BY_CREATION, Settings
+
+UNKNOWN_DEVICE: Final = 1 << 40
+"""Memory assumed for the size of virtual ranges where the device's is not given: more than any has."""
+
+
+class Backing:
+    """The segments of one device.
+
+    Args:
+        settings: the configuration.
+        driver: gives and takes memory.
+        device_memory: the device's memory; None if it does not matter.
+        limit: what the process may reserve; None for what the settings say.
+        hook: called with every event.
+
+    Attributes:
+        reserved, peak_reserved: bytes of segments, of expandable ones those mapped; the highest value so far.
+        segments: all segments, the oldest first.
+        collects: garbage collection is on: it needs a limit to be a share of.
+        hook: as given.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        driver: Driver,
+        device_memory: int | None,
+        limit: int | None,
+        hook: Hook | None,
+    ) -> None:
+        self.settings = settings
+        self.hook = hook
+        self.reserved = 0
+        self.peak_reserved = 0
+        self.segments: dict[SimSegment, None] = {}
+        self._driver = driver
+        self._device_memory = device_memory
+        self._limit = _limit(settings, device_memory) if limit is None else limit
+        self.collects = self._limit is not None and settings.garbage_collection_threshold > 0
+        self._by_age = settings.torch_version >= ORDER_BY_CREATION
+        self._created = 0
+        self._pages = Pages(driver, self._new_range, self._mapped, self._unmapped)
+
+    def note(self, action: Action, address: int, size: int, arena: Arena) -> None:
+        """Tell the hook."""
+        if self.hook is not None:
+            self.hook(AllocatorEvent(action, address, size, arena.stream, arena.pool.id))
+
+    def ask(self, arena: Arena, rounded: int, needed: int) -> SimBlock | None:
+        """A block from the driver, in no list; None when memory or the process's share is out.
+
+        Source: `alloc_block`.
+
+        Args:
+            arena: whose block it will be.
+            rounded: its size at least.
+            needed: size of the segment for it.
+        """
+        if self.at_limit(needed):
+            return None
+        if arena.expandable:
+            return self._pages.grow(arena, rounded)
+        address = self._driver.allocate(needed, arena.stream, arena.pool.id)
+        if address is None:
+            return None
+        segment = self.new_segment(arena, address, needed, None)
+        self.count(needed)
+        self.note("segment_alloc", address, needed, arena)
+        return segment.head
+
+    def at_limit(self, needed: int) -> bool:
+        """True if the process may not reserve that much more."""
+        return self._limit is not None and self.reserved + needed > self._limit
+
+    @property
+    def excess(self) -> int:
+        """Bytes reserved beyond the threshold of garbage collection; 0 or less where it is off."""
+        if self._limit is None or not self.collects:
+            return 0
+        return self.reserved - int(self.settings.garbage_collection_threshold * self._limit)
+
+    def refuses(self, needed: int) -> bool:
+        """True where the settings forbid to free memory and try again (`throw_on_cudamalloc_oom`).
+
+        With a limit below the whole device, that limit is met first, and it does not forbid it.
+        """
+        memory = self._device_memory
+        return (
+            self.settings.throw_on_cudamalloc_oom
+            and self._limit is None
+            and memory is not None
+            and self.reserved + needed > memory
+        )
+
+    def new_segment(self, arena: Arena, address: int, size: int, page: int | None) -> SimSegment:
+        """Make a segment of one live block known; count no bytes."""
+        rank = self._created << CREATION_SHIFT if self._by_age else address
+        self._created += 1
+        segment = SimSegment(arena, address, size, rank, page)
+        self.segments[segment] = None
+        return segment
+
+    def count(self, size: int) -> None:
+        """Count bytes as reserved."""
+        self.reserved += size
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def range_size(self, arena: Arena) -> int:
+        """The virtual range of an expandable segment: 9/8 of the device's memory, in whole pages."""
+        size = (self._device_memory or UNKNOWN_DEVICE) * RANGE_NUMERATOR // RANGE_DENOMINATOR
+        return -(-size // arena.page) * arena.page
+
+    def release(self, block: SimBlock) -> None:
+        """Give a wholly free segment back (`release_block`)."""
+        segment, arena = block.segment, block.arena
+        arena.remove(block)
+        block.state = GONE
+        del self.segments[segment]
+        self.reserved -= block.size
+        self._driver.release(segment.address, block.size)
+        self.note("segment_free", segment.address, block.size, arena)
+
+    def release_free(self, arenas: dict[int, Arena]) -> None:
+        """Give back what is wholly free: segments first, then pages (`release_blocks`)."""
+        free = [block for arena in _by_stream(arenas) for block in arena.blocks]
+        for block in free:
+            if block.segment.page is None and block.alone:
+                self.release(block)
+        for block in free:
+            if block.segment.page is not None:
+                self._pages.unmap(block)
+                self._drop_if_empty(block.segment)
+
+    def release_oversized(self, arena: Arena, rounded: int) -> bool:
+        """Give back just enough blocks too big to be split, on this stream; True if that was enough
+        (`release_available_cached_blocks`)."""
+        most = self.settings.max_split_size
+        if most is None:
+            return False
+        wanted = max(rounded, most)
+        blocks = arena.blocks
+        at = bisect_left(arena.keys, wanted << SIZE_SHIFT)
+        if at < len(blocks) and blocks[at].segment.page is None:
+            self.release(blocks[at])
+            return True
+        freed = 0
+        for block in reversed(blocks[:at]):
+            if freed >= wanted or block.size < most:
+                break
+            if block.segment.page is None:
+                freed += block.size
+                self.release(block)
+        return freed >= wanted
+
+    def collect_garbage(self, arenas: dict[int, Arena]) -> None:
+        """Give back, while too much is reserved, wholly free segments that were free for longer than the
+        average (`garbage_collect_cached_blocks`)."""
+        wanted = self.excess
+        cached = [block for arena in _by_stream(arenas) for block in arena.blocks if block.alone]
+        ages = {block: block.arena.pool.searches - block.born for block in cached}
+        freed = 0
+        while freed < wanted and ages:
+            mean = sum(ages.values()) / len(ages)
+            old = [block for block, age in ages.items() if age >= mean and block.segment.page is None]
+            if not old:
+                return
+            for block in old:
+                freed += block.size
+                del ages[block]
+                self.release(block)
+
+    def _new_range(self, arena: Arena) -> SimSegment:
+        size = self.range_size(arena)
+        segment = self.new_segment(
+            arena, self._driver.reserve(size, arena.stream, arena.pool.id), size, arena.page
+        )
+        arena.insert_unmapped(segment.head)
+        return segment
+
+    def _drop_if_empty(self, segment: SimSegment) -> None:
+        """Forget a virtual range without memory (`release_expandable_segment`)."""
+        head = segment.head
+        if head.state == UNMAPPED and head.alone:
+            head.arena.unmapped.remove(head)
+            head.state = GONE
+            del self.segments[segment]
+
+    def _mapped(self, block: SimBlock, address: int, size: int) -> None:
+        self.count(size)
+        self.note("segment_map", address, size, block.arena)
+
+    def _unmapped(self, block: SimBlock, address: int, size: int) -> None:
+        self.reserved -= size
+        self.note("segment_unmap", address, size, block.arena)
+
+
+def _limit(settings: Settings, memory: int | None) -> int | None:
+    """The most that the process may reserve (`setMemoryFraction`); None for no limit."""
+    if settings.memory_fraction is None:
+        return None
+    if memory is None:
+        raise ValueError("a memory fraction needs the device's memory: give device_memory or capacity")
+    return int(settings.memory_fraction * memory)
+
+
+def _by_stream(arenas: dict[int, Arena]) -> Iterator[Arena]:
+    """Arenas in the order in which torch's sets hold their blocks: by the stream's handle."""
+    return (arenas[stream] for stream in sorted(arenas))

@@ -1,0 +1,247 @@
+"""The working parts of the simulator: blocks, segments, arenas and pools. Mutable, and made for speed.
+
+A block lies in a segment and is linked to its neighbours there. Free blocks stand in their arena (one for
+each pool, size class and stream) in the order in which best fit tries them: by size, then by position. One
+integer holds both, so that the search is a bisection of a plain list.
+"""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import Final
+
+from memtriage.allocator.settings import MIN_BLOCK, SMALL_LIMIT, SMALL_SEGMENT, Settings
+
+ALLOCATED: Final = 0
+FREE: Final = 1
+AWAITING: Final = 2
+"""Freed, but a stream that used the block has not passed that point."""
+UNMAPPED: Final = 3
+"""Virtual addresses of an expandable segment without memory behind them."""
+GONE: Final = 4
+"""Merged into a neighbour, or its segment was given back."""
+
+SIZE_SHIFT: Final = 80
+"""Bits for the position in a block's key: more than any address or `CREATION_SHIFT`ed counter needs."""
+CREATION_SHIFT: Final = 48
+"""Bits for the offset in a segment where segments are ordered by age; no virtual range is that big."""
+
+NEVER: Final = sys.maxsize
+
+
+class SimSegment:
+    """A segment, or the virtual range of an expandable one.
+
+    Attributes:
+        address, size: the range in bytes; of an expandable one with what is not mapped.
+        rank: position of its first byte in the order of blocks of equal size: its address, or its age.
+        page: bytes mapped and unmapped at once; None where the segment is not expandable.
+        head: the block with the lowest address.
+    """
+
+    __slots__ = ("address", "arena", "head", "page", "rank", "size")
+
+    def __init__(self, arena: Arena, address: int, size: int, rank: int, page: int | None) -> None:
+        self.arena = arena
+        self.address = address
+        self.size = size
+        self.rank = rank
+        self.page = page
+        self.head = SimBlock(arena, self, rank, size)
+
+    def __iter__(self) -> Iterator[SimBlock]:
+        """Its blocks in order of address."""
+        block: SimBlock | None = self.head
+        while block is not None:
+            yield block
+            block = block.next
+
+
+class SimBlock:
+    """A part of a segment; what `Simulator.malloc` returns.
+
+    Attributes:
+        where: position in the order of blocks: `segment.rank` plus the offset in the segment.
+        size: bytes; with rounding and slack.
+        requested: bytes asked for.
+        state: `ALLOCATED`, `FREE`, `AWAITING`, `UNMAPPED` or `GONE`.
+        key: under which a free block stands in its arena.
+        born: `SimPool.searches` when a block was freed; kept only while garbage collection is on, which looks
+            at nothing but whole segments.
+        streams: other streams that use the block (`record_stream`); None for none.
+        events: streams it still waits for.
+    """
+
+    __slots__ = (
+        "arena",
+        "born",
+        "events",
+        "key",
+        "next",
+        "prev",
+        "requested",
+        "segment",
+        "size",
+        "state",
+        "streams",
+        "where",
+    )
+
+    prev: SimBlock | None
+    next: SimBlock | None
+    streams: set[int] | None
+    key: int
+    born: int
+    events: int
+
+    def __init__(self, arena: Arena, segment: SimSegment, where: int, size: int) -> None:
+        self.arena = arena
+        self.segment = segment
+        self.where = where
+        self.size = size
+        self.requested = 0
+        self.state = ALLOCATED
+        self.streams = None
+        self.prev = None
+        self.next = None
+
+    @property
+    def address(self) -> int:
+        """First byte."""
+        segment = self.segment
+        return self.where - segment.rank + segment.address
+
+    @property
+    def alone(self) -> bool:
+        """True if the block is its whole segment."""
+        return self.prev is None and self.next is None
+
+
+class SimPool:
+    """The default pool, or a private one.
+
+    Attributes:
+        id: as in a snapshot.
+        capturing: belongs to a graph capture, or puts off events and flushes as if it did.
+        splits: blocks may be split (`MemPool(no_split=True)` forbids it).
+        expandable: may have expandable segments.
+        released: nobody uses it any more: its free segments may be given back.
+        searches: times a free large block was sought while garbage collection was on: the clock by which it
+            tells old blocks.
+        small, large: the arenas of each size class, by stream.
+    """
+
+    __slots__ = ("capturing", "expandable", "id", "large", "released", "searches", "small", "splits")
+
+    def __init__(self, id: tuple[int, int], *, capturing: bool, splits: bool, expandable: bool) -> None:
+        self.id = id
+        self.capturing = capturing
+        self.splits = splits
+        self.expandable = expandable
+        self.released = False
+        self.searches = 0
+        self.small: dict[int, Arena] = {}
+        self.large: dict[int, Arena] = {}
+
+
+class Arena:
+    """Free blocks of one pool, size class and stream.
+
+    Attributes:
+        keys, blocks: free blocks in the order of best fit, and their keys.
+        unmapped: unmapped ranges of its expandable segments, by address.
+        expandable: new segments are expandable.
+        least_rest: a block is split if at least this much of it would be left.
+        split_limit: requests of this size or more are not split.
+        page: bytes mapped at once in an expandable segment.
+    """
+
+    __slots__ = (
+        "blocks",
+        "expandable",
+        "keys",
+        "least_rest",
+        "page",
+        "pool",
+        "small",
+        "split_limit",
+        "stream",
+        "unmapped",
+    )
+
+    def __init__(self, pool: SimPool, stream: int, *, small: bool, settings: Settings) -> None:
+        self.pool = pool
+        self.stream = stream
+        self.small = small
+        self.page = SMALL_SEGMENT if small else settings.large_segment_size
+        self.keys: list[int] = []
+        self.blocks: list[SimBlock] = []
+        self.unmapped: list[SimBlock] = []
+        self.expandable = settings.expandable_segments and pool.expandable
+        fine = small or self.expandable
+        self.least_rest = NEVER if not pool.splits else MIN_BLOCK if fine else SMALL_LIMIT + 1
+        self.split_limit = NEVER if fine or settings.max_split_size is None else settings.max_split_size
+
+    def insert(self, block: SimBlock) -> None:
+        """Make a block free."""
+        block.state = FREE
+        block.born = self.pool.searches
+        block.key = key = (block.size << SIZE_SHIFT) + block.where
+        at = bisect_left(self.keys, key)
+        self.keys.insert(at, key)
+        self.blocks.insert(at, block)
+
+    def remove(self, block: SimBlock) -> None:
+        """Take a free block out; its state is the caller's to set."""
+        at = bisect_left(self.keys, block.key)
+        del self.keys[at]
+        del self.blocks[at]
+
+    def insert_unmapped(self, block: SimBlock) -> None:
+        """Make a block an unmapped range."""
+        block.state = UNMAPPED
+        insort(self.unmapped, block, key=_address)
+
+    def absorb(self, block: SimBlock, other: SimBlock | None) -> None:
+        """Merge a neighbour into a block that stands in no list, if both are free or both are unmapped."""
+        if other is None or other.state != block.state:
+            return
+        if other.state == FREE:
+            self.remove(other)
+        else:
+            self.unmapped.remove(other)
+        if other is block.prev:
+            block.where = other.where
+            block.prev = other.prev
+            if other.prev is None:
+                block.segment.head = block
+            else:
+                other.prev.next = block
+        else:
+            block.next = other.next
+            if other.next is not None:
+                other.next.prev = block
+        block.size += other.size
+        other.state = GONE
+
+
+def split_front(block: SimBlock, size: int) -> SimBlock:
+    """Cut the first `size` bytes off a block that stands in no list; returns the new block in front."""
+    front = SimBlock(block.arena, block.segment, block.where, size)
+    before = block.prev
+    front.prev = before
+    front.next = block
+    if before is None:
+        block.segment.head = front
+    else:
+        before.next = front
+    block.prev = front
+    block.where += size
+    block.size -= size
+    return front
+
+
+def _address(block: SimBlock) -> int:
+    return block.address

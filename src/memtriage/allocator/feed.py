@@ -1,0 +1,167 @@
+"""Feeds a simulator with the allocations and frees of a recorded trace, in their order.
+
+What the simulator is told is what the program asked for: sizes, streams, pools, and when a stream was done.
+Where the recording put a block is used for one thing only: to know which block a later free means.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from memtriage.allocator.blocks import SimBlock
+from memtriage.allocator.simulator import Simulator
+from memtriage.model.blocks import DEFAULT_POOL, Segment
+from memtriage.model.recording import (
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_UNMAP,
+)
+from memtriage.observe.snapshot_columns import TraceColumns
+
+GIVEN_BACK: Final = (SEGMENT_FREE, SEGMENT_UNMAP)
+SOME_STREAM: Final = -1
+"""Stands for the stream that a freed block awaits: a recording tells that it awaits one, not which."""
+
+
+class Waiting(NamedTuple):
+    """A block that awaits a stream, and how often the simulator had waited for all of them when it was freed.
+
+    Once it has again, the block is recycled, and its object may stand for another.
+    """
+
+    block: SimBlock
+    synchronizations: int
+
+
+class PoolsByAddress:
+    """Which pool an allocation was made from, where the recording does not say so (before torch 2.12).
+
+    Then it is told by the segment that has its address at the end, if that was there already; segments that
+    were given back before the end count as the default pool's.
+    """
+
+    def __init__(self, trace: TraceColumns, segments: Sequence[Segment]) -> None:
+        private = sorted(
+            (one for one in segments if one.pool != DEFAULT_POOL), key=lambda segment: segment.address
+        )
+        made = np.flatnonzero(trace.kind == SEGMENT_ALLOC)
+        last = dict(zip(trace.address[made].tolist(), made.tolist(), strict=True))
+        self._starts = [one.address for one in private]
+        self._private = [(one.end, last.get(one.address, -1), one.pool) for one in private]
+
+    def of(self, address: int, index: int) -> tuple[int, int]:
+        """The pool's id, by the address and the index of the event."""
+        at = bisect_right(self._starts, address) - 1
+        if at >= 0:
+            end, since, pool = self._private[at]
+            if address < end and index > since:
+                return pool
+        return DEFAULT_POOL
+
+
+class Feed:
+    """Events of a trace on their way into a simulator.
+
+    Args:
+        simulator: what is fed.
+        trace: the events of one device.
+        segments: its segments at the end.
+        live: blocks that exist already, by the address that the recording gives them.
+
+    Attributes:
+        live: blocks handed out and not yet freed, by recorded address.
+        waiting: blocks freed that await a stream, by recorded address.
+    """
+
+    def __init__(
+        self,
+        simulator: Simulator,
+        trace: TraceColumns,
+        segments: Sequence[Segment],
+        live: dict[int, SimBlock] | None = None,
+    ) -> None:
+        self.live = live if live is not None else {}
+        self.waiting: dict[int, Waiting] = {}
+        self._simulator = simulator
+        self._pools = PoolsByAddress(trace, segments)
+        self._recorded_pools = trace.pool
+        self._in_private_pools: dict[int, tuple[int, int]] = {}
+        self._kinds: list[int] = trace.kind.tolist()
+        self._addresses: list[int] = trace.address.tolist()
+        self._sizes: list[int] = trace.size.tolist()
+        self._streams: list[int] = trace.stream.tolist()
+        at_once = np.zeros(len(trace), np.bool_)
+        at_once[:-1] = (trace.kind[1:] == FREE_COMPLETED) & (trace.address[1:] == trace.address[:-1])
+        self._at_once: list[bool] = at_once.tolist()
+
+    def event(self, index: int) -> SimBlock | None:
+        """Pass one event on; returns the block that an allocation made. Other than block events do nothing.
+
+        Raises:
+            OutOfMemory: the allocation failed.
+        """
+        kind = self._kinds[index]
+        address = self._addresses[index]
+        if kind == ALLOC:
+            pool = self.pool(index)
+            block = self._simulator.malloc(self._sizes[index], self._streams[index], pool)
+            self.live[address] = block
+            if pool != DEFAULT_POOL:
+                self._in_private_pools[address] = pool
+            return block
+        if kind == FREE_REQUESTED:
+            self._free(address, at_once=self._at_once[index])
+        elif kind == FREE_COMPLETED:
+            if address in self.waiting:
+                self.complete(self.waiting.pop(address))
+            else:
+                # Free already, or the free was asked for before the trace began.
+                self._free(address, at_once=True)
+        return None
+
+    def complete(self, waiting: Waiting) -> None:
+        """Recycle a block if it still awaits its stream."""
+        if waiting.synchronizations == self._simulator.synchronizations:
+            self._simulator.complete(waiting.block)
+
+    def empty_cache(self, index: int) -> None:
+        """Empty the cache where the recording did, beginning with this event.
+
+        That a private pool was released is told by nothing but a segment of it that is given back.
+        """
+        for one in range(index, len(self._kinds)):
+            if self._kinds[one] not in GIVEN_BACK:
+                break
+            first, end = self._addresses[one], self._addresses[one] + self._sizes[one]
+            inside = {pool for address, pool in self._in_private_pools.items() if first <= address < end}
+            for pool in inside:
+                self._simulator.release_pool(pool)
+        self._simulator.empty_cache()
+
+    def try_to_allocate(self, index: int) -> None:
+        """Ask for what a recorded `oom` event asked for, and give it back at once.
+
+        Raises:
+            OutOfMemory: as in the recording.
+        """
+        self._simulator.free(self._simulator.malloc(self._sizes[index], self._streams[index]))
+
+    def _free(self, address: int, *, at_once: bool) -> None:
+        block = self.live.pop(address, None)
+        if block is None:
+            return
+        if not at_once:
+            self._simulator.record_stream(block, SOME_STREAM)
+            self.waiting[address] = Waiting(block, self._simulator.synchronizations)
+        self._simulator.free(block)
+
+    def pool(self, index: int) -> tuple[int, int]:
+        """The pool of an allocation."""
+        return self._recorded_pools.get(index) or self._pools.of(self._addresses[index], index)

@@ -1,0 +1,253 @@
+"""What was there before a recorded trace begins: the segments at its end with every event undone.
+
+A trace that starts late, or whose ring buffer dropped its oldest entries, still tells it: what is alive at
+the end and was never allocated in the trace was there, and so was what it frees without having allocated it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from memtriage.allocator.settings import SMALL_LIMIT, SMALL_SEGMENT, Settings
+from memtriage.model.blocks import DEFAULT_POOL, Segment
+from memtriage.model.recording import (
+    ALLOC,
+    FREE_COMPLETED,
+    SEGMENT_ALLOC,
+    SEGMENT_FREE,
+    SEGMENT_MAP,
+    SEGMENT_UNMAP,
+)
+from memtriage.observe.cuda import LARGE_PAGE, SMALL_PAGE
+from memtriage.observe.snapshot_columns import TraceColumns
+
+ALWAYS_SPLIT = 0
+"""`Region.keeps` where any rest is split off: the small pool, expandable segments (`should_split`)."""
+
+
+@dataclass(slots=True)
+class Region:
+    """A segment, or the virtual range of an expandable one.
+
+    Attributes:
+        address, size: the range, in bytes; of an expandable one all that was ever mapped.
+        stream, pool: whom it serves.
+        page: size of its pages; 0 for a segment that is not expandable.
+        keeps: a block keeps a rest of at most this many bytes (`should_split`: in the large pool more than
+            1 MiB is split off, unless the block is as large as `max_split_size`).
+    """
+
+    address: int
+    size: int
+    stream: int
+    pool: tuple[int, int]
+    page: int
+    keeps: int
+
+    @property
+    def end(self) -> int:
+        """The first address after the region."""
+        return self.address + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class OldBlock:
+    """A block older than the first event. `alive`: it is in use at the end of the trace as well."""
+
+    address: int
+    size: int
+    requested: int
+    stream: int
+    alive: bool
+    guessed: bool
+    """Nothing in the trace tells whether the allocator gave it up to 1 MiB more, or it was freed already and
+    awaits a stream."""
+
+
+@dataclass(slots=True)
+class Start:
+    """The state before the first event.
+
+    Attributes:
+        regions: the segments of that moment, and all virtual ranges.
+        mapped: what was mapped of the virtual ranges.
+        blocks: the blocks in use, in order of address.
+        occupied: blocks that wait for a stream all through the trace.
+        pools: pool of the segment that the segment_alloc event with this index makes.
+        undone: index of the first event from which on every segment is known; 0 when all add up.
+    """
+
+    regions: list[Region]
+    mapped: Ranges
+    blocks: list[OldBlock] = field(default_factory=list)
+    occupied: list[tuple[int, int]] = field(default_factory=list)
+    pools: dict[int, tuple[int, int]] = field(default_factory=dict)
+    undone: int = 0
+
+
+class Ranges:
+    """A set of addresses as ranges that do not touch, in order."""
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in ranges:
+            self.add(start, end)
+
+    def add(self, start: int, end: int) -> None:
+        """Take in [start, end), joining what it touches."""
+        first, last = bisect_left(self._ends, start), bisect_right(self._starts, end)
+        if first < last:
+            start, end = min(start, self._starts[first]), max(end, self._ends[last - 1])
+        self._starts[first:last] = [start]
+        self._ends[first:last] = [end]
+
+    def remove(self, start: int, end: int) -> None:
+        """Leave out [start, end)."""
+        first, last = bisect_right(self._ends, start), bisect_left(self._starts, end)
+        if first >= last:
+            return
+        left, right = self._starts[first], self._ends[last - 1]
+        self._starts[first:last] = ([left] if left < start else []) + ([end] if end < right else [])
+        self._ends[first:last] = ([start] if left < start else []) + ([right] if end < right else [])
+
+    def within(self, start: int, end: int) -> list[tuple[int, int]]:
+        """The ranges that begin in [start, end)."""
+        first, last = bisect_left(self._starts, start), bisect_left(self._starts, end)
+        return list(zip(self._starts[first:last], self._ends[first:last], strict=True))
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._starts, self._ends, strict=True)
+
+
+def keeps_at_most(segment_size: int) -> int:
+    """How large a rest a block of an ordinary segment keeps for itself, if it may be split at all."""
+    return ALWAYS_SPLIT if segment_size <= SMALL_SEGMENT else SMALL_LIMIT
+
+
+def starting_state(trace: TraceColumns, segments: Sequence[Segment], settings: Settings) -> Start:
+    """Undo a trace.
+
+    Args:
+        trace: the events of one device.
+        segments: its segments after the last of them.
+        settings: the allocator's, as recorded.
+    """
+    start = _undo_segments(trace, segments)
+    start.blocks, start.occupied = _old_blocks(trace, segments, start, settings)
+    return start
+
+
+def _undo_segments(trace: TraceColumns, segments: Sequence[Segment]) -> Start:
+    ordinary = {one.address: one for one in segments if one.page is None}
+    present = {
+        address: Region(address, one.size, one.stream, one.pool, page=0, keeps=keeps_at_most(one.size))
+        for address, one in ordinary.items()
+    }
+    mapped = Ranges((one.address, one.end) for one in segments if one.page is not None)
+    start = Start(regions=[], mapped=mapped)
+    events = np.flatnonzero((trace.kind >= SEGMENT_ALLOC) & (trace.kind <= SEGMENT_UNMAP))[::-1].tolist()
+    for index in events:
+        kind, address, size = int(trace.kind[index]), int(trace.address[index]), int(trace.size[index])
+        if kind == SEGMENT_ALLOC:
+            region = present.pop(address, None)
+            if region is None:
+                start.undone = start.undone or index + 1
+            else:
+                start.pools[index] = region.pool
+        elif kind == SEGMENT_FREE:
+            keeps = keeps_at_most(size)
+            present[address] = Region(
+                address, size, int(trace.stream[index]), DEFAULT_POOL, page=0, keeps=keeps
+            )
+        elif kind == SEGMENT_MAP:
+            mapped.remove(address, address + size)
+        else:
+            mapped.add(address, address + size)
+    start.regions = [present[address] for address in sorted(present)] + _virtual_ranges(trace, segments)
+    return start
+
+
+def _virtual_ranges(trace: TraceColumns, segments: Sequence[Segment]) -> list[Region]:
+    """Everything that was ever mapped, joined where it touches, with the page that its segments tell."""
+    mapping = (trace.kind == SEGMENT_MAP) | (trace.kind == SEGMENT_UNMAP)
+    addresses, sizes, streams = trace.address[mapping], trace.size[mapping], trace.stream[mapping]
+    expandable = [one for one in segments if one.page is not None]
+    ranges = Ranges(zip(addresses.tolist(), (addresses + sizes).tolist(), strict=True))
+    for one in expandable:
+        ranges.add(one.address, one.end)
+    found: list[Region] = []
+    for first, end in ranges:
+        inside = [one for one in expandable if first <= one.address < end]
+        if inside:
+            page, stream, pool = inside[0].page or LARGE_PAGE, inside[0].stream, inside[0].pool
+        else:
+            here = (addresses >= first) & (addresses < end)
+            small = bool((sizes[here] < LARGE_PAGE).any())
+            page, stream, pool = SMALL_PAGE if small else LARGE_PAGE, int(streams[here][0]), DEFAULT_POOL
+        found.append(Region(first, end - first, stream, pool, page=page, keeps=ALWAYS_SPLIT))
+    return found
+
+
+def _old_blocks(
+    trace: TraceColumns, segments: Sequence[Segment], start: Start, settings: Settings
+) -> tuple[list[OldBlock], list[tuple[int, int]]]:
+    indices = np.flatnonzero(trace.kind <= FREE_COMPLETED)
+    addresses, first = np.unique(trace.address[indices], return_index=True)
+    opening = indices[first]
+    met = set(addresses.tolist())
+    blocks: list[OldBlock] = []
+    occupied: list[tuple[int, int]] = []
+    for segment in segments:
+        for block in segment.blocks:
+            if block.state == "free" or block.address in met:
+                continue
+            if block.state == "awaiting":
+                occupied.append((block.address, block.size))
+                continue
+            old = OldBlock(block.address, block.size, block.requested, segment.stream, True, False)
+            blocks.append(old)
+    freed = opening[trace.kind[opening] != ALLOC]
+    blocks += _freed_blocks(trace, freed.tolist(), [*_taken(blocks), *occupied], start, settings)
+    return sorted(blocks, key=lambda block: block.address), occupied
+
+
+def _taken(blocks: Iterable[OldBlock]) -> Iterator[tuple[int, int]]:
+    return ((block.address, block.size) for block in blocks)
+
+
+def _freed_blocks(
+    trace: TraceColumns,
+    events: Sequence[int],
+    others: Sequence[tuple[int, int]],
+    start: Start,
+    settings: Settings,
+) -> list[OldBlock]:
+    """Blocks that the trace frees without having allocated; their size follows from what lies around them.
+
+    In the large pool no free block is as small as 1 MiB: a gap up to that size is the block's own slack.
+    """
+    edges = sorted({address for address, _ in others} | {int(trace.address[index]) for index in events})
+    regions = sorted(start.regions, key=lambda region: region.address)
+    bases = [region.address for region in regions]
+    found = []
+    for index in events:
+        address, requested = int(trace.address[index]), int(trace.size[index])
+        size, guessed = settings.round_size(requested), bool(trace.kind[index] == FREE_COMPLETED)
+        position = bisect_right(bases, address) - 1
+        if position >= 0 and address < regions[position].end and regions[position].keeps:
+            region = regions[position]
+            behind = bisect_right(edges, address)
+            limit = min(edges[behind] if behind < len(edges) else region.end, region.end)
+            gap = limit - address - size
+            unsplit = settings.max_split_size is not None and size >= settings.max_split_size
+            if gap > 0 and (unsplit or gap <= region.keeps):
+                size += gap
+            else:
+                guessed = guessed or gap > 0
+        found.append(OldBlock(address, size, requested, int(trace.stream[index]), False, guessed))
+    return found

@@ -1,0 +1,260 @@
+"""What a recorded run would have reserved under other allocator settings.
+
+The allocations and frees of the recording, in their order, go through the simulator under each setting.
+Known limitations: new segments get other addresses than in the recording, which up to torch 2.12 breaks ties
+between blocks of equal size differently; a program that acts differently when memory is short (it retries
+with a smaller batch) is taken to act as recorded; what was alive before the recording began is allocated anew
+in order of address; where memory is limited, every flush of the cache in the recording is taken to have come
+from that limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from memtriage.allocator.blocks import SimBlock
+from memtriage.allocator.events import OutOfMemory
+from memtriage.allocator.feed import GIVEN_BACK, Feed
+from memtriage.allocator.recorded_start import Start, starting_state
+from memtriage.allocator.replay import recorded_settings
+from memtriage.allocator.restore import restore
+from memtriage.allocator.settings import MIB, NEWEST, ConfError, Settings, parse_conf
+from memtriage.allocator.simulator import Simulator
+from memtriage.model.blocks import Segment
+from memtriage.model.recording import (
+    ALLOC,
+    FREE_COMPLETED,
+    FREE_REQUESTED,
+    OOM,
+    DeviceRecording,
+)
+from memtriage.observe.snapshot_columns import TraceColumns
+
+_BLOCK_EVENTS: Final = (ALLOC, FREE_REQUESTED, FREE_COMPLETED)
+
+AS_RECORDED: Final = "as recorded"
+EMPTIED: Final = "empty_cache() at the end"
+TRIED_SPLIT_SIZES: Final = (128 * MIB, 512 * MIB)
+"""A small and a large `max_split_size`: what helps depends on the sizes that come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """How much there is, in bytes; None for no limit.
+
+    Attributes:
+        capacity: what the driver has for this process's allocator.
+        limit: what the process may reserve (`torch.cuda.set_per_process_memory_fraction`).
+    """
+
+    capacity: int | None = None
+    limit: int | None = None
+
+
+UNLIMITED: Final = Memory()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a recording under some settings. Sizes in bytes.
+
+    Attributes:
+        peak_reserved, peak_allocated: highest values.
+        end_reserved, end_allocated, end_stranded, end_releasable: after the last event (and after the last
+            `empty_cache()`, where one was asked for at the end).
+        retries: allocations for which the cache had to be flushed.
+        failed_at: index of the event at which memory ran out, and the replay ended; None when it did not.
+        recorded_ooms: allocations that failed in the recording.
+        met_ooms: how many of those fail here too.
+    """
+
+    peak_reserved: int
+    peak_allocated: int
+    end_reserved: int
+    end_allocated: int
+    end_stranded: int
+    end_releasable: int
+    retries: int
+    failed_at: int | None
+    recorded_ooms: int
+    met_ooms: int
+
+    @property
+    def fits(self) -> bool:
+        """True if no allocation fails."""
+        return self.failed_at is None and self.met_ooms == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A setting and its outcome.
+
+    Attributes:
+        name: the setting in the words of `PYTORCH_CUDA_ALLOC_CONF`, or what was done.
+        outcome: what came of it.
+    """
+
+    name: str
+    outcome: Outcome
+
+
+def scenarios(device: DeviceRecording, settings: Mapping[str, object]) -> tuple[Scenario, ...]:
+    """One device of a recording as it was, with the cache emptied at the end, and under `alternatives`.
+
+    Where it ran out of memory, all have what it had (`known_memory`).
+
+    Args:
+        device: the device.
+        settings: `Recording.settings`.
+    """
+    trace, recorded, memory = columns_of(device), settings_of(settings), known_memory(device)
+
+    def outcome(tried: Settings, *, empty: bool = False) -> Outcome:
+        return what_if(trace, device.segments, recorded, tried, memory=memory, empty_cache_at_end=empty)
+
+    return (
+        Scenario(AS_RECORDED, outcome(recorded)),
+        Scenario(EMPTIED, outcome(recorded, empty=True)),
+        *(Scenario(name, outcome(tried)) for name, tried in alternatives(recorded).items()),
+    )
+
+
+def alternatives(recorded: Settings) -> dict[str, Settings]:
+    """Settings worth a try, by their text; without the one that is set already."""
+    change = msgspec.structs.replace
+    expandable = change(recorded, expandable_segments=True, max_split_size=None)
+    tried = {"expandable_segments:True": expandable}
+    for size in TRIED_SPLIT_SIZES:
+        name = f"max_split_size_mb:{size // MIB}"
+        tried[name] = change(recorded, expandable_segments=False, max_split_size=size)
+    return {name: settings for name, settings in tried.items() if settings != recorded}
+
+
+def settings_of(recorded: Mapping[str, object]) -> Settings:
+    """The settings of a recording: by the text that it keeps, else by its fields.
+
+    No recording names its version of torch: the newest is assumed.
+    """
+    try:
+        return parse_conf(str(recorded.get("PYTORCH_CUDA_ALLOC_CONF") or ""), NEWEST)
+    except ConfError:
+        expandable = recorded.get("expandable_segments") is True
+        return msgspec.structs.replace(recorded_settings(recorded), expandable_segments=expandable)
+
+
+def what_if(
+    trace: TraceColumns,
+    segments: Sequence[Segment],
+    recorded: Settings,
+    settings: Settings,
+    *,
+    memory: Memory = UNLIMITED,
+    empty_cache_after: Sequence[int] = (),
+    empty_cache_at_end: bool = False,
+) -> Outcome:
+    """Replay a recording under other settings.
+
+    Args:
+        trace: the events of one device.
+        segments: its segments after the last of them.
+        recorded: the settings it was recorded with; if `settings` are the same, the replay begins with
+            the very segments that were there.
+        settings: those to try.
+        memory: what there is; see `known_memory`.
+        empty_cache_after: indices of events after which to call `empty_cache()`.
+        empty_cache_at_end: call it after the last event.
+    """
+    simulator = Simulator(settings, capacity=memory.capacity, limit=memory.limit)
+    start = starting_state(trace, segments, recorded)
+    failed_at: int | None = None
+    recorded_ooms = met = 0
+    try:
+        live = restore(simulator, start) if settings == recorded else _allocate_again(simulator, start)
+    except OutOfMemory:
+        return _outcome(simulator, -1, 0, 0)
+    feed = Feed(simulator, trace, segments, live)
+    flushes = frozenset(empty_cache_after)
+    flushing = False
+    for index, kind in enumerate(trace.kind.tolist()):
+        if kind in _BLOCK_EVENTS:
+            flushing = False
+            try:
+                feed.event(index)
+            except OutOfMemory:
+                failed_at = index
+                break
+        elif kind in GIVEN_BACK:
+            if memory == UNLIMITED and not flushing:
+                feed.empty_cache(index)
+            flushing = True
+        elif kind == OOM:
+            recorded_ooms += 1
+            try:
+                feed.try_to_allocate(index)
+            except OutOfMemory:
+                met += 1
+        if index in flushes:
+            simulator.empty_cache()
+    if empty_cache_at_end:
+        simulator.empty_cache()
+    return _outcome(simulator, failed_at, recorded_ooms, met)
+
+
+def known_memory(recording: DeviceRecording) -> Memory:
+    """What memory the recorded process certainly had, where it ran out of it; else `UNLIMITED`.
+
+    The driver's free memory tells it, unless that would have been enough: then a limit of the process was
+    met. No recording has that limit: what was reserved at most stands in for it.
+    """
+    if not recording.ooms:
+        return UNLIMITED
+    reached = int(max(recording.timeline.reserved.max(initial=0), recording.start[1]))
+    physical = [
+        one.reserved + one.device_free
+        for one in recording.ooms
+        if one.device_free is not None and one.device_free < one.requested
+    ]
+    return Memory(capacity=max([reached, *physical])) if physical else Memory(limit=reached)
+
+
+def columns_of(recording: DeviceRecording) -> TraceColumns:
+    """The trace of a recording that was replayed already, with the pools that the replay found."""
+    events, lives = recording.events, recording.lives
+    pools = {
+        int(born): recording.pools[pool]
+        for born, pool in zip(lives.born.tolist(), lives.pool.tolist(), strict=True)
+        if born >= 0 and recording.pools[pool] != (0, 0)
+    }
+    return TraceColumns(
+        time_us=events.time_us,
+        kind=events.kind,
+        address=events.address,
+        size=events.size,
+        stream=events.stream,
+        stack=events.stack,
+        device_free={},
+        pool=pools,
+    )
+
+
+def _allocate_again(simulator: Simulator, start: Start) -> dict[int, SimBlock]:
+    return {one.address: simulator.malloc(one.requested, one.stream) for one in start.blocks}
+
+
+def _outcome(simulator: Simulator, failed_at: int | None, recorded_ooms: int, met: int) -> Outcome:
+    return Outcome(
+        peak_reserved=simulator.peak_reserved,
+        peak_allocated=simulator.peak_allocated,
+        end_reserved=simulator.reserved,
+        end_allocated=simulator.allocated,
+        end_stranded=simulator.stranded,
+        end_releasable=simulator.releasable,
+        retries=simulator.retries,
+        failed_at=failed_at,
+        recorded_ooms=recorded_ooms,
+        met_ooms=met,
+    )

@@ -1,0 +1,446 @@
+"""A recorded allocator history (a PyTorch memory snapshot), replayed: columns, and what they prove.
+
+Events are columns (one array a field), not objects: a recording has a million of them. Every array of
+`Events` has one entry an event, in the order of the trace; a *life* is one block from its allocation to its
+end. Sizes are bytes, times microseconds since the epoch. Indices that point nowhere are -1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtriage.model.blocks import Block, Segment
+from memtriage.model.findings import Finding
+
+Int64s = NDArray[np.int64]
+Int32s = NDArray[np.int32]
+Int16s = NDArray[np.int16]
+Bytes8 = NDArray[np.uint8]
+
+EVENT_KINDS: Final = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "oom",
+    "snapshot",
+    "other",
+)
+"""Names of the values in `Events.kind`; `other` is an action that this version does not know."""
+
+ALLOC: Final = 0
+FREE_REQUESTED: Final = 1
+FREE_COMPLETED: Final = 2
+SEGMENT_ALLOC: Final = 3
+SEGMENT_FREE: Final = 4
+SEGMENT_MAP: Final = 5
+SEGMENT_UNMAP: Final = 6
+OOM: Final = 7
+SNAPSHOT: Final = 8
+OTHER_EVENT: Final = 9
+
+OWNERS: Final = (
+    "parameter",
+    "gradient",
+    "optimizer state",
+    "saved for backward",
+    "autograd context",
+    "backward temporary",
+    "optimizer temporary",
+    "forward temporary",
+    "communication buffer",
+    "cuBLAS workspace",
+    "variable",
+    "c++ only",
+    "before the recording",
+)
+"""What a block can be, told by its frames and its life. The indices stand in `owner` columns.
+
+The words are those of the census where a recording can tell as much. The three temporaries die in the phase
+that made them; `variable` has frames that say no more than where; `c++ only` has no frames, and no step to
+judge it by; `before the recording` is older than the first event, and its segment kept no frames.
+"""
+
+Owner = Literal[
+    "parameter",
+    "gradient",
+    "optimizer state",
+    "saved for backward",
+    "autograd context",
+    "backward temporary",
+    "optimizer temporary",
+    "forward temporary",
+    "communication buffer",
+    "cuBLAS workspace",
+    "variable",
+    "c++ only",
+    "before the recording",
+]
+
+NO_FRAMES: Final = "no Python frames"
+"""What stands for the site of an allocation that recorded none (autograd's threads, C++)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One distinct call stack of a recording.
+
+    Attributes:
+        site: `file.py:line in function` of the frame to blame; `NO_FRAMES` without frames.
+        frames: `file.py:line in function`, innermost first, at most `MAX_FRAMES`.
+    """
+
+    site: str
+    frames: tuple[str, ...]
+
+
+MAX_FRAMES: Final = 24
+"""Frames of a stack that are kept as text for reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """The trace of one device, as columns of equal length.
+
+    Attributes:
+        time_us: when; never falls.
+        kind: index into `EVENT_KINDS`.
+        address: first byte of the block or segment; 0 for an `oom`.
+        size: bytes as recorded: what was asked for (blocks), the driver allocation (segments).
+        stream: handle of the stream.
+        stack: index into `Recording.stacks`, of the call that made the event.
+        life: index into `DeviceRecording.lives` for alloc and free events; -1 otherwise.
+    """
+
+    time_us: Int64s
+    kind: Bytes8
+    address: Int64s
+    size: Int64s
+    stream: Int64s
+    stack: Int32s
+    life: Int32s
+
+    def __len__(self) -> int:
+        return len(self.time_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """Every block that was alive at some instant of the recording, as columns of equal length.
+
+    Attributes:
+        born: index of the alloc event; -1 when older than the first event.
+        died: index of the event that freed it (`free_requested`); -1 when alive at the snapshot.
+        gone: index of the event from which its bytes could be used again (`free_completed`); -1 when not yet.
+        address: first byte.
+        size: bytes it takes in its segment.
+        requested: bytes asked for, at most `size`.
+        stream: handle of the stream it was allocated for.
+        stack: index into `Recording.stacks`, of its allocation.
+        owner: index into `OWNERS`.
+        pool: index into `DeviceRecording.pools`.
+    """
+
+    born: Int32s
+    died: Int32s
+    gone: Int32s
+    address: Int64s
+    size: Int64s
+    requested: Int64s
+    stream: Int64s
+    stack: Int32s
+    owner: Bytes8
+    pool: Int16s
+
+    def __len__(self) -> int:
+        return len(self.born)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a device's segments are made of at one instant, in bytes.
+
+    `reserved` = `allocated` + `awaiting` + `releasable` + `stranded`; `allocated` = `requested` + `rounding`.
+    `private_pools` is the part of `reserved` outside the default pool.
+    """
+
+    allocated: int
+    reserved: int
+    requested: int
+    rounding: int
+    releasable: int
+    stranded: int
+    awaiting: int
+    private_pools: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The figures after each event, in bytes: arrays as long as the events.
+
+    Attributes:
+        allocated: bytes of live blocks; falls when a free is asked for.
+        active: those and the ones that await a stream; falls when a free is complete.
+        reserved: bytes of segments (mapped pages of expandable ones).
+        releasable: free bytes that `empty_cache()` would give back.
+    """
+
+    allocated: Int64s
+    active: Int64s
+    reserved: Int64s
+    releasable: Int64s
+
+    @property
+    def stranded(self) -> Int64s:
+        """Free bytes that cannot go back to the driver."""
+        return self.reserved - self.active - self.releasable
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedBytes:
+    """Bytes of one owner, allocated at one site, alive at one instant.
+
+    Attributes:
+        owner: one of `OWNERS`.
+        site: `file.py:line in function`.
+        bytes: of blocks.
+        count: blocks.
+    """
+
+    owner: str
+    site: str
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The instant at which most was allocated.
+
+    Attributes:
+        event: index of the event that reached it; -1 when the start of the recording was never exceeded.
+        time_us: its time.
+        allocated, reserved, stranded: in bytes, at that instant.
+        owners: what was alive then, biggest first; they sum to `allocated`.
+    """
+
+    event: int
+    time_us: int
+    allocated: int
+    reserved: int
+    stranded: int
+    owners: tuple[OwnedBytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRow:
+    """What one allocation site did in the recording.
+
+    Attributes:
+        site: `file.py:line in function`.
+        owner: what most of its bytes are, one of `OWNERS`.
+        stack: index into `Recording.stacks` of its biggest call stack.
+        at_peak, at_end: bytes alive at the peak and at the snapshot.
+        count_at_end: its blocks alive at the snapshot.
+        allocations: number of alloc events.
+        allocated: bytes of all those together.
+        per_step: bytes by which it grows from step to step; None when no steps were found, 0 when steady.
+    """
+
+    site: str
+    owner: str
+    stack: int
+    at_peak: int
+    at_end: int
+    count_at_end: int
+    allocations: int
+    allocated: int
+    per_step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Training steps found in the trace.
+
+    Attributes:
+        ends: index of the first event after each step, rising; step i is events[ends[i-1]:ends[i]].
+        source: `annotations`, `optimizer frames`, `period`, or `none`.
+    """
+
+    ends: tuple[int, ...] = ()
+    source: str = "none"
+
+    @property
+    def count(self) -> int:
+        """Number of steps that end within the recording."""
+        return len(self.ends)
+
+
+@dataclass(frozen=True, slots=True)
+class FreeRange:
+    """A free block at the moment of an out-of-memory error.
+
+    Attributes:
+        address, size: the block, in bytes.
+        stream: of its segment.
+        pool: of its segment.
+        segment: address of its segment.
+        whole: it is all of its segment (the allocator gives those back before it fails, but not those of
+            private pools).
+    """
+
+    address: int
+    size: int
+    stream: int
+    pool: tuple[int, int]
+    segment: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OomEvent:
+    """An allocation that the driver refused and that was thrown as an error.
+
+    Attributes:
+        event: index of the event.
+        time_us: when.
+        requested: bytes asked for.
+        device_free: what the driver had free, in bytes; None where not recorded.
+        stream: the stream it was asked for.
+        stack: index into `Recording.stacks`.
+        allocated, reserved: bytes at that instant.
+        free: the free blocks at that instant, biggest first.
+    """
+
+    event: int
+    time_us: int
+    requested: int
+    device_free: int | None
+    stream: int
+    stack: int
+    allocated: int
+    reserved: int
+    free: tuple[FreeRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedSegment:
+    """A segment at the snapshot whose free bytes cannot go back to the driver, and what keeps them.
+
+    Attributes:
+        segment: the segment.
+        stranded: its free bytes that cannot be released.
+        pins: its blocks that are in use, biggest first.
+        owners: what each of `pins` is, one of `OWNERS`.
+    """
+
+    segment: Segment
+    stranded: int
+    pins: tuple[Block, ...]
+    owners: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRecording:
+    """One device of a recording, replayed.
+
+    Attributes:
+        device: `cuda:N`.
+        events, lives, timeline: the replay. See there.
+        pools: pool ids that `Lives.pool` points into; (0, 0) is the default pool.
+        start: allocated and reserved bytes before the first event.
+        end: the figures at the moment of the snapshot, from its segments.
+        segments: the segments at the snapshot, in order of address, blocks with their sites.
+        pinned: those with stranded bytes, the worst first.
+        peak: when most was allocated.
+        owners: what is alive at the snapshot, biggest first; they sum to `end.allocated`.
+        sites: allocation sites, those that hold most at the peak or at the end first.
+        steps: training steps found.
+        ooms: out-of-memory errors.
+        exact_from_us: from when on the timeline is exact; None when the replay is exact throughout.
+        notes: what the recording does not tell, in words.
+        findings: what is wrong; empty when healthy.
+    """
+
+    device: str
+    events: Events
+    lives: Lives
+    timeline: Timeline
+    pools: tuple[tuple[int, int], ...]
+    start: tuple[int, int]
+    end: Figures
+    segments: tuple[Segment, ...]
+    pinned: tuple[PinnedSegment, ...]
+    peak: Peak
+    owners: tuple[OwnedBytes, ...]
+    sites: tuple[SiteRow, ...]
+    steps: Steps
+    ooms: tuple[OomEvent, ...]
+    exact_from_us: int | None
+    notes: tuple[str, ...]
+    findings: tuple[Finding, ...]
+
+    def owner_timeline(self, owner: int) -> Int64s:
+        """Allocated bytes of one owner after each event.
+
+        Args:
+            owner: index into `OWNERS`.
+        """
+        lives = self.lives
+        mine = lives.owner == owner
+        born, died = mine & (lives.born >= 0), mine & (lives.died >= 0)
+        # No event begins or ends two blocks, so plain assignment does.
+        change = np.zeros(len(self.events), np.int64)
+        change[lives.born[born]] = lives.size[born]
+        change[lives.died[died]] = -lives.size[died]
+        return np.cumsum(change) + int(lives.size[mine & ~born].sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """A span that `record_function` named while history was recorded.
+
+    Attributes:
+        name: e.g. `Optimizer.step#AdamW.step`.
+        device: CUDA index; None when not recorded.
+        start_us, end_us: its ends; None where the recording has only the other one.
+    """
+
+    name: str
+    device: int | None
+    start_us: int | None
+    end_us: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A whole snapshot file, replayed and judged.
+
+    Attributes:
+        path: the file.
+        devices: one entry for each device that has segments or events.
+        stacks: the distinct call stacks that `stack` columns point into.
+        settings: the allocator's settings as recorded, by name.
+        annotations: named spans.
+        notes: what was odd about the file, in words.
+    """
+
+    path: str
+    devices: tuple[DeviceRecording, ...]
+    stacks: tuple[Stack, ...]
+    settings: dict[str, object] = field(default_factory=dict)
+    annotations: tuple[Annotation, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def findings(self) -> Sequence[Finding]:
+        """The findings of all devices."""
+        return [finding for device in self.devices for finding in device.findings]

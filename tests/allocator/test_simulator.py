@@ -1,0 +1,576 @@
+"""The rules of the caching allocator, one by one."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from memtriage.allocator.blocks import FREE, SimBlock
+from memtriage.allocator.driver import Driver
+from memtriage.allocator.events import AllocatorEvent, OutOfMemory
+from memtriage.allocator.settings import parse_conf
+from memtriage.allocator.simulator import Simulator
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+TORCH = "2.11"
+POOL = (0, 7)
+
+
+def simulator(conf: str = "", version: str = TORCH, **options: Any) -> Simulator:
+    return Simulator(parse_conf(conf, version), **options)
+
+
+class Log(list[tuple[str, int]]):
+    """Segment events as (action, size)."""
+
+    def __call__(self, event: AllocatorEvent) -> None:
+        if event.action.startswith(("segment", "oom")):
+            self.append((event.action, event.size))
+
+
+def test_the_classic_walk_through_segment_sizes() -> None:
+    one = simulator()
+    blocks = [one.malloc(1)]
+    assert (one.allocated, one.reserved) == (512, 2 * MIB)
+    blocks.append(one.malloc(3 * MIB))
+    assert one.reserved == 22 * MIB
+    blocks.append(one.malloc(11 * MIB + 1))  # Fits what is left of the 20 MiB.
+    assert one.reserved == 22 * MIB
+    blocks.append(one.malloc(12 * MIB + 1))
+    assert one.reserved == 36 * MIB
+    for block in blocks:
+        one.free(block)
+    one.empty_cache()
+    assert (one.allocated, one.requested, one.reserved, one.snapshot()) == (0, 0, 0, ())
+    assert one.peak_reserved == 36 * MIB
+
+
+def test_small_and_large_pools_do_not_mix() -> None:
+    one = simulator()
+    one.free(one.malloc(20 * MIB))
+    one.malloc(MIB)
+    assert one.reserved == 22 * MIB
+    one.malloc(MIB + 1)
+    assert one.reserved == 22 * MIB
+
+
+def test_streams_and_private_pools_do_not_share() -> None:
+    one = simulator()
+    one.free(one.malloc(30 * MIB))
+    one.malloc(30 * MIB, stream=5)
+    one.malloc(30 * MIB, pool=POOL)
+    one.malloc(30 * MIB)
+    assert one.reserved == 90 * MIB
+    assert sorted((segment.stream, segment.pool) for segment in one.snapshot()) == [
+        (0, (0, 0)),
+        (0, POOL),
+        (5, (0, 0)),
+    ]
+
+
+def test_best_fit_takes_the_smallest_that_is_large_enough() -> None:
+    one = simulator()
+    blocks = {size: one.malloc(size * MIB) for size in (50, 30, 40)}
+    addresses = {size: block.address for size, block in blocks.items()}
+    for block in blocks.values():
+        one.free(block)
+    assert one.malloc(30 * MIB - 512).address == addresses[30]
+    assert one.malloc(31 * MIB).address == addresses[40]
+
+
+@pytest.mark.parametrize(("version", "first"), [("2.12", False), ("2.13", True)])
+def test_ties_go_by_address_before_torch_2_13_and_by_age_since(version: str, first: bool) -> None:
+    one = simulator(version=version)
+    older, newer = one.malloc(30 * MIB), one.malloc(30 * MIB)
+    expected = (older if first else newer).address
+    assert newer.address < older.address
+    one.free(older)
+    one.free(newer)
+    assert one.malloc(30 * MIB).address == expected
+
+
+def test_a_large_block_keeps_up_to_one_mib_of_slack() -> None:
+    one = simulator()
+    one.free(one.malloc(30 * MIB))
+    with_slack = one.malloc(29 * MIB)
+    assert with_slack.size == one.allocated == 30 * MIB
+    one.free(with_slack)
+    assert one.malloc(29 * MIB - 512).size == 29 * MIB - 512
+
+
+def test_a_small_block_is_split_to_the_byte() -> None:
+    one = simulator()
+    one.malloc(2 * MIB - MIB - 512)
+    assert one.malloc(MIB).size == MIB
+    assert (one.reserved, one.allocated) == (2 * MIB, 2 * MIB - 512)
+    one.malloc(512)
+    assert one.reserved == one.allocated == 2 * MIB
+
+
+def test_free_neighbours_become_one_block() -> None:
+    one = simulator()
+    blocks = [one.malloc(5 * MIB) for _ in range(4)]
+    for index in (0, 2, 3, 1):
+        one.free(blocks[index])
+    (segment,) = one.snapshot()
+    assert [(block.size, block.state) for block in segment.blocks] == [(20 * MIB, "free")]
+
+
+def test_a_block_can_be_freed_once() -> None:
+    one = simulator()
+    block = one.malloc(512)
+    one.free(block)
+    with pytest.raises(ValueError, match="not live"):
+        one.free(block)
+    with pytest.raises(ValueError, match="at least 1 byte"):
+        one.malloc(0)
+
+
+def test_empty_cache_keeps_what_is_split() -> None:
+    one = simulator()
+    kept, gone = one.malloc(4 * MIB), one.malloc(30 * MIB)
+    one.free(gone)
+    assert (one.releasable, one.stranded) == (30 * MIB, 16 * MIB)
+    one.empty_cache()
+    assert (one.reserved, one.releasable, one.stranded) == (20 * MIB, 0, 16 * MIB)
+    one.free(kept)
+    one.empty_cache()
+    assert one.reserved == 0
+
+
+class TestLimits:
+    """Memory that is out: flushes, retries, errors."""
+
+    def test_the_cache_is_flushed_before_giving_up(self) -> None:
+        log = Log()
+        one = simulator(capacity=100 * MIB, hook=log)
+        one.free(one.malloc(60 * MIB))
+        one.malloc(70 * MIB)
+        assert log == [
+            ("segment_alloc", 60 * MIB),
+            ("segment_free", 60 * MIB),
+            ("segment_alloc", 70 * MIB),
+        ]
+        assert (one.retries, one.ooms, one.reserved) == (1, 0, 70 * MIB)
+
+    def test_out_of_memory_leaves_live_blocks_as_they_are(self) -> None:
+        log = Log()
+        one = simulator(capacity=100 * MIB, hook=log)
+        one.malloc(40 * MIB)
+        one.free(one.malloc(50 * MIB))
+        before = [block for block in one.blocks() if block.state != FREE]
+        with pytest.raises(OutOfMemory) as error:
+            one.malloc(64 * MIB + 1)
+        assert log[-2:] == [("segment_free", 50 * MIB), ("oom", 64 * MIB + 512)]
+        assert (error.value.requested, error.value.segment) == (64 * MIB + 1, 66 * MIB)
+        assert (error.value.allocated, error.value.reserved) == (40 * MIB, 40 * MIB)
+        assert "64.0 MiB asked for, 66.0 MiB needed" in str(error.value)
+        assert [block for block in one.blocks() if block.state != FREE] == before
+        assert (one.retries, one.ooms) == (1, 1)
+        one.malloc(60 * MIB)
+
+    def test_a_fraction_of_the_device_is_a_limit(self) -> None:
+        one = simulator("per_process_memory_fraction:0.5", device_memory=100 * MIB)
+        one.malloc(50 * MIB)
+        with pytest.raises(OutOfMemory):
+            one.malloc(1)
+        with pytest.raises(ValueError, match="needs the device's memory"):
+            simulator("per_process_memory_fraction:0.5")
+
+    def test_throwing_early_spares_the_cache(self) -> None:
+        conf = "throw_on_cudamalloc_oom:True"
+        one = simulator(conf, "2.12", capacity=100 * MIB)
+        one.free(one.malloc(60 * MIB))
+        with pytest.raises(OutOfMemory):
+            one.malloc(70 * MIB)
+        assert (one.reserved, one.retries) == (60 * MIB, 0)
+
+    def test_but_a_limit_of_the_process_does_not(self) -> None:
+        conf = "throw_on_cudamalloc_oom:True,per_process_memory_fraction:0.5"
+        one = simulator(conf, "2.12", device_memory=100 * MIB)
+        one.free(one.malloc(40 * MIB))
+        with pytest.raises(OutOfMemory):
+            one.malloc(70 * MIB)
+        assert (one.reserved, one.retries) == (0, 1)
+
+    def test_a_capacity_or_a_driver(self) -> None:
+        with pytest.raises(ValueError, match="not both"):
+            simulator(capacity=1, driver=Driver())
+
+
+class TestMaxSplitSize:
+    """`max_split_size_mb`."""
+
+    def test_oversized_blocks_are_not_split_and_not_used_for_less(self) -> None:
+        one = simulator("max_split_size_mb:64")
+        one.free(one.malloc(100 * MIB))
+        one.malloc(30 * MIB)
+        assert one.reserved == 130 * MIB
+        assert one.malloc(90 * MIB).size == 100 * MIB
+        assert one.reserved == 130 * MIB
+
+    def test_a_block_of_that_very_size_is_oversized(self) -> None:
+        one = simulator("max_split_size_mb:64")
+        one.free(one.malloc(64 * MIB))
+        one.malloc(30 * MIB)
+        assert one.reserved == 94 * MIB
+
+    def test_an_oversized_block_may_be_so_much_bigger_and_no_more(self) -> None:
+        one = simulator("max_split_size_mb:64")
+        one.free(one.malloc(100 * MIB))
+        one.malloc(80 * MIB)
+        assert one.reserved == 180 * MIB
+        rounding = simulator("max_split_size_mb:64,max_non_split_rounding_mb:40")
+        rounding.free(rounding.malloc(100 * MIB))
+        assert rounding.malloc(80 * MIB).size == 100 * MIB
+
+    def test_smaller_blocks_are_split_as_ever(self) -> None:
+        one = simulator("max_split_size_mb:64")
+        one.free(one.malloc(60 * MIB))
+        one.malloc(30 * MIB)
+        one.malloc(30 * MIB)
+        assert one.reserved == 60 * MIB
+
+    def test_under_pressure_one_oversized_block_goes_before_the_whole_cache(self) -> None:
+        log = Log()
+        one = simulator("max_split_size_mb:64", capacity=400 * MIB, hook=log)
+        for block in [one.malloc(size * MIB) for size in (70, 80, 200, 40)]:
+            one.free(block)
+        one.malloc(140 * MIB)
+        assert log[4:] == [("segment_free", 200 * MIB), ("segment_alloc", 140 * MIB)]
+        assert one.retries == 0
+
+    def test_it_need_not_be_larger_than_an_oversized_block_is(self) -> None:
+        log = Log()
+        one = simulator("max_split_size_mb:64", capacity=200 * MIB, hook=log)
+        for block in [one.malloc(size * MIB) for size in (40, 50, 100)]:
+            one.free(block)
+        one.malloc(60 * MIB)
+        assert log[3:] == [("segment_free", 100 * MIB), ("segment_alloc", 60 * MIB)]
+
+    def test_or_several_of_them_the_largest_first(self) -> None:
+        log = Log()
+        one = simulator("max_split_size_mb:64", capacity=300 * MIB, hook=log)
+        for block in [one.malloc(size * MIB) for size in (70, 80, 90, 40)]:
+            one.free(block)
+        one.malloc(160 * MIB)
+        assert log[4:] == [
+            ("segment_free", 90 * MIB),
+            ("segment_free", 80 * MIB),
+            ("segment_alloc", 160 * MIB),
+        ]
+
+
+class TestGarbageCollection:
+    """`garbage_collection_threshold`."""
+
+    def test_old_blocks_go_before_more_is_reserved(self) -> None:
+        log = Log()
+        one = simulator("garbage_collection_threshold:0.5", limit=200 * MIB, hook=log)
+        old, young = one.malloc(60 * MIB), one.malloc(50 * MIB)
+        one.free(old)
+        for _ in range(3):
+            one.free(one.malloc(30 * MIB, stream=4))
+        one.free(young)
+        one.malloc(20 * MIB, stream=3)
+        assert ("segment_free", 60 * MIB) in log
+        assert ("segment_free", 50 * MIB) not in log
+        assert one.retries == 0
+
+    def test_small_allocations_make_no_large_block_older(self) -> None:
+        log = Log()
+        one = simulator("garbage_collection_threshold:0.5", limit=200 * MIB, hook=log)
+        one.free(one.malloc(512))
+        first, second = one.malloc(60 * MIB), one.malloc(50 * MIB)
+        one.free(first)
+        for _ in range(3):
+            one.free(one.malloc(512))
+        one.free(second)
+        one.malloc(20 * MIB, stream=3)
+        assert [size for action, size in log if action == "segment_free"] == [50 * MIB, 60 * MIB]
+
+    def test_a_segment_that_is_in_use_stays(self) -> None:
+        log = Log()
+        one = simulator("garbage_collection_threshold:0.5", limit=200 * MIB, hook=log)
+        front, _, _ = one.malloc(5 * MIB), one.malloc(5 * MIB), one.malloc(90 * MIB)
+        one.free(front)
+        one.malloc(30 * MIB, stream=3)
+        assert "segment_free" not in dict(log)
+
+    def test_nothing_happens_below_the_threshold_or_without_a_limit(self) -> None:
+        for options in ({"limit": GIB}, {}):
+            one = simulator("garbage_collection_threshold:0.9", **options)
+            one.free(one.malloc(60 * MIB))
+            one.malloc(100 * MIB)
+            assert one.reserved == 160 * MIB
+
+
+class TestStreams:
+    """Blocks that other streams use."""
+
+    def test_a_block_awaits_the_stream_and_then_the_next_allocation(self) -> None:
+        one = simulator()
+        block = one.malloc(30 * MIB)
+        one.record_stream(block, 9)
+        one.free(block)
+        assert (one.allocated, one.awaiting, one.active, one.requested) == (0, *[30 * MIB] * 3)
+        assert one.malloc(30 * MIB).address != block.address
+        one.stream_done(9)
+        assert one.awaiting == 30 * MIB
+        assert one.malloc(30 * MIB).address == block.address
+        assert (one.awaiting, one.reserved) == (0, 60 * MIB)
+
+    def test_it_awaits_every_stream(self) -> None:
+        one = simulator()
+        block = one.malloc(512)
+        for stream in (7, 8, 8):
+            one.record_stream(block, stream)
+        one.free(block)
+        one.stream_done(8)
+        one.process_events()
+        assert one.awaiting == 512
+        one.stream_done(7)
+        one.process_events()
+        assert one.awaiting == 0
+
+    def test_its_own_stream_does_not_count(self) -> None:
+        one = simulator()
+        block = one.malloc(512, stream=3)
+        one.record_stream(block, 3)
+        one.free(block)
+        assert one.awaiting == 0
+
+    def test_work_put_on_the_stream_later_is_not_done(self) -> None:
+        one = simulator()
+        early, late = one.malloc(512), one.malloc(512)
+        for block in (early, late):
+            one.record_stream(block, 9)
+        one.free(early)
+        one.stream_done(9)
+        one.free(late)
+        one.process_events()
+        assert one.awaiting == 512
+
+    def test_a_flush_waits_for_all_streams(self) -> None:
+        one = simulator(capacity=100 * MIB)
+        block = one.malloc(60 * MIB)
+        one.record_stream(block, 9)
+        one.free(block)
+        one.malloc(70 * MIB)
+        assert (one.awaiting, one.retries, one.synchronizations) == (0, 1, 1)
+
+    def test_a_recording_may_complete_a_free_itself(self) -> None:
+        one = simulator()
+        first, second = one.malloc(512), one.malloc(512)
+        for block in (first, second):
+            one.record_stream(block, 9)
+            one.free(block)
+        one.stream_done(9)
+        one.complete(first)
+        assert one.awaiting == 512
+        one.process_events()
+        assert one.awaiting == 0
+        with pytest.raises(ValueError, match="awaits nothing"):
+            one.complete(first)
+        with pytest.raises(ValueError, match="not live"):
+            one.record_stream(first, 9)
+
+
+class TestPrivatePools:
+    """CUDA graphs and `MemPool`."""
+
+    def test_a_pool_keeps_its_memory_until_it_is_released(self) -> None:
+        one = simulator()
+        one.free(one.malloc(30 * MIB, pool=POOL))
+        one.empty_cache()
+        assert one.reserved == 30 * MIB
+        one.release_pool(POOL)
+        one.empty_cache()
+        assert one.reserved == 0
+
+    def test_a_capture_neither_flushes_nor_recycles(self) -> None:
+        one = simulator(version="2.13", capacity=100 * MIB)
+        one.add_pool(POOL, capture=True)
+        one.free(one.malloc(60 * MIB))
+        block = one.malloc(512)
+        one.record_stream(block, 9)
+        one.free(block)
+        one.stream_done(9)
+        one.malloc(20 * MIB, pool=POOL)
+        assert one.awaiting == 512
+        with pytest.raises(OutOfMemory):
+            one.malloc(60 * MIB, pool=POOL)
+        assert one.retries == 0
+        one.malloc(512)
+        assert one.awaiting == 0
+
+    @pytest.mark.parametrize(("version", "flushes"), [("2.11", False), ("2.13", True)])
+    def test_a_user_pool_flushes_since_torch_2_12(self, version: str, flushes: bool) -> None:
+        one = simulator(version=version, capacity=100 * MIB)
+        one.free(one.malloc(60 * MIB))
+        if flushes:
+            one.malloc(60 * MIB, pool=POOL)
+        else:
+            with pytest.raises(OutOfMemory):
+                one.malloc(60 * MIB, pool=POOL)
+
+    def test_a_pool_is_made_known_once(self) -> None:
+        one = simulator()
+        one.malloc(512, pool=POOL)
+        with pytest.raises(ValueError, match=r"pool \(0, 7\) is known already"):
+            one.add_pool(POOL)
+
+    def test_a_pool_may_forbid_splitting(self) -> None:
+        one = simulator()
+        one.add_pool(POOL, splits=False)
+        assert one.malloc(5 * MIB, pool=POOL).size == 20 * MIB
+        assert one.malloc(512, pool=POOL).size == 2 * MIB
+
+    def test_a_pool_with_its_own_allocator_has_no_expandable_segments(self) -> None:
+        one = simulator("expandable_segments:True")
+        one.add_pool(POOL, expandable=False)
+        one.malloc(5 * MIB, pool=POOL)
+        one.malloc(5 * MIB, pool=(0, 8))
+        assert sorted((one.pool, one.expandable) for one in one.snapshot()) == [(POOL, False), ((0, 8), True)]
+
+
+class TestExpandableSegments:
+    """`expandable_segments:True`."""
+
+    def test_one_segment_grows_by_whole_pages(self) -> None:
+        log = Log()
+        one = simulator("expandable_segments:True", hook=log)
+        first = one.malloc(5 * MIB)
+        second = one.malloc(50 * MIB)
+        assert second.address == first.address + 5 * MIB
+        one.malloc(512)
+        assert log == [("segment_map", 20 * MIB), ("segment_map", 40 * MIB), ("segment_map", 2 * MIB)]
+        assert (one.reserved, one.allocated) == (62 * MIB, 55 * MIB + 512)
+        large, small = sorted(one.snapshot(), key=lambda segment: -segment.size)
+        assert (large.expandable, large.page, large.size) == (True, 20 * MIB, 60 * MIB)
+        assert (small.expandable, small.page, small.size) == (True, 2 * MIB, 2 * MIB)
+
+    def test_blocks_are_split_to_the_byte(self) -> None:
+        one = simulator("expandable_segments:True")
+        assert one.malloc(19 * MIB + MIB // 2).size == 19 * MIB + MIB // 2
+
+    def test_wholly_free_pages_go_back_and_the_gap_is_filled_first(self) -> None:
+        log = Log()
+        one = simulator("expandable_segments:True", hook=log)
+        a, b, c = one.malloc(30 * MIB), one.malloc(40 * MIB), one.malloc(10 * MIB)
+        assert one.reserved == 80 * MIB
+        one.free(b)
+        assert (one.releasable, one.stranded) == (20 * MIB, 20 * MIB)
+        one.empty_cache()
+        assert log[-1] == ("segment_unmap", 20 * MIB)
+        assert one.reserved == 60 * MIB
+        assert [segment.size for segment in one.snapshot()] == [40 * MIB, 20 * MIB]
+        again = one.malloc(35 * MIB)
+        assert again.address == a.address + a.size
+        assert log[-1] == ("segment_map", 20 * MIB)
+        assert c.address == a.address + 70 * MIB
+
+    def test_everything_goes_back_with_its_virtual_range(self) -> None:
+        one = simulator("expandable_segments:True")
+        blocks = [one.malloc(size) for size in (512, 5 * MIB, 70 * MIB)]
+        for block in blocks:
+            one.free(block)
+        one.empty_cache()
+        assert (one.reserved, list(one.blocks())) == (0, [])
+
+    def test_best_fit_spares_the_end_that_can_grow(self) -> None:
+        one = simulator("expandable_segments:True")
+        hole = one.malloc(30 * MIB)
+        start = hole.address
+        one.malloc(5 * MIB)
+        assert one.reserved == 40 * MIB  # 5 MiB are free at the end: the better fit, but for its growth.
+        one.free(hole)
+        assert one.malloc(4 * MIB).address == start
+
+    def test_of_equal_holes_the_lower_one_is_taken(self) -> None:
+        one = simulator("expandable_segments:True")
+        blocks = [one.malloc(6 * MIB) for _ in range(5)]
+        lower = blocks[1].address
+        one.free(blocks[3])
+        one.free(blocks[1])
+        assert one.malloc(6 * MIB).address == lower
+
+    def test_pages_are_unmapped_under_pressure(self) -> None:
+        one = simulator("expandable_segments:True", capacity=100 * MIB)
+        other = one.malloc(60 * MIB, stream=1)
+        one.free(other)
+        one.malloc(80 * MIB)
+        assert (one.retries, one.reserved) == (1, 80 * MIB)
+        with pytest.raises(OutOfMemory):
+            one.malloc(40 * MIB)
+        assert one.allocated == 80 * MIB
+
+    def test_what_was_mapped_before_memory_ran_out_stays_mapped(self) -> None:
+        one = simulator("expandable_segments:True", capacity=100 * MIB)
+        blocks = [one.malloc(20 * MIB) for _ in range(4)]
+        one.free(blocks[1])
+        with pytest.raises(OutOfMemory):
+            one.malloc(41 * MIB)
+        assert one.reserved == 60 * MIB
+        one.malloc(40 * MIB)
+        assert one.reserved == 100 * MIB
+
+    def test_a_segment_that_is_full_is_followed_by_another(self) -> None:
+        one = simulator("expandable_segments:True", capacity=100 * MIB, device_memory=40 * MIB)
+        one.malloc(50 * MIB)  # Of a virtual range of 60 MiB: 9/8 of 40 MiB in whole pages.
+        one.malloc(20 * MIB)
+        assert len(one.backing.segments) == 2
+        assert one.reserved == 80 * MIB
+
+    def test_the_page_follows_the_setting(self) -> None:
+        one = simulator("expandable_segments:True,large_segment_size_mb:64")
+        one.malloc(2 * MIB)
+        assert one.reserved == 64 * MIB
+
+
+def test_events_are_those_of_a_memory_history() -> None:
+    events: list[AllocatorEvent] = []
+    one = simulator(hook=events.append)
+    block = one.malloc(1000, stream=5)
+    one.record_stream(block, 6)
+    one.free(block)
+    one.synchronize()
+    one.empty_cache()
+    base = block.address
+    assert events == [
+        ("segment_alloc", base, 2 * MIB, 5, (0, 0)),
+        ("alloc", base, 1000, 5, (0, 0)),
+        ("free_requested", base, 1000, 5, (0, 0)),
+        ("free_completed", base, 1000, 5, (0, 0)),
+        ("segment_free", base, 2 * MIB, 5, (0, 0)),
+    ]
+
+
+def test_the_snapshot_has_every_state() -> None:
+    one = simulator(device=3)
+    live, waiting = one.malloc(1000), one.malloc(2000)
+    one.record_stream(waiting, 6)
+    one.free(waiting)
+    (segment,) = one.snapshot()
+    assert (segment.device, segment.size, segment.expandable, segment.page) == (3, 2 * MIB, False, None)
+    assert [(block.size, block.requested, block.state) for block in segment.blocks] == [
+        (1024, 1000, "active"),
+        (2048, 2000, "awaiting"),
+        (2 * MIB - 3072, 0, "free"),
+    ]
+    assert all(left.end == right.address for left, right in pairwise(segment.blocks))
+    assert segment.blocks[0].address == live.address
+
+
+def test_peaks_begin_again_where_one_is() -> None:
+    one = simulator()
+    kept = one.malloc(20 * MIB)
+    one.free(one.malloc(40 * MIB))
+    assert (one.peak_allocated, one.peak_reserved) == (60 * MIB, 60 * MIB)
+    one.reset_peaks()
+    assert (one.peak_allocated, one.peak_reserved) == (20 * MIB, 60 * MIB)
+    assert isinstance(kept, SimBlock)

@@ -1,0 +1,72 @@
+"""Parameters, gradients and the fp32 reference for tests of `OffloadedAdamW`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+SHAPES = ((300, 70), (5,), (64,), (1,), (), (1000,), (3, 4, 5), (129,))
+"""More than one tile, tails that fill no vector, single elements."""
+
+
+def parameters(
+    shapes: Sequence[tuple[int, ...]] = SHAPES,
+    dtype: torch.dtype = torch.bfloat16,
+    seed: int = 0,
+    device: str = "cpu",
+) -> list[Parameter]:
+    """Random parameters; the same for the same seed, on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    return [Parameter(torch.randn(shape, generator=generator).to(device, dtype)) for shape in shapes]
+
+
+def masters_of(weights: Sequence[Parameter]) -> list[Parameter]:
+    """Float32 CPU copies: what the reference optimizer steps."""
+    return [Parameter(one.detach().float().cpu().clone()) for one in weights]
+
+
+def give_gradients(
+    weights: Sequence[Parameter], masters: Sequence[Parameter], seed: int, scale: float = 1.0
+) -> None:
+    """The same random gradients for both, in the weights' type and on their device, exactly widened."""
+    generator = torch.Generator().manual_seed(seed)
+    for weight, master in zip(weights, masters, strict=True):
+        gradient = (torch.randn(weight.shape, generator=generator) * scale).to(weight.dtype)
+        weight.grad = gradient.to(weight.device, copy=True)
+        master.grad = gradient.float()
+
+
+def reference(masters: Sequence[Any], **settings: Any) -> torch.optim.AdamW:
+    """torch's fused AdamW in float32 on the CPU."""
+    return torch.optim.AdamW(masters, fused=True, **settings)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The bit patterns, in which -0.0 is not 0.0 and NaN equals itself."""
+    width = {2: torch.int16, 4: torch.int32}[tensor.element_size()]
+    return tensor.detach().cpu().contiguous().view(width)
+
+
+def same_bits(left: Tensor, right: Tensor) -> bool:
+    return left.dtype == right.dtype and bool(torch.equal(bits(left), bits(right)))
+
+
+def assert_same_as_reference(
+    optimizer: torch.optim.Optimizer,
+    weights: Sequence[Parameter],
+    expected: torch.optim.Optimizer,
+    masters: Sequence[Parameter],
+) -> None:
+    """Weights, masters and moments are those of the reference, bit for bit."""
+    for index, (weight, master) in enumerate(zip(weights, masters, strict=True)):
+        assert same_bits(weight.detach(), master.detach().to(weight.dtype)), f"weight {index}"
+        ours, theirs = optimizer.state.get(weight, {}), expected.state.get(master, {})
+        assert bool(ours) == bool(theirs), f"state of {index}"
+        for key in theirs:
+            assert same_bits(ours[key], theirs[key]), f"{key} of {index}"
+        if ours and weight.dtype != torch.float32:
+            assert same_bits(ours["master"], master.detach()), f"master of {index}"

@@ -1,0 +1,162 @@
+"""Snapshots as torch writes them, of programs that the allocator's simulator runs."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from memtriage.allocator.blocks import SimBlock
+from memtriage.allocator.events import AllocatorEvent, OutOfMemory
+from memtriage.allocator.settings import parse_conf
+from memtriage.allocator.simulator import Simulator
+
+Frames = list[dict[str, Any]]
+
+MODULE: Final = "site-packages/torch/nn/modules/module.py"
+
+
+def frame(file: str, line: int, name: str) -> dict[str, Any]:
+    return {"filename": file, "line": line, "name": name}
+
+
+def user(line: int, name: str = "train") -> Frames:
+    """A line of the script."""
+    return [frame("train.py", line, name)]
+
+
+def forward(line: int) -> Frames:
+    """A line in a module's forward."""
+    return [
+        frame("train.py", line, "forward"),
+        frame(MODULE, 1790, "_call_impl"),
+        frame(MODULE, 1779, "_wrapped_call_impl"),
+        frame("train.py", 90, "train"),
+    ]
+
+
+def placement(line: int) -> Frames:
+    """`model.to(device)`."""
+    return [frame(MODULE, 1370, "convert"), frame(MODULE, 965, "_apply"), frame("train.py", line, "<module>")]
+
+
+def optimizer(line: int, name: str = "_multi_tensor_adam") -> Frames:
+    """Inside `optimizer.step()`."""
+    file = "site-packages/torch/optim/adam.py"
+    return [frame(file, 791, name), frame(file, 248, "step"), frame("train.py", line, "train")]
+
+
+def custom_backward(line: int) -> Frames:
+    """The backward of a custom Function, in autograd's thread."""
+    return [
+        frame("train.py", line, "backward"),
+        frame("site-packages/torch/autograd/function.py", 317, "apply"),
+    ]
+
+
+AUTOGRAD: Final[Frames] = []
+"""Autograd's own thread runs no Python."""
+
+
+class Program:
+    """Allocates and frees, and records it as torch does: an event has a time of its own and a stack."""
+
+    def __init__(self, conf: str = "", capacity: int | None = None, device: int = 0) -> None:
+        self.device = device
+        self.trace: list[dict[str, Any]] = []
+        self.spans: list[dict[str, Any]] = []
+        self.clock = 1_000_000
+        self._frames: Frames = []
+        self._stacks: dict[int, Frames] = {}
+        self.simulator = Simulator(
+            parse_conf(conf, "2.11.0"), capacity=capacity, hook=self._note, device=device
+        )
+
+    def _note(self, event: AllocatorEvent) -> None:
+        self.clock += 7
+        entry: dict[str, Any] = {
+            "action": event.action,
+            "addr": event.address,
+            "size": event.size,
+            "stream": event.stream,
+            "time_us": self.clock,
+            "frames": self._frames,
+            "pool_id": event.pool,
+        }
+        if event.action == "oom":
+            del entry["addr"]
+            entry["device_free"] = 0
+        self.trace.append(entry)
+
+    def alloc(self, size: int, frames: Frames, stream: int = 0, pool: tuple[int, int] = (0, 0)) -> SimBlock:
+        self._frames = list(frames)
+        block = self.simulator.malloc(size, stream, pool)
+        self._stacks[block.address] = self._frames
+        return block
+
+    def fails(self, size: int, frames: Frames) -> None:
+        """An allocation that runs out of memory."""
+        try:
+            self.alloc(size, frames)
+        except OutOfMemory:
+            return
+        raise AssertionError("there was room")
+
+    def free(self, blocks: SimBlock | Iterable[SimBlock], frames: Sequence[dict[str, Any]] = ()) -> None:
+        self._frames = list(frames)
+        for block in [blocks] if isinstance(blocks, SimBlock) else list(blocks):
+            self.simulator.free(block)
+
+    def span(self, name: str) -> None:
+        """A named span that lasts an instant."""
+        for stage in ("START", "END"):
+            self.clock += 3
+            self.spans.append({"name": name, "stage": stage, "device": self.device, "time_us": self.clock})
+
+    def step_span(self) -> None:
+        self.span("Optimizer.step#AdamW.step")
+
+    def segments(self) -> list[dict[str, Any]]:
+        states = {"active": "active_allocated", "awaiting": "active_awaiting_free", "free": "inactive"}
+        return [
+            {
+                "device": self.device,
+                "address": one.address,
+                "total_size": one.size,
+                "stream": one.stream,
+                "segment_type": "small" if one.size <= 2 << 20 else "large",
+                "segment_pool_id": one.pool,
+                "is_expandable": one.page is not None,
+                "a_newer_key": 1,
+                "blocks": [
+                    {
+                        "address": block.address,
+                        "size": block.size,
+                        "requested_size": block.requested,
+                        "state": states[block.state],
+                        "frames": self._stacks.get(block.address, []) if block.state != "free" else [],
+                    }
+                    for block in one.blocks
+                ],
+            }
+            for one in self.simulator.snapshot()
+        ]
+
+
+def snapshot_of(*programs: Program) -> dict[str, Any]:
+    """The snapshot of programs, one a device."""
+    traces: list[list[dict[str, Any]]] = [[] for _ in range(max(one.device for one in programs) + 1)]
+    for one in programs:
+        traces[one.device] = one.trace
+    return {
+        "segments": [segment for one in programs for segment in one.segments()],
+        "device_traces": traces,
+        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "max_split_size": -1},
+        "external_annotations": [span for one in programs for span in one.spans],
+    }
+
+
+def save(raw: Any, path: Path) -> Path:
+    path.write_bytes(pickle.dumps(raw, 4))
+    return path
