@@ -8,18 +8,48 @@ do nothing, while no watch is on (but `census()` and `ledger()`, which always lo
 
 from __future__ import annotations
 
+import importlib
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from memtriage import _active
 
 if TYPE_CHECKING:
     from memtriage.model.census import Census
+    from memtriage.model.explanation import Explanation
     from memtriage.model.ledger import Ledger
+    from memtriage.model.prediction import Prediction
+    from memtriage.model.recording import Recording
     from memtriage.session.run import Watch
+    from memtriage.treat.offload import OffloadedAdamW
+
+# Loaded now, while it is empty: at its first import a package takes its name in here, which is to be the
+# function's.
+importlib.import_module("memtriage.predict")
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "census", "ledger", "mark", "step", "watch"]
+__all__ = [
+    "OffloadedAdamW",
+    "__version__",
+    "census",
+    "explain",
+    "ledger",
+    "load_snapshot",
+    "mark",
+    "predict",
+    "step",
+    "watch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """`OffloadedAdamW` is a class of torch's kind, so loaded when it is first asked for."""
+    if name == "OffloadedAdamW":
+        from memtriage.treat.offload import OffloadedAdamW
+
+        return OffloadedAdamW
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def watch(directory: str | os.PathLike[str] | None = None, *, quiet: bool = False) -> Watch:
@@ -106,3 +136,78 @@ def ledger(device: str | None = None) -> list[Ledger]:
         there = ", ".join(one.device for one in ledgers)
         raise ValueError(f"no ledger for device {device!r}: this process has one for {there}")
     return found
+
+
+def explain(text: str, shapes: Mapping[str, int] | None = None) -> Explanation:
+    """What an error text or a log proves of its first failure, with fixes in order of cost. Sizes in bytes.
+
+    Looks at the text alone. Any text is accepted; one without a failure of memory is `unknown`.
+
+    Args:
+        text: an error message, a traceback, or a whole log of several ranks.
+        shapes: sizes by name (batch, seq, vocab, hidden, heads, ...), to factor the failing request;
+            `params`, `ranks` and `layers` serve to reckon savings.
+    """
+    from memtriage.diagnose.explain import explain_text
+
+    return explain_text(text, shapes)
+
+
+def load_snapshot(path: str | os.PathLike[str]) -> Recording:
+    """A PyTorch memory snapshot, replayed and judged: timelines, owners, sites, segments, findings.
+
+    The file can run nothing: what is not plain containers, text and numbers is refused.
+
+    Args:
+        path: what `torch.cuda.memory._dump_snapshot` wrote; also compressed with gzip, xz or zstd.
+
+    Raises:
+        memtriage.observe.snapshot_file.SnapshotError: the file is no snapshot, or is damaged; a ValueError.
+        OSError: the file cannot be read.
+    """
+    from memtriage.diagnose.recording import read_recording
+
+    return read_recording(path)
+
+
+def predict(
+    build: Callable[[Any], Any],
+    *,
+    steps: int = 2,
+    allocator_conf: str = "",
+    gpu: str = "h200",
+    world_size: int = 1,
+    rank: int = 0,
+    torch_version: str | None = None,
+) -> Prediction:
+    """The peak memory of a training step, without a GPU and without running it. Sizes in bytes.
+
+    `build(device)` and its steps are run with tensors that have no data and pass for CUDA tensors.
+
+    Args:
+        build: returns `(model, optimizer, step)`; `step()` runs one optimizer step.
+        steps: how many are traced; the peaks are those of the last one. The first lacks what the optimizer
+            makes in it.
+        allocator_conf: as in `PYTORCH_CUDA_ALLOC_CONF`, e.g. `expandable_segments:True`.
+        gpu: kind of GPU: `h200`, `h100`, `a100`, `l4`, ...
+        world_size, rank: 1 and 0.
+        torch_version: whose allocator and kernels are meant, e.g. `2.11.0`; the installed one by default.
+
+    Raises:
+        ValueError: an argument is out of range, `build` returns something else, or the program raises; the
+            text says what to change.
+
+    Limits: one process on one GPU and one stream; `torch.compile` is traced as eager code; kernels from
+    outside PyTorch (Triton, CUDA extensions) need a shape function.
+    """
+    from memtriage.predict.api import predict
+
+    return predict(
+        build,
+        steps=steps,
+        allocator_conf=allocator_conf,
+        gpu=gpu,
+        world_size=world_size,
+        rank=rank,
+        torch_version=torch_version,
+    )

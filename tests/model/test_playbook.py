@@ -8,17 +8,18 @@ from typing import get_args
 
 import pytest
 
-from memtriage.model.playbook import LADDER, PLAYBOOK, Entry, Maths, Rung
+from memtriage.model.playbook import ACTIONS, LADDER, PLAYBOOK, Entry, Maths, Rung
 
 RUNGS = [
     pytest.param(rung, id=f"{name}.{i}")
     for name, entry in PLAYBOOK.items()
-    for i, rung in enumerate(entry.rungs)
+    for i, rung in enumerate((*entry.rungs, *entry.actions))
 ]
 
 
 def words(entry: Entry) -> str:
-    told = [value for rung in entry.rungs for value in dataclasses.astuple(rung) if value is not None]
+    changes = (*entry.rungs, *entry.actions)
+    told = [value for rung in changes for value in dataclasses.astuple(rung) if value is not None]
     return " ".join([entry.subject, entry.says, *told])
 
 
@@ -67,3 +68,11 @@ def test_changes_of_the_task_are_called_so() -> None:
 def test_entries_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         PLAYBOOK["M1"].says = ""
+
+
+def test_every_action_is_known_by_one_key() -> None:
+    rungs = [rung for entry in PLAYBOOK.values() for rung in (*entry.rungs, *entry.actions)]
+    assert len(ACTIONS) == len(rungs)
+    for key, (entry, rung) in ACTIONS.items():
+        assert rung.key == key
+        assert rung in (*entry.rungs, *entry.actions)

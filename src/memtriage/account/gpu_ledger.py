@@ -144,6 +144,21 @@ def releasable_in(segment: Segment) -> int:
     return sum(_whole_pages(block, segment) for block in segment.blocks if block.state == "free")
 
 
+def whole_pages(block: Block, segment: Segment) -> tuple[int, int]:
+    """Start and end of the pages that lie wholly inside a block; pages count from the segment's first byte.
+
+    As `ExpandableSegment::unmap` does it: a mapped range begins at a page, and a partly used page stays. Both
+    are the block's start where there is no such page, or the segment is not expandable.
+    """
+    if segment.page is None:
+        return block.address, block.address
+    first = -(-(block.address - segment.address) // segment.page)
+    last = (block.end - segment.address) // segment.page
+    if last <= first:
+        return block.address, block.address
+    return segment.address + first * segment.page, segment.address + last * segment.page
+
+
 def stranded_segments(segments: Iterable[Segment]) -> list[StrandedSegment]:
     """The segments with stranded bytes, the worst first."""
     found = [
@@ -415,15 +430,8 @@ def _pins(segment: Segment) -> tuple[Block, ...]:
 
 
 def _whole_pages(block: Block, segment: Segment) -> int:
-    """Bytes of the pages that lie wholly inside a block; pages count from the segment's first byte.
-
-    As `ExpandableSegment::unmap` does it: a mapped range begins at a page, and a partly used page stays.
-    """
-    if segment.page is None:
-        return 0
-    first = -(-(block.address - segment.address) // segment.page)
-    last = (block.end - segment.address) // segment.page
-    return max(0, last - first) * segment.page
+    start, end = whole_pages(block, segment)
+    return end - start
 
 
 # --- rows outside the segments ------------------------------------------------------------------------------

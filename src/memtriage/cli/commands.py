@@ -9,7 +9,10 @@ from typing import Annotated, Final, cast
 import typer
 
 from memtriage.cli.doctor import doctor
+from memtriage.cli.explain import explain
+from memtriage.cli.predict import predict
 from memtriage.cli.report import report
+from memtriage.cli.snapshot import snapshot
 
 SUMMARY: Final = "Where every byte of memory is in a PyTorch training run, who holds it, and what to change."
 USAGE_STATUS: Final = 2
@@ -47,7 +50,10 @@ def _application() -> typer.Typer:
     )
     application.callback()(_options)
     application.command("run", help="Watch a training script while it runs.")(_run)
+    application.command("explain")(explain)
+    application.command("predict")(predict)
     application.command("report")(report)
+    application.command("snapshot")(snapshot)
     application.command("doctor")(doctor)
     return application
 

@@ -18,7 +18,7 @@ from memtriage.diagnose.merge import RunContext
 from memtriage.model.playbook import PLAYBOOK
 from memtriage.report import plot
 from memtriage.report.page import BULLET, Page, console_for
-from memtriage.report.text import UNKNOWN, count, duration, rank_list, rate, size
+from memtriage.report.text import KINDS, UNKNOWN, count, duration, rank_list, rate, size
 
 if TYPE_CHECKING:
     from memtriage.model import Finding, FindingKind, LedgerRow, Mark, RunReport, Verdict
@@ -43,21 +43,6 @@ _VERDICTS: Final[dict[Verdict, tuple[str, str]]] = {
     "out_of_memory": ("OUT OF MEMORY", "bold red"),
     "killed": ("KILLED", "bold red"),
     "error": ("NOT JUDGED", "bold yellow"),
-}
-_KINDS: Final[dict[FindingKind, str]] = {
-    "leak": "leak",
-    "garbage_cycle": "garbage cycle",
-    "residue": "residue",
-    "fragmentation": "fragmentation",
-    "private_pool": "private pool",
-    "stream_pool": "stream pool",
-    "out_of_memory": "out of memory",
-    "pinned_rounding": "pinned-memory rounding",
-    "malloc_retention": "memory kept by malloc",
-    "worker_copy_on_write": "workers un-share memory",
-    "shared_memory": "shared memory",
-    "host_limit": "host memory at its limit",
-    "rank_differs": "rank differs",
 }
 _GROWS: Final[frozenset[FindingKind]] = frozenset({"leak", "garbage_cycle"})
 _OF_ONE_RANK: Final[frozenset[FindingKind]] = frozenset({"rank_differs", "host_limit"})
@@ -227,7 +212,7 @@ def _finding_block(page: Page, number: int, group: _Group, report: RunReport) ->
     finding = group.first
     page.gap()
     on = "" if finding.kind == "host_limit" else f" on {group.device}"
-    title = f"{_KINDS[finding.kind]}{on}{_where(group, report)}"
+    title = f"{KINDS[finding.kind]}{on}{_where(group, report)}"
     page.line((f"{number}  ", "dim"), (title, "bold"), (f"   {group.amount}", _amount_style(group)), indent=3)
     if finding.holder is not None or finding.kind in _GROWS:
         page.field("held by", finding.holder or UNKNOWN, style="cyan", whole=True)

@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import pairwise
 from typing import Final
 
-from memtriage.model.units import UNKNOWN, size
+from memtriage.model import FindingKind
+from memtriage.model.units import UNKNOWN, rank_list, size
 
-__all__ = ["UNKNOWN", "count", "duration", "rank_list", "rate", "size"]
+__all__ = ["KINDS", "UNKNOWN", "count", "duration", "rank_list", "rate", "size"]
+
+KINDS: Final[dict[FindingKind, str]] = {
+    "leak": "leak",
+    "garbage_cycle": "garbage cycle",
+    "residue": "residue",
+    "fragmentation": "fragmentation",
+    "private_pool": "private pool",
+    "stream_pool": "stream pool",
+    "out_of_memory": "out of memory",
+    "pinned_rounding": "pinned-memory rounding",
+    "malloc_retention": "memory kept by malloc",
+    "worker_copy_on_write": "workers un-share memory",
+    "shared_memory": "shared memory",
+    "host_limit": "host memory at its limit",
+    "rank_differs": "rank differs",
+}
+"""Kinds of findings in words."""
 
 _MINUTE: Final = 60
 _HOUR: Final = 60 * _MINUTE
@@ -51,19 +67,3 @@ def count(number: int, noun: str) -> str:
     ('1 step', '1,200 steps')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def rank_list(ranks: Iterable[int]) -> str:
-    """Return rank numbers with runs drawn together.
-
-    >>> rank_list([0, 1, 2, 5, 7, 8])
-    '0-2, 5, 7, 8'
-    """
-    ordered = sorted(set(ranks))
-    runs: list[list[int]] = [[rank] for rank in ordered[:1]]
-    for before, rank in pairwise(ordered):
-        if rank == before + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)

@@ -65,11 +65,12 @@ def memory_error(exception: BaseException | None) -> BaseException | None:
     """The out-of-memory error that ended the program: the exception itself, or what it was raised from."""
     at = exception
     seen: set[int] = set()  # `raise error from error` is its own cause
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
-        if is_out_of_memory([kind.__name__ for kind in type(at).__mro__], error_text(at)):
-            return at
-        at = at.__cause__
+    with lifted_limit():  # reading a message needs some memory itself
+        while at is not None and id(at) not in seen:
+            seen.add(id(at))
+            if is_out_of_memory([kind.__name__ for kind in type(at).__mro__], error_text(at)):
+                return at
+            at = at.__cause__
     return None
 
 

@@ -1,0 +1,115 @@
+"""`memtriage explain`: what an error text or a log proves, and what to do; or an entry of the playbook."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from memtriage.diagnose.logfile import LogReading
+
+_ENTRY: Final = re.compile(r"[Mm]\d{1,3}")
+_SIZE: Final = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\d{1,2})?)([mMbB]?)")
+_SUFFIXES: Final = {"": 1, "m": 10**6, "b": 10**9}
+
+
+class _InputError(Exception):
+    """The input cannot be read; the text says why."""
+
+
+def explain(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE|-|M1...M20]",
+            help="A log or an error text; `-` or nothing reads standard input. M1 to M20 show an entry of "
+            "the playbook.",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    shapes: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME=SIZE,...",
+            help="Sizes of the program, to factor the failing request: batch=8,seq=2048,vocab=151936. With "
+            "params=7e9,ranks=8 the savings of sharding are reckoned too.",
+        ),
+    ] = "",
+) -> int:
+    """Explain an out-of-memory error or a whole log, or show an entry of the playbook."""
+    try:
+        sizes = parse_shapes(shapes)
+        if what is not None and _ENTRY.fullmatch(what) and not Path(what).exists():
+            return _show_entry(what.upper(), json)
+        reading = _read(what)
+    except (_InputError, OSError) as error:
+        reason = f"{what}: {error.strerror or error}" if isinstance(error, OSError) else str(error)
+        print(f"memtriage explain: {reason}", file=sys.stderr)
+        return 2
+    from memtriage.diagnose.explain import explain_reading
+
+    explanation = explain_reading(reading, sizes)
+    from memtriage.report import explanation as page
+
+    if json:
+        page.write_json(explanation, sys.stdout.buffer)
+    else:
+        from memtriage.report.page import console_for
+
+        page.render(explanation, console_for(sys.stdout))
+    return 0
+
+
+def parse_shapes(text: str) -> dict[str, int]:
+    """Sizes by name, from `batch=8,seq=2048`. Numbers may be written 7e9, 7b, 350m, 151_936.
+
+    Raises:
+        _InputError: naming the part that is no such pair.
+    """
+    sizes: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = part.partition("=")
+        number = _SIZE.fullmatch(value.strip())
+        if not name.strip() or number is None:
+            raise _InputError(f"--shapes: {part!r} is no NAME=SIZE such as batch=8")
+        sizes[name.strip().lower()] = round(float(number[1].replace("_", "")) * _SUFFIXES[number[2].lower()])
+    return sizes
+
+
+def _read(what: str | None) -> LogReading:
+    from memtriage.diagnose.logfile import read_log, read_text
+
+    if what is None or what == "-":
+        if sys.stdin is None or (what is None and sys.stdin.isatty()):
+            raise _InputError("give a file, or pipe a text in (`-` reads what is typed)")
+        return read_log(sys.stdin.buffer)
+    path = Path(what)
+    try:
+        stream = path.open("rb")
+    except (OSError, ValueError):
+        # Likelier the message itself than the name of a file.
+        if any(space in what.strip() for space in " \n"):
+            return read_text(what)
+        raise
+    with stream:
+        return read_log(stream)
+
+
+def _show_entry(name: str, json: bool) -> int:
+    from memtriage.model.playbook import PLAYBOOK
+
+    if name not in PLAYBOOK:
+        raise _InputError(f"no entry {name} in the playbook; there are M1 to M{len(PLAYBOOK)}")
+    from memtriage.report import explanation as page
+
+    if json:
+        page.write_entry_json(PLAYBOOK[name], sys.stdout.buffer)
+    else:
+        from memtriage.report.page import console_for
+
+        page.render_entry(PLAYBOOK[name], console_for(sys.stdout))
+    return 0

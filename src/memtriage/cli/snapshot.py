@@ -1,0 +1,143 @@
+"""`memtriage snapshot`: what a PyTorch memory snapshot proves."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from memtriage.model.recording import Recording
+
+BAD_INPUT: Final = 2
+
+
+def snapshot(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="What torch.cuda.memory._dump_snapshot wrote; also as .gz, .xz or .zst."
+        ),
+    ],
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT", help="Write a self-contained page.")
+    ] = None,
+    perfetto: Annotated[
+        Path | None, typer.Option("--perfetto", metavar="OUT", help="Write a trace for ui.perfetto.dev.")
+    ] = None,
+    compare: Annotated[
+        Path | None, typer.Option("--compare", metavar="OTHER", help="Say what changed from FILE to OTHER.")
+    ] = None,
+    sql: Annotated[
+        str | None,
+        typer.Option("--sql", metavar="QUERY", help="Run a SELECT over events, blocks, segments, ..."),
+    ] = None,
+    what_if: Annotated[
+        bool, typer.Option("--what-if", help="Replay it under other allocator settings.")
+    ] = False,
+) -> int:
+    """Replay a memory snapshot: who held what at the peak and at the end, what grows, what strands memory."""
+    from memtriage.diagnose.recording import read_recording
+    from memtriage.observe.snapshot_file import SnapshotError
+
+    if (sql is not None) + (compare is not None) + what_if > 1:
+        return _refuse("--sql, --compare and --what-if each print a result: ask for one at a time")
+    try:
+        recording = read_recording(file)
+        other = None if compare is None else read_recording(compare)
+    except SnapshotError as error:
+        return _refuse(str(error))
+    except OSError as error:
+        return _refuse(f"{error.filename or file}: {error.strerror or error}")
+    try:
+        _write_files(recording, html, perfetto)
+    except OSError as error:
+        return _refuse(f"{error.filename}: {error.strerror or error}")
+    if sql is not None:
+        return _query(recording, sql, json)
+    if what_if:
+        _what_if(recording, json)
+    elif other is not None:
+        _compare(recording, other, json)
+    else:
+        _print(recording, json)
+    return 0
+
+
+def _refuse(reason: str) -> int:
+    print(f"memtriage snapshot: {reason}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def _write_files(recording: Recording, html: Path | None, perfetto: Path | None) -> None:
+    if html is not None:
+        from memtriage.report.snapshot_page import write_html
+
+        write_html(recording, html)
+    if perfetto is not None:
+        from memtriage.report.perfetto import write_trace
+
+        write_trace(recording, perfetto)
+
+
+def _print(recording: Recording, as_json: bool) -> None:
+    if as_json:
+        from memtriage.report.recording_json import write_stream
+
+        write_stream(recording, sys.stdout.buffer)
+        return
+    from memtriage.report.page import console_for
+    from memtriage.report.recording_text import render
+
+    render(recording, console_for(sys.stdout))
+
+
+def _compare(before: Recording, after: Recording, as_json: bool) -> None:
+    from memtriage.diagnose.recording_compare import compare
+    from memtriage.report import snapshot_compare
+
+    change = compare(before, after)
+    if as_json:
+        snapshot_compare.write_json(change, sys.stdout.buffer)
+        return
+    from memtriage.report.page import console_for
+
+    snapshot_compare.render(change, console_for(sys.stdout))
+
+
+def _what_if(recording: Recording, as_json: bool) -> None:
+    from memtriage.allocator.what_if import scenarios
+    from memtriage.report import snapshot_what_if
+
+    found = [(device.device, scenarios(device, recording.settings)) for device in recording.devices]
+    if as_json:
+        snapshot_what_if.write_json(found, sys.stdout.buffer)
+        return
+    from memtriage.report.page import console_for
+
+    snapshot_what_if.render(found, console_for(sys.stdout))
+
+
+def _query(recording: Recording, sql: str, as_json: bool) -> int:
+    from memtriage.store.snapshot_sql import SnapshotQueryError, query
+
+    try:
+        columns, rows = query(recording, sql)
+    except SnapshotQueryError as error:
+        return _refuse(str(error))
+    if as_json:
+        import msgspec
+
+        records = [dict(zip(columns, row, strict=True)) for row in rows]
+        sys.stdout.buffer.write(
+            msgspec.json.encode({"schema": 1, "columns": columns, "rows": records}) + b"\n"
+        )
+        sys.stdout.buffer.flush()
+        return 0
+    print("\t".join(columns))
+    for row in rows:
+        print("\t".join("" if value is None else str(value) for value in row))
+    return 0

@@ -1,0 +1,92 @@
+"""One failure with all that is known of it: what evidence, fixes and the open question are made from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from memtriage.diagnose.messages.message import SUM_ERROR, Message, OomFields, figures
+from memtriage.diagnose.moment import FrameState, Phase, moment_from_frames
+from memtriage.diagnose.shapes import Product
+from memtriage.model.explanation import Label
+
+_LOADS: Final = re.compile(
+    r"to|cuda|_apply|load\w*|from_pretrained|convert|empty|materialize|init\w*|__init__"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One failure.
+
+    Attributes:
+        message: what was said.
+        labels: what it proves, then what it cannot rule out.
+        phase: which part of training, where the traceback tells.
+        product: the request as a product of the user's sizes; None where none fits or none were given.
+        shapes: the user's sizes, by name.
+        expandable: the text shows that expandable segments were on.
+    """
+
+    message: Message
+    labels: tuple[Label, ...]
+    phase: Phase | None = None
+    product: Product | None = None
+    shapes: Mapping[str, int] = field(default_factory=dict)
+    expandable: bool = False
+
+    @property
+    def label(self) -> Label:
+        return self.labels[0]
+
+    @property
+    def figures(self) -> OomFields:
+        return figures(self.message)
+
+    def possible(self, label: Label) -> bool:
+        """Whether the text proves a label or cannot rule it out."""
+        return label in self.labels
+
+
+def own_process(message: Message) -> int | None:
+    """What this process has on the device, context and libraries included.
+
+    Inside of a container its own process id differs from the host's, so that it appears as another one:
+    the one that uses at least what the allocator reserved, and nearest to it.
+    """
+    told = message.number("this_process")
+    reserved = figures(message).reserved
+    if told is not None or reserved is None:
+        return told
+    enough = [use for use in _uses(message) if use >= reserved - SUM_ERROR]
+    return min(enough, default=None)
+
+
+def other_processes(message: Message) -> int | None:
+    """What the other processes that the message lists have on the device; None where it lists none."""
+    uses = _uses(message)
+    if not uses:
+        return None
+    own = own_process(message)
+    if message.number("this_process") is None and own in uses:
+        uses.remove(own)
+    return sum(uses)
+
+
+def _uses(message: Message) -> list[int]:
+    listed = message.fields.get("processes")
+    if not isinstance(listed, list):
+        return []
+    return [use for one in listed if (use := one.get("in_use")) is not None]
+
+
+def phase_of(frames: Sequence[tuple[str, str, int]]) -> Phase | None:
+    """Which part of training a traceback shows; None where it does not tell."""
+    if not frames:
+        return None
+    phase = moment_from_frames(frames, FrameState(training_begun=False))
+    if phase == "setup" and not any(_LOADS.fullmatch(name) for _, name, _ in frames[:3]):
+        return None
+    return phase

@@ -1,0 +1,134 @@
+"""What is still open after a diagnosis: the one fact that would settle it, and how to get it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from memtriage.diagnose.case import Case
+from memtriage.diagnose.messages.sizes import as_printed
+from memtriage.model.explanation import Settle
+
+_HOST_LOG: Final = "dmesg -T | grep -iE 'oom-kill|killed process'"
+_EVENTS: Final = "cat /sys/fs/cgroup/memory.events"
+_WATCH: Final = "memtriage run train.py"
+_NAME_THE_CALL: Final = "CUDA_LAUNCH_BLOCKING=1 TORCH_SHOW_CPP_STACKTRACES=1 python train.py"
+_USERS: Final[Mapping[str, str]] = {
+    "hip-v2": "rocm-smi --showpids",
+    "xpu-v1": "xpu-smi ps",
+    "xpu-v2": "xpu-smi ps",
+    "xpu-runtime": "xpu-smi ps",
+}
+_NVIDIA_USERS: Final = "nvidia-smi --query-compute-apps=pid,used_memory --format=csv"
+_HOST: Final[Mapping[str, Settle]] = {
+    "slurm": Settle(
+        fact="which step used how much of the memory it asked for",
+        command="sacct -j {job} --format=JobID,State,MaxRSS,ReqMem,ExitCode",
+    ),
+    "k8s": Settle(fact="which container hit which limit", command="kubectl describe pod POD"),
+    "ray": Settle(fact="which workers hold the node's memory", command="ray memory --stats-only"),
+    "cgroup": Settle(
+        fact="what the cgroup's memory is: anonymous, shared, or files",
+        command="cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory.stat",
+    ),
+    "": Settle(fact="which processes had the memory: the table above the kernel's line", command="dmesg -T"),
+}
+
+
+def settle(case: Case) -> Settle | None:
+    """The further fact that would settle a diagnosis; None where nothing is open."""
+    message = case.message
+    match case.label:
+        case "does_not_fit" | "fragmentation" | "private_pools" if len(case.labels) == 1:
+            return None
+        case "does_not_fit" | "fragmentation" | "private_pools":
+            return Settle(
+                fact="the largest free block at the failure, and who owns the live bytes around it",
+                command=_WATCH,
+            )
+        case "other_process_or_outside_allocator":
+            if message.family == "mps":
+                return Settle(
+                    fact="which library of this process holds Metal memory", command="footprint -p PID"
+                )
+            command = _USERS.get(message.family, _NVIDIA_USERS)
+            return Settle(fact="who else holds memory on the device", command=command)
+        case "allocator_limit" if message.family == "mps":
+            return Settle(fact="whether the limit was set", command="echo $PYTORCH_MPS_HIGH_WATERMARK_RATIO")
+        case "allocator_limit":
+            return Settle(
+                fact="who set the cap",
+                command="grep -rnE 'memory_fraction|gpu_memory_utilization' .",
+            )
+        case "driver_refused_though_free":
+            return _fresh_process(case)
+        case "system_memory_fallback":
+            return Settle(
+                fact="how full the card is while the program runs",
+                command="nvidia-smi --query-gpu=memory.used,memory.total --format=csv -l 1",
+            )
+        case "absurd_request":
+            return Settle(fact="the line that asked for this size", command=_NAME_THE_CALL)
+        case "library_alloc_failed":
+            command = _USERS.get(message.family, _NVIDIA_USERS)
+            return Settle(
+                fact="how much of the device was free when the library asked, and who had it", command=command
+            )
+        case "unknown":
+            named = message.family in ("cuda-runtime", "cuda-driver")
+            fact = "which call failed" if named else "what was alive on the device at the failure"
+            return Settle(fact=fact, command=_NAME_THE_CALL if named else _WATCH)
+        case "host_memory_limit":
+            open_question = _HOST[message.family if message.family in _HOST else message.form]
+            job = str(message.facts.get("job", "JOBID"))
+            return Settle(fact=open_question.fact, command=open_question.command.format(job=job))
+        case "host_alloc_failed":
+            return Settle(
+                fact="how much the host, its cgroup and the process's own limit would have given",
+                command="free -b; cat /sys/fs/cgroup/memory.max; ulimit -v",
+            )
+        case "shared_memory_exhausted":
+            return Settle(fact="the size of /dev/shm and what is in it", command="df -h /dev/shm")
+        case "killed_unproven":
+            return Settle(
+                fact="whether the out-of-memory killer struck: oom_kill above 0, or the kernel's line",
+                command=f"{_EVENTS}; {_HOST_LOG}",
+            )
+        case _:
+            return None
+
+
+def _fresh_process(case: Case) -> Settle:
+    device = case.figures.device or "cuda:0"
+    asked = case.figures.requested or 0
+    return Settle(
+        fact="whether the driver grants the same request to a fresh process",
+        command=f"python -c \"import torch; torch.empty({asked}, dtype=torch.uint8, device='{device}')\"",
+    )
+
+
+def stale_advice(case: Case) -> str | None:
+    """Why the advice in the message itself does not help here; None where it has none, or may be right."""
+    hint = case.message.facts.get("hint")
+    figures = case.figures
+    if hint is None:
+        return None
+    if hint == "empty_cache":
+        return (
+            "empty_cache() cannot help: the allocator gave every wholly unused segment back before it failed"
+        )
+    if str(hint).startswith("PYTORCH_MPS"):
+        if case.possible("does_not_fit"):
+            return "switching Metal's limit off makes no room: the machine may swap or freeze instead"
+        return None
+    if case.expandable and "expandable_segments" in str(hint):
+        return "expandable segments are on already: the message prints this advice always"
+    holes, asked = figures.reserved_unallocated, figures.requested
+    if not case.possible("fragmentation"):
+        told = ""
+        if holes is not None and asked is not None:
+            told = f"{as_printed(holes)} in holes, {as_printed(asked)} asked: "
+        return f"{told}the advice about fragmentation is printed always, and the figures do not support it"
+    if hint == "max_split_size_mb":
+        return "max_split_size_mb is the old advice: expandable_segments:True cures holes better"
+    return None

@@ -1,0 +1,121 @@
+"""`memtriage snapshot`, as it is called."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from memtriage import load_snapshot
+from memtriage.cli import app
+
+DATA = Path(__file__).parents[1] / "data" / "snapshots"
+LEAK = str(DATA / "loss_list.pickle.gz")
+HEALTHY = str(DATA / "healthy.pickle.gz")
+
+
+def test_the_report_names_the_cause(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["snapshot", LEAK]) == 0
+    shown = capsys.readouterr().out
+    assert "1. leak" in shown
+    assert "+311.2 MiB per step" in shown
+    assert "train.py:17 in forward" in shown
+
+
+def test_a_healthy_recording_is_called_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["snapshot", HEALTHY]) == 0
+    assert "nothing wrong found" in capsys.readouterr().out
+
+
+def test_json_is_the_result_alone(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert app.main(["snapshot", LEAK, "--json"]) == 0
+    captured = capfdbinary.readouterr()
+    result = json.loads(captured.out)
+    assert captured.err == b""
+    assert result["schema"] == 1
+    (device,) = result["devices"]
+    expected = {"allocated": 2761948672, "reserved": 3269459968, "segments": 76, "events": 5380}
+    assert device.items() >= expected.items()
+    assert device["reserved"] == sum(
+        device[part] for part in ("requested", "rounding", "releasable", "stranded", "awaiting_free")
+    )
+    assert device["peak"]["allocated"] == sum(row["bytes"] for row in device["peak"]["owners"])
+    (finding,) = device["findings"]
+    assert (finding["kind"], finding["device"], finding["bytes_per_step"]) == ("leak", "cuda:0", 326321152)
+    assert (finding["holder"], finding["rank"]) == (None, None)
+
+
+def test_a_page_and_a_trace_are_written(tmp_path: Path) -> None:
+    page, trace = tmp_path / "page.html", tmp_path / "trace.json"
+    assert app.main(["snapshot", HEALTHY, "--html", str(page), "--perfetto", str(trace)]) == 0
+    assert page.read_text().startswith("<!")
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_a_query_is_answered(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert app.main(["snapshot", HEALTHY, "--sql", "select count(*) as n from events"]) == 0
+    assert capfdbinary.readouterr().out == b"n\n6078\n"
+    assert app.main(["snapshot", HEALTHY, "--sql", "select count(*) as n from events", "--json"]) == 0
+    assert json.loads(capfdbinary.readouterr().out) == {"schema": 1, "columns": ["n"], "rows": [{"n": 6078}]}
+
+
+def test_two_recordings_are_compared(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert app.main(["snapshot", HEALTHY, "--compare", LEAK]) == 0
+    assert b"leak" in capfdbinary.readouterr().out
+    assert app.main(["snapshot", HEALTHY, "--compare", LEAK, "--json"]) == 0
+    assert json.loads(capfdbinary.readouterr().out)["schema"] == 1
+
+
+class Touches:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, (f"touch {self.path}",)
+
+
+def test_a_malicious_file_is_refused_and_does_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, touched = tmp_path / "evil.pickle", tmp_path / "touched"
+    path.write_bytes(pickle.dumps({"segments": [Touches(touched)], "device_traces": []}))
+    assert app.main(["snapshot", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert "names no code" in captured.err
+    assert not touched.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["none.pickle"], "No such file"),
+        ([HEALTHY, "--html", "/no/such/folder/page.html"], "No such file"),
+        ([HEALTHY, "--sql", "drop table events"], "SELECT"),
+        ([HEALTHY, "--sql", "select 1", "--compare", LEAK], "one at a time"),
+        ([HEALTHY, "--compare", "none.pickle"], "none.pickle"),
+        ([], "FILE"),
+    ],
+)
+def test_bad_usage_is_one_line_and_status_2(
+    arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main(["snapshot", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert reason in error
+
+
+def test_a_folder_is_no_snapshot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert app.main(["snapshot", str(tmp_path)]) == 2
+    assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_the_library_gives_the_same() -> None:
+    recording = load_snapshot(HEALTHY)
+    assert recording.findings == []
+    assert recording.devices[0].end.allocated == 152165888

@@ -1,0 +1,56 @@
+"""A packed column holds every number exactly."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtriage.report.html.columns import EXACT, LONGEST_TEXT, Texts, pack
+
+_TYPES = {"u1": "<u1", "u2": "<u2", "u4": "<u4", "f8": "<f8"}
+
+
+def unpack(column: dict[str, Any]) -> list[int]:
+    """What `assets/page.js` does, in doubles."""
+    entries = np.frombuffer(base64.b64decode(column["base64"]), _TYPES[column["type"]])
+    return [int(float(column["from"]) + float(column["unit"]) * float(entry)) for entry in entries]
+
+
+@given(st.lists(st.integers(-EXACT // 2, EXACT // 2)))
+def test_every_number_comes_back(values: list[int]) -> None:
+    assert unpack(pack(np.asarray(values, dtype=np.int64))) == values
+
+
+@given(st.lists(st.integers(0, 1 << 30), min_size=1), st.sampled_from([1, 512, 2 << 20]))
+def test_a_common_unit_keeps_a_column_small(values: list[int], unit: int) -> None:
+    column = pack(np.asarray(values, dtype=np.int64) * unit)
+    assert unpack(column) == [value * unit for value in values]
+    assert column["type"] != "f8"
+
+
+def test_sizes_of_an_eighty_gigabyte_card_take_four_bytes() -> None:
+    column = pack(np.asarray([0, 80 << 30, 512], dtype=np.int64))
+    assert (column["type"], column["unit"]) == ("u4", 512)
+
+
+@given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1), min_size=1))
+def test_a_number_that_no_browser_holds_is_rounded(values: list[int]) -> None:
+    for value, shown in zip(values, unpack(pack(np.asarray(values, dtype=np.int64))), strict=True):
+        assert shown == pytest.approx(value, rel=2**-52)
+
+
+def test_a_text_stands_once_and_is_cut() -> None:
+    texts = Texts()
+    assert [texts.add("a"), texts.add("b" * 2 * LONGEST_TEXT), texts.add("a")] == [0, 1, 0]
+    assert texts.all == ["a", "b" * (LONGEST_TEXT - 1) + "…"]
+    assert texts.characters == LONGEST_TEXT + 1
+
+
+def test_long_texts_that_differ_late_stay_two() -> None:
+    texts = Texts()
+    assert texts.add("x" * LONGEST_TEXT + "1") != texts.add("x" * LONGEST_TEXT + "2")
