@@ -1,0 +1,86 @@
+"""Predicted against measured: the peaks of the workloads that an H200 measured, one process a workload.
+
+    python benchmarks/predict.py [NAME...]
+
+Prints, for every workload, predicted and measured peaks of the second step, signed errors, seconds and the
+process's highest resident memory. Needs transformers and peft, and no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import resource
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+GROUND_TRUTH = Path(__file__).parent.parent / "tests" / "data" / "groundtruth"
+MEASURED_WITH = "2.11.0"
+STEADY = 1
+MIB = 1 << 20
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="workloads; all by default")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(_one(options.one)))
+        return 0
+    measured = {each["name"]: each for each in json.loads((GROUND_TRUTH / "measured_h200.json").read_text())}
+    print(
+        f"{'workload':<18}{'allocated':>10}{'error':>9}{'reserved':>11}{'error':>9}{'seconds':>9}{'MiB':>7}"
+    )
+    errors: list[tuple[float, float]] = []
+    for name in options.names or list(measured):
+        command = [sys.executable, __file__, "--one", name]
+        run = subprocess.run(command, capture_output=True, text=True)
+        if run.returncode:
+            print(f"{name:<18}failed: {run.stderr.strip().splitlines()[-1]}")
+            continue
+        found = json.loads(run.stdout.splitlines()[-1])
+        truth = measured[name]["steps"][STEADY]
+        error = (
+            found["peak_allocated"] / truth["peak_alloc"] - 1,
+            found["peak_reserved"] / truth["peak_reserved"] - 1,
+        )
+        errors.append(error)
+        print(
+            f"{name:<18}{found['peak_allocated'] / MIB:>10,.0f}{error[0]:>+9.2%}"
+            f"{found['peak_reserved'] / MIB:>11,.0f}{error[1]:>+9.2%}"
+            f"{found['seconds']:>9.1f}{found['resident'] / MIB:>7,.0f}"
+        )
+    for place, what in enumerate(("allocated", "reserved")):
+        sizes = [abs(error[place]) for error in errors]
+        print(f"{what}: median error {statistics.median(sizes):.2%}, worst {max(sizes):.2%}, of {len(sizes)}")
+    return 0
+
+
+def _one(name: str) -> dict[str, Any]:
+    import memtriage
+
+    specification = importlib.util.spec_from_file_location("workloads", GROUND_TRUTH / "workloads.py")
+    assert specification is not None and specification.loader is not None
+    workloads = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(workloads)
+    specs = {each["name"]: each for each in json.loads((GROUND_TRUTH / "specs.json").read_text())}
+    prediction = memtriage.predict(
+        lambda device: workloads.build(specs[name], device), torch_version=MEASURED_WITH
+    )
+    return {
+        "peak_allocated": prediction.peak_allocated,
+        "peak_reserved": prediction.peak_reserved,
+        "seconds": prediction.seconds,
+        "resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

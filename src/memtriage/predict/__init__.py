@@ -1,0 +1,1 @@
+"""Predicts the peak memory of a training step without a GPU."""

@@ -1,0 +1,155 @@
+"""What `build(device)` must return, and where it is found."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+EXPECTED: Final = (
+    "expected `build(device)` to return (model, optimizer, step), where step() runs one optimizer step"
+)
+
+
+class BuildError(ValueError):
+    """The build function cannot be used. The text says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a build function returned.
+
+    Attributes:
+        model: the module that is trained.
+        optimizers: its optimizers.
+        step: runs one optimizer step.
+    """
+
+    model: torch.nn.Module
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    step: Callable[[], Any]
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Of the model and of the optimizers, each once."""
+        seen: set[int] = set()
+        for group in (self.model.parameters(), *(_of_optimizer(each) for each in self.optimizers)):
+            for parameter in group:
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield parameter
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def check_built(result: Any) -> Built:
+    """The parts of what `build` returned.
+
+    Raises:
+        BuildError: it is something else, or its parameters are not on the device.
+    """
+    if not isinstance(result, (tuple, list)) or len(result) != 3:
+        what = f"{len(result)} things" if isinstance(result, (tuple, list)) else f"a {type(result).__name__}"
+        raise BuildError(f"{EXPECTED}; it returned {what}")
+    model, optimizer, step = result
+    if not isinstance(model, torch.nn.Module):
+        raise BuildError(f"{EXPECTED}; its first part is a {type(model).__name__}, not a torch.nn.Module")
+    optimizers = tuple(optimizer) if isinstance(optimizer, (tuple, list)) else (optimizer,)
+    for each in optimizers:
+        if not isinstance(each, torch.optim.Optimizer) and not hasattr(each, "param_groups"):
+            raise BuildError(f"{EXPECTED}; its second part is a {type(each).__name__}, not an optimizer")
+    if not callable(step):
+        raise BuildError(f"{EXPECTED}; its third part is a {type(step).__name__}, which cannot be called")
+    if not any(True for _ in model.parameters()):
+        raise BuildError(
+            "the model that `build` returned has no parameters: return the module that is trained"
+        )
+    if all(each.device.type == "cpu" for each in model.parameters()):
+        raise BuildError(
+            "all parameters of the model are on the CPU: use the `device` that `build` is given, "
+            "as in `model.to(device)`"
+        )
+    return Built(model, optimizers, step)
+
+
+def failure(error: Exception) -> BuildError:
+    """The error of a program that could not be traced, in words that say what to change."""
+    text = " ".join(str(error).split())[:_MESSAGE_LIMIT] or "no message"
+    said = f"the program raised {type(error).__name__}{_place(error)}: {text}"
+    for sign, advice in _ADVICE.items():
+        if sign in f"{type(error).__name__}: {error}":
+            return BuildError(f"{said}; {advice}")
+    return BuildError(f"{said}; it must run with `device` being a CUDA device")
+
+
+_MESSAGE_LIMIT: Final = 400
+_NO_VALUES: Final = "values of the device are not known in a prediction: take this out of the step"
+_ADVICE: Final = {
+    "Could not run '": "this operator has no shape function: register one with torch.library.register_fake",
+    "no fake impl": "this operator has no shape function: register one with torch.library.register_fake",
+    "data_ptr": "a kernel wants the address of real data: give the build function a variant without it",
+    "triton": "Triton kernels cannot be traced: give the build function a variant without them",
+    "numpy": _NO_VALUES,
+    "no data": _NO_VALUES,
+    "missing 1 required positional argument": EXPECTED,
+    "takes 0 positional arguments": EXPECTED,
+}
+"""What to change, by a part of the message."""
+
+
+def _place(error: Exception) -> str:
+    """Where the program itself was, outside installed packages."""
+    place = ""
+    trace = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if "site-packages" not in file and not file.startswith(_OWN_FOLDER):
+            place = f" at {file}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+_OWN_FOLDER: Final = str(Path(__file__).resolve().parent.parent)
+
+
+def load(target: str) -> Callable[[Any], Any]:
+    """The function that `FILE.py:FUNCTION` names; the file is run, with its folder on the import path.
+
+    Raises:
+        BuildError: no such file or function, or the file cannot be imported.
+    """
+    file, separator, name = target.rpartition(":")
+    if not separator or not file.endswith(".py") or not name:
+        raise BuildError(f"{target!r} names no function; expected FILE.py:FUNCTION, as in train.py:build")
+    path = Path(file)
+    if not path.is_file():
+        raise BuildError(f"no such file: {file!r}; expected a Python file with the function {name!r}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    sys.modules.setdefault(path.stem, module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise BuildError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        there = ", ".join(
+            key
+            for key, value in vars(module).items()
+            if inspect.isfunction(value) and not key.startswith("_")
+        )
+        raise BuildError(f"{file} has no function {name!r}; it has {there or 'none'}")
+    found: Callable[[Any], Any] = function
+    return found

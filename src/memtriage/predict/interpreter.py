@@ -1,0 +1,217 @@
+"""Runs every operator without data: shapes by meta kernels, lifetimes noted, small values followed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memtriage.predict import datadependent, shapes
+from memtriage.predict.lifetimes import Lifetimes
+from memtriage.predict.notes import Notes
+from memtriage.predict.operators import Operator, facts, mapped, tensors_in
+from memtriage.predict.scratch.stages import AT_THE_END
+from memtriage.predict.scratch.table import Scratch
+from memtriage.predict.tensors import (
+    CPU,
+    CUDA,
+    META,
+    as_device,
+    is_gpu,
+    is_host_fake,
+    kernel,
+    meta_is_meant,
+    true_device,
+)
+from memtriage.predict.values import Values
+
+aten: Final = torch.ops.aten
+
+HOST_LIMIT: Final = 1 << 16
+"""Tensors of the host are made for real up to this many elements, and without data beyond."""
+
+
+class Interpreter(TorchDispatchMode):  # type: ignore[misc]
+    """The dispatch mode of a trace.
+
+    Attributes:
+        lifetimes: where storages are noted.
+        values: what is known of their contents.
+        notes: what had to be assumed.
+    """
+
+    def __init__(self, lifetimes: Lifetimes, values: Values, notes: Notes, scratch: Scratch) -> None:
+        super().__init__()
+        self.lifetimes = lifetimes
+        self.values = values
+        self.notes = notes
+        self.operators = 0
+        self._scratch = scratch
+        lifetimes.freed = values.forget
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        self.operators += 1
+        operator = facts(func)
+        tensors = tensors_in(args, kwargs)
+        faked = any(is_gpu(each) or is_host_fake(each) for each in tensors)
+        if not faked and ((operator.written and tensors) or not self._makes_fake(operator, args, kwargs)):
+            return func(*args, **kwargs)
+        special = datadependent.RULES.get(func)
+        if special is not None:
+            answer = special(self, func, args, kwargs)
+            if answer is not NotImplemented:
+                return answer
+        return self.run(func, args, kwargs)
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator that takes or makes tensors without data."""
+        operator = facts(func)
+        targets = operator.targets(args, kwargs)
+        tensors = tensors_in(args, kwargs)
+        if targets and not any(true_device(target).type == "meta" for target in targets):
+            # The host receives what the device sends; what is unknown stays as it was.
+            known = self.values.compute(func, args, kwargs)
+            return known if known is not None else targets[0]
+        device = self._result_device(tensors, kwargs)
+        meta_args, meta_kwargs = mapped(args, _without_data), mapped(kwargs, _without_data)
+        if operator.has_device and kwargs.get("device") is not None:
+            meta_kwargs["device"] = META
+        with kernel():
+            made = shapes.RULES.get(func, func)(*meta_args, **meta_kwargs)
+        result = mapped(made, lambda each: as_device(each, device))
+        outputs = tensors_in(result)
+        self._note(func, operator, args, kwargs, targets, outputs)
+        if device.type == "cpu" and not targets and any(map(is_gpu, tensors)):
+            return mapped(result, self._on_host)
+        return result
+
+    def _makes_fake(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an operator on real tensors makes one on the device, or a large one on the host."""
+        device = kwargs.get("device")
+        if device is not None and device.type == "cuda":
+            return True
+        if device is not None and device.type == "meta":
+            return operator.has_device and not meta_is_meant() and not tensors_in(args)
+        if not operator.has_device or tensors_in(args, kwargs):
+            return False
+        return any(torch.Size(each).numel() > HOST_LIMIT for each in args if _is_size(each))
+
+    def _result_device(self, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> torch.device:
+        device = kwargs.get("device")
+        if device is not None and device.type != "meta":
+            return CUDA if device.type == "cuda" else CPU
+        if any(map(is_gpu, tensors)):
+            return CUDA
+        return CPU if tensors or device is None else CUDA
+
+    def _note(
+        self,
+        func: Any,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        targets: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+    ) -> None:
+        stages = self._scratch(func, args, kwargs, outputs)
+        fresh: list[torch.Tensor] = []
+        for position, output in enumerate(outputs, 1):
+            if is_gpu(output):
+                if self.lifetimes.see(output.untyped_storage(), operator.name):
+                    fresh.append(output)
+            elif is_host_fake(output):
+                fresh.append(output)
+            self._hold(stages.get(position), operator)
+        if operator.resizes:
+            for target in targets:
+                self.lifetimes.resized(target.untyped_storage(), operator.name)
+        self._scratch.keep(func, args)
+        self._hold(stages.get(AT_THE_END), operator)
+        if targets:
+            self._follow_writes(func, args, kwargs, targets)
+        elif fresh and all(each.numel() <= datadependent.VALUE_LIMIT for each in fresh):
+            self._follow(func, args, kwargs, outputs)
+
+    def _hold(self, sizes: list[int] | None, operator: Operator) -> None:
+        """Buffers come and go inside an operator."""
+        if sizes:
+            self.lifetimes.release(self.lifetimes.scratch(sizes, operator.name))
+
+    def _follow(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]
+    ) -> None:
+        known = self.values.compute(func, args, kwargs)
+        if known is None:
+            return
+        for output, value in zip(outputs, tensors_in(known), strict=False):
+            if output.shape == value.shape:
+                self.values.note(output, value)
+
+    def _follow_writes(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], targets: list[torch.Tensor]
+    ) -> None:
+        held = [self.values.of(target) for target in targets]
+        if any(each is None for each in held):
+            # A fresh buffer that is filled as a whole becomes known by it.
+            if (
+                len(targets) == 1
+                and func in datadependent.FILLS
+                and targets[0].numel() <= datadependent.VALUE_LIMIT
+            ):
+                blank = torch.empty(targets[0].shape, dtype=targets[0].dtype, device=CPU)
+                self.values.note(targets[0], blank)
+                if self.values.of(targets[0]) is None:
+                    return
+            else:
+                for target in targets:
+                    self.values.forget(target.untyped_storage()._cdata)
+                return
+        if self.values.compute(func, args, kwargs) is None:
+            for target in targets:
+                self.values.forget(target.untyped_storage()._cdata)
+
+    def _on_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that the program copied to the host: real while it is small."""
+        known = self.values.of(tensor)
+        if known is not None:
+            return known.clone()
+        if tensor.numel() > HOST_LIMIT:
+            return tensor
+        self.notes.add(
+            "values", f"values copied to the host are taken as {datadependent.NUMBER}: {self.where()}"
+        )
+        return torch.full(tensor.shape, datadependent.NUMBER, dtype=tensor.dtype, device=CPU)
+
+    def where(self) -> str:
+        """File and line of the program that asked, outside torch and memtriage."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            name = frame.f_code.co_filename
+            if "/torch/" not in name and "/memtriage/predict/" not in name:
+                return f"{name}:{frame.f_lineno}"
+            if frame.f_back is None:
+                return f"{name}:{frame.f_lineno}"
+            frame = frame.f_back
+        return "?"
+
+
+def _without_data(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or for one with data on the host its like on the meta device."""
+    if true_device(tensor).type == "cpu" and tensor.layout is torch.strided:
+        made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=META)
+        if tensor.dim() == 0:
+            # Zero-dimensional tensors of the host do not take part in type promotion as those of a device.
+            return tensor
+        return made
+    return tensor
+
+
+def _is_size(argument: Any) -> bool:
+    return isinstance(argument, (list, tuple, torch.Size)) and all(isinstance(each, int) for each in argument)

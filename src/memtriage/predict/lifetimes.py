@@ -1,0 +1,177 @@
+"""Records when each storage on the device comes and goes, in program order."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+FREE: Final = 0
+"""The `size` of an event that frees; allocations are larger (empty storages take no memory)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An allocation or a free.
+
+    Attributes:
+        block: number of the allocation, counted from 0.
+        size: bytes asked for; FREE when the block is freed.
+    """
+
+    block: int
+    size: int
+
+
+@dataclass(slots=True)
+class Block:
+    """What is known of one allocation.
+
+    Attributes:
+        size: bytes asked for.
+        op: the operator that made it, e.g. `aten::mm`.
+        phase: the phase in which it was made.
+        recorded: whether autograd was recording when it was made.
+        owner: a fixed owner (workspace), or None: told from what it becomes.
+    """
+
+    size: int
+    op: str
+    phase: str
+    recorded: bool
+    owner: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A phase begins.
+
+    Attributes:
+        event: index of the first event of the phase.
+        phase: `build`, `forward`, `backward` or `optimizer`.
+        step: the step, counted from 0; -1 while building.
+    """
+
+    event: int
+    phase: str
+    step: int
+
+
+@dataclass(slots=True)
+class Recording:
+    """The whole trace.
+
+    Attributes:
+        events: allocations and frees in program order.
+        blocks: by number.
+        markers: where phases begin.
+        releases: indices of the events before which `empty_cache` was called.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+    markers: list[Marker] = field(default_factory=list)
+    releases: list[int] = field(default_factory=list)
+
+
+class _StorageReference(weakref.ref[Any]):
+    __slots__ = ("identity",)
+
+    identity: int
+
+
+class Lifetimes:
+    """Notes storages at first sight and their frees when the last reference goes.
+
+    Attributes:
+        recording: what was recorded.
+        phase, step: where the program is.
+        live: bytes asked for and not freed.
+    """
+
+    def __init__(self, is_recording_grad: Callable[[], bool]) -> None:
+        self.recording = Recording()
+        self.phase = "build"
+        self.step = -1
+        self.freed: Callable[[int], None] = lambda identity: None
+        self._blocks: dict[int, tuple[int, _StorageReference]] = {}
+        self._grad_on = is_recording_grad
+        self._open = True
+        self.live = 0
+        self.recording.markers.append(Marker(0, self.phase, self.step))
+
+    def enter(self, phase: str, step: int) -> None:
+        """The phase changes now."""
+        if (phase, step) == (self.phase, self.step):
+            return
+        self.phase, self.step = phase, step
+        self.recording.markers.append(Marker(len(self.recording.events), phase, step))
+
+    def block_of(self, storage: Any) -> int | None:
+        """The number of the live block of this storage; None when it is not on the device."""
+        found = self._blocks.get(storage._cdata)
+        return None if found is None else found[0]
+
+    def is_newest(self, storage: Any, made_by: str) -> bool:
+        """Whether the latest allocation is this storage, made by an operator with this in its name."""
+        block = self.block_of(storage)
+        return block == len(self.recording.blocks) - 1 and made_by in self.recording.blocks[block].op
+
+    def see(self, storage: Any, op: str) -> bool:
+        """A storage on the device that an operator returned; returns whether it is new."""
+        identity: int = storage._cdata
+        if identity in self._blocks:
+            return False
+        size: int = storage.nbytes()
+        block = self._allocate(size, op, None)
+        reference = _StorageReference(storage, self._gone)
+        reference.identity = identity
+        self._blocks[identity] = (block, reference)
+        return True
+
+    def resized(self, storage: Any, op: str) -> None:
+        """The storage may have got another size: a new block replaces the old one, as on the device."""
+        found = self._blocks.get(storage._cdata)
+        if found is None or self.recording.blocks[found[0]].size == storage.nbytes():
+            return
+        block, reference = found
+        # CUDA allocates the new data, copies, then frees the old.
+        self._blocks[storage._cdata] = (self._allocate(storage.nbytes(), op, None), reference)
+        self._free(block)
+
+    def scratch(self, sizes: list[int], op: str) -> list[int]:
+        """Buffers inside an operator; returns their numbers for `release`."""
+        return [self._allocate(size, op, "workspace") for size in sizes if size > 0]
+
+    def release(self, blocks: list[int]) -> None:
+        """The operator lets go of its buffers, the last one first."""
+        for block in reversed(blocks):
+            self._free(block)
+
+    def cache_emptied(self) -> None:
+        """`torch.cuda.empty_cache()` was called."""
+        self.recording.releases.append(len(self.recording.events))
+
+    def close(self) -> None:
+        """Nothing is recorded from now on: what is torn down after the last step is none of it."""
+        self._open = False
+
+    def _allocate(self, size: int, op: str, owner: str | None) -> int:
+        block = len(self.recording.blocks)
+        self.recording.blocks.append(Block(size, op, self.phase, self._grad_on(), owner))
+        if size and self._open:
+            self.recording.events.append(Event(block, size))
+            self.live += size
+        return block
+
+    def _gone(self, reference: weakref.ref[Any]) -> None:
+        assert isinstance(reference, _StorageReference)
+        block, _ = self._blocks.pop(reference.identity)
+        self.freed(reference.identity)
+        self._free(block)
+
+    def _free(self, block: int) -> None:
+        if self.recording.blocks[block].size and self._open:
+            self.recording.events.append(Event(block, FREE))
+            self.live -= self.recording.blocks[block].size

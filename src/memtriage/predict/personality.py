@@ -1,0 +1,273 @@
+"""`torch.cuda` as a machine with one GPU would show it, for the time of a trace."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from torch.utils import _device
+
+from memtriage.predict.lifetimes import Lifetimes
+from memtriage.predict.machines import Machine
+from memtriage.predict.notes import Notes
+from memtriage.predict.tensors import CPU, CUDA, meaning_meta, played_device
+
+_META_FACTORIES: Final = ("empty", "empty_strided", "zeros", "ones", "full", "rand", "randn")
+_MISSING: Final = object()
+
+
+class _Stream:
+    """A stream or an event: work is done at once, so all are the same."""
+
+    device = CUDA
+    stream_id = 0
+    cuda_stream = 0
+    cuda_event = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __enter__(self) -> _Stream:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: object) -> float:
+        return 1.0
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Stream()
+
+    def synchronize(self) -> None: ...
+    def wait_event(self, event: object) -> None: ...
+    def wait_stream(self, stream: object) -> None: ...
+    def record(self, stream: object = None) -> None: ...
+    def wait(self, stream: object = None) -> None: ...
+
+
+class _Place:
+    """`with torch.cuda.device(0):`"""
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *error: object) -> None: ...
+
+
+@contextmanager
+def cuda_played(machine: Machine, lifetimes: Lifetimes, notes: Notes) -> Iterator[None]:
+    """Makes `torch.cuda` answer as one GPU of this kind; everything is put back at the end."""
+    with ExitStack() as stack:
+        for owner, name, value in _replacements(machine, lifetimes, notes):
+            stack.enter_context(replaced(owner, name, value))
+        yield
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute is another for the time of the block."""
+    before = vars(owner).get(name, _MISSING)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is _MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+def _replacements(machine: Machine, lifetimes: Lifetimes, notes: Notes) -> list[tuple[Any, str, Any]]:
+    cuda = torch.cuda
+    properties = SimpleNamespace(
+        name=machine.name,
+        major=machine.capability[0],
+        minor=machine.capability[1],
+        multi_processor_count=machine.multiprocessors,
+        total_memory=machine.memory,
+        warp_size=32,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        gcnArchName="",
+    )
+
+    def always(value: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: value
+
+    def allocated(*args: Any, **kwargs: Any) -> int:
+        return lifetimes.live
+
+    replacements: dict[str, Any] = {
+        "_lazy_init": always(None),
+        "init": always(None),
+        "is_available": always(True),
+        "is_initialized": always(True),
+        "device_count": always(1),
+        "current_device": always(0),
+        "set_device": always(None),
+        "synchronize": always(None),
+        "device": _Place,
+        "memory_summary": always(""),
+        "get_device_capability": always(machine.capability),
+        "get_device_name": always(machine.name),
+        "get_device_properties": always(properties),
+        "get_arch_list": always([f"sm_{machine.capability[0]}{machine.capability[1]}"]),
+        "is_bf16_supported": always(machine.capability >= (8, 0)),
+        "is_current_stream_capturing": always(False),
+        "mem_get_info": lambda *args: (machine.memory - machine.outside - lifetimes.live, machine.memory),
+        "memory_allocated": allocated,
+        "memory_reserved": allocated,
+        "max_memory_allocated": allocated,
+        "max_memory_reserved": allocated,
+        "reset_peak_memory_stats": always(None),
+        "reset_accumulated_memory_stats": always(None),
+        "memory_stats": lambda *args: defaultdict(int),
+        "empty_cache": lambda: lifetimes.cache_emptied(),
+        "ipc_collect": always(None),
+        "Stream": _Stream,
+        "Event": _Stream,
+        "ExternalStream": _Stream,
+        "current_stream": lambda *args: _Stream(),
+        "default_stream": lambda *args: _Stream(),
+        "stream": lambda *args: contextlib.nullcontext(),
+        "set_stream": always(None),
+        "manual_seed": always(None),
+        "manual_seed_all": always(None),
+        "seed": always(None),
+        "seed_all": always(None),
+        "initial_seed": always(0),
+        "get_rng_state": lambda *args: torch.zeros(16, dtype=torch.uint8, device=CPU),
+        "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8, device=CPU)],
+        "set_rng_state": always(None),
+        "set_rng_state_all": always(None),
+    }
+    found: list[tuple[Any, str, Any]] = [(cuda, name, value) for name, value in replacements.items()]
+    # The same functions under their second names.
+    found += [
+        (cuda.memory, name, replacements[name])
+        for name in ("memory_allocated", "memory_reserved", "mem_get_info", "empty_cache", "memory_stats")
+    ]
+    found += [
+        (cuda.random, name, replacements[name])
+        for name in (
+            "get_rng_state",
+            "get_rng_state_all",
+            "set_rng_state",
+            "set_rng_state_all",
+            "manual_seed_all",
+        )
+    ]
+    # Before its members are replaced: the set is made once and kept for good.
+    _device._device_constructors()
+    found += [(torch, name, meaning_meta(getattr(torch, name), _meta_asked)) for name in _META_FACTORIES]
+    asked_by_context = meaning_meta(
+        _device.DeviceContext.__torch_function__, lambda context, *args: context.device.type == "meta"
+    )
+    found += [
+        (_device.DeviceContext, "__torch_function__", asked_by_context),
+        (torch, "compile", _not_compiled(notes)),
+        (torch, "Generator", _generator(torch.Generator)),
+        (torch, "tensor", _made_on_host(torch.tensor)),
+        (torch, "as_tensor", _made_on_host(torch.as_tensor)),
+        (torch, "asarray", _made_on_host(torch.asarray)),
+        (
+            torch._C,
+            "_group_tensors_by_device_and_dtype",
+            _grouped(torch._C._group_tensors_by_device_and_dtype),
+        ),
+        (torch.version, "cuda", torch.version.cuda or "13.0"),
+        (torch.backends.cuda, "is_built", always(True)),
+        (torch.backends.cudnn, "is_available", always(True)),
+        (torch.backends.cudnn, "version", always(91900)),
+    ]
+    if hasattr(torch, "accelerator"):
+        found += [
+            (torch.accelerator, "is_available", always(True)),
+            (torch.accelerator, "current_accelerator", lambda *args, **kwargs: torch.device("cuda")),
+            (torch.accelerator, "device_count", always(1)),
+            (torch.accelerator, "current_device_index", always(0)),
+            (torch.accelerator, "synchronize", always(None)),
+            (torch.accelerator, "current_stream", lambda *args: _Stream()),
+            (torch.accelerator, "set_stream", always(None)),
+        ]
+    return found
+
+
+def _not_compiled(notes: Notes) -> Callable[..., Any]:
+    def compile(model: Any = None, **options: Any) -> Any:
+        notes.add("compile", "torch.compile is left out: compiled code keeps and recomputes other tensors")
+        return model if model is not None else lambda function: function
+
+    return compile
+
+
+def _grouped(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Groups of tensors for foreach kernels: C++ would name their true device."""
+
+    def group(*args: Any, **kwargs: Any) -> Any:
+        groups = original(*args, **kwargs)
+        return {
+            (played_device(tensors[0][0]) if tensors and tensors[0] else device, dtype): (tensors, indices)
+            for (device, dtype), (tensors, indices) in groups.items()
+        }
+
+    return group
+
+
+def _meta_asked(*args: Any, device: Any = None, **kwargs: Any) -> bool:
+    return device is not None and torch.device(device).type == "meta"
+
+
+def _made_on_host(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`torch.tensor(data, device="cuda")`, as C++ does it too: made on the host, then sent to the device."""
+
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        device = kwargs.pop("device", None)
+        if device is None and torch.get_default_device().type == "cuda":
+            device = CUDA
+        wanted = (
+            None
+            if device is None
+            else torch.device("cuda", device)
+            if isinstance(device, int)
+            else torch.device(device)
+        )
+        if args and isinstance(args[0], torch.Tensor):
+            # A tensor that has its place already: C++ would compare with the true device.
+            source = args[0] if wanted is None else args[0].to(wanted)
+            dtype = kwargs.get("dtype")
+            return source if dtype is None else source.to(dtype)
+        requires_grad = kwargs.pop("requires_grad", False)
+        made = original(*args, device=CPU if wanted is None or wanted.type == "cuda" else wanted, **kwargs)
+        if wanted is not None and wanted.type == "cuda":
+            made = made.to(CUDA)
+        return made.requires_grad_() if requires_grad else made
+
+    return make
+
+
+def _generator(original: type) -> type:
+    """`torch.Generator(device="cuda")`: a generator of the host in its place."""
+
+    class _Type(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, original)
+
+    class Generator(metaclass=_Type):
+        def __new__(cls, device: Any = None) -> Any:
+            return original()
+
+    return Generator

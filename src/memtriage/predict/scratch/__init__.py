@@ -1,0 +1,1 @@
+"""Buffers that CUDA kernels allocate for themselves while they run: one file a family of operators."""

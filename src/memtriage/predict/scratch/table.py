@@ -1,0 +1,42 @@
+"""The table of operators with buffers of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memtriage.predict.lifetimes import Lifetimes
+from memtriage.predict.machines import Machine
+from memtriage.predict.scratch import attention, convolution, copies, embedding, products, reductions
+from memtriage.predict.scratch.products import Workspaces
+from memtriage.predict.scratch.stages import AT_THE_END, Staged
+
+
+class Scratch:
+    """Answers for one kind of GPU and one version of torch."""
+
+    def __init__(self, machine: Machine, version: tuple[int, int], lifetimes: Lifetimes) -> None:
+        self._machine = machine
+        self._workspaces = Workspaces(machine, version, lifetimes)
+
+    def keep(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Makes what libraries keep from here on; called when the results are allocated."""
+        if func in products.PRODUCTS:
+            self._workspaces.keep(func, args)
+
+    def __call__(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]
+    ) -> Staged:
+        """The buffers that the operator holds beside its results."""
+        if func in convolution.RULES:
+            return convolution.RULES[func](args, kwargs, outputs, self._machine)
+        if func in products.PRODUCTS:
+            buffers = products.copies(func, args)
+        elif func in reductions.ACCUMULATORS:
+            buffers = reductions.buffers(func, args, kwargs, outputs, self._machine)
+        else:
+            rule = attention.RULES.get(func) or embedding.RULES.get(func)
+            buffers = [] if rule is None else rule(args, kwargs, outputs, self._machine)
+            buffers = copies.buffers(func, args) + buffers
+        return {AT_THE_END: buffers} if buffers else {}

@@ -1,0 +1,205 @@
+"""Tensors without data that Python and the dispatcher take for CUDA tensors.
+
+Their storage lies on the `meta` device, so that they need no memory and the autograd engine needs no CUDA
+runtime; their dispatch keys are CUDA's, so that autocast and autograd take the paths of CUDA. Large tensors
+of the host are faked the same way with the CPU's keys. `torch.Tensor.device` is replaced for the time of a
+trace and says `cuda:0` or `cpu` for them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+import torch._meta_registrations  # registers the meta kernels that are written in Python
+
+META: Final = torch.device("meta")
+CUDA: Final = torch.device("cuda", 0)
+CPU: Final = torch.device("cpu")
+
+_KEY: Final = torch._C.DispatchKey
+_keys_of: Final = torch._C._dispatch_keys
+_true_device: Final = torch.Tensor.device
+_true_is_cuda: Final = torch.Tensor.is_cuda
+_true_is_cpu: Final = torch.Tensor.is_cpu
+_true_is_meta: Final = torch.Tensor.is_meta
+
+_in_kernel = False
+_meta_meant = False
+
+
+def true_device(tensor: torch.Tensor) -> torch.device:
+    """Where the storage really is."""
+    device: torch.device = _true_device.__get__(tensor)
+    return device
+
+
+def is_gpu(tensor: torch.Tensor) -> bool:
+    """Whether this tensor plays a CUDA tensor."""
+    return bool(_keys_of(tensor).has(_KEY.CUDA)) and not _true_is_cuda.__get__(tensor)
+
+
+def is_host_fake(tensor: torch.Tensor) -> bool:
+    """Whether this tensor plays a tensor of the host, without data."""
+    return bool(_keys_of(tensor).has(_KEY.CPU)) and not _true_is_cpu.__get__(tensor)
+
+
+def as_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The same storage as a tensor that plays one of `device`; itself when it does already."""
+    if true_device(tensor).type != "meta":
+        return tensor
+    if _keys_of(tensor).has(_KEY.CUDA if device.type == "cuda" else _KEY.CPU):
+        return tensor
+    made: torch.Tensor = torch.Tensor._make_subclass(
+        torch.Tensor, tensor, tensor.requires_grad, device_for_backend_keys=device
+    )
+    return made
+
+
+def played_device(tensor: torch.Tensor) -> torch.device:
+    """The device that the program sees."""
+    device = true_device(tensor)
+    if device.type != "meta" or _in_kernel:
+        return device
+    keys = _keys_of(tensor)
+    if keys.has(_KEY.CUDA):
+        return CUDA
+    return CPU if keys.has(_KEY.CPU) else device
+
+
+@contextmanager
+def kernel() -> Iterator[None]:
+    """The block runs meta kernels, in which tensors are what they are: on the meta device."""
+    global _in_kernel
+    before = _in_kernel
+    with torch._C._PreserveDispatchKeyGuard():
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        _in_kernel = True
+        try:
+            yield
+        finally:
+            _in_kernel = before
+
+
+def meta_is_meant() -> bool:
+    """Whether the program itself asked for the meta device, and not C++ for the options of some tensor."""
+    return _meta_meant
+
+
+def meaning_meta(function: Callable[..., Any], asks: Callable[..., bool]) -> Callable[..., Any]:
+    """The function, inside which `meta` is what the program means where `asks` says so of its arguments."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        global _meta_meant
+        before = _meta_meant
+        _meta_meant = before or asks(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _meta_meant = before
+
+    return call
+
+
+@contextmanager
+def devices_played() -> Iterator[None]:
+    """Replaces the device attributes and conversions of `torch.Tensor` for the time of the block."""
+    replaced: dict[str, Any] = {
+        "device": property(played_device),
+        "is_cuda": property(lambda self: played_device(self).type == "cuda"),
+        "is_cpu": property(lambda self: played_device(self).type == "cpu"),
+        "is_meta": property(lambda self: played_device(self).type == "meta"),
+        "get_device": lambda self: 0 if played_device(self).type == "cuda" else -1,
+        "to": _wrapped_to(torch.Tensor.to),
+        "cuda": _moved_to("cuda", torch.Tensor.cuda),
+        "cpu": _moved_to("cpu", torch.Tensor.cpu),
+        "tolist": _valued(torch.Tensor.tolist),
+        "__repr__": _described(torch.Tensor.__repr__),
+        "pin_memory": lambda self, device=None: self,
+        "is_pinned": lambda self, device=None: False,
+        "record_stream": lambda self, stream: None,
+    }
+    before = {name: torch.Tensor.__dict__.get(name) for name in replaced}
+    for name, value in replaced.items():
+        setattr(torch.Tensor, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                delattr(torch.Tensor, name)
+            else:
+                setattr(torch.Tensor, name, value)
+
+
+def _wrapped_to(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`Tensor.to` that compares with the played device: its C++ side sees `meta` and would always copy."""
+
+    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if _names_tensor(args, kwargs):
+            other = kwargs.pop("other", None)
+            if other is None:
+                other, args = args[0], args[1:]
+            args = (played_device(other), other.dtype, *args)
+        if args and isinstance(args[0], (str, int, torch.device)):
+            kwargs.update(zip(("device", "dtype", "non_blocking", "copy"), args, strict=False))
+            args = ()
+            if kwargs.get("dtype") is None:
+                kwargs.pop("dtype", None)
+        wanted = kwargs.get("device")
+        if wanted is not None:
+            device = torch.device("cuda", wanted) if isinstance(wanted, int) else torch.device(wanted)
+            if device.type == played_device(self).type and true_device(self).type == "meta":
+                del kwargs["device"]
+                if not args and not any(
+                    value is not None and value is not False for value in kwargs.values()
+                ):
+                    return self
+                if "dtype" not in kwargs and not args:
+                    kwargs["dtype"] = self.dtype
+            elif device.type == "cuda":
+                kwargs["device"] = CUDA
+            if device.type == "meta":
+                kwargs["device"] = META
+        return original(self, *args, **kwargs)
+
+    return to
+
+
+def _valued(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Tensor.tolist`, which copies from the device first."""
+
+    def tolist(self: torch.Tensor) -> Any:
+        return original(self.cpu() if played_device(self).type == "cuda" else self)
+
+    return tolist
+
+
+def _described(original: Callable[..., str]) -> Callable[..., str]:
+    """`repr` of a tensor without values."""
+
+    def represent(self: torch.Tensor, *args: Any, **kwargs: Any) -> str:
+        if true_device(self).type != "meta":
+            return original(self, *args, **kwargs)
+        return (
+            f"tensor(..., device={str(played_device(self))!r}, size={tuple(self.shape)}, dtype={self.dtype})"
+        )
+
+    return represent
+
+
+def _names_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return bool(args and isinstance(args[0], torch.Tensor)) or "other" in kwargs
+
+
+def _moved_to(kind: str, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def move(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if played_device(self).type == kind:
+            return self
+        return self.to(CUDA if kind == "cuda" else CPU)
+
+    return move

@@ -1,0 +1,87 @@
+"""The attention kernel that a GPU would choose, rule by rule."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from memtriage.predict.attention import Backend, Call, Switches, choose
+from memtriage.predict.machines import machine
+
+NOW = (2, 11)
+SHAPE = (2, 8, 128, 64)
+CALL = Call(
+    dtype=torch.bfloat16,
+    query=SHAPE,
+    key=SHAPE,
+    value=SHAPE,
+    strides_end_in_one=True,
+    masked=False,
+    mask_dim=0,
+    mask_needs_grad=False,
+    dropout=0.0,
+    causal=True,
+    gqa=False,
+    needs_grad=True,
+)
+FEW = (2, 2, 128, 64)
+LONG = (2, 8, 256, 64)
+
+
+def wide(size):
+    return {"query": (2, 8, 128, size), "key": (2, 8, 128, size), "value": (2, 8, 128, size)}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "changes", "expected"),
+    [
+        ("h200", {}, Backend.CUDNN),
+        ("a100", {}, Backend.FLASH),
+        ("v100", {"dtype": torch.float16}, Backend.EFFICIENT),
+        ("v100", {}, Backend.MATH),
+        ("h200", {"dtype": torch.float32}, Backend.EFFICIENT),
+        ("h200", {"dtype": torch.float64}, Backend.MATH),
+        ("a100", {"masked": True, "mask_dim": 4, "causal": False}, Backend.EFFICIENT),
+        ("h200", {"masked": True, "mask_dim": 4, "causal": False}, Backend.CUDNN),
+        (
+            "h200",
+            {"masked": True, "mask_dim": 4, "mask_needs_grad": True, "causal": False},
+            Backend.EFFICIENT,
+        ),
+        ("a100", {"key": FEW, "value": FEW, "gqa": True}, Backend.FLASH),
+        ("a100", {"key": FEW, "value": FEW, "gqa": False}, Backend.MATH),
+        (
+            "a100",
+            {"key": FEW, "value": FEW, "gqa": True, "masked": True, "mask_dim": 4, "causal": False},
+            Backend.MATH,
+        ),
+        ("a100", {"key": LONG, "value": LONG}, Backend.EFFICIENT),
+        ("h200", wide(192), Backend.FLASH),
+        ("h200", wide(512), Backend.EFFICIENT),
+        ("h200", wide(60), Backend.FLASH),
+        ("rtx4090", wide(256) | {"dropout": 0.1}, Backend.EFFICIENT),
+        ("h200", {"query": (2, 128, 64), "key": (2, 128, 64), "value": (2, 128, 64)}, Backend.MATH),
+        ("h200", {"strides_end_in_one": False}, Backend.MATH),
+    ],
+)
+def test_choice(gpu, changes, expected):
+    assert choose(replace(CALL, **changes), machine(gpu), NOW, Switches()) is expected
+
+
+def test_cudnn_comes_first_only_since_it_was_made_so():
+    assert choose(CALL, machine("h200"), (2, 9), Switches()) is Backend.FLASH
+
+
+def test_odd_dropout_is_refused_by_cudnn_where_that_is_checked():
+    call = replace(CALL, dropout=0.1)
+    assert choose(call, machine("h200"), (2, 13), Switches()) is Backend.CUDNN
+    assert choose(call, machine("h200"), (2, 14), Switches()) is Backend.FLASH
+
+
+def test_the_program_may_forbid_kernels_and_order_them():
+    hopper = machine("h200")
+    assert choose(CALL, hopper, NOW, Switches(cudnn=False)) is Backend.FLASH
+    assert choose(CALL, hopper, NOW, Switches(deterministic=True)) is Backend.FLASH
+    assert choose(CALL, hopper, NOW, Switches(order=(Backend.MATH, Backend.FLASH))) is Backend.MATH
+    with pytest.raises(RuntimeError, match="No available kernel"):
+        choose(replace(CALL, dtype=torch.float64), hopper, NOW, Switches(math=False))

@@ -1,0 +1,80 @@
+"""What a build function may return, and what is said of one that cannot be used."""
+
+import pytest
+import torch
+from torch import nn
+
+import memtriage
+from memtriage.predict.build import BuildError, load
+
+
+def model_on(device):
+    model = nn.Linear(4, 4).to(device)
+    return model, torch.optim.SGD(model.parameters()), lambda: None
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (lambda device: None, "returned a NoneType"),
+        (lambda device: (1, 2), "returned 2 things"),
+        (lambda device: ("model", None, None), "first part is a str"),
+        (lambda device: (nn.Linear(1, 1), 7, None), "second part is a int"),
+        (lambda device: (*model_on(device)[:2], 7), "third part is a int"),
+        (lambda device: (nn.ReLU(), *model_on(device)[1:]), "no parameters"),
+        (lambda device: model_on("cpu"), "use the `device`"),
+        (lambda: None, "expected `build"),
+    ],
+)
+def test_what_it_returns_is_checked(build, said):
+    with pytest.raises(BuildError, match=said):
+        memtriage.predict(build)
+
+
+def failing(what):
+    def build(device):
+        model, optimizer, _ = model_on(device)
+        return model, optimizer, lambda: what(device)
+
+    return build
+
+
+@torch.library.custom_op("memtriage_tests::opaque", mutates_args=())
+def opaque(given: torch.Tensor) -> torch.Tensor:
+    return given.clone()
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (lambda device: 1 / 0, "raised ZeroDivisionError at .*test_build.py"),
+        (lambda device: torch.randn(1 << 20, device=device).cpu().numpy(), "take this out of the step"),
+        (lambda device: opaque(torch.randn(4, device=device)), "register_fake"),
+    ],
+)
+def test_what_it_raises_says_where_and_what_to_change(what, said):
+    with pytest.raises(BuildError, match=said):
+        memtriage.predict(failing(what))
+    assert not torch.cuda.is_available()
+
+
+def test_a_function_is_loaded_from_its_file(tmp_path):
+    (tmp_path / "helper.py").write_text("ANSWER = 42\n")
+    file = tmp_path / "train.py"
+    file.write_text("from helper import ANSWER\ndef build(device):\n    return ANSWER\n")
+    assert load(f"{file}:build")("cuda") == 42
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "said"),
+    [
+        ("x = 1", "train.py", "names no function"),
+        ("x = 1", "nowhere.py:build", "no such file"),
+        ("def make(): ...", "train.py:build", "it has make"),
+        ("import no_such_module_at_all", "train.py:build", "cannot be imported: ModuleNotFoundError"),
+    ],
+)
+def test_a_file_that_cannot_be_used(tmp_path, text, target, said):
+    (tmp_path / "train.py").write_text(text)
+    with pytest.raises(BuildError, match=said):
+        load(str(tmp_path / target))

@@ -1,0 +1,104 @@
+"""Predictions against what an H200 measured (torch 2.11), and against arithmetic."""
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+import memtriage
+
+MEASURED_WITH = "2.11.0"
+CLOSE = 0.001
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("name", ["mlp-wide", "tiny-350m", "tiny-350m-ckpt"])
+def test_a_measured_workload_is_predicted_to_the_permille(name, workload, measured):
+    prediction = memtriage.predict(workload(name), torch_version=MEASURED_WITH)
+    truth = measured[name]["steps"]
+    for step, real in zip(prediction.steps, truth, strict=False):
+        assert step.peak_allocated == pytest.approx(real["peak_alloc"], rel=CLOSE)
+        assert step.peak_reserved == pytest.approx(real["peak_reserved"], rel=CLOSE)
+        assert step.end_allocated == pytest.approx(real["marks"][-1][1], rel=CLOSE)
+    assert prediction.peak_allocated == prediction.steps[-1].peak_allocated
+    assert sum(prediction.by_owner.values()) == prediction.peak_allocated
+
+
+def test_the_parts_of_a_model_without_products_are_what_arithmetic_says():
+    def build(device):
+        model = nn.Embedding(1024, 256, device=device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step():
+            model.weight.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return model, optimizer, step
+
+    prediction = memtriage.predict(build)
+    # Parameter, gradient and momentum of 1 MiB each, and four scalars of a block each at most.
+    assert prediction.steps[0].end_allocated == 2 * MIB
+    assert prediction.steps[1].end_allocated == 2 * MIB
+    assert 3 * MIB <= prediction.peak_allocated <= 3 * MIB + 4 * 512
+    assert prediction.by_owner["parameter"] == MIB
+    assert prediction.by_owner["optimizer state"] == MIB
+    # Blocks of up to 1 MiB come from segments of 2 MiB.
+    assert prediction.peak_reserved == 4 * MIB
+
+
+def test_expandable_segments_reserve_no_more(workload):
+    plain = memtriage.predict(workload("mlp-wide"), torch_version=MEASURED_WITH)
+    expandable = memtriage.predict(
+        workload("mlp-wide"), torch_version=MEASURED_WITH, allocator_conf="expandable_segments:True"
+    )
+    assert expandable.peak_allocated == plain.peak_allocated
+    assert plain.peak_allocated <= expandable.peak_reserved < plain.peak_reserved
+
+
+def test_another_gpu_has_another_workspace(workload):
+    hopper = memtriage.predict(workload("mlp-wide"), torch_version=MEASURED_WITH)
+    ampere = memtriage.predict(workload("mlp-wide"), torch_version=MEASURED_WITH, gpu="a100")
+    assert hopper.peak_allocated - ampere.peak_allocated == 2 * (32 * MIB - 8320 * 1024)
+    assert any("H200" in note for note in ampere.notes)
+
+
+def test_what_does_not_fit_is_said(workload):
+    prediction = memtriage.predict(workload("tiny-350m"), torch_version=MEASURED_WITH, gpu="t4")
+    assert any("does not fit Tesla T4" in note for note in prediction.notes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"steps": 0}, "steps=0"),
+        ({"gpu": "abacus"}, "no GPU kind 'abacus'"),
+        ({"allocator_conf": "nonsense:1"}, "nonsense"),
+        ({"world_size": 4}, "world_size=4"),
+        ({"torch_version": "two"}, "torch_version"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, said):
+    with pytest.raises(ValueError, match=said):
+        memtriage.predict(lambda device: None, **arguments)
+
+
+def test_the_json_has_the_fields_of_the_schema(net, training):
+    def build(device):
+        model = net(device)
+        return training(model, lambda: model(torch.randn(8, 64, device=device)).sum())
+
+    decoded = msgspec.json.decode(msgspec.json.encode(memtriage.predict(build)))
+    assert set(decoded) == {
+        "schema",
+        "peak_allocated",
+        "peak_reserved",
+        "peak_phase",
+        "by_owner",
+        "outside_allocator",
+        "steps",
+        "seconds",
+        "notes",
+    }
+    assert decoded["schema"] == 1
+    assert set(decoded["steps"][0]) == {"peak_allocated", "peak_reserved", "end_allocated"}
