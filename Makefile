@@ -63,6 +63,10 @@ format: install
 bench: install
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/census.py
+	$(BIN)/python benchmarks/explain.py
+	$(BIN)/python benchmarks/snapshot.py
+	$(BIN)/python benchmarks/simulator.py
+	$(BIN)/python benchmarks/predict.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis memtriage-run*/

@@ -17,10 +17,10 @@ from memtriage.cli.explain import parse_shapes
 from memtriage.model.playbook import PLAYBOOK
 
 TEXT = (
-    "[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 5 has a total capacity "
-    "of 79.18 GiB of which 1.08 GiB is free. Of the allocated memory 60.00 GiB is allocated by PyTorch, and "
-    "17.00 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.\n"
+    "[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 5 has a total "
+    "capacity of 79.18 GiB of which 1.08 GiB is free. Of the allocated memory 60.00 GiB is allocated by "
+    "PyTorch, and 17.00 GiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is "
+    "large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.\n"
 )
 
 

@@ -279,6 +279,43 @@ def test_memory_in_holes_is_told_from_a_full_device(tmp_path: Path) -> None:
     assert (other.playbook, len(kept)) == ("M4", 18)
 
 
+def keeping_small_blocks(program: Program, steps: int) -> None:
+    """Each step needs one more large block, as the others are in use, and keeps a small one in its place."""
+    train(program, 3)
+    for step in range(steps):
+        work = [program.alloc(size, forward(31)) for size in free_sizes(program) if size > 2 * MIB]
+        program.free(program.alloc((50 + 2 * step) * MIB, forward(32)))
+        program.alloc(2 * MIB, user(82, "keep"))
+        program.free(work)
+        program.free(program.alloc(4096, optimizer(41)))
+        program.step_span()
+
+
+def free_sizes(program: Program) -> list[int]:
+    """Sizes of the free blocks, the biggest first."""
+    parts = [part for one in program.segments() for part in one["blocks"]]
+    return sorted((part["size"] for part in parts if part["state"] == "inactive"), reverse=True)
+
+
+def test_small_blocks_kept_in_large_segments_are_fragmentation_when_the_room_is_free(tmp_path: Path) -> None:
+    program = Program()
+    keeping_small_blocks(program, 12)
+    one = analysed(tmp_path, program)
+    (finding,) = one.findings
+    assert (finding.kind, finding.allocated_at) == ("fragmentation", "train.py:82 in keep")
+    assert finding.bytes_per_step == 2 * MIB
+    assert finding.bytes is not None
+    assert 64 * MIB <= finding.bytes <= one.end.stranded
+
+
+def test_in_the_midst_of_a_step_room_in_use_is_not_called_stranded(tmp_path: Path) -> None:
+    program = Program()
+    keeping_small_blocks(program, 12)
+    for size in free_sizes(program):
+        program.alloc(size, forward(33))
+    assert "fragmentation" not in {one.kind for one in analysed(tmp_path, program).findings}
+
+
 def test_memory_parked_in_a_private_pool_is_told_when_it_is_missed(tmp_path: Path) -> None:
     program = Program(capacity=300 * MIB)
     program.free(program.alloc(200 * MIB, forward(30), pool=(1, 0)))
@@ -287,6 +324,16 @@ def test_memory_parked_in_a_private_pool_is_told_when_it_is_missed(tmp_path: Pat
     oom, parked = analysed(tmp_path, program).findings
     assert (oom.kind, parked.kind, parked.bytes) == ("out_of_memory", "private_pool", 200 * MIB)
     assert any("other streams or private pools" in line for line in oom.evidence)
+
+
+def test_the_pool_of_a_segment_that_is_gone_is_told_by_its_events(tmp_path: Path) -> None:
+    program = Program()
+    program.free(program.alloc(5 * MIB, user(3), pool=(1, 0)))
+    program.simulator.release_pool((1, 0))
+    program.simulator.empty_cache()
+    program.alloc(3 * MIB, user(4))
+    one = analysed(tmp_path, program)
+    assert [one.pools[pool] for pool in one.lives.pool.tolist()] == [(1, 0), (0, 0)]
 
 
 def test_a_loop_without_optimizer_is_recognised_by_its_period(tmp_path: Path) -> None:

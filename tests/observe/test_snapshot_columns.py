@@ -67,8 +67,9 @@ def test_a_stack_of_c_code_alone_is_named_by_autograds_node() -> None:
 
 
 def test_private_pools_are_remembered() -> None:
-    trace = [event(pool_id=(0, 0)), event(pool_id=(0, 2)), event(pool_id=None)]
-    assert trace_columns(trace, StackTable()).pool == {1: (0, 2)}
+    ids = [(0, 0), (0, 2), None]
+    trace = [event(pool_id=one) for one in ids] + [event(action="segment_alloc", pool_id=(1, 0))]
+    assert trace_columns(trace, StackTable()).pool == {1: (0, 2), 3: (1, 0)}
 
 
 @pytest.mark.parametrize("bad", [3, {}, event(size=None), event(size=1 << 80), event(time_us="now")])

@@ -128,7 +128,10 @@ def _result(walk: Walk, segments: Sequence[Segment], block_stacks: Mapping[int, 
         requested=_joined([one.requested for one in old], trace.size[allocs], [r for _, _, r in late]),
         stream=_joined([one.stream for one in old], trace.stream[allocs], [0] * len(late)),
         stack=stack,
-        pool=[walk.regions[home].pool if home >= 0 else DEFAULT_POOL for home in homes],
+        pool=[
+            trace.pool.get(event) or (walk.regions[home].pool if home >= 0 else DEFAULT_POOL)
+            for event, home in zip(born.tolist(), homes, strict=True)
+        ],
         life=walk.life,
         timeline=timeline,
         start=(int(size[born < 0].sum()), _reserved_at_start(walk.trace, segments)),

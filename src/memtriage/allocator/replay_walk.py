@@ -289,7 +289,7 @@ class Walk:
         if address in self.ordinary:
             self._doubt(index)
             self._end_segment(index, address, self.regions[self.ordinary[address]].size)
-        pool = self.start.pools.get(index, DEFAULT_POOL)
+        pool = self.start.pools.get(index) or self.trace.pool.get(index, DEFAULT_POOL)
         keeps = keeps_at_most(size)
         number = len(self.regions)
         self.ordinary[address] = number

@@ -34,7 +34,7 @@ class StrandingPolicy:
     """
 
     floor_bytes: int = 64 * MIB
-    share: float = 0.4
+    share: float = 0.2
     adds: float = 1.0
     dominates: float = 2.0
     idle: float = 0.25
@@ -150,8 +150,9 @@ def is_fragmented(view: View, pinned: Sequence[Pinned], policy: StrandingPolicy 
     stranded = sum(one.stranded for one in pinned)
     needless = ~view.owned_by(*NEEDED)
     avoidable = sum(one.stranded for one in pinned if any(needless[life] for life in one.lives))
-    enough = stranded >= policy.share * sum(one.segment.size for one in pinned)
-    return enough and avoidable >= policy.floor_bytes
+    # in the midst of a step the room is in use
+    enough = sum(one.now for one in pinned) >= policy.floor_bytes <= avoidable
+    return enough and stranded >= policy.share * sum(one.segment.size for one in pinned)
 
 
 def fragmentation_finding(view: View, pinned: Sequence[Pinned], growing: Sequence[Growth]) -> Finding:

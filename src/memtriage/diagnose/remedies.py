@@ -24,8 +24,10 @@ class _Choice:
 
 def fixes(case: Case) -> list[Fix]:
     """What can help, the cheapest first. Empty where nothing ran out."""
-    chosen = {choice.key: choice for choice in reversed(list(_choices(case)))}  # the first of each key stays
-    return [_fix(choice) for choice in reversed(chosen.values())]
+    chosen: dict[str, _Choice] = {}
+    for choice in _choices(case):
+        chosen.setdefault(choice.key, choice)
+    return [_fix(choice) for choice in chosen.values()]
 
 
 def _fix(choice: _Choice) -> Fix:
@@ -88,17 +90,32 @@ _UNKNOWN = {
 
 
 def _does_not_fit(case: Case) -> Iterator[_Choice]:
-    # What cannot be ruled out and costs nothing goes first.
-    if case.possible("fragmentation"):
-        yield from _expandable(case)
     if case.message.family == "vllm":
         yield _Choice("raise-cap", "a larger share of the device holds a longer sequence")
         yield _Choice("shorter", "a lower max_model_len needs less key-value cache for one sequence")
         return
+    yield from _cheaper_answers(case)
     figures = case.figures
     if case.message.form == "buffer" or (figures.requested or 0) > (figures.total or figures.requested or 0):
         yield from _one_tensor(case)
     yield from _ladder(case, _gap(case))
+
+
+def _cheaper_answers(case: Case) -> Iterator[_Choice]:
+    """What cannot be ruled out and costs nothing goes before a smaller step."""
+    if case.possible("unknown"):
+        yield _Choice("watch", "figures are cut off: make sure of the cause first")
+    if case.possible("driver_refused_though_free") and case.message.family != "mps":
+        yield _Choice("check-driver", "the free memory just covers the request")
+    if case.possible("fragmentation"):
+        yield from _expandable(case)
+        if case.expandable:
+            yield _Choice("bucket", "holes come from changing shapes; expandable segments are on already")
+    if case.possible("other_process_or_outside_allocator"):
+        yield from _outside(case)
+    if case.possible("private_pools"):
+        pools = case.figures.private_pools
+        yield _Choice("fewer-graphs", f"{as_printed(pools or 0)} are parked in graph pools", pools)
 
 
 def _gap(case: Case) -> int | None:

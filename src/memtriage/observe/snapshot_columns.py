@@ -19,6 +19,7 @@ from memtriage.model.recording import (
     MAX_FRAMES,
     NO_FRAMES,
     OTHER_EVENT,
+    SEGMENT_ALLOC,
     Annotation,
     Bytes8,
     Int32s,
@@ -50,7 +51,7 @@ class TraceColumns:
     device_free: dict[int, int]
     """Free bytes of the device by index of the `oom` event, where recorded."""
     pool: dict[int, tuple[int, int]]
-    """Pool by index of the alloc event, for pools other than the default, where recorded."""
+    """Pool by index of the alloc or segment_alloc event, for pools other than the default, where recorded."""
 
     def __len__(self) -> int:
         return len(self.time_us)
@@ -129,7 +130,7 @@ def _fill(columns: TraceColumns, start: int, part: Sequence[Mapping[str, Any]], 
         if isinstance(free, int):
             columns.device_free[start + offset] = free
     if "pool_id" in part[0]:
-        for offset in np.flatnonzero(columns.kind[span] == ALLOC).tolist():
+        for offset in np.flatnonzero(np.isin(columns.kind[span], (ALLOC, SEGMENT_ALLOC))).tolist():
             first, second = part[offset].get("pool_id") or (0, 0)
             if first or second:
                 columns.pool[start + offset] = (int(first), int(second))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -167,11 +167,13 @@ def _read_all(text: str, grammars: Sequence[Grammar]) -> list[tuple[int, int, Me
         for match in grammar.start.finditer(text)
     ]
     starts.sort(key=lambda start: start[:2])
+    positions = [at for at, *_ in starts]
     spans: list[tuple[int, int, Message]] = []
     for number, (at, _, grammar, match) in enumerate(starts):
         if spans and at < spans[-1][1]:
             continue
-        bound = next((later for later, *_ in starts[number + 1 :] if later >= match.end()), len(text))
+        later = bisect_left(positions, match.end(), number + 1)
+        bound = positions[later] if later < len(positions) else len(text)
         message = grammar.read(match, text[at : min(bound, at + _LONGEST)])
         if message is None:
             continue
