@@ -12,7 +12,7 @@ from memtriage.predict.build import BuildError, failure
 from memtriage.predict.machines import Machine, machine
 from memtriage.predict.owners import owners_at
 from memtriage.predict.simulate import phase_at, replay
-from memtriage.predict.trace import trace
+from memtriage.predict.trace import Trace, trace
 
 MEASURED_ON: Final = "NVIDIA H200"
 STEADY_STEPS: Final = 2
@@ -40,12 +40,7 @@ def predict(
         raise ValueError(
             f"world_size={world_size}, rank={rank}; expected 1 and 0: jobs of one process are predicted"
         )
-    try:
-        found = trace(build, kind, version, steps)
-    except BuildError:
-        raise
-    except Exception as error:
-        raise failure(error) from error
+    found = traced(build, kind, version, steps)
     counters = replay(found.recording, settings, kind.memory, steps)
     last = counters[-1]
     return Prediction(
@@ -65,6 +60,20 @@ def predict(
         seconds=time.perf_counter() - begun,
         notes=[*found.notes, *_notes(kind, version, steps, last.peak_reserved)],
     )
+
+
+def traced(build: Callable[[Any], Any], kind: Machine, version: tuple[int, int], steps: int) -> Trace:
+    """What the program allocates.
+
+    Raises:
+        BuildError: the program cannot be traced; the text says what to change.
+    """
+    try:
+        return trace(build, kind, version, steps)
+    except BuildError:
+        raise
+    except Exception as error:
+        raise failure(error) from error
 
 
 def _notes(kind: Machine, version: tuple[int, int], steps: int, reserved: int) -> list[str]:

@@ -95,6 +95,9 @@ _NO_VALUES: Final = "values of the device are not known in a prediction: take th
 _ADVICE: Final = {
     "Could not run '": "this operator has no shape function: register one with torch.library.register_fake",
     "no fake impl": "this operator has no shape function: register one with torch.library.register_fake",
+    "not linked with support": "only the thread that runs the step is traced: use the device in no other",
+    "flex_attention": "flex_attention cannot be traced: give the build function a variant with "
+    "scaled_dot_product_attention",
     "data_ptr": "a kernel wants the address of real data: give the build function a variant without it",
     "triton": "Triton kernels cannot be traced: give the build function a variant without them",
     "numpy": _NO_VALUES,

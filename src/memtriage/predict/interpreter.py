@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, Final
 
@@ -29,7 +30,7 @@ from memtriage.predict.values import Values
 
 aten: Final = torch.ops.aten
 
-HOST_LIMIT: Final = 1 << 16
+HOST_LIMIT: Final = 1 << 20
 """Tensors of the host are made for real up to this many elements, and without data beyond."""
 
 
@@ -48,6 +49,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         self.values = values
         self.notes = notes
         self.operators = 0
+        self._pid = os.getpid()
         self._scratch = scratch
         lifetimes.freed = values.forget
 
@@ -55,6 +57,9 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if os.getpid() != self._pid:
+            # A worker of a DataLoader was forked from this thread: what it loads is real.
+            return func(*args, **kwargs)
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
         self.operators += 1

@@ -200,6 +200,9 @@ def _replacements(machine: Machine, lifetimes: Lifetimes, notes: Notes) -> list[
             (torch.accelerator, "device_count", always(1)),
             (torch.accelerator, "current_device_index", always(0)),
             (torch.accelerator, "synchronize", always(None)),
+            (torch.accelerator, "set_device_index", always(None)),
+            (torch.accelerator, "current_device_idx", always(0)),
+            (torch.accelerator, "set_device_idx", always(None)),
             (torch.accelerator, "current_stream", lambda *args: _Stream()),
             (torch.accelerator, "set_stream", always(None)),
         ]

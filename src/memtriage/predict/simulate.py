@@ -20,9 +20,18 @@ class StepCounters:
     peak_event: int
 
 
-def replay(recording: Recording, settings: Settings, device_memory: int, steps: int) -> list[StepCounters]:
-    """Feeds a recording to the simulated allocator, without a limit to its memory."""
-    simulator = Simulator(settings, device_memory=device_memory)
+def replay(
+    recording: Recording, settings: Settings, device_memory: int, steps: int, limit: int | None = None
+) -> list[StepCounters]:
+    """Feeds a recording to the simulated allocator.
+
+    Args:
+        limit: bytes that the process may reserve; None for no limit.
+
+    Raises:
+        memtriage.allocator.events.OutOfMemory: the limit is too small, even after the cache was flushed.
+    """
+    simulator = Simulator(settings, device_memory=device_memory, limit=limit)
     live: dict[int, SimBlock] = {}
     begins = _step_starts(recording, steps)
     releases = set(recording.releases)

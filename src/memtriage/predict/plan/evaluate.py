@@ -1,0 +1,171 @@
+"""The peak of a program with some changes: traced anew, then given to the simulated allocator."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Final
+
+from memtriage.allocator.events import OutOfMemory
+from memtriage.allocator.settings import Settings, parse_conf
+from memtriage.model.plan import PlannedPeak
+from memtriage.predict.api import traced
+from memtriage.predict.build import Built
+from memtriage.predict.machines import Machine
+from memtriage.predict.owners import owners_at
+from memtriage.predict.plan.changes import Build, Changes, changed, conf_of
+from memtriage.predict.plan.facts import Facts, Observer
+from memtriage.predict.plan.work import Work
+from memtriage.predict.simulate import phase_at, replay
+from memtriage.predict.trace import Trace
+
+KEPT_TRACES: Final = 3
+"""Traces that stay for another allocator setting: the last ones serve, and each may take tens of MB."""
+FINENESS: Final = 2 << 20
+"""To this many bytes `needs` is found: segments are multiples of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A program with some changes.
+
+    Attributes:
+        peak: its peak.
+        fits: whether it runs within the limit.
+        work: floating-point operations of a whole optimizer step.
+        uncounted: operators that `work` lacks.
+    """
+
+    peak: PlannedPeak
+    fits: bool
+    work: float
+    uncounted: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    trace: Trace
+    work: float
+    uncounted: frozenset[str]
+
+
+class Evaluator:
+    """Evaluates sets of changes to one program, each once.
+
+    Args:
+        build: the program.
+        kind: the GPU.
+        version: whose torch is meant.
+        conf: the allocator's options, as given.
+        steps: optimizer steps to trace.
+        limit: bytes that the allocator may reserve.
+
+    Attributes:
+        traces: how often the program was traced.
+        notes: what the traces had to assume.
+    """
+
+    def __init__(
+        self, build: Build, kind: Machine, version: tuple[int, int], conf: str, steps: int, limit: int
+    ) -> None:
+        self._build = build
+        self._kind = kind
+        self._version = version
+        self._conf = conf
+        self._steps = steps
+        self._limit = limit
+        self._known: dict[tuple[str, ...], Evaluated] = {}
+        self._traces: OrderedDict[tuple[str, ...], _Traced] = OrderedDict()
+        self.traces = 0
+        self.notes: dict[str, None] = {}
+
+    def facts(self) -> Facts:
+        """What the rungs must know of the program; traces it as it is.
+
+        Raises:
+            BuildError: it cannot be traced; the text says what to change.
+        """
+        observer = Observer()
+        self._traced((), observer)
+        return observer.facts()
+
+    def of(self, changes: Changes) -> Evaluated:
+        """The program with these changes, in this order.
+
+        Raises:
+            BuildError: it cannot be traced so.
+        """
+        key = tuple(change.action for change in changes)
+        if key not in self._known:
+            settings = parse_conf(conf_of(self._conf, changes), self._version)
+            self._known[key] = self._evaluate(self._traced(changes), settings)
+        return self._known[key]
+
+    def _evaluate(self, found: _Traced, settings: Settings) -> Evaluated:
+        recording = found.trace.recording
+        counters = replay(recording, settings, self._kind.memory, self._steps)
+        highest = max(counters, key=lambda each: each.peak_allocated)
+        reserved = max(each.peak_reserved for each in counters)
+        peak = PlannedPeak(
+            allocated=highest.peak_allocated,
+            reserved=reserved,
+            needs=self._needed(found.trace, settings, highest.peak_allocated, reserved) + self._kind.outside,
+            phase=phase_at(recording, highest.peak_event),
+            by_owner=owners_at(found.trace, highest),
+        )
+        return Evaluated(peak, self._runs(found.trace, settings, self._limit), found.work, found.uncounted)
+
+    def _needed(self, trace: Trace, settings: Settings, lowest: int, highest: int) -> int:
+        """The least limit, between what is allocated and what is reserved without one."""
+        while not self._runs(trace, settings, highest):  # an empty_cache() lowered what was reserved before
+            lowest, highest = highest, highest + highest // 8
+        while highest - lowest > FINENESS:
+            middle = (lowest + highest) // 2
+            if self._runs(trace, settings, middle):
+                highest = middle
+            else:
+                lowest = middle
+        return highest
+
+    def _runs(self, trace: Trace, settings: Settings, limit: int) -> bool:
+        try:
+            replay(trace.recording, settings, self._kind.memory, self._steps, limit)
+        except OutOfMemory:
+            return False
+        return True
+
+    def _traced(self, changes: Changes, observer: Observer | None = None) -> _Traced:
+        """The trace of a program; changes of allocator settings alone need no other."""
+        key = tuple(change.action for change in changes if not change.conf)
+        known = self._traces.get(key)
+        if known is not None:
+            self._traces.move_to_end(key)
+            return known
+        work = Work()
+        counted = [0]
+
+        def watched(device: Any) -> Any:
+            built = Built(*changed(self._build, changes)(device))
+            if observer is not None:
+                built = observer.observe(self._build, built)
+
+            def step() -> None:
+                before = work.flops
+                with work:
+                    built.step()
+                counted[0] = work.flops - before
+
+            return built.model, built.optimizers, step
+
+        found = traced(watched, self._kind, self._version, self._steps)
+        self.traces += 1
+        self.notes.update(dict.fromkeys(found.notes))
+        factor = 1.0
+        for change in changes:
+            factor *= change.work_factor
+        made = self._traces[key] = _Traced(found, counted[0] * factor, frozenset(work.uncounted))
+        while len(self._traces) > KEPT_TRACES:
+            self._traces.popitem(last=False)
+        return made
+
+

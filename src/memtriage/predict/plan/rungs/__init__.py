@@ -1,0 +1,1 @@
+"""The rungs of the ladder, a file for each kind of change."""

@@ -1,0 +1,89 @@
+"""Values of the program's own are followed; those of the network get a stated default."""
+
+import pytest
+import torch
+from torch import nn
+
+import memtriage
+
+
+def looked_at(look):
+    """What `look(device, hidden)` returns inside a step, and the notes."""
+    found = []
+
+    def build(device):
+        model = nn.Linear(512, 512).to(device)
+
+        def step():
+            found.append(look(device, model(torch.randn(512, 512, device=device))))
+
+        return model, torch.optim.SGD(model.parameters()), step
+
+    prediction = memtriage.predict(build)
+    return found[0], prediction.notes
+
+
+KNOWN = {
+    "a mask of ones": (lambda device, hidden: torch.ones(4, 8, device=device).all().item(), True),
+    "a position": (lambda device, hidden: torch.arange(8, device=device)[3].item(), 3),
+    "a maximum": (lambda device, hidden: torch.tensor([2, 9, 4], device=device).max().item(), 9),
+    "a changed view": (lambda device, hidden: changed_view(device), [[0, 0], [7, 7]]),
+    "what a mask leaves": (lambda device, hidden: left_by_a_mask(device), (3,)),
+    "what differs": (lambda device, hidden: torch.tensor([3, 3, 5], device=device).unique().tolist(), [3, 5]),
+    "a copied batch": (lambda device, hidden: torch.tensor([4, 2]).to(device).cpu().tolist(), [4, 2]),
+    "whether all is finite": (lambda device, hidden: bool(torch.isfinite(hidden).all()), True),
+    "whether something is not": (lambda device, hidden: bool(torch.isnan(hidden).any()), False),
+}
+
+
+def changed_view(device):
+    table = torch.zeros(2, 2, dtype=torch.long, device=device)
+    table[1] += 7
+    return table.tolist()
+
+
+def left_by_a_mask(device):
+    row = torch.arange(6, device=device)
+    return tuple(row[row > 2].shape)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_value_of_the_program_is_known(name):
+    look, expected = KNOWN[name]
+    assert looked_at(look) == (expected, [])
+
+
+def test_random_labels_are_within_their_range():
+    drawn, notes = looked_at(
+        lambda device, hidden: torch.randint(5, 9, (64,), device=device).unique().tolist()
+    )
+    assert set(drawn) <= {5, 6, 7, 8} and len(drawn) > 1
+    assert notes == []
+
+
+def test_a_router_spreads_its_tokens():
+    def look(device, hidden):
+        chosen = hidden[:, :8].softmax(-1).topk(2, -1).indices
+        return torch.bincount(chosen.flatten(), minlength=8).tolist()
+
+    counts, notes = looked_at(look)
+    assert sum(counts) == 2 * 512
+    assert all(64 < count < 192 for count in counts)
+    assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("look", "expected", "said"),
+    [
+        (lambda device, hidden: hidden.sum().item(), 1.0, "read back from the network is taken as 1"),
+        (lambda device, hidden: bool((hidden > 0).all()), False, "taken as False"),
+        (lambda device, hidden: hidden[0].cpu().tolist(), [1.0] * 512, "copied to the host"),
+        (lambda device, hidden: tuple(hidden[hidden > 0].shape), (512 * 512,), "taken as true"),
+    ],
+)
+def test_a_value_of_the_network_is_a_stated_default(look, expected, said):
+    found, notes = looked_at(look)
+    assert found == expected
+    assert len(notes) == 1
+    assert said in notes[0]
+    assert "test_values.py:" in notes[0]
