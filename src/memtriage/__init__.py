@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from memtriage import _active
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from memtriage.model.census import Census
     from memtriage.model.explanation import Explanation
     from memtriage.model.ledger import Ledger
+    from memtriage.model.plan import Plan
     from memtriage.model.prediction import Prediction
     from memtriage.model.recording import Recording
     from memtriage.session.run import Watch
@@ -37,6 +38,7 @@ __all__ = [
     "ledger",
     "load_snapshot",
     "mark",
+    "plan",
     "predict",
     "step",
     "watch",
@@ -210,4 +212,44 @@ def predict(
         world_size=world_size,
         rank=rank,
         torch_version=torch_version,
+    )
+
+
+def plan(
+    build: Callable[..., Any],
+    budget: int | str,
+    *,
+    allocator_conf: str = "",
+    gpu: str = "h200",
+    torch_version: str | None = None,
+    allow: Iterable[str] = (),
+) -> Plan:
+    """The cheapest set of changes with which a training step fits a budget. Sizes in bytes.
+
+    Every candidate is predicted anew, as by `predict`: the build function is run and changed many times.
+
+    Args:
+        build: returns `(model, optimizer, step)`; `step()` runs one optimizer step. Smaller micro-batches are
+            tried where `build` or `step` has a keyword for the batch, such as `micro_batch=16`.
+        budget: bytes that the process may use of the device in all, those outside the allocator included; or
+            text, as `80GiB`. 5 % of it stay free.
+        allocator_conf, gpu, torch_version: as in `predict`.
+        allow: rungs that change the task and are tried only when asked for: `shorter inputs`.
+
+    Raises:
+        ValueError: an argument is out of range, or the program itself cannot be predicted; the text says what
+            to change. A change that makes the program fail is passed over.
+
+    Limits: as of `predict`. 8-bit and offloaded optimizers are simulated by the states that they keep on the
+    device; speed is told by operations counted, not by time.
+    """
+    from memtriage.predict.plan.api import plan
+
+    return plan(
+        build,
+        budget,
+        allocator_conf=allocator_conf,
+        gpu=gpu,
+        torch_version=torch_version,
+        allow=allow,
     )

@@ -95,7 +95,7 @@ class KindTable(dict[type, int]):
             return TENSOR
         if issubclass(kind, type):
             return KLASS
-        if issubclass(kind, ModuleType) or module_of(kind).partition(".")[0] == "memtriage":
+        if issubclass(kind, ModuleType) or _is_own(module_of(kind)):
             return BOUNDARY
         if autograd.is_node_type(kind):
             return NODE
@@ -114,6 +114,12 @@ class KindTable(dict[type, int]):
         if self._array and issubclass(kind, self._array):
             return ARRAY
         return PLAIN
+
+
+def _is_own(module: str) -> bool:
+    """Whether a class belongs to the watching. What `treat` makes is the program's, such as its optimizer."""
+    first, second, *_ = [*module.split("."), "", ""]
+    return first == "memtriage" and second != "treat"
 
 
 def _type_in(module: str, name: str) -> type | None:

@@ -1,0 +1,1 @@
+"""Remedies: what memtriage can do about memory, once it is known where it is."""

@@ -1,0 +1,114 @@
+"""Parameters that go through the ring together: one group, one device, one type of gradient and of weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from memtriage.treat.offload.lanes import Lane
+from memtriage.treat.offload.resident import Resident
+from memtriage.treat.offload.tiles import Piece, pack
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """This rank's part of a piece, never empty, as slices of the three places that it is in.
+
+    Attributes:
+        index: counts the bucket's parameters.
+        device: of the parameter's elements in memory order.
+        host: of the rank's share of them.
+        tile: of the tile's buffer.
+    """
+
+    index: int
+    device: slice
+    host: slice
+    tile: slice
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What goes through a slot of the ring at once.
+
+    Attributes:
+        pieces: the same on every rank.
+        parts: what of them is this rank's.
+        used: elements of the buffer, from the first on, gaps between pieces included.
+    """
+
+    pieces: tuple[Piece, ...]
+    parts: tuple[Part, ...]
+    used: int
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Parameters of one kind, with what they have on the device, and the tiles they make.
+
+    Attributes:
+        group: index of the parameter group.
+        lane: to their device.
+        residents: what the host keeps of each.
+        weights: local weights on the device in memory order, for each.
+        gradients: the same of the gradients; empty when they are on the host.
+        reduced: whether this rank's part of `gradients` holds the sum over the ranks.
+        tiles, masters, exp_avgs, exp_avg_sqs, kept_gradients: see `cut`.
+    """
+
+    group: int
+    lane: Lane
+    residents: list[Resident] = field(default_factory=list)
+    weights: list[Tensor] = field(default_factory=list)
+    gradients: list[Tensor] = field(default_factory=list)
+    reduced: bool = True
+    tiles: list[Tile] = field(default_factory=list)
+    masters: list[Tensor] = field(default_factory=list)
+    exp_avgs: list[Tensor] = field(default_factory=list)
+    exp_avg_sqs: list[Tensor] = field(default_factory=list)
+    kept_gradients: list[Tensor] = field(default_factory=list)
+
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        return self.residents[0].dtype
+
+    def cut(self, capacity: int) -> None:
+        """Make the tiles, of at most `capacity` elements, and list what the residents keep, once for all."""
+        chunks = [one.share.chunk for one in self.residents]
+        self.tiles = [
+            Tile(pieces, tuple(self._parts(pieces)), pieces[-1].end) for pieces in pack(chunks, capacity)
+        ]
+        self.masters = [one.master for one in self.residents]
+        self.exp_avgs = [one.exp_avg for one in self.residents]
+        self.exp_avg_sqs = [one.exp_avg_sq for one in self.residents]
+        self.kept_gradients = [one.gradient for one in self.residents if one.gradient is not None]
+
+    def _parts(self, pieces: Iterable[Piece]) -> Iterator[Part]:
+        for piece in pieces:
+            first, last = self.residents[piece.index].share.span(piece.start, piece.stop)
+            length = last - first
+            if length:
+                yield Part(
+                    piece.index,
+                    device=slice(first, last),
+                    host=slice(piece.start, piece.start + length),
+                    tile=slice(piece.at, piece.at + length),
+                )
+
+
+def on_device(flats: Sequence[Tensor], tile: Tile) -> list[Tensor]:
+    """The parts in the bucket's tensors on the device (the weights or the gradients)."""
+    return [flats[part.index][part.device] for part in tile.parts]
+
+
+def on_host(flats: Sequence[Tensor], tile: Tile) -> list[Tensor]:
+    """The parts in what the host keeps, one tensor for each of the bucket's parameters."""
+    return [flats[part.index][part.host] for part in tile.parts]
+
+
+def in_tile(buffer: Tensor, tile: Tile) -> list[Tensor]:
+    """The parts in a tile's buffer."""
+    return [buffer[part.tile] for part in tile.parts]

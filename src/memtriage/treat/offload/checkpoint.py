@@ -1,0 +1,125 @@
+"""`state_dict` and back, in the layout of `torch.optim.AdamW`; nothing is held twice in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from itertools import chain
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from memtriage.treat.offload.exchange import Exchange
+from memtriage.treat.offload.lanes import Lane
+from memtriage.treat.offload.resident import Resident
+from memtriage.treat.offload.ring import Slot
+from memtriage.treat.offload.tiles import pack
+
+PARTITION: Final = "partition"
+"""Key of a partitioned `state_dict`: the rank and the number of ranks that its tensors belong to."""
+
+KEPT_SETTINGS: Final = (
+    "foreach",
+    "fused",
+    "capturable",
+    "differentiable",
+    "amsgrad",
+    "decoupled_weight_decay",
+)
+"""Group settings of AdamW that choose an implementation: those of the loading optimizer stay."""
+
+
+def matched_groups(
+    groups: Sequence[dict[str, Any]], saved: Sequence[Mapping[str, Any]]
+) -> tuple[list[dict[str, Any]], dict[Any, Tensor]]:
+    """The groups with the saved settings, and the parameters by the ids they were saved under.
+
+    Raises:
+        ValueError: when the saved groups have other sizes or were made with amsgrad.
+    """
+    ours, theirs = [len(one["params"]) for one in groups], [len(one["params"]) for one in saved]
+    if ours != theirs:
+        raise ValueError(f"the loaded state has groups of {theirs} parameters, this optimizer of {ours}")
+    if any(one.get("amsgrad") for one in saved):
+        raise ValueError("the loaded state was made with amsgrad=True, which OffloadedAdamW lacks")
+    merged = []
+    for group, one in zip(groups, saved, strict=True):
+        keep = {key: group[key] for key in ("params", *KEPT_SETTINGS) if key in group}
+        settings = deepcopy({key: value for key, value in one.items() if key != "params"})
+        merged.append(group | settings | keep)
+    ids = chain.from_iterable(one["params"] for one in saved)
+    parameters = chain.from_iterable(one["params"] for one in groups)
+    return merged, dict(zip(ids, parameters, strict=True))
+
+
+def check_partition(state_dict: Mapping[str, Any], exchange: Exchange | None) -> bool:
+    """Whether the tensors are a rank's share. Raises ValueError when that is not this one."""
+    saved = state_dict.get(PARTITION)
+    if saved is None:
+        return False
+    ours = {"rank": 0, "ranks": 1} if exchange is None else {"rank": exchange.rank, "ranks": exchange.ranks}
+    if dict(saved) != ours:
+        raise ValueError(
+            f"the loaded state is the share of {dict(saved)}, this optimizer's is {ours}; "
+            "use full_state_dict() to change the number of ranks"
+        )
+    return True
+
+
+def gathered_entry(
+    resident: Resident, exchange: Exchange, lane: Lane, slot: Slot, tile: int, *, keep: bool
+) -> dict[str, Tensor]:
+    """A partitioned parameter's whole state on the host, for the ranks that `keep` it; all ranks call it.
+
+    Args:
+        resident: with this rank's share.
+        exchange: of the optimizer.
+        lane: to the parameter's device, through which the shares travel.
+        slot: one of the ring's, not in use.
+        tile: its elements.
+        keep: whether this rank wants the result; else it is empty.
+    """
+    entry: dict[str, Tensor] = {"step": resident.step.clone()} if keep else {}
+    for key, share in resident.publish().items():
+        if key == "step":
+            continue
+        whole = torch.empty_strided(resident.shape, resident.strides, dtype=share.dtype) if keep else None
+        _gather(resident, share, whole, exchange, lane, slot, tile)
+        if whole is not None:
+            entry[key] = whole
+    return entry
+
+
+def _gather(
+    resident: Resident,
+    share: Tensor,
+    whole: Tensor | None,
+    exchange: Exchange,
+    lane: Lane,
+    slot: Slot,
+    tile: int,
+) -> None:
+    flat = None if whole is None else whole.as_strided((whole.numel(),), (1,))
+    for pieces in pack([resident.share.chunk], tile):
+        piece = pieces[0]
+        mine = exchange.room_to_send(lane, share.dtype)[: piece.end]
+        own = share[piece.start : piece.stop]
+        slot.vacated()
+        up = slot.up(share.dtype)[: own.numel()]
+        up.copy_(own)
+        slot.send(lane, [mine[: own.numel()]], [up])
+        for rank, row in enumerate(exchange.gather(lane, mine)):
+            first, last = resident.share.span(piece.start, piece.stop, rank)
+            if flat is not None:
+                with lane.up():
+                    flat[first:last].copy_(row[: last - first])
+
+
+def run_hooks(hooks: Mapping[int, Callable[..., Any]], *arguments: Any) -> Any:
+    """Call an optimizer's hooks in turn; each may replace the last argument by what it returns."""
+    *before, last = arguments
+    for hook in hooks.values():
+        result = hook(*before, last)
+        last = last if result is None else result
+    return last

@@ -1,0 +1,121 @@
+"""The partition over a process group: gradients are summed to the rank that owns them, weights go to all.
+
+Every collective is called tile by tile in an order that follows from the parameters alone, so that all ranks
+call the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from memtriage.treat.offload.lanes import Lane
+from memtriage.treat.offload.resident import Resident
+from memtriage.treat.offload.tiles import Piece
+
+
+def _collective(new: str, old: str) -> Callable[..., Any]:
+    """torch 2.13 renamed them; the old names warn there."""
+    found: Callable[..., Any] = getattr(dist, new, None) or getattr(dist, old)
+    return found
+
+
+_reduce_scatter = _collective("reduce_scatter_single", "reduce_scatter_tensor")
+_all_gather = _collective("all_gather_single", "all_gather_into_tensor")
+
+
+class Exchange:
+    """The collectives of one optimizer over its group, with their scratch on the device.
+
+    The scratch takes a tile's bytes for each rank, and one tile more, in each direction.
+
+    Attributes:
+        group: the process group.
+        ranks, rank: its size, and this process in it.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, tile: int) -> None:
+        self.group = group
+        self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self._tile = tile
+        self._scratch: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
+
+    def agree(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
+        """Of each flag, whether any rank has it. The host waits for the answer."""
+        told = torch.tensor(flags, dtype=torch.uint8, device=device)
+        dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self.group)
+        return [bool(one) for one in told.tolist()]
+
+    def reduce(
+        self, lane: Lane, pieces: Sequence[Piece], residents: Sequence[Resident], flats: Sequence[Tensor]
+    ) -> Tensor:
+        """This rank's pieces of a tile, summed over the ranks; valid for work on the way down.
+
+        Args:
+            lane: to the device of the gradients.
+            pieces: of the tile.
+            residents: by `Piece.index`; they agree in the type of their weights, in which the sum is taken.
+            flats: local gradients in memory order, by `Piece.index`.
+        """
+        dtype, used = residents[0].dtype, pieces[-1].end
+        with lane.down():
+            rows = self._room("down", lane.device, dtype, self.ranks)[: self.ranks * used].view(-1, used)
+            mine = self._room("sum", lane.device, dtype, 1)[:used]
+            rows.zero_()
+            for piece in pieces:
+                for rank in range(self.ranks):
+                    first, last = residents[piece.index].share.span(piece.start, piece.stop, rank)
+                    rows[rank, piece.at : piece.at + last - first].copy_(flats[piece.index][first:last])
+            _reduce_scatter(mine, rows.view(-1), group=self.group)
+        return mine
+
+    def spread(
+        self,
+        lane: Lane,
+        pieces: Sequence[Piece],
+        residents: Sequence[Resident],
+        mine: Tensor,
+        flats: Sequence[Tensor],
+    ) -> None:
+        """Gather everybody's pieces of a tile into `flats`; work on the way up.
+
+        Args:
+            lane: to the device of `mine`.
+            pieces: of the tile.
+            residents: by `Piece.index`.
+            mine: this rank's tile on the device, elements `[0, pieces[-1].end)` used.
+            flats: where each parameter's elements go, in memory order, by `Piece.index`.
+        """
+        rows = self.gather(lane, mine[: pieces[-1].end])
+        with lane.up():
+            for piece in pieces:
+                for rank in range(self.ranks):
+                    first, last = residents[piece.index].share.span(piece.start, piece.stop, rank)
+                    flats[piece.index][first:last].copy_(rows[rank, piece.at : piece.at + last - first])
+
+    def gather(self, lane: Lane, mine: Tensor) -> Tensor:
+        """Everybody's `mine`, a row for each rank; work on the way up, valid until the next call."""
+        with lane.up():
+            used = mine.numel()
+            rows = self._room("up", lane.device, mine.dtype, self.ranks)[: self.ranks * used].view(-1, used)
+            _all_gather(rows.view(-1), mine, group=self.group)
+        return rows
+
+    def room_to_send(self, lane: Lane, dtype: torch.dtype) -> Tensor:
+        """A tile on the device for what this rank contributes to `spread`; work on the way up."""
+        with lane.up():
+            return self._room("own", lane.device, dtype, 1)
+
+    def _room(self, use: str, device: torch.device, dtype: torch.dtype, tiles: int) -> Tensor:
+        key = (use, device, dtype)
+        if key not in self._scratch:
+            self._scratch[key] = torch.empty(tiles * self._tile, dtype=dtype, device=device)
+        return self._scratch[key]
+
+    def close(self) -> None:
+        """Give the scratch back."""
+        self._scratch.clear()

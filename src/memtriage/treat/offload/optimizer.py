@@ -1,0 +1,404 @@
+"""`OffloadedAdamW`: AdamW whose state lives on the host at 12 bytes a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.optim import Optimizer
+
+from memtriage.treat.offload import checkpoint
+from memtriage.treat.offload.behind import BehindBackward
+from memtriage.treat.offload.bucket import Bucket
+from memtriage.treat.offload.engine import Engine
+from memtriage.treat.offload.exchange import Exchange
+from memtriage.treat.offload.kernel import Scaling
+from memtriage.treat.offload.machine import Machine
+from memtriage.treat.offload.norms import clip_factor, total_norm
+from memtriage.treat.offload.plan import check_group, hyper_of, own_parts, with_gradients
+from memtriage.treat.offload.resident import Resident
+from memtriage.treat.offload.settings import RING_DEPTH, TILE_ELEMENTS, Gradients, Settings
+from memtriage.treat.offload.worker import weakly
+
+
+class OffloadedAdamW(Optimizer):  # type: ignore[misc]
+    """AdamW for parameters on a GPU, with its state and its arithmetic on the host.
+
+    The host keeps a float32 master of each weight and two float32 moments: 12 bytes a parameter, plus the
+    ring of pinned tiles (72 MiB by default). Gradients come down tile by tile, the step is torch's own fused
+    CPU kernel, and the new weights, masters rounded to nearest even, go up. Given the same gradients, masters
+    are bit for bit the weights that `torch.optim.AdamW(fused=True)` reaches on float32 CPU parameters.
+
+    Masters are taken from the weights at the first step; weights that somebody else writes to later (a loaded
+    checkpoint) are taken over at the next step.
+
+    Args:
+        params: as for every optimizer: tensors, groups, or named ones. bfloat16, float16 or float32, on CUDA
+            devices or the CPU, plain or `DTensor` (FSDP2), whose local shard is stepped.
+        lr, betas, eps, weight_decay, maximize: as in `torch.optim.AdamW`; `lr` may be a tensor.
+        amsgrad: must be False.
+        state_dtype: `torch.bfloat16` halves the moments (8 bytes a parameter); they are rounded to nearest
+            after each step.
+        gradients: `"device"` leaves gradients where backward puts them. `"host"` adds them up on the host in
+            float32 (4 bytes a parameter more) and sets `.grad` to None: at `step()`, at
+            `offload_gradients()`, or in backward with `overlap_backward`.
+        overlap_backward: gradients are taken as soon as backward has finished each of them. With
+            `gradients="device"` the host steps that parameter at once, and `step()` only sends the weights
+            up: use `accumulate()` around all but the last backward of a step. `.grad` is None afterwards.
+        max_norm: clip gradients to this global 2-norm, in float32; `grad_norm` has the norm before clipping.
+        process_group: partition state and work over its ranks as ZeRO does. Gradients are averaged over the
+            ranks, unless `reduce_gradients` is False because something else (DDP) has done so.
+        reduce_gradients: see above. Averaging twice is harmless but for the time.
+        tile_elements: of a tile, a multiple of 64.
+        ring_depth: number of tiles in the ring.
+        pin_memory: whether the ring is page-locked where a CUDA device takes part.
+
+    Attributes:
+        grad_norm: norm of the last step's gradients, with `max_norm`; else None.
+        pinned: whether the ring is page-locked.
+        host_bytes: host memory reserved: state (which the system commits as it is first written) and ring.
+
+    Raises:
+        ValueError: for settings that cannot be used, naming them.
+        TypeError: for parameters of other types.
+        MemoryError: when the host memory is refused.
+
+    Limits: complex and sparse gradients are refused. NaN and infinite gradients do what they do in
+    `torch.optim.AdamW`: they reach the weights, unless a `GradScaler` skips the step. A write through
+    `parameter.data` is not noticed. Not for CUDA graph capture.
+    """
+
+    _step_supports_amp_scaling = True  # GradScaler hands over grad_scale and found_inf instead of unscaling
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float | Tensor, float | Tensor] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        state_dtype: torch.dtype = torch.float32,
+        gradients: Gradients = "device",
+        overlap_backward: bool = False,
+        max_norm: float | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        reduce_gradients: bool = True,
+        tile_elements: int = TILE_ELEMENTS,
+        ring_depth: int = RING_DEPTH,
+        pin_memory: bool = True,
+    ) -> None:
+        settings = Settings(
+            state_dtype=state_dtype,
+            gradients=gradients,
+            overlap_backward=overlap_backward,
+            max_norm=max_norm,
+            reduce_gradients=reduce_gradients,
+            tile_elements=tile_elements,
+            ring_depth=ring_depth,
+            pin_memory=pin_memory,
+        )
+        settings.check(partitioned=process_group is not None)
+        self._settings = settings
+        self._exchange = None if process_group is None else Exchange(process_group, tile_elements)
+        self._machine = Machine(settings, self._exchange)
+        self._behind = BehindBackward(self._machine, weakly(self._truth))
+        self.grad_norm: Tensor | None = None
+        # The last five choose an implementation in torch; a state saved here is torch's to load as it is.
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "amsgrad": amsgrad,
+            "maximize": maximize,
+            "foreach": None,
+            "capturable": False,
+            "differentiable": False,
+            "fused": True,
+            "decoupled_weight_decay": True,
+        }
+        super().__init__(params, defaults)
+
+    @property
+    def pinned(self) -> bool:
+        return bool(self._machine.pinned)
+
+    @property
+    def host_bytes(self) -> int:
+        return int(self._machine.host_bytes)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, as in every optimizer; its host memory is reserved now.
+
+        Raises:
+            ValueError, TypeError, MemoryError: as the constructor; no group is added then.
+        """
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        try:
+            check_group(group)
+            names = group.get("param_names") or [
+                f"parameter {index} of group {len(self.param_groups) - 1}"
+                for index in range(len(group["params"]))
+            ]
+            new = self._machine.admit(group["params"], names)
+        except BaseException:
+            self.param_groups.pop()
+            raise
+        if self._settings.overlap_backward:
+            self._behind.follow(new, len(self.param_groups) - 1, group)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step for every parameter that has a gradient; returns what `closure` returned, or None.
+
+        Everything is checked before anything changes. Should a device fail in the middle, the error is raised
+        and the optimizer refuses to go on until `load_state_dict` gives it a whole state again.
+
+        Raises:
+            RuntimeError: for gradients or parameters that cannot be used; nothing has changed then. After
+                `close()`, or after a step that failed in the middle.
+        """
+        self._machine.check_usable()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            self._advance()
+        return loss
+
+    def _advance(self) -> None:
+        self._behind.wait()
+        scale, skip = self._loss_scaling()
+        if self._settings.gradients == "host":
+            self._collect()
+            members = [(group, one, None) for group, one in self._members() if one.has_gradient]
+            buckets = self._machine.buckets(members, reduced=True)
+        else:
+            travelling = with_gradients(self._members(), self._exchange)
+            buckets = self._machine.buckets(
+                travelling, reduced=self._exchange is None or not self._settings.reduce_gradients
+            )
+        if skip:
+            return
+        late = self._machine.buckets(
+            [(group, one, None) for group, one in self._behind.stepped], reduced=True
+        )
+        hypers = [hyper_of(group) for group in self.param_groups]
+        self._adopt(buckets)
+        scaling = self._scaling(buckets, scale)
+        self._machine.run(buckets, lambda engine, one: engine.step(one, hypers[one.group], scaling))
+        self._machine.run(late, Engine.upload)
+        self._behind.stepped.clear()
+        for bucket in buckets + late:
+            for resident in bucket.residents:
+                resident.saw()
+
+    def offload_gradients(self) -> None:
+        """With `gradients="host"`: add the device's gradients to the host's now, and set `.grad` to None.
+
+        For micro-batches: call it after each backward to have the device's memory back. With a process group
+        all ranks call it.
+
+        Raises:
+            RuntimeError: with `gradients="device"`, and as `step`.
+        """
+        self._machine.check_usable()
+        if self._settings.gradients != "host":
+            raise RuntimeError('offload_gradients() needs OffloadedAdamW(..., gradients="host")')
+        self._behind.wait()
+        self._collect()
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """Backward passes inside only add up gradients: no parameter is stepped behind them.
+
+        Needed around all but the last micro-batch of a step with `overlap_backward` and gradients on the
+        device; without effect otherwise.
+        """
+        with self._behind.paused():
+            yield
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop all gradients, those on the host too.
+
+        Raises:
+            RuntimeError: when `overlap_backward` has already stepped with them.
+        """
+        self._behind.wait()
+        if self._behind.stepped:
+            raise RuntimeError(
+                f"overlap_backward has already stepped {len(self._behind.stepped)} parameters on the host, "
+                "behind the last backward pass: call step() to complete that"
+            )
+        for one in self._machine.residents.values():
+            one.has_gradient = False
+        super().zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state in the layout of `torch.optim.AdamW`, as views of the host memory: nothing is copied.
+
+        Each parameter that has been stepped has `step`, `exp_avg`, `exp_avg_sq`, and `master` (float32)
+        unless its weights are float32 themselves; torch's AdamW carries that along unused. With a process
+        group the tensors are this rank's share, one-dimensional, and `partition` says whose; for the whole
+        see `full_state_dict`.
+
+        Raises:
+            RuntimeError: as `step`; and between a backward with `overlap_backward` and its `step()`.
+        """
+        self._machine.check_usable()
+        self._behind.wait()
+        if self._behind.stepped:
+            raise RuntimeError("a step is half taken behind the backward pass: call step() first")
+        found: dict[str, Any] = super().state_dict()
+        if self._exchange is not None:
+            found[checkpoint.PARTITION] = {"rank": self._exchange.rank, "ranks": self._exchange.ranks}
+        return found
+
+    def full_state_dict(self, to: int | None = 0) -> dict[str, Any]:
+        """`state_dict` with whole tensors, gathered parameter by parameter; all ranks of the group call it.
+
+        Args:
+            to: the rank (in the group) that receives it, which needs the host memory; None for all. The other
+                ranks get an empty dict.
+        """
+        found = self.state_dict()
+        if self._exchange is None:
+            return found
+        exchange = self._exchange
+        keep = to is None or to == exchange.rank
+        order = [one for group in self.param_groups for one in group["params"]]
+        slot = self._machine.engine.ring.slots[0]
+        whole: dict[int, dict[str, Tensor]] = {}
+        for index in sorted(found["state"]):
+            resident = self._machine.residents[order[index]]
+            lane = self._machine.lane(resident.weights().device)
+            lane.follow(lane.here())
+            whole[index] = checkpoint.gathered_entry(
+                resident, exchange, lane, slot, self._settings.tile_elements, keep=keep
+            )
+        return {"state": whole, "param_groups": found["param_groups"]} if keep else {}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over a state of this class or of `torch.optim.AdamW`, tensor by tensor, into memory at hand.
+
+        Whole tensors serve every rank of a process group; a partitioned state only the rank that saved it.
+        A `master` whose rounding is not the weight on the device at the next step yields to that weight, so
+        model and optimizer can be loaded in either order; without a `master` the weights are it.
+
+        Raises:
+            ValueError: when the state does not fit; nothing has changed then.
+        """
+        self._machine.check_open()
+        self._behind.wait()
+        given = checkpoint.run_hooks(self._optimizer_load_state_dict_pre_hooks, self, dict(state_dict))
+        partitioned = checkpoint.check_partition(given, self._exchange)
+        groups, parameters = checkpoint.matched_groups(self.param_groups, given["param_groups"])
+        unknown = [key for key in given["state"] if key not in parameters]
+        if unknown:
+            raise ValueError(f"the loaded state is of parameters that no group has: {unknown}")
+        entries = {
+            self._machine.residents[parameters[key]]: entry for key, entry in given["state"].items() if entry
+        }
+        for resident, entry in entries.items():
+            resident.check(entry, partitioned=partitioned)
+        for group in groups:
+            check_group(group)
+        for group, loaded in zip(self.param_groups, groups, strict=True):
+            group.update(loaded)
+        self.state.clear()
+        self._behind.stepped.clear()
+        with torch.no_grad():
+            for resident in self._machine.residents.values():
+                entry = entries.get(resident)
+                if entry is None:
+                    resident.forget()
+                    continue
+                resident.load(entry, partitioned=partitioned)
+                self.state[resident.parameter] = resident.publish()
+        self._machine.mended()
+        for hook in self._optimizer_load_state_dict_post_hooks.values():
+            hook(self)
+
+    def close(self) -> None:
+        """Give everything back: thread, pinned tiles, hooks, state. Repeatable; happens at exit by itself.
+
+        Tensors of a `state_dict` taken before stay valid, and keep their memory.
+        """
+        self._behind.close()
+        self._machine.close()
+        self.state.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("OffloadedAdamW holds a thread and mapped memory: save its state_dict() instead")
+
+    # -- what step() is made of
+
+    def _loss_scaling(self) -> tuple[float | None, bool]:
+        """What a GradScaler says: the scale to divide by, and whether to skip the step."""
+        scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
+        if scale is None and found_inf is None:
+            return None, False
+        if self._settings.gradients == "host" or self._behind.stepped:
+            raise RuntimeError(
+                "a GradScaler looks for infinities in gradients on the device, which this optimizer has "
+                'already taken: use it with gradients="device" and without overlap_backward'
+            )
+        skip = bool(found_inf)
+        if self._exchange is not None:
+            skip = self._exchange.agree([skip], next(iter(self._machine.residents)).device)[0]
+        return (None if scale is None else float(scale)), skip
+
+    def _collect(self) -> None:
+        travelling = with_gradients(self._members(), self._exchange)
+        buckets = self._machine.buckets(
+            travelling, reduced=self._exchange is None or not self._settings.reduce_gradients
+        )
+        self._machine.run(buckets, Engine.collect)
+        for _, resident, _ in travelling:
+            resident.parameter.grad = None
+
+    def _adopt(self, buckets: list[Bucket]) -> None:
+        for bucket in buckets:
+            for resident in bucket.residents:
+                self._truth(resident)
+        unseen = [(b.group, one, None) for b in buckets for one in b.residents if one.unseen()]
+        fresh = self._machine.buckets(unseen, reduced=True)
+        self._machine.run(fresh, Engine.adopt)
+
+    def _truth(self, resident: Resident) -> None:
+        """Make sure that what stands in `state` is what will be stepped.
+
+        Users clear it to begin anew, or put tensors of their own there.
+        """
+        entry = self.state.get(resident.parameter)
+        if not resident.published(entry):
+            if entry:
+                resident.check(entry, partitioned=self._exchange is not None)
+                resident.load(dict(entry), partitioned=self._exchange is not None)
+            else:
+                resident.forget()
+        self.state[resident.parameter] = resident.publish()
+
+    def _scaling(self, buckets: list[Bucket], scale: float | None) -> Scaling:
+        ranks = 1 if self._exchange is None or not self._settings.reduce_gradients else self._exchange.ranks
+        if self._settings.max_norm is None:
+            return Scaling(ranks, scale)
+        self._machine.run([one for one in buckets if not one.reduced], Engine.reduce)
+        norm = total_norm(own_parts(buckets), self._exchange) / ranks
+        self.grad_norm = norm if scale is None else norm / scale
+        return Scaling(ranks, scale, clip_factor(float(self.grad_norm), self._settings.max_norm))
+
+    # -- small change
+
+    def _members(self) -> Iterator[tuple[int, Resident]]:
+        for index, group in enumerate(self.param_groups):
+            for parameter in group["params"]:
+                yield index, self._machine.residents[parameter]

@@ -1,0 +1,102 @@
+"""Host memory of exactly the size asked for: anonymous mappings, page-locked for CUDA where that is wanted.
+
+PyTorch's pinned allocator rounds each block up to a power of two and keeps it for good. A private anonymous
+mapping that is registered with the driver costs its size, rounded up to pages, and copies as fast.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import warnings
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from memtriage.model.units import size
+
+_PORTABLE: Final = 1
+"""`cudaHostRegisterPortable`: pinned for every device of the process, not only for the current one."""
+
+
+class PinningFailed(RuntimeWarning):
+    """Page-locking was refused: copies work, but do not overlap with other work."""
+
+
+def host_memory(nbytes: int) -> Tensor:
+    """`nbytes` zero bytes as a one-dimensional tensor, on pages of their own, which exist once written to.
+
+    The memory goes back to the system when the last tensor that views it dies.
+
+    Raises:
+        MemoryError: when the system refuses the mapping.
+    """
+    if nbytes == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    try:
+        mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"the system refused {size(nbytes)} of host memory: {error}") from error
+    # Fewer faults on the first step; advice only, some kernels have no huge pages.
+    try:
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:
+        pass
+    # The tensor keeps the mapping alive. Closing it by hand would unmap it under the tensor.
+    return torch.frombuffer(mapping, dtype=torch.uint8)
+
+
+class PinnedMemory:
+    """One exact run of host memory that CUDA can copy from and to while the CPU does other work.
+
+    Attributes:
+        bytes: the memory, a one-dimensional tensor of `torch.uint8`.
+        pinned: whether it is page-locked. False, after a `PinningFailed` warning, if the driver refused, and
+            where no CUDA device takes part.
+    """
+
+    def __init__(self, nbytes: int, *, pin: bool) -> None:
+        """Map `nbytes` and, with `pin`, register them with the CUDA driver.
+
+        Raises:
+            MemoryError: when the system refuses the mapping.
+        """
+        self.bytes = host_memory(nbytes)
+        self._owner_pid = os.getpid()
+        self.pinned = pin and _register(self.bytes)
+
+    def close(self) -> None:
+        """Unregister; the memory itself goes with its last tensor. No copy may be under way. Repeatable."""
+        # A forked child has no part in the registration, and CUDA cannot be called there.
+        if self.pinned and os.getpid() == self._owner_pid:
+            torch.cuda.cudart().cudaHostUnregister(self.bytes.data_ptr())
+        self.pinned = False
+
+
+def _register(memory: Tensor) -> bool:
+    # Pages that do not exist yet would be made one by one inside the driver; writing first is faster.
+    memory.zero_()
+    status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), _PORTABLE))
+    if status == 0:
+        return True
+    _swallow_stale_error()
+    warnings.warn(
+        f"the CUDA driver refused to page-lock {size(memory.numel())} of host memory (cudaError {status}); "
+        "copies to and from the GPU will be slower and overlap with nothing. "
+        "Usual reasons: a limit on locked memory (`ulimit -l`), or too little free host memory.",
+        PinningFailed,
+        stacklevel=2,
+    )
+    return False
+
+
+def _swallow_stale_error() -> None:
+    """A refused registration leaves an error behind that the next kernel launch would be blamed for.
+
+    Torch clears the driver's error when it reports it: so launch a harmless kernel and drop the report.
+    """
+    try:
+        torch.ones(1, device="cuda")
+    except RuntimeError:
+        pass

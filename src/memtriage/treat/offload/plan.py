@@ -1,0 +1,125 @@
+"""What a step will do, decided and checked before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from memtriage.treat.offload.bucket import Bucket
+from memtriage.treat.offload.exchange import Exchange
+from memtriage.treat.offload.kernel import Hyper
+from memtriage.treat.offload.lanes import Lane
+from memtriage.treat.offload.resident import Resident
+
+
+def hyper_of(group: Mapping[str, Any]) -> Hyper:
+    """The settings of a parameter group as numbers. Waits for the device if one is a tensor there."""
+    beta1, beta2 = group["betas"]
+    return Hyper(
+        lr=float(group["lr"]),
+        beta1=float(beta1),
+        beta2=float(beta2),
+        eps=float(group["eps"]),
+        weight_decay=float(group["weight_decay"]),
+        maximize=bool(group["maximize"]),
+    )
+
+
+def with_gradients(
+    members: Iterable[tuple[int, Resident]], exchange: Exchange | None
+) -> list[tuple[int, Resident, Tensor]]:
+    """The parameters that have a gradient on the device, on any rank, with this rank's (zeros without one).
+
+    Args:
+        members: the index of its group with each parameter.
+        exchange: the partition, whose ranks all call this.
+
+    Raises:
+        RuntimeError: for a gradient that cannot be used.
+    """
+    candidates = [(group, one, one.device_gradient()) for group, one in members]
+    if exchange is None or not candidates:
+        return [(group, one, gradient) for group, one, gradient in candidates if gradient is not None]
+    anywhere = exchange.agree(
+        [gradient is not None for _, _, gradient in candidates], candidates[0][1].parameter.device
+    )
+    return [
+        (group, one, torch.zeros_like(one.weights()) if gradient is None else gradient)
+        for (group, one, gradient), there in zip(candidates, anywhere, strict=True)
+        if there
+    ]
+
+
+def buckets_of(
+    members: Iterable[tuple[int, Resident, Tensor | None]],
+    lane_to: Callable[[torch.device], Lane],
+    capacity: int,
+    *,
+    reduced: bool,
+) -> list[Bucket]:
+    """Parameters sorted into buckets, and those cut into tiles; in the order given, the same on every rank.
+
+    Args:
+        members: group index, parameter, and its gradient on the device if it is to travel.
+        lane_to: the lane to a device.
+        capacity: elements of a tile.
+        reduced: whether the gradients need no sum over ranks.
+
+    Raises:
+        RuntimeError: for weights that are not what they were.
+    """
+    found: dict[tuple[Any, ...], Bucket] = {}
+    for group, resident, gradient in members:
+        weights = resident.weights()
+        # Sums over ranks are taken in the weights' type, whatever a rank's gradient has.
+        travels_as = None if gradient is None or not reduced else gradient.dtype
+        key = (group, weights.device, weights.dtype, travels_as)
+        bucket = found.get(key)
+        if bucket is None:
+            bucket = found[key] = Bucket(group, lane_to(weights.device), reduced=reduced)
+        bucket.residents.append(resident)
+        bucket.weights.append(weights)
+        if gradient is not None:
+            bucket.gradients.append(gradient)
+    for bucket in found.values():
+        bucket.cut(capacity)
+    return list(found.values())
+
+
+def own_parts(buckets: Iterable[Bucket]) -> Iterator[tuple[Resident, Tensor]]:
+    """Of each parameter this rank's part of the gradient, wherever it is."""
+    for bucket in buckets:
+        for index, resident in enumerate(bucket.residents):
+            if resident.gradient is not None:
+                yield resident, resident.gradient
+            else:
+                first, last = resident.share.span(0, resident.share.chunk)
+                yield resident, bucket.gradients[index][first:last]
+
+
+def check_group(group: Mapping[str, Any]) -> None:
+    """Raises ValueError, which names the setting, as `torch.optim.AdamW` does."""
+    if group["amsgrad"]:
+        raise ValueError("amsgrad=True is not supported: it would take 4 bytes a parameter more")
+    hyper = hyper_of(group)
+    for name in ("lr", "eps", "weight_decay"):
+        if not getattr(hyper, name) >= 0.0:
+            raise ValueError(f"{name} must not be negative, got {getattr(hyper, name)}")
+    for name in ("beta1", "beta2"):
+        if not 0.0 <= getattr(hyper, name) < 1.0:
+            raise ValueError(f"{name} must be in [0, 1), got {getattr(hyper, name)}")
+
+
+def check_not_replicated(parameter: Tensor) -> None:
+    """Raises RuntimeError for a parameter whose gradient may still have to be averaged when hooks run."""
+    # DDP reduces gradients after the hooks of their parameters have run.
+    if not isinstance(parameter, DTensor) and dist.is_initialized() and dist.get_world_size() > 1:
+        raise RuntimeError(
+            "overlap_backward cannot be used with plain parameters on several ranks: their gradients are not "
+            "averaged yet when backward hands them over. Use FSDP2 (DTensor), or process_group without it"
+        )

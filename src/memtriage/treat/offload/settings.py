@@ -1,0 +1,56 @@
+"""What an `OffloadedAdamW` is told once, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import torch
+
+from memtriage.treat.offload.resident import STATE_DTYPES
+from memtriage.treat.offload.tiles import ALIGNMENT
+
+Gradients = Literal["device", "host"]
+
+TILE_ELEMENTS: Final = 1 << 21
+"""Large enough that launching a copy costs little beside it, small enough for a server CPU's caches."""
+
+RING_DEPTH: Final = 4
+"""One tile that is computed, one that is leaving, two on their way down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings that are not those of a parameter group; described at `OffloadedAdamW`."""
+
+    state_dtype: torch.dtype
+    gradients: Gradients
+    overlap_backward: bool
+    max_norm: float | None
+    reduce_gradients: bool
+    tile_elements: int
+    ring_depth: int
+    pin_memory: bool
+
+    def check(self, *, partitioned: bool) -> None:
+        """Raises ValueError, which names the setting, for values that cannot be used or go together."""
+        if self.state_dtype not in STATE_DTYPES:
+            raise ValueError(f"state_dtype must be one of {STATE_DTYPES}, not {self.state_dtype}")
+        if self.gradients not in ("device", "host"):
+            raise ValueError(f"gradients must be 'device' or 'host', not {self.gradients!r}")
+        if self.max_norm is not None and not self.max_norm > 0:
+            raise ValueError(f"max_norm must be positive or None, not {self.max_norm}")
+        if self.tile_elements < ALIGNMENT or self.tile_elements % ALIGNMENT:
+            raise ValueError(f"tile_elements must be a multiple of {ALIGNMENT}, not {self.tile_elements}")
+        if self.ring_depth < 1:
+            raise ValueError(f"ring_depth must be at least 1, not {self.ring_depth}")
+        if self.overlap_backward and partitioned:
+            raise ValueError(
+                "overlap_backward works without process_group: the ranks' backward passes "
+                "may finish their gradients in different orders"
+            )
+        if self.overlap_backward and self.gradients == "device" and self.max_norm is not None:
+            raise ValueError(
+                "max_norm needs all gradients before the first update, which overlap_backward takes earlier: "
+                "use gradients='host' with it, or one of the two"
+            )

@@ -1,0 +1,102 @@
+"""The arithmetic of tiles: which elements of which parameters travel together, and to which rank they belong.
+
+Pure: counts of elements in, spans of elements out; no torch.
+
+Torch's fused AdamW works on vectors of 8 or 16 elements and finishes a tensor's last, incomplete vector with
+scalar code, whose bits can differ. Pieces that start at a multiple of 64 elements from the parameter's first
+one, and are such a multiple long unless the parameter ends there, put every element into the same kind of
+code as one call over the whole parameter does. That holds for the shares of ranks too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+ALIGNMENT: Final = 64
+"""Elements. A multiple of the longest vector (16 floats) that is a whole cache line in bfloat16 as well."""
+
+
+def aligned(count: int) -> int:
+    """The next multiple of `ALIGNMENT`.
+
+    >>> aligned(0), aligned(1), aligned(64), aligned(65)
+    (0, 64, 64, 128)
+    """
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How a parameter's elements are dealt out: each rank has one run of `chunk`, the last ones maybe fewer.
+
+    Attributes:
+        numel: elements of the parameter.
+        ranks: how many share it; 1 when it is not partitioned.
+        rank: whose share this is.
+    """
+
+    numel: int
+    ranks: int = 1
+    rank: int = 0
+
+    @property
+    def chunk(self) -> int:
+        """Elements that a rank has, filled up to a multiple of `ALIGNMENT`; equal for all ranks."""
+        return aligned(-(-self.numel // self.ranks))
+
+    @property
+    def length(self) -> int:
+        """Elements that this rank has; 0 where the parameter is too small for all ranks."""
+        first, last = self.span(0, self.chunk)
+        return last - first
+
+    def span(self, start: int, stop: int, rank: int | None = None) -> tuple[int, int]:
+        """Where `[start, stop)` of a rank's chunk lies in the parameter, cut off at the parameter's end."""
+        before = (self.rank if rank is None else rank) * self.chunk
+        return min(before + start, self.numel), min(before + stop, self.numel)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of one parameter's chunk, and its place in a tile; all in elements.
+
+    Attributes:
+        index: which parameter, as numbered by the caller of `pack`.
+        start, stop: the part of the chunk.
+        at: where it begins in the tile.
+    """
+
+    index: int
+    start: int
+    stop: int
+    at: int
+
+    @property
+    def end(self) -> int:
+        """Where the piece ends in the tile."""
+        return self.at + self.stop - self.start
+
+
+def pack(chunks: Sequence[int], capacity: int) -> Iterator[tuple[Piece, ...]]:
+    """Tiles of at most `capacity` elements that cover all chunks in order; small ones share a tile.
+
+    Args:
+        chunks: lengths, multiples of `ALIGNMENT`; zeros are left out.
+        capacity: of a tile, a multiple of `ALIGNMENT`.
+    """
+    tile: list[Piece] = []
+    used = 0
+    for index, chunk in enumerate(chunks):
+        start = 0
+        while start < chunk:
+            stop = min(chunk, start + capacity - used)
+            tile.append(Piece(index, start, stop, used))
+            used += stop - start
+            start = stop
+            if used == capacity:
+                yield tuple(tile)
+                tile, used = [], 0
+    if tile:
+        yield tuple(tile)

@@ -1,0 +1,186 @@
+"""Given the same gradients, every bit is that of torch's fused AdamW in float32 on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import Parameter
+
+from memtriage import OffloadedAdamW
+from support.offload import (
+    assert_same_as_reference,
+    give_gradients,
+    masters_of,
+    parameters,
+    reference,
+    same_bits,
+)
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shapes=st.lists(st.lists(st.integers(0, 40), max_size=3).map(tuple), min_size=1, max_size=6),
+    dtype=st.sampled_from(DTYPES),
+    tile=st.sampled_from((64, 128, 320, 4096)),
+    depth=st.integers(1, 4),
+    lr=st.floats(0, 1),
+    tensor_lr=st.booleans(),
+    betas=st.tuples(st.floats(0, 0.9999), st.floats(0, 0.9999)),
+    eps=st.floats(1e-12, 1e-3),
+    weight_decay=st.floats(0, 0.5),
+    maximize=st.booleans(),
+    steps=st.integers(1, 3),
+)
+def test_any_shapes_and_settings(
+    shapes: list[tuple[int, ...]],
+    dtype: torch.dtype,
+    tile: int,
+    depth: int,
+    lr: float,
+    tensor_lr: bool,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    maximize: bool,
+    steps: int,
+) -> None:
+    weights = parameters(shapes, dtype)
+    masters = masters_of(weights)
+    both: dict[str, Any] = {
+        "lr": torch.tensor(lr) if tensor_lr else lr,
+        "betas": betas,
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "maximize": maximize,
+    }
+    optimizer = OffloadedAdamW(weights, tile_elements=tile, ring_depth=depth, **both)
+    expected = reference(masters, **both)
+    for step in range(steps):
+        give_gradients(weights, masters, seed=step)
+        optimizer.step()
+        expected.step()
+    assert_same_as_reference(optimizer, weights, expected, masters)
+    optimizer.close()
+
+
+def test_tilings_that_are_no_multiples_of_64_would_change_bits() -> None:
+    """Why tiles are cut as they are: the kernel's scalar tail rounds otherwise than its vectors."""
+
+    def stepped(cuts: list[int]) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1)
+        weight, gradient = (torch.randn(5000, generator=generator) for _ in range(2))
+        average, square = gradient * 0.1, gradient.square() * 0.3
+        for part in zip(*(one.split(cuts) for one in (weight, gradient, average, square)), strict=True):
+            lists = [[one] for one in part]
+            torch._fused_adamw_(
+                *lists,
+                [],
+                [torch.tensor(3.0)],
+                lr=1e-2,
+                beta1=0.9,
+                beta2=0.95,
+                weight_decay=0.1,
+                eps=1e-8,
+                amsgrad=False,
+                maximize=False,
+            )
+        return weight
+
+    whole = stepped([5000])
+    assert same_bits(stepped([64] * 78 + [8]), whole)
+    assert not same_bits(stepped([7] * 714 + [2]), whole)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_number_of_threads_does_not_matter(threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        weights = parameters([(200_000,)])
+        masters = masters_of(weights)
+        optimizer, expected = OffloadedAdamW(weights, tile_elements=1 << 16), reference(masters)
+        give_gradients(weights, masters, seed=3)
+        optimizer.step()
+        torch.set_num_threads(1)
+        expected.step()
+        assert_same_as_reference(optimizer, weights, expected, masters)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_gradients_of_another_type_than_the_weights() -> None:
+    weights = parameters(dtype=torch.float32)
+    masters = masters_of(weights)
+    optimizer, expected = OffloadedAdamW(weights, tile_elements=128), reference(masters)
+    for step in range(2):
+        give_gradients(weights, masters, seed=step)
+        for weight, master in zip(weights[::2], masters[::2], strict=True):
+            assert weight.grad is not None
+            weight.grad_dtype = None
+            weight.grad = weight.grad.bfloat16()
+            master.grad = weight.grad.float()
+        optimizer.step()
+        expected.step()
+    assert_same_as_reference(optimizer, weights, expected, masters)
+
+
+def test_channels_last_and_gradients_with_other_strides() -> None:
+    weight = Parameter(torch.randn(8, 6, 3, 3).to(memory_format=torch.channels_last).bfloat16())
+    row = Parameter(torch.randn(70, 9).bfloat16())
+    masters = masters_of([weight, row])
+    optimizer, expected = OffloadedAdamW([weight, row], tile_elements=64), reference(masters)
+    for _ in range(2):
+        gradient = torch.randn(8, 6, 3, 3).bfloat16()
+        weight.grad, masters[0].grad = gradient, gradient.float().to(memory_format=torch.channels_last)
+        row.grad = torch.randn(9).bfloat16().expand(70, 9)
+        masters[1].grad = row.grad.float().contiguous()
+        optimizer.step()
+        expected.step()
+    assert_same_as_reference(optimizer, [weight, row], expected, masters)
+    assert optimizer.state[weight]["exp_avg"].stride() == weight.stride()
+
+
+def test_moments_in_bfloat16_are_rounded_after_each_step() -> None:
+    weights = parameters()
+    masters = masters_of(weights)
+    optimizer = OffloadedAdamW(weights, tile_elements=128, state_dtype=torch.bfloat16)
+    expected = reference(masters)
+    for step in range(4):
+        give_gradients(weights, masters, seed=step)
+        optimizer.step()
+        expected.step()
+        for state in expected.state.values():
+            for key in ("exp_avg", "exp_avg_sq"):
+                state[key].copy_(state[key].bfloat16())
+    for weight, master in zip(weights, masters, strict=True):
+        assert same_bits(optimizer.state[weight]["master"], master.detach())
+        for key in ("exp_avg", "exp_avg_sq"):
+            kept = optimizer.state[weight][key]
+            assert kept.dtype == torch.bfloat16
+            assert torch.equal(kept.float(), expected.state[master][key])
+
+
+def test_nan_and_infinite_gradients_do_what_they_do_in_torch() -> None:
+    weights = parameters([(200,), (30,)])
+    masters = masters_of(weights)
+    optimizer, expected = OffloadedAdamW(weights, tile_elements=64), reference(masters)
+    for step in range(2):
+        give_gradients(weights, masters, seed=step)
+        if step == 1:
+            for one in (weights[0], masters[0]):
+                assert one.grad is not None
+                one.grad[5], one.grad[6], one.grad[7] = float("nan"), float("inf"), -float("inf")
+        optimizer.step()
+        expected.step()
+    for weight, master in zip(weights, masters, strict=True):
+        torch.testing.assert_close(weight.float(), master.bfloat16().float(), rtol=0, atol=0, equal_nan=True)
+        for key in ("exp_avg", "exp_avg_sq"):
+            ours, theirs = optimizer.state[weight][key], expected.state[master][key]
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    assert weights[0].isnan().sum() == 3

@@ -1,0 +1,286 @@
+"""What goes wrong, and that nothing is silently wrong afterwards."""
+
+from __future__ import annotations
+
+import _thread
+import errno
+import json
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from memtriage import OffloadedAdamW
+from memtriage.treat.offload import engine as engine_module
+from memtriage.treat.offload.pinned import PinnedMemory, PinningFailed
+from memtriage.treat.offload.ring import Slot
+from support.offload import (
+    assert_same_as_reference,
+    give_gradients,
+    masters_of,
+    parameters,
+    reference,
+    same_bits,
+)
+
+PROGRAM = Path(__file__).with_name("fault_program.py")
+TIME_LIMIT_S = 120
+
+
+def make(weights: Any, **settings: Any) -> OffloadedAdamW:
+    return OffloadedAdamW(weights, **{"tile_elements": 128, "ring_depth": 2} | settings)
+
+
+class FailingKernel:
+    """Stands in for the arithmetic of a tile; fails at one call."""
+
+    def __init__(self, at: int, error: BaseException | None) -> None:
+        self.calls, self.at, self.error = 0, at, error
+        self.real = engine_module.adamw
+
+    def __call__(self, *arguments: Any) -> None:
+        self.calls += 1
+        if self.calls == self.at:
+            if self.error is None:
+                _thread.interrupt_main()
+            else:
+                raise self.error
+        self.real(*arguments)
+
+
+def test_a_failure_in_the_middle_of_a_step_ends_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = parameters()
+    masters = masters_of(weights)
+    optimizer, expected = make(weights), reference(masters)
+    give_gradients(weights, masters, seed=0)
+    optimizer.step()
+    expected.step()
+    model = [one.detach().clone() for one in weights]
+    kept = {
+        key: {k: v.clone() for k, v in entry.items()}
+        for key, entry in optimizer.state_dict()["state"].items()
+    }
+    checkpoint = {"state": kept, "param_groups": optimizer.state_dict()["param_groups"]}
+
+    give_gradients(weights, masters, seed=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_module, "adamw", FailingKernel(3, RuntimeError("the device fell off the bus")))
+        with pytest.raises(RuntimeError, match="fell off the bus"):
+            optimizer.step()
+    for call in (optimizer.step, optimizer.state_dict):
+        with pytest.raises(RuntimeError, match=r"failed in the middle.*fell off the bus.*state_dict"):
+            call()
+
+    optimizer.load_state_dict(checkpoint)
+    with torch.no_grad():
+        for one, value in zip(weights, model, strict=True):
+            one.copy_(value)
+    optimizer.step()
+    expected.step()
+    assert_same_as_reference(optimizer, weights, expected, masters)
+
+
+def test_a_failure_before_the_first_change_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = parameters()
+    masters = masters_of(weights)
+    optimizer, expected = make(weights), reference(masters)
+    give_gradients(weights, masters, seed=0)
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("no copy today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Slot, "fetch", refuse)
+        with pytest.raises(RuntimeError, match="no copy today"):
+            optimizer.step()
+    assert all(same_bits(one, other) for one, other in zip(weights, parameters(), strict=True))
+    optimizer.step()
+    expected.step()
+    assert_same_as_reference(optimizer, weights, expected, masters)
+
+
+@pytest.mark.parametrize("gradients", ["device", "host"])
+def test_a_failure_behind_the_backward_pass_ends_the_work(
+    monkeypatch: pytest.MonkeyPatch, gradients: str
+) -> None:
+    weight = Parameter(torch.ones(300))
+    optimizer = make([weight], overlap_backward=True, gradients=gradients)
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("no copy today")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Slot, "fetch", refuse)
+        (weight * 2).sum().backward()
+        with pytest.raises(RuntimeError, match="no copy today"):
+            optimizer.step()
+    with pytest.raises(RuntimeError, match="failed in the middle"):
+        optimizer.step()
+
+
+def test_ctrl_c_lets_the_step_come_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = parameters()
+    masters = masters_of(weights)
+    optimizer, expected = make(weights), reference(masters)
+    give_gradients(weights, masters, seed=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_module, "adamw", FailingKernel(2, None))
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+    expected.step()
+    assert_same_as_reference(optimizer, weights, expected, masters)
+    give_gradients(weights, masters, seed=1)
+    optimizer.step()
+    expected.step()
+    assert_same_as_reference(optimizer, weights, expected, masters)
+
+
+def test_memory_that_is_gone_is_noticed_before_anything_changes() -> None:
+    weights = parameters([(300,), (200,)])
+    optimizer = make([("first", weights[0]), ("second", weights[1])])
+    give_gradients(weights, masters_of(weights), seed=0)
+    storage = weights[1].untyped_storage()
+    storage.resize_(0)
+    with pytest.raises(RuntimeError, match="memory of second has been freed"):
+        optimizer.step()
+    storage.resize_(400)
+    assert weights[1].grad is not None
+    weights[1].grad.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="gradient of second has been freed"):
+        optimizer.step()
+    assert same_bits(weights[0].detach(), parameters([(300,)])[0].detach())
+    assert not optimizer.state
+
+
+def test_parameters_that_became_others_are_named() -> None:
+    weight = Parameter(torch.ones(30))
+    optimizer = make([("w", weight)])
+    weight.data = torch.ones(40)
+    weight.grad = torch.ones(40)
+    with pytest.raises(RuntimeError, match=r"w was \(30,\) torch.float32 .* is \(40,\)"):
+        optimizer.step()
+
+
+def test_host_memory_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = make(parameters())
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(MemoryError, match=r"11\.8 KiB of host memory"):
+        optimizer.add_param_group({"params": [Parameter(torch.ones(3000))]})
+    assert len(optimizer.param_groups) == 1
+    with pytest.raises(MemoryError):
+        make(parameters())
+
+
+class FakeDriver:
+    """`torch.cuda.cudart()` on a machine without CUDA."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        self.calls: list[tuple[Any, ...]] = []
+
+    def cudaHostRegister(self, *arguments: int) -> int:
+        self.calls.append(("register", *arguments))
+        return self.status
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.calls.append(("unregister", address))
+        return 0
+
+
+def test_registration_is_of_the_exact_size_and_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver(0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    memory = PinnedMemory(12_345, pin=True)
+    address = memory.bytes.data_ptr()
+    assert memory.pinned
+    assert address % mmap.PAGESIZE == 0
+    memory.close()
+    memory.close()
+    assert driver.calls == [("register", address, 12_345, 1), ("unregister", address)]
+
+
+def test_registration_refused_warns_and_leaves_no_error_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = FakeDriver(2)
+    blamed: list[str] = []
+
+    def kernel_launch(*_: Any, device: str) -> None:
+        blamed.append(device)
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    monkeypatch.setattr(torch, "ones", kernel_launch)
+    with pytest.warns(PinningFailed, match=r"12\.1 KiB.*cudaError 2.*ulimit -l"):
+        memory = PinnedMemory(12_345, pin=True)
+    assert blamed == ["cuda"]
+    assert not memory.pinned
+    memory.bytes.fill_(7)
+    memory.close()
+    assert [call[0] for call in driver.calls] == ["register"]
+
+
+def test_a_forked_child_is_told_that_it_has_no_part_in_it() -> None:
+    weights = parameters([(10,)])
+    optimizer = make(weights)
+    give_gradients(weights, masters_of(weights), seed=0)
+    child = os.fork()
+    if child == 0:
+        try:
+            optimizer.step()
+        except RuntimeError as error:
+            os._exit(0 if "parent process" in str(error) else 2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    optimizer.step()
+
+
+def test_killed_in_the_middle_of_a_step_and_resumed(tmp_path: Path) -> None:
+    """The checkpoint of the step before leads to the same bits as never having been killed."""
+    killed = subprocess.run(
+        [sys.executable, str(PROGRAM), "killed", str(tmp_path / "checkpoint")],
+        capture_output=True,
+        timeout=TIME_LIMIT_S,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    saved = torch.load(tmp_path / "checkpoint", weights_only=True)
+
+    weights, resumed = parameters(), parameters(seed=5)
+    optimizer, again = make(weights), make(resumed)
+    with torch.no_grad():
+        for one, value in zip(resumed, saved["weights"], strict=True):
+            one.copy_(value)
+    again.load_state_dict(saved["optimizer"])
+    for step in range(4):
+        give_gradients(weights, masters_of(weights), seed=step)
+        optimizer.step()
+        if step >= 2:
+            give_gradients(resumed, masters_of(resumed), seed=step)
+            again.step()
+    for one, two in zip(weights, resumed, strict=True):
+        assert same_bits(one.detach(), two.detach())
+        assert same_bits(optimizer.state[one]["master"], again.state[two]["master"])
+
+
+def test_a_limit_on_address_space(tmp_path: Path) -> None:
+    """The system refuses in earnest: the error names the size, model and process go on."""
+    run = subprocess.run(
+        [sys.executable, str(PROGRAM), "limited", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT_S,
+    )
+    assert run.returncode == 0, run.stderr
+    told = json.loads(run.stdout)
+    assert told["error"].startswith("the system refused 76.3 MiB of host memory")
+    assert told["weights_untouched"]
+    assert told["smaller_one_works"]

@@ -1,0 +1,523 @@
+"""What training loops do with an optimizer: groups, schedules, clipping, scaling, accumulation, closures."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Parameter
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+import memtriage
+from memtriage import OffloadedAdamW
+from support.offload import (
+    assert_same_as_reference,
+    give_gradients,
+    masters_of,
+    parameters,
+    reference,
+    same_bits,
+)
+
+
+def make(weights: Any, **settings: Any) -> OffloadedAdamW:
+    return OffloadedAdamW(weights, **{"tile_elements": 128, "ring_depth": 2} | settings)
+
+
+def test_it_is_an_optimizer_for_everybody() -> None:
+    optimizer = make(parameters())
+    assert isinstance(optimizer, memtriage.OffloadedAdamW)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert not optimizer.pinned
+
+
+def test_groups_and_a_schedule() -> None:
+    weights = parameters()
+    masters = masters_of(weights)
+
+    def groups(of: list[Parameter]) -> list[dict[str, Any]]:
+        return [
+            {"params": of[:3], "lr": 1e-2, "weight_decay": 0.0},
+            {"params": of[3:], "betas": (0.5, 0.6), "maximize": True},
+        ]
+
+    optimizer, expected = make(groups(weights), lr=3e-3), reference(groups(masters), lr=3e-3)
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(one, 4) for one in (optimizer, expected)]
+    for step in range(4):
+        give_gradients(weights, masters, seed=step)
+        optimizer.step()
+        expected.step()
+        for one in schedules:
+            one.step()
+    assert optimizer.param_groups[0]["lr"] == expected.param_groups[0]["lr"] != 1e-2
+    assert_same_as_reference(optimizer, weights, expected, masters)
+
+
+def test_a_learning_rate_that_is_a_tensor_changed_in_place() -> None:
+    weights = parameters()
+    masters = masters_of(weights)
+    rate = torch.tensor(0.013)
+    optimizer, expected = make(weights, lr=rate), reference(masters, lr=rate)
+    for step in range(2):
+        give_gradients(weights, masters, seed=step)
+        optimizer.step()
+        expected.step()
+        rate.mul_(0.3)
+    assert_same_as_reference(optimizer, weights, expected, masters)
+
+
+def test_a_group_added_later() -> None:
+    weights = parameters()
+    masters = masters_of(weights)
+    optimizer, expected = make(weights[:2]), reference(masters[:2])
+    give_gradients(weights, masters, seed=0)
+    optimizer.step()
+    expected.step()
+    before = optimizer.host_bytes
+    optimizer.add_param_group({"params": weights[2:], "lr": 0.1})
+    expected.add_param_group({"params": masters[2:], "lr": 0.1})
+    assert optimizer.host_bytes - before >= 12 * sum(one.numel() for one in weights[2:])
+    for step in range(1, 3):
+        give_gradients(weights, masters, seed=step)
+        optimizer.step()
+        expected.step()
+    assert_same_as_reference(optimizer, weights, expected, masters)
+
+
+def test_parameters_without_gradient_are_left_alone() -> None:
+    weights = parameters()
+    weights[4].requires_grad_(False)
+    masters = masters_of(weights)
+    optimizer, expected = make(weights), reference(masters)
+    for step in range(2):
+        give_gradients(weights, masters, seed=step)
+        weights[step].grad = masters[step].grad = None
+        weights[4].grad = masters[4].grad = None
+        optimizer.step()
+        expected.step()
+    assert_same_as_reference(optimizer, weights, expected, masters)
+    assert weights[4] not in optimizer.state
+
+
+def test_a_step_without_any_gradient_does_nothing() -> None:
+    weights = parameters()
+    make(weights, max_norm=1.0).step()
+    assert all(same_bits(one, other) for one, other in zip(weights, parameters(), strict=True))
+
+
+def test_the_closure_runs_with_gradients_on_and_its_result_comes_back() -> None:
+    weight = Parameter(torch.ones(4))
+    optimizer = make([weight])
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (weight * 3).sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == 12.0
+    assert weight.detach()[0] < 1.0
+
+
+def test_step_hooks_run_its_own_and_those_of_all_optimizers() -> None:
+    weight = Parameter(torch.ones(4))
+    weight.grad = torch.ones(4)
+    optimizer = make([weight])
+    seen: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append("before"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+    everywhere = register_optimizer_step_post_hook(lambda *_: seen.append("any"))
+    optimizer.step()
+    everywhere.remove()
+    assert sorted(seen) == ["after", "any", "before"]
+
+
+def test_global_norm_clipping_in_float32_is_that_of_torch() -> None:
+    weights = parameters(dtype=torch.float32)
+    masters = masters_of(weights)
+    optimizer, expected = make(weights, max_norm=0.7), reference(masters)
+    for step, scale in enumerate((10.0, 1e-4)):
+        give_gradients(weights, masters, seed=step, scale=scale)
+        norm = torch.nn.utils.clip_grad_norm_(masters, 0.7)
+        optimizer.step()
+        expected.step()
+        assert torch.equal(optimizer.grad_norm, norm)
+    assert_same_as_reference(optimizer, weights, expected, masters)
+
+
+def test_clipping_of_bfloat16_gradients_rounds_nothing_to_bfloat16() -> None:
+    weights = parameters()
+    masters = masters_of(weights)
+    optimizer, expected = make(weights, max_norm=0.7), reference(masters)
+    give_gradients(weights, masters, seed=0)
+    optimizer.step()
+    norm = torch.nn.utils.clip_grad_norm_(masters, 0.7)
+    expected.step()
+    assert optimizer.grad_norm is not None
+    torch.testing.assert_close(optimizer.grad_norm, norm)
+    for weight, master in zip(weights, masters, strict=True):
+        torch.testing.assert_close(
+            optimizer.state[weight]["exp_avg"], expected.state[master]["exp_avg"], rtol=1e-5, atol=0
+        )
+
+
+@pytest.mark.parametrize("scale", [65536.0, 3.7])
+def test_scaled_gradients_are_divided_as_torchs_kernel_does(scale: float) -> None:
+    weights = parameters(dtype=torch.float32)
+    masters = masters_of(weights)
+    optimizer, expected = make(weights), reference(masters)
+    for step in range(2):
+        give_gradients(weights, masters, seed=step, scale=scale)
+        for one in (optimizer, expected):
+            one.grad_scale, one.found_inf = torch.tensor(scale), torch.tensor(0.0)
+            one.step()
+            del one.grad_scale, one.found_inf
+    assert_same_as_reference(optimizer, weights, expected, masters)
+
+
+@pytest.mark.parametrize("unscaled_first", [False, True])
+def test_a_grad_scaler_skips_infinite_steps(unscaled_first: bool) -> None:
+    weights = parameters([(100,), (7,)], dtype=torch.float32)
+    masters = masters_of(weights)
+    optimizer, expected = make(weights), reference(masters)
+    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1) for _ in range(2)]
+    for step in range(4):
+        give_gradients(weights, masters, seed=step)
+        if step == 2:
+            for one in (weights, masters):
+                assert one[1].grad is not None
+                one[1].grad[0] = float("inf")
+        for scaler, one in zip(scalers, (optimizer, expected), strict=True):
+            scaler.scale(torch.ones(()))
+            if unscaled_first:
+                scaler.unscale_(one)
+            scaler.step(one)
+            scaler.update()
+    assert scalers[0].get_scale() == scalers[1].get_scale()
+    assert float(optimizer.state[weights[0]]["step"]) == 3
+    assert_same_as_reference(optimizer, weights, expected, masters)
+
+
+def test_clipping_of_scaled_gradients_clips_what_they_stand_for() -> None:
+    scaled, plain = (parameters(dtype=torch.float32) for _ in range(2))
+    first, second = make(scaled, max_norm=0.5), make(plain, max_norm=0.5)
+    give_gradients(plain, scaled, seed=0)
+    for one in scaled:
+        assert one.grad is not None
+        one.grad.mul_(1024.0)
+    first.grad_scale, first.found_inf = torch.tensor(1024.0), torch.tensor(0.0)
+    first.step()
+    second.step()
+    assert torch.equal(first.grad_norm, second.grad_norm)
+    assert all(same_bits(one, other) for one, other in zip(scaled, plain, strict=True))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_gradients_added_up_on_the_host_in_float32(overlap: bool, by_hand: bool) -> None:
+    weights = parameters()
+    masters = masters_of(weights)
+    optimizer = make(weights, gradients="host", overlap_backward=overlap, max_norm=1e9)
+    expected = reference(masters)
+    for step in range(2):
+        for micro_batch in range(3):
+            factors = parameters(seed=10 * step + micro_batch)
+            sum((w * f).sum() for w, f in zip(weights, factors, strict=True)).backward()
+            sum((m * f.detach().float()).sum() for m, f in zip(masters, factors, strict=True)).backward()
+            if overlap:
+                assert all(one.grad is None for one in weights)
+            if by_hand:
+                optimizer.offload_gradients()
+            if by_hand or overlap:
+                assert all(one.grad is None for one in weights)
+            else:
+                # Left on the device they would add up there, in bfloat16: one micro-batch is enough.
+                break
+        optimizer.step()
+        expected.step()
+        optimizer.zero_grad()
+        expected.zero_grad()
+    assert_same_as_reference(optimizer, weights, expected, masters)
+
+
+def test_zero_grad_drops_gradients_on_the_host() -> None:
+    weights = parameters()
+    optimizer = make(weights, gradients="host")
+    give_gradients(weights, masters_of(weights), seed=0)
+    optimizer.offload_gradients()
+    optimizer.zero_grad()
+    optimizer.step()
+    assert all(same_bits(one, other) for one, other in zip(weights, parameters(), strict=True))
+
+
+def test_steps_behind_the_backward_pass() -> None:
+    weights = parameters()
+    masters = masters_of(weights)
+    optimizer, expected = make(weights, overlap_backward=True), reference(masters)
+    for step in range(3):
+        before = [one.detach().clone() for one in weights]
+        factors = parameters(seed=step + 50)
+        sum((w * f).sum() for w, f in zip(weights, factors, strict=True)).backward()
+        assert all(one.grad is None for one in weights)
+        assert all(same_bits(one.detach(), old) for one, old in zip(weights, before, strict=True))
+        for master, factor in zip(masters, factors, strict=True):
+            master.grad = factor.detach().float()
+        optimizer.step()
+        expected.step()
+    assert_same_as_reference(optimizer, weights, expected, masters)
+
+
+def test_micro_batches_with_steps_behind_the_backward_pass() -> None:
+    weights = parameters(dtype=torch.float32)
+    masters = masters_of(weights)
+    optimizer, expected = make(weights, overlap_backward=True), reference(masters)
+    for step in range(2):
+        for of in (weights, masters):
+            for micro_batch in range(2):
+                factors = parameters(dtype=torch.float32, seed=10 * step + micro_batch)
+                loss = sum((w * f.detach()).sum() for w, f in zip(of, factors, strict=True))
+                if micro_batch == 0 and of is weights:
+                    with optimizer.accumulate():
+                        loss.backward()
+                else:
+                    loss.backward()
+        optimizer.step()
+        expected.step()
+        expected.zero_grad()
+    assert_same_as_reference(optimizer, weights, expected, masters)
+
+
+def test_a_second_backward_behind_a_step_half_taken_is_refused() -> None:
+    weight = Parameter(torch.ones(100))
+    optimizer = make([weight], overlap_backward=True)
+    (weight * 2).sum().backward()
+    with pytest.raises(RuntimeError, match=r"second gradient before step\(\).*accumulate"):
+        (weight * 2).sum().backward()
+    weight.grad = None
+    with pytest.raises(RuntimeError, match=r"call step\(\)"):
+        optimizer.zero_grad()
+    with pytest.raises(RuntimeError, match=r"call step\(\)"):
+        optimizer.state_dict()
+    optimizer.step()
+    assert float(optimizer.state_dict()["state"][0]["step"]) == 1
+
+
+@pytest.mark.parametrize("arguments", [{"gradients": "host"}, {"overlap_backward": True}])
+def test_a_grad_scaler_without_gradients_on_the_device_is_refused(arguments: dict[str, Any]) -> None:
+    weight = Parameter(torch.ones(100))
+    optimizer = make([weight], **arguments)
+    (weight * 2).sum().backward()
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(0.0)
+    with pytest.raises(RuntimeError, match="GradScaler"):
+        optimizer.step()
+
+
+def test_offload_gradients_needs_the_room() -> None:
+    with pytest.raises(RuntimeError, match='gradients="host"'):
+        make(parameters()).offload_gradients()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"lr": -1.0}, "lr"),
+        ({"eps": -1.0}, "eps"),
+        ({"weight_decay": -0.1}, "weight_decay"),
+        ({"betas": (0.9, 1.0)}, "beta2"),
+        ({"amsgrad": True}, "amsgrad"),
+        ({"state_dtype": torch.float16}, "state_dtype"),
+        ({"gradients": "disk"}, "gradients"),
+        ({"tile_elements": 100}, "tile_elements"),
+        ({"ring_depth": 0}, "ring_depth"),
+        ({"max_norm": 0.0}, "max_norm"),
+        ({"max_norm": 1.0, "overlap_backward": True}, "max_norm"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make(parameters(), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "error", "words"),
+    [
+        (Parameter(torch.zeros(2, dtype=torch.float64)), TypeError, "float64"),
+        (Parameter(torch.zeros(2, dtype=torch.complex64)), TypeError, "complex64"),
+        (Parameter(torch.zeros(2, device="meta")), ValueError, "meta"),
+        (Parameter(torch.zeros(4, 4)[:, ::2]), ValueError, "not dense"),
+    ],
+)
+def test_parameters_that_cannot_be_are_named(
+    parameter: Parameter, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        make([("layer.weight", parameter)])
+    optimizer = make(parameters())
+    with pytest.raises(error, match=f"parameter 0 of group 1 .*{words}"):
+        optimizer.add_param_group({"params": [parameter]})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_sparse_gradients_are_refused_by_name_before_anything_changes() -> None:
+    embedding = torch.nn.Embedding(10, 3, sparse=True)
+    other = Parameter(torch.ones(5))
+    optimizer = make([("other", other), ("tokens", embedding.weight)])
+    (embedding(torch.tensor([1])).sum() + other.sum()).backward()
+    with pytest.raises(RuntimeError, match="gradient of tokens is sparse"):
+        optimizer.step()
+    assert same_bits(other.detach(), torch.ones(5))
+    assert not optimizer.state
+
+
+def test_weights_written_by_others_are_taken_over() -> None:
+    weights = parameters()
+    masters = masters_of(weights)
+    optimizer, expected = make(weights), reference(masters)
+    for step in range(3):
+        give_gradients(weights, masters, seed=step)
+        optimizer.step()
+        expected.step()
+        if step == 1:
+            with torch.no_grad():
+                # All of one parameter, some elements of another; the others keep their low bits.
+                for one in (weights[5], masters[5]):
+                    one.copy_(torch.arange(1000.0).bfloat16())
+                for one in (weights[0], masters[0]):
+                    one[1, 2:5] = 0.5
+    assert_same_as_reference(optimizer, weights, expected, masters)
+
+
+def test_state_cleared_by_the_user_begins_anew() -> None:
+    weights = parameters()
+    optimizer = make(weights)
+    give_gradients(weights, masters_of(weights), seed=0)
+    optimizer.step()
+    optimizer.state.clear()
+    masters = masters_of(weights)
+    expected = reference(masters)
+    give_gradients(weights, masters, seed=1)
+    optimizer.step()
+    expected.step()
+    assert_same_as_reference(optimizer, weights, expected, masters)
+
+
+def test_moments_put_into_state_by_the_user_count() -> None:
+    weights, masters = parameters(dtype=torch.float32), parameters(dtype=torch.float32)
+    optimizer, expected = make(weights), reference(masters)
+    for step in range(2):
+        give_gradients(weights, masters, seed=step)
+        optimizer.step()
+        expected.step()
+        for of, one in ((weights, optimizer), (masters, expected)):
+            one.state[of[0]]["exp_avg"] = torch.full_like(of[0], 0.25)
+    give_gradients(weights, masters, seed=9)
+    optimizer.step()
+    expected.step()
+    assert_same_as_reference(optimizer, weights, expected, masters)
+
+
+def test_close_gives_everything_back() -> None:
+    weights = parameters()
+    optimizer = make(weights, overlap_backward=True)
+    sum(one.sum() for one in weights).backward()
+    optimizer.step()
+    kept = optimizer.state_dict()["state"][0]["exp_avg"]
+    expected = kept.clone()
+    optimizer.close()
+    optimizer.close()
+    assert optimizer.host_bytes == 0
+    assert not optimizer.state
+    assert torch.equal(kept, expected)
+    sum(one.sum() for one in weights).backward()  # no hook is left
+    for call in (optimizer.step, optimizer.state_dict, lambda: optimizer.load_state_dict({})):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()
+
+
+def test_an_optimizer_let_go_of_ends_its_thread_and_its_hooks() -> None:
+    def threads() -> list[threading.Thread]:
+        return [one for one in threading.enumerate() if one.name.startswith("memtriage-offload")]
+
+    gc.collect()
+    before = threads()
+    weights = parameters()
+    optimizer = make(weights, overlap_backward=True)
+    sum(one.sum() for one in weights).backward()
+    optimizer.step()
+    mine = [one for one in threads() if one not in before]
+    gone = weakref.ref(optimizer)
+    assert len(mine) == 1
+    del optimizer
+    gc.collect()
+    mine[0].join(timeout=60)
+    assert gone() is None
+    assert not mine[0].is_alive()
+    sum(one.sum() for one in weights).backward()
+    assert weights[0].grad is not None
+
+
+def test_it_is_not_copied() -> None:
+    with pytest.raises(TypeError, match="state_dict"):
+        copy.deepcopy(make(parameters()))
+
+
+class Counter(torch.nn.Module):
+    """Learns to count in threes, with one weight that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(32, 24)
+        self.norm = torch.nn.LayerNorm(24)
+        self.layer = torch.nn.Linear(24, 24)
+        self.bfloat16()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.embedding(tokens))
+        logits = (hidden + self.layer(hidden).tanh()) @ self.embedding.weight.T
+        return torch.nn.functional.cross_entropy(logits.float(), (tokens + 3) % 32)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_loss_curve_is_that_of_float32_masters_bit_for_bit(overlap: bool) -> None:
+    ours, theirs = Counter(), Counter()
+    optimizer = make(ours.parameters(), lr=0.01, overlap_backward=overlap)
+    masters = masters_of(list(theirs.parameters()))
+    expected = reference(masters, lr=0.01)
+    losses = []
+    for step in range(60):
+        tokens = torch.randint(0, 32, (16,), generator=torch.Generator().manual_seed(step))
+        loss = ours(tokens)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        other = theirs(tokens)
+        other.backward()
+        for weight, master in zip(theirs.parameters(), masters, strict=True):
+            assert weight.grad is not None
+            master.grad = weight.grad.float()
+        theirs.zero_grad()
+        expected.step()
+        with torch.no_grad():
+            for weight, master in zip(theirs.parameters(), masters, strict=True):
+                weight.copy_(master)
+        assert loss.item() == other.item()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_the_census_says_that_its_state_is_optimizer_state() -> None:
+    weights = parameters()
+    optimizer = make(weights)
+    give_gradients(weights, masters_of(weights), seed=0)
+    optimizer.step()
+    owners = {one.address: one.owner for one in memtriage.census().storages}
+    for key in ("master", "exp_avg", "exp_avg_sq"):
+        address = optimizer.state[weights[0]][key].untyped_storage().data_ptr()
+        assert owners[address] == "optimizer state"
+    assert owners[weights[0].untyped_storage().data_ptr()] == "parameter"

@@ -1,0 +1,57 @@
+"""Two ranks over gloo: the partition over a process group, DDP, FSDP2; see `partition_program.py`."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("partition_program.py")
+RANKS = 2
+TIME_LIMIT_S = 300
+
+
+def scenario_names() -> list[str]:
+    return [
+        node.name
+        for node in ast.parse(PROGRAM.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.decorator_list
+    ]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    """What each rank says of each scenario."""
+    meeting = tmp_path_factory.mktemp("ranks") / "meeting"
+    running = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(meeting)],
+            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        outputs = [one.communicate(timeout=TIME_LIMIT_S) for one in running]
+    finally:
+        for one in running:
+            one.kill()
+    for _, errors in outputs:
+        sys.stderr.write(errors)
+    return [
+        dict(json.loads(line) for line in output.splitlines() if line.startswith("["))
+        for output, _ in outputs
+    ]
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_scenario(outcomes: list[dict[str, str]], name: str) -> None:
+    for rank, said in enumerate(outcomes):
+        assert said.get(name, "was not reached") == "passed", f"rank {rank}: {said.get(name)}"

@@ -1,0 +1,232 @@
+"""`state_dict` and back: torch's AdamW, this class, other settings; and nothing held twice."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import Parameter
+
+from memtriage import OffloadedAdamW
+from support.offload import (
+    assert_same_as_reference,
+    bits,
+    give_gradients,
+    masters_of,
+    parameters,
+    reference,
+    same_bits,
+)
+
+
+def make(weights: Any, **settings: Any) -> OffloadedAdamW:
+    return OffloadedAdamW(weights, **{"tile_elements": 128, "ring_depth": 2} | settings)
+
+
+def saved(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Through a file, as a checkpoint goes."""
+    file = io.BytesIO()
+    torch.save(state_dict, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+def trained(steps: int, **settings: Any) -> tuple[list[Parameter], OffloadedAdamW]:
+    weights = parameters()
+    optimizer = make(weights, **settings)
+    for step in range(steps):
+        give_gradients(weights, masters_of(weights), seed=step)
+        optimizer.step()
+    return weights, optimizer
+
+
+def test_the_layout_is_that_of_torch() -> None:
+    weights, optimizer = trained(1)
+    masters = masters_of(weights)
+    expected = reference(masters)
+    give_gradients(weights, masters, seed=0)
+    expected.step()
+    ours, theirs = optimizer.state_dict(), expected.state_dict()
+    assert set(ours) == set(theirs)
+    assert [set(group) for group in ours["param_groups"]] == [set(group) for group in theirs["param_groups"]]
+    assert set(ours["state"]) == set(theirs["state"])
+    for key, entry in theirs["state"].items():
+        assert set(ours["state"][key]) == {*entry, "master"}
+        for name, tensor in entry.items():
+            assert (ours["state"][key][name].shape, ours["state"][key][name].dtype) == (
+                tensor.shape,
+                tensor.dtype,
+            )
+
+
+def test_it_is_empty_before_the_first_step_and_nothing_is_copied_after() -> None:
+    weights = parameters()
+    optimizer = make(weights)
+    assert optimizer.state_dict()["state"] == {}
+    give_gradients(weights, masters_of(weights), seed=0)
+    optimizer.step()
+    first, second = (optimizer.state_dict()["state"][0] for _ in range(2))
+    for key in ("master", "exp_avg", "exp_avg_sq"):
+        assert first[key].data_ptr() == second[key].data_ptr() == optimizer.state[weights[0]][key].data_ptr()
+
+
+@pytest.mark.parametrize("model_first", [True, False])
+def test_training_goes_on_from_a_checkpoint_as_if_never_interrupted(model_first: bool) -> None:
+    weights, optimizer = trained(2)
+    checkpoint = saved(optimizer.state_dict())
+    model = [one.detach().clone() for one in weights]
+
+    resumed = parameters(seed=77)
+    other = make(resumed)
+
+    def load_model() -> None:
+        with torch.no_grad():
+            for one, value in zip(resumed, model, strict=True):
+                one.copy_(value)
+
+    if model_first:
+        load_model()
+        other.load_state_dict(checkpoint)
+    else:
+        other.load_state_dict(checkpoint)
+        load_model()
+    for step in range(2, 4):
+        for of, one in ((weights, optimizer), (resumed, other)):
+            give_gradients(of, masters_of(of), seed=step)
+            one.step()
+    for one, two in zip(weights, resumed, strict=True):
+        assert same_bits(one.detach(), two.detach())
+        for key, value in optimizer.state[one].items():
+            assert same_bits(value, other.state[two][key])
+
+
+def test_loading_copies_into_the_memory_that_is_there() -> None:
+    weights, optimizer = trained(1)
+    places = {key: value.data_ptr() for key, value in optimizer.state[weights[0]].items()}
+    group = optimizer.param_groups[0]
+    checkpoint = saved(optimizer.state_dict())
+    checkpoint["param_groups"][0]["lr"] = 0.5
+    optimizer.load_state_dict(checkpoint)
+    assert {key: value.data_ptr() for key, value in optimizer.state[weights[0]].items()} == places
+    assert optimizer.param_groups[0] is group
+    assert group["lr"] == 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_from_torch_and_back(dtype: torch.dtype) -> None:
+    """Two steps in torch, two here, one in torch again: five in torch."""
+    weights = parameters(dtype=dtype)
+    masters = masters_of(weights)
+    expected = reference(masters)
+    before = masters_of(weights)
+    first = reference(before)
+    for step in range(2):
+        for of, one in ((masters, expected), (before, first)):
+            give_gradients(weights, of, seed=step)
+            one.step()
+
+    with torch.no_grad():
+        for weight, one in zip(weights, before, strict=True):
+            weight.copy_(one)
+            if dtype != torch.float32:  # what is loaded lacks the low bits of the weights: so must the rest
+                one.copy_(weight)
+                masters[[id(b) for b in before].index(id(one))].copy_(weight)
+    optimizer = make(weights)
+    optimizer.load_state_dict(saved(first.state_dict()))
+    for step in range(2, 4):
+        give_gradients(weights, masters, seed=step)
+        optimizer.step()
+        expected.step()
+    assert_same_as_reference(optimizer, weights, expected, masters)
+
+    after = [Parameter(one.detach().clone()) for one in masters]
+    last = reference(after)
+    last.load_state_dict(saved(optimizer.state_dict()))
+    for of, one in ((masters, expected), (after, last)):
+        give_gradients(weights, of, seed=4)
+        one.step()
+    assert all(same_bits(one.detach(), two.detach()) for one, two in zip(masters, after, strict=True))
+
+
+def test_how_torch_computed_it_is_not_taken_over() -> None:
+    weights, optimizer = trained(1)
+    masters = masters_of(weights)
+    other = torch.optim.AdamW(masters, foreach=True, capturable=False, lr=0.25)
+    optimizer.load_state_dict(other.state_dict())
+    group = optimizer.param_groups[0]
+    assert (group["fused"], group["foreach"], group["lr"]) == (True, None, 0.25)
+    assert not optimizer.state
+
+
+def test_a_state_without_moments_begins_anew() -> None:
+    weights, optimizer = trained(2)
+    optimizer.load_state_dict(make(parameters()).state_dict())
+    masters = masters_of(weights)
+    expected = reference(masters)
+    give_gradients(weights, masters, seed=8)
+    optimizer.step()
+    expected.step()
+    assert_same_as_reference(optimizer, weights, expected, masters)
+
+
+def test_moments_of_another_type_are_converted() -> None:
+    weights, optimizer = trained(2)
+    narrow = make(parameters(), state_dtype=torch.bfloat16)
+    narrow.load_state_dict(optimizer.state_dict())
+    for weight, entry in zip(weights, narrow.state_dict()["state"].values(), strict=True):
+        assert same_bits(entry["exp_avg"], optimizer.state[weight]["exp_avg"].bfloat16())
+        assert same_bits(entry["master"], optimizer.state[weight]["master"])
+
+
+def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
+    weights, optimizer = trained(1)
+    before = [bits(one["exp_avg"]).clone() for one in optimizer.state.values()]
+
+    def altered(**changes: Any) -> dict[str, Any]:
+        state = saved(optimizer.state_dict())
+        for key, value in changes.items():
+            state["state"][5][key] = value
+        return state
+
+    too_few = saved(make(parameters()[:3]).state_dict())
+    amsgrad = saved(torch.optim.AdamW(masters_of(weights), amsgrad=True).state_dict())
+    lacking = altered()
+    del lacking["state"][5]["exp_avg"]
+    wrong_rate = altered()
+    wrong_rate["param_groups"][0]["lr"] = -1.0
+    stranger = altered()
+    stranger["state"][99] = stranger["state"][0]
+    partition = altered() | {"partition": {"rank": 1, "ranks": 2}}
+    for state, words in (
+        (too_few, "groups of"),
+        (amsgrad, "amsgrad"),
+        (lacking, "lacks exp_avg"),
+        (wrong_rate, "lr"),
+        (partition, "share"),
+        (stranger, "99"),
+        (altered(exp_avg_sq=torch.zeros(3)), r"exp_avg_sq of parameter 5 .*\(3,\)"),
+        (altered(max_exp_avg_sq=torch.zeros(1000)), "amsgrad"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            optimizer.load_state_dict(state)
+        after = [bits(one["exp_avg"]) for one in optimizer.state.values()]
+        assert all(torch.equal(one, two) for one, two in zip(before, after, strict=True))
+
+
+def test_hooks_on_saving_and_loading_run() -> None:
+    _, optimizer = trained(1)
+    seen: list[str] = []
+    optimizer.register_state_dict_pre_hook(lambda _: seen.append("save"))
+    optimizer.register_load_state_dict_pre_hook(lambda _, state: seen.append("load") or dict(state))
+    optimizer.register_load_state_dict_post_hook(lambda _: seen.append("loaded"))
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert seen == ["save", "load", "loaded"]
+
+
+def test_full_state_dict_without_a_partition_is_the_state_dict() -> None:
+    _, optimizer = trained(1)
+    whole, plain = optimizer.full_state_dict(), optimizer.state_dict()
+    assert whole["state"][0]["exp_avg"].data_ptr() == plain["state"][0]["exp_avg"].data_ptr()
