@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import memtriage
+from memtriage.predict.autocast_lists import LOWER, SINGLE, SINGLE_BY_DTYPE, SINGLE_NORM, WIDEST
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -47,6 +48,22 @@ def test_result_types_are_those_of_cuda(name):
             return operation(torch.randn(8, 8, device=device)).dtype
 
     assert seen_in_a_step(look) is expected
+
+
+BANNED = "binary_cross_entropy"
+"""Raises under autocast, before it reaches anything."""
+
+
+def test_every_operator_that_torch_casts_is_listed():
+    registered = torch._C._dispatch_has_kernel_for_dispatch_key
+    there = {
+        name.removeprefix("aten::")
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::") and registered(name, "AutocastCUDA")
+    }
+    lists = (LOWER, SINGLE, SINGLE_BY_DTYPE, SINGLE_NORM, WIDEST)
+    listed = {name for names in lists for name in names}
+    assert there - {BANNED, "rms_norm"} == listed
 
 
 def test_rms_norm_is_cast_since_2_12():

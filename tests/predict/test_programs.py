@@ -2,15 +2,18 @@
 
 import contextlib
 import copy
+import functools
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import memtriage
 
+GPU_HERE = torch.cuda.is_available()
 PARAMETERS = 4 * (64 * 128 + 128 + 128 * 64 + 64)
 
 
@@ -202,7 +205,46 @@ def recurrent(device, net, training):
     return training(model, lambda: model(random(device, 4, 10, 32))[0].sum())
 
 
+def evaluation_in_inference_mode(device, net, training):
+    model = net(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step():
+        model.train()
+        model(random(device)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+        with torch.inference_mode():
+            hidden = F.rms_norm(F.silu(model(random(device))), (64,)).view(1, 8, 4, 16).transpose(1, 2)
+            assert bool(torch.isfinite(F.scaled_dot_product_attention(hidden, hidden, hidden)).all())
+
+    return model, optimizer, step
+
+
+def selective_checkpoint(device, net, training):
+    model = net(device)
+
+    def policy(context, operator, *args, **kwargs):
+        kept = operator is torch.ops.aten.addmm.default
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    return training(
+        model, lambda: checkpoint(model, random(device), use_reentrant=False, context_fn=contexts).sum()
+    )
+
+
+def lazy_layers(device, net, training):
+    model = nn.Sequential(nn.Conv1d(4, 8, 3), nn.Flatten(), nn.LazyLinear(4)).to(device)
+    model(random(device, 2, 4, 16))
+    return training(model, lambda: model(random(device, 2, 4, 16)).sum())
+
+
 PROGRAMS = [
+    evaluation_in_inference_mode,
+    selective_checkpoint,
+    lazy_layers,
     scaled_half_precision,
     averaged_copy,
     encoder_with_a_mask,
@@ -230,7 +272,7 @@ def test_a_program_is_predicted(program, net, training):
     assert 0 < prediction.by_owner["parameter"] <= prediction.steps[-1].end_allocated
     assert prediction.peak_allocated <= prediction.peak_reserved
     # Nothing is left of the trace.
-    assert not torch.cuda.is_available()
+    assert torch.cuda.is_available() is GPU_HERE
     assert torch.randn(2).device.type == "cpu"
     assert isinstance(torch.Generator(), torch.Generator)
 
@@ -276,3 +318,19 @@ def test_checkpointing_lowers_the_peak(training):
     # Eight blocks keep three tensors each; checkpointed ones keep one, and two of one block at a time.
     assert kept.peak_allocated - again.peak_allocated > 12 * 8192 * 64 * 4
     assert again.by_owner["activation"] < kept.by_owner["activation"]
+
+
+def test_the_program_may_choose_the_attention_kernel(training):
+    def build(device):
+        model = nn.Linear(64, 64).to(device, torch.bfloat16)
+
+        def loss():
+            heads = model(random(device, 2, 32, 64).bfloat16()).view(2, 32, 4, 16).transpose(1, 2)
+            kernels = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION]
+            with sdpa_kernel(kernels, set_priority=True):
+                return F.scaled_dot_product_attention(heads, heads, heads).sum()
+
+        return training(model, loss)
+
+    notes = memtriage.predict(build).notes
+    assert notes == ["attention (bfloat16, head size 16) is run by memory-efficient attention"]

@@ -75,7 +75,7 @@ def test_a_router_spreads_its_tokens():
 @pytest.mark.parametrize(
     ("look", "expected", "said"),
     [
-        (lambda device, hidden: hidden.sum().item(), 1.0, "read back from the network is taken as 1"),
+        (lambda device, hidden: hidden.sum().item(), 1.0, "an unknown number is taken as 1"),
         (lambda device, hidden: bool((hidden > 0).all()), False, "taken as False"),
         (lambda device, hidden: hidden[0].cpu().tolist(), [1.0] * 512, "copied to the host"),
         (lambda device, hidden: tuple(hidden[hidden > 0].shape), (512 * 512,), "taken as true"),

@@ -8,11 +8,8 @@ LOWER: Final = (
     "_convolution.deprecated",
     "_convolution",
     "conv1d",
-    "conv1d.padding",
     "conv2d",
-    "conv2d.padding",
     "conv3d",
-    "conv3d.padding",
     "conv_tbc",
     "conv_transpose1d",
     "conv_transpose2d.input",
@@ -47,7 +44,6 @@ LOWER: Final = (
 """Cast to the region's type (`AT_FORALL_LOWER_PRECISION_FP`)."""
 
 SINGLE: Final = (
-    "__rpow__.Scalar",
     "acos",
     "asin",
     "cosh",
@@ -77,7 +73,6 @@ SINGLE: Final = (
     "cosine_embedding_loss",
     "nll_loss",
     "nll_loss2d",
-    "nll_loss_nd",
     "hinge_embedding_loss",
     "kl_div",
     "l1_loss",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,17 +88,19 @@ def failure(error: Exception) -> BuildError:
     for sign, advice in _ADVICE.items():
         if sign in f"{type(error).__name__}: {error}":
             return BuildError(f"{said}; {advice}")
+    for file, advice in _ADVICE_BY_FILE.items():
+        if any(frame.filename.endswith(file) for frame in traceback.extract_tb(error.__traceback__)):
+            return BuildError(f"{said}; {advice}")
     return BuildError(f"{said}; it must run with `device` being a CUDA device")
 
 
 _MESSAGE_LIMIT: Final = 400
 _NO_VALUES: Final = "values of the device are not known in a prediction: take this out of the step"
 _ADVICE: Final = {
+    "Sparse": "sparse tensors cannot be traced: use dense gradients",
     "Could not run '": "this operator has no shape function: register one with torch.library.register_fake",
     "no fake impl": "this operator has no shape function: register one with torch.library.register_fake",
     "not linked with support": "only the thread that runs the step is traced: use the device in no other",
-    "flex_attention": "flex_attention cannot be traced: give the build function a variant with "
-    "scaled_dot_product_attention",
     "data_ptr": "a kernel wants the address of real data: give the build function a variant without it",
     "triton": "Triton kernels cannot be traced: give the build function a variant without them",
     "numpy": _NO_VALUES,
@@ -106,6 +109,12 @@ _ADVICE: Final = {
     "takes 0 positional arguments": EXPECTED,
 }
 """What to change, by a part of the message."""
+
+_ADVICE_BY_FILE: Final = {
+    "flex_attention.py": "flex_attention cannot be traced: give the build function a variant with "
+    "scaled_dot_product_attention",
+}
+"""What to change, by a file that the program went through."""
 
 
 def _place(error: Exception) -> str:

@@ -33,14 +33,23 @@ WHOLE: Final = ("isfinite", "isinf")
 """Composites that are kept whole, because their result is known where their parts are not."""
 RECURRENT: Final = ("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
 
+KEY: Final = "AutogradCUDA"
+"""Where they are put: above autograd, in place of C++'s composite kernels."""
+
 
 class Composites:
-    """The replacements, for one kind of GPU and one version of torch."""
+    """The replacements, for one kind of GPU and one version of torch.
+
+    Attributes:
+        kernels: what replaces an overload; None where it is run whole. In inference mode nothing stops above
+            autograd, and the dispatch mode must look here.
+    """
 
     def __init__(self, machine: Machine, version: tuple[int, int], notes: Notes) -> None:
         self._machine = machine
         self._version = version
         self._notes = notes
+        self.kernels: dict[Any, Callable[..., Any] | None] = {}
 
     def register(self, overrides: Overrides) -> None:
         """Puts them above autograd, in place of C++'s composite kernels."""
@@ -50,11 +59,14 @@ class Composites:
             ("rms_norm", self.rms_norm),
             ("batch_norm", batch_norm),
         ):
-            overrides.put(name, "AutogradCUDA", _always(kernel))
+            self._put(overrides, name, kernel)
         for name in (*KERNELS_OF_CUDA, *WHOLE):
-            overrides.put(name, "AutogradCUDA", _below_autograd)
+            self.kernels[overrides.put(name, KEY, _below_autograd)] = None
         for name in RECURRENT:
-            overrides.put(name, "AutogradCUDA", self._cell_by_cell)
+            overrides.put(name, KEY, self._cell_by_cell)
+
+    def _put(self, overrides: Overrides, name: str, kernel: Callable[..., Any]) -> None:
+        self.kernels[overrides.put(name, KEY, lambda overload: kernel)] = kernel
 
     def attention(
         self,
@@ -103,10 +115,7 @@ class Composites:
             return out if out.size(-1) == size else out[..., :size]
         if chosen is Backend.EFFICIENT:
             if mask is not None:
-                length = mask.size(-1)
-                mask = _padded(mask, BIAS_ALIGNMENT)
-                if mask.size(-1) != length:
-                    mask = mask[..., :length]
+                mask = _aligned(mask)
                 mask = mask.expand(*query.shape[:2], query.size(-2), key.size(-2))
             return aten._scaled_dot_product_efficient_attention(
                 query, key, value, mask, needs_grad, dropout_p, is_causal, scale=scale
@@ -175,10 +184,6 @@ def batch_norm(
     return aten.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)[0]
 
 
-def _always(kernel: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
-    return lambda overload: kernel
-
-
 def _below_autograd(overload: Any) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
@@ -195,7 +200,19 @@ def _switches() -> Switches:
         math=cuda.math_sdp_enabled(),
         cudnn=cuda.cudnn_sdp_enabled(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
+        order=_order_asked(),
     )
+
+
+def _order_asked() -> tuple[Backend, ...] | None:
+    """The order that the program set (`sdpa_kernel(..., set_priority=True)`); None where it set none."""
+    order = torch._C._get_sdp_priority_order()
+    return None if order == _ORDER_AT_FIRST else tuple(_NUMBERS[each] for each in order if each in _NUMBERS)
+
+
+_ORDER_AT_FIRST: Final = torch._C._get_sdp_priority_order()
+_NUMBERS: Final = {0: Backend.MATH, 1: Backend.FLASH, 2: Backend.EFFICIENT, 3: Backend.CUDNN}
+"""`SDPBackend` in ATen/SDPBackend.h."""
 
 
 def _attention_note(chosen: Backend, call: Call) -> str:
@@ -244,8 +261,18 @@ def _math_attention(
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """`convert_boolean_attn_mask`: zeros, then minus infinity where nothing may be seen."""
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -math.inf)
+    """`convert_boolean_attn_mask`: 0 where something may be seen, minus infinity elsewhere."""
+    return torch.where(mask, 0.0, torch.full((), -math.inf, dtype=dtype, device=mask.device))
+
+
+def _aligned(mask: torch.Tensor) -> torch.Tensor:
+    """`preprocess_mask`: a mask whose rows do not begin at multiples of 16 is copied with some padding."""
+    strides = mask.stride()
+    if strides[-1] == 1 and all(stride % BIAS_ALIGNMENT == 0 for stride in strides[:-1]):
+        return mask
+    length = mask.size(-1)
+    padding = BIAS_ALIGNMENT - length % BIAS_ALIGNMENT
+    return torch.nn.functional.pad(mask, (0, padding))[..., :length]
 
 
 class _FusedRmsNorm(torch.autograd.Function):  # type: ignore[misc]

@@ -39,9 +39,9 @@ def _item(mode: Interpreter, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     if known is not None:
         return known.item()
     if tensor.dtype is torch.bool:
-        mode.notes.add("values", f"a condition on values from the network is taken as False: {mode.where()}")
+        mode.notes.add("values", f"a condition on unknown values is taken as False: {mode.where()}")
         return False
-    mode.notes.add("values", f"a number read back from the network is taken as {NUMBER}: {mode.where()}")
+    mode.notes.add("values", f"an unknown number is taken as {NUMBER}: {mode.where()}")
     return NUMBER if not tensor.is_floating_point() else float(NUMBER)
 
 

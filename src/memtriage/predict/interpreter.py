@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memtriage.predict import datadependent, shapes
+from memtriage.predict.composites import Composites
 from memtriage.predict.lifetimes import Lifetimes
 from memtriage.predict.notes import Notes
 from memtriage.predict.operators import Operator, facts, mapped, tensors_in
@@ -28,10 +29,10 @@ from memtriage.predict.tensors import (
 )
 from memtriage.predict.values import Values
 
-aten: Final = torch.ops.aten
-
 HOST_LIMIT: Final = 1 << 20
 """Tensors of the host are made for real up to this many elements, and without data beyond."""
+
+_NOT_THE_PROGRAM: Final = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
 
 
 class Interpreter(TorchDispatchMode):  # type: ignore[misc]
@@ -43,14 +44,16 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         notes: what had to be assumed.
     """
 
-    def __init__(self, lifetimes: Lifetimes, values: Values, notes: Notes, scratch: Scratch) -> None:
+    def __init__(
+        self, lifetimes: Lifetimes, values: Values, notes: Notes, scratch: Scratch, composites: Composites
+    ) -> None:
         super().__init__()
         self.lifetimes = lifetimes
         self.values = values
         self.notes = notes
-        self.operators = 0
         self._pid = os.getpid()
         self._scratch = scratch
+        self._composites = composites.kernels
         lifetimes.freed = values.forget
 
     def __torch_dispatch__(
@@ -62,12 +65,16 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **kwargs)
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
-        self.operators += 1
         operator = facts(func)
         tensors = tensors_in(args, kwargs)
         faked = any(is_gpu(each) or is_host_fake(each) for each in tensors)
         if not faked and ((operator.written and tensors) or not self._makes_fake(operator, args, kwargs)):
             return func(*args, **kwargs)
+        if operator.composite and torch.is_inference_mode_enabled():
+            composite = self._composites.get(func, func.decompose)
+            if composite is not None:
+                with self:
+                    return composite(*args, **kwargs)
         special = datadependent.RULES.get(func)
         if special is not None:
             answer = special(self, func, args, kwargs)
@@ -197,24 +204,18 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
     def where(self) -> str:
         """File and line of the program that asked, outside torch and memtriage."""
         frame = sys._getframe(1)
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if "/torch/" not in name and "/memtriage/predict/" not in name:
-                return f"{name}:{frame.f_lineno}"
-            if frame.f_back is None:
-                return f"{name}:{frame.f_lineno}"
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_PROGRAM):
             frame = frame.f_back
-        return "?"
+        return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _without_data(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or for one with data on the host its like on the meta device."""
     if true_device(tensor).type == "cpu" and tensor.layout is torch.strided:
-        made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=META)
         if tensor.dim() == 0:
             # Zero-dimensional tensors of the host do not take part in type promotion as those of a device.
             return tensor
-        return made
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=META)
     return tensor
 
 

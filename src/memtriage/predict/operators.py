@@ -20,6 +20,7 @@ class Operator:
         written_names: names of the keyword arguments that it writes.
         resizes: whether a written argument may get another size (`resize_`, `set_`, `out=`).
         has_device: whether it takes a `device`.
+        composite: whether C++ breaks it up above autograd, which inference mode leaves out.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Operator:
     written_names: tuple[str, ...]
     resizes: bool
     has_device: bool
+    composite: bool
 
     def targets(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors that a call writes."""
@@ -56,6 +58,7 @@ def facts(func: Any) -> Operator:
         written_names=tuple(names),
         resizes=short.startswith(("resize", "set_")) or any(argument.is_out for argument in schema.arguments),
         has_device=any(argument.name == "device" for argument in schema.arguments),
+        composite=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
     )
 
 

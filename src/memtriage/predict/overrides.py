@@ -15,19 +15,20 @@ class Overrides:
     def __init__(self) -> None:
         self._library = torch.library.Library("aten", "IMPL")
 
-    def put(self, name: str, key: str, make: Callable[[Any], Callable[..., Any]]) -> None:
+    def put(self, name: str, key: str, make: Callable[[Any], Callable[..., Any]]) -> Any:
         """Registers `make(overload)` as the kernel of `aten::name` at a dispatch key.
 
-        An operator that this version of torch does not have is passed over.
+        Returns the overload; None for an operator that this version of torch does not have.
         """
         packet_name, _, overload_name = name.partition(".")
         packet = getattr(torch.ops.aten, packet_name, None)
         overload = None if packet is None else getattr(packet, overload_name or "default", None)
         if overload is None:
-            return
+            return None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # "Overriding a previously registered kernel": that is the point
             self._library.impl(name, make(overload), key)
+        return overload
 
     def remove(self) -> None:
         """Every kernel is again what it was."""

@@ -72,7 +72,8 @@ def cuda_played(machine: Machine, lifetimes: Lifetimes, notes: Notes) -> Iterato
     """Makes `torch.cuda` answer as one GPU of this kind; everything is put back at the end."""
     with ExitStack() as stack:
         for owner, name, value in _replacements(machine, lifetimes, notes):
-            stack.enter_context(replaced(owner, name, value))
+            if hasattr(owner, name):  # not every version of torch has all of them
+                stack.enter_context(replaced(owner, name, value))
         yield
 
 
@@ -91,11 +92,26 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _replacements(machine: Machine, lifetimes: Lifetimes, notes: Notes) -> list[tuple[Any, str, Any]]:
-    cuda = torch.cuda
+    """Every attribute that is replaced: its owner, its name, its value."""
+    of_cuda = {**_of_device(machine), **_of_memory(machine, lifetimes), **_of_streams(), **_of_random()}
+    found: list[tuple[Any, str, Any]] = []
+    for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random):
+        # Some functions are known by two names; `torch.cuda` has them all.
+        found += [(owner, name, value) for name, value in of_cuda.items() if name in vars(owner)]
+    found += [(torch.accelerator, name, value) for name, value in _of_accelerator().items()]
+    return [*found, *_of_torch(notes)]
+
+
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
+
+
+def _of_device(machine: Machine) -> dict[str, Any]:
+    major, minor = machine.capability
     properties = SimpleNamespace(
         name=machine.name,
-        major=machine.capability[0],
-        minor=machine.capability[1],
+        major=major,
+        minor=minor,
         multi_processor_count=machine.multiprocessors,
         total_memory=machine.memory,
         warp_size=32,
@@ -103,110 +119,110 @@ def _replacements(machine: Machine, lifetimes: Lifetimes, notes: Notes) -> list[
         is_multi_gpu_board=0,
         gcnArchName="",
     )
+    return {
+        "_lazy_init": _always(None),
+        "init": _always(None),
+        "is_available": _always(True),
+        "is_initialized": _always(True),
+        "device_count": _always(1),
+        "current_device": _always(0),
+        "set_device": _always(None),
+        "synchronize": _always(None),
+        "device": _Place,
+        "get_device_capability": _always(machine.capability),
+        "get_device_name": _always(machine.name),
+        "get_device_properties": _always(properties),
+        "get_arch_list": _always([f"sm_{major}{minor}"]),
+        "is_bf16_supported": _always(machine.capability >= (8, 0)),
+        "is_current_stream_capturing": _always(False),
+    }
 
-    def always(value: Any) -> Callable[..., Any]:
-        return lambda *args, **kwargs: value
 
+def _of_memory(machine: Machine, lifetimes: Lifetimes) -> dict[str, Any]:
     def allocated(*args: Any, **kwargs: Any) -> int:
         return lifetimes.live
 
-    replacements: dict[str, Any] = {
-        "_lazy_init": always(None),
-        "init": always(None),
-        "is_available": always(True),
-        "is_initialized": always(True),
-        "device_count": always(1),
-        "current_device": always(0),
-        "set_device": always(None),
-        "synchronize": always(None),
-        "device": _Place,
-        "memory_summary": always(""),
-        "get_device_capability": always(machine.capability),
-        "get_device_name": always(machine.name),
-        "get_device_properties": always(properties),
-        "get_arch_list": always([f"sm_{machine.capability[0]}{machine.capability[1]}"]),
-        "is_bf16_supported": always(machine.capability >= (8, 0)),
-        "is_current_stream_capturing": always(False),
-        "mem_get_info": lambda *args: (machine.memory - machine.outside - lifetimes.live, machine.memory),
+    def free_and_total(*args: Any) -> tuple[int, int]:
+        return machine.memory - machine.outside - lifetimes.live, machine.memory
+
+    return {
+        "mem_get_info": free_and_total,
         "memory_allocated": allocated,
         "memory_reserved": allocated,
         "max_memory_allocated": allocated,
         "max_memory_reserved": allocated,
-        "reset_peak_memory_stats": always(None),
-        "reset_accumulated_memory_stats": always(None),
+        "reset_peak_memory_stats": _always(None),
+        "reset_accumulated_memory_stats": _always(None),
+        "memory_summary": _always(""),
         "memory_stats": lambda *args: defaultdict(int),
-        "empty_cache": lambda: lifetimes.cache_emptied(),
-        "ipc_collect": always(None),
+        "empty_cache": lifetimes.cache_emptied,
+        "ipc_collect": _always(None),
+    }
+
+
+def _of_streams() -> dict[str, Any]:
+    return {
         "Stream": _Stream,
         "Event": _Stream,
         "ExternalStream": _Stream,
         "current_stream": lambda *args: _Stream(),
         "default_stream": lambda *args: _Stream(),
         "stream": lambda *args: contextlib.nullcontext(),
-        "set_stream": always(None),
-        "manual_seed": always(None),
-        "manual_seed_all": always(None),
-        "seed": always(None),
-        "seed_all": always(None),
-        "initial_seed": always(0),
+        "set_stream": _always(None),
+    }
+
+
+def _of_random() -> dict[str, Any]:
+    return {
+        "manual_seed": _always(None),
+        "manual_seed_all": _always(None),
+        "seed": _always(None),
+        "seed_all": _always(None),
+        "initial_seed": _always(0),
         "get_rng_state": lambda *args: torch.zeros(16, dtype=torch.uint8, device=CPU),
         "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8, device=CPU)],
-        "set_rng_state": always(None),
-        "set_rng_state_all": always(None),
+        "set_rng_state": _always(None),
+        "set_rng_state_all": _always(None),
     }
-    found: list[tuple[Any, str, Any]] = [(cuda, name, value) for name, value in replacements.items()]
-    # The same functions under their second names.
-    found += [
-        (cuda.memory, name, replacements[name])
-        for name in ("memory_allocated", "memory_reserved", "mem_get_info", "empty_cache", "memory_stats")
-    ]
-    found += [
-        (cuda.random, name, replacements[name])
-        for name in (
-            "get_rng_state",
-            "get_rng_state_all",
-            "set_rng_state",
-            "set_rng_state_all",
-            "manual_seed_all",
-        )
-    ]
+
+
+def _of_accelerator() -> dict[str, Any]:
+    return {
+        "is_available": _always(True),
+        "current_accelerator": _always(torch.device("cuda")),
+        "device_count": _always(1),
+        "current_device_index": _always(0),
+        "current_device_idx": _always(0),
+        "set_device_index": _always(None),
+        "set_device_idx": _always(None),
+        "synchronize": _always(None),
+        "current_stream": lambda *args: _Stream(),
+        "set_stream": _always(None),
+    }
+
+
+def _of_torch(notes: Notes) -> list[tuple[Any, str, Any]]:
     # Before its members are replaced: the set is made once and kept for good.
     _device._device_constructors()
-    found += [(torch, name, meaning_meta(getattr(torch, name), _meta_asked)) for name in _META_FACTORIES]
+    context = _device.DeviceContext
     asked_by_context = meaning_meta(
-        _device.DeviceContext.__torch_function__, lambda context, *args: context.device.type == "meta"
+        context.__torch_function__, lambda self, *args: self.device.type == "meta"
     )
-    found += [
-        (_device.DeviceContext, "__torch_function__", asked_by_context),
+    grouped = _grouped(torch._C._group_tensors_by_device_and_dtype)
+    return [
+        *((torch, name, meaning_meta(getattr(torch, name), _meta_asked)) for name in _META_FACTORIES),
+        (context, "__torch_function__", asked_by_context),
         (torch, "compile", _not_compiled(notes)),
         (torch, "Generator", _generator(torch.Generator)),
         (torch, "tensor", _made_on_host(torch.tensor)),
         (torch, "as_tensor", _made_on_host(torch.as_tensor)),
         (torch, "asarray", _made_on_host(torch.asarray)),
-        (
-            torch._C,
-            "_group_tensors_by_device_and_dtype",
-            _grouped(torch._C._group_tensors_by_device_and_dtype),
-        ),
+        (torch._C, "_group_tensors_by_device_and_dtype", grouped),
         (torch.version, "cuda", torch.version.cuda or "13.0"),
-        (torch.backends.cuda, "is_built", always(True)),
-        (torch.backends.cudnn, "is_available", always(True)),
-        (torch.backends.cudnn, "version", always(91900)),
+        (torch.backends.cuda, "is_built", _always(True)),
+        (torch.backends.cudnn, "is_available", _always(True)),
+        (torch.backends.cudnn, "version", _always(91900)),
     ]
-    if hasattr(torch, "accelerator"):
-        found += [
-            (torch.accelerator, "is_available", always(True)),
-            (torch.accelerator, "current_accelerator", lambda *args, **kwargs: torch.device("cuda")),
-            (torch.accelerator, "device_count", always(1)),
-            (torch.accelerator, "current_device_index", always(0)),
-            (torch.accelerator, "synchronize", always(None)),
-            (torch.accelerator, "set_device_index", always(None)),
-            (torch.accelerator, "current_device_idx", always(0)),
-            (torch.accelerator, "set_device_idx", always(None)),
-            (torch.accelerator, "current_stream", lambda *args: _Stream()),
-            (torch.accelerator, "set_stream", always(None)),
-        ]
-    return found
 
 
 def _not_compiled(notes: Notes) -> Callable[..., Any]:

@@ -123,12 +123,16 @@ def devices_played() -> Iterator[None]:
         "is_pinned": lambda self, device=None: False,
         "record_stream": lambda self, stream: None,
     }
+    uninitialized = torch.nn.parameter.UninitializedTensorMixin
+    allowed = uninitialized._allowed_methods
+    uninitialized._allowed_methods = [*allowed, *replaced.values()]
     before = {name: torch.Tensor.__dict__.get(name) for name in replaced}
     for name, value in replaced.items():
         setattr(torch.Tensor, name, value)
     try:
         yield
     finally:
+        uninitialized._allowed_methods = allowed
         for name, value in before.items():
             if value is None:
                 delattr(torch.Tensor, name)

@@ -34,13 +34,11 @@ class Trace:
         recording: allocations and frees.
         owners: of blocks, where known: `parameter`, `gradient`, `optimizer state`, `buffer`.
         notes: what was assumed.
-        operators: operators that ran.
     """
 
     recording: Recording
     owners: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    operators: int = 0
 
 
 class _Watch:
@@ -105,7 +103,8 @@ def trace(build: Build, machine: Machine, version: tuple[int, int], steps: int) 
     notes = Notes()
     lifetimes = Lifetimes(torch.is_grad_enabled)
     scratch = Scratch(machine, version, lifetimes)
-    interpreter = Interpreter(lifetimes, Values(), notes, scratch)
+    composites = Composites(machine, version, notes)
+    interpreter = Interpreter(lifetimes, Values(), notes, scratch, composites)
     overrides = Overrides()
     autocast = Autocast(version)
     watch = _Watch(lifetimes)
@@ -113,7 +112,7 @@ def trace(build: Build, machine: Machine, version: tuple[int, int], steps: int) 
     with ExitStack() as stack:
         stack.callback(overrides.remove)
         autocast.register(overrides)
-        Composites(machine, version, notes).register(overrides)
+        composites.register(overrides)
         stack.enter_context(devices_played())
         stack.enter_context(cuda_played(machine, lifetimes, notes))
         stack.enter_context(autocast.cache_kept())
@@ -129,4 +128,4 @@ def trace(build: Build, machine: Machine, version: tuple[int, int], steps: int) 
             watch.note_states()
         watch.note_model()
         lifetimes.close()
-    return Trace(lifetimes.recording, watch.owners, notes.all(), interpreter.operators)
+    return Trace(lifetimes.recording, watch.owners, notes.all())

@@ -44,8 +44,8 @@ def _flash_backward(
 def _cudnn_backward(
     args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: Machine
 ) -> list[int]:
-    """cudnn-frontend's backward node: the gradient of the queries and the row sums in single precision,
-    gradients of grouped keys and values for every head."""
+    """cudnn-frontend's `CompositeSDPABackwardNode`: the gradient of the queries and the row sums in single
+    precision, gradients of grouped keys and values for every head."""
     query, key = args[1], args[2]
     batch, heads, length, size = query.shape
     total = batch * heads * length * (size + 1) * _SINGLE

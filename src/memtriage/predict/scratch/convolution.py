@@ -31,6 +31,14 @@ def is_depthwise(source: torch.Tensor, weight: torch.Tensor, groups: int) -> boo
     return source.dim() == 4 and groups > 1 and groups == source.shape[1] and weight.shape[0] % groups == 0
 
 
+def memory_format(source: torch.Tensor, weight: torch.Tensor, *, groups: int) -> torch.memory_format:
+    """The layout of the results: PyTorch's depthwise kernel knows channels first only, cuDNN follows input or
+    weight (`cudnn_conv_suggest_memory_format`)."""
+    if source.dim() != 4 or is_depthwise(source, weight, groups):
+        return torch.contiguous_format
+    return torch.channels_last if _lies_so(source) or _lies_so(weight) else torch.contiguous_format
+
+
 def _forward(
     args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: Machine
 ) -> Staged:
@@ -58,19 +66,16 @@ def _backward(
 
 def _copies(source: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, groups: int) -> list[int]:
     """What ATen copies before it calls a kernel: all that does not lie as the others do."""
-    three = (source, weight, result)
-    if is_depthwise(source, weight, groups):
-        return [_bytes(each) for each in three if not each.is_contiguous()]
-    if source.dim() == 4 and (_lies_so(source) or _lies_so(weight)):
-        return [_bytes(each) for each in three if not _lies_so(each)]
-    return []
+    wanted = memory_format(source, weight, groups=groups)
+    return [_bytes(each) for each in (source, weight, result) if not each.is_contiguous(memory_format=wanted)]
 
 
 def _converted(source: torch.Tensor, weight: torch.Tensor, groups: int, machine: Machine) -> bool:
     """Whether cuDNN converts channels-first data for a kernel on tensor cores."""
     if source.dim() != 4 or machine.capability < (7, 0) or is_depthwise(source, weight, groups):
         return False
-    return weight.shape[2:].numel() > 1 and not _lies_so(source) and not _lies_so(weight)
+    first = memory_format(source, weight, groups=groups) is torch.contiguous_format
+    return first and weight.shape[2:].numel() > 1
 
 
 def _lies_so(tensor: torch.Tensor) -> bool:
