@@ -1,9 +1,10 @@
 """Predicted against measured: the peaks of the workloads that an H200 measured, one process a workload.
 
-    python benchmarks/predict.py [NAME...]
+    python benchmarks/predict.py [--families] [NAME...]
 
-Prints, for every workload, predicted and measured peaks of the second step, signed errors, seconds and the
-process's highest resident memory. Needs transformers and peft, and no GPU.
+With `--families` the workloads are those that were predicted before anybody had measured them. Prints, for
+every workload, predicted and measured peaks of the second step, signed errors, seconds and the process's
+highest resident memory. Needs transformers and peft, and no GPU.
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="workloads; all by default")
+    parser.add_argument("--families", action="store_true", help="the workloads of other families")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(_one(options.one)))
+        print(json.dumps(_one(options.one, options.families)))
         return 0
-    measured = {each["name"]: each for each in json.loads((GROUND_TRUTH / "measured_h200.json").read_text())}
+    truths = GROUND_TRUTH / ("families_h200.json" if options.families else "measured_h200.json")
+    measured = {each["name"]: each for each in json.loads(truths.read_text())}
     print(
         f"{'workload':<18}{'allocated':>10}{'error':>9}{'reserved':>11}{'error':>9}{'seconds':>9}{'MiB':>7}"
     )
     errors: list[tuple[float, float]] = []
     for name in options.names or list(measured):
-        command = [sys.executable, __file__, "--one", name]
+        command = [sys.executable, __file__, "--one", name, *(["--families"] if options.families else [])]
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode:
             print(f"{name:<18}failed: {run.stderr.strip().splitlines()[-1]}")
@@ -63,17 +66,17 @@ def main() -> int:
     return 0
 
 
-def _one(name: str) -> dict[str, Any]:
+def _one(name: str, families: bool) -> dict[str, Any]:
     import memtriage
 
-    specification = importlib.util.spec_from_file_location("workloads", GROUND_TRUTH / "workloads.py")
+    file = "families.py" if families else "workloads.py"
+    specification = importlib.util.spec_from_file_location("workloads", GROUND_TRUTH / file)
     assert specification is not None and specification.loader is not None
     workloads = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(workloads)
-    specs = {each["name"]: each for each in json.loads((GROUND_TRUTH / "specs.json").read_text())}
-    prediction = memtriage.predict(
-        lambda device: workloads.build(specs[name], device), torch_version=MEASURED_WITH
-    )
+    specs = workloads.SPECS if families else json.loads((GROUND_TRUTH / "specs.json").read_text())
+    spec = next(each for each in specs if each["name"] == name)
+    prediction = memtriage.predict(lambda device: workloads.build(spec, device), torch_version=MEASURED_WITH)
     return {
         "peak_allocated": prediction.peak_allocated,
         "peak_reserved": prediction.peak_reserved,

@@ -131,6 +131,7 @@ def test_copies_wait_for_what_makes_gradients_and_readers_wait_for_copies(pin: b
 
 @pytest.mark.usefixtures("threads")
 def test_nothing_stays_on_the_device() -> None:
+    others = torch.cuda.memory_allocated()  # cuBLAS keeps a workspace of 64 MiB on Hopper
     weight = Parameter(large(5_000_000))
     optimizer = OffloadedAdamW([weight])
     weight.grad = large(5_000_000, seed=1)
@@ -140,7 +141,7 @@ def test_nothing_stays_on_the_device() -> None:
     optimizer.step()
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == before
-    assert before <= 2 * 2 * 5_000_000 + MIB
+    assert before - others <= 2 * 2 * 5_000_000 + MIB
     optimizer.close()
 
 
