@@ -62,6 +62,40 @@ def test_json_alone_on_stdout(tmp_path, capfdbinary):
     assert len(report["marks"]) == 4
 
 
+def test_the_page_is_written_beside_the_report(tmp_path, capsys):
+    write_rank(tmp_path / "node0", 0, 2)
+    write_rank(tmp_path / "node1", 1, 2, leaking=True)
+    directories = [str(tmp_path / "node0"), str(tmp_path / "node1")]
+    assert app.main(["report", *directories]) == 0
+    plain = capsys.readouterr()
+    assert app.main(["report", *directories, "--html", str(tmp_path / "run.html")]) == 0
+    assert capsys.readouterr() == plain
+    page = (tmp_path / "run.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "losses[*]" in page and "rank 1 only" in page
+
+
+def test_the_page_and_json_alone_on_stdout(tmp_path, capfdbinary):
+    write_rank(tmp_path / "out", None, 1)
+    page = tmp_path / "run.html"
+    assert app.main(["report", str(tmp_path / "out"), "--json", "--html", str(page)]) == 0
+    out, err = capfdbinary.readouterr()
+    assert (json.loads(out)["verdict"], err) == ("clean", b"")
+    assert page.stat().st_size > 0
+
+
+@pytest.mark.parametrize("flags", [[], ["--json"]])
+@pytest.mark.parametrize("where", ["absent/run.html", "out"])
+def test_a_page_that_cannot_be_written_is_one_line_and_status_2(where, flags, tmp_path, capsys):
+    write_rank(tmp_path / "out", None, 1)
+    page = tmp_path / where
+    assert app.main(["report", str(tmp_path / "out"), *flags, "--html", str(page)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"memtriage report: {page}: ")
+    assert err.count("\n") == 1
+
+
 def test_node_local_directories_are_merged(tmp_path, capfdbinary):
     write_rank(tmp_path / "node0", 0, 2)
     write_rank(tmp_path / "node1", 1, 2, leaking=True)

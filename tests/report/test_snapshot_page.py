@@ -15,7 +15,8 @@ import pytest
 from memtriage.model import Finding
 from memtriage.model.blocks import Block
 from memtriage.model.recording import OWNERS, Events, Lives, Recording, SiteRow, Stack, Timeline
-from memtriage.report.snapshot_page import LARGEST, html, write_html
+from memtriage.report.html.shell import LARGEST
+from memtriage.report.snapshot_page import html, write_html
 from memtriage.report.text import size
 from support.chromium import Chromium, find
 from support.recordings import MIB, Tape, recording, stack, training

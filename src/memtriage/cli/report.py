@@ -19,6 +19,9 @@ def report(
         ),
     ],
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT", help="Write a self-contained page.")
+    ] = None,
 ) -> int:
     """Show a recorded run again, also one that was killed or still runs."""
     from memtriage.diagnose.merge import context, merge
@@ -31,6 +34,15 @@ def report(
         print(f"memtriage report: {error}", file=sys.stderr)
         return 2
     merged = merge(run)
+    told = context(run, merged)
+    if html is not None:
+        from memtriage.report.run_page import write_html
+
+        try:
+            write_html(run, merged, told, html)
+        except OSError as error:
+            print(f"memtriage report: {html}: {error.strerror or error}", file=sys.stderr)
+            return 2
     if json:
         from memtriage.report.jsonfile import write_stream
 
@@ -38,5 +50,5 @@ def report(
     else:
         from memtriage.report.terminal import console_for, render
 
-        render(merged, console_for(sys.stdout), context(run, merged))
+        render(merged, console_for(sys.stdout), told)
     return 0

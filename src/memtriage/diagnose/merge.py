@@ -200,5 +200,4 @@ def _room(device: str, rank: RankRecord) -> tuple[int | None, int | None]:
         last = next((mark for mark in reversed(rank.marks) if mark.host_rss is not None), None)
         return rank.start.host_limit, None if last is None else last.host_rss
     mark = next((mark for mark in reversed(rank.marks) if mark.device == device), None)
-    limits = rank.start.device_limits | (rank.end.device_limits if rank.end is not None else {})
-    return limits.get(device), None if mark is None else mark.allocated
+    return rank.device_limits.get(device), None if mark is None else mark.allocated

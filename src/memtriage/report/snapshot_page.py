@@ -2,7 +2,7 @@
 
 The numbers of a recording of a million events do not fit into a page, nor can anybody see them all: charts
 get the instants that matter (`report/html/downsample.py`), tables the biggest rows, and each says what it
-leaves out. The limits below keep the file under `LARGEST` bytes; devices share them.
+leaves out. The limits below keep the file under `html.shell.LARGEST` bytes; devices share them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,11 @@ from memtriage.model.recording import (
     SiteRow,
 )
 from memtriage.report.html.columns import Texts
-from memtriage.report.html.shell import asset, document
+from memtriage.report.html.shell import report_page
 from memtriage.report.snapshot_map import segment_map
 from memtriage.report.snapshot_timeline import timeline
-from memtriage.report.snapshot_words import GROWING, amount, colour, meaning, owner_index, where
-from memtriage.report.text import KINDS, count, duration, rate, size
-
-LARGEST: Final = 2 * 1024 * 1024
-"""Bytes that a page may have, for a recording of a million events."""
+from memtriage.report.snapshot_words import amount, colour, meaning, owner_index, where
+from memtriage.report.text import GROWING, KINDS, SEVERE, count, duration, rate, size
 
 _TIMELINE_CHARACTERS: Final = 750_000
 _MAP_PARTS: Final = 28_000
@@ -45,22 +42,6 @@ _TEXT_CHARACTERS: Final = 300_000
 _OOMS: Final = 3
 _FREE_ROWS: Final = 40
 
-_STYLES: Final = ("uplot/uPlot.min.css", "page.css")
-_SCRIPTS: Final = (
-    "uplot/uPlot.iife.min.js",
-    "page.js",
-    "report.js",
-    "table.js",
-    "timeline.js",
-    "map.js",
-    "snapshot_segments.js",
-    "snapshot.js",
-)
-_BODY: Final = (
-    '<header class="masthead" id="masthead"></header>\n'
-    '<main><div id="devices"></div><footer id="about"></footer></main>'
-)
-_SEVERE: Final = GROWING | {"out_of_memory"}
 _ABOUT: Final = (
     "Sizes are bytes in binary units. Allocated: blocks in use. Reserved: what the allocator holds of the "
     "device. Stranded: free, but it cannot go back to the driver, because a block in use pins its segment. "
@@ -79,15 +60,9 @@ def write_html(recording: Recording, path: Path) -> None:
 
 
 def html(recording: Recording) -> str:
-    """Return the page of a recording: at most `LARGEST` bytes for one of a million events."""
+    """Return the page of a recording: at most `html.shell.LARGEST` bytes for a million events."""
     name = Path(recording.path).name
-    return document(
-        f"{name} · memtriage",
-        _BODY,
-        _data(recording, name),
-        styles=[asset(one) for one in _STYLES],
-        scripts=[asset(one) for one in _SCRIPTS],
-    )
+    return report_page(name, _data(recording, name), "map.js", "snapshot_segments.js", "snapshot.js")
 
 
 def _data(recording: Recording, name: str) -> dict[str, Any]:
@@ -145,7 +120,7 @@ def _verdict(device: DeviceRecording) -> dict[str, str]:
 
 
 def _level(finding: Finding) -> str:
-    return "bad" if finding.kind in _SEVERE else "warn"
+    return "bad" if finding.kind in SEVERE else "warn"
 
 
 def _beside(finding: Finding) -> dict[str, str | None]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from memtriage.model import Finding, FindingKind
+from memtriage.model import Finding
 from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.model.recording import OWNERS
-from memtriage.report.text import rate, size
+from memtriage.report.text import GROWING, rate, size
 
-GROWING: Final[frozenset[FindingKind]] = frozenset({"leak", "garbage_cycle"})
-"""Kinds of findings whose growth says more than their bytes."""
-
-_COLOURS: Final[dict[str, str]] = {
+COLOURS: Final[dict[str, str]] = {
     "parameter": "hue-1",
     "gradient": "hue-3",
     "optimizer state": "hue-5",
@@ -27,6 +24,7 @@ _COLOURS: Final[dict[str, str]] = {
     "c++ only": "hue-other",
     "before the recording": "hue-past",
 }
+"""The name of each owner's colour in `assets/page.css`."""
 _MEANINGS: Final[dict[str, str]] = {
     "parameter": "weights of the model",
     "gradient": "gradients of parameters",
@@ -63,7 +61,7 @@ BOTTOM_FIRST: Final = (
 
 def colour(owner: str) -> str:
     """Return the name of an owner's colour in `assets/page.css`."""
-    return _COLOURS[owner]
+    return COLOURS[owner]
 
 
 def meaning(owner: str) -> str:

@@ -7,7 +7,7 @@ from typing import Final
 from memtriage.model import FindingKind
 from memtriage.model.units import UNKNOWN, rank_list, size
 
-__all__ = ["KINDS", "UNKNOWN", "count", "duration", "rank_list", "rate", "size"]
+__all__ = ["GROWING", "KINDS", "SEVERE", "UNKNOWN", "count", "duration", "rank_list", "rate", "size"]
 
 KINDS: Final[dict[FindingKind, str]] = {
     "leak": "leak",
@@ -25,6 +25,10 @@ KINDS: Final[dict[FindingKind, str]] = {
     "rank_differs": "rank differs",
 }
 """Kinds of findings in words."""
+GROWING: Final[frozenset[FindingKind]] = frozenset({"leak", "garbage_cycle"})
+"""Kinds of findings whose growth says more than their bytes."""
+SEVERE: Final[frozenset[FindingKind]] = GROWING | {"out_of_memory"}
+"""Kinds of findings that end a run sooner or later."""
 
 _MINUTE: Final = 60
 _HOUR: Final = 60 * _MINUTE

@@ -78,6 +78,11 @@ class RankRecord:
         return max(marked, self.end.steps if self.end is not None else 0)
 
     @property
+    def device_limits(self) -> dict[str, int]:
+        """Bytes that the process's allocator may have of each device, as far as known; better at the end."""
+        return self.start.device_limits | (self.end.device_limits if self.end is not None else {})
+
+    @property
     def last_time_s(self) -> float:
         """Seconds from the start of the watch to the last line that tells the time."""
         times = [line.time_s for line in (self.end, *self.marks[-1:], *self.host[-1:]) if line is not None]

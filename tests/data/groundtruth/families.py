@@ -1,7 +1,7 @@
 """Workloads of further families, predicted before they were measured.
 
-`families_h200.json` has what an H200 said of them. `build(spec, device)` returns `(model, optimizer, step)`; a
-spec is `{"name": ...}`. Random weights; nothing is downloaded.
+`families_h200.json` has what an H200 said of them. `build(spec, device)` returns `(model, optimizer, step)`;
+a spec is `{"name": ...}`. Random weights; nothing is downloaded.
 """
 
 from __future__ import annotations

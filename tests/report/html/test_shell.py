@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.report.html.shell import asset, document
+from memtriage.report.html.shell import asset, document, report_page
 
 
 class _Elements(HTMLParser):
@@ -79,3 +79,12 @@ def test_the_chart_library_is_the_one_the_licence_and_the_notes_speak_of() -> No
     assert version is not None
     assert version[1] in asset("README.md")
     assert "MIT License" in asset("uplot/LICENSE")
+
+
+def test_the_page_of_a_report_has_its_scripts_behind_those_of_every_report() -> None:
+    page = report_page("a <run>", {"title": "x"}, "run.js")
+    assert "<title>a &lt;run&gt; · memtriage</title>" in page
+    places = [page.index(asset(name)) for name in ("page.js", "report.js", "timeline.js", "run.js")]
+    assert places == sorted(places)
+    assert asset("page.css") in page
+    assert asset("snapshot.js") not in page

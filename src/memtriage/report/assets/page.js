@@ -161,6 +161,17 @@ const page = (() => {
     return element("div", { class: "choice", role: "group", "aria-label": label }, ...buttons);
   }
 
+  // A choice among more than fit on buttons.
+  function select(label, options, chosen, onChoose) {
+    const made = element(
+      "select",
+      { "aria-label": label, on: { change: () => onChoose(made.value) } },
+      ...options.map(([key, text]) => element("option", { value: key }, text)),
+    );
+    made.value = chosen;
+    return made;
+  }
+
   // Tabs as the ARIA practices describe them: arrows move, the chosen one alone takes the focus. A panel is
   // built when it is first shown. `items` are {label, level, build}.
   function tabs(label, items) {
@@ -228,6 +239,7 @@ const page = (() => {
     drawing,
     themeChoice,
     choice,
+    select,
     tabs,
     data: () => JSON.parse(document.getElementById("data").textContent),
   };

@@ -37,5 +37,62 @@ const report = (() => {
       ),
     );
 
-  return { card, code, facts, prose, tiles };
+  // The head of a page: {brand, title, facts}.
+  const masthead = (data) =>
+    document
+      .getElementById("masthead")
+      .append(
+        element(
+          "div",
+          {},
+          element("p", { class: "brand" }, data.brand),
+          element("h1", {}, data.title),
+          element("p", { class: "quiet small" }, data.facts),
+        ),
+        page.themeChoice(),
+      );
+
+  // The banner that says it in a line: {level, word, text}.
+  const verdict = ({ level, word, text }, ...more) =>
+    element(
+      "div",
+      { class: `verdict level-${level}`, role: "status" },
+      element("span", { class: "word" }, word),
+      element("span", {}, text),
+      ...more,
+    );
+
+  const list = (lines, form) =>
+    lines.length ? element("ul", {}, ...lines.map((line) => element("li", {}, form(line)))) : null;
+
+  // A finding: {level, words, amount} above, what is known of it below.
+  const finding = (item, pairs) =>
+    element(
+      "article",
+      { class: `card finding ${item.level}` },
+      element(
+        "header",
+        {},
+        element("h3", {}, item.words),
+        element("span", { class: "amount number" }, item.amount),
+      ),
+      facts(pairs),
+    );
+
+  const notes = (title, lines) =>
+    lines.length
+      ? card(
+          title,
+          null,
+          element("div", { class: "notes" }, ...lines.map((line) => element("p", {}, prose(line)))),
+        )
+      : null;
+
+  const swatch = (row) => {
+    const made = element("span", { class: `swatch inline${row.hatched ? " hatched" : ""}` });
+    if (!row.hatched) made.style.background = `var(--${row.colour})`;
+    return made;
+  };
+
+  return { card, code, facts, finding, list, masthead, notes, prose, swatch, tiles, verdict };
 })();

@@ -13,33 +13,19 @@
   const text = (index) => (index < 0 ? null : data.texts[index]);
   const segments = snapshotSegments(data, text);
 
-  function finding(item) {
-    const evidence = item.evidence.length
-      ? element("ul", {}, ...item.evidence.map((line) => element("li", {}, prose(line))))
-      : null;
-    return element(
-      "article",
-      { class: `card finding ${item.level}` },
-      element(
-        "header",
-        {},
-        element("h3", {}, item.words),
-        element("span", { class: "amount number" }, item.amount),
-      ),
-      facts([
-        ["allocated at", item.allocated_at ? code(item.allocated_at) : null],
-        ["held by", item.holder ? code(item.holder) : null],
-        ["in all", item.in_all],
-        ["growth", item.growth],
-        ["phase", item.phase],
-        ["seen at step", item.step === null ? null : whole(item.step)],
-        ["why", prose(item.mechanism)],
-        ["fix", prose(item.fix)],
-        ["evidence", evidence],
-        ["playbook", item.playbook],
-      ]),
-    );
-  }
+  const finding = (item) =>
+    report.finding(item, [
+      ["allocated at", item.allocated_at ? code(item.allocated_at) : null],
+      ["held by", item.holder ? code(item.holder) : null],
+      ["in all", item.in_all],
+      ["growth", item.growth],
+      ["phase", item.phase],
+      ["seen at step", item.step === null ? null : whole(item.step)],
+      ["why", prose(item.mechanism)],
+      ["fix", prose(item.fix)],
+      ["evidence", report.list(item.evidence, prose)],
+      ["playbook", item.playbook],
+    ]);
 
   function course(device) {
     const place = card(
@@ -112,13 +98,7 @@
           {
             label: "owner",
             value: (row) => row.name,
-            cell: (row) => {
-              const swatch = element("span", { class: "swatch" });
-              swatch.style.display = "inline-block";
-              swatch.style.marginRight = "8px";
-              swatch.style.background = `var(--${row.colour})`;
-              return element("span", { title: row.meaning }, swatch, row.name);
-            },
+            cell: (row) => element("span", { title: row.meaning }, report.swatch(row), row.name),
           },
           { label: "at the peak", value: (row) => row.at_peak, cell: (row) => amount(row, "at_peak") },
           { label: "at the snapshot", value: (row) => row.at_end, cell: (row) => amount(row, "at_end") },
@@ -226,12 +206,7 @@
     const [coursePlace, drawCourse] = course(device);
     const [mapPlace, drawMap] = segments(device);
     panel.append(
-      element(
-        "div",
-        { class: `verdict level-${device.verdict.level}`, role: "status" },
-        element("span", { class: "word" }, device.verdict.word),
-        element("span", {}, device.verdict.text),
-      ),
+      report.verdict(device.verdict),
       ...device.findings.map(finding),
       tiles(device.tiles),
       coursePlace,
@@ -240,33 +215,15 @@
       mapPlace,
       sites(device),
     );
-    if (device.notes.length) {
-      panel.append(
-        card(
-          "What this recording does not tell",
-          null,
-          element("div", { class: "notes" }, ...device.notes.map((note) => element("p", {}, note))),
-        ),
-      );
-    }
+    const notes = report.notes("What this recording does not tell", device.notes);
+    if (notes) panel.append(notes);
     drawCourse();
     drawMap();
     drawn.maps += 1;
     for (const [name, count] of Object.entries(drawn)) root.dataset[name] = String(count);
   }
 
-  document
-    .getElementById("masthead")
-    .append(
-      element(
-        "div",
-        {},
-        element("p", { class: "brand" }, data.brand),
-        element("h1", {}, data.title),
-        element("p", { class: "quiet small" }, data.facts),
-      ),
-      page.themeChoice(),
-    );
+  report.masthead(data);
   const set = page.tabs(
     "devices",
     data.devices.map((device) => ({
@@ -275,11 +232,11 @@
       build: (panel) => build(panel, device),
     })),
   );
-  document.getElementById("devices").append(set.bar, ...set.panels);
+  document.getElementById("content").append(set.bar, ...set.panels);
   if (data.devices.length) set.show(0, false);
   else
     document
-      .getElementById("devices")
+      .getElementById("content")
       .append(element("p", { class: "card" }, "There is no device in this file: no segments and no events."));
   document.getElementById("about").append(...data.about.map((line) => element("p", {}, line)));
   root.dataset.ready = "true";

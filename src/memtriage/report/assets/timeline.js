@@ -1,10 +1,14 @@
 "use strict";
-// Stacked areas over time or over a count, with zoom (drag, buttons, keys), marks and a legend that reads values.
-//   options: {label, axes: [{key, label, values, format}], layers: [{name, colour, hatched, values}],
-//             lines: [{name, colour, values}], marks: [{at: {axis key: value}, label, strong, colour}], legendRow,
-//             crest: one of the lines, crowded: what to say of that}
-// A layer lies on those before it; its own values are given, not the sums. Where several instants fall on a column,
-// it shows the one with the highest crest, which needs no line then, and a line shows the lowest crest.
+// Stacked areas and lines over time or over a count, with zoom (drag, buttons, keys), marks and a legend that reads
+// values.
+//   options: {label, axes: [{key, label, values, format, read}], layers: [{name, colour, hatched, values}],
+//             lines: [{name, colour, values, fill, width, dash}], marks: [{at: {axis key: value}, label, strong,
+//             colour}], legendRow, crest: one of the lines, crowded: what to say of that}
+//   and where wanted: fit: whether the vertical axis starts above 0 (the reader can choose then), bounds: values in
+//             whose sight it ends, [{value, label}], bands: [{high, low: lines, fill}], describe: row -> words
+// A layer lies on those before it; its own values are given, not the sums. The first line lies on top. Where several
+// instants fall on a column, it shows the one with the highest crest, which needs no line then where there are
+// layers, and a line shows the lowest crest. What was not read is null.
 function timeline(place, options) {
   const { element, bytes, colour, hatch } = page;
   const HEIGHT = 360;
@@ -17,6 +21,7 @@ function timeline(place, options) {
   let axis = options.axes[0];
   let chart = null;
   let span = null; // what is zoomed to, in rows: it stays when the axis changes
+  let fitted = options.fit === true;
   let view = null; // what is drawn: {rows, places, lows, crowded}
   const lowest = { name: `lowest ${options.crest.name}`, colour: "ink", values: [] };
 
@@ -27,6 +32,7 @@ function timeline(place, options) {
     tabindex: "0",
     "aria-label": `${options.label} Keys: + and - zoom, the arrows move, 0 shows the whole.`,
   });
+  const drawnLines = [...options.lines].reverse();
   const amounts = new Map();
   const where = element("span", { class: "quiet small number" });
   const legend = element("ul", { class: "legend" });
@@ -70,7 +76,8 @@ function timeline(place, options) {
   function read(row, place) {
     for (const [item, amount] of amounts) amount.textContent = bytes(item.values[row]);
     amounts.get(lowest).textContent = place === undefined ? "" : bytes(view.lows[place]);
-    const values = options.axes.map((one) => `${one.label} ${one.format(one.values[row])}`);
+    const values = options.axes.map((one) => `${one.label} ${(one.read || one.format)(one.values[row])}`);
+    if (options.describe) values.push(options.describe(row));
     where.textContent = `${row === options.legendRow ? "at the peak: " : ""}${values.join(" · ")}`;
   }
 
@@ -121,7 +128,7 @@ function timeline(place, options) {
       if (!hidden.has(layer)) below = below.map((value, place) => value + layer.values[view.rows[place]]);
       columns.push(below);
     }
-    const lines = options.lines.map((line) => view.rows.map((row) => line.values[row]));
+    const lines = drawnLines.map((line) => view.rows.map((row) => line.values[row]));
     return [view.places, ...columns.reverse(), ...lines, view.lows];
   }
 
@@ -149,14 +156,57 @@ function timeline(place, options) {
         show: !hidden.has(layer),
         fill: fill(layer),
       })),
-      ...[...options.lines, lowest].map((line) => ({
+      ...[...drawnLines, lowest].map((line) => ({
         ...plain,
         label: line.name,
-        width: 1.5,
+        width: line.width || 1.5,
+        dash: line.dash,
         show: !hidden.has(line),
-        stroke: () => (view.crowded && line === options.crest ? "transparent" : colour(line.colour)),
+        stroke: () =>
+          view.crowded && line === options.crest && options.layers.length
+            ? "transparent"
+            : colour(line.colour),
+        fill: line.fill ? () => colour(line.fill) : undefined,
       })),
     ];
+  }
+
+  function bands() {
+    const place = (line) => 1 + options.layers.length + drawnLines.indexOf(line);
+    return (options.bands || []).map(({ high, low, fill: shade }) => ({
+      series: [place(high), place(low)],
+      fill: () => colour(shade),
+    }));
+  }
+
+  // A bound is shown once the course comes near it.
+  const NEAR = 0.6;
+  function heights(self, low, high) {
+    const near = (options.bounds || []).map(({ value }) => value).filter((value) => high >= NEAR * value);
+    const top = Math.max(high || 1, ...near);
+    const room = (top - low || top) * 0.06;
+    return fitted ? [Math.max(0, low - room), top + room] : [0, top * 1.04];
+  }
+
+  function drawBounds(self) {
+    const { ctx, bbox } = self;
+    ctx.save();
+    ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
+    ctx.textBaseline = "bottom";
+    ctx.textAlign = "left";
+    ctx.strokeStyle = ctx.fillStyle = colour("bad");
+    ctx.lineWidth = devicePixelRatio;
+    ctx.setLineDash([6 * devicePixelRatio, 4 * devicePixelRatio]);
+    for (const { value, label } of options.bounds || []) {
+      const y = Math.round(self.valToPos(value, "y", true));
+      if (y < bbox.top || y > bbox.top + bbox.height) continue;
+      ctx.beginPath();
+      ctx.moveTo(bbox.left, y);
+      ctx.lineTo(bbox.left + bbox.width, y);
+      ctx.stroke();
+      ctx.fillText(label, bbox.left + 4 * devicePixelRatio, y - 4 * devicePixelRatio);
+    }
+    ctx.restore();
   }
 
   function drawMarks(self) {
@@ -284,11 +334,11 @@ function timeline(place, options) {
       {
         width,
         height: narrow ? NARROW_HEIGHT : HEIGHT,
-        padding: [18, 8, 0, 0],
+        padding: [18, 18, 0, 0],
         legend: { show: false },
         scales: {
           x: { time: false, range: () => bounds() },
-          y: { range: (self, low, high) => [0, (high || 1) * 1.04] },
+          y: { range: heights },
         },
         axes: [
           {
@@ -304,7 +354,8 @@ function timeline(place, options) {
             ...text,
             size: narrow ? 62 : 74,
             splits: byteSplits,
-            values: (self, ticks) => ticks.map((tick) => (tick === 0 ? "0" : tickBytes(tick))),
+            values: (self, ticks) =>
+              ticks.map((tick) => (tick === 0 ? "0" : tickBytes(tick, ticks[1] - ticks[0]))),
           },
         ],
         cursor: {
@@ -314,8 +365,9 @@ function timeline(place, options) {
           bind: { dblclick: () => () => zoom(0, Infinity) },
         },
         series: series(),
+        bands: bands(),
         hooks: {
-          draw: [drawMarks],
+          draw: [drawBounds, drawMarks],
           setCursor: [
             (self) =>
               self.cursor.idx === null || self.cursor.idx === undefined
@@ -349,7 +401,23 @@ function timeline(place, options) {
       again(true);
     },
   );
-  place.append(element("div", { class: "tools" }, ...buttons, axisChoice, where), board, legend, crowdedNote);
+  const heightChoice =
+    options.fit === undefined
+      ? null
+      : page.choice(
+          "vertical axis",
+          [
+            ["whole", "from 0"],
+            ["fitted", "fitted"],
+          ],
+          fitted ? "fitted" : "whole",
+          (key) => {
+            fitted = key === "fitted";
+            again(true);
+          },
+        );
+  const tools = [...buttons, axisChoice, heightChoice, where].filter(Boolean);
+  place.append(element("div", { class: "tools" }, ...tools), board, legend, crowdedNote);
   const again = page.drawing(board, draw);
   again(true);
   buttons.forEach((button) => {
@@ -362,15 +430,16 @@ function timeline(place, options) {
 function byteSplits(self, axisIndex, low, high) {
   const MOST = self.height < 300 ? 5 : 7;
   let step = 1;
-  while (high / step > MOST) step *= 2;
+  while ((high - low) / step > MOST) step *= 2;
   const ticks = [];
-  for (let tick = 0; tick <= high; tick += step) ticks.push(tick);
+  for (let tick = Math.ceil(low / step) * step; tick <= high; tick += step) ticks.push(tick);
   return ticks;
 }
 
-// As page.bytes, with the decimals that halves and quarters of a unit need and no others.
-function tickBytes(value) {
+// As page.bytes, with the decimals that halves and quarters of a unit need, or that tell ticks apart, and no others.
+function tickBytes(value, step) {
   const unit = page.bytes(value).split(" ")[1];
   const power = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"].indexOf(unit);
-  return `${Number((value / 1024 ** power).toFixed(2))} ${unit}`;
+  const decimals = Math.max(2, Math.ceil(-Math.log10((step || value) / 1024 ** power)));
+  return `${Number((value / 1024 ** power).toFixed(Math.min(decimals, 6)))} ${unit}`;
 }

@@ -18,6 +18,16 @@ from typing import Any, Final
 DATA_ID: Final = "data"
 """Id of the element that holds the page's data as JSON."""
 
+LARGEST: Final = 2 * 1024 * 1024
+"""Bytes that the page of a report may have, whatever was recorded."""
+
+_STYLES: Final = ("uplot/uPlot.min.css", "page.css")
+_SCRIPTS: Final = ("uplot/uPlot.iife.min.js", "page.js", "report.js", "table.js", "timeline.js")
+_BODY: Final = (
+    '<header class="masthead" id="masthead"></header>\n'
+    '<main><div id="content"></div><footer id="about"></footer></main>'
+)
+
 _ASSETS: Final = files("memtriage.report") / "assets"
 
 _NO_SCRIPT: Final = "This page is drawn by the scripts inside it; they load nothing. Please allow them."
@@ -30,6 +40,26 @@ def asset(name: str) -> str:
         FileNotFoundError: there is no such file.
     """
     return _ASSETS.joinpath(*name.split("/")).read_text("utf-8")
+
+
+def report_page(name: str, data: Mapping[str, Any], *scripts: str) -> str:
+    """Return the page of a report on what is called `name`.
+
+    Args:
+        name: plain text.
+        data: what the scripts draw.
+        scripts: names of the assets that draw this report, to run behind those that every report has.
+
+    Raises:
+        ValueError: `data` holds a number that is not finite.
+    """
+    return document(
+        f"{name} · memtriage",
+        _BODY,
+        data,
+        styles=[asset(one) for one in _STYLES],
+        scripts=[asset(one) for one in (*_SCRIPTS, *scripts)],
+    )
 
 
 def document(

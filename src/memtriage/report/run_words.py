@@ -1,0 +1,251 @@
+"""What reports of a run say on paper, screen or page: verdict, findings drawn together, ledger rows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from memtriage.diagnose.merge import RunContext
+from memtriage.model.playbook import PLAYBOOK
+from memtriage.report.text import GROWING, KINDS, SEVERE, count, duration, rank_list, rate, size
+
+if TYPE_CHECKING:
+    from memtriage.model import Finding, FindingKind, LedgerRow, RunReport, Verdict
+
+Level = Literal["good", "warn", "bad"]
+"""How much a verdict matters."""
+
+VERDICTS: Final[dict[Verdict, tuple[str, Level]]] = {
+    "clean": ("clean", "good"),
+    "leak": ("leak", "bad"),
+    "residue": ("residue", "warn"),
+    "fragmentation": ("fragmentation", "warn"),
+    "out_of_memory": ("out of memory", "bad"),
+    "killed": ("killed", "bad"),
+    "error": ("not judged", "warn"),
+}
+"""Each verdict in words."""
+
+OF_ONE_RANK: Final[frozenset[FindingKind]] = frozenset({"rank_differs", "host_limit"})
+"""Kinds whose evidence is another on every rank."""
+COURSE_MARKS: Final = ("step", "backward")
+"""Marks whose course tells most, the best first."""
+
+_RANKS_IN_EVIDENCE: Final = 6
+_LEDGER_ROWS: Final = 24
+_SMALL_SHARE: Final = 0.001
+
+
+@dataclass(slots=True)
+class FindingGroup:
+    """The same finding on one or more ranks; the first is the one with the largest figures."""
+
+    findings: list[Finding]
+    runs_out_in: int | None
+
+    @property
+    def first(self) -> Finding:
+        return self.findings[0]
+
+    @property
+    def kind(self) -> FindingKind:
+        return self.first.kind
+
+    @property
+    def severe(self) -> bool:
+        return self.kind in SEVERE
+
+    @property
+    def ranks(self) -> list[int]:
+        return [finding.rank for finding in self.findings if finding.rank is not None]
+
+    @property
+    def device(self) -> str:
+        return devices_in_words({finding.device for finding in self.findings})
+
+    @property
+    def amount(self) -> str:
+        """The growth, or else the size, over all ranks."""
+        first = self.first
+        if first.bytes_per_step is not None:
+            return _spread([finding.bytes_per_step for finding in self.findings], "step")
+        if first.bytes_per_microbatch is not None:
+            return _spread([finding.bytes_per_microbatch for finding in self.findings], "micro-batch")
+        return _spread([finding.bytes for finding in self.findings], None)
+
+    @property
+    def holds(self) -> list[str]:
+        """What has piled up, where the headline gives the growth only."""
+        finding = self.first
+        grows = finding.bytes_per_step is not None or finding.bytes_per_microbatch is not None
+        parts = []
+        if finding.bytes is not None and grows:
+            parts.append(size(finding.bytes))
+        if finding.bytes_per_step is not None and finding.bytes_per_microbatch is not None:
+            parts.append(rate(finding.bytes_per_microbatch, "micro-batch"))
+        return parts
+
+    @property
+    def seen(self) -> str:
+        """When it was found; empty where that is unknown."""
+        finding = self.first
+        step = "" if finding.step is None else f"at step {finding.step}"
+        return step if finding.phase is None else f"{step}, in {finding.phase}".removeprefix(", ")
+
+    @property
+    def evidence(self) -> list[str]:
+        """The measurements; of several ranks those of the first, or one of each where they differ."""
+        if len(self.findings) == 1:
+            return self.first.evidence
+        if self.kind not in OF_ONE_RANK:
+            return [f"rank {self.first.rank}: {line}" for line in self.first.evidence]
+        shown = self.findings[:_RANKS_IN_EVIDENCE]
+        lines = [f"rank {finding.rank}: {line}" for finding in shown for line in finding.evidence[:1]]
+        rest = len(self.findings) - len(shown)
+        return [*lines, f"and {count(rest, 'more rank')}"] if rest else lines
+
+    def title(self, report: RunReport) -> str:
+        """Return what it is, on which device and ranks."""
+        on = "" if self.kind == "host_limit" else f" on {self.device}"
+        return f"{KINDS[self.kind]}{on}{self._where(report)}"
+
+    def _where(self, report: RunReport) -> str:
+        if report.ranks.of == 1 or not self.ranks:
+            return ""
+        if len(self.ranks) == 1:
+            return f", rank {self.ranks[0]} only"
+        if len(self.ranks) == report.ranks.seen:
+            return f", all {report.ranks.seen:,} ranks"
+        return f", {len(self.ranks):,} of {report.ranks.seen:,} ranks ({rank_list(self.ranks)})"
+
+
+def _spread(amounts: Sequence[int | None], per: str | None) -> str:
+    known = [amount for amount in amounts if amount is not None]
+    if not known:
+        return ""
+    low, high = (rate(amount, per) if per else size(amount) for amount in (min(known), max(known)))
+    return high if low == high else f"{size(min(known))} to {high}"
+
+
+def devices_in_words(devices: Collection[str]) -> str:
+    """Return devices with runs of numbers drawn together.
+
+    >>> devices_in_words({"cuda:1", "cuda:0", "cuda:2"}), devices_in_words(["cpu"])
+    ('cuda:0-2', 'cpu')
+    """
+    if len(devices) == 1:
+        return next(iter(devices))
+    numbers = [int(device.partition(":")[2]) for device in devices if device.partition(":")[2].isdigit()]
+    return f"cuda:{rank_list(numbers)}" if len(numbers) == len(devices) else ", ".join(sorted(devices))
+
+
+def fold(findings: Sequence[Finding], runs_out_in: Sequence[int | None]) -> list[FindingGroup]:
+    """Draw together what is the same on several ranks, in the order of the findings."""
+    groups: dict[tuple[object, ...], list[FindingGroup]] = {}
+    for finding, steps in zip(findings, runs_out_in, strict=True):
+        same = groups.setdefault(_cause(finding), [])
+        for group in same:
+            if finding.rank not in group.ranks and finding.rank is not None:
+                group.findings.append(finding)
+                group.runs_out_in = min(
+                    (left for left in (group.runs_out_in, steps) if left is not None), default=None
+                )
+                break
+        else:
+            same.append(FindingGroup([finding], steps))
+    order = {id(finding): position for position, finding in enumerate(findings)}
+    return sorted(
+        (group for same in groups.values() for group in same), key=lambda group: order[id(group.first)]
+    )
+
+
+def _cause(finding: Finding) -> tuple[object, ...]:
+    device = finding.device.partition(":")[0]  # every rank has its own cuda:N
+    return (finding.kind, device, finding.holder, finding.allocated_at, finding.phase, finding.mechanism)
+
+
+def sentence(report: RunReport, context: RunContext, groups: Sequence[FindingGroup]) -> str:
+    """Return what stands behind the verdict's word."""
+    growing = [group for group in groups if group.kind in GROWING]
+    match report.verdict:
+        case "clean":
+            found = f"no leak, residue or fragmentation found in {count(report.steps, 'step')}"
+            return f"{found}; {count(len(groups), 'other finding')}" if groups else found
+        case "leak" if growing:
+            more = f"; {count(len(growing) - 1, 'more leak')} below" if len(growing) > 1 else ""
+            return f"{growing[0].amount} on {growing[0].device}{_until_full(growing[0])}{more}"
+        case "residue" | "fragmentation" as kind if named := [
+            group for group in groups if group.kind == kind
+        ]:
+            what = "left behind" if kind == "residue" else "stranded"
+            return f"{size(named[0].first.bytes)} {what} on {named[0].device}"
+        case "out_of_memory":
+            leaked = f"; leaking {growing[0].amount}" if growing else ""
+            return (
+                _death(next((group.first for group in groups if group.kind == "out_of_memory"), None))
+                + leaked
+            )
+        case "killed":
+            who = "the process is"
+            if report.ranks.of > 1:
+                who = f"{len(context.killed)} of {count(report.ranks.seen, 'rank')} are"
+            at_limit = any(group.kind == "host_limit" for group in groups)
+            short = "; host memory was at its limit" if at_limit else ""
+            return f"{who} gone and wrote no end, after {count(report.steps, 'step')}{short}"
+        case "error":
+            return "memtriage could not judge this run"
+        case _:
+            return "see below"
+
+
+def _until_full(group: FindingGroup) -> str:
+    if group.runs_out_in is None:
+        return ""
+    return f", out of memory in {count(group.runs_out_in, 'step')}"
+
+
+def _death(finding: Finding | None) -> str:
+    if finding is None:
+        return "the script died for want of memory"
+    when = "" if finding.step is None else f" at step {finding.step}"
+    phase = "" if finding.phase is None else f", in {finding.phase}"
+    asked = "" if finding.bytes is None else f": {size(finding.bytes)} asked for"
+    return f"{finding.device}{when}{phase}{asked}"
+
+
+def facts(report: RunReport, context: RunContext) -> list[str]:
+    """Return how long a run of what this was, each part short."""
+    parts = [
+        " ".join(context.argv),
+        count(report.steps, "step"),
+        "" if context.duration_s is None else duration(context.duration_s),
+        f"{report.ranks.seen:,} of {count(report.ranks.of, 'rank')}" if report.ranks.of > 1 else "",
+    ]
+    return [part for part in parts if part]
+
+
+def playbook_entry(name: str, dot: str) -> str:
+    """Return a playbook entry's name with its subject, `dot` between them."""
+    entry = PLAYBOOK.get(name)
+    return name if entry is None else f"{name}{dot}{entry.subject}"
+
+
+def ledger_rows(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
+    """Return the rows; of a long ledger the small ones as one, so that the sum stays."""
+    total = sum(row.bytes for row in rows)
+    if len(rows) <= _LEDGER_ROWS:
+        return list(rows)
+    small = [row for row in rows if abs(row.bytes) < _SMALL_SHARE * total]
+    if len(small) < 2:
+        return list(rows)
+    large = [row for row in rows if abs(row.bytes) >= _SMALL_SHARE * total]
+    return [*large, type(rows[0])(row=f"{len(small)} smaller rows", bytes=sum(row.bytes for row in small))]
+
+
+def notes(context: RunContext) -> list[str]:
+    """Return what was left out, cut or unusual, the ranks without a record first."""
+    if not context.missing:
+        return list(context.notes)
+    ranks = "rank" if len(context.missing) == 1 else "ranks"
+    return [f"no record of {ranks} {rank_list(context.missing)}", *context.notes]
