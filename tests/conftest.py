@@ -11,9 +11,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from memtriage.account.census import Look, View
 from memtriage.model.census import Census, StorageRecord
+
+# How long an example takes says something of the machine, not of the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 class Program:
