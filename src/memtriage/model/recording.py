@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,28 +47,6 @@ OOM: Final = 7
 SNAPSHOT: Final = 8
 OTHER_EVENT: Final = 9
 
-OWNERS: Final = (
-    "parameter",
-    "gradient",
-    "optimizer state",
-    "saved for backward",
-    "autograd context",
-    "backward temporary",
-    "optimizer temporary",
-    "forward temporary",
-    "communication buffer",
-    "cuBLAS workspace",
-    "variable",
-    "c++ only",
-    "before the recording",
-)
-"""What a block can be, told by its frames and its life. The indices stand in `owner` columns.
-
-The words are those of the census where a recording can tell as much. The three temporaries die in the phase
-that made them; `variable` has frames that say no more than where; `c++ only` has no frames, and no step to
-judge it by; `before the recording` is older than the first event, and its segment kept no frames.
-"""
-
 Owner = Literal[
     "parameter",
     "gradient",
@@ -84,6 +62,14 @@ Owner = Literal[
     "c++ only",
     "before the recording",
 ]
+"""What a block can be, told by its frames and its life. The indices stand in `owner` columns.
+
+The words are those of the census where a recording can tell as much. The three temporaries die in the phase
+that made them; `variable` has frames that say no more than where; `c++ only` has no frames, and no step to
+judge it by; `before the recording` is older than the first event, and its segment kept no frames.
+"""
+
+OWNERS: Final[tuple[Owner, ...]] = get_args(Owner)
 
 NO_FRAMES: Final = "no Python frames"
 """What stands for the site of an allocation that recorded none (autograd's threads, C++)."""
