@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from memtriage import _active
 
 if TYPE_CHECKING:
+    from memtriage.account.host_step import host_step
     from memtriage.model.census import Census
     from memtriage.model.explanation import Explanation
     from memtriage.model.ledger import Ledger
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from memtriage.model.prediction import Prediction
     from memtriage.model.recording import Recording
     from memtriage.session.run import Watch
+    from memtriage.treat.host_tuning import Trimmed
     from memtriage.treat.offload import OffloadedAdamW
 
 # Loaded now, while it is empty: at its first import a package takes its name in here, which is to be the
@@ -35,8 +37,11 @@ __all__ = [
     "__version__",
     "census",
     "explain",
+    "host_step",
     "ledger",
     "load_snapshot",
+    "malloc_settings",
+    "malloc_trim",
     "mark",
     "plan",
     "predict",
@@ -46,7 +51,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`OffloadedAdamW` is a class of torch's kind, so loaded when it is first asked for."""
+    """Classes are loaded when they are first asked for: `OffloadedAdamW` needs torch."""
+    if name == "host_step":
+        from memtriage.account.host_step import host_step
+
+        return host_step
     if name == "OffloadedAdamW":
         from memtriage.treat.offload import OffloadedAdamW
 
@@ -121,23 +130,57 @@ def ledger(device: str | None = None) -> list[Ledger]:
     counts it, or the resident set of this process.
 
     Args:
-        device: `cuda:N` or `host` for that one alone; None for all.
+        device: `cuda:N` or `host` for that one alone; None for all of these. `job`: this process and all its
+            children, by process; sums to their proportional sets, so that shared pages count once.
 
     Raises:
         ValueError: when there is no such ledger, naming those that there are.
     """
     from memtriage.account.census import Look
+    from memtriage.account.host_reading import read_host
     from memtriage.account.ledgers import take_ledgers
 
+    if device == "job":
+        from memtriage.account.job_ledger import take_job_ledger
+
+        return [take_job_ledger()]
+    on_host = read_host()
     with Look() as view:
-        ledgers = take_ledgers(view.census().storages)
+        found = view.census()
+        ledgers = take_ledgers(found.storages, on_host=on_host, parameters=found.parameters)
     if device is None:
         return ledgers
-    found = [one for one in ledgers if one.device == device]
-    if not found:
+    chosen = [one for one in ledgers if one.device == device]
+    if not chosen:
         there = ", ".join(one.device for one in ledgers)
-        raise ValueError(f"no ledger for device {device!r}: this process has one for {there}")
-    return found
+        raise ValueError(f"no ledger for device {device!r}: this process has one for {there}, job")
+    return chosen
+
+
+def malloc_trim() -> Trimmed:
+    """Give memory that was freed, and that the C library keeps, back to the system. Sizes in bytes.
+
+    For the end of a phase: after loading a checkpoint, after evaluation. Freed tensors up to 32 MiB stay
+    resident otherwise; `gc.collect()` does not change that. What is alive is not touched.
+
+    Limits: does nothing (and says so: `supported`) where malloc is not glibc's.
+    """
+    from memtriage.treat.host_tuning import malloc_trim
+
+    return malloc_trim()
+
+
+def malloc_settings() -> dict[str, str]:
+    """Environment variables under which freed host memory goes back to the system, for a launcher to set.
+
+    `memtriage run --host-tuning` starts a script with them. malloc reads them when a process begins: setting
+    them in `os.environ` helps processes that are started later, not this one.
+
+    Limits: glibc only. A model trained on the CPU gets slower, for every temporary tensor is faulted in anew.
+    """
+    from memtriage.treat.host_tuning import MALLOC_SETTINGS
+
+    return dict(MALLOC_SETTINGS)
 
 
 def explain(text: str, shapes: Mapping[str, int] | None = None) -> Explanation:
@@ -192,14 +235,14 @@ def predict(
             makes in it.
         allocator_conf: as in `PYTORCH_CUDA_ALLOC_CONF`, e.g. `expandable_segments:True`.
         gpu: kind of GPU: `h200`, `h100`, `a100`, `l4`, ...
-        world_size, rank: 1 and 0.
+        world_size, rank: ranks of the job (DDP, FSDP2, ...), and the one that is predicted.
         torch_version: whose allocator and kernels are meant, e.g. `2.11.0`; the installed one by default.
 
     Raises:
         ValueError: an argument is out of range, `build` returns something else, or the program raises; the
             text says what to change.
 
-    Limits: one process on one GPU and one stream; `torch.compile` is traced as eager code; kernels from
+    Limits: one process on one GPU; `torch.compile` is traced as eager code; kernels from
     outside PyTorch (Triton, CUDA extensions) need a shape function.
     """
     from memtriage.predict.api import predict
@@ -222,6 +265,7 @@ def plan(
     allocator_conf: str = "",
     gpu: str = "h200",
     torch_version: str | None = None,
+    world_size: int = 1,
     allow: Iterable[str] = (),
 ) -> Plan:
     """The cheapest set of changes with which a training step fits a budget. Sizes in bytes.
@@ -234,7 +278,8 @@ def plan(
         budget: bytes that the process may use of the device in all, those outside the allocator included; or
             text, as `80GiB`. 5 % of it stay free.
         allocator_conf, gpu, torch_version: as in `predict`.
-        allow: rungs that change the task and are tried only when asked for: `shorter inputs`.
+        world_size: GPUs of the job: with several, FSDP2 is tried too. The budget is that of one.
+        allow: rungs that change the task and are tried only when asked for: `LoRA`, `shorter inputs`.
 
     Raises:
         ValueError: an argument is out of range, or the program itself cannot be predicted; the text says what
@@ -251,5 +296,6 @@ def plan(
         allocator_conf=allocator_conf,
         gpu=gpu,
         torch_version=torch_version,
+        world_size=world_size,
         allow=allow,
     )

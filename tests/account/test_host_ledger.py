@@ -13,14 +13,10 @@ from hypothesis import strategies as st
 from memtriage.account.host_ledger import host_ledger
 from memtriage.model.census import Owner, StorageRecord
 from memtriage.model.ledger import Ledger
-from memtriage.observe.host import (
-    MappingClass,
-    MemoryClasses,
-    MemoryMapping,
-    PinnedStats,
-    memory_classes,
-)
+from memtriage.observe.host import PinnedStats, memory_classes
 from memtriage.observe.malloc import MallocInfo, malloc_info
+from memtriage.observe.malloc_arenas import MallocArena
+from memtriage.observe.smaps import MappingClass, MemoryClasses, MemoryMapping
 
 MIB = 1 << 20
 PAGE = 4096
@@ -432,3 +428,57 @@ def test_retained_is_what_malloc_trim_gives_back() -> None:
     assert abs(retained - retained_after - given_back) < 3_000_000
     assert retained_after < 3_000_000
     assert unexplained == 0
+
+
+def test_tensors_that_a_program_mapped_itself_take_nothing_from_malloc() -> None:
+    """202 MiB of optimizer state in a mapping of its own; malloc's mapped block of 10 MiB is an array."""
+    classes = memory(mapping(100 * MIB, 202 * MIB, "anonymous"), mapping(400 * MIB, 10 * MIB, "anonymous"))
+    malloc = counters(in_use=10 * MIB, mapped=10 * MIB)
+    ledger = host_ledger(
+        [storage(100 * MIB, 202 * MIB, "optimizer state")],
+        classes,
+        malloc,
+        None,
+        all_resident,
+        of_malloc=lambda address, nbytes: False,
+    )
+    assert sizes(ledger) == {("CPU tensors", "optimizer state"): 202 * MIB, ("malloc in use", None): 10 * MIB}
+
+
+@pytest.mark.parametrize("answer", [True, None])
+def test_a_tensor_counts_as_mallocs_unless_it_is_known_not_to_be(answer: bool | None) -> None:
+    classes = memory(mapping(100 * MIB, 20 * MIB, "anonymous"))
+    malloc = counters(in_use=20 * MIB, mapped=20 * MIB)
+    ledger = host_ledger(
+        [storage(100 * MIB, 20 * MIB)],
+        classes,
+        malloc,
+        None,
+        all_resident,
+        of_malloc=lambda address, nbytes: answer,
+    )
+    assert sizes(ledger) == {("CPU tensors", "parameter"): 20 * MIB}
+
+
+def test_the_middle_of_a_block_is_not_asked_about() -> None:
+    """Only a page's start can be the start of a mapping; a slice of an array has no header before it."""
+    classes = memory(mapping(100 * MIB, 20 * MIB, "anonymous"))
+    asked: list[int] = []
+
+    def of_malloc(address: int, nbytes: int) -> bool:
+        asked.append(address)
+        return False
+
+    found = [storage(100 * MIB + 64, MIB), storage(110 * MIB, MIB)]
+    host_ledger(found, classes, counters(in_use=MIB), None, all_resident, of_malloc=of_malloc)
+    assert asked == [110 * MIB]
+
+
+def test_retained_memory_says_how_much_a_trim_returns() -> None:
+    classes = memory(mapping(100 * MIB, 60 * MIB, "heap"))
+    arenas = [MallocArena(0, 40 * MIB, 30 * MIB, 3, 25 * MIB), MallocArena(1, 20 * MIB, 9 * MIB, 1, 9 * MIB)]
+    malloc = counters(in_use=21 * MIB, free=39 * MIB)
+    ledger = host_ledger([], classes, malloc, None, all_resident, arenas=arenas)
+    (row,) = [row for row in ledger.rows if row.row == "malloc retained"]
+    assert row.bytes == 39 * MIB
+    assert "2 arenas" in str(row.detail) and "would return 34.0 MiB" in str(row.detail)

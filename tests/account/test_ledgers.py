@@ -7,6 +7,7 @@ import torch
 
 from memtriage.account import ledgers as ledgers_module
 from memtriage.account.census import take_census
+from memtriage.account.host_reading import read_host
 from memtriage.account.ledgers import take_ledgers
 from memtriage.model.blocks import Block, DriverUse, Segment
 from memtriage.model.census import StorageRecord
@@ -50,3 +51,56 @@ def test_a_device_gets_its_own_storages(monkeypatch: pytest.MonkeyPatch) -> None
     assert (gpu.device, gpu.total, host.device) == ("cuda:1", 10 * MiB, "host")
     assert sum(row.bytes for row in gpu.rows) == gpu.total
     assert [row.bytes for row in gpu.rows if row.owner == "parameter"] == [2 * MiB - 100]
+
+
+def test_without_a_census_tensors_are_not_said_to_be_none() -> None:
+    (ledger,) = take_ledgers(None)
+    in_use = next(row for row in ledger.rows if row.row == "malloc in use")
+    assert "no census" in str(in_use.detail)
+
+
+def test_pythons_objects_have_a_row_of_their_own() -> None:
+    (ledger,) = take_ledgers(take_census().storages)
+    python = next(row for row in ledger.rows if row.row == "Python objects")
+    assert python.bytes > 20 * MiB
+
+
+def test_bytes_for_each_parameter() -> None:
+    model = torch.nn.Linear(512, 512, bias=False, dtype=torch.bfloat16)
+    census = take_census()
+    ledgers = take_ledgers(census.storages, parameters=census.parameters)
+    parameters = ledgers[0].parameters
+    assert parameters is not None and parameters >= model.weight.numel()
+    row = next(row for row in ledgers[0].rows if row.owner == "parameter")
+    assert ledgers[0].per_parameter(row) == row.bytes / parameters
+    assert take_ledgers(None)[0].per_parameter(row) is None
+
+
+def test_a_census_counts_elements_and_not_bytes() -> None:
+    before = take_census().parameters
+    kept = torch.nn.ParameterList(
+        [
+            torch.nn.Parameter(torch.zeros(1000, dtype=torch.float64)),
+            torch.nn.Parameter(torch.zeros(500).half()),
+        ]
+    )
+    assert take_census().parameters - before == sum(one.numel() for one in kept)
+
+
+def test_a_reading_before_the_census_leaves_the_census_out() -> None:
+    reading = read_host()
+    assert reading is not None
+    storages = take_census().storages
+    (ledger,) = take_ledgers(storages, on_host=reading)
+    assert ledger.total == reading.classes.total
+    assert sum(row.bytes for row in ledger.rows) == ledger.total
+
+
+def test_rows_of_a_large_enough_model_say_bytes_for_each_parameter() -> None:
+    kept = torch.nn.Parameter(torch.ones(2_000_000))
+    census = take_census()
+    (ledger,) = take_ledgers(census.storages, parameters=2_000_000)
+    row = next(row for row in ledger.rows if row.owner == "variable" and row.bytes >= kept.nbytes)
+    assert str(row.detail).startswith(f"{row.bytes / 2_000_000:.2f} B/param; ")
+    (small,) = take_ledgers(census.storages, parameters=999_999)
+    assert not any("B/param" in str(row.detail) for row in small.rows)

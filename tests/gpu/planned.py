@@ -149,7 +149,7 @@ def make_plan(name, budget, path):
     room = int(budget * (1 - MARGIN)) - kind.outside
     evaluator = Evaluator(WORKLOADS[name], kind, parse_version(None), "", STEPS, room)
     facts = evaluator.facts()
-    found = Search(evaluator, ladder(""), frozenset()).run(facts)
+    found = Search(evaluator, ladder("", world_size=1), frozenset()).run(facts)
     cheaper = found.cheaper or ()
     path.write_bytes(
         pickle.dumps(
@@ -178,7 +178,10 @@ def train(path, which):
     knobs.SIMULATED = made["facts"].batch.value if made["facts"].batch else 1  # every micro-batch is run
     actions = made[which]
     offered = [
-        change for rung in ladder("") for track in rung.offer(made["facts"]).tracks for change in track
+        change
+        for rung in ladder("", world_size=1)
+        for track in rung.offer(made["facts"]).tracks
+        for change in track
     ]
     changes = tuple(next(each for each in offered if each.action == action) for action in actions)
     total = torch.cuda.mem_get_info()[1]

@@ -25,7 +25,7 @@ CLEARLY_OVER = 0.05
 
 PAIRS = {
     "micro_batch": ("6GiB", "micro-batch"),
-    "narrow_blocks": ("4GiB", "checkpoint"),
+    "narrow_blocks": ("3.3GiB", "checkpoint"),
     "wide_layers": ("7.4GiB", "fused"),
     "kept_gradients": ("8.8GiB", "set_to_none"),
     "single_precision": ("9GiB", "autocast"),

@@ -20,19 +20,17 @@ from memtriage.observe import host
 from memtriage.observe.host import (
     ChildSample,
     HostSample,
-    MemoryClasses,
-    MemoryMapping,
     PinnedStats,
     children,
     dev_shm,
     host_sample,
     memory_classes,
-    parse_smaps,
     pinned,
     pinned_stats,
     resident,
     rss,
 )
+from memtriage.observe.smaps import MemoryClasses, MemoryMapping, parse_smaps
 
 KIB, MIB = 1 << 10, 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -388,3 +386,44 @@ def test_pinned_without_torch_is_unknown(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert pinned() is None
     assert "torch" not in sys.modules
+
+
+@linux
+def test_children_are_noticed_cheaply() -> None:
+    before = host.has_children()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        assert host.has_children()
+        process.communicate(b"\n")
+    assert host.has_children() == before
+
+
+def test_a_kernel_that_does_not_tell_of_children_makes_somebody_look(tmp_path: Path) -> None:
+    (tmp_path / "task" / "7").mkdir(parents=True)
+    assert host.has_children(tmp_path)
+    (tmp_path / "task" / "7" / "children").write_text("")
+    assert not host.has_children(tmp_path)
+    (tmp_path / "task" / "7" / "children").write_text("12 13 ")
+    assert host.has_children(tmp_path)
+
+
+@linux
+def test_pages_of_a_forked_child_become_its_own_when_it_writes() -> None:
+    """The parent reads its child before and after the child writes to 64 MiB that they shared."""
+    program = (
+        "import os\n"
+        "from memtriage.observe.host import children\n"
+        "block = bytearray(b'x') * (64 << 20)\n"
+        "(ready, told), (waiting, go) = os.pipe(), os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    os.write(told, b'1'); os.read(waiting, 1)\n"
+        "    for at in range(0, len(block), 4096): block[at] = 1\n"
+        "    os.write(told, b'2'); os.read(waiting, 1); os._exit(0)\n"
+        "os.read(ready, 1); (before,) = children(); os.write(go, b'1')\n"
+        "os.read(ready, 1); (after,) = children(); os.write(go, b'1')\n"
+        "os.wait()\n"
+        "print(before.shared_anon - after.shared_anon, after.uss - before.uss)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    lost, gained = map(int, done.stdout.split())
+    assert 60 * MIB < lost < 72 * MIB
+    assert 60 * MIB < gained < 72 * MIB

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import shutil
 import subprocess
@@ -12,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from memtriage.observe import malloc
-from memtriage.observe.malloc import malloc_info, parse_arenas, python_arenas
+from memtriage.observe.host import resident
+from memtriage.observe.malloc import has_own_mapping, malloc_info, parse_arenas, python_arenas
 
 MIB = 1 << 20
 needs_glibc = pytest.mark.skipif(malloc_info() is None, reason="no glibc 2.33 whose malloc is in use")
@@ -173,3 +176,29 @@ def test_python_arenas_unknown_without_pymalloc() -> None:
         check=True,
     )
     assert printed.stdout.strip() == "None"
+
+
+@needs_glibc
+def test_blocks_of_malloc_are_told_from_other_mappings() -> None:
+    large = bytearray(40 << 20)  # above malloc's highest threshold, so a mapping of its own
+    small = bytearray(1000)
+    mapped = mmap.mmap(-1, 40 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    answers = [has_own_mapping(address_of(each), len(each)) for each in (large, small, mapped)]
+    assert answers == [True, False, False]
+
+
+@pytest.mark.parametrize("address", [16, 4096, 1 << 46, 1 << 63])
+def test_an_address_where_nothing_is_mapped_is_no_block(address: int) -> None:
+    assert has_own_mapping(address, 100) in (False, None)
+
+
+def address_of(memory: bytearray | mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def test_asking_brings_no_page_in() -> None:
+    """The page in front of an untouched tensor may be untouched memory of the same program."""
+    mapped = mmap.mmap(-1, 40 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    middle = address_of(mapped) + (20 << 20)
+    assert has_own_mapping(middle, 4096) in (False, None)
+    assert resident(middle - 4096, 8192) in (0, None)

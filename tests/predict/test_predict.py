@@ -74,7 +74,8 @@ def test_what_does_not_fit_is_said(workload):
         ({"steps": 0}, "steps=0"),
         ({"gpu": "abacus"}, "no GPU kind 'abacus'"),
         ({"allocator_conf": "nonsense:1"}, "nonsense"),
-        ({"world_size": 4}, "world_size=4"),
+        ({"world_size": 4, "rank": 4}, "world_size=4, rank=4"),
+        ({"world_size": 0}, "world_size=0"),
         ({"torch_version": "two"}, "torch_version"),
     ],
 )

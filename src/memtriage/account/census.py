@@ -107,6 +107,7 @@ class View:
                 objects=len(self._graph.objects),
                 nodes=len(self._graph.nodes),
                 seconds=time.perf_counter() - self._started,
+                parameters=sum(self._elements(held) for held in self._held.values()),
             )
         return self._census
 
@@ -163,6 +164,12 @@ class View:
             pinned=on_host and held.facts.nbytes >= 4096 and is_pinned(tensor),
             shared=on_host and held.facts.nbytes >= 4096 and is_shared(tensor),
         )
+
+    def _elements(self, held: _Held) -> int:
+        """Elements of a parameter's storage; 0 of any other."""
+        if held.owner != "parameter":
+            return 0
+        return held.facts.nbytes // int(self._graph.objects[held.position].dtype.itemsize)
 
     def _groups(self) -> list[HolderGroup]:
         groups: dict[tuple[str, str], HolderGroup] = {}

@@ -8,7 +8,7 @@ Python hold beyond tensors is placed in what remains of the heap and of anonymou
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, get_args
 
 import msgspec
@@ -16,11 +16,16 @@ import msgspec
 from memtriage.model.census import Owner, StorageRecord
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.model.units import size
-from memtriage.observe.host import MappingClass, MemoryClasses, MemoryMapping, PinnedStats
+from memtriage.observe.host import PinnedStats
 from memtriage.observe.malloc import MallocInfo
+from memtriage.observe.malloc_arenas import MallocArena
+from memtriage.observe.smaps import MappingClass, MemoryClasses, MemoryMapping
 
 Resident = Callable[[int, int], int | None]
 """(address, bytes) -> resident bytes of that range, None when it can't be known."""
+
+OfMalloc = Callable[[int, int], bool | None]
+"""(address, bytes) -> whether malloc made that block a mapping of its own, None when it can't be known."""
 
 
 def host_ledger(
@@ -30,6 +35,9 @@ def host_ledger(
     pinned: PinnedStats | None,
     resident: Resident,
     python_arenas: int | None = None,
+    *,
+    of_malloc: OfMalloc | None = None,
+    arenas: Sequence[MallocArena] = (),
 ) -> Ledger:
     """Divide the resident set among tensors by owner, allocators, libraries, files and shared memory.
 
@@ -50,16 +58,18 @@ def host_ledger(
         pinned: `observe.host.pinned()`.
         resident: `observe.host.resident`.
         python_arenas: `observe.malloc.python_arenas()`; None puts them into `other anonymous memory`.
+        of_malloc: `observe.malloc.has_own_mapping`; None when every tensor in anonymous memory is malloc's.
+        arenas: `observe.malloc_arenas.malloc_arenas()`, for the words on what a trim returns.
     """
     counted = storages is not None
-    tensors = [_measured(piece, resident) for piece in _pieces(storages or (), classes)]
+    tensors = [_measured(piece, resident, of_malloc) for piece in _pieces(storages or (), classes)]
     left = _Left({kind: classes.resident(kind) for kind in get_args(MappingClass)})
     for tensor in tensors:
         left.take(tensor.mapping.kind, tensor.resident)
     rows = [
         *_tensor_rows(tensors),
         *_pinned_rows(tensors, counted, pinned, left),
-        *_allocator_rows(tensors, counted, malloc, pinned, python_arenas, left),
+        *_allocator_rows(tensors, counted, malloc, pinned, python_arenas, arenas, left),
         *_mapping_rows(classes, left),
     ]
     rows = [row for row in rows if row.bytes]
@@ -68,6 +78,31 @@ def host_ledger(
         detail = "what the other rows miss of the total; below 0 when they exceed it"
         rows.append(LedgerRow(row="unexplained", bytes=missing, detail=detail))
     return Ledger(device="host", total=classes.total, source="/proc/self/smaps", rows=rows)
+
+
+class TensorPlace(NamedTuple):
+    """Where a storage (or the part of it in one mapping) is counted, and how much of it is in memory."""
+
+    address: int
+    nbytes: int
+    row: str
+    owner: Owner
+    resident: int
+    holder: str | None
+
+
+def tensor_places(
+    storages: Iterable[StorageRecord], classes: MemoryClasses, resident: Resident
+) -> list[TensorPlace]:
+    """The tensors' part of `host_ledger`, one by one; arguments as there."""
+    measured = [_measured(piece, resident, None) for piece in _pieces(storages, classes)]
+    return [
+        TensorPlace(
+            tensor.start, tensor.nbytes, _place(tensor), tensor.storage.owner, tensor.resident,
+            tensor.storage.holder,
+        )
+        for tensor in measured
+    ]  # fmt: skip
 
 
 class _Piece(NamedTuple):
@@ -80,13 +115,15 @@ class _Piece(NamedTuple):
 
 
 class _Tensor(NamedTuple):
-    """A piece and how much of it is in memory."""
+    """A piece and how much of it is in memory; `malloced`: malloc counts it as in use."""
 
     storage: StorageRecord
     mapping: MemoryMapping
+    start: int
     nbytes: int
     resident: int
     assumed: bool
+    malloced: bool
 
 
 class _Left(msgspec.Struct):
@@ -122,7 +159,7 @@ def _pieces(storages: Iterable[StorageRecord], classes: MemoryClasses) -> Iterat
         given = max(given, end)
 
 
-def _measured(piece: _Piece, resident: Resident) -> _Tensor:
+def _measured(piece: _Piece, resident: Resident, of_malloc: OfMalloc | None) -> _Tensor:
     nbytes = piece.end - piece.start
     in_memory = nbytes if nbytes < _PAGE else resident(piece.start, nbytes)
     assumed = in_memory is None
@@ -130,7 +167,22 @@ def _measured(piece: _Piece, resident: Resident) -> _Tensor:
         in_memory = nbytes
     if assumed or piece.mapping.kind == "device":  # a driver's pages may be present and yet not in RSS
         in_memory = min(in_memory, piece.mapping.rss)
-    return _Tensor(piece.storage, piece.mapping, nbytes, max(min(in_memory, nbytes), 0), assumed)
+    in_memory = max(min(in_memory, nbytes), 0)
+    malloced = _is_malloced(piece, of_malloc)
+    return _Tensor(piece.storage, piece.mapping, piece.start, nbytes, in_memory, assumed, malloced)
+
+
+def _is_malloced(piece: _Piece, of_malloc: OfMalloc | None) -> bool:
+    """Whether malloc counts a piece as in use.
+
+    What a program maps itself begins at a page. malloc's blocks hardly do, for their header comes first, but
+    a storage over the middle of one (an array's slice) may begin anywhere.
+    """
+    if piece.mapping.kind not in _MALLOC_KINDS:
+        return False
+    if piece.mapping.kind == "heap" or of_malloc is None or piece.storage.address % _PAGE:
+        return True
+    return of_malloc(piece.storage.address, piece.storage.nbytes) is not False
 
 
 def _tensor_rows(tensors: list[_Tensor]) -> list[LedgerRow]:
@@ -226,6 +278,7 @@ def _allocator_rows(
     malloc: MallocInfo | None,
     pinned: PinnedStats | None,
     python_arenas: int | None,
+    arenas: Sequence[MallocArena],
     left: _Left,
 ) -> Iterator[LedgerRow]:
     """What malloc and Python hold beyond tensors.
@@ -234,7 +287,7 @@ def _allocator_rows(
     is free is what remains of the resident heap: after `malloc_trim` the free chunks are still counted by
     malloc, but their pages are gone.
     """
-    arenas = left.take("anonymous", python_arenas or 0)
+    python = left.take("anonymous", python_arenas or 0)
     in_use = retained = 0
     if malloc is not None:
         accounted = _from_malloc(tensors, pinned)
@@ -250,14 +303,22 @@ def _allocator_rows(
     yield LedgerRow(
         row="malloc retained",
         bytes=retained,
-        detail="free, kept by the C library; malloc_trim(0) returns most of it",
+        detail=_retained_detail(retained, arenas),
     )
-    yield LedgerRow(row="Python objects", bytes=arenas, detail="arenas of Python's object allocator")
+    yield LedgerRow(row="Python objects", bytes=python, detail="arenas of Python's object allocator")
     yield LedgerRow(
         row="other anonymous memory",
         bytes=left.take("anonymous", left.bytes["anonymous"]) + left.take("heap", left.bytes["heap"]),
         detail=_rest_detail(malloc, python_arenas),
     )
+
+
+def _retained_detail(retained: int, arenas: Sequence[MallocArena]) -> str:
+    if not arenas:
+        return "free, kept by the C library; malloc_trim(0) returns most of it"
+    trimmable = min(sum(arena.trimmable for arena in arenas), retained)
+    where = "1 arena" if len(arenas) == 1 else f"{len(arenas)} arenas"
+    return f"free, kept by the C library in {where}; memtriage.malloc_trim() would return {size(trimmable)}"
 
 
 def _from_malloc(tensors: list[_Tensor], pinned: PinnedStats | None) -> dict[MappingClass, int]:
@@ -266,7 +327,7 @@ def _from_malloc(tensors: list[_Tensor], pinned: PinnedStats | None) -> dict[Map
     accounted: dict[MappingClass, int] = dict.fromkeys(_MALLOC_KINDS, 0)
     from_torch = 0
     for tensor in tensors:
-        if tensor.mapping.kind in accounted and (registered or not tensor.storage.pinned):
+        if tensor.malloced and (registered or not tensor.storage.pinned):
             accounted[tensor.mapping.kind] += tensor.nbytes
             from_torch += tensor.nbytes if tensor.storage.pinned else 0
     if registered and pinned is not None:  # the rest of its blocks; those that matter are large, so mapped

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+from typing import Final
+
+import msgspec
 
 from memtriage.account.gpu_ledger import gpu_ledger, workspace_sizes
-from memtriage.account.host_ledger import host_ledger
+from memtriage.account.host_reading import HostReading, read_host
 from memtriage.model.census import StorageRecord
-from memtriage.model.ledger import Ledger
-from memtriage.observe import cuda, driver, host, malloc
+from memtriage.model.ledger import Ledger, LedgerRow
+from memtriage.observe import cuda, driver
 
 
 def take_ledgers(
     storages: list[StorageRecord] | None,
     baselines: dict[int, int] | None = None,
     script_root: str | None = None,
+    on_host: HostReading | None = None,
+    parameters: int | None = None,
 ) -> list[Ledger]:
     """A closed ledger for each CUDA device in use, and one for the host.
 
@@ -22,6 +27,9 @@ def take_ledgers(
         storages: as a census of this instant found them; None when none was taken (no owners then).
         baselines: by CUDA index, what lay outside the allocator when the device was first seen.
         script_root: folder of the user's script, for allocation sites.
+        on_host: the host's counters, read before the census; None to read them now, which counts the census's
+            own memory as the program's.
+        parameters: elements of the parameters, as the census counts them.
     """
     ledgers = []
     for device in cuda.devices():
@@ -43,8 +51,26 @@ def take_ledgers(
                 workspaces=workspaces,
             )
         )
-    classes = host.memory_classes()
-    if classes is not None:
-        on_host = [record for record in storages or [] if record.device == "cpu"]
-        ledgers.append(host_ledger(on_host, classes, malloc.malloc_info(), host.pinned(), host.resident))
+    on_host = on_host or read_host()
+    if on_host is not None:
+        mine = None if storages is None else [record for record in storages if record.device == "cpu"]
+        ledgers.append(on_host.ledger(mine))
+    for ledger in ledgers:
+        ledger.parameters = parameters or None
+    if on_host is not None and (parameters or 0) >= _LEAST_PARAMETERS:
+        ledgers[-1].rows = [_per_parameter(ledgers[-1], row) for row in ledgers[-1].rows]
     return ledgers
+
+
+_LEAST_PARAMETERS: Final = 1_000_000
+"""Below, what libraries take (some 300 MB) dwarfs a model, and bytes per parameter say nothing."""
+_LEAST_SHOWN: Final = 0.01
+
+
+def _per_parameter(ledger: Ledger, row: LedgerRow) -> LedgerRow:
+    """The row, with its bytes per parameter in front of its detail."""
+    each = ledger.per_parameter(row)
+    if each is None or abs(each) < _LEAST_SHOWN:
+        return row
+    detail = f"{each:.2f} B/param" + (f"; {row.detail}" if row.detail else "")
+    return msgspec.structs.replace(row, detail=detail)

@@ -10,6 +10,7 @@ import typer
 
 from memtriage.cli.doctor import doctor
 from memtriage.cli.explain import explain
+from memtriage.cli.plan import plan
 from memtriage.cli.predict import predict
 from memtriage.cli.report import report
 from memtriage.cli.snapshot import snapshot
@@ -52,6 +53,7 @@ def _application() -> typer.Typer:
     application.command("run", help="Watch a training script while it runs.")(_run)
     application.command("explain")(explain)
     application.command("predict")(predict)
+    application.command("plan")(plan)
     application.command("report")(report)
     application.command("snapshot")(snapshot)
     application.command("doctor")(doctor)

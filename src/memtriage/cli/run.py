@@ -24,6 +24,8 @@ change. The script runs as it would under python, and memtriage exits as the scr
 Options (before SCRIPT; everything behind SCRIPT or MODULE is the script's own):
   -o, --output DIR  where the record of the run goes [default: $MEMTRIAGE_DIR, else ./memtriage-run]
   --json FILE       also write the report to FILE, as JSON
+  --host-tuning     set malloc's thresholds, so that freed host memory goes back to the system: starts
+                    the process anew once; settings that the environment has already are kept
   -m MODULE         run a module, as python -m does
   -h, --help        show this text
 """
@@ -51,11 +53,13 @@ class RunOptions:
         target: what to run; None when help was asked for.
         directory: `-o` as given; None for the default.
         json_path: `--json` as given; None without it.
+        host_tuning: `--host-tuning` was given.
     """
 
     target: ScriptTarget | None
     directory: Path | None = None
     json_path: Path | None = None
+    host_tuning: bool = False
 
 
 def main(argv: list[str]) -> int:
@@ -78,6 +82,10 @@ def main(argv: list[str]) -> int:
     except UsageError as error:
         print(f"memtriage run: {error}", file=sys.stderr)
         return USAGE_STATUS
+    if options.host_tuning:
+        from memtriage.treat.host_tuning import restart_tuned
+
+        restart_tuned()
     # Imported late: a mistyped command line should not wait for the watch to load.
     from memtriage.session.run import run_watched
 
@@ -107,10 +115,14 @@ def parse(argv: Sequence[str]) -> RunOptions:
     if rest[:1] == ["run"]:
         del rest[0]
     values: dict[str, str] = {}
+    host_tuning = False
     while rest and _is_own_option(rest[0]):
         word = rest.pop(0)
         if word in ("-h", "--help"):
             return RunOptions(target=None)
+        if word == "--host-tuning":
+            host_tuning = True
+            continue
         name, value = _option(word, rest)
         values[name] = value
     target = _target(rest)
@@ -118,6 +130,7 @@ def parse(argv: Sequence[str]) -> RunOptions:
         ScriptTarget(target.kind, target.name, [*launcher, *target.args]),
         directory=Path(values["-o"]) if "-o" in values else None,
         json_path=Path(values["--json"]) if "--json" in values else None,
+        host_tuning=host_tuning,
     )
 
 

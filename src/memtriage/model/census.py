@@ -103,6 +103,7 @@ class Census(msgspec.Struct, kw_only=True):
         objects: Python objects walked.
         nodes: autograd nodes walked.
         seconds: how long it took.
+        parameters: elements of the parameters that this process holds (a rank's shards, not the whole model).
     """
 
     storages: list[StorageRecord]
@@ -112,3 +113,4 @@ class Census(msgspec.Struct, kw_only=True):
     objects: int
     nodes: int
     seconds: float
+    parameters: int = 0

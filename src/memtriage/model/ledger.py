@@ -29,9 +29,16 @@ class Ledger(msgspec.Struct, kw_only=True):
         total: the measured figure that the rows sum to (device used, or resident set), in bytes.
         source: where `total` was read (`cudaMemGetInfo`, `/proc/self/smaps`).
         rows: the rows.
+        parameters: elements of the parameters that this process holds; None when no census was taken or no
+            parameter is known.
     """
 
     device: str
     total: int
     source: str
     rows: list[LedgerRow]
+    parameters: int | None = None
+
+    def per_parameter(self, row: LedgerRow) -> float | None:
+        """Bytes of a row for each parameter; None without a model."""
+        return row.bytes / self.parameters if self.parameters else None

@@ -19,6 +19,73 @@ class PredictedStep(msgspec.Struct, kw_only=True):
     end_allocated: int
 
 
+class PeakRow(msgspec.Struct, kw_only=True):
+    """Bytes of the peak instant that have one owner and belong to one module.
+
+    Attributes:
+        owner: as in `Prediction.by_owner`.
+        module: path of the module, positions in lists folded into `[*]`, e.g. `model.layers[*].mlp`: of a
+            parameter, its gradient and its states the one that has it, of all else the one that made it.
+            None for what no module made.
+        bytes: asked for; of `rounding` what the blocks have beyond.
+        blocks: how many; 0 for `rounding`.
+        operator: the one that made the largest part, e.g. `aten::mm`; None for `rounding`.
+    """
+
+    owner: str
+    module: str | None
+    bytes: int
+    blocks: int
+    operator: str | None
+
+
+class ComparedMark(msgspec.Struct, kw_only=True):
+    """A mark of a recorded run and the same instant as predicted, in bytes; None where not recorded.
+
+    Attributes:
+        name: `backward` (its end) or `step` (the end of the optimizer's).
+        step: counted from 1.
+        recorded_step: the recorded step that is compared: the last one with the last predicted.
+        allocated, reserved: as recorded.
+        predicted_allocated, predicted_reserved: as predicted.
+    """
+
+    name: str
+    step: int
+    recorded_step: int
+    allocated: int | None
+    reserved: int | None
+    predicted_allocated: int
+    predicted_reserved: int
+
+
+class ComparedOwner(msgspec.Struct, kw_only=True):
+    """Bytes of one owner in a recorded ledger, and as predicted; None where the ledger cannot tell."""
+
+    owner: str
+    recorded: int | None
+    predicted: int
+
+
+class Against(msgspec.Struct, kw_only=True):
+    """A prediction beside the record of a real run.
+
+    Attributes:
+        device: whose marks and ledger, e.g. `cuda:0`.
+        marks: of the predicted steps.
+        owners: the last ledger of the record, owner by owner; empty when there is none.
+        instant: the predicted instant that the ledger is compared with: the one nearest to it in bytes, as
+            a ledger does not say at which mark it was taken. None without a ledger.
+        notes: what could not be compared.
+    """
+
+    device: str
+    marks: list[ComparedMark]
+    owners: list[ComparedOwner]
+    instant: str | None
+    notes: list[str]
+
+
 class Prediction(msgspec.Struct, kw_only=True):
     """A predicted peak. Sizes are bytes.
 
@@ -33,6 +100,9 @@ class Prediction(msgspec.Struct, kw_only=True):
         steps: every traced step; the first one lacks what the optimizer makes in it.
         seconds: time that the prediction took.
         notes: what had to be assumed.
+        peak_table: the instant of the peak by owner and module, largest first; sums to `peak_allocated`.
+            Only when asked for.
+        against: the same of a recorded run. Only when asked for.
     """
 
     schema: int = 1
@@ -44,3 +114,5 @@ class Prediction(msgspec.Struct, kw_only=True):
     steps: list[PredictedStep]
     seconds: float
     notes: list[str]
+    peak_table: list[PeakRow] | msgspec.UnsetType = msgspec.UNSET
+    against: Against | msgspec.UnsetType = msgspec.UNSET

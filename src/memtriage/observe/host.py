@@ -10,30 +10,18 @@ import contextlib
 import os
 import re
 import sys
-from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from operator import attrgetter
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+
+from memtriage.observe.smaps import MemoryClasses, parse_smaps, tmpfs_devices
 
 if TYPE_CHECKING:
     import psutil
 
 SELF: Final = Path("/proc/self")
-
-MappingClass = Literal[
-    "library",
-    "file",
-    "shared",
-    "shared anonymous",
-    "heap",
-    "anonymous",
-    "stack",
-    "device",
-    "other",
-]
 
 
 class HostSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +36,7 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True):
         swap: swapped out.
         peak_rss: highest resident set so far (`VmHWM`).
         locked: locked by `mlock`; `cudaHostAlloc` and `cudaHostRegister` do not count here.
+        uss: pages that no other process maps.
     """
 
     rss: int | None = None
@@ -58,61 +47,7 @@ class HostSample(msgspec.Struct, frozen=True, kw_only=True):
     swap: int | None = None
     peak_rss: int | None = None
     locked: int | None = None
-
-
-class MemoryMapping(msgspec.Struct, frozen=True, gc=False):
-    """One mapping of the address space.
-
-    Attributes:
-        start, end: addresses; `end` is the first byte behind it.
-        kind: its class.
-        rss: resident bytes.
-        anonymous: the part of `rss` that no file backs; in a private file mapping, pages copied on write.
-        name: path or label of `/proc/self/smaps`, empty for unnamed anonymous memory.
-    """
-
-    start: int
-    end: int
-    kind: MappingClass
-    rss: int
-    anonymous: int
-    name: str
-
-
-class MemoryClasses(msgspec.Struct, frozen=True):
-    """Resident memory by class of mapping; the classes never overlap and sum to `total`.
-
-    Classes: `library` (files with an executable mapping, and shared objects), `file` (other mapped
-    files), `shared` (tmpfs such as /dev/shm, memfd, System V), `shared anonymous` (shared mappings
-    without a file, `/dev/zero (deleted)`: where `cudaHostAlloc` memory is), `heap` (brk heap, and glibc's
-    arenas of other threads), `anonymous`, `stack` (main thread; other threads' stacks only where glibc
-    names them, else they are anonymous), `device` (/dev/nvidia* and others), `other` (vdso and the like).
-
-    Attributes:
-        total: sum of `Rss` over all mappings. Pages of hugetlbfs are not part of RSS, nor of this.
-        mappings: every mapping, in order of address.
-    """
-
-    total: int
-    mappings: tuple[MemoryMapping, ...]
-
-    def resident(self, kind: MappingClass) -> int:
-        """Resident bytes of one class."""
-        return sum(mapping.rss for mapping in self.mappings if mapping.kind == kind)
-
-    def copied(self, kind: MappingClass) -> int:
-        """Resident bytes of one class that are private copies, so not reclaimable without swap."""
-        return sum(mapping.anonymous for mapping in self.mappings if mapping.kind == kind)
-
-    def covering(self, start: int, end: int) -> Iterator[tuple[int, int, MemoryMapping]]:
-        """The mapped parts of `[start, end)`: (start, end, mapping), in order of address."""
-        index = max(bisect_right(self.mappings, start, key=attrgetter("start")) - 1, 0)
-        while index < len(self.mappings) and self.mappings[index].start < end:
-            mapping = self.mappings[index]
-            index += 1
-            low, high = max(start, mapping.start), min(end, mapping.end)
-            if low < high:
-                yield low, high, mapping
+    uss: int | None = None
 
 
 class ChildSample(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +60,9 @@ class ChildSample(msgspec.Struct, frozen=True, kw_only=True):
         rss: resident set; pages shared with the parent are counted in every process.
         pss: resident set with shared pages divided among their users; this is what may be summed.
         uss: pages that no other process maps: what its end would give back.
+        shared_anon: anonymous pages that it still shares with its parent or siblings. They become pages of
+            its own one by one as either side writes to them (copy on write).
+        swap: swapped out.
     """
 
     pid: int
@@ -133,6 +71,8 @@ class ChildSample(msgspec.Struct, frozen=True, kw_only=True):
     rss: int | None
     pss: int | None = None
     uss: int | None = None
+    shared_anon: int | None = None
+    swap: int | None = None
 
 
 class ShmUse(msgspec.Struct, frozen=True):
@@ -199,7 +139,13 @@ def host_sample(proc: Path = SELF) -> HostSample:
         swap=_first(rollup.get("Swap"), status.get("VmSwap")),
         peak_rss=status.get("VmHWM"),
         locked=_first(status.get("VmLck"), rollup.get("Locked")),
+        uss=_private(rollup),
     )
+
+
+def host_peak(proc: Path = SELF) -> int | None:
+    """Highest resident set since the start, or since the mark was reset (`VmHWM`). Walks no page."""
+    return _kib_fields(_text(proc / "status")).get("VmHWM")
 
 
 def memory_classes(proc: Path = SELF) -> MemoryClasses | None:
@@ -211,7 +157,7 @@ def memory_classes(proc: Path = SELF) -> MemoryClasses | None:
     text = _text(proc / "smaps")
     if not text:
         return None
-    return parse_smaps(text, _tmpfs_devices(_text(proc / "mountinfo") or ""))
+    return parse_smaps(text, tmpfs_devices(_text(proc / "mountinfo") or ""))
 
 
 def children(pid: int | None = None) -> list[ChildSample]:
@@ -232,6 +178,15 @@ def children(pid: int | None = None) -> list[ChildSample]:
             if process.status() != psutil.STATUS_ZOMBIE:
                 samples.append(_child(process))
     return [sample for sample in samples if sample.rss is not None]
+
+
+def has_children(proc: Path = SELF) -> bool:
+    """Whether this process has a child, at the cost of a small file for each thread.
+
+    True where the kernel does not tell (no CONFIG_PROC_CHILDREN), so that somebody looks.
+    """
+    told = [_text(path) for path in proc.glob("task/*/children")]
+    return not told or any(text for text in told)
 
 
 def resident(address: int, nbytes: int) -> int | None:
@@ -298,119 +253,6 @@ def pinned_stats(stats: Mapping[str, Any], active_is_counted: bool) -> PinnedSta
     return PinnedStats(owned["current"], active, max(owned["current"] - active, 0))
 
 
-def parse_smaps(text: str, tmpfs: frozenset[str] = frozenset()) -> MemoryClasses:
-    """Classify the mappings of a `smaps` file.
-
-    Args:
-        text: the file's text.
-        tmpfs: devices (`00:1b`, as smaps writes them) of memory-backed file systems; files on these are
-            shared memory wherever they are mounted.
-    """
-    regions = _regions(text)
-    programs = {region.file for region in regions if "x" in region.permissions and region.inode}
-    mappings = []
-    for index, region in enumerate(regions):
-        kind = _kind(region, programs, tmpfs)
-        if kind == "anonymous" and _is_arena(region, regions[index + 1 : index + 2]):
-            kind = "heap"
-        mappings.append(
-            MemoryMapping(region.start, region.end, kind, region.rss, region.anonymous, region.name)
-        )
-    return MemoryClasses(sum(mapping.rss for mapping in mappings), tuple(mappings))
-
-
-class _Region(msgspec.Struct, gc=False):
-    """One entry of smaps, not yet classified."""
-
-    start: int
-    end: int
-    permissions: str
-    device: str
-    inode: int
-    name: str
-    rss: int = 0
-    anonymous: int = 0
-
-    @property
-    def file(self) -> tuple[str, int]:
-        return self.device, self.inode
-
-
-_SHARED_OBJECT: Final = re.compile(r"\.so(\.[\w.]+)?$")
-_SHARED_PATHS: Final = ("/dev/shm/", "/run/shm/", "/memfd:", "/SYSV", "[anon_shmem:")
-_STACKS: Final = ("[stack", "[anon: glibc: pthread stack")
-_ARENA_NAME: Final = "[anon: glibc: malloc arena"
-_ARENA_ALIGNMENT: Final = 64 << 20
-"""`HEAP_MAX_SIZE` of glibc's arena.c on 64-bit machines: 2 * DEFAULT_MMAP_THRESHOLD_MAX."""
-
-
-def _regions(text: str) -> list[_Region]:
-    regions: list[_Region] = []
-    for line in text.splitlines():
-        if "A" <= line[:1] <= "Z":  # a field; addresses are written in lower case
-            if line.startswith("Rss:"):
-                regions[-1].rss = int(line[4:-2]) << 10
-            elif line.startswith("Anonymous:"):
-                regions[-1].anonymous = int(line[10:-2]) << 10
-            continue
-        columns = line.split(maxsplit=5)
-        start, _, end = columns[0].partition("-")
-        name = columns[5] if len(columns) == 6 else ""
-        regions.append(_Region(int(start, 16), int(end, 16), columns[1], columns[3], int(columns[4]), name))
-    return regions
-
-
-def _kind(region: _Region, programs: set[tuple[str, int]], tmpfs: frozenset[str]) -> MappingClass:
-    name = region.name
-    path = name.removesuffix(" (deleted)")
-    if path == "/dev/zero":
-        return "shared anonymous" if "s" in region.permissions else "anonymous"
-    if name.startswith(_SHARED_PATHS):
-        return "shared"
-    if name.startswith(("/dev/", "anon_inode:", "/drm ")) and not name.startswith("/dev/hugepages"):
-        return "device"
-    if name.startswith("/"):
-        if region.file in programs or _SHARED_OBJECT.search(path):
-            return "library"
-        return "shared" if region.device in tmpfs else "file"
-    if name == "[heap]" or name.startswith(_ARENA_NAME):
-        return "heap"
-    if name.startswith(_STACKS):
-        return "stack"
-    if not name or name.startswith("[anon:"):
-        return "anonymous"
-    return "other"
-
-
-def _is_arena(region: _Region, following: list[_Region]) -> bool:
-    """Whether a mapping is a glibc arena of a thread: aligned, used from its start, the rest reserved.
-
-    `new_heap` of glibc's arena.c maps 64 MiB at a multiple of 64 MiB without access and opens it from the
-    front. An arena that is full to its end, or merged with memory mapped just below, is not recognised.
-    """
-    if region.name or not region.permissions.startswith("rw-p") or region.start % _ARENA_ALIGNMENT:
-        return False
-    return any(
-        reserve.permissions == "---p"
-        and not reserve.name
-        and reserve.start == region.end
-        and reserve.end % _ARENA_ALIGNMENT == 0
-        and reserve.end - reserve.start < _ARENA_ALIGNMENT
-        for reserve in following
-    )
-
-
-def _tmpfs_devices(mountinfo: str) -> frozenset[str]:
-    """Devices of tmpfs mounts, written as smaps writes them (hexadecimal), from mountinfo (decimal)."""
-    devices = set()
-    for line in mountinfo.splitlines():
-        mount, _, source = line.partition(" - ")
-        if source.split(" ", 1)[0] in ("tmpfs", "ramfs"):
-            major, _, minor = mount.split()[2].partition(":")
-            devices.add(f"{int(major):02x}:{int(minor):02x}")
-    return frozenset(devices)
-
-
 class _Statm:
     """`/proc/self/statm`, opened once a process: once open it describes the process that opened it."""
 
@@ -467,15 +309,22 @@ def _child(process: psutil.Process) -> ChildSample:
     with contextlib.suppress(psutil.AccessDenied):
         command = process.cmdline()
     rollup = _kib_fields(_text(Path(f"/proc/{process.pid}/smaps_rollup")))
-    private = [rollup[key] for key in ("Private_Clean", "Private_Dirty") if key in rollup]
+    own = [rollup[key] for key in ("Anonymous", "Private_Dirty") if key in rollup]
     return ChildSample(
         pid=process.pid,
         name=process.name(),
         command=" ".join(command)[:120],
         rss=rollup["Rss"] if "Rss" in rollup else _psutil_rss(process.pid),
         pss=rollup.get("Pss"),
-        uss=sum(private) if len(private) == 2 else None,
+        uss=_private(rollup),
+        shared_anon=max(own[0] - own[1], 0) if len(own) == 2 else None,
+        swap=rollup.get("Swap"),
     )
+
+
+def _private(rollup: Mapping[str, int]) -> int | None:
+    private = [rollup[key] for key in ("Private_Clean", "Private_Dirty") if key in rollup]
+    return sum(private) if len(private) == 2 else None
 
 
 def _psutil_rss(pid: int) -> int | None:

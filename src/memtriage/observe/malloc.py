@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import re
 import sys
 from collections.abc import Callable
 from typing import Final
 
 import msgspec
+
+from memtriage.observe.host import resident
 
 
 class MallocInfo(msgspec.Struct, frozen=True, gc=False):
@@ -60,6 +63,61 @@ def malloc_info() -> MallocInfo | None:
         releasable_top=info.keepcost,
         free_chunks=info.ordblks,
     )
+
+
+def trim() -> bool:
+    """Give the free pages of all arenas back to the kernel; False where malloc is not glibc's.
+
+    Takes each arena's lock while it walks the arena. Other Python threads run meanwhile.
+    """
+    if malloc_info() is None:
+        return False
+    ctypes.CDLL(None).malloc_trim(0)
+    return True
+
+
+def has_own_mapping(address: int, nbytes: int) -> bool | None:
+    """Whether a block of memory is a chunk of glibc's malloc with a mapping of its own; None if unreadable.
+
+    Such a chunk lies at a page's start, or behind padding where an alignment was asked for; the two words
+    in front of the block are that padding and the chunk's length, with the bit `IS_MMAPPED` (malloc.c).
+    Memory that a program maps itself (`mmap`, tensors made over it) has no such words. Read through
+    `/proc/self/mem`, where an address that is gone meanwhile is an error and no crash.
+    """
+    header = address - 2 * _WORD
+    present = resident(header, 2 * _WORD)
+    if not present:  # malloc has written its header; reading a page that is not there would bring it in
+        return None if present is None else False
+    words = _read_memory(header, 2 * _WORD)
+    if words is None:
+        return None
+    padding = int.from_bytes(words[:_WORD], sys.byteorder)
+    length = int.from_bytes(words[_WORD:], sys.byteorder)
+    if not length & _IS_MMAPPED:
+        return False
+    page = os.sysconf("SC_PAGE_SIZE")
+    start = header - padding
+    whole = (length & ~_CHUNK_FLAGS) + padding
+    return start % page == 0 and whole % page == 0 and start + whole >= address + nbytes
+
+
+_WORD: Final = ctypes.sizeof(ctypes.c_size_t)
+_IS_MMAPPED: Final = 2
+_CHUNK_FLAGS: Final = 7
+
+
+def _read_memory(address: int, count: int) -> bytes | None:
+    """Bytes of this process's memory; fewer, or none, where nothing is mapped. None when forbidden."""
+    try:
+        memory = os.open("/proc/self/mem", os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        return os.pread(memory, count, address)
+    except (OSError, OverflowError):
+        return b""
+    finally:
+        os.close(memory)
 
 
 def python_arenas() -> int | None:
@@ -164,15 +222,13 @@ def _object_of(libc: ctypes.PyDLL, symbol: str) -> int | None:
     return base
 
 
-def _debug_malloc_stats() -> bytes | None:
-    """CPython's allocator statistics as text, written to a C stream in memory rather than to stderr."""
+def written_text(write: Callable[[ctypes.c_void_p], object]) -> bytes | None:
+    """What a C function writes to the stream it is given, kept in memory; None without `open_memstream`."""
     libc = ctypes.PyDLL(None)
     try:
-        write = ctypes.pythonapi._PyObject_DebugMallocStats
         open_memstream, close, free = libc.open_memstream, libc.fclose, libc.free
-    except AttributeError:  # not exported by this build of Python or this C library
+    except AttributeError:  # not in this C library
         return None
-    write.argtypes, write.restype = [ctypes.c_void_p], ctypes.c_int
     open_memstream.restype = ctypes.c_void_p
     close.argtypes = free.argtypes = [ctypes.c_void_p]
     close.restype, free.restype = ctypes.c_int, None
@@ -181,10 +237,20 @@ def _debug_malloc_stats() -> bytes | None:
     if not stream:
         return None
     try:
-        write(stream)
+        write(ctypes.c_void_p(stream))
     finally:
         close(stream)  # sets `text` and `size`
     try:
         return ctypes.string_at(text, size.value)
     finally:
         free(text)
+
+
+def _debug_malloc_stats() -> bytes | None:
+    """CPython's allocator statistics as text."""
+    try:
+        write = ctypes.pythonapi._PyObject_DebugMallocStats
+    except AttributeError:  # not exported by this build of Python
+        return None
+    write.argtypes, write.restype = [ctypes.c_void_p], ctypes.c_int
+    return written_text(write)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any, Final
+from pathlib import Path
+from typing import Final
+
+from msgspec import UNSET
 
 from memtriage.allocator.settings import NEWEST, OLDEST, parse_conf, parse_version
 from memtriage.model.prediction import PredictedStep, Prediction
+from memtriage.predict.against import compare, read_device
 from memtriage.predict.build import BuildError, failure
+from memtriage.predict.distributed import nccl
+from memtriage.predict.distributed.world import check_world
 from memtriage.predict.machines import Machine, machine
 from memtriage.predict.owners import owners_at
+from memtriage.predict.peak_table import peak_table
 from memtriage.predict.simulate import phase_at, replay
-from memtriage.predict.trace import Trace, trace
+from memtriage.predict.trace import Build, Trace, trace
+from memtriage.predict.watch import Program
 
 MEASURED_ON: Final = "NVIDIA H200"
 STEADY_STEPS: Final = 2
@@ -20,7 +27,7 @@ STEADY_STEPS: Final = 2
 
 
 def predict(
-    build: Callable[[Any], Any],
+    build: Build | Program,
     *,
     steps: int = STEADY_STEPS,
     allocator_conf: str = "",
@@ -28,27 +35,38 @@ def predict(
     world_size: int = 1,
     rank: int = 0,
     torch_version: str | None = None,
+    explain: bool = False,
+    against: Path | None = None,
 ) -> Prediction:
-    """See `memtriage.predict`."""
+    """See `memtriage.predict`.
+
+    Args:
+        build: a build function, or another program.
+        explain: also the instant of the peak by module.
+        against: also the record below this directory beside it.
+
+    Raises:
+        BuildError: the program cannot be traced; the text says what to change.
+        ValueError: another argument cannot be used.
+    """
     begun = time.perf_counter()
     kind = machine(gpu)
     version = parse_version(torch_version)
     settings = parse_conf(allocator_conf, version)
     if steps < 1:
         raise ValueError(f"steps={steps}; expected at least 1, and 2 for a step in steady state")
-    if (world_size, rank) != (1, 0):
-        raise ValueError(
-            f"world_size={world_size}, rank={rank}; expected 1 and 0: jobs of one process are predicted"
-        )
-    found = traced(build, kind, version, steps)
+    # Read first: what is wrong with it is to be known before the trace.
+    recorded = None if against is None else read_device(against, rank)
+    found = traced(build, kind, version, steps, world_size, rank, explain)
     counters = replay(found.recording, settings, kind.memory, steps)
     last = counters[-1]
+    outside = kind.outside + found.communicators * nccl.COMMUNICATOR
     return Prediction(
         peak_allocated=last.peak_allocated,
         peak_reserved=last.peak_reserved,
         peak_phase=phase_at(found.recording, last.peak_event),
         by_owner=owners_at(found, last),
-        outside_allocator=kind.outside,
+        outside_allocator=outside,
         steps=[
             PredictedStep(
                 peak_allocated=each.peak_allocated,
@@ -58,25 +76,43 @@ def predict(
             for each in counters
         ],
         seconds=time.perf_counter() - begun,
-        notes=[*found.notes, *_notes(kind, version, steps, last.peak_reserved)],
+        notes=[
+            *found.notes,
+            *_notes(kind, version, steps, last.peak_reserved + outside),
+            *nccl.notes(world_size, found.communicators),
+        ],
+        peak_table=peak_table(found, last) if explain else UNSET,
+        against=UNSET
+        if recorded is None
+        else compare(found, settings, kind.memory, steps, outside, *recorded),
     )
 
 
-def traced(build: Callable[[Any], Any], kind: Machine, version: tuple[int, int], steps: int) -> Trace:
-    """What the program allocates.
+def traced(
+    build: Build | Program,
+    kind: Machine,
+    version: tuple[int, int],
+    steps: int,
+    world_size: int = 1,
+    rank: int = 0,
+    explain: bool = False,
+) -> Trace:
+    """What the program allocates, as one rank of `world_size`.
 
     Raises:
         BuildError: the program cannot be traced; the text says what to change.
+        ValueError: there is no such rank, or no process group can be made for it.
     """
+    check_world(world_size, rank)
     try:
-        return trace(build, kind, version, steps)
+        return trace(build, kind, version, steps, world_size, rank, explain)
     except BuildError:
         raise
     except Exception as error:
         raise failure(error) from error
 
 
-def _notes(kind: Machine, version: tuple[int, int], steps: int, reserved: int) -> list[str]:
+def _notes(kind: Machine, version: tuple[int, int], steps: int, needed: int) -> list[str]:
     notes = []
     if not kind.measured:
         notes.append(f"what lies outside the allocator was measured on an {MEASURED_ON}, not on {kind.name}")
@@ -84,7 +120,7 @@ def _notes(kind: Machine, version: tuple[int, int], steps: int, reserved: int) -
         notes.append(f"torch {version[0]}.{version[1]} is not among the versions that were read")
     if steps < STEADY_STEPS:
         notes.append("the first step lacks what the optimizer makes in it: predict two for a steady state")
-    if reserved + kind.outside > kind.memory:
+    if needed > kind.memory:
         notes.append(
             f"this does not fit {kind.name}: the allocator would flush its cache, and be out of memory if "
             "that is not enough"

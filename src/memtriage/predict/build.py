@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import torch
 
+from memtriage.predict.tensors import parts
+
 EXPECTED: Final = (
     "expected `build(device)` to return (model, optimizer, step), where step() runs one optimizer step"
 )
@@ -73,7 +75,7 @@ def check_built(result: Any) -> Built:
         raise BuildError(
             "the model that `build` returned has no parameters: return the module that is trained"
         )
-    if all(each.device.type == "cpu" for each in model.parameters()):
+    if all(each.device.type == "cpu" and parts(each)[0] is each for each in model.parameters()):
         raise BuildError(
             "all parameters of the model are on the CPU: use the `device` that `build` is given, "
             "as in `model.to(device)`"
@@ -96,6 +98,7 @@ def failure(error: Exception) -> BuildError:
 
 _MESSAGE_LIMIT: Final = 400
 _NO_VALUES: Final = "values of the device are not known in a prediction: take this out of the step"
+_WORLD: Final = "it wants other ranks: say how many there are with world_size (--world-size N)"
 _ADVICE: Final = {
     "Sparse": "sparse tensors cannot be traced: use dense gradients",
     "Could not run '": "this operator has no shape function: register one with torch.library.register_fake",
@@ -103,6 +106,9 @@ _ADVICE: Final = {
     "not linked with support": "only the thread that runs the step is traced: use the device in no other",
     "data_ptr": "a kernel wants the address of real data: give the build function a variant without it",
     "triton": "Triton kernels cannot be traced: give the build function a variant without them",
+    "torch.distributed using env": _WORLD,
+    "process group has not been initialized": _WORLD,
+    "have NCCL built in": _WORLD,
     "numpy": _NO_VALUES,
     "no data": _NO_VALUES,
     "missing 1 required positional argument": EXPECTED,

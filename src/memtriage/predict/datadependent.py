@@ -154,6 +154,12 @@ def _written_in_place(mode: Interpreter, func: Any, args: tuple[Any, ...], kwarg
     return args[0]
 
 
+def _unscaled(mode: Interpreter, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A gradient scaler's check, which writes in place: all is finite, so `found_inf` stays 0."""
+    for gradient in args[0]:
+        mode.values.forget(gradient.untyped_storage()._cdata)
+
+
 def _known(mode: Interpreter, tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor if true_device(tensor).type == "cpu" else mode.values.of(tensor)
 
@@ -204,5 +210,6 @@ RULES: Final[dict[Any, Rule]] = {
     aten._ctc_loss.Tensor: _ctc_loss,
     aten._ctc_loss_backward.default: _ctc_loss_backward,
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+    aten._amp_foreach_non_finite_check_and_unscale_.default: _unscaled,
     **dict.fromkeys(_IN_PLACE, _written_in_place),
 }

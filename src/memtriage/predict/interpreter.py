@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memtriage.predict import datadependent, shapes
 from memtriage.predict.composites import Composites
+from memtriage.predict.distributed.collectives import Collectives
 from memtriage.predict.lifetimes import Lifetimes
 from memtriage.predict.notes import Notes
 from memtriage.predict.operators import Operator, facts, mapped, tensors_in
@@ -45,7 +46,13 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
     """
 
     def __init__(
-        self, lifetimes: Lifetimes, values: Values, notes: Notes, scratch: Scratch, composites: Composites
+        self,
+        lifetimes: Lifetimes,
+        values: Values,
+        notes: Notes,
+        scratch: Scratch,
+        composites: Composites,
+        collectives: Collectives,
     ) -> None:
         super().__init__()
         self.lifetimes = lifetimes
@@ -54,12 +61,23 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         self._pid = os.getpid()
         self._scratch = scratch
         self._composites = composites.kernels
+        self._collectives = collectives
         lifetimes.freed = values.forget
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        if not torch._C._len_torch_function_stack():
+            return self._answer(func, types, args, kwargs or {})
+        # C++ called the operator (a reducer, a broadcast) inside a `with torch.device(...):`, which would
+        # take the questions below for the program's.
+        with torch._C.DisableTorchFunction():
+            return self._answer(func, types, args, kwargs or {})
+
+    def _answer(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if types and not all(map(_plain, types)):
+            # A wrapper (DTensor) runs its own parts first.
+            return NotImplemented
         if os.getpid() != self._pid:
             # A worker of a DataLoader was forked from this thread: what it loads is real.
             return func(*args, **kwargs)
@@ -70,6 +88,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         faked = any(is_gpu(each) or is_host_fake(each) for each in tensors)
         if not faked and ((operator.written and tensors) or not self._makes_fake(operator, args, kwargs)):
             return func(*args, **kwargs)
+        if operator.collective:
+            return self._collectives.answer(func, args, kwargs)
         if operator.composite and torch.is_inference_mode_enabled():
             composite = self._composites.get(func, func.decompose)
             if composite is not None:
@@ -207,6 +227,12 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_PROGRAM):
             frame = frame.f_back
         return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _plain(kind: Any) -> bool:
+    """Whether tensors of this type hold their own storage: they leave dispatch to the modes."""
+    plain: bool = kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    return plain
 
 
 def _without_data(tensor: torch.Tensor) -> torch.Tensor:

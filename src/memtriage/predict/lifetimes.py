@@ -9,6 +9,7 @@ from typing import Any, Final
 
 FREE: Final = 0
 """The `size` of an event that frees; allocations are larger (empty storages take no memory)."""
+DEFAULT_STREAM: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class Block:
         phase: the phase in which it was made.
         recorded: whether autograd was recording when it was made.
         owner: a fixed owner (workspace), or None: told from what it becomes.
+        stream: number of the stream that was current.
     """
 
     size: int
@@ -41,6 +43,22 @@ class Block:
     phase: str
     recorded: bool
     owner: str | None = None
+    stream: int = DEFAULT_STREAM
+
+
+@dataclass(frozen=True, slots=True)
+class StreamUse:
+    """Another stream than a block's own uses it; or a stream has passed what was put on it.
+
+    Attributes:
+        event: index of the first event after it.
+        stream: number of the stream.
+        block: number of the block; None when the stream has passed.
+    """
+
+    event: int
+    stream: int
+    block: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +85,14 @@ class Recording:
         blocks: by number.
         markers: where phases begin.
         releases: indices of the events before which `empty_cache` was called.
+        uses: of blocks by other streams than their own, in order.
     """
 
     events: list[Event] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     markers: list[Marker] = field(default_factory=list)
     releases: list[int] = field(default_factory=list)
+    uses: list[StreamUse] = field(default_factory=list)
 
 
 class _StorageReference(weakref.ref[Any]):
@@ -87,14 +107,22 @@ class Lifetimes:
     Attributes:
         recording: what was recorded.
         phase, step: where the program is.
+        stream: number of the current stream.
+        owner: the owner of what is allocated now, where it is fixed; None: told from what it becomes.
         live: bytes asked for and not freed.
+        freed: told the identity of each storage that goes.
+        allocated: told the number of each new block.
     """
 
     def __init__(self, is_recording_grad: Callable[[], bool]) -> None:
         self.recording = Recording()
         self.phase = "build"
         self.step = -1
+        self.stream = DEFAULT_STREAM
+        self.owner: str | None = None
+        self._used_beside: set[int] = set()
         self.freed: Callable[[int], None] = lambda identity: None
+        self.allocated: Callable[[int], None] = lambda block: None
         self._blocks: dict[int, tuple[int, _StorageReference]] = {}
         self._grad_on = is_recording_grad
         self._open = True
@@ -106,6 +134,8 @@ class Lifetimes:
         if (phase, step) == (self.phase, self.step):
             return
         self.phase, self.step = phase, step
+        for stream in sorted(self._used_beside):
+            self.stream_passed(stream)
         self.recording.markers.append(Marker(len(self.recording.events), phase, step))
 
     def block_of(self, storage: Any) -> int | None:
@@ -124,7 +154,7 @@ class Lifetimes:
         if identity in self._blocks:
             return False
         size: int = storage.nbytes()
-        block = self._allocate(size, op, None)
+        block = self._allocate(size, op, self.owner)
         reference = _StorageReference(storage, self._gone)
         reference.identity = identity
         self._blocks[identity] = (block, reference)
@@ -137,7 +167,7 @@ class Lifetimes:
             return
         block, reference = found
         # CUDA allocates the new data, copies, then frees the old.
-        self._blocks[storage._cdata] = (self._allocate(storage.nbytes(), op, None), reference)
+        self._blocks[storage._cdata] = (self._allocate(storage.nbytes(), op, self.owner), reference)
         self._free(block)
 
     def scratch(self, sizes: list[int], op: str) -> list[int]:
@@ -149,6 +179,20 @@ class Lifetimes:
         for block in reversed(blocks):
             self._free(block)
 
+    def used_on(self, storage: Any, stream: int) -> None:
+        """Work that was put on a stream uses a storage (`Tensor.record_stream`)."""
+        block = self.block_of(storage)
+        if block is None or not self._open or not self.recording.blocks[block].size:
+            return
+        if self.recording.blocks[block].stream != stream:
+            self._used_beside.add(stream)
+            self.recording.uses.append(StreamUse(len(self.recording.events), stream, block))
+
+    def stream_passed(self, stream: int) -> None:
+        """Everything that was put on a stream is done."""
+        if stream in self._used_beside and self._open:
+            self.recording.uses.append(StreamUse(len(self.recording.events), stream, None))
+
     def cache_emptied(self) -> None:
         """`torch.cuda.empty_cache()` was called."""
         self.recording.releases.append(len(self.recording.events))
@@ -159,10 +203,11 @@ class Lifetimes:
 
     def _allocate(self, size: int, op: str, owner: str | None) -> int:
         block = len(self.recording.blocks)
-        self.recording.blocks.append(Block(size, op, self.phase, self._grad_on(), owner))
+        self.recording.blocks.append(Block(size, op, self.phase, self._grad_on(), owner, self.stream))
         if size and self._open:
             self.recording.events.append(Event(block, size))
             self.live += size
+        self.allocated(block)
         return block
 
     def _gone(self, reference: weakref.ref[Any]) -> None:

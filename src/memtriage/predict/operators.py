@@ -21,6 +21,7 @@ class Operator:
         resizes: whether a written argument may get another size (`resize_`, `set_`, `out=`).
         has_device: whether it takes a `device`.
         composite: whether C++ breaks it up above autograd, which inference mode leaves out.
+        collective: whether it is one of a process group's.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Operator:
     resizes: bool
     has_device: bool
     composite: bool
+    collective: bool
 
     def targets(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors that a call writes."""
@@ -59,6 +61,7 @@ def facts(func: Any) -> Operator:
         resizes=short.startswith(("resize", "set_")) or any(argument.is_out for argument in schema.arguments),
         has_device=any(argument.name == "device" for argument in schema.arguments),
         composite=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
+        collective=schema.name.startswith("c10d::"),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from memtriage.predict.lifetimes import FREE, Block, Recording
+from memtriage.predict.lifetimes import FREE, Recording
 from memtriage.predict.simulate import StepCounters, phase_at
 from memtriage.predict.trace import Trace
 
@@ -15,22 +15,32 @@ TEMPORARY: Final = "temporary"
 
 def owners_at(trace: Trace, counters: StepCounters) -> dict[str, int]:
     """Bytes by owner right after the event of the peak, largest first; sums to the allocated bytes."""
-    recording = trace.recording
-    needed = _needed_by_backward(recording, counters.peak_event)
     found: dict[str, int] = {}
-    for number in _live_at(recording, counters.peak_event):
-        block = recording.blocks[number]
-        owner = block.owner or trace.owners.get(number) or _other(block, number in needed)
-        found[owner] = found.get(owner, 0) + block.size
+    for number, owner in owned_at(trace, counters.peak_event):
+        found[owner] = found.get(owner, 0) + trace.recording.blocks[number].size
     rest = counters.peak_allocated - sum(found.values())
     if rest:
         found[ROUNDING] = rest
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def _other(block: Block, needed: bool) -> str:
+def owned_at(trace: Trace, event: int) -> list[tuple[int, str]]:
+    """The blocks that are live right after an event, each with its owner."""
+    recording = trace.recording
+    needed = _needed_by_backward(recording, event)
+    return [
+        (
+            number,
+            trace.owners.get(number) or recording.blocks[number].owner or _other(recording, number, needed),
+        )
+        for number in _live_at(recording, event)
+    ]
+
+
+def _other(recording: Recording, number: int, needed: set[int]) -> str:
     """Made in forward for backward, or made again by a checkpoint within backward; else of the moment."""
-    return ACTIVATION if needed or (block.phase == "backward" and block.recorded) else TEMPORARY
+    block = recording.blocks[number]
+    return ACTIVATION if number in needed or (block.phase == "backward" and block.recorded) else TEMPORARY
 
 
 def _live_at(recording: Recording, event: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,46 +14,11 @@ from torch.utils import _device
 from memtriage.predict.lifetimes import Lifetimes
 from memtriage.predict.machines import Machine
 from memtriage.predict.notes import Notes
+from memtriage.predict.streams import Streams
 from memtriage.predict.tensors import CPU, CUDA, meaning_meta, played_device
 
 _META_FACTORIES: Final = ("empty", "empty_strided", "zeros", "ones", "full", "rand", "randn")
 _MISSING: Final = object()
-
-
-class _Stream:
-    """A stream or an event: work is done at once, so all are the same."""
-
-    device = CUDA
-    stream_id = 0
-    cuda_stream = 0
-    cuda_event = 0
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def __enter__(self) -> _Stream:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def is_capturing(self) -> bool:
-        return False
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, other: object) -> float:
-        return 1.0
-
-    def record_event(self, event: Any = None) -> Any:
-        return event or _Stream()
-
-    def synchronize(self) -> None: ...
-    def wait_event(self, event: object) -> None: ...
-    def wait_stream(self, stream: object) -> None: ...
-    def record(self, stream: object = None) -> None: ...
-    def wait(self, stream: object = None) -> None: ...
 
 
 class _Place:
@@ -93,12 +57,20 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def _replacements(machine: Machine, lifetimes: Lifetimes, notes: Notes) -> list[tuple[Any, str, Any]]:
     """Every attribute that is replaced: its owner, its name, its value."""
-    of_cuda = {**_of_device(machine), **_of_memory(machine, lifetimes), **_of_streams(), **_of_random()}
+    streams = Streams(lifetimes)
+    of_cuda = {
+        **_of_device(machine),
+        **_of_memory(machine, lifetimes),
+        **_of_streams(streams),
+        **_of_random(),
+    }
     found: list[tuple[Any, str, Any]] = []
     for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random):
         # Some functions are known by two names; `torch.cuda` has them all.
         found += [(owner, name, value) for name, value in of_cuda.items() if name in vars(owner)]
-    found += [(torch.accelerator, name, value) for name, value in _of_accelerator().items()]
+    found += [(torch, "Stream", streams.stream_type), (torch, "Event", streams.event_type)]
+    found += _of_storages(lifetimes)
+    found += [(torch.accelerator, name, value) for name, value in _of_accelerator(streams).items()]
     return [*found, *_of_torch(notes)]
 
 
@@ -127,7 +99,6 @@ def _of_device(machine: Machine) -> dict[str, Any]:
         "device_count": _always(1),
         "current_device": _always(0),
         "set_device": _always(None),
-        "synchronize": _always(None),
         "device": _Place,
         "get_device_capability": _always(machine.capability),
         "get_device_name": _always(machine.name),
@@ -160,16 +131,42 @@ def _of_memory(machine: Machine, lifetimes: Lifetimes) -> dict[str, Any]:
     }
 
 
-def _of_streams() -> dict[str, Any]:
+def _of_streams(streams: Streams) -> dict[str, Any]:
     return {
-        "Stream": _Stream,
-        "Event": _Stream,
-        "ExternalStream": _Stream,
-        "current_stream": lambda *args: _Stream(),
-        "default_stream": lambda *args: _Stream(),
-        "stream": lambda *args: contextlib.nullcontext(),
-        "set_stream": _always(None),
+        "Stream": streams.stream_type,
+        "Event": streams.event_type,
+        "ExternalStream": streams.stream_type,
+        "current_stream": lambda *args: streams.current,
+        "default_stream": _always(streams.default),
+        "stream": streams.entered,
+        "set_stream": streams.set,
+        "synchronize": streams.synchronize,
     }
+
+
+def _of_storages(lifetimes: Lifetimes) -> list[tuple[Any, str, Any]]:
+    """What bypasses the dispatcher."""
+    storage = torch.UntypedStorage
+    resize, address = storage.resize_, storage.data_ptr
+
+    def resized(self: Any, size: int) -> Any:
+        result = resize(self, size)
+        lifetimes.resized(self, "resize_")
+        return result
+
+    def data_ptr(self: Any) -> int:
+        if self.device.type != "meta":
+            return int(address(self))
+        return int(self._cdata) if self.nbytes() else 0  # told apart by it, never read
+
+    def record_stream(self: torch.Tensor, stream: Any) -> None:
+        lifetimes.used_on(self.untyped_storage(), stream.stream_id)
+
+    return [
+        (storage, "resize_", resized),
+        (storage, "data_ptr", data_ptr),
+        (torch.Tensor, "record_stream", record_stream),
+    ]
 
 
 def _of_random() -> dict[str, Any]:
@@ -186,7 +183,7 @@ def _of_random() -> dict[str, Any]:
     }
 
 
-def _of_accelerator() -> dict[str, Any]:
+def _of_accelerator(streams: Streams) -> dict[str, Any]:
     return {
         "is_available": _always(True),
         "current_accelerator": _always(torch.device("cuda")),
@@ -195,9 +192,9 @@ def _of_accelerator() -> dict[str, Any]:
         "current_device_idx": _always(0),
         "set_device_index": _always(None),
         "set_device_idx": _always(None),
-        "synchronize": _always(None),
-        "current_stream": lambda *args: _Stream(),
-        "set_stream": _always(None),
+        "synchronize": streams.synchronize,
+        "current_stream": lambda *args: streams.current,
+        "set_stream": streams.set,
     }
 
 
@@ -255,8 +252,9 @@ def _made_on_host(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
 
     def make(*args: Any, **kwargs: Any) -> torch.Tensor:
         device = kwargs.pop("device", None)
-        if device is None and torch.get_default_device().type == "cuda":
-            device = CUDA
+        if device is None:
+            # Of `with torch.device(...):`, not by `get_default_device`, which would come back here.
+            device = _device.CURRENT_DEVICE
         wanted = (
             None
             if device is None
@@ -270,9 +268,9 @@ def _made_on_host(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
             dtype = kwargs.get("dtype")
             return source if dtype is None else source.to(dtype)
         requires_grad = kwargs.pop("requires_grad", False)
-        made = original(*args, device=CPU if wanted is None or wanted.type == "cuda" else wanted, **kwargs)
-        if wanted is not None and wanted.type == "cuda":
-            made = made.to(CUDA)
+        made = original(*args, device=CPU, **kwargs)
+        if wanted is not None and wanted.type != "cpu":
+            made = made.to(CUDA if wanted.type == "cuda" else wanted)
         return made.requires_grad_() if requires_grad else made
 
     return make

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from memtriage.allocator.blocks import SimBlock
 from memtriage.allocator.settings import Settings
 from memtriage.allocator.simulator import Simulator
-from memtriage.predict.lifetimes import FREE, Recording
+from memtriage.predict.lifetimes import FREE, Recording, StreamUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ def replay(
     live: dict[int, SimBlock] = {}
     begins = _step_starts(recording, steps)
     releases = set(recording.releases)
+    uses = _uses_by_event(recording)
     counters: list[StepCounters] = []
     position = 0
     for step in range(-1, steps):
@@ -44,17 +45,29 @@ def replay(
         while position < end:
             if position in releases:
                 simulator.empty_cache()
+            for use in uses.get(position, ()):
+                if use.block is None:
+                    simulator.stream_done(use.stream)
+                else:
+                    simulator.record_stream(live[use.block], use.stream)
             event = recording.events[position]
             if event.size == FREE:
                 simulator.free(live.pop(event.block))
             else:
-                live[event.block] = simulator.malloc(event.size)
+                live[event.block] = simulator.malloc(event.size, recording.blocks[event.block].stream)
                 if simulator.allocated > peak:
                     peak, peak_event = simulator.allocated, position
             position += 1
         if step >= 0:
             counters.append(StepCounters(peak, simulator.peak_reserved, simulator.allocated, peak_event))
     return counters
+
+
+def _uses_by_event(recording: Recording) -> dict[int, list[StreamUse]]:
+    found: dict[int, list[StreamUse]] = {}
+    for use in recording.uses:
+        found.setdefault(use.event, []).append(use)
+    return found
 
 
 def _step_starts(recording: Recording, steps: int) -> list[int]:

@@ -67,21 +67,38 @@ def played_device(tensor: torch.Tensor) -> torch.device:
     keys = _keys_of(tensor)
     if keys.has(_KEY.CUDA):
         return CUDA
-    return CPU if keys.has(_KEY.CPU) else device
+    if keys.has(_KEY.CPU):
+        return CPU
+    inner = parts(tensor)
+    return device if inner[0] is tensor else played_device(inner[0])
+
+
+def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that a wrapper (DTensor) holds; the tensor itself when it is none."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    held = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+    return [part for each in held if isinstance(each, torch.Tensor) for part in parts(each)]
+
+
+@contextmanager
+def devices_true() -> Iterator[None]:
+    """In the block tensors say where they are: it works with other tensors without data (`FakeTensor`)."""
+    global _in_kernel
+    before = _in_kernel
+    _in_kernel = True
+    try:
+        yield
+    finally:
+        _in_kernel = before
 
 
 @contextmanager
 def kernel() -> Iterator[None]:
     """The block runs meta kernels, in which tensors are what they are: on the meta device."""
-    global _in_kernel
-    before = _in_kernel
-    with torch._C._PreserveDispatchKeyGuard():
+    with torch._C._PreserveDispatchKeyGuard(), devices_true():
         torch._C._set_meta_in_tls_dispatch_include(True)
-        _in_kernel = True
-        try:
-            yield
-        finally:
-            _in_kernel = before
+        yield
 
 
 def meta_is_meant() -> bool:
@@ -121,7 +138,6 @@ def devices_played() -> Iterator[None]:
         "__repr__": _described(torch.Tensor.__repr__),
         "pin_memory": lambda self, device=None: self,
         "is_pinned": lambda self, device=None: False,
-        "record_stream": lambda self, stream: None,
     }
     uninitialized = torch.nn.parameter.UninitializedTensorMixin
     allowed = uninitialized._allowed_methods

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import Final
 
+from msgspec import UNSET
 from rich.console import Console
 from rich.text import Text
 
-from memtriage.model.prediction import Prediction
+from memtriage.model.prediction import Against, PeakRow, Prediction
 from memtriage.report.page import BULLET, Page
-from memtriage.report.text import duration, size
+from memtriage.report.text import UNKNOWN, duration, size
 
 _NAME_WIDTH: Final = 18
 _SIZE_WIDTH: Final = 12
 _SHARE_WIDTH: Final = 8
+_MODULE_WIDTH: Final = 36
+_COMPARED_WIDTH: Final = 46
+_PEAK_ROWS: Final = 30
+"""Rows of the table of the peak that are printed; JSON has them all."""
+_MARKS: Final = {"backward": "backward", "step": "the optimizer's step"}
+NO_MODULE: Final = "(no module)"
 
 
 def render(prediction: Prediction, console: Console) -> None:
@@ -32,8 +39,10 @@ def render(prediction: Prediction, console: Console) -> None:
         )
     )
     page.heading("At the peak")
-    for owner, count in prediction.by_owner.items():
-        _row(page, owner, size(count), f"{count / max(prediction.peak_allocated, 1):.1%}")
+    for owner, held in prediction.by_owner.items():
+        _row(page, owner, size(held), f"{held / max(prediction.peak_allocated, 1):.1%}")
+    if prediction.peak_table is not UNSET:
+        _peak_table(page, prediction.peak_table)
     page.heading("Steps", "allocated at most, reserved at most, allocated at the end")
     for number, step in enumerate(prediction.steps, 1):
         _row(
@@ -43,10 +52,60 @@ def render(prediction: Prediction, console: Console) -> None:
             size(step.peak_reserved),
             size(step.end_allocated),
         )
+    if prediction.against is not UNSET:
+        _against(page, prediction.against)
     if prediction.notes:
         page.heading("Assumed")
         for note in prediction.notes:
             page.field("", f"{BULLET}{note}", labels=2)
+
+
+def _peak_table(page: Page, rows: list[PeakRow]) -> None:
+    page.heading("At the peak, by owner and module", "blocks, the operator that made most")
+    for row in rows[:_PEAK_ROWS]:
+        made = "" if row.operator is None else f"{row.blocks:>6} {row.operator}"
+        page.raw(
+            Text(
+                page.plain(
+                    f"  {row.owner:<{_NAME_WIDTH}}{size(row.bytes):>{_SIZE_WIDTH}}  "
+                    f"{row.module or NO_MODULE:<{_MODULE_WIDTH}}{made}".rstrip()
+                )
+            )
+        )
+    left = rows[_PEAK_ROWS:]
+    if left:
+        _row(page, f"{len(left)} more rows", size(sum(row.bytes for row in left)))
+
+
+def _against(page: Page, against: Against) -> None:
+    page.heading(f"Against the run on {against.device}", "recorded, predicted, difference")
+    for mark in against.marks:
+        where = (
+            f"step {mark.step}" if mark.step == mark.recorded_step else f"step {mark.recorded_step} (last)"
+        )
+        for name, recorded, predicted in (
+            ("allocated", mark.allocated, mark.predicted_allocated),
+            ("reserved", mark.reserved, mark.predicted_reserved),
+        ):
+            _beside(page, f"{where}, end of {_MARKS[mark.name]}, {name}", recorded, predicted)
+    if against.owners:
+        page.heading("Owner by owner", f"the last ledger; {against.instant} is nearest to it")
+        for each in against.owners:
+            _beside(page, each.owner, each.recorded, each.predicted)
+    for note in against.notes:
+        page.field("", f"{BULLET}{note}", labels=2)
+
+
+def _beside(page: Page, name: str, recorded: int | None, predicted: int) -> None:
+    difference = f"{(predicted - recorded) / recorded:+.1%}" if recorded else UNKNOWN
+    page.raw(
+        Text(
+            page.plain(
+                f"  {name:<{_COMPARED_WIDTH}}{size(recorded):>{_SIZE_WIDTH}}{size(predicted):>{_SIZE_WIDTH}}"
+                f"{difference:>{_SHARE_WIDTH}}"
+            )
+        )
+    )
 
 
 def _row(page: Page, name: str, first: str, *others: str) -> None:

@@ -201,7 +201,7 @@ def _of_interest(
     for group in groups:
         if group.kind not in OF_ONE_RANK or group.kind == "rank_differs":
             return group.first.device, group.first.rank
-    device = next((device for device in report.ledger if device != "host"), None)
+    device = next((device for device in report.ledger if device not in ("host", "job")), None)
     return device or (report.marks[0].device if report.marks else None), ledger_rank
 
 

@@ -20,7 +20,10 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from memtriage.account.census import View
+from memtriage.account.host_reading import HostReading, read_host
+from memtriage.account.job_ledger import take_job_ledger
 from memtriage.account.ledgers import take_ledgers
+from memtriage.diagnose.host_findings import host_findings, host_notes
 from memtriage.diagnose.judge import (
     Evidence,
     group_finding,
@@ -38,6 +41,7 @@ from memtriage.observe import cuda, driver
 from memtriage.observe.cgroup import host_limit
 from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.hooks import TrainingHooks, inside_backward
+from memtriage.observe.host import has_children
 from memtriage.observe.inputs import batch_elements, caller_frames, running_functions
 from memtriage.session.death import (
     FailedAllocation,
@@ -50,6 +54,7 @@ from memtriage.session.death import (
     owners_of,
 )
 from memtriage.session.follow import Clock, Follower
+from memtriage.session.host_watch import HostWatch
 from memtriage.session.investigation import Investigation, Investigator
 from memtriage.session.sampler import Sampler
 from memtriage.store.layout import RankIdentity, record_path
@@ -114,7 +119,8 @@ class Session:
         self._writer = RankWriter(self.path)
         self._reader = CounterReader()
         self._hooks = TrainingHooks(self)
-        self._sampler = Sampler(self)
+        self._host = HostWatch()
+        self._sampler = Sampler(self, self._host)
         self._script_root = script_root
         self._pid = os.getpid()
         self._started = time.perf_counter()
@@ -132,7 +138,8 @@ class Session:
         self._stepped_inside = False
         self._microbatches_of_step = 0
         # growth
-        self._investigator = Investigator(script_root, self._tell)
+        self._investigator = Investigator(script_root, self._tell, self._read_host)
+        self._on_host: HostReading | None = None
         self._follower = Follower(self._investigator, self._with_ledger, self._provisional)
         self._ledger_due_s: float | None = None
         # what the program is doing, for an out-of-memory error
@@ -185,6 +192,7 @@ class Session:
         # Each for itself: where memory has run out, a census may find too little for its own work.
         self._last_look(exception, error, brief)
         self._judge_growth()
+        self._judge_host()
         if error is not None:
             self._judge_death(error)
         for finding in self.findings:
@@ -223,6 +231,7 @@ class Session:
     def backward_begins(self) -> None:
         self.phase = "backward"
         self._investigator.in_backward(True)
+        self._host.while_training()
         self._read_input()
 
     @_never_raises
@@ -291,6 +300,8 @@ class Session:
                     self._context_baseline.setdefault(int(reading.device[5:]), reading.outside)
             if name in ("step", "backward", "time"):
                 self._follow(name, readings)
+            if name not in ("backward", "end"):  # between steps, while the program still has what it needs
+                self._host.at_mark(readings, self._reader.rss(), self.step_count)
 
     def seconds_since_mark(self) -> float:
         """How long ago the last mark was made."""
@@ -361,10 +372,22 @@ class Session:
     def _clock(self) -> Clock:
         return Clock(self.step_count, self.microbatch, self._microbatches_of_step, self.elapsed())
 
+    @_never_raises
+    def _read_host(self) -> None:
+        self._on_host = None  # an old reading must not stand in for one that fails
+        self._on_host = read_host()
+
     def _with_ledger(self, view: View) -> None:
         started = time.perf_counter()
-        for ledger in take_ledgers(view.census().storages, self._context_baseline, self._script_root):
+        census = view.census()
+        ledgers = take_ledgers(
+            census.storages, self._context_baseline, self._script_root, self._on_host, census.parameters
+        )
+        for ledger in ledgers:
             self._writer.write("ledger", ledger)
+        if has_children():
+            self._writer.write("ledger", take_job_ledger())
+        self._host.at_census(view, self._on_host)
         cost = view.census().seconds + time.perf_counter() - started
         self._ledger_due_s = self.elapsed() + cost / _LEDGER_SHARE
 
@@ -422,6 +445,16 @@ class Session:
     def _judge_growth(self) -> None:
         self.findings = self._leaks()
         self._judged = True
+
+    @_never_raises
+    def _judge_host(self) -> None:
+        evidence = self._host.conclude()
+        for finding in host_findings(evidence):
+            finding.rank = self.identity.rank
+            finding.step = self.step_count if finding.step is None else finding.step
+            self.findings.append(finding)
+        for note in host_notes(evidence):
+            self._writer.write("note", Note(text=note))
 
     @_never_raises
     def _judge_death(self, error: BaseException) -> None:
@@ -515,7 +548,6 @@ class Session:
         self._writer.write("finding", RecordedFinding(**fields, final=final))
 
     def _start_record(self) -> Start:
-        torch = sys.modules.get("torch")
         return Start(
             run_id=self.identity.run_id,
             restart=self.identity.restart,
@@ -527,7 +559,7 @@ class Session:
             host=socket.gethostname(),
             argv=self.argv,
             python=platform.python_version(),
-            torch=None if torch is None else str(torch.__version__),  # a class of its own, not a str
+            torch=_torch_version(),
             time=self._started_at,
             host_limit=host_limit().bytes,
         )
@@ -541,6 +573,19 @@ class Session:
             time_s=round(self.elapsed(), 3),
             device_limits=self._limits,
         )
+
+
+def _torch_version() -> str | None:
+    """torch's version, also when nothing has imported it yet; None where it is not installed."""
+    from importlib import metadata
+
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return str(torch.__version__)  # a class of its own, not a str
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return None
 
 
 class Terminated(Exception):

@@ -79,12 +79,19 @@ class Investigator:
     Args:
         script_root: folder of the user's script, for allocation sites.
         progress: told in a few words what takes time.
+        before: called before each census, for what a census itself would disturb.
     """
 
-    def __init__(self, script_root: str | None, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        script_root: str | None,
+        progress: Callable[[str], None],
+        before: Callable[[], None] | None = None,
+    ) -> None:
         self.seconds = 0.0
         self._sites = SiteRecorder(script_root)
         self._progress = progress
+        self._before = before
         self._lengths: dict[int, tuple[int, int | None]] = {}
 
     @property
@@ -108,6 +115,8 @@ class Investigator:
         """
         started = time.perf_counter()
         self._progress("taking a census")
+        if self._before is not None:
+            self._before()
         with Look(frames or ()) as view:
             interrupted = frames is not None
             heads = {} if interrupted else view.heads()

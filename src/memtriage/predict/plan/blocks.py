@@ -31,7 +31,9 @@ def levels_of(model: nn.Module) -> tuple[Level, ...]:
     found: list[tuple[list[str], list[str]]] = []
     _visit(model, "", 0, found)
     return tuple(
-        Level(tuple(containers), tuple(blocks), all(_has_switch(model.get_submodule(name)) for name in blocks))
+        Level(
+            tuple(containers), tuple(blocks), all(_has_switch(model.get_submodule(name)) for name in blocks)
+        )
         for containers, blocks in found
     )
 

@@ -59,6 +59,7 @@ class Evaluator:
         conf: the allocator's options, as given.
         steps: optimizer steps to trace.
         limit: bytes that the allocator may reserve.
+        world_size: GPUs of the job, of which this is the first.
 
     Attributes:
         traces: how often the program was traced.
@@ -66,7 +67,14 @@ class Evaluator:
     """
 
     def __init__(
-        self, build: Build, kind: Machine, version: tuple[int, int], conf: str, steps: int, limit: int
+        self,
+        build: Build,
+        kind: Machine,
+        version: tuple[int, int],
+        conf: str,
+        steps: int,
+        limit: int,
+        world_size: int = 1,
     ) -> None:
         self._build = build
         self._kind = kind
@@ -74,6 +82,8 @@ class Evaluator:
         self._conf = conf
         self._steps = steps
         self._limit = limit
+        self._world_size = world_size
+        self._facts: Facts | None = None
         self._known: dict[tuple[str, ...], Evaluated] = {}
         self._traces: OrderedDict[tuple[str, ...], _Traced] = OrderedDict()
         self.traces = 0
@@ -85,9 +95,11 @@ class Evaluator:
         Raises:
             BuildError: it cannot be traced; the text says what to change.
         """
-        observer = Observer()
-        self._traced((), observer)
-        return observer.facts()
+        if self._facts is None:
+            observer = Observer()
+            self._traced((), observer)
+            self._facts = observer.facts()
+        return self._facts
 
     def of(self, changes: Changes) -> Evaluated:
         """The program with these changes, in this order.
@@ -138,7 +150,7 @@ class Evaluator:
         """The trace of a program; changes of allocator settings alone need no other."""
         key = tuple(change.action for change in changes if not change.conf)
         known = self._traces.get(key)
-        if known is not None:
+        if known is not None and observer is None:
             self._traces.move_to_end(key)
             return known
         work = Work()
@@ -157,7 +169,7 @@ class Evaluator:
 
             return built.model, built.optimizers, step
 
-        found = traced(watched, self._kind, self._version, self._steps)
+        found = traced(watched, self._kind, self._version, self._steps, self._world_size)
         self.traces += 1
         self.notes.update(dict.fromkeys(found.notes))
         factor = 1.0
@@ -167,5 +179,3 @@ class Evaluator:
         while len(self._traces) > KEPT_TRACES:
             self._traces.popitem(last=False)
         return made
-
-

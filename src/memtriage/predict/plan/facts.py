@@ -89,14 +89,16 @@ class HuggingFace:
 
     Attributes:
         attention: its attention implementation.
+        attends_by_sdpa: whether its attention can be scaled_dot_product_attention.
         supports_checkpointing: whether it switches checkpointing itself.
-        enables_with: name of the method that does.
+        checkpointing: the word for it in the names of its methods, which Transformers 5 changed.
         own_loss: whether its own causal loss was computed from logits by an output layer.
     """
 
     attention: str
+    attends_by_sdpa: bool
     supports_checkpointing: bool
-    enables_with: str
+    checkpointing: str
     own_loss: bool
 
 
@@ -109,12 +111,14 @@ class Facts:
         optimizers: its optimizers.
         keeps_gradients: whether it sets gradients to zero in place of None.
         autocast: whether the model ran under autocast.
-        parameter_bytes: of floating-point parameters, by type.
+        parameter_types: of floating-point parameters.
         trained: number of elements of trained parameters.
+        frozen: whether there are parameters that are not trained.
         levels: repeated blocks.
         called: names of the blocks that were called.
         recomputed: names of the blocks that were called again within backward.
         huggingface: the Transformers model in it, if any.
+        parallel: what makes it one of several ranks: `DistributedDataParallel`, `FSDP2`, or nothing.
     """
 
     batch: Knob | None
@@ -123,12 +127,14 @@ class Facts:
     optimizers: tuple[OptimizerFacts, ...]
     keeps_gradients: bool
     autocast: bool
-    parameter_bytes: dict[torch.dtype, int]
+    parameter_types: frozenset[torch.dtype]
     trained: int
+    frozen: bool
     levels: tuple[Level, ...]
     called: frozenset[str]
     recomputed: frozenset[str]
     huggingface: HuggingFace | None
+    parallel: str
 
 
 class Observer:
@@ -148,11 +154,10 @@ class Observer:
         self._knobs = [*knobs(build, "build"), *knobs(built.step, "step")]
         levels = levels_of(built.model)
         for name in (name for level in levels for name in level.blocks):
-            built.model.get_submodule(name).register_forward_pre_hook(self._block_called(name))
+            self._watch_block(built.model.get_submodule(name), name)
         built.model.register_forward_pre_hook(self._model_called)
-        for optimizer in built.optimizers:
-            self._watch_zero_grad(optimizer)
-        self._watch_zero_grad(built.model)
+        for owner in with_zero_grad(built):
+            self._watch_zero_grad(owner)
         inner = huggingface_in(built.model)
         if inner is not None and hasattr(inner, "loss_function"):
             inner.loss_function = self._loss_watched(inner.loss_function)
@@ -171,14 +176,8 @@ class Observer:
         return self._facts
 
     def _note(self, built: Built) -> None:
-        sizes: dict[torch.dtype, int] = {}
-        trained = 0
-        for parameter in built.parameters():
-            if parameter.is_floating_point():
-                count = parameter.numel() * parameter.element_size()
-                sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + count
-            if parameter.requires_grad:
-                trained += parameter.numel()
+        parameters = list(built.parameters())
+        trained = [each for each in parameters if each.requires_grad]
         self._facts = Facts(
             batch=_first(self._knobs, BATCH_NAMES),
             accumulation=_first(self._knobs, ACCUMULATION_NAMES),
@@ -186,33 +185,40 @@ class Observer:
             optimizers=tuple(_optimizer_facts(inner_optimizer(each)) for each in built.optimizers),
             keeps_gradients=self._keeps,
             autocast=self._autocast,
-            parameter_bytes=sizes,
-            trained=trained,
+            parameter_types=frozenset(each.dtype for each in parameters if each.is_floating_point()),
+            trained=sum(each.numel() for each in trained),
+            frozen=len(trained) < len(parameters),
             levels=self._levels,
             called=frozenset(self._called),
             recomputed=frozenset(self._recomputed),
             huggingface=self._huggingface(built.model),
+            parallel=_parallel(built.model),
         )
 
     def _huggingface(self, model: nn.Module) -> HuggingFace | None:
         inner = huggingface_in(model)
         if inner is None:
             return None
-        new = "activation_checkpointing_enable"
+        new = "activation_checkpointing"
         return HuggingFace(
             attention=str(getattr(inner.config, "_attn_implementation", None)),
+            attends_by_sdpa=bool(getattr(inner, "_supports_sdpa", False)),
             supports_checkpointing=bool(getattr(inner, "supports_gradient_checkpointing", False)),
-            enables_with=new if hasattr(inner, new) else "gradient_checkpointing_enable",
+            checkpointing=new if hasattr(inner, f"{new}_enable") else "gradient_checkpointing",
             own_loss=self._loss_called and isinstance(inner.get_output_embeddings(), nn.Linear),
         )
 
-    def _block_called(self, name: str) -> Callable[..., None]:
-        def note(*_: Any) -> None:
+    def _watch_block(self, block: nn.Module, name: str) -> None:
+        def call(*_: Any) -> None:
             self._called.add(name)
+
+        def part_called(*_: Any) -> None:
             if torch._C._current_graph_task_id() != -1:  # within backward
                 self._recomputed.add(name)
 
-        return note
+        block.register_forward_pre_hook(call)
+        for part in block.modules():  # a checkpointed `forward` runs the hooks of the parts alone again
+            part.register_forward_pre_hook(part_called)
 
     def _model_called(self, *_: Any) -> None:
         self._autocast = self._autocast or torch.is_autocast_enabled("cuda")
@@ -243,6 +249,11 @@ def knobs(function: Callable[..., Any], of: Literal["build", "step"]) -> list[Kn
     return [Knob(each.name, each.default, of) for each in parameters if type(each.default) is int]
 
 
+def with_zero_grad(built: Built) -> list[Any]:
+    """The model and its optimizers, as far as they can drop gradients: optimizers need not be torch's."""
+    return [owner for owner in (built.model, *built.optimizers) if hasattr(owner, "zero_grad")]
+
+
 def inner_optimizer(optimizer: Any) -> Any:
     """The optimizer itself, where a library (Accelerate) has wrapped it."""
     if not isinstance(optimizer, torch.optim.Optimizer) or hasattr(optimizer, "accelerator_state"):
@@ -262,6 +273,12 @@ def huggingface_in(model: nn.Module) -> Any:
 def _first(found: Iterable[Knob], names: tuple[str, ...]) -> Knob | None:
     by_name = {knob.name: knob for knob in found}
     return next((by_name[name] for name in names if name in by_name), None)
+
+
+def _parallel(model: nn.Module) -> str:
+    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+        return "DistributedDataParallel"
+    return "FSDP2" if any(hasattr(each, "placements") for each in model.parameters()) else ""
 
 
 def _optimizer_facts(optimizer: Any) -> OptimizerFacts:

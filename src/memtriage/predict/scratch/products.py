@@ -49,7 +49,7 @@ _OPERANDS: Final[dict[Any, tuple[int, int]]] = {
 
 
 class Workspaces:
-    """One workspace for each handle, one handle for each thread that multiplies: backward has its own."""
+    """One workspace for each handle and stream, one handle for each thread: backward has its own."""
 
     def __init__(self, machine: Machine, version: tuple[int, int], lifetimes: Lifetimes) -> None:
         large = machine.capability[0] in (9, 10)
@@ -57,7 +57,7 @@ class Workspaces:
         self._size = configured_size(os.environ.get("CUBLAS_WORKSPACE_CONFIG")) or default
         self._unified = version >= CUBLASLT_UNIFIED_SINCE
         self._lifetimes = lifetimes
-        self._handles: set[tuple[str, bool]] = set()
+        self._handles: set[tuple[str, bool, int]] = set()
 
     def keep(self, func: Any, args: tuple[Any, ...]) -> None:
         """Notes the workspaces that a product makes where it is the first of its thread."""
@@ -67,7 +67,7 @@ class Workspaces:
             self._keep("cublasLt", CUBLASLT_WORKSPACE)
 
     def _keep(self, library: str, size: int) -> None:
-        handle = (library, self._lifetimes.phase == "backward")
+        handle = (library, self._lifetimes.phase == "backward", self._lifetimes.stream)
         if handle not in self._handles:
             self._handles.add(handle)
             self._lifetimes.scratch([size], library)

@@ -18,6 +18,7 @@ def rung(conf: str) -> Rung:
             return Offer(absent=f"the allocator's options set it already: {conf}")
         if "max_split_size_mb" in conf:
             return Offer(absent="it does not go together with max_split_size_mb: drop that option first")
+        variable = f"PYTORCH_CUDA_ALLOC_CONF={','.join(filter(None, (conf, _SETTING)))}"
         return Offer(
             (
                 (
@@ -27,10 +28,7 @@ def rung(conf: str) -> Rung:
                         speed="about none in steady training; 33 to 40 % a step were reported where weights "
                         "travel between processes by CUDA IPC (M8)",
                         maths="same",
-                        code={
-                            "torch": f"export PYTORCH_CUDA_ALLOC_CONF={_SETTING}"
-                            "  # in the shell, before the process starts"
-                        },
+                        code={"torch": f"export {variable}  # in the shell, before the process starts"},
                         conf=_SETTING,
                     ),
                 ),

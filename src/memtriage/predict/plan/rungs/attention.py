@@ -20,6 +20,8 @@ def _offer(facts: Facts) -> Offer:
         )
     if facts.huggingface.attention != "eager":
         return Offer(absent=f"attention is {facts.huggingface.attention} already")
+    if not facts.huggingface.attends_by_sdpa:
+        return Offer(absent="this model has no attention by scaled_dot_product_attention")
     change = Change(
         rung="attention",
         action='attention by scaled_dot_product_attention in place of "eager"',

@@ -6,11 +6,11 @@ from typing import Any
 
 from memtriage.predict.build import Built
 from memtriage.predict.plan.changes import Change, Offer, Rung
-from memtriage.predict.plan.facts import Facts
+from memtriage.predict.plan.facts import Facts, with_zero_grad
 
 
 def _edit(built: Built) -> Built:
-    for owner in (built.model, *built.optimizers):
+    for owner in with_zero_grad(built):
         _always_to_none(owner)
     return built
 

@@ -11,7 +11,7 @@ from memtriage.predict.operators import mapped
 from memtriage.predict.plan.changes import Change, Offer, Rung
 from memtriage.predict.plan.facts import Facts
 
-_NARROW: Final = (torch.bfloat16, torch.float16)
+_NARROW: Final = frozenset({torch.bfloat16, torch.float16})
 
 
 def _autocast(built: Built) -> Built:
@@ -37,7 +37,7 @@ def _narrow(tensor: torch.Tensor) -> torch.Tensor:
 def _offer_autocast(facts: Facts) -> Offer:
     if facts.autocast:
         return Offer(absent="the model runs under autocast already")
-    if all(dtype in _NARROW for dtype in facts.parameter_bytes):
+    if facts.parameter_types <= _NARROW:
         return Offer(absent="all parameters are of 16 bits already")
     change = Change(
         rung="bf16 autocast",
@@ -57,14 +57,14 @@ def _offer_autocast(facts: Facts) -> Offer:
 
 
 def _offer_whole(facts: Facts) -> Offer:
-    if all(dtype in _NARROW for dtype in facts.parameter_bytes):
+    if facts.parameter_types <= _NARROW:
         return Offer(absent="all parameters are of 16 bits already")
     change = Change(
         rung="bf16 weights",
         action="weights, gradients and optimizer state in bf16",
         speed="none: faster on Ampere and newer (M6)",
         maths="approximate",
-        maths_note="updates below 1/256 of a weight are lost to rounding",
+        maths_note="updates of less than about 1/256 of a weight round to nothing",
         code={
             "torch": "model = model.to(torch.bfloat16)  # before the optimizer is made; inputs likewise",
             "trainer": "model = AutoModel.from_pretrained(..., dtype=torch.bfloat16)",

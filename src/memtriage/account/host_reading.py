@@ -1,0 +1,85 @@
+"""The host's counters at one instant, read before a census: a census takes memory itself."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memtriage.account.host_ledger import TensorPlace, host_ledger, tensor_places
+from memtriage.model.census import StorageRecord
+from memtriage.model.ledger import Ledger
+from memtriage.observe import host, malloc
+from memtriage.observe.host import PinnedStats
+from memtriage.observe.malloc import MallocInfo
+from memtriage.observe.malloc_arenas import MallocArena, malloc_arenas
+from memtriage.observe.smaps import MemoryClasses
+
+
+class HostReading(msgspec.Struct, frozen=True):
+    """What the kernel, malloc, Python and torch say of this process's memory.
+
+    A census of a process that has imported torch walks 200,000 objects and takes 40 MB meanwhile, of which
+    most stays with malloc and Python afterwards (measured): read first, it is in no ledger.
+
+    Attributes:
+        classes: every mapping with its resident bytes.
+        malloc: counters over all arenas; None where malloc is not glibc's.
+        arenas: malloc's arenas one by one.
+        pinned: torch's page-locked memory; None before CUDA is initialised.
+        python_arenas: bytes of Python's object arenas, None when unknown.
+    """
+
+    classes: MemoryClasses
+    malloc: MallocInfo | None
+    arenas: tuple[MallocArena, ...]
+    pinned: PinnedStats | None
+    python_arenas: int | None
+
+    def retained(self) -> int | None:
+        """Free memory that malloc keeps and that is still resident; None where malloc does not tell."""
+        if self.malloc is None:
+            return None
+        return next((row.bytes for row in self.ledger(None).rows if row.row == "malloc retained"), 0)
+
+    def in_driver_memory(self, storage: StorageRecord) -> bool:
+        """Whether a page-locked storage is from torch's allocator rather than from memory locked by others.
+
+        `cudaHostAlloc` memory is shared anonymous memory; under `pinned_use_cuda_host_register` torch takes
+        malloc's.
+        """
+        covered = self.classes.covering(storage.address, storage.address + storage.nbytes)
+        kinds = {mapping.kind for _, _, mapping in covered}
+        if kinds & {"heap", "anonymous"}:
+            return malloc.has_own_mapping(storage.address, storage.nbytes) is not False
+        return "shared anonymous" in kinds
+
+    def places(self, storages: list[StorageRecord]) -> list[TensorPlace]:
+        """Each tensor by itself, as the ledger counts it."""
+        return tensor_places(storages, self.classes, host.resident)
+
+    def ledger(self, storages: list[StorageRecord] | None) -> Ledger:
+        """The closed ledger of this instant.
+
+        Args:
+            storages: of a census in which nothing has trained since; None when none was taken.
+        """
+        return host_ledger(
+            storages,
+            self.classes,
+            self.malloc,
+            self.pinned,
+            host.resident,
+            self.python_arenas,
+            of_malloc=malloc.has_own_mapping,
+            arenas=self.arenas,
+        )
+
+
+def read_host() -> HostReading | None:
+    """The counters now; None where there is no `/proc/self/smaps`.
+
+    Costs what `observe.host.memory_classes` costs, 6 to 9 ms in a process that has imported torch.
+    """
+    counters, arenas = malloc.malloc_info(), malloc_arenas()
+    pinned, python = host.pinned(), malloc.python_arenas()
+    classes = host.memory_classes()
+    return None if classes is None else HostReading(classes, counters, arenas, pinned, python)

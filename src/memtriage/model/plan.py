@@ -1,0 +1,132 @@
+"""What `memtriage plan` says: the changes that make a training step fit a budget (schema 1)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from memtriage.model.playbook import Maths
+
+Outcome = Literal["not needed", "no help", "does not apply", "fails", "on request"]
+"""What became of a rung that is not part of the plan."""
+
+
+class PlannedPeak(msgspec.Struct, kw_only=True):
+    """The peak of the program with some changes, over all traced steps. Sizes are bytes.
+
+    Attributes:
+        allocated: most bytes of live blocks.
+        reserved: most bytes of segments, with no limit set.
+        needs: the least that the process must be allowed to use of the device for the program to run: the
+            smallest limit at which the simulated allocator, flushing its cache where it must, does not run
+            out of memory, and what lies outside the allocator.
+        phase: the phase of the instant of `allocated`.
+        by_owner: what the bytes of that instant are.
+    """
+
+    allocated: int
+    reserved: int
+    needs: int
+    phase: str
+    by_owner: dict[str, int]
+
+
+class PlanStep(msgspec.Struct, kw_only=True):
+    """A change of the plan.
+
+    Attributes:
+        rung: its name on the ladder.
+        playbook: the entry, M1 to M20.
+        action: what is changed.
+        saves: bytes by which it lowers `needs`, after the changes before it; negative where it pays only
+            together with a later one.
+        after: the peak with this change and those before it.
+        slowdown: additional computation as a share of what it was before, 0.3 for 30 %; None where it was not
+            counted.
+        speed: what is known of the speed, with its source.
+        maths: what it does to the result.
+        maths_note: exceptions; None where there is none.
+        simulated_by: a stand-in that was simulated in place of the change; None where the change itself was.
+        code: what to write, by framework: `torch`, and `trainer`, `accelerate`, `lightning` where it differs.
+    """
+
+    rung: str
+    playbook: str
+    action: str
+    saves: int
+    after: PlannedPeak
+    slowdown: float | None
+    speed: str
+    maths: Maths
+    maths_note: str | None
+    simulated_by: str | None
+    code: dict[str, str]
+
+
+class PassedOver(msgspec.Struct, kw_only=True):
+    """A rung that is not part of the plan.
+
+    Attributes:
+        rung: its name on the ladder.
+        playbook: the entry, M1 to M20.
+        outcome: what became of it.
+        why: in words; for a rung that could apply after an addition to the program, what to add.
+        saves: bytes that it saved where it was tried; None where it was not.
+    """
+
+    rung: str
+    playbook: str
+    outcome: Outcome
+    why: str
+    saves: int | None
+
+
+class Cheaper(msgspec.Struct, kw_only=True):
+    """The next cheaper set of changes, which does not fit.
+
+    Attributes:
+        actions: its changes; empty for the program as it is.
+        needs: as in `PlannedPeak`.
+        over_budget: bytes by which `needs` is above the budget; negative where it lies within the margin.
+    """
+
+    actions: list[str]
+    needs: int
+    over_budget: int
+
+
+class Plan(msgspec.Struct, kw_only=True):
+    """The cheapest set of changes that fits a budget. Sizes are bytes.
+
+    Attributes:
+        budget: what the process may use of the device in all: the allocator's segments and what lies outside
+            it (context, kernels, libraries), as the driver counts it.
+        margin: share of the budget that must stay free.
+        fits: whether the program fits with all steps of the plan: it runs within the budget less the margin.
+        short_by: bytes that are missing, margin included; 0 where it fits.
+        outside_allocator: bytes of the budget that lie outside the allocator.
+        before: the peak of the program as it is.
+        after: the peak with all steps.
+        steps: the changes, in order of cost; empty where none is needed.
+        next_cheaper: None where no change is needed, or nothing fits.
+        passed_over: all other rungs.
+        traces: how often the program was traced.
+        seconds: time that the search took.
+        notes: what had to be assumed.
+    """
+
+    schema: int = 1
+    budget: int
+    margin: float
+    fits: bool
+    short_by: int
+    outside_allocator: int
+    before: PlannedPeak
+    after: PlannedPeak
+    steps: list[PlanStep]
+    next_cheaper: Cheaper | None
+    passed_over: list[PassedOver]
+    traces: int
+    seconds: float
+    notes: list[str]

@@ -1,0 +1,78 @@
+"""The highest resident set during a call: the kernel's high-water mark, or samples where it can't be set."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Final, Literal
+
+from memtriage.observe.host import SELF, host_peak, rss
+
+_SAMPLED_EVERY_S: Final = 0.002
+_SLACK: Final = 64 << 20
+"""The mark must be this near the resident set after a reset, else the kernel did not do it. Counters of the
+resident set are batched per processor, so it is not exactly there."""
+
+
+class PeakMeter:
+    """Measures between `start` and `stop`. Meters may be nested: an inner one's reset hides no peak.
+
+    Resetting the mark (`5` to `/proc/self/clear_refs`) lowers `VmHWM` for everybody who reads it. Where that
+    is forbidden a thread samples the resident set.
+    """
+
+    def __init__(self) -> None:
+        self.source: Literal["kernel", "sampled"] = "kernel"
+        self._highest = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        _note_peak()
+        self._highest = rss() or 0
+        _running.append(self)
+        if not _reset():
+            self.source = "sampled"
+            self._thread = threading.Thread(target=self._sample, name="memtriage peak", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> int:
+        """End; the peak in bytes."""
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+        else:
+            _note_peak()
+        self.note(rss() or 0)
+        _running.remove(self)
+        return self._highest
+
+    def note(self, resident: int) -> None:
+        """Take a figure that was reached while this meter ran."""
+        self._highest = max(self._highest, resident)
+
+    def _sample(self) -> None:
+        while not self._stop.wait(_SAMPLED_EVERY_S):
+            self.note(rss() or 0)
+
+
+_running: Final[list[PeakMeter]] = []
+
+
+def _note_peak() -> None:
+    """Hand the kernel's mark to the meters that run, before it is reset."""
+    highest = host_peak() or 0
+    for meter in _running:
+        if meter.source == "kernel":
+            meter.note(highest)
+
+
+def _reset(proc: Path = SELF) -> bool:
+    """Set the kernel's high-water mark to the present resident set; whether that worked."""
+    try:
+        (proc / "clear_refs").write_text("5")
+    except OSError:
+        return False
+    highest, now = host_peak(proc), rss()
+    return highest is not None and now is not None and abs(highest - now) < _SLACK

@@ -1,0 +1,85 @@
+"""glibc's malloc arena by arena: what each has from the kernel, what is free, what a trim would return."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import xml.etree.ElementTree as ElementTree
+from typing import Final
+
+import msgspec
+
+from memtriage.observe.malloc import malloc_info, written_text
+
+
+class MallocArena(msgspec.Struct, frozen=True, gc=False):
+    """One arena of malloc: the main one (number 0, the brk heap) or one of the threads'. Sizes in bytes.
+
+    Attributes:
+        number: its place in malloc's list.
+        from_kernel: address space that it has opened.
+        free: in free chunks, the top one included.
+        chunks: how many these are.
+        trimmable: whole pages inside free chunks, so what `malloc_trim(0)` gives back, as far as it has not
+            been given back already.
+    """
+
+    number: int
+    from_kernel: int
+    free: int
+    chunks: int
+    trimmable: int
+
+
+def malloc_arenas() -> tuple[MallocArena, ...]:
+    """Every arena, from `malloc_info(3)`; empty where malloc is not glibc's.
+
+    It walks all free chunks, as `mallinfo2` does, and takes each arena's lock in turn.
+    """
+    if malloc_info() is None:
+        return ()
+    libc = ctypes.PyDLL(None)
+    libc.malloc_info.argtypes, libc.malloc_info.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_int
+    text = written_text(lambda stream: libc.malloc_info(0, stream))
+    return () if text is None else parse_arenas(text, os.sysconf("SC_PAGE_SIZE"))
+
+
+def parse_arenas(text: bytes, page: int) -> tuple[MallocArena, ...]:
+    """Read the XML of `malloc_info(3)`; empty when it is not that.
+
+    A free chunk of `n` bytes at an address that says nothing contains `n - page` bytes in whole pages on
+    average (none below a page). Bins of large chunks are given by their smallest, largest, number and sum.
+    """
+    try:
+        root = ElementTree.fromstring(_CONTROL.sub(b"", text))
+    except ElementTree.ParseError:
+        return ()
+    return tuple(_arena(heap, page) for heap in root.iter("heap"))
+
+
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+_MINIMUM_TOP: Final = 32
+"""`MINSIZE` of malloc.c on 64-bit machines: a trim leaves so much at the top."""
+
+
+def _arena(heap: ElementTree.Element, page: int) -> MallocArena:
+    totals = {each.get("type"): each for each in heap.findall("total")}
+    system = {each.get("type"): each for each in heap.findall("system")}
+    rest, fast = totals.get("rest"), totals.get("fast")
+    binned = [*heap.findall("sizes/size"), *heap.findall("sizes/unsorted")]
+    # `rest` counts the bins and the top chunk; `sizes` has the fast bins besides, whose chunks stay small.
+    in_bins = sum(_number(each, "total") for each in binned) - _number(fast, "size")
+    top = max(_number(rest, "size") - in_bins, 0)
+    pages = sum(max(_number(each, "total") - page * _number(each, "count"), 0) for each in binned)
+    return MallocArena(
+        number=int(heap.get("nr") or 0),
+        from_kernel=_number(system.get("current"), "size"),
+        free=_number(rest, "size") + _number(fast, "size"),
+        chunks=_number(rest, "count") + _number(fast, "count"),
+        trimmable=pages + max(top - page - _MINIMUM_TOP, 0),
+    )
+
+
+def _number(element: ElementTree.Element | None, name: str) -> int:
+    return 0 if element is None else int(element.get(name) or 0)

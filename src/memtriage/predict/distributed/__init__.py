@@ -1,0 +1,1 @@
+"""One rank of a job of many, without the others."""

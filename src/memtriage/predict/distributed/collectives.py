@@ -1,0 +1,99 @@
+"""Collectives on tensors without data: what they hold, and whose they are."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from memtriage.predict.lifetimes import Lifetimes
+from memtriage.predict.operators import mapped, tensors_in
+
+_ENGINE: Final = os.path.join("autograd", "graph.py")
+"""Runs the autograd engine, which calls DDP's reducer with no Python in between."""
+_BETWEEN: Final = (str(Path(__file__).parent.parent), os.path.join(os.path.dirname(torch.__file__), "_"))
+"""What lies between it and here: the dispatch mode, and what torch wraps around one (`_dynamo`)."""
+_FLATTENED: Final = {"c10d::allgather_": 0, "c10d::reduce_scatter_": 1}
+"""Collectives between one tensor and a list of them, by the position of the list: NCCL wants it as one
+tensor, into which it is copied where all are of one size (`newLikeFlat` in ProcessGroupNCCL.cpp)."""
+
+
+class Collectives:
+    """The collectives of one trace.
+
+    NCCL keeps the tensors of a collective that nobody waits for: its watchdog looks every 100 ms which ones
+    are complete, and the process group's next collective lets their tensors go (`shelvesToUnstash_` in
+    torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, torch 2.8 and newer). DDP's reducer waits for no work,
+    only for its future. A trace has no clock: what the reducer put into one step is let go by the first
+    collective in a backward of a later step. So the bucket of the first step is there until the second
+    backward, beside those that replace it.
+
+    Attributes:
+        groups: names of the process groups that were used: NCCL makes a communicator of each.
+    """
+
+    def __init__(self, lifetimes: Lifetimes) -> None:
+        self._lifetimes = lifetimes
+        self._shelves: list[tuple[int, list[torch.Tensor]]] = []
+        self.groups: set[str] = set()
+
+    def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator of a process group on empty tensors of the host, and returns the caller's instead.
+
+        The process group is one without communication, which would copy between the tensors that it is given.
+        """
+        stands_for: dict[int, torch.Tensor] = {}
+        made: list[torch.Tensor] = []
+
+        def stand_in(tensor: torch.Tensor) -> torch.Tensor:
+            made.append(torch.empty(0, dtype=tensor.dtype, device="cpu"))
+            stands_for[id(made[-1])] = tensor
+            return made[-1]
+
+        self._note_group(args)
+        self._flatten(func._schema.name, args)
+        self._clear_shelves()
+        result = func(*mapped(args, stand_in), **mapped(kwargs, stand_in))
+        *written, work = result if isinstance(result, (tuple, list)) else (result,)
+        written = mapped(written, lambda each: stands_for.get(id(each), each))
+        if isinstance(work, torch.ScriptObject):
+            work = _done(tensors_in(written)).boxed()
+        if _by_reducer():
+            self._shelves.append((self._lifetimes.step, tensors_in(written)))
+        return (*written, work) if isinstance(result, (tuple, list)) else work
+
+    def _note_group(self, args: tuple[Any, ...]) -> None:
+        for each in args:
+            if isinstance(each, torch.ScriptObject) and "ProcessGroup" in str(each._type()):
+                self.groups.add(dist.ProcessGroup.unbox(each).group_name)
+
+    def _flatten(self, name: str, args: tuple[Any, ...]) -> None:
+        if name in _FLATTENED:
+            for tensors in args[_FLATTENED[name]]:
+                if len({each.shape for each in tensors}) == 1:
+                    size = sum(each.nbytes for each in tensors)
+                    self._lifetimes.release(self._lifetimes.scratch([size], name))
+
+    def _clear_shelves(self) -> None:
+        if self._lifetimes.phase == "backward":
+            self._shelves = [each for each in self._shelves if each[0] == self._lifetimes.step]
+
+
+def _by_reducer() -> bool:
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        frame = frame.f_back
+    return frame.f_code.co_filename.endswith(_ENGINE)
+
+
+def _done(tensors: list[torch.Tensor]) -> dist.Work:
+    """Work that is done; its future has the tensors, as DDP's reducer wants."""
+    core: Any = torch._C._distributed_c10d
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    future.set_result(tensors)
+    work: dist.Work = core._create_work_from_future(future)
+    return work

@@ -1,0 +1,162 @@
+"""`memtriage.plan`: from a build function and a budget to a plan."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from memtriage.allocator.settings import parse_conf, parse_version
+from memtriage.model.plan import Cheaper, PassedOver, Plan, PlanStep
+from memtriage.predict.machines import Machine, machine
+from memtriage.predict.plan.changes import Build, Changes, Rung
+from memtriage.predict.plan.evaluate import Evaluated, Evaluator
+from memtriage.predict.plan.ladder import ladder
+from memtriage.predict.plan.search import Found, Search
+
+MARGIN: Final = 0.05
+"""Share of the budget that a plan leaves free (M4: the first that fits with 5 % to spare)."""
+STEPS: Final = 2
+"""Optimizer steps that are traced: the second finds the optimizer's states in place."""
+
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
+_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_budget(budget: int | str) -> int:
+    """Bytes of a budget, e.g. `80GiB`, `24000MB` (powers of 1000 without the i) or a number of bytes.
+
+    Raises:
+        ValueError: it is none, or not positive.
+    """
+    if isinstance(budget, str):
+        found = _SIZE.fullmatch(budget)
+        if found is None:
+            raise ValueError(f"budget {budget!r} is no size; expected one as 80GiB, 24000MB or 85899345920")
+        number, unit, binary, _ = found.groups()
+        budget = int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
+    if budget <= 0:
+        raise ValueError(f"budget={budget}; expected a positive number of bytes")
+    return budget
+
+
+def plan(
+    build: Build,
+    budget: int | str,
+    *,
+    allocator_conf: str = "",
+    gpu: str = "h200",
+    torch_version: str | None = None,
+    world_size: int = 1,
+    allow: Iterable[str] = (),
+) -> Plan:
+    """See `memtriage.plan`."""
+    begun = time.perf_counter()
+    size = parse_budget(budget)
+    kind = machine(gpu)
+    version = parse_version(torch_version)
+    parse_conf(allocator_conf, version)
+    rungs = ladder(allocator_conf, world_size)
+    requested = _requested(rungs, allow)
+    room = int(size * (1 - MARGIN)) - kind.outside
+    if room <= 0:
+        raise ValueError(
+            f"budget={size}: {kind.outside} bytes lie outside the allocator before the first tensor "
+            f"({kind.name}), and {MARGIN:.0%} stay free; expected more than these"
+        )
+    evaluator = Evaluator(build, kind, version, allocator_conf, STEPS, room, world_size)
+    found = Search(evaluator, rungs, requested).run(evaluator.facts())
+    before = evaluator.of(())
+    after = found.evaluated
+    steps = _steps(evaluator, found.changes, rungs)
+    return Plan(
+        budget=size,
+        margin=MARGIN,
+        fits=after.fits,
+        short_by=0 if after.fits else max(1, after.peak.needs - int(size * (1 - MARGIN))),
+        outside_allocator=kind.outside,
+        before=before.peak,
+        after=after.peak,
+        steps=steps,
+        next_cheaper=_cheaper(evaluator, found, size),
+        passed_over=found.passed_over,
+        traces=evaluator.traces,
+        seconds=time.perf_counter() - begun,
+        notes=[*evaluator.notes, *_notes(kind, size, after, found.passed_over, world_size)],
+    )
+
+
+def _requested(rungs: tuple[Rung, ...], allow: Iterable[str]) -> frozenset[str]:
+    requested = frozenset(allow)
+    there = [rung.name for rung in rungs if rung.on_request]
+    unknown = requested.difference(there)
+    if unknown:
+        raise ValueError(f"allow={sorted(unknown)}; expected some of {there}")
+    return requested
+
+
+def _steps(evaluator: Evaluator, changes: Changes, rungs: tuple[Rung, ...]) -> list[PlanStep]:
+    """The changes one after the other, each simulated on top of those before it."""
+    playbook = {rung.name: rung.playbook for rung in rungs}
+    steps = []
+    for number, change in enumerate(changes):
+        before, after = evaluator.of(changes[:number]), evaluator.of(changes[: number + 1])
+        slowdown = after.work / before.work - 1 if change.counts_work and before.work else None
+        steps.append(
+            PlanStep(
+                rung=change.rung,
+                playbook=playbook[change.rung],
+                action=change.action,
+                saves=before.peak.needs - after.peak.needs,
+                after=after.peak,
+                slowdown=slowdown,
+                speed=change.speed if slowdown is None else f"{change.speed}: {_counted(slowdown, after)}",
+                maths=change.maths,
+                maths_note=change.maths_note,
+                simulated_by=change.simulated_by,
+                code=dict(change.code),
+            )
+        )
+    return steps
+
+
+def _counted(slowdown: float, after: Evaluated) -> str:
+    text = (
+        f"{abs(slowdown):.0%} {'more' if slowdown >= 0 else 'fewer'} operations in matrix products, "
+        "convolutions and attention, counted in the trace"
+    )
+    if after.uncounted:
+        text += f" (without {', '.join(sorted(after.uncounted))})"
+    return text
+
+
+def _cheaper(evaluator: Evaluator, found: Found, budget: int) -> Cheaper | None:
+    if found.cheaper is None:
+        return None
+    needs = evaluator.of(found.cheaper).peak.needs
+    return Cheaper(
+        actions=[change.action for change in found.cheaper], needs=needs, over_budget=needs - budget
+    )
+
+
+def _notes(
+    kind: Machine, budget: int, after: Evaluated, passed: list[PassedOver], world_size: int
+) -> list[str]:
+    notes = []
+    if not kind.measured:
+        notes.append(f"what lies outside the allocator was not measured on {kind.name}")
+    if world_size > 1:
+        notes.append("what NCCL allocates outside the allocator is not part of the figures")
+    if budget > kind.memory:
+        notes.append(f"the budget is more than {kind.name} has: {kind.memory} bytes")
+    if after.fits and after.peak.reserved + kind.outside > budget:
+        notes.append(
+            "to stay within the budget the allocator will give cached memory back to the driver and ask for "
+            "it again, which costs time"
+        )
+    if not after.fits:
+        asked = [each.rung for each in passed if each.outcome == "on request"]
+        if asked:
+            notes.append(f"on request there are also: {', '.join(asked)}")
+    return notes

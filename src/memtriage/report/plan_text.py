@@ -1,0 +1,92 @@
+"""A plan on the terminal: whether the program fits, the changes rung by rung, and what was passed over."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rich.console import Console
+from rich.text import Text
+
+from memtriage.model.plan import PassedOver, Plan, PlanStep
+from memtriage.report.page import BULLET, Page
+from memtriage.report.text import count, duration, size
+
+_INDENT: Final = "     "
+_NAME_WIDTH: Final = 22
+_OWNERS: Final = 4
+_FRAMEWORKS: Final = {
+    "torch": "torch",
+    "trainer": "Trainer",
+    "accelerate": "Accelerate",
+    "lightning": "Lightning",
+}
+
+
+def render(plan: Plan, console: Console) -> None:
+    """Print a plan."""
+    page = Page(console)
+    _verdict(page, plan)
+    if plan.steps:
+        page.heading("Changes", "in order of cost, each simulated on top of those before it")
+        for number, step in enumerate(plan.steps, 1):
+            _step(page, number, step)
+    if plan.next_cheaper is not None:
+        page.heading("Next cheaper", "does not fit")
+        actions = "; ".join(plan.next_cheaper.actions) or "the program as it is"
+        page.field("", f"{actions}: needs {size(plan.next_cheaper.needs)}", labels=2)
+    if plan.passed_over:
+        page.heading("Passed over")
+        for each in plan.passed_over:
+            page.field(each.rung, _why(each), labels=_NAME_WIDTH)
+    if plan.notes:
+        page.heading("Assumed")
+        for note in plan.notes:
+            page.field("", f"{BULLET}{note}", labels=2)
+
+
+def _verdict(page: Page, plan: Plan) -> None:
+    before, after = plan.before, plan.after
+    if not plan.fits:
+        page.line(
+            ("DOES NOT FIT", "bold red"),
+            (f"  {size(plan.short_by)} are missing with every change that helps", "bold"),
+        )
+    elif plan.steps:
+        page.line(("FITS", "bold green"), (f"  with {count(len(plan.steps), 'change')}", "bold"))
+    else:
+        page.line(("FITS", "bold green"), ("  as it is", "bold"))
+    if not plan.fits:
+        owners = [f"{owner} {size(held)}" for owner, held in after.by_owner.items()][:_OWNERS]
+        page.line((f"what remains at the peak: {', '.join(owners)}", ""))
+    needs = f"needs {size(before.needs)} as it is (peak in {before.phase})"
+    if plan.steps:
+        needs += f", {size(after.needs)} with the changes (peak in {after.phase})"
+    page.line((f"{needs}; the budget is {size(plan.budget)}", ""))
+    page.line(
+        (
+            f"both count all that the process uses of the device, {size(plan.outside_allocator)} of it "
+            f"outside the allocator; {plan.margin:.0%} of the budget stay free; "
+            f"{count(plan.traces, 'trace')} in {duration(plan.seconds)}",
+            "dim",
+        )
+    )
+
+
+def _step(page: Page, number: int, step: PlanStep) -> None:
+    page.hanging(Text(f"  {number}. ", style="bold"), Text(page.plain(step.action), style="bold"))
+    facts = (f"needs {size(step.after.needs)}", f"saves {size(step.saves)}", step.playbook)
+    page.hanging(Text(_INDENT), Text(page.plain(page.dot.join(facts))))
+    page.hanging(Text(_INDENT), Text(page.plain(f"speed: {step.speed}"), style="dim"))
+    result = step.maths if step.maths_note is None else f"{step.maths}; {step.maths_note}"
+    page.hanging(Text(_INDENT), Text(page.plain(f"result: {result}"), style="dim"))
+    if step.simulated_by is not None:
+        page.hanging(Text(_INDENT), Text(page.plain(f"simulated: {step.simulated_by}"), style="dim"))
+    for framework, code in step.code.items():
+        page.raw(Text(f"{_INDENT}{_FRAMEWORKS[framework]}:", style="dim"))
+        for line in code.splitlines():
+            page.hanging(Text(f"{_INDENT}  "), Text(page.plain(line)), whole=True)
+
+
+def _why(each: PassedOver) -> str:
+    saved = f" ({size(each.saves)} when it was tried)" if each.saves is not None and each.saves > 0 else ""
+    return f"{each.outcome}: {each.why}{saved}"

@@ -1,0 +1,175 @@
+"""What a watch notes of host memory from its start to its end, as evidence for the judgement."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from memtriage.account.census import View
+from memtriage.account.host_reading import HostReading, read_host
+from memtriage.diagnose.host_evidence import (
+    HostEvidence,
+    PinnedBlock,
+    PinnedUse,
+    Population,
+    Pressure,
+    Retention,
+    SharedMemoryUse,
+    WorkerGrowth,
+)
+from memtriage.diagnose.host_findings import POLICY
+from memtriage.model.census import StorageRecord
+from memtriage.observe.cgroup import CgroupMemory
+from memtriage.observe.counters import Reading
+from memtriage.observe.host import ChildSample, HostSample, ShmUse, has_children
+from memtriage.observe.malloc import malloc_info
+from memtriage.observe.populations import largest_population
+
+_READING_SHARE: Final = 0.005
+"""Share of the time that full readings of the address space may take."""
+
+
+class HostWatch:
+    """Gathers `HostEvidence`. Marks come from the program's threads, samples from the sampler's."""
+
+    def __init__(self) -> None:
+        self.evidence = HostEvidence()
+        self._lock = threading.Lock()
+        self._first: dict[int, ChildSample] = {}
+        self._growths: dict[int, WorkerGrowth] = {}
+        self._reading_due_s = 0.0
+        self._much_kept = False
+        self._shm_first: int | None = None
+
+    # --- at marks -------------------------------------------------------------------------------------------
+
+    def at_mark(self, readings: Iterable[Reading], rss: int | None, step: int) -> None:
+        """Looks whether malloc keeps much between steps; if so, now and then, how much of it is resident."""
+        evidence = self.evidence
+        if rss is None:
+            return
+        evidence.highest_rss = max(evidence.highest_rss or 0, rss)
+        own = next((reading for reading in readings if reading.device == "cpu"), None)
+        if own is None or own.allocated is None or own.reserved is None:
+            return
+        kept = own.reserved - own.allocated
+        self._much_kept = kept >= max(POLICY.retained, POLICY.retained_share * rss)
+        now = time.perf_counter()
+        if not self._much_kept or now < self._reading_due_s:
+            return
+        reading = read_host()
+        if reading is not None:
+            self._note_retention(reading, step)
+        took = time.perf_counter() - now
+        self._reading_due_s = now + took / _READING_SHARE
+
+    def while_training(self) -> None:
+        """Notes how much malloc has handed out, in the middle of a step: that much is needed again.
+
+        Does nothing until malloc was seen to keep much.
+        """
+        if self._much_kept and (info := malloc_info()) is not None:
+            self.evidence.needed = max(self.evidence.needed or 0, info.in_use)
+
+    def _note_retention(self, reading: HostReading, step: int) -> None:
+        resident, counters = reading.retained(), reading.malloc
+        if resident is None or counters is None:
+            return
+        self.evidence.retention = Retention(
+            step=step,
+            resident=resident,
+            trimmable=min(sum(arena.trimmable for arena in reading.arenas), resident),
+            in_use=counters.in_use,
+            arenas=sum(arena.free > 0 for arena in reading.arenas),
+            rss=reading.classes.total,
+        )
+
+    # --- at censuses ----------------------------------------------------------------------------------------
+
+    def at_census(self, view: View, reading: HostReading | None) -> None:
+        """Notes page-locked tensors, mapped files, and what workers may un-share."""
+        evidence = self.evidence
+        if reading is not None:
+            evidence.mapped_files = reading.classes.resident("file")
+            if evidence.mapped_files_first is None:
+                evidence.mapped_files_first = evidence.mapped_files
+            evidence.pinned = _pinned_use(view.census().storages, reading)
+        if has_children() and (found := largest_population(view.graph)) is not None:
+            position, entries, nbytes = found
+            kind = type(view.graph.objects[position]).__name__
+            evidence.population = Population(f"{view.path_text(position)}[*]", kind, entries, nbytes)
+
+    # --- at samples -----------------------------------------------------------------------------------------
+
+    def at_sample(
+        self, own: HostSample, below: list[ChildSample], group: CgroupMemory | None, available: int
+    ) -> None:
+        """Notes what children un-shared, and how near limits are."""
+        with self._lock:
+            evidence = self.evidence
+            # `host_step` resets the kernel's mark, so the highest seen counts.
+            evidence.peak_rss = max(evidence.peak_rss or 0, own.peak_rss or 0) or None
+            swapped = (own.swap or 0) + sum(child.swap or 0 for child in below)
+            evidence.swapped = max(evidence.swapped, swapped)
+            for child in below:
+                self._follow(child)
+            evidence.workers = [growth for growth in self._growths.values() if growth.copied]
+            job = (own.pss or own.rss or 0) + sum(child.pss or 0 for child in below)
+            pressure = _pressure(group, available, job)
+            if pressure is not None and (
+                evidence.pressure is None or pressure.usage > evidence.pressure.usage
+            ):
+                evidence.pressure = pressure
+
+    def at_shared_memory(self, use: ShmUse | None) -> None:
+        """Notes the fullest `/dev/shm`."""
+        if use is None:
+            return
+        if self._shm_first is None:
+            self._shm_first = use.used
+        highest = self.evidence.shared_memory
+        if highest is None or use.used > highest.used:
+            grown = max(use.used - self._shm_first, 0)
+            self.evidence.shared_memory = SharedMemoryUse(use.used, use.total, grown)
+
+    def _follow(self, child: ChildSample) -> None:
+        if child.uss is None or child.shared_anon is None:
+            return
+        first = self._first.setdefault(child.pid, child)
+        if first.uss is None or first.shared_anon is None:
+            return
+        # Memory that it allocated itself takes nothing from what it shares.
+        copied = max(min(first.shared_anon - child.shared_anon, child.uss - first.uss), 0)
+        before = self._growths.get(child.pid)
+        if before is None or copied > before.copied:
+            self._growths[child.pid] = WorkerGrowth(child.pid, child.name, copied, child.uss)
+
+    # --- at the end -----------------------------------------------------------------------------------------
+
+    def conclude(self) -> HostEvidence:
+        """The evidence. What was kept and has gone back since is no longer held against malloc."""
+        if not self._much_kept:
+            self.evidence.retention = None
+        return self.evidence
+
+
+def _pressure(group: CgroupMemory | None, available: int, job: int) -> Pressure | None:
+    if group is None or group.limit is None or group.usage is None:
+        return None
+    return Pressure(group.usage - (group.inactive_file or 0), group.limit, available, job)
+
+
+def _pinned_use(storages: list[StorageRecord], reading: HostReading) -> PinnedUse | None:
+    """Page-locked tensors of torch's own allocator; what others registered with the driver is exact."""
+    torch = sys.modules.get("torch")
+    if reading.pinned is None or torch is None:
+        return None
+    blocks = [
+        PinnedBlock(storage.nbytes, storage.holder)
+        for storage in storages
+        if storage.pinned and reading.in_driver_memory(storage)
+    ]
+    return PinnedUse(tuple(blocks), reading.pinned.owned, str(torch.__version__))

@@ -1,0 +1,72 @@
+import json
+
+import pytest
+
+from memtriage.cli import app
+
+PROGRAM = """
+import torch
+from torch import nn
+
+def build(device, micro_batch=64):
+    print("building")
+    model = nn.Linear(256, 256).to(device)
+    optimizer = torch.optim.SGD(model.parameters())
+    def step():
+        out = model(torch.randn(micro_batch, 1024, 256, device=device))
+        (out * out).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer, step
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    file = tmp_path / "job.py"
+    file.write_text(PROGRAM)
+    return file
+
+
+def test_json_alone_is_on_stdout(program, capsys):
+    assert app.main(["plan", f"{program}:build", "--budget", "1088MiB", "--json"]) == 0
+    shown = capsys.readouterr()
+    plan = json.loads(shown.out)
+    assert plan["schema"] == 1 and plan["fits"] is True
+    assert plan["budget"] == 1088 << 20
+    assert plan["steps"][0]["rung"] == "micro-batch"
+    assert plan["after"]["needs"] <= plan["budget"] < plan["before"]["needs"]
+    assert "building" in shown.err
+
+
+def test_the_report_says_what_to_change(program, capsys):
+    assert app.main(["plan", f"{program}:build", "--budget", "1088MiB"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("FITS  with 1 change")
+    assert "micro-batch" in shown
+    assert "TrainingArguments(per_device_train_batch_size=" in shown
+    assert "Next cheaper" in shown
+
+
+def test_a_program_that_cannot_fit(program, capsys):
+    assert app.main(["plan", f"{program}:build", "--budget", "860MiB"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("DOES NOT FIT")
+    assert "what remains at the peak: workspace" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.py:build", "--budget", "1GiB"], "no such file"),
+        (["{program}:build"], "--budget"),
+        (["{program}:build", "--budget", "some"], "'some' is no size"),
+        (["{program}:build", "--budget", "1GiB", "--allow", "anything"], "anything"),
+    ],
+)
+def test_bad_input_is_one_line_on_stderr(program, arguments, said, capsys):
+    assert app.main(["plan", *(each.format(program=program) for each in arguments)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert said in shown.err
+    assert len([line for line in shown.err.splitlines() if line.startswith("memtriage")]) == 1

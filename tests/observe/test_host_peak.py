@@ -1,0 +1,57 @@
+"""The peak of a block: by the kernel's mark, or by samples; nested blocks hide nothing from outer ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memtriage.observe import host_peak
+from memtriage.observe.host import rss
+from memtriage.observe.host_peak import PeakMeter
+
+MIB = 1 << 20
+pytestmark = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
+
+
+def spike(nbytes: int) -> None:
+    bytearray(b"x") * nbytes
+
+
+def test_a_spike_between_start_and_stop_is_seen() -> None:
+    spike(100 * MIB)  # an earlier one counts for nothing
+    meter = PeakMeter()
+    meter.start()
+    before = rss() or 0
+    spike(50 * MIB)
+    peak = meter.stop()
+    assert meter.source == "kernel"
+    assert 40 * MIB < peak - before < 80 * MIB
+
+
+def test_an_inner_meter_hides_no_peak_of_the_outer_one() -> None:
+    outer, inner = PeakMeter(), PeakMeter()
+    outer.start()
+    before = rss() or 0
+    spike(50 * MIB)
+    inner.start()
+    assert inner.stop() - before < 40 * MIB
+    assert outer.stop() - before > 40 * MIB
+
+
+def test_where_the_mark_cannot_be_reset_samples_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_peak, "_reset", lambda: False)
+    meter = PeakMeter()
+    meter.start()
+    kept = bytearray(b"x") * (30 * MIB)
+    assert meter.stop() >= (rss() or 0) - MIB
+    assert meter.source == "sampled"
+    assert kept[0] == ord("x")
+
+
+def test_a_reset_that_is_refused_or_does_nothing_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not host_peak._reset(tmp_path / "gone")
+    (tmp_path / "status").write_text(f"VmHWM:\t{(500 << 30) >> 10} kB\n")
+    assert not host_peak._reset(tmp_path)

@@ -1,0 +1,47 @@
+"""The container of most Python objects is found and measured; tensors are no such objects."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from memtriage.account.census import Look
+from memtriage.observe.populations import largest_population
+
+torch = pytest.importorskip("torch")
+names: list[str] = []
+table: dict[int, tuple[str, str]] = {}
+
+
+def test_the_largest_container_of_objects() -> None:
+    names.extend(f"a name that is long enough to matter {number}" for number in range(30_000))
+    table.update((number, ("x" * 200, f"{number}")) for number in range(5_000))
+    try:
+        with Look() as view:
+            found = largest_population(view.graph)
+            assert found is not None
+            position, entries, nbytes = found
+            assert view.path_text(position).endswith("names")
+    finally:
+        names.clear()
+        table.clear()
+    assert entries == 30_000
+    each = sys.getsizeof("a name that is long enough to matter 12345")
+    assert nbytes == pytest.approx(30_000 * each, rel=0.1)
+
+
+def test_tensors_are_counted_as_their_headers() -> None:
+    global kept
+    kept = [torch.zeros(64) for _ in range(20_000)]
+    try:
+        with Look() as view:
+            found = largest_population(view.graph)
+            position = -1 if found is None else found[0]
+            named = "" if found is None else view.path_text(position)
+    finally:
+        kept.clear()
+    assert found is None or not named.endswith("kept") or found[2] < 20_000 * 200
+
+
+kept: list[object] = []

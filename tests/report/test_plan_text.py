@@ -1,0 +1,101 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from memtriage.model.plan import Cheaper, PassedOver, Plan, PlannedPeak, PlanStep
+from memtriage.report.plan_text import render
+
+GIB = 1 << 30
+
+
+def peak(needs):
+    return PlannedPeak(
+        allocated=needs - 2 * GIB,
+        reserved=needs,
+        needs=needs,
+        phase="backward",
+        by_owner={"activation": 3 * GIB, "parameter": GIB},
+    )
+
+
+def made(**changes):
+    step = PlanStep(
+        rung="8-bit optimizer",
+        playbook="M12",
+        action="8-bit AdamW",
+        saves=2 * GIB,
+        after=peak(6 * GIB),
+        slowdown=None,
+        speed="about none (M12)",
+        maths="approximate",
+        maths_note="moments are rounded",
+        simulated_by="states of 8 bits",
+        code={"torch": "first line\nsecond line", "lightning": "another"},
+    )
+    given = {
+        "budget": 7 * GIB,
+        "margin": 0.05,
+        "fits": True,
+        "short_by": 0,
+        "outside_allocator": GIB,
+        "before": peak(8 * GIB),
+        "after": peak(6 * GIB),
+        "steps": [step],
+        "next_cheaper": Cheaper(actions=[], needs=8 * GIB, over_budget=GIB),
+        "passed_over": [
+            PassedOver(rung="shard", playbook="M9", outcome="no help", why="one GPU", saves=None),
+            PassedOver(rung="bf16", playbook="M6", outcome="not needed", why="it fits", saves=GIB),
+        ],
+        "traces": 3,
+        "seconds": 1.5,
+        "notes": ["something was assumed"],
+    }
+    return Plan(**{**given, **changes})
+
+
+def shown(plan, width=100):
+    stream = io.StringIO()
+    render(plan, Console(file=stream, width=width, highlight=False, markup=False))
+    return stream.getvalue()
+
+
+def test_a_plan_goes_from_the_answer_to_the_reasons():
+    text = shown(made())
+    order = [
+        "FITS  with 1 change",
+        "needs 8.0 GiB as it is",
+        "1. 8-bit AdamW",
+        "needs 6.0 GiB · saves 2.0 GiB · M12",
+        "result: approximate; moments are rounded",
+        "simulated: states of 8 bits",
+        "torch:",
+        "first line",
+        "second line",
+        "Lightning:",
+        "Next cheaper",
+        "the program as it is: needs 8.0 GiB",
+        "no help: one GPU",
+        "not needed: it fits (1.0 GiB when it was tried)",
+        "something was assumed",
+    ]
+    places = [text.index(each) for each in order]
+    assert places == sorted(places)
+
+
+def test_what_does_not_fit_says_by_how_much_and_what_remains():
+    text = shown(made(fits=False, short_by=GIB // 2, next_cheaper=None))
+    assert text.startswith("DOES NOT FIT  512.0 MiB are missing")
+    assert "what remains at the peak: activation 3.0 GiB, parameter 1.0 GiB" in text
+    assert "Next cheaper" not in text
+
+
+def test_what_fits_as_it_is():
+    text = shown(made(steps=[], next_cheaper=None, passed_over=[], notes=[]))
+    assert text.startswith("FITS  as it is")
+    assert "Changes" not in text and "Passed over" not in text
+
+
+@pytest.mark.parametrize("width", [40, 200])
+def test_any_width(width):
+    assert "8-bit AdamW" in shown(made(), width)
