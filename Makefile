@@ -67,6 +67,8 @@ bench: install
 	$(BIN)/python benchmarks/snapshot.py
 	$(BIN)/python benchmarks/simulator.py
 	$(BIN)/python benchmarks/predict.py
+	$(BIN)/python benchmarks/predict_ranks.py
+	$(BIN)/python benchmarks/offload.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis memtriage-run*/
