@@ -26,6 +26,12 @@ torch = pytest.importorskip("torch")
 
 
 @pytest.fixture(autouse=True)
+def malloc_keeps_nothing() -> None:
+    """What earlier tests have left with malloc is no finding about the test at hand."""
+    memtriage.malloc_trim()
+
+
+@pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test sees the environment of a launcher, or leaves a watch behind."""
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "MEMTRIAGE_DIR"):
