@@ -452,6 +452,21 @@ def test_a_flat_program_without_steps_takes_no_census() -> None:
     assert notes.log == []
 
 
+def test_time_tells_nothing_once_there_are_steps() -> None:
+    notes = Notes(leaking)
+    loop = Loop(notes)
+    for mark in range(20):  # loading and building: memory rises, and no step is to be seen
+        loop.time(5, cpu=mark * MIB)
+    assert loop.follower.done
+    loop.train([100 * MIB])
+    assert not loop.follower.done
+    taken = len(notes.log)
+    for mark in range(40):  # within one slow step
+        loop.time(5, cpu=(100 + mark) * MIB)
+    assert len(notes.log) == taken
+    assert not loop.follower.done
+
+
 # --- the end ------------------------------------------------------------------------------------------------
 
 

@@ -58,7 +58,7 @@ class Follower:
     One investigation at a time. Step against step: a first census at the suspicion, a second four steps on, a
     third, once, later; and all of that again when the run is twice as long and still grows. Micro-batch
     against micro-batch within a step: at the fourth and at the eighth, sooner in short steps. Where no steps
-    are seen: by time-based marks.
+    are seen: by time-based marks, which mean nothing once there are steps (memory rises within a slow one).
 
     Attributes:
         series: (counter, mark name) to its values. Counters are devices, and `shared`: resident memory that
@@ -88,6 +88,7 @@ class Follower:
         self._verify_at: int | None = None
         self._quiet_until_s: dict[Scale, float] = {}
         self._tries_within_step = 0
+        self._training_seen = False
 
     def new_step(self) -> None:
         """The first micro-batch after an optimizer step is about to be marked."""
@@ -96,6 +97,11 @@ class Follower:
 
     def follow(self, name: str, clock: Clock, values: dict[str, int]) -> None:
         """Takes the counters of a `step`, `backward` or `time` mark, and acts on what they tell."""
+        if name == "time" and self._training_seen:
+            return
+        if name != "time" and not self._training_seen:
+            self._training_seen = True
+            self._forget_time()
         if name == "backward":
             for counter, value in values.items():
                 self._within.setdefault(counter, Series()).add(clock.microbatch, value)
@@ -107,6 +113,16 @@ class Follower:
         for counter, value in values.items():
             self.series.setdefault((counter, name), Series()).add(clock.position(scale), value)
         self._follow_series(name, scale, clock)
+
+    def _forget_time(self) -> None:
+        """Drops what time-based marks have told before the first step: loading and building a model grow."""
+        if self._open is not None and self._open.scale == "second":
+            self.abandon()
+        self.series = {key: series for key, series in self.series.items() if key[1] != "time"}
+        judged = len(self.done)
+        self.done = [done for done in self.done if done.scale != "second"]
+        if len(self.done) < judged:
+            self._found()
 
     # --- within a step --------------------------------------------------------------------------------------
 
