@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memtriage.diagnose.recording import read_recording
@@ -471,6 +471,7 @@ JUNK = st.sampled_from(
 
 
 @settings(deadline=None, max_examples=60)
+@example(places=[(420, None), (311908, 9_223_372_036_854_775_808)])  # a size beyond 64 bits
 @given(places=st.lists(st.tuples(st.integers(0, 1 << 30), JUNK), min_size=1, max_size=4))
 def test_no_content_crashes_the_reader(
     tmp_path_factory: pytest.TempPathFactory, places: list[tuple[int, object]]

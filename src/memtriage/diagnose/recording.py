@@ -80,16 +80,19 @@ def read_recording(path: str | os.PathLike[str]) -> Recording:
         del raw
     indices = sorted({one.device for one in segments} | {i for i, trace in enumerate(traces) if len(trace)})
     rules = recorded_settings(named)
-    devices = [
-        _device(
-            f"cuda:{index}",
-            traces[index] if index < len(traces) else trace_columns([], table),
-            [one for one in segments if one.device == index],
-            {address: number for (device, address), number in block_stacks.items() if device == index},
-            _Shared(stacks, facts, spans, rules),
-        )
-        for index in indices
-    ]
+    try:
+        devices = [
+            _device(
+                f"cuda:{index}",
+                traces[index] if index < len(traces) else trace_columns([], table),
+                [one for one in segments if one.device == index],
+                {address: number for (device, address), number in block_stacks.items() if device == index},
+                _Shared(stacks, facts, spans, rules),
+            )
+            for index in indices
+        ]
+    except OverflowError as error:  # sums of damaged sizes: whole ones are below 2**63 by far
+        raise SnapshotError(f"{file}: not a memory snapshot: a size is out of range: {error}") from None
     return Recording(path=str(file), devices=tuple(devices), stacks=stacks, settings=named, annotations=spans)
 
 
