@@ -140,7 +140,7 @@ def residue_finding(view: View, residue: Residue, growing: Sequence[Growth], str
         mechanism="the parameters left the device, but what was made from them or beside them is still held: "
         "cached copies on modules, workspaces, scaling factors, the last outputs",
         fix="clear these caches at the phase boundary (attributes of modules, lists in a trainer), then call "
-        "`torch.cuda.empty_cache()`; `memtriage holders` lists the known ones",
+        "`torch.cuda.empty_cache()`",
         playbook="M19",
         phase="after the parameters left",
         step=view.steps.count or None,

@@ -483,8 +483,10 @@ class Session:
             if device == "cpu" and waiting:
                 continue
             unnamed = unnamed_growth(device, evidence, named, native)
+            if unnamed is None:
+                continue
             garbage = max((each.garbage_bytes(device) for each in self._follower.done), default=0)
-            if unnamed is not None and (unnamed.bytes_per_step or 0) > garbage:
+            if (unnamed.bytes_per_step or 0) > garbage:
                 named.append(unnamed)
         for finding in named:
             finding.rank = self.identity.rank
