@@ -18,8 +18,9 @@ from torch import nn
 from torch.nn import functional
 
 from memtriage.allocator.settings import parse_version
+from memtriage.model.units import parse_size
 from memtriage.predict.machines import machine
-from memtriage.predict.plan.api import MARGIN, STEPS, parse_budget
+from memtriage.predict.plan.api import MARGIN, STEPS
 from memtriage.predict.plan.changes import changed
 from memtriage.predict.plan.evaluate import Evaluator
 from memtriage.predict.plan.ladder import ladder
@@ -145,7 +146,7 @@ WORKLOADS = {
 
 
 def make_plan(name, budget, path):
-    budget, kind = parse_budget(budget), machine(GPU)
+    budget, kind = parse_size(budget, "budget"), machine(GPU)
     room = int(budget * (1 - MARGIN)) - kind.outside
     evaluator = Evaluator(WORKLOADS[name], kind, parse_version(None), "", STEPS, room)
     facts = evaluator.facts()

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.model.units import size
+from memtriage.model.units import parse_size, size
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,25 @@ def test_size_is_short_and_right_to_a_tenth_of_its_unit(count):
     scale = 1024 ** ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"].index(unit)
     assert abs(float(number)) < 1024
     assert abs(float(number) * scale - count) <= 0.0501 * scale
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [
+        ("80GiB", 80 << 30),
+        ("80 GB", 80 * 10**9),
+        ("1.5g", 1_500_000_000),
+        ("24000MB", 24 * 10**9),
+        ("1024", 1024),
+        (4096, 4096),
+        ("2TiB", 2 << 40),
+    ],
+)
+def test_sizes_as_people_write_them(text, nbytes):
+    assert parse_size(text, "budget") == nbytes
+
+
+@pytest.mark.parametrize("given", ["much", "8 GiB free", "", 0, "0", -1])
+def test_what_is_no_size_is_refused_by_name(given):
+    with pytest.raises(ValueError, match="max_peak"):
+        parse_size(given, "max_peak")

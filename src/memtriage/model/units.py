@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Final
 
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 UNKNOWN: Final = "n/a"
+_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
+_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def size(count: int | float | None) -> str:
@@ -26,6 +29,27 @@ def size(count: int | float | None) -> str:
         if round(abs(value), 1) < 1024 or unit == _UNITS[-1]:
             break
     return f"{value:.1f} {unit}"
+
+
+def parse_size(given: int | str, name: str) -> int:
+    """Bytes of a size as people write it: `80GiB`, `24000MB` (powers of 1000 without the i) or a number.
+
+    Args:
+        given: the size.
+        name: what it is, for the error.
+
+    Raises:
+        ValueError: it is none, or not positive.
+    """
+    if isinstance(given, str):
+        found = _SIZE.fullmatch(given)
+        if found is None:
+            raise ValueError(f"{name} {given!r} is no size; expected one as 80GiB, 24000MB or 85899345920")
+        number, unit, binary, _ = found.groups()
+        given = int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
+    if given <= 0:
+        raise ValueError(f"{name}={given}; expected a positive number of bytes")
+    return given
 
 
 def rank_list(ranks: Iterable[int]) -> str:

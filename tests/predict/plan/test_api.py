@@ -10,7 +10,7 @@ from memtriage.model.plan import Plan
 from memtriage.model.playbook import PLAYBOOK
 from memtriage.predict.build import BuildError
 from memtriage.predict.machines import machine
-from memtriage.predict.plan.api import MARGIN, parse_budget
+from memtriage.predict.plan.api import MARGIN
 
 MIB = 1 << 20
 
@@ -185,22 +185,6 @@ def test_shorter_inputs_are_taken_on_request_only():
     assert asked.fits
     assert asked.steps[-1].action == "inputs of length 3072 in place of 4096"
     assert asked.steps[-1].maths == "different"
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("80GiB", 80 << 30),
-        ("80 GB", 80 * 10**9),
-        ("1.5g", 1_500_000_000),
-        ("24000MB", 24 * 10**9),
-        ("1024", 1024),
-        (4096, 4096),
-        ("2TiB", 2 << 40),
-    ],
-)
-def test_budgets(text, size):
-    assert parse_budget(text) == size
 
 
 @pytest.mark.parametrize(

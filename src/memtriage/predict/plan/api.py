@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterable
 from typing import Final
 
 from memtriage.allocator.settings import parse_conf, parse_version
 from memtriage.model.plan import Cheaper, PassedOver, Plan, PlanStep
+from memtriage.model.units import parse_size
 from memtriage.predict.machines import Machine, machine
 from memtriage.predict.plan.changes import Build, Changes, Rung
 from memtriage.predict.plan.evaluate import Evaluated, Evaluator
@@ -19,26 +19,6 @@ MARGIN: Final = 0.05
 """Share of the budget that a plan leaves free (M4: the first that fits with 5 % to spare)."""
 STEPS: Final = 2
 """Optimizer steps that are traced: the second finds the optimizer's states in place."""
-
-_SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
-_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-
-def parse_budget(budget: int | str) -> int:
-    """Bytes of a budget, e.g. `80GiB`, `24000MB` (powers of 1000 without the i) or a number of bytes.
-
-    Raises:
-        ValueError: it is none, or not positive.
-    """
-    if isinstance(budget, str):
-        found = _SIZE.fullmatch(budget)
-        if found is None:
-            raise ValueError(f"budget {budget!r} is no size; expected one as 80GiB, 24000MB or 85899345920")
-        number, unit, binary, _ = found.groups()
-        budget = int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
-    if budget <= 0:
-        raise ValueError(f"budget={budget}; expected a positive number of bytes")
-    return budget
 
 
 def plan(
@@ -53,7 +33,7 @@ def plan(
 ) -> Plan:
     """See `memtriage.plan`."""
     begun = time.perf_counter()
-    size = parse_budget(budget)
+    size = parse_size(budget, "budget")
     kind = machine(gpu)
     version = parse_version(torch_version)
     parse_conf(allocator_conf, version)
