@@ -8,6 +8,7 @@ they can be searched for.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
@@ -32,9 +33,9 @@ from memtriage.report.run_words import (
 from memtriage.report.text import GROWING, UNKNOWN, size
 
 if TYPE_CHECKING:
-    from memtriage.model import LedgerRow, Mark, RunReport
+    from memtriage.model import Finding, LedgerRow, Mark, RunReport
 
-__all__ = ["console_for", "render"]
+__all__ = ["console_for", "findings_text", "render"]
 
 _DETAILED: Final = 90
 _CHART_WIDTH: Final = 72
@@ -62,6 +63,20 @@ def render(report: RunReport, console: Console, context: RunContext | None = Non
     _ledger_blocks(page, report, context.ledger_rank)
     _course_block(page, report, groups, context.ledger_rank)
     _notes_block(page, context)
+
+
+def findings_text(report: RunReport, findings: Sequence[Finding]) -> str:
+    """Findings alone, as plain text.
+
+    Args:
+        report: the report that they are from.
+        findings: which of its findings.
+    """
+    stream = StringIO()
+    page = Page(console_for(stream))
+    for number, group in enumerate(fold(findings, [None] * len(findings)), 1):
+        _finding_block(page, number, group, report)
+    return stream.getvalue().strip()
 
 
 # Verdict

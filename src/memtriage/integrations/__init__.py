@@ -1,0 +1,1 @@
+"""memtriage inside the tools that people already have. Each is thin."""

@@ -1,0 +1,199 @@
+"""What a test demands of memory, held against a block of code: the work behind the pytest plugin."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from memtriage import _active
+from memtriage.diagnose.growth import POLICY
+from memtriage.model.units import parse_size, size
+from memtriage.observe import cuda
+from memtriage.observe.host import rss
+from memtriage.observe.host_peak import PeakMeter
+
+if TYPE_CHECKING:
+    from memtriage.model.report import RunReport
+    from memtriage.session.run import Watch
+
+GROWTH_STEPS: Final = POLICY.warm_up + POLICY.points
+"""Steps (or micro-batches of one step) that growth is judged from."""
+
+
+class MemoryCheck:
+    """One block of code and what is demanded of it.
+
+    Args:
+        no_growth: nothing grows from step to step, or from micro-batch to micro-batch.
+        max_peak: the most that may be in use at once, above what is in use when the block begins: of the
+            allocator on each CUDA device that is in use at its end, else of the process (resident bytes).
+            A number of bytes or a text as `2GiB`.
+
+    Raises:
+        ValueError: `max_peak` is no size, or nothing is demanded.
+        TypeError: a demand that does not exist.
+
+    Limits: with `max_peak` the peak statistics of the CUDA devices begin anew
+    (`torch.cuda.reset_peak_memory_stats`), and so does the process's high-water mark.
+    """
+
+    def __init__(self, *, no_growth: bool = False, max_peak: int | str | None = None) -> None:
+        self._no_growth = no_growth
+        self._max_peak = None if max_peak is None else parse_size(max_peak, "max_peak")
+        if not no_growth and max_peak is None:
+            raise ValueError("nothing is demanded; expected no_growth=True or max_peak=<size>")
+        self._watch: Watch | None = None
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._meter: PeakMeter | None = None
+        self._resident = 0
+        self._allocated: dict[int, int] = {}
+
+    def begin(self) -> None:
+        """The block begins.
+
+        Raises:
+            RuntimeError: growth is to be judged in a process that is watched already.
+        """
+        if self._no_growth:
+            self._begin_watch()
+        if self._max_peak is not None:
+            self._resident = rss() or 0
+            self._meter = PeakMeter()
+            self._meter.start()
+            self._allocated = _restart_peaks()
+
+    def end(self, *, judge: bool = True) -> list[str]:
+        """The block has ended: what it did against the demands, a text for each; none when all hold.
+
+        Args:
+            judge: False where the block failed by itself: everything is put back, nothing is said.
+        """
+        failures: list[str] = []
+        if self._max_peak is not None:
+            failures += self._peak_failures(self._max_peak)
+        if self._watch is not None:
+            failures += self._growth_failures(self._watch)
+        return failures if judge else []
+
+    # --- growth ---------------------------------------------------------------------------------------------
+
+    def _begin_watch(self) -> None:
+        from memtriage.session.run import Watch
+
+        self._directory = tempfile.TemporaryDirectory(prefix="memtriage-")
+        watch = Watch(self._directory.name, quiet=True)
+        try:
+            watch.__enter__()
+        except BaseException:
+            self._directory.cleanup()
+            raise
+        self._watch = watch
+
+    def _growth_failures(self, watch: Watch) -> list[str]:
+        watch.__exit__(None, None, None)
+        assert self._directory is not None
+        self._directory.cleanup()
+        report = watch.report
+        if report is None:
+            return ["memory: growth could not be judged: the watch came to no report"]
+        growing = [one for one in report.findings if one.kind in ("leak", "garbage_cycle")]
+        if growing:
+            from memtriage.report.terminal import findings_text
+
+            return [f"memory grows, and the test demands that nothing does\n{findings_text(report, growing)}"]
+        return [] if _judged(report) else [_too_short(report)]
+
+    # --- peak -----------------------------------------------------------------------------------------------
+
+    def _peak_failures(self, limit: int) -> list[str]:
+        assert self._meter is not None
+        resident = self._meter.stop() - self._resident
+        peaks = _peaks(self._allocated) or {"the process": resident}
+        return [
+            f"memory: the peak on {place} is {size(peak)} ({peak:,} bytes) above what was in use before; the "
+            f"test demands at most {size(limit)} ({limit:,} bytes)"
+            for place, peak in peaks.items()
+            if peak > limit
+        ]
+
+
+class MemoryProbe:
+    """The fixture `memory`: demands on a part of a test, and steps for what has no optimizer."""
+
+    @contextmanager
+    def check(self, *, no_growth: bool = False, max_peak: int | str | None = None) -> Generator[None]:
+        """Hold demands against a block; see `MemoryCheck` for them.
+
+        Raises:
+            AssertionError: a demand was not met; its text is the finding.
+            ValueError: `max_peak` is no size, or nothing is demanded.
+            RuntimeError: growth is to be judged in a process that is watched already.
+        """
+        __tracebackhide__ = True
+        check = MemoryCheck(no_growth=no_growth, max_peak=max_peak)
+        check.begin()
+        passed = False
+        try:
+            yield
+            passed = True
+        finally:
+            failures = check.end(judge=passed)
+        if failures:
+            raise AssertionError("\n\n".join(failures))
+
+    def repeat(self, call: Callable[[], object], times: int = 2 * GROWTH_STEPS) -> None:
+        """Call something again and again, each time as one step, so that growth can be judged.
+
+        Args:
+            call: anything without arguments; what it returns is dropped.
+            times: how often.
+        """
+        for _ in range(times):
+            call()
+            if _active.session is not None:
+                _active.session.user_step()
+
+
+def _judged(report: RunReport) -> bool:
+    if report.verdict == "error":
+        return False
+    microbatches = max((mark.microbatch or 0 for mark in report.marks), default=0)
+    return max(report.steps, microbatches) >= GROWTH_STEPS
+
+
+def _too_short(report: RunReport) -> str:
+    if report.verdict == "error":
+        return "memory: growth could not be judged; see the notes that `memtriage run` gives for this test"
+    return (
+        f"memory: no_growth cannot be judged from {report.steps} optimizer steps; expected {GROWTH_STEPS} or "
+        "more in the test: train longer, or repeat what has no optimizer step with the fixture's "
+        "`memory.repeat(function)`"
+    )
+
+
+def _restart_peaks() -> dict[int, int]:
+    """Each device's allocated bytes, its peak set to that."""
+    import torch
+
+    if not cuda.initialised():
+        return {}
+    before = {}
+    for device in cuda.devices():
+        torch.cuda.reset_peak_memory_stats(device)
+        before[device] = torch.cuda.memory_allocated(device)
+    return before
+
+
+def _peaks(before: dict[int, int]) -> dict[str, int]:
+    import torch
+
+    if not cuda.initialised():
+        return {}
+    peaks = {}
+    for device in cuda.devices():
+        peak = torch.cuda.max_memory_allocated(device)
+        if peak:
+            peaks[f"cuda:{device}"] = peak - before.get(device, 0)
+    return peaks

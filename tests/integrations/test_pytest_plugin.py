@@ -1,0 +1,152 @@
+"""The plugin in a real pytest run: what fails, what it says, and what passes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from memtriage.integrations.memory_check import GROWTH_STEPS, MemoryCheck
+
+TESTS = """
+    import pytest
+    import torch
+
+    KEPT = []
+
+    def train(steps, keep):
+        model = torch.nn.Linear(256, 256)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(steps):
+            loss = model(torch.randn(64, 256)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if keep:
+                KEPT.append(torch.zeros(65536))
+
+    @pytest.mark.memory(no_growth=True)
+    def test_leaks():
+        train(30, keep=True)
+
+    @pytest.mark.memory(no_growth=True)
+    def test_is_flat():
+        train(30, keep=False)
+
+    @pytest.mark.memory(no_growth=True)
+    def test_is_short():
+        train(2, keep=True)
+
+    @pytest.mark.memory(max_peak="64MiB")
+    class TestPeak:
+        def test_is_high(self):
+            assert torch.ones(32 << 20).sum()
+
+        @pytest.mark.memory(max_peak="1GiB")
+        def test_may_be_high(self):
+            assert torch.ones(32 << 20).sum()
+
+    @pytest.mark.memory(no_growth=True, max_peak="1KiB")
+    def test_is_wrong():
+        kept = torch.ones(32 << 20)
+        assert kept.sum() == 3, "its own words"
+
+    def test_without_a_marker():
+        train(2, keep=True)
+
+    def test_fixture_leaks(memory):
+        with memory.check(no_growth=True):
+            memory.repeat(lambda: KEPT.append(torch.zeros(65536)))
+
+    def test_fixture_is_flat(memory):
+        with memory.check(no_growth=True, max_peak="256MiB"):
+            memory.repeat(lambda: torch.zeros(65536))
+
+    def test_fixture_is_wrong(memory):
+        with memory.check(no_growth=True):
+            raise ValueError("its own error")
+
+    @pytest.mark.memory(max_peak="much")
+    def test_no_size(): pass
+
+    @pytest.mark.memory(growth=False)
+    def test_no_such_demand(): pass
+
+    @pytest.mark.memory("2GiB")
+    def test_no_keyword(): pass
+
+    @pytest.mark.memory(no_growth=False)
+    def test_no_demand(): pass
+"""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+    """By test the text that it failed with; None where it passed. The run is spread over two processes."""
+    folder = tmp_path_factory.mktemp("plugin")
+    (folder / "test_memory.py").write_text(textwrap.dedent(TESTS))
+    plugin = ["-p", "memtriage.integrations.pytest_plugin", "-p", "no:cacheprovider", "--strict-markers"]
+    subprocess.run(
+        [sys.executable, "-m", "pytest", *plugin, "-n", "2", "--junit-xml", "result.xml", "test_memory.py"],
+        cwd=folder, capture_output=True, timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""},
+    )  # fmt: skip
+    found: dict[str, str | None] = {}
+    for case in ElementTree.parse(Path(folder, "result.xml")).iter("testcase"):
+        failed = case.find("failure")
+        found[case.attrib["name"]] = None if failed is None else failed.text
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", ["test_is_flat", "test_may_be_high", "test_without_a_marker", "test_fixture_is_flat"]
+)
+def test_what_meets_its_demands_passes(outcomes: dict[str, str | None], name: str) -> None:
+    assert outcomes[name] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("test_leaks", ["memory grows, and the test demands that nothing does", "KEPT[*]", "256.0 KiB"]),
+        ("test_fixture_leaks", ["memory grows", "KEPT[*]", "256.0 KiB"]),
+        ("test_is_short", [f"cannot be judged from 2 optimizer steps; expected {GROWTH_STEPS}"]),
+        ("test_is_high", ["memory: the peak on the process is 1", "at most 64.0 MiB (67,108,864 bytes)"]),
+        ("test_no_size", ["max_peak 'much' is no size"]),
+        ("test_no_such_demand", ["growth"]),
+        ("test_no_keyword", ["keywords only"]),
+        ("test_no_demand", ["nothing is demanded"]),
+    ],
+)
+def test_what_does_not_says_why(outcomes: dict[str, str | None], name: str, said: list[str]) -> None:
+    text = outcomes[name]
+    assert text is not None
+    for part in said:
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("test_is_wrong", "its own words"), ("test_fixture_is_wrong", "its own error")]
+)
+def test_what_fails_by_itself_fails_as_it_would_without(
+    outcomes: dict[str, str | None], name: str, words: str
+) -> None:
+    text = outcomes[name]
+    assert text is not None
+    assert words in text
+    assert "memory: " not in text
+
+
+def test_growth_within_a_watched_process_is_refused() -> None:
+    first, second = MemoryCheck(no_growth=True), MemoryCheck(no_growth=True)
+    first.begin()
+    try:
+        with pytest.raises(RuntimeError, match="one watch at a time"):
+            second.begin()
+    finally:
+        first.end(judge=False)
