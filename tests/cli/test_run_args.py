@@ -161,7 +161,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ScriptTarget, Path, Pat
     """What `run_watched` is called with; the script itself does not run, and exits with 7."""
     seen: list[tuple[ScriptTarget, Path, Path | None]] = []
 
-    def run_watched(target: ScriptTarget, directory: Path, json_path: Path | None) -> int:
+    def run_watched(
+        target: ScriptTarget, directory: Path, json_path: Path | None, *, per_microbatch: bool
+    ) -> int:
+        assert per_microbatch == ("--per-microbatch" in target.args)
         seen.append((target, directory, json_path))
         return 7
 
@@ -184,8 +187,10 @@ def test_run_is_called_with_absolute_paths(
     monkeypatch.setenv("MEMTRIAGE_DIR", "elsewhere")
     assert main(["run", "--json", "r.json", "package"]) == 7
     assert main(["run", "-o", "given", "-m", "package"]) == 7
+    assert main(["run", "--per-microbatch", "train.py", "--per-microbatch"]) == 7
     assert calls == [
         (script("train.py", "--json", "x"), tmp_path / "memtriage-run", None),
         (script("package"), tmp_path / "elsewhere", tmp_path / "r.json"),
         (module("package"), tmp_path / "given", None),
+        (script("train.py", "--per-microbatch"), tmp_path / "elsewhere", None),
     ]

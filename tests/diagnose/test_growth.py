@@ -12,9 +12,9 @@ from memtriage.diagnose.growth import (
     Series,
     floor_growth,
     floors,
+    period_within_step,
     steps_left,
     suspects,
-    suspects_within_step,
     went_on,
 )
 
@@ -74,12 +74,33 @@ def test_growth_of_bookkeeping_is_no_growth() -> None:
 @given(st.integers(1, 1 << 20), st.integers(3, 20))
 def test_micro_batches_that_rise_are_suspected_by_the_fourth(extra: int, count: int) -> None:
     values = [5_000_000 + (64 * KIB + extra) * index for index in range(count)]
-    assert suspects_within_step(values[:4]) == (count >= 4)
+    assert period_within_step(values[:4]) == (1 if count >= 4 else None)
+
+
+@given(st.integers(1, 8), st.lists(st.integers(0, 1 << 28), min_size=8, max_size=8), st.integers(3, 40))
+def test_micro_batches_of_several_backwards_are_suspected_by_the_third(
+    backwards: int, within: list[int], microbatches: int
+) -> None:
+    values = [
+        within[i % backwards] + 64 * KIB * (i // backwards) for i in range(backwards * microbatches + 1)
+    ]
+    period = period_within_step(values)
+    assert period is not None and period <= backwards
+    assert all(b - a >= 1024 for a, b in zip(values[-12:], values[-12:][period:], strict=False))
+
+
+@given(st.integers(1, 8), st.lists(st.integers(0, 1 << 28), min_size=8, max_size=8), st.integers(1, 60))
+def test_micro_batches_that_come_back_to_where_they_were_are_not(
+    backwards: int, within: list[int], count: int
+) -> None:
+    values = [within[i % backwards] for i in range(count * backwards)]
+    period = period_within_step(values)
+    assert period is None or count <= 3  # three rises by chance are no proof, and cost a census
 
 
 def test_the_first_gradients_and_flat_accumulation_are_not() -> None:
-    assert not suspects_within_step([0, 4_000_000, 4_000_000, 4_000_000, 4_000_000])
-    assert not suspects_within_step([0, 4_000_000])
+    assert period_within_step([0, 4_000_000, 4_000_000, 4_000_000, 4_000_000]) is None
+    assert period_within_step([0, 4_000_000]) is None
 
 
 def test_filling_to_a_bound_stopped_and_a_leak_went_on() -> None:

@@ -26,6 +26,7 @@ Options (before SCRIPT; everything behind SCRIPT or MODULE is the script's own):
   --json FILE       also write the report to FILE, as JSON
   --host-tuning     set malloc's thresholds, so that freed host memory goes back to the system: starts
                     the process anew once; settings that the environment has already are kept
+  --per-microbatch  say on stderr what every micro-batch left in use, and what seems to grow
   -m MODULE         run a module, as python -m does
   -h, --help        show this text
 """
@@ -36,6 +37,7 @@ USAGE_STATUS = 2
 DEFAULT_DIRECTORY = "memtriage-run"
 DIRECTORY_VARIABLE = "MEMTRIAGE_DIR"
 
+_FLAGS = ("--host-tuning", "--per-microbatch")
 _LOCAL_RANK = re.compile(r"--local[_-]rank(=.*)?", re.DOTALL)
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?")
 _EXPECTED = "expected [-o DIR] [--json FILE] and then SCRIPT or -m MODULE"
@@ -54,12 +56,14 @@ class RunOptions:
         directory: `-o` as given; None for the default.
         json_path: `--json` as given; None without it.
         host_tuning: `--host-tuning` was given.
+        per_microbatch: `--per-microbatch` was given.
     """
 
     target: ScriptTarget | None
     directory: Path | None = None
     json_path: Path | None = None
     host_tuning: bool = False
+    per_microbatch: bool = False
 
 
 def main(argv: list[str]) -> int:
@@ -89,7 +93,7 @@ def main(argv: list[str]) -> int:
     # Imported late: a mistyped command line should not wait for the watch to load.
     from memtriage.session.run import run_watched
 
-    return run_watched(options.target, directory, json_path)
+    return run_watched(options.target, directory, json_path, per_microbatch=options.per_microbatch)
 
 
 def is_run(argv: Sequence[str]) -> bool:
@@ -115,13 +119,13 @@ def parse(argv: Sequence[str]) -> RunOptions:
     if rest[:1] == ["run"]:
         del rest[0]
     values: dict[str, str] = {}
-    host_tuning = False
+    flags: set[str] = set()
     while rest and _is_own_option(rest[0]):
         word = rest.pop(0)
         if word in ("-h", "--help"):
             return RunOptions(target=None)
-        if word == "--host-tuning":
-            host_tuning = True
+        if word in _FLAGS:
+            flags.add(word)
             continue
         name, value = _option(word, rest)
         values[name] = value
@@ -130,7 +134,8 @@ def parse(argv: Sequence[str]) -> RunOptions:
         ScriptTarget(target.kind, target.name, [*launcher, *target.args]),
         directory=Path(values["-o"]) if "-o" in values else None,
         json_path=Path(values["--json"]) if "--json" in values else None,
-        host_tuning=host_tuning,
+        host_tuning="--host-tuning" in flags,
+        per_microbatch="--per-microbatch" in flags,
     )
 
 

@@ -25,6 +25,8 @@ class GrowthPolicy:
         spacing: the series is looked at again when it is this many times as long.
         microbatch_warm_up: first micro-batches of a step to leave out: the first allocates gradients.
         microbatch_points: micro-batches needed for a suspicion inside one step.
+        microbatch_recent: micro-batches that all have to rise, once there are so many.
+        longest_period: backwards that one micro-batch may consist of.
     """
 
     warm_up: int = 3
@@ -33,6 +35,8 @@ class GrowthPolicy:
     spacing: float = 1.4
     microbatch_warm_up: int = 1
     microbatch_points: int = 3
+    microbatch_recent: int = 12
+    longest_period: int = 8
 
 
 POLICY = GrowthPolicy()
@@ -106,17 +110,28 @@ def suspects(series: Series, policy: GrowthPolicy = POLICY) -> bool:
     return rate is not None and rate >= policy.floor_bytes
 
 
-def suspects_within_step(values: Sequence[int], policy: GrowthPolicy = POLICY) -> bool:
-    """Whether the micro-batches of one step, so far, rise one by one.
+def period_within_step(values: Sequence[int], policy: GrowthPolicy = POLICY) -> int | None:
+    """After how many backwards the counter comes back higher, each time, within one step; None: it does not.
+
+    1 where every backward ends higher than the one before. More where a micro-batch is several backwards,
+    one a pipeline stage, or one in the fused forward of a head: then what they hold goes up and down within
+    the micro-batch, and only the same instant of each can be compared.
 
     Args:
-        values: the counter at the end of micro-batches 1, 2, ... of the step.
+        values: the counter at the end of backwards 1, 2, ... of the step. The last few are looked at.
+        policy: how many points it takes, and from which rise on.
     """
-    counted = values[policy.microbatch_warm_up :]
-    if len(counted) < policy.microbatch_points:
-        return False
-    rises = [after - before for before, after in pairwise(counted)]
-    return min(rises) >= policy.floor_bytes
+    for period in range(1, policy.longest_period + 1):
+        needed = policy.microbatch_points * period
+        recent = values[max(policy.microbatch_warm_up, len(values) - max(needed, policy.microbatch_recent)) :]
+        if len(recent) < needed:
+            return None
+        if all(
+            after - before >= policy.floor_bytes
+            for before, after in zip(recent, recent[period:], strict=False)
+        ):
+            return period
+    return None
 
 
 def went_on(series: Series, since: int, rate: float, share: float = 0.3) -> bool | None:

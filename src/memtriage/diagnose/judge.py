@@ -81,10 +81,12 @@ def group_finding(
     last_step: int,
     collector_off: bool,
     lengthening: bool,
+    period: int = 1,
 ) -> Finding | None:
     """The finding of one growing group of storages; None when it turns out to be no leak.
 
     No leak: a container with a bound of its own, a cycle that the collector will free, growth that stopped.
+    Rates are for each completed backward; `period` of them make one pass of the program over a micro-batch.
     """
     garbage = growth.group.anchor.startswith("garbage cycle")
     if garbage and not collector_off:
@@ -122,6 +124,7 @@ def group_finding(
         step=last_step,
         evidence=[
             _came(growth, scale),
+            *_of_several(growth, period),
             *_retained(detail, growth),
             *([f"the largest storage is kept for backward by {detail.saved_by}"] if detail.saved_by else []),
             *_projection(growth.group.device, per_step, per_microbatch, evidence),
@@ -149,6 +152,15 @@ def _came(growth: GroupGrowth, scale: Scale) -> str:
     )
     span = f"{growth.distance} {_SPANS[scale]}"
     return f"two censuses {span} apart: {what} at the same place of the program"
+
+
+def _of_several(growth: GroupGrowth, period: int) -> list[str]:
+    if period == 1:
+        return []
+    return [
+        f"the program runs {period} backwards for each micro-batch of its own, and keeps "
+        f"{size(growth.rate * period)} of each; rates here are for one backward"
+    ]
 
 
 _SPANS: dict[Scale, str] = {"step": "steps", "microbatch": "micro-batches of one step", "second": "seconds"}

@@ -9,6 +9,8 @@ from typing import Final
 
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 UNKNOWN: Final = "n/a"
+_MINUTE: Final = 60
+_HOUR: Final = 60 * _MINUTE
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
 _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -66,3 +68,48 @@ def rank_list(ranks: Iterable[int]) -> str:
         else:
             runs.append([rank])
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time span in at most two units.
+
+    >>> duration(0.0123), duration(9.87), duration(200), duration(7500)
+    ('12 ms', '9.9 s', '3 min 20 s', '2 h 05 min')
+    """
+    if seconds is None:
+        return UNKNOWN
+    if round(seconds * 1000) < 1000:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < _MINUTE:
+        return f"{whole} s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
+    minutes = round(seconds / _MINUTE)
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def measured_time(seconds: float | None) -> str:
+    """Return a measured time with four digits, to tell small differences.
+
+    >>> measured_time(0.0123456), measured_time(9.8764), measured_time(127.34), measured_time(0.0000512)
+    ('12.35 ms', '9.876 s', '127.3 s', '51.20 us')
+    """
+    if seconds is None:
+        return UNKNOWN
+    for factor, unit in ((1.0, "s"), (1e3, "ms")):
+        if abs(seconds) * factor >= 1:
+            return f"{four_digits(seconds * factor)} {unit}"
+    return f"{four_digits(seconds * 1e6)} us"
+
+
+def four_digits(value: float) -> str:
+    """Return a number with four digits, or all of its whole ones.
+
+    >>> four_digits(1.00412), four_digits(127.34), four_digits(12345.6), four_digits(0.98766)
+    ('1.004', '127.3', '12346', '0.988')
+    """
+    whole = len(str(int(abs(value))))
+    return f"{value:.{max(0, 4 - whole)}f}"

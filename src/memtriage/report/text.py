@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from memtriage.model import FindingKind
-from memtriage.model.units import UNKNOWN, rank_list, size
+from memtriage.model.units import UNKNOWN, duration, rank_list, size
 
 __all__ = ["GROWING", "KINDS", "SEVERE", "UNKNOWN", "count", "duration", "rank_list", "rate", "size"]
 
@@ -30,9 +30,6 @@ GROWING: Final[frozenset[FindingKind]] = frozenset({"leak", "garbage_cycle"})
 SEVERE: Final[frozenset[FindingKind]] = GROWING | {"out_of_memory"}
 """Kinds of findings that end a run sooner or later."""
 
-_MINUTE: Final = 60
-_HOUR: Final = 60 * _MINUTE
-
 
 def rate(amount: int | None, per: str) -> str:
     """Return growth in words.
@@ -41,27 +38,6 @@ def rate(amount: int | None, per: str) -> str:
     '164.0 MiB per step'
     """
     return UNKNOWN if amount is None else f"{size(amount)} per {per}"
-
-
-def duration(seconds: float | None) -> str:
-    """Return a time span in at most two units.
-
-    >>> duration(0.0123), duration(9.87), duration(200), duration(7500)
-    ('12 ms', '9.9 s', '3 min 20 s', '2 h 05 min')
-    """
-    if seconds is None:
-        return UNKNOWN
-    if round(seconds * 1000) < 1000:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < _MINUTE:
-        return f"{whole} s"
-    if whole < _HOUR:
-        return f"{whole // _MINUTE} min {whole % _MINUTE:02d} s"
-    minutes = round(seconds / _MINUTE)
-    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def count(number: int, noun: str) -> str:

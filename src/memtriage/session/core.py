@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -41,7 +41,7 @@ from memtriage.observe import cuda, driver
 from memtriage.observe.cgroup import host_limit
 from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.hooks import TrainingHooks, inside_backward
-from memtriage.observe.host import has_children
+from memtriage.observe.host import has_children, host_peak
 from memtriage.observe.inputs import batch_elements, caller_frames, running_functions
 from memtriage.session.death import (
     FailedAllocation,
@@ -56,6 +56,8 @@ from memtriage.session.death import (
 from memtriage.session.follow import Clock, Follower
 from memtriage.session.host_watch import HostWatch
 from memtriage.session.investigation import Investigation, Investigator
+from memtriage.session.microbatch_log import MicrobatchLog
+from memtriage.session.phases import PhaseResidue
 from memtriage.session.sampler import Sampler
 from memtriage.store.layout import RankIdentity, record_path
 from memtriage.store.records import End, Note, RecordedFinding, Start
@@ -94,6 +96,7 @@ class Session:
         argv: the program and its arguments, for the record.
         script_root: folder of the program, for allocation sites.
         say: where progress goes (one line of text); None for silence.
+        per_microbatch: say what every micro-batch left in use.
     """
 
     def __init__(
@@ -103,6 +106,8 @@ class Session:
         argv: list[str],
         script_root: str | None,
         say: Callable[[str], None] | None = None,
+        *,
+        per_microbatch: bool = False,
     ) -> None:
         self.identity = identity
         self.path = record_path(directory, identity)
@@ -114,8 +119,11 @@ class Session:
         self.exception_text: str | None = None
         self._judged = False
         self._limits: dict[str, int] = {}
+        self._peak_allocated: dict[str, int] = {}
+        self._peak_reserved: dict[str, int] = {}
         self.argv = argv
         self._say = say
+        self._log = MicrobatchLog(say) if per_microbatch and say is not None else None
         self._writer = RankWriter(self.path)
         self._reader = CounterReader()
         self._hooks = TrainingHooks(self)
@@ -142,6 +150,7 @@ class Session:
         self._on_host: HostReading | None = None
         self._follower = Follower(self._investigator, self._with_ledger, self._provisional)
         self._ledger_due_s: float | None = None
+        self._residue = PhaseResidue()
         # what the program is doing, for an out-of-memory error
         self.phase: Phase = "setup"
         self.input_elements: int | None = None
@@ -192,11 +201,13 @@ class Session:
         # Each for itself: where memory has run out, a census may find too little for its own work.
         self._last_look(exception, error, brief)
         self._judge_growth()
+        self.findings += self._residue.findings()
         self._judge_host()
         if error is not None:
             self._judge_death(error)
         for finding in self.findings:
             self._write_finding(finding, final=True)
+        self._read_peaks()
         self._writer.write("end", self._end_record(exit_code))
         self._writer.close()
         self._running = False
@@ -274,6 +285,14 @@ class Session:
         if not counted_by_hook:
             self._step_done()
 
+    @_never_raises
+    def residue(self, findings: Sequence[Finding]) -> None:
+        """What stays on the devices at the end of a phase; of each holder the last word counts."""
+        for finding in findings:
+            finding.rank, finding.step = self.identity.rank, self.step_count
+            self._write_finding(finding, final=False)
+        self._residue.add(findings)
+
     def _step_done(self) -> None:
         self._stepped = True
         self.step_count += 1
@@ -298,6 +317,8 @@ class Session:
             for reading in readings:
                 if reading.outside is not None and reading.device.startswith("cuda:"):
                     self._context_baseline.setdefault(int(reading.device[5:]), reading.outside)
+            if name == "backward" and self._log is not None:
+                self._log.add(self.step_count, self.microbatch, readings)
             if name in ("step", "backward", "time"):
                 self._follow(name, readings)
             if name not in ("backward", "end"):  # between steps, while the program still has what it needs
@@ -466,8 +487,11 @@ class Session:
 
     def _provisional(self) -> None:
         """What is known so far, for the reader of a record whose process did not live to its end."""
-        for finding in self._leaks():
+        leaks = self._leaks()
+        for finding in leaks:
             self._write_finding(finding, final=False)
+        if self._log is not None:
+            self._log.suspect(leaks)
 
     def _leaks(self) -> list[Finding]:
         evidence = self._evidence()
@@ -504,6 +528,7 @@ class Session:
                 last_step=last if investigation.scale == "step" else self.step_count,
                 collector_off=investigation.collector_off,
                 lengthening=growth.count == 0,
+                period=investigation.period,
             )
             if finding is not None:
                 found.append(finding)
@@ -574,7 +599,19 @@ class Session:
             exit_code=exit_code,
             time_s=round(self.elapsed(), 3),
             device_limits=self._limits,
+            peak_allocated=self._peak_allocated,
+            peak_reserved=self._peak_reserved,
+            peak_rss=host_peak(),
         )
+
+    @_never_raises
+    def _read_peaks(self) -> None:
+        for name in self._last:
+            if name.startswith("cuda:"):
+                found = cuda.counters(int(name[5:]))
+                if found.peak_allocated is not None and found.peak_reserved is not None:
+                    self._peak_allocated[name] = found.peak_allocated
+                    self._peak_reserved[name] = found.peak_reserved
 
 
 def _torch_version() -> str | None:

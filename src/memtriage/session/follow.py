@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -10,9 +11,9 @@ from memtriage.account.census import View
 from memtriage.diagnose.growth import (
     POLICY,
     Series,
+    period_within_step,
     policy_for,
     suspects,
-    suspects_within_step,
     went_on_within_step,
 )
 from memtriage.diagnose.judge import Scale
@@ -81,7 +82,7 @@ class Follower:
         self._found = found
         self._within: dict[str, Series] = {}
         self._followed_within: list[tuple[int, Investigation]] = []
-        self._rose_within_last_step = False
+        self._period_of_last_step: int | None = None
         self._open: Investigation | None = None
         self._due = 0
         self._open_step = 0
@@ -92,7 +93,7 @@ class Follower:
 
     def new_step(self) -> None:
         """The first micro-batch after an optimizer step is about to be marked."""
-        self._rose_within_last_step = self._rises_within_step()
+        self._period_of_last_step = self._period_within_step()
         self._within.clear()
 
     def follow(self, name: str, clock: Clock, values: dict[str, int]) -> None:
@@ -132,29 +133,52 @@ class Follower:
                 return
             if clock.step > self._open_step:
                 self.abandon()  # the step ended before its second census
-            elif clock.microbatch >= self._due:
-                self._conclude(clock)
-            else:
+                return
+            if clock.microbatch < self._due:
                 self._investigator.record(self._due - clock.microbatch)
-            return
+                return
+            if not self._fell_within_step(self._open.points[0].position):
+                self._conclude(clock)
+                return
+            self.abandon()  # backwards of one micro-batch: the same instant of two has to be compared
         if not self._may_begin("microbatch", clock) or self._known("microbatch"):
             return
         if self._tries_within_step >= _TRIES_WITHIN_STEP:
             return
         usual = clock.usual_microbatches
-        first, second = _MICROBATCH_FIRST, _MICROBATCH_SECOND
         if 0 < usual < _MICROBATCH_SECOND:
-            first, second = max(2, usual // 2), usual
-        if clock.microbatch < first or (usual and clock.microbatch + 2 > usual):
+            # Steps too short to see a rise and still take two censuses are told by the step before.
+            period = self._period_of_last_step or 1
+            first, second = usual - max(1, (usual - max(2, usual // 2)) // period) * period, usual
+        else:
+            period, first, second = 1, _MICROBATCH_FIRST, _MICROBATCH_SECOND
+        if clock.microbatch < first:
             return
-        # Steps too short to see a rise and still take two censuses are told by the step before.
-        rose_before = first < _MICROBATCH_FIRST and self._rose_within_last_step
-        if rose_before or self._rises_within_step():
-            self._tries_within_step += 1
-            self._begin("microbatch", clock, max(second, clock.microbatch + 2))
+        if first >= _MICROBATCH_FIRST or self._period_of_last_step is None:
+            risen = self._period_within_step()
+            if risen is None:
+                return
+            period = risen
+        if usual and clock.microbatch + max(2, period) > usual:
+            return
+        self._tries_within_step += 1
+        # At the same instant of a later micro-batch, however many backwards one has.
+        ahead = max(2, second - clock.microbatch)
+        self._begin("microbatch", clock, clock.microbatch + math.ceil(ahead / period) * period)
+        if self._open is not None:
+            self._open.period = period
 
-    def _rises_within_step(self) -> bool:
-        return any(suspects_within_step(s.values, policy_for(key)) for key, s in self._within.items())
+    def _fell_within_step(self, since: int) -> bool:
+        """Whether no counter stayed at or above what it was at a backward of this step."""
+        fell = []
+        for series in self._within.values():
+            before = [v for p, v in zip(series.positions, series.values, strict=True) if p <= since][-1:]
+            fell.append(min(series.after(since).values, default=0) < before[0] if before else True)
+        return all(fell)
+
+    def _period_within_step(self) -> int | None:
+        found = [period_within_step(s.values, policy_for(key)) for key, s in self._within.items()]
+        return min((period for period in found if period is not None), default=None)
 
     def _check_again_within_step(self, step: int) -> None:
         """At the end of a step: clears what had grown within it, or within an earlier one, and stopped."""

@@ -43,6 +43,7 @@ class Investigation:
         native: what may hold memory that only C++ sees.
         collector_off: Python's cyclic collector was off.
         stopped: groups that grew within a step, and did not go on to its end or in a later step.
+        period: backwards that a micro-batch consists of, as far as the counter shows it.
     """
 
     scale: Scale
@@ -53,6 +54,7 @@ class Investigation:
     native: list[NativeHolder] = field(default_factory=list)
     collector_off: bool = False
     stopped: set[tuple[str, str]] = field(default_factory=set)
+    period: int = 1
 
     def growths(self) -> list[GroupGrowth]:
         return [g for g in persistent(self.points, self.baseline) if g.key not in self.stopped]

@@ -24,13 +24,16 @@ _RANKS_WAIT_S = 20.0
 _RANKS_WAIT_DYING_S = 3.0
 
 
-def run_watched(target: ScriptTarget, directory: Path, json_path: Path | None) -> int:
+def run_watched(
+    target: ScriptTarget, directory: Path, json_path: Path | None, *, per_microbatch: bool = False
+) -> int:
     """Runs a program under a watch; prints the report and writes the JSON at its end.
 
     Args:
         target: what to run.
         directory: where records go.
         json_path: where the result goes; None for no file.
+        per_microbatch: say what every micro-batch left in use (the first rank does).
 
     Returns:
         The status to exit with, the program's own.
@@ -41,7 +44,8 @@ def run_watched(target: ScriptTarget, directory: Path, json_path: Path | None) -
     identity = identify(os.environ, pid=os.getpid(), time_s=time.time())
     leads = not identity.rank
     say = _say if leads else None
-    session = Session(directory, identity, [target.name, *target.args], _root(target), say)
+    argv = [target.name, *target.args]
+    session = Session(directory, identity, argv, _root(target), say, per_microbatch=per_microbatch)
     _active.session = session
 
     def conclude(wait_s: float) -> None:

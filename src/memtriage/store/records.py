@@ -110,6 +110,9 @@ class End(msgspec.Struct, kw_only=True):
         exit_code: exit status of the script; None when unknown.
         time_s: seconds since the watch began.
         device_limits: as in `Start`, known better at the end.
+        peak_allocated, peak_reserved: the allocator's own peaks, by CUDA device, since its start or since
+            the script reset them.
+        peak_rss: highest resident set of the process.
     """
 
     verdict: Verdict
@@ -118,3 +121,6 @@ class End(msgspec.Struct, kw_only=True):
     exit_code: int | None = None
     time_s: float | None = None
     device_limits: dict[str, int] = msgspec.field(default_factory=dict)
+    peak_allocated: dict[str, int] = msgspec.field(default_factory=dict)
+    peak_reserved: dict[str, int] = msgspec.field(default_factory=dict)
+    peak_rss: int | None = None

@@ -1,0 +1,235 @@
+"""The case `fp8_refit`: its loop on the CPU, and what it decides without a device."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtriage.model.blocks import DEFAULT_POOL, Block, Segment
+from memtriage.model.census import StorageRecord
+from memtriage.prove.trials import read_trials
+
+CASE = Path(__file__).parents[2] / "cases" / "fp8_refit"
+NAMES = [path.stem for path in CASE.glob("*.py")]
+ON_CPU = ["--device", "cpu", "--tiny", "--library", "standin", "--steps", "2"]
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def case() -> Iterator[Callable[[str], ModuleType]]:
+    """Imports a module of the case, which is a folder of scripts and no package."""
+    hidden = {name: sys.modules.pop(name) for name in NAMES if name in sys.modules}
+    sys.path.insert(0, str(CASE))
+    yield importlib.import_module
+    sys.path.remove(str(CASE))
+    for name in NAMES:
+        sys.modules.pop(name, None)
+    sys.modules.update(hidden)
+
+
+@pytest.fixture
+def run(
+    case: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Callable[..., str]:
+    """Runs the loop in this process and returns what it printed."""
+
+    def run_loop(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["loop.py", *ON_CPU, *arguments])
+        case("loop").main()
+        return capfd.readouterr().out
+
+    return run_loop
+
+
+def losses(printed: str) -> list[str]:
+    return re.findall(r"loss ([0-9.e+-]+)", printed)
+
+
+def test_treatments_change_no_loss_and_fp8_does(run: Callable[..., str]) -> None:
+    plain = losses(run("--engine", "inside", "--treatment", "none"))
+    assert len(plain) == 2
+    assert plain[0] != plain[1]
+    for treatment in ("clear-all", "memtriage"):
+        assert losses(run("--engine", "inside", "--treatment", treatment)) == plain
+    assert losses(run("--engine", "inside", "--steps", "1", "--precision", "bf16")) != plain[:1]
+
+
+def test_engine_in_its_own_process_gets_every_weight(run: Callable[..., str]) -> None:
+    # The loop itself compares the sums of the weights on both sides.
+    assert len(losses(run("--steps", "1", "--engine", "process"))) == 1
+
+
+def test_an_error_in_the_engine_stops_the_trainer(case: Callable[[str], ModuleType]) -> None:
+    generation = case("engine").make(torch.device("cpu"), "process")
+    with pytest.raises(RuntimeError, match="KeyError: 'unknown'"):
+        piece = case("engine").Piece("unknown", 0, torch.Size((2,)), torch.float32)
+        generation.send(torch.zeros(8, dtype=torch.uint8), [piece])
+        generation.acknowledged()
+    generation.close()
+
+
+def test_a_weight_that_is_not_sent_is_noticed(
+    run: Callable[..., str], case: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = case("engine")
+
+    def take_none(self: object, bucket: object, pieces: object) -> None:
+        """A refit that delivers nothing."""
+
+    monkeypatch.setattr(engine.Engine, "take", take_none)
+    with pytest.raises(RuntimeError, match="the engine's weights sum to"):
+        run("--engine", "inside")
+
+
+class TestWorkspaces:
+    def test_they_outlive_the_step_until_cleared(self, case: Callable[[str], ModuleType]) -> None:
+        fp8, model = case("fp8"), case("model")
+        device = torch.device("cpu")
+        made = fp8.blocks("standin", True, device, torch.float32)
+        decoder = model.Decoder(model.TINY, made, device, torch.float32)
+        decoder(torch.zeros(1, 16, dtype=torch.long), True)
+        linear_layers = sum(isinstance(one, fp8.StandInLinear) for one in decoder.modules())
+        assert fp8.clear_workspaces(decoder) == linear_layers
+        assert fp8.clear_workspaces(decoder) == 0
+
+    def test_later_micro_batches_use_the_kept_copy(self, case: Callable[[str], ModuleType]) -> None:
+        linear = case("fp8").StandInLinear(16, 16, device="cpu", dtype=torch.float32)
+        x = torch.ones(1, 16)
+        before = linear(x, True)
+        with torch.no_grad():
+            linear.weight.mul_(2)
+        torch.testing.assert_close(linear(x, False), before)
+        assert not torch.allclose(linear(x, True), before)
+
+    def test_the_rotary_cache_holds_each_length(self, case: Callable[[str], ModuleType]) -> None:
+        rotary = case("model").RotaryEmbedding(16, torch.device("cpu"))
+        assert rotary(32) is rotary(32)
+        assert rotary(32) is not rotary(48)
+        rotary.forward.cache_clear()
+
+
+class TestMicroBatches:
+    @given(
+        count=st.integers(1, 50),
+        budget=st.integers(64, 20_000),
+        multiple=st.sampled_from([8, 16, 64]),
+        seed=st.integers(0, 10_000),
+    )
+    def test_keep_to_the_budget(
+        self, case: Callable[[str], ModuleType], count: int, budget: int, multiple: int, seed: int
+    ) -> None:
+        longest = budget // multiple * multiple
+        made = case("lengths").micro_batches(count, budget, longest, multiple, seed)
+        assert len(made) == count
+        assert all(one.tokens <= budget and one.length % multiple == 0 for one in made)
+        assert made == case("lengths").micro_batches(count, budget, longest, multiple, seed)
+
+    def test_lengths_vary(self, case: Callable[[str], ModuleType]) -> None:
+        made = case("lengths").micro_batches(40, 8192, 8192, 64, 1)
+        assert len({one.length for one in made}) > 20
+        assert len({one.seed for one in made}) == 40
+
+
+class TestPack:
+    @given(sizes=st.lists(st.integers(1, 4096), max_size=30), room=st.integers(16_384, 40_000))
+    def test_every_weight_once_in_order_and_none_overlaps(
+        self, case: Callable[[str], ModuleType], sizes: list[int], room: int
+    ) -> None:
+        weights = [(str(index), torch.empty(size)) for index, size in enumerate(sizes)]
+        refit = case("refit")
+        buckets = list(refit.pack(refit.pieces_of(weights), room))
+        assert [one.name for bucket in buckets for one in bucket] == [name for name, _ in weights]
+        for bucket in buckets:
+            ends = [one.start + one.nbytes for one in bucket]
+            assert ends[-1] <= room
+            assert all(end <= one.start for end, one in zip(ends, bucket[1:], strict=False))
+
+    def test_a_weight_larger_than_a_bucket_is_refused(self, case: Callable[[str], ModuleType]) -> None:
+        refit = case("refit")
+        with pytest.raises(ValueError, match="make it larger"):
+            list(refit.pack(refit.pieces_of([("big", torch.empty(100))]), 64))
+
+
+class TestWhoHolds:
+    def segment(self, address: int, *blocks: tuple[int, bool]) -> Segment:
+        made, start = [], address
+        for nbytes, live in blocks:
+            state = "active" if live else "free"
+            made.append(Block(address=start, size=nbytes, requested=nbytes if live else 0, state=state))
+            start += nbytes
+        return Segment(
+            device=0,
+            address=address,
+            size=start - address,
+            stream=0,
+            pool=DEFAULT_POOL,
+            expandable=False,
+            blocks=tuple(made),
+        )
+
+    def test_strands_are_told_by_who_keeps_them(self, case: Callable[[str], ModuleType]) -> None:
+        who = case("who_holds")
+        segments = [
+            self.segment(0x10000000, (4 * MIB, True), (96 * MIB, False)),
+            self.segment(0x20000000, (4 * MIB, True), (60 * MIB, False), (32 * MIB, True)),
+            self.segment(0x30000000, (80 * MIB, False)),
+        ]
+        records = [
+            record(0x10000000, 4 * MIB, "functools.lru_cache RotaryEmbedding.forward[*]", "cache"),
+            record(0x20000000, 4 * MIB, "loop.model.layers[*].qkv._fp8_workspaces['weight']._data"),
+        ]
+        made = who.table("after refit", segments, records)
+        shares = {one.owner: one for one in made.shares}
+        assert made.allocated == 40 * MIB
+        assert made.reserved == 276 * MIB
+        assert shares["rotary embeddings by length"].strands_alone == 96 * MIB
+        assert shares["FP8 weight workspaces"].strands_with_others == 60 * MIB
+        assert shares["workspaces of cuBLAS"].nbytes == 32 * MIB
+        assert [one.free for one in made.worst] == [96 * MIB, 60 * MIB]
+
+    def test_a_written_table_reads_as_the_printed_one(self, case: Callable[[str], ModuleType]) -> None:
+        who = case("who_holds")
+        made = who.table("after refit", [self.segment(0x10000000, (2 * MIB, True), (18 * MIB, False))], [])
+        written = json.loads(json.dumps(who.asdict(made)))
+        assert who.lines(written) == who.lines(made)
+
+    @pytest.mark.parametrize(
+        ("holder", "owner", "expected"),
+        [
+            (
+                "loop.trainer.optimizer.state[*]['master_param']",
+                "optimizer state",
+                "int16 parameter remainders",
+            ),
+            ("loop.trainer.optimizer.state[*]['exp_avg_sq']", "optimizer state", "fp32 optimizer states"),
+            ("m.layers[*].fp8_meta['scaling_fwd'].amax_history", "variable", "FP8 scales and amax histories"),
+            ("functools.lru_cache get_cublas_workspace[*]", "cache", "workspaces of cuBLAS"),
+            ("loop.trainer.model.output.weight", "parameter", "weights"),
+            ("something", "saved for backward", "saved for backward"),
+        ],
+    )
+    def test_owners(self, case: Callable[[str], ModuleType], holder: str, owner: str, expected: str) -> None:
+        assert case("who_holds").owner_of(record(1, 1, holder, owner)) == expected
+
+
+def record(address: int, nbytes: int, holder: str, owner: str = "variable") -> StorageRecord:
+    return StorageRecord(device="cuda:0", address=address, nbytes=nbytes, owner=owner, holder=holder)
+
+
+def test_the_trials_file_names_the_five_rows_and_their_targets() -> None:
+    trials = read_trials(CASE / "trials.toml")
+    assert trials.names == ["bf16", "fp8", "fp8-clear", "fp8-clear-expandable", "fp8-memtriage"]
+    assert {one.metric for one in trials.targets} == {"allocated", "reserved", "time_per_step", "loss"}
+    assert all(one.variant == "fp8-memtriage" for one in trials.targets)

@@ -1,0 +1,43 @@
+"""The case `loss_retention`, as its page has it, at a size that a CPU runs in seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(__file__).parents[2] / "cases" / "loss_retention" / "train.py"
+KEPT = 2 * 256 * 128 * 4 + 4
+"""Of each micro-batch: the head's input and its gradient, 256 tokens of 128 floats each, and the loss."""
+
+
+def watched(tmp_path: Path, *arguments: str) -> tuple[dict[str, Any], str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "memtriage", "run", "-o", str(tmp_path / "run"), "--json", "result.json",
+         "--per-microbatch", str(SCRIPT), "--device", "cpu", *arguments],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads((tmp_path / "result.json").read_text()), done.stderr
+
+
+def test_the_kept_losses_are_named_within_eight_micro_batches_and_the_cure_is_flat(tmp_path: Path) -> None:
+    leaking, said = watched(tmp_path, "--micro-batches", "16")
+    assert leaking["verdict"] == "leak"
+    finding = leaking["findings"][0]
+    assert "context.losses['lm_loss'][*] -> grad_fn WrapBackward -> ctx.context[" in finding["holder"]
+    assert finding["bytes_per_microbatch"] == KEPT
+    assert "detach" in finding["fix"]
+    assert finding["allocated_at"].startswith("train.py:")
+    lines = [line for line in said.splitlines() if "micro-batch" in line]
+    assert len(re.findall(r"step 0 micro-batch \d+: cpu .* allocated \(\+", said)) >= 12
+    named = next(number for number, line in enumerate(lines) if "grows by 256.0 KiB per micro-batch" in line)
+    assert "micro-batch 8:" in lines[named - 1]
+
+    cured, said = watched(tmp_path, "--micro-batches", "16", "--detach", "--free-batch")
+    assert cured["verdict"] == "clean"
+    assert "grows by" not in said
