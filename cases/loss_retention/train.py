@@ -153,11 +153,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--free-batch", action="store_true", help="drop tokens after the last forward stage")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--intermediate", type=int, help="width of the layers' MLP [default: 4 x hidden]")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=256, help="of a micro-batch")
     parser.add_argument("--vocabulary", type=int, default=512)
     parser.add_argument("--memory", type=float, help="cap the process to so many GiB of the GPU")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.memory is not None and not options.device.startswith("cuda"):
+        parser.error(
+            f"--memory {options.memory:g} caps a GPU, and the device is {options.device!r}; leave it out"
+        )
+    return options
 
 
 def main() -> None:
@@ -169,7 +175,8 @@ def main() -> None:
         total = torch.cuda.mem_get_info(device)[1]
         torch.cuda.set_per_process_memory_fraction(options.memory * 2**30 / total)
     config = LlamaConfig(
-        hidden_size=options.hidden, intermediate_size=4 * options.hidden, num_hidden_layers=options.layers,
+        hidden_size=options.hidden, intermediate_size=options.intermediate or 4 * options.hidden,
+        num_hidden_layers=options.layers,
         num_attention_heads=max(1, options.hidden // 128), vocab_size=options.vocabulary,
         attn_implementation="sdpa",
     )  # fmt: skip
