@@ -179,6 +179,11 @@ class Watch:
         self._quiet = quiet
         self.report: RunReport | None = None
 
+    @property
+    def folder(self) -> Path:
+        """Where the record of this run is: what `memtriage report` takes. Known from entering on."""
+        return self._session.path.parent
+
     def __enter__(self) -> Watch:
         if _active.session is not None and _active.session.running:
             raise RuntimeError(

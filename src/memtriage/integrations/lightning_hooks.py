@@ -1,0 +1,44 @@
+"""What the callbacks for Lightning do; the package goes by two names, and has a base class under each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from memtriage.integrations.training import WatchedTraining
+
+
+class LightningHooks:
+    """Watches `trainer.fit()`: what grows, what holds it, out-of-memory errors with their cause.
+
+    Marks are made after each validation and checkpoint, besides those of steps and micro-batches. The report
+    goes to the logger `memtriage`, its record below the trainer's folder. Under `memtriage run` the callback
+    only makes its marks.
+
+    Args:
+        directory: where the record goes; `<log_dir or default_root_dir>/memtriage` by default.
+
+    Attributes:
+        report: the result (`memtriage.model.RunReport`) of the last training, on the first rank.
+    """
+
+    def __init__(self, directory: str | Path | None = None) -> None:
+        self._directory = directory
+        self._training = WatchedTraining()
+        self.report: Any = None
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        folder = self._directory or Path(trainer.log_dir or trainer.default_root_dir, "memtriage")
+        self._training.begin(Path(folder))
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self.report = self._training.end() or self.report
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self.report = self._training.end(exception) or self.report
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self._training.mark("evaluation")
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
+        self._training.mark("save")
