@@ -262,11 +262,11 @@ def test_private_pools_have_rows_of_their_own() -> None:
 def test_stranded_names_what_pins_the_worst_segment() -> None:
     segment = make_segment(20 * MIB, ("active", 2 * MIB, 2 * MIB), ("free", 18 * MIB, 0))
     ledger = gpu_ledger(
-        "cuda:0", [segment], [storage(20 * MIB, 2 * MIB, "cache", "model._cache[*]")], use_of(20 * MIB)
+        "cuda:0", [segment], [storage(20 * MIB, 2 * MIB, "known cache", "model._cache[*]")], use_of(20 * MIB)
     )
     assert row_of(ledger, "stranded").detail == (
         "1 segment; 18.0 MiB free in a segment of 20.0 MiB pinned by 1 block of 2.0 MiB, "
-        "the biggest model._cache[*] (cache)"
+        "the biggest model._cache[*] (known cache)"
     )
 
 

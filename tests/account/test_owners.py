@@ -123,7 +123,7 @@ CASES: dict[str, tuple[str, Owner]] = {
         "saved for backward",
     ),
     "context": ("stashed = Stash.apply(torch.ones(9, requires_grad=True))", "autograd context"),
-    "cache": ("@functools.lru_cache\ndef table(n): return T()\ntable(1)", "cache"),
+    "cache": ("@functools.lru_cache\ndef table(n): return T()\ntable(1)", "known cache"),
     "variable": ("var = T()", "variable"),
     "average copy": ("ema = [made(t.detach().clone()) for t in model.parameters()]", "variable"),
     "parameter of a subclass": (

@@ -95,6 +95,24 @@ def test_a_growing_group_is_a_leak_with_all_that_is_known() -> None:
     assert finding.rank is None and finding.phase is None
 
 
+MASKS = "frame main(): masks[*]"
+
+
+@pytest.mark.parametrize(("nbytes", "named"), [(9 * MIB, True), (8 * MIB, False)])
+def test_a_group_is_named_by_the_entry_that_keeps_most_of_it(nbytes: int, named: bool) -> None:
+    one = grown(MASKS, MASKS, owner="known cache")
+    one.group.known = {"te.causal_mask": nbytes}
+    finding = certain(judged(one))
+    assert ("te.causal_mask" in (finding.mechanism or "")) == named
+    assert ("clear_caches(['te.causal_mask'])" in (finding.fix or "")) == named
+
+
+def test_a_group_that_hangs_on_a_graph_is_explained_by_what_keeps_the_graph() -> None:
+    one = grown()
+    one.group.known = {"te.tensor_objects": 16 * MIB}
+    assert "detach" in (certain(judged(one)).fix or "")
+
+
 def test_a_container_with_a_bound_of_its_own_is_no_leak() -> None:
     assert judged(grown(), GroupDetail(bound=64, entries=12)) is None
     assert judged(grown(), GroupDetail(bound=64), scale="microbatch") is None

@@ -26,6 +26,18 @@ RULES = [
         id="lengthens",
     ),
     pytest.param(
+        held("model.layers[*]._fp8_workspaces['weight']", known="te.fp8_workspaces"),
+        "TransformerEngine: _fp8_workspaces of each module (te.fp8_workspaces) holds",
+        ["memtriage.clear_caches(['te.fp8_workspaces'])", "memtriage holders"],
+        id="known",
+    ),
+    pytest.param(
+        held("model.layers[*].fp8_meta", known="te.fp8_meta"),
+        "te.fp8_meta",
+        ["it is model state", "what clears it: nothing"],
+        id="known-and-never-cleared",
+    ),
+    pytest.param(
         held("frame train(): seen[*]", shared=True), "shared memory", ["seen", "clone()"], id="shared"
     ),
     pytest.param(

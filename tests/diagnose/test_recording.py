@@ -247,6 +247,21 @@ def test_what_stays_while_the_parameters_are_away_is_residue(tmp_path: Path) -> 
     assert finding.allocated_at == "train.py:71 in forward"
 
 
+def test_residue_of_a_known_holder_is_told_in_the_catalogues_words(tmp_path: Path) -> None:
+    program = Program()
+    base = "/venv/lib/python3.12/site-packages/transformer_engine/pytorch/module/base.py"
+    quantise = [{"filename": base, "line": 1500, "name": "get_weight_workspace"}, *forward(71)]
+    cache: list[Any] = []
+    held = train(program, 6, lambda step: cache or cache.append(program.alloc(40 * MIB, quantise)))
+    program.free(held)
+    program.simulator.empty_cache()
+    (finding,) = analysed(tmp_path, program).findings
+    assert (finding.kind, finding.bytes) == ("residue", 40 * MIB)
+    assert finding.mechanism is not None and "_fp8_workspaces" in finding.mechanism
+    assert finding.fix is not None and "memtriage.clear_caches(['te.fp8_workspaces'])" in finding.fix
+    assert any("te.fp8_workspaces 40.0 MiB" in line for line in finding.evidence)
+
+
 def test_a_model_that_leaves_with_all_it_made_leaves_no_residue(tmp_path: Path) -> None:
     program = Program()
     program.free(train(program, 6))
@@ -279,13 +294,16 @@ def test_memory_in_holes_is_told_from_a_full_device(tmp_path: Path) -> None:
     assert (other.playbook, len(kept)) == ("M4", 18)
 
 
-def keeping_small_blocks(program: Program, steps: int) -> None:
+KEEP = user(82, "keep")
+
+
+def keeping_small_blocks(program: Program, steps: int, frames: list[dict[str, Any]] = KEEP) -> None:
     """Each step needs one more large block, as the others are in use, and keeps a small one in its place."""
     train(program, 3)
     for step in range(steps):
         work = [program.alloc(size, forward(31)) for size in free_sizes(program) if size > 2 * MIB]
         program.free(program.alloc((50 + 2 * step) * MIB, forward(32)))
-        program.alloc(2 * MIB, user(82, "keep"))
+        program.alloc(2 * MIB, frames)
         program.free(work)
         program.free(program.alloc(4096, optimizer(41)))
         program.step_span()
@@ -306,6 +324,17 @@ def test_small_blocks_kept_in_large_segments_are_fragmentation_when_the_room_is_
     assert finding.bytes_per_step == 2 * MIB
     assert finding.bytes is not None
     assert 64 * MIB <= finding.bytes <= one.end.stranded
+
+
+def test_a_known_holder_that_strands_segments_is_named_with_what_clears_it(tmp_path: Path) -> None:
+    program = Program()
+    softmax = "/venv/lib/python3.12/site-packages/transformer_engine/pytorch/softmax.py"
+    mask = {"filename": softmax, "line": 250, "name": "_get_default_causal_mask"}
+    keeping_small_blocks(program, 12, [mask, *KEEP])
+    (finding,) = analysed(tmp_path, program).findings
+    assert finding.kind == "fragmentation"
+    assert any("te.causal_mask" in line for line in finding.evidence)
+    assert (finding.fix or "").startswith("memtriage.clear_caches(['te.causal_mask']) where a phase ends; ")
 
 
 def test_in_the_midst_of_a_step_room_in_use_is_not_called_stranded(tmp_path: Path) -> None:

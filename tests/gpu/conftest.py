@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +22,21 @@ def on_a_gpu() -> Iterator[None]:
     _give_back()
     yield
     _give_back()
+
+
+@pytest.fixture(scope="session")
+def keep() -> Callable[[str, Any], None]:
+    """Prints what was measured, and writes it to `NAME.json` in the folder of MEMTRIAGE_GPU_OUT, if any."""
+    folder = os.environ.get("MEMTRIAGE_GPU_OUT")
+
+    def keep_as(name: str, measured: Any) -> None:
+        text = json.dumps(measured, indent=1)
+        print(f"{name}: {text}", flush=True)
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            (Path(folder) / f"{name}.json").write_text(text + "\n")
+
+    return keep_as
 
 
 def _give_back() -> None:

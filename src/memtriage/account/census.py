@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from memtriage.account.dominators import immediate_dominators, retained, top_down
+from memtriage.account.known import known_holders, owner_with
 from memtriage.account.owners import RANK, declared_owners, module_of_nodes, owner_of
 from memtriage.account.paths import PathNamer
 from memtriage.model.census import Census, GroupDetail, HolderGroup, Owner, StorageRecord
@@ -36,6 +37,7 @@ class _Held:
     facts: StorageFacts
     position: int
     owner: Owner
+    known: str | None = None
 
 
 @dataclass(slots=True)
@@ -150,6 +152,10 @@ class View:
                 held[key] = _Held(facts, position, owner)
             elif RANK[owner] < RANK[known.owner]:
                 known.owner = owner
+        for key, holder in known_holders(graph).items():
+            if key in held:
+                held[key].known = holder.name
+                held[key].owner = owner_with(holder, held[key].owner)
         return held
 
     def _record(self, held: _Held) -> StorageRecord:
@@ -163,6 +169,7 @@ class View:
             holder=self._namer.path(held.position).text,
             pinned=on_host and held.facts.nbytes >= 4096 and is_pinned(tensor),
             shared=on_host and held.facts.nbytes >= 4096 and is_shared(tensor),
+            known=held.known,
         )
 
     def _elements(self, held: _Held) -> int:
@@ -188,6 +195,8 @@ class View:
             group.tails[text] = group.tails.get(text, 0) + nbytes
             group.owners[held.owner] = group.owners.get(held.owner, 0) + nbytes
             group.attached = group.attached or path.anchor < len(path.segments)
+            if held.known is not None:
+                group.known[held.known] = group.known.get(held.known, 0) + nbytes
         for group in groups.values():
             group.holder = max(group.tails, key=lambda text: group.tails[text])
         return list(groups.values())

@@ -22,6 +22,7 @@ from memtriage.model.blocks import DEFAULT_POOL, Block, DriverUse, Segment
 from memtriage.model.census import StorageRecord
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.model.units import size as in_words
+from memtriage.observe.holders.pytorch import CUBLAS_WORKSPACES
 
 REQUESTED: Final = "requested"
 ROUNDING: Final = "rounding"
@@ -279,7 +280,7 @@ def _outside_segments(claims: Sequence[_Claim], segments: Sequence[Segment]) -> 
 
 
 def _holder(storage: StorageRecord) -> str:
-    return storage.holder or "holder unknown"
+    return storage.named or "holder unknown"
 
 
 # --- rows of the segments -----------------------------------------------------------------------------------
@@ -310,7 +311,7 @@ def _allocator_rows(
     for segment, block, left in unclaimed:
         if block.address in recognised:
             part = _workspace_part(segment, block)
-            labels[block.address] = CUBLAS
+            labels[block.address] = f"{CUBLAS} ({CUBLAS_WORKSPACES})"
         else:
             part = _unclaimed_part(segment, block, left, owner_unknown)
             labels.setdefault(block.address, part.label)
@@ -320,8 +321,8 @@ def _allocator_rows(
 
 def _workspace_part(segment: Segment, block: Block) -> _Part:
     reason = (
-        f"recognised by size ({block.requested:,} bytes) and stream ({segment.stream:#x}, "
-        f"at most {HANDLES_PER_STREAM} of this size), held by no storage that was found"
+        f"{CUBLAS_WORKSPACES}: recognised by size ({block.requested:,} bytes) and stream "
+        f"({segment.stream:#x}, at most {HANDLES_PER_STREAM} of this size), held by no storage that was found"
     )
     return _Part(segment.pool, CUBLAS, reason, block.requested)
 

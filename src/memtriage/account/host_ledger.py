@@ -213,8 +213,8 @@ def _tensor_detail(group: list[_Tensor]) -> str:
     count = len({(item.storage.address, item.storage.nbytes) for item in group})
     parts = [f"{count} storage" if count == 1 else f"{count} storages"]
     largest = max(group, key=lambda item: item.resident)
-    if largest.storage.holder:
-        parts.append(f"largest held by {largest.storage.holder}")
+    if largest.storage.named:
+        parts.append(f"largest held by {largest.storage.named}")
     untouched = sum(item.nbytes - item.resident for item in group)
     if untouched:
         parts.append(f"{size(untouched)} more allocated and not resident")

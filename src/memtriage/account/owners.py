@@ -19,7 +19,7 @@ PRIORITY: tuple[Owner, ...] = (
     "saved for backward",
     "autograd context",
     "communication buffer",
-    "cache",
+    "known cache",
     "garbage",
     "variable",
     "c++ only",
@@ -121,7 +121,7 @@ def _by_path(graph: HeapGraph, namer: PathNamer, position: int) -> Owner:
     if any(segment.startswith("saved") for segment in tail):
         return "saved for backward"
     if any(segment.startswith("functools.lru_cache") for segment in path.segments):
-        return "cache"
+        return "known cache"
     at, steps = position, 0
     while at >= 0 and steps < 8:
         kind = type(graph.objects[at])

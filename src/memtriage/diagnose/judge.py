@@ -106,6 +106,7 @@ def group_finding(
             kind=detail.holder_kind,
             lengthens=lengthening,
             shared=detail.shared,
+            known=_known_holder(growth),
         )
     )
     per_step, per_microbatch = _rates(growth, evidence, scale)
@@ -130,6 +131,13 @@ def group_finding(
             *_projection(growth.group.device, per_step, per_microbatch, evidence),
         ],
     )
+
+
+def _known_holder(growth: GroupGrowth) -> str | None:
+    """The entry of the catalogue that keeps more than half of a group."""
+    known = growth.group.known
+    name = max(known, key=lambda one: known[one], default=None)
+    return name if name is not None and 2 * known[name] > growth.group.nbytes else None
 
 
 def _rates(growth: GroupGrowth, evidence: Evidence, scale: Scale) -> tuple[int | None, int | None]:

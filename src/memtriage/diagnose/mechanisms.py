@@ -6,6 +6,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from memtriage.observe.holders.catalogue import holders
+from memtriage.observe.holders.entry import Holder
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -19,6 +22,7 @@ class Held:
         kind: type of the holding Python object, e.g. `list`.
         lengthens: it is one storage that grows at its end.
         shared: its storages lie in shared memory.
+        known: the entry of the catalogue of known holders that keeps most of it.
     """
 
     holder: str
@@ -28,6 +32,7 @@ class Held:
     kind: str | None = None
     lengthens: bool = False
     shared: bool = False
+    known: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,23 @@ def _garbage(held: Held) -> Explanation:
         "their tensors until the cyclic collector runs, and it is switched off",
         "break the cycle (weakref for the back reference), or switch the collector on again with "
         "gc.enable(), or call gc.collect() every some steps",
+    )
+
+
+def _known_holder(held: Held) -> Explanation:
+    """In the catalogue's words; the program that is judged may have registered the entry itself."""
+    entry = next((one for one in holders() if one.name == held.known), None)
+    return _collection(held) if entry is None else explain_known(entry)
+
+
+def explain_known(entry: Holder) -> Explanation:
+    """What an entry of the catalogue of known holders keeps, and what clears it."""
+    action = f"{entry.why}; what clears it: {entry.clears or 'nothing'}"
+    if entry.policy != "never":
+        action = f"memtriage.clear_caches([{entry.name!r}]) where a phase ends ({entry.clears})"
+    return Explanation(
+        f"{entry.library}: {entry.symbol} ({entry.name}) holds {entry.holds}",
+        f"{action}; `memtriage holders` tells when that is safe and how it fills again",
     )
 
 
@@ -221,6 +243,7 @@ def _last_name(subject: str) -> str:
 
 _RULES: tuple[Rule, ...] = (
     (lambda h: h.anchor.startswith("garbage cycle"), _garbage),
+    (lambda h: h.known is not None and not h.attached, _known_holder),
     (lambda h: h.lengthens, _lengthening),
     (lambda h: h.shared and not h.attached, _shared_batches),
     (lambda h: ".grad -> grad_fn" in h.holder or h.anchor.endswith(".grad"), _gradient_graph),

@@ -9,6 +9,8 @@ from typing import Final
 import numpy as np
 
 from memtriage.account.recorded_sites import alive_at
+from memtriage.diagnose.mechanisms import Explanation, explain_known
+from memtriage.diagnose.recording_known import known_bytes, known_words
 from memtriage.diagnose.recording_leaks import Growth
 from memtriage.diagnose.recording_view import MIB, Mask, View, known_site, listed
 from memtriage.model.findings import Finding
@@ -105,6 +107,14 @@ def is_part_of(view: View, growth: Growth, residue: Residue) -> bool:
     return 2 * view.total(growth.lives & residue.lives) >= view.total(growth.lives) > 0
 
 
+_UNKNOWN: Final = Explanation(
+    "the parameters left the device, but what was made from them or beside them is still held: "
+    "cached copies on modules, workspaces, scaling factors, the last outputs",
+    "clear these caches at the phase boundary (attributes of modules, lists in a trainer; those of libraries "
+    "with `memtriage.clear_caches()`), then call `torch.cuda.empty_cache()`",
+)
+
+
 def residue_finding(view: View, residue: Residue, growing: Sequence[Growth], stranded: int) -> Finding:
     """The finding.
 
@@ -116,6 +126,7 @@ def residue_finding(view: View, residue: Residue, growing: Sequence[Growth], str
     """
     rows = view.by_site(residue.lives)
     total = view.total(residue.lives)
+    known = known_bytes(view, residue.lives)
     per_step = sum(one.per_step for one in growing)
     at_end = residue.event == len(view.trace) - 1
     when = "at the snapshot" if at_end else f"at event {residue.event:,}"
@@ -127,20 +138,21 @@ def residue_finding(view: View, residue: Residue, growing: Sequence[Growth], str
         f"it grows as well: {size(one.per_step)} a step at {view.sites.names[one.sites[0]]}"
         for one in growing
     ]
+    evidence += known_words(known)
     if stranded:
         evidence.append(
             f"its blocks pin segments with {size(stranded)} free, which `empty_cache()` cannot return"
         )
+    mostly = known[0][0] if known and 2 * known[0][1] > total else None
+    cause = _UNKNOWN if mostly is None else explain_known(mostly)
     return Finding(
         kind="residue",
         device=view.device,
         bytes=total,
         bytes_per_step=per_step or None,
         allocated_at=known_site(rows[0][0]),
-        mechanism="the parameters left the device, but what was made from them or beside them is still held: "
-        "cached copies on modules, workspaces, scaling factors, the last outputs",
-        fix="clear these caches at the phase boundary (attributes of modules, lists in a trainer), then call "
-        "`torch.cuda.empty_cache()`",
+        mechanism=cause.mechanism,
+        fix=cause.fix,
         playbook="M19",
         phase="after the parameters left",
         step=view.steps.count or None,

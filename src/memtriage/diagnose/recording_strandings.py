@@ -11,12 +11,14 @@ import msgspec
 import numpy as np
 
 from memtriage.account.gpu_ledger import releasable_in
+from memtriage.diagnose.recording_known import known_bytes, known_words
 from memtriage.diagnose.recording_leaks import Growth
 from memtriage.diagnose.recording_view import MIB, Mask, View, known_site
 from memtriage.model.blocks import DEFAULT_POOL, Block, Segment
 from memtriage.model.findings import Finding
 from memtriage.model.recording import ALLOC, OWNERS
 from memtriage.model.units import size
+from memtriage.observe.holders.entry import Holder
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,10 @@ def fragmentation_finding(view: View, pinned: Sequence[Pinned], growing: Sequenc
         "pinned by site: " + ", ".join(f"{site} ({size(share)})" for site, share in sites[:_SITES]),
         *(_segment_line(view, one) for one in stranding[:_SEGMENTS]),
     ]
+    pins = np.zeros(len(view.replayed.size), np.bool_)
+    pins[[life for one in stranding for life in one.lives]] = True
+    known = known_bytes(view, pins)
+    evidence += known_words(known)
     evidence += [
         f"each step keeps {size(one.per_step)} more at {view.sites.names[one.sites[0]]}" for one in growing
     ]
@@ -186,12 +192,18 @@ def fragmentation_finding(view: View, pinned: Sequence[Pinned], growing: Sequenc
         allocated_at=known_site(sites[0][0]),
         mechanism="blocks that live long lie in large segments beside memory that came and went: one live "
         "block keeps its whole segment from being released",
-        fix="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True releases by the page; or allocate what is kept "
-        "before the first step, or all at once",
+        fix=_clearing(known) + "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True releases by the page; or "
+        "allocate what is kept before the first step, or all at once",
         playbook="M8",
         step=view.steps.count or None,
         evidence=evidence,
     )
+
+
+def _clearing(known: Sequence[tuple[Holder, int]]) -> str:
+    """What clears the known holders among the pins; empty where there is none that may be cleared."""
+    names = [entry.name for entry, _ in known if entry.policy != "never"]
+    return f"memtriage.clear_caches({names}) where a phase ends; " if names else ""
 
 
 def _stranded_by_site(view: View, pinned: Sequence[Pinned]) -> list[tuple[str, int]]:

@@ -13,7 +13,7 @@ Owner = Literal[
     "buffer",
     "saved for backward",
     "autograd context",
-    "cache",
+    "known cache",
     "communication buffer",
     "variable",
     "garbage",
@@ -32,6 +32,7 @@ class StorageRecord(msgspec.Struct, kw_only=True):
         holder: shortest holder path, folded (`train.losses['lm'][*] -> grad_fn MulBackward0 -> saved self`).
         pinned: page-locked host memory.
         shared: in shared memory (`share_memory_`, DataLoader worker batches).
+        known: the entry of the catalogue of known holders that keeps it, e.g. `te.fp8_workspaces`.
     """
 
     device: str
@@ -41,6 +42,14 @@ class StorageRecord(msgspec.Struct, kw_only=True):
     holder: str | None = None
     pinned: bool = False
     shared: bool = False
+    known: str | None = None
+
+    @property
+    def named(self) -> str | None:
+        """The holder path, behind the name of the entry of the catalogue that keeps it."""
+        if self.known is None:
+            return self.holder
+        return self.known if self.holder is None else f"{self.known}: {self.holder}"
 
 
 class HolderGroup(msgspec.Struct, kw_only=True):
@@ -55,6 +64,7 @@ class HolderGroup(msgspec.Struct, kw_only=True):
         tails: bytes by whole path.
         owners: bytes by owner.
         attached: some of it hangs on the autograd graph.
+        known: bytes by entry of the catalogue of known holders, as far as one keeps them.
     """
 
     device: str
@@ -65,6 +75,7 @@ class HolderGroup(msgspec.Struct, kw_only=True):
     tails: dict[str, int]
     owners: dict[str, int]
     attached: bool
+    known: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class GroupDetail(msgspec.Struct, kw_only=True):

@@ -113,3 +113,12 @@ def four_digits(value: float) -> str:
     """
     whole = len(str(int(abs(value))))
     return f"{value:.{max(0, 4 - whole)}f}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> count(1, "step"), count(1200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

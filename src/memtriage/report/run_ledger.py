@@ -12,7 +12,7 @@ from memtriage.report.text import size
 _OWNER_COLOURS: Final = {
     **COLOURS,
     "buffer": "hue-12",
-    "cache": "hue-7",
+    "known cache": "hue-7",
     "garbage": "hue-4",
 }
 _ROW_COLOURS: Final = {

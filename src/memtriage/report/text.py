@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from memtriage.model import FindingKind
-from memtriage.model.units import UNKNOWN, duration, rank_list, size
+from memtriage.model.units import UNKNOWN, count, duration, rank_list, size
 
 __all__ = ["GROWING", "KINDS", "SEVERE", "UNKNOWN", "count", "duration", "rank_list", "rate", "size"]
 
@@ -38,12 +38,3 @@ def rate(amount: int | None, per: str) -> str:
     '164.0 MiB per step'
     """
     return UNKNOWN if amount is None else f"{size(amount)} per {per}"
-
-
-def count(number: int, noun: str) -> str:
-    """Return a number with its noun.
-
-    >>> count(1, "step"), count(1200, "step")
-    ('1 step', '1,200 steps')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,34 @@
+"""`memtriage holders`: the catalogue of known holders, and what of it the installed libraries have."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import msgspec
+import typer
+
+
+def holders(
+    json: Annotated[bool, typer.Option("--json", help="Print the whole catalogue as JSON.")] = False,
+    every: Annotated[
+        bool,
+        typer.Option("--all", help="Print entries of libraries and versions that are not installed too."),
+    ] = False,
+) -> int:
+    """Show the catalogue of known holders of memory on this machine."""
+    from memtriage.observe.holders.catalogue import BUILT_IN
+    from memtriage.observe.holders.installed import holders_here
+
+    here = holders_here(BUILT_IN)
+    if json:
+        from memtriage.observe.holders.remarks import REMARKS
+
+        said = {"schema": 1, "holders": here, "not_detected": REMARKS}
+        sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
+        return 0
+    from memtriage.report.holders import render
+    from memtriage.report.page import console_for
+
+    render(here, console_for(sys.stdout), every=every)
+    return 0

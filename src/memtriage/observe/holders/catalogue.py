@@ -1,0 +1,116 @@
+"""The catalogue of known holders, whole: the libraries' entries, the program's own, and the generic ones."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from memtriage.model.holders import KINDS, HolderReading
+from memtriage.observe.holders.contents import read_places, undisturbed
+from memtriage.observe.holders.entry import Holder, Place
+from memtriage.observe.holders.frameworks import FRAMEWORKS
+from memtriage.observe.holders.generic import GENERIC
+from memtriage.observe.holders.pytorch import PYTORCH
+from memtriage.observe.holders.registered import registered
+from memtriage.observe.holders.scene import Scene
+from memtriage.observe.holders.transformer_engine import TRANSFORMER_ENGINE
+
+_log = logging.getLogger(__name__)
+
+SPECIFIC: Final[tuple[Holder, ...]] = (*TRANSFORMER_ENGINE, *FRAMEWORKS, *PYTORCH)
+"""Entries of known libraries: what lets go of tensors before what gives memory back."""
+
+BUILT_IN: Final[tuple[Holder, ...]] = (*SPECIFIC, *GENERIC)
+
+
+def holders(*, generic: bool = True) -> tuple[Holder, ...]:
+    """Every entry there is now, the program's own last but for the generic ones.
+
+    Args:
+        generic: the generic detectors too, which look at every class and function.
+    """
+    return (*SPECIFIC, *registered(), *(GENERIC if generic else ()))
+
+
+def choose(wanted: Iterable[str] | None) -> list[Holder]:
+    """The entries of some kinds, names or first parts of names (`te`), in the catalogue's order.
+
+    For None all but the generic ones.
+
+    Raises:
+        ValueError: there is no such kind, name or library; the text lists what there is.
+    """
+    if wanted is None:
+        return list(holders(generic=False))
+    every = holders()
+    asked = [wanted] if isinstance(wanted, str) else list(wanted)
+    known = {*KINDS, *(one.name for one in every), *map(_first_part, every)}
+    unknown = [name for name in asked if name not in known]
+    if unknown:
+        names = ", ".join(one.name for one in every)
+        raise ValueError(
+            f"there is no kind of holder and no holder called {unknown[0]!r}; kinds: {', '.join(KINDS)}; "
+            f"holders: {names}"
+        )
+    return [one for one in every if {one.kind, one.name, _first_part(one)} & set(asked)]
+
+
+def _first_part(holder: Holder) -> str:
+    return holder.name.partition(".")[0]
+
+
+def find_places(holder: Holder, scene: Scene) -> list[Place]:
+    """Where an entry is found now. Raises whatever the structures of an unforeseen version make it raise."""
+    if holder.package and holder.package not in sys.modules:
+        return []
+    with undisturbed():
+        return list(holder.find(scene))
+
+
+def read_holders(scene: Scene, chosen: Sequence[Holder]) -> list[HolderReading]:
+    """What entries hold now; those of which nothing is found are left out.
+
+    An entry that cannot be read is told as `failed`. What two entries find counts for both: an attribute of a
+    module that is a known workspace is also one of the generic attributes; see `without_repeats`.
+    """
+    found = []
+    for holder in chosen:
+        try:
+            places = find_places(holder, scene)
+            if places:
+                found.append(read_places(holder.name, places))
+        except Exception as error:
+            _log.debug("holder %s cannot be read", holder.name, exc_info=True)
+            found.append(HolderReading(name=holder.name, failed=f"{type(error).__name__}: {error}"))
+    return found
+
+
+def without_repeats(readings: Iterable[HolderReading]) -> list[HolderReading]:
+    """Readings in which each storage counts for the first entry that has it.
+
+    Generic ones that have nothing left are dropped.
+    """
+    seen: set[tuple[str, int]] = set()
+    kept = []
+    for one in readings:
+        fresh = [each for each in one.storages if (each[0], each[1]) not in seen]
+        seen.update((device, address) for device, address, _ in fresh)
+        if one.name.startswith("generic.") and one.storages and not fresh:
+            continue
+        repeated = set(one.storages) - set(fresh)
+        nbytes = dict(one.nbytes)
+        for device, _, count in repeated:
+            nbytes[device] -= count
+        kept.append(
+            HolderReading(
+                name=one.name,
+                places=one.places,
+                entries=one.entries,
+                nbytes={device: count for device, count in nbytes.items() if count},
+                storages=fresh,
+                failed=one.failed,
+            )
+        )
+    return kept

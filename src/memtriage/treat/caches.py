@@ -1,0 +1,250 @@
+"""Clearing known holders: only what may be cleared now, with what each of them held and what went."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memtriage.account.holder_pins import pinned_by
+from memtriage.model.holders import (
+    CAPTURE_UNDER_WAY,
+    AllocatorFigures,
+    Cleared,
+    HolderOutcome,
+    HolderReading,
+)
+from memtriage.observe import cuda
+from memtriage.observe.holders.catalogue import choose, find_places, holders
+from memtriage.observe.holders.contents import read_places, undisturbed
+from memtriage.observe.holders.entry import Holder, Place
+from memtriage.observe.holders.scene import Scene
+from memtriage.observe.holders.situation import Situation, read_situation
+from memtriage.observe.tensors import StorageFacts
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Work:
+    """An entry on its way: where it was found, what it held, and what has become of it."""
+
+    holder: Holder
+    outcome: HolderOutcome
+    places: list[Place] = field(default_factory=list)
+    storages: list[tuple[str, int, Any]] = field(default_factory=list)
+    addresses: list[tuple[str, int, int]] = field(default_factory=list)
+    other: dict[str, int] = field(default_factory=dict)
+    counted: dict[str, int] = field(default_factory=dict)
+
+
+def clear_caches(
+    kinds: Iterable[str] | None = None, *, between_steps: bool = False, empty_cache: bool = True
+) -> Cleared:
+    """Have known holders let go of what can be made again. See `memtriage.clear_caches`."""
+    started = time.perf_counter()
+    chosen = choose(kinds)
+    asked = kinds is not None
+    before = allocator_figures()
+    if cuda.capturing():
+        return _nothing_done(chosen, before, started)
+    work, situation = _look(chosen, between_steps)
+    _synchronise()
+    for each in work:
+        if not each.holder.after_collection:
+            _treat(each, situation, asked)
+    after_clear = allocator_figures()
+    collected = gc.collect()
+    for each in work:
+        if each.holder.after_collection:
+            _treat(each, situation, asked)
+    cache = _empty_cache() if empty_cache else "left as it was"
+    for each in work:
+        _settle(each)
+    return Cleared(
+        entries=[each.outcome for each in work],
+        before=before,
+        after_clear=after_clear,
+        after=allocator_figures(),
+        collected=collected,
+        cache=cache,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def allocator_figures() -> dict[str, AllocatorFigures]:
+    """Allocated and reserved bytes of each CUDA device in use; empty without CUDA."""
+    found = {}
+    for index in cuda.devices():
+        counters = cuda.counters(index)
+        found[f"cuda:{index}"] = AllocatorFigures(allocated=counters.allocated, reserved=counters.reserved)
+    return found
+
+
+def _nothing_done(chosen: Sequence[Holder], before: dict[str, AllocatorFigures], started: float) -> Cleared:
+    entries = [
+        HolderOutcome(name=one.name, kind=one.kind, status="skipped", reason=CAPTURE_UNDER_WAY)
+        for one in chosen
+    ]
+    return Cleared(
+        entries=entries,
+        before=before,
+        after_clear=before,
+        after=before,
+        collected=None,
+        cache=f"not emptied: {CAPTURE_UNDER_WAY}",
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _look(chosen: Sequence[Holder], between_steps: bool) -> tuple[list[_Work], Situation]:
+    """What there is of each entry, and what forbids clearing. No tensor stays alive through the result."""
+    work = [_Work(one, HolderOutcome(name=one.name, kind=one.kind, status="absent")) for one in chosen]
+    with Scene() as scene:
+        for each in work:
+            _find(each, scene)
+        leftovers = _leftovers(scene)
+        segments = cuda.segments()
+        with undisturbed():
+            situation = read_situation(scene, segments, leftovers, between_steps=between_steps)
+    for each in work:
+        if segments and each.outcome.before:
+            each.outcome.pins = pinned_by(segments, each.addresses)
+    return work, situation
+
+
+def _find(work: _Work, scene: Scene) -> None:
+    try:
+        work.places = find_places(work.holder, scene)
+        reading = _read(work)
+    except Exception as error:
+        _fail(work, "it could not be read", error)
+        return
+    work.outcome.places = len(work.places)
+    work.outcome.before = dict(reading.nbytes)
+    work.addresses = reading.storages
+    for place in work.places:
+        for device, nbytes in place.other.items():
+            work.other[device] = work.other.get(device, 0) + nbytes
+
+
+def _read(work: _Work) -> HolderReading:
+    """Read an entry, and keep weak references to its storages, which tell later whether they went."""
+
+    def watch(facts: StorageFacts, storage: Any) -> None:
+        reference = sys.modules["torch"].multiprocessing.reductions.StorageWeakRef(storage)
+        work.storages.append((facts.device, facts.nbytes, reference))
+
+    return read_places(work.holder.name, work.places, watch)
+
+
+def _leftovers(scene: Scene) -> set[int]:
+    """Ids of tensors that entries hold which outlive the step that made them."""
+    found: set[int] = set()
+    for holder in holders(generic=False):
+        try:
+            places = find_places(holder, scene) if holder.transient else []
+        except Exception:  # it cannot be read, which its own entry tells
+            _log.debug("holder %s cannot be read", holder.name, exc_info=True)
+            continue
+        found.update(id(value) for place in places for value in place.values())
+    return found
+
+
+def _treat(work: _Work, situation: Situation, asked: bool) -> None:
+    """Clear an entry, or say why not. Never raises."""
+    outcome, holder = work.outcome, work.holder
+    if outcome.status == "failed" or not work.places:
+        return
+    reason = _refusal(holder, situation, asked)
+    if reason is not None:
+        outcome.status, outcome.reason = "skipped", reason
+        work.places.clear()
+        return
+    unmeasured = not work.storages and not work.other
+    before = allocator_figures() if unmeasured else {}
+    errors: list[Exception] = []
+    actions = [holder.clear_all] if holder.clear_all is not None else [place.clear for place in work.places]
+    for action in actions:
+        try:
+            if action is not None:
+                action()
+        except Exception as error:  # a library's own function may raise anything; the others go on
+            _log.debug("clearing %s failed", holder.name, exc_info=True)
+            errors.append(error)
+    outcome.status = "cleared"
+    if unmeasured:
+        work.counted = _fall(before, allocator_figures())
+    if errors:
+        _fail(work, f"{len(errors)} of {len(actions)} could not be cleared", errors[0])
+    _read_after(work)
+    work.places.clear()
+
+
+def _fall(before: dict[str, AllocatorFigures], after: dict[str, AllocatorFigures]) -> dict[str, int]:
+    """By how much less is allocated, by device: what only C++ held."""
+    pairs = {device: (then.allocated, after[device].allocated) for device, then in before.items()}
+    return {
+        device: then - now for device, (then, now) in pairs.items() if then is not None and now is not None
+    }
+
+
+def _refusal(holder: Holder, situation: Situation, asked: bool) -> str | None:
+    if holder.policy == "never":
+        return holder.why + (f" (what does: {holder.clears})" if holder.clears else "")
+    if holder.policy == "on request" and not asked:
+        return f"{holder.why}; asked for by name, clear_caches(kinds=[{holder.name!r}]) does it"
+    return situation.forbids(holder.forbidden)
+
+
+def _read_after(work: _Work) -> None:
+    try:
+        work.outcome.after = dict(read_places(work.holder.name, _again(work)).nbytes)
+    except Exception as error:
+        _fail(work, "it could not be read again", error)
+
+
+def _again(work: _Work) -> list[Place]:
+    """The same places; figures that are no storages' are asked for anew."""
+    if not work.other:
+        return work.places
+    with Scene(()) as nothing:
+        return find_places(work.holder, nothing)
+
+
+def _fail(work: _Work, what: str, error: Exception) -> None:
+    work.outcome.status = "failed"
+    work.outcome.reason = f"{what}: {type(error).__name__}: {error}"
+
+
+def _settle(work: _Work) -> None:
+    """Count the storages that are gone. Of a failed entry too: a part of it may have let go."""
+    freed = dict(work.counted)
+    if work.outcome.status in ("cleared", "failed"):
+        for device, nbytes, reference in work.storages:
+            if reference.expired():
+                freed[device] = freed.get(device, 0) + nbytes
+        for device, nbytes in work.other.items():
+            freed[device] = max(0, nbytes - work.outcome.after.get(device, 0))
+    work.outcome.freed = {device: nbytes for device, nbytes in freed.items() if nbytes > 0}
+    work.storages.clear()
+
+
+def _synchronise() -> None:
+    """Wait for every device in use: a cleared block may be given to another stream at once."""
+    for index in cuda.devices():
+        sys.modules["torch"].cuda.synchronize(index)
+
+
+def _empty_cache() -> str:
+    if not cuda.initialised():
+        return "not emptied: no CUDA in use"
+    try:
+        sys.modules["torch"].cuda.empty_cache()
+    except RuntimeError as error:  # a kernel that failed earlier shows at the next synchronisation
+        return f"not emptied: {error}"
+    return "emptied"

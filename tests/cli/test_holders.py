@@ -1,0 +1,33 @@
+"""`memtriage holders`: the catalogue as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from memtriage.cli.app import main
+from memtriage.observe.holders.catalogue import BUILT_IN
+
+
+def test_json_has_the_whole_catalogue(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert main(["holders", "--json"]) == 0
+    said = json.loads(capfdbinary.readouterr().out)
+    assert said["schema"] == 1
+    assert [one["name"] for one in said["holders"]] == [one.name for one in BUILT_IN]
+    (workspaces,) = [one for one in said["holders"] if one["name"] == "te.fp8_workspaces"]
+    assert workspaces["forbidden"] == ["graphs", "backward"]
+    assert workspaces["policy"] == "automatic" and workspaces["clears"] and workspaces["refills"]
+    assert said["not_detected"][0].keys() == {"library", "what", "helps"}
+
+
+def test_the_table_names_what_applies_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["holders"]) == 0
+    out = capsys.readouterr().out
+    assert f"{len(BUILT_IN)} known holders" in out
+    assert "torch.pinned_cache" in out and "generic.module_attributes" in out
+
+
+def test_bad_usage_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["holders", "--nonsense"]) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1
