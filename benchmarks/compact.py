@@ -1,0 +1,505 @@
+"""Compaction of a fragmented GPU, with a round trip through the host as its peer.
+
+    python benchmarks/compact.py [--only SHAPE ...] [--repeats N] [--out FILE]
+
+Three shapes of memory, each as a phase leaves it: what was freed is still cached.
+
+small  8,000 blocks of 4 to 36 KB (0.16 GB), one in four of what was allocated
+mixed  2,000 blocks of 4 KiB to 8 MiB, log-uniform (2 GB), one in six of what was allocated
+large  400 blocks of 4 to 40 MiB (9 GB), cut from cached segments of 80 MiB
+
+Each is built anew for every measurement. What was imported is frozen first (`gc.freeze()`), as training loops
+do that look after the collector: finding storages goes through all that the collector lists. Columns:
+
+reserved     before and after `memtriage.compact()`
+predicted    reserved, as the dry run foretells it
+whole        the call, median of the repeats
+unfrozen     one call without `gc.freeze()`
+copies       its copies on the device alone, as the profiler times kernels and memcpys on the device
+of peak      their rate beside the rate of a plain 4 GiB copy in the same run. Bytes are counted as read plus
+             written: 2 a byte moved directly, 4 a byte moved by way of scratch.
+driver       the driver's calls alone: those that the allocator made during a compaction (freeing and making
+             segments, as its history records them), made again in the same order by `cuMemFree`, `cuMemAlloc`
+host         the peer: every storage to host memory, resized to 0, the cache emptied, resized, copied back
+
+Limits, each printed with pass or fail: reserved <= 1.02 x allocated + 64 MB; copies at half of the peak rate
+or more; whole <= copies + 1.2 x driver; the small shape in 60 ms; ten times faster than the host (mixed,
+large). Values are compared by checksum before and after. A missed limit is a line in the table, no exit
+status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import random
+import statistics
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+import memtriage
+from memtriage.model.units import size
+from memtriage.treat.compact import api, one_device
+from memtriage.treat.device import copy_kernel
+from memtriage.treat.device.cuda import CudaDevice
+
+MB: Final = 10**6
+MIB: Final = 1 << 20
+SEED: Final = 6
+PEAK_BYTES: Final = 4 << 30
+WORD: Final = 8
+
+RESERVED_SHARE: Final = 1.02
+RESERVED_SLACK: Final = 64 * MB
+LEAST_RATE: Final = 0.5
+DRIVER_FACTOR: Final = 1.2
+SMALL_LIMIT_S: Final = 0.060
+HOST_FACTOR: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How memory is fragmented: sizes drawn, how many, how many stay; segments made beforehand."""
+
+    name: str
+    draw: Callable[[random.Random], int]
+    count: int
+    kept: int
+    segments: int = 0
+    segment_size: int = 0
+
+
+SHAPES: Final = (
+    Shape("small", lambda r: r.randrange(4_000, 36_000), count=32_000, kept=8_000),
+    Shape("mixed", lambda r: int(4096 * 2048 ** r.random()), count=12_000, kept=2_000),
+    Shape(
+        "large",
+        lambda r: r.randrange(4 * MIB, 40 * MIB),
+        count=2_000,
+        kept=400,
+        segments=600,
+        segment_size=80 * MIB,
+    ),
+)
+
+
+def fragment(shape: Shape) -> list[torch.Tensor]:
+    """Allocate, free most of it, and fill what stays with random words."""
+    clean()
+    dice = random.Random(SEED)
+    sizes = [shape.draw(dice) // WORD * WORD for _ in range(shape.count)]
+    blank = [torch.empty(shape.segment_size, dtype=torch.uint8, device="cuda") for _ in range(shape.segments)]
+    del blank
+    everything = [torch.empty(nbytes // WORD, dtype=torch.int64, device="cuda") for nbytes in sizes]
+    kept = [everything[index] for index in sorted(dice.sample(range(shape.count), shape.kept))]
+    del everything
+    generator = torch.Generator("cuda").manual_seed(SEED)
+    for tensor in kept:
+        tensor.random_(generator=generator)
+    torch.cuda.synchronize()
+    return kept
+
+
+def clean() -> None:
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+def checksum(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """A weighted sum of the words of each tensor."""
+    most = max(tensor.numel() for tensor in tensors)
+    weights = torch.arange(1, 2 * most, 2, device="cuda")
+    found = torch.stack([(tensor * weights[: tensor.numel()]).sum() for tensor in tensors]).cpu()
+    del weights
+    return found
+
+
+def peak_rate() -> float:
+    """Bytes read and written a second by a plain copy on the device, best of five."""
+    source = torch.empty(PEAK_BYTES, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    best = 0.0
+    for _ in range(6):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        target.copy_(source)
+        end.record()
+        torch.cuda.synchronize()
+        best = max(best, 2 * PEAK_BYTES / (begin.elapsed_time(end) / 1e3))
+    return best
+
+
+@contextmanager
+def copied_bytes() -> Iterator[Counter[str]]:
+    """Bytes that a compaction's copies read and write on the device."""
+    found: Counter[str] = Counter()
+    copy, resize = CudaDevice.copy, CudaDevice.resize
+
+    def counted_copy(device: Any, targets: Any, sources: Any, sizes: Any) -> None:
+        found["bytes"] += 2 * int(sizes.sum())
+        copy(device, targets, sources, sizes)
+
+    def counted_resize(device: Any, storages: Any, sizes: Any, stream: int) -> None:
+        same = [nbytes for storage, nbytes in zip(storages, sizes, strict=True) if storage.nbytes() == nbytes]
+        found["bytes"] += 2 * sum(same)
+        resize(device, storages, sizes, stream)
+
+    CudaDevice.copy = counted_copy  # type: ignore[method-assign]
+    CudaDevice.resize = counted_resize  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        CudaDevice.copy = copy  # type: ignore[method-assign]
+        CudaDevice.resize = resize  # type: ignore[method-assign]
+
+
+def profiled_copies() -> tuple[int, float]:
+    """Bytes read plus written, and seconds on the device, of the copies of one compaction."""
+    with (
+        copied_bytes() as counted,
+        torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile,
+    ):
+        memtriage.compact()
+        torch.cuda.synchronize()
+    microseconds = sum(
+        event.time_range.elapsed_us()
+        for event in profile.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+        and ("copy_tiles" in event.name or "DtoD" in event.name)
+    )
+    return counted["bytes"], microseconds / 1e6
+
+
+STAGES: Final = (
+    (CudaDevice, "layout"),
+    (api, "find_storages"),
+    (one_device, "islands_of"),
+    (one_device, "make_plan"),
+    (CudaDevice, "allocate"),
+    (CudaDevice, "release"),
+    (CudaDevice, "resize"),
+    (CudaDevice, "copy"),
+    (CudaDevice, "synchronize"),
+    (CudaDevice, "available"),
+    (CudaDevice, "empty_cache"),
+)
+"""What a compaction spends its time in, by name; none calls another."""
+
+
+@contextmanager
+def stages() -> Iterator[Counter[str]]:
+    """Milliseconds of host time in each stage."""
+    spent: Counter[str] = Counter()
+
+    def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                spent[name] += (time.perf_counter() - began) * 1e3
+
+        return call
+
+    originals = [(owner, name, getattr(owner, name)) for owner, name in STAGES]
+    for owner, name, function in originals:
+        setattr(owner, name, timed(name, function))
+    try:
+        yield spent
+    finally:
+        for owner, name, function in originals:
+            setattr(owner, name, function)
+
+
+Call = tuple[str, int, int]
+"""A call of the driver: `segment_alloc` or `segment_free`, address, bytes."""
+
+
+def recorded_calls() -> list[Call]:
+    """The driver's calls that the allocator makes in one compaction."""
+    torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=1_000_000)
+    try:
+        memtriage.compact()
+        trace = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    wanted = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
+    return [(one["action"], one["addr"], one["size"]) for one in trace if one["action"] in wanted]
+
+
+def driver_seconds(calls: list[Call]) -> Counter[str]:
+    """Seconds of the same calls alone, in the same order: by kind, and in `all`."""
+    driver = ctypes.CDLL("libcuda.so.1")
+
+    def allocate(nbytes: int) -> ctypes.c_uint64:
+        address = ctypes.c_uint64()
+        status = driver.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(nbytes))
+        if status:
+            raise RuntimeError(f"cuMemAlloc of {size(nbytes)} failed with status {status}")
+        return address
+
+    made: set[int] = set()
+    there: dict[int, ctypes.c_uint64] = {}
+    for action, address, nbytes in calls:
+        if action == "segment_alloc":
+            made.add(address)
+        elif address in made:
+            made.remove(address)
+        else:
+            there[address] = allocate(nbytes)
+    torch.cuda.synchronize()
+    spent: Counter[str] = Counter()
+    for action, address, nbytes in calls:
+        began = time.perf_counter()
+        if action == "segment_alloc":
+            there[address] = allocate(nbytes)
+        else:
+            driver.cuMemFree_v2(there.pop(address))
+        spent[action] += time.perf_counter() - began
+    spent["all"] = sum(spent.values())
+    for left in there.values():
+        driver.cuMemFree_v2(left)
+    return spent
+
+
+def through_host(tensors: list[torch.Tensor]) -> float:
+    """The peer: all storages by way of host memory."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    copies = [tensor.cpu() for tensor in tensors]
+    sizes = [tensor.untyped_storage().nbytes() for tensor in tensors]
+    for tensor in tensors:
+        tensor.untyped_storage().resize_(0)
+    torch.cuda.empty_cache()
+    for tensor, nbytes, copied in zip(tensors, sizes, copies, strict=True):
+        tensor.untyped_storage().resize_(nbytes)
+        tensor.copy_(copied)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return time.perf_counter() - began
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was measured of one shape. Bytes and seconds."""
+
+    shape: str
+    blocks: int
+    live: int
+    reserved_before: int
+    predicted: int
+    allocated: int
+    reserved: int
+    whole_s: float
+    unfrozen_s: float
+    all_whole_s: list[float]
+    copies_s: float
+    copied_bytes: int
+    rate: float
+    peak: float
+    driver_s: float
+    driver_calls: dict[str, int]
+    driver_parts_s: dict[str, float]
+    host_s: float
+    intact: bool
+    stopped: str | None
+
+    def limits(self) -> dict[str, bool]:
+        found = {
+            "values intact": self.intact,
+            f"reserved <= {RESERVED_SHARE} x allocated + 64 MB": self.reserved
+            <= RESERVED_SHARE * self.allocated + RESERVED_SLACK,
+            "copies at half of the copy rate or more": self.rate >= LEAST_RATE * self.peak,
+            f"whole <= copies + {DRIVER_FACTOR} x driver": self.whole_s
+            <= self.copies_s + DRIVER_FACTOR * self.driver_s,
+        }
+        if self.shape == "small":
+            found["at most 60 ms"] = self.whole_s <= SMALL_LIMIT_S
+        else:
+            found["ten times faster than through the host"] = self.whole_s * HOST_FACTOR <= self.host_s
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """The call and its peer, with nothing else switched on: tracing slows the driver for good."""
+
+    dry: memtriage.treat.compact.Compaction
+    done: memtriage.treat.compact.Compaction
+    live: int
+    whole_s: list[float]
+    unfrozen_s: float
+    host_s: float
+    intact: bool
+
+
+def time_it(shape: Shape, repeats: int) -> Timed:
+    tensors = fragment(shape)
+    dry = memtriage.compact(dry_run=True)
+    print(f"{shape.name}: predicted\n{dry}", flush=True)
+    whole: list[float] = []
+    intact = True
+    for _ in range(repeats):
+        del tensors
+        tensors = fragment(shape)
+        sums = checksum(tensors)
+        done, took = timed_compaction()
+        whole.append(took)
+        intact = intact and bool((checksum(tensors) == sums).all())
+        print(f"{shape.name}: {done}", flush=True)
+    live = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+    del tensors
+    tensors = fragment(shape)
+    gc.unfreeze()
+    _, unfrozen_s = timed_compaction()
+    del tensors
+    clean()
+    gc.freeze()
+    warm_up()
+    tensors = fragment(shape)
+    return Timed(dry, done, live, whole, unfrozen_s, through_host(tensors), intact)
+
+
+def timed_compaction() -> tuple[memtriage.treat.compact.Compaction, float]:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    done = memtriage.compact()
+    torch.cuda.synchronize()
+    return done, time.perf_counter() - began
+
+
+def dissect(shape: Shape, timed: Timed, repeats: int, peak: float) -> Row:
+    """Where the time went, by instruments that would falsify it."""
+    tensors = fragment(shape)
+    with stages() as spent:
+        watched = memtriage.compact()
+    told = ", ".join(f"{name} {took:.1f}" for name, took in spent.most_common())
+    print(f"{shape.name}: host ms of {watched.seconds * 1e3:.1f}: {told}", flush=True)
+    del tensors
+    tensors = fragment(shape)
+    calls = recorded_calls()
+    del tensors
+    clean()
+    parts = [driver_seconds(calls) for _ in range(repeats)]
+    driver = sorted(parts, key=lambda one: one["all"])[repeats // 2]
+    tensors = fragment(shape)
+    copied, copies_s = profiled_copies()
+    del tensors
+    assert timed.done.after is not None
+    return Row(
+        shape=shape.name,
+        blocks=shape.kept,
+        live=timed.live,
+        reserved_before=timed.done.before.reserved,
+        predicted=timed.dry.predicted.reserved,
+        allocated=timed.done.after.allocated,
+        reserved=timed.done.after.reserved,
+        whole_s=statistics.median(timed.whole_s),
+        unfrozen_s=timed.unfrozen_s,
+        all_whole_s=timed.whole_s,
+        copies_s=copies_s,
+        copied_bytes=copied,
+        rate=copied / copies_s if copies_s else 0.0,
+        peak=peak,
+        driver_s=driver["all"],
+        driver_calls=dict(Counter(action for action, _, _ in calls)),
+        driver_parts_s=dict(driver),
+        host_s=timed.host_s,
+        intact=timed.intact,
+        stopped=timed.done.devices[0].stopped,
+    )
+
+
+def line(row: Row) -> str:
+    memory = (row.live, row.reserved_before, row.predicted, row.reserved)
+    return (
+        f"{row.shape:6}{row.blocks:7}{''.join(f'{size(one):>11}' for one in memory)}"
+        f"{row.whole_s * 1e3:10.1f}{row.unfrozen_s * 1e3:10.1f}{row.copies_s * 1e3:10.2f}"
+        f"{row.rate / 1e12:8.2f}{row.rate / row.peak:9.0%}{row.driver_s * 1e3:10.1f}{row.host_s * 1e3:10.1f}"
+    )
+
+
+def attempt(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function gives; None, and the traceback printed, where it fails."""
+    try:
+        return function(*arguments)
+    except Exception:
+        print(f"{what} failed", flush=True)
+        traceback.print_exc()
+        return None
+
+
+def warm_up() -> None:
+    """Compile the kernel, start the driver's machinery, have what is frozen looked up."""
+    clean()
+    tensors = [torch.zeros(5000, dtype=torch.int64, device="cuda") for _ in range(4000)]
+    kept = tensors[::8]
+    del tensors
+    memtriage.compact()
+    del kept
+    clean()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=[shape.name for shape in SHAPES])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("benchmarks/compact.py needs a CUDA device")
+    torch.cuda.init()
+    gc.collect()
+    gc.freeze()
+    warm_up()
+    peak = peak_rate()
+    clean()
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, copy rate {peak / 1e12:.2f} TB/s",
+        flush=True,
+    )
+    print(f"copy kernel: {'compiled' if copy_kernel.compiled(0) is not None else 'not available'}")
+    shapes = [shape for shape in SHAPES if not options.only or shape.name in options.only]
+    timed = {
+        shape.name: attempt(f"{shape.name}: timing", time_it, shape, options.repeats) for shape in shapes
+    }
+    rows: list[Row] = []
+    for shape in shapes:
+        found = timed[shape.name]
+        if found is not None:
+            row = attempt(f"{shape.name}: dissecting", dissect, shape, found, options.repeats, peak)
+            rows += [row] if row is not None else []
+    print(
+        f"\n{'':6}{'blocks':>7}{'live':>11}{'reserved':>11}{'predicted':>11}{'after':>11}{'whole ms':>10}"
+        f"{'unfrozen':>10}{'copies ms':>10}{'TB/s':>8}{'of peak':>9}{'driver ms':>10}{'host ms':>10}"
+    )
+    for row in rows:
+        print(line(row))
+    for row in rows:
+        parts = ", ".join(
+            f"{count} {action} {row.driver_parts_s[action] * 1e3:.1f} ms"
+            for action, count in row.driver_calls.items()
+        )
+        print(f"{row.shape}: driver: {parts}; repeats {[round(one * 1e3, 1) for one in row.all_whole_s]} ms")
+    for row in rows:
+        for limit, held in row.limits().items():
+            print(f"{'pass' if held else 'FAIL'}  {row.shape}: {limit}")
+    if options.out:
+        found = [{**asdict(row), "limits": row.limits()} for row in rows]
+        options.out.write_text(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,246 @@
+"""Carries a plan out on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from memtriage.allocator.settings import MIB
+from memtriage.model.blocks import DEFAULT_POOL
+from memtriage.treat.compact.holds import Holds
+from memtriage.treat.compact.islands import Island
+from memtriage.treat.compact.keep import OnHost
+from memtriage.treat.compact.plan import Bin, Group, Plan, bins_for, by_size
+from memtriage.treat.compact.prepare import Prepared
+from memtriage.treat.compact.relocate import Relocation
+from memtriage.treat.device.layout import FREE, Layout
+from memtriage.treat.device.protocol import Device, Storage, is_out_of_memory
+
+SPARE: Final = 64 * MIB
+"""Device memory that is left alone: libraries take some without asking the allocator."""
+NO_ROOM: Final = (RuntimeError, MemoryError)
+
+
+@dataclass(slots=True)
+class Moved:
+    """What was done, so far.
+
+    Attributes:
+        bytes, storages: moved, each counted once.
+        through_host: bytes of them that went through host memory.
+    """
+
+    bytes: int = 0
+    storages: int = 0
+    through_host: int = 0
+
+
+class Mover:
+    """Moves storages of one device.
+
+    Args:
+        device: which.
+        layout: as the plan was made from.
+        storages: of the blocks to move, by index in the layout.
+        prepared: bins that are there already.
+    """
+
+    def __init__(
+        self, device: Device, layout: Layout, storages: Mapping[int, Storage], prepared: Prepared
+    ) -> None:
+        self._device = device
+        self._layout = layout
+        self._storages = storages
+        self._prepared = prepared
+        self.moved = Moved()
+
+    def run(self, plan: Plan) -> None:
+        """Do all groups; the cache is left to the caller to empty.
+
+        Raises:
+            CompactionError: see there.
+            BaseException: whatever an operation raised; every storage has its values.
+        """
+        for index, group in enumerate(plan.groups):
+            if group.way == "direct":
+                if index:
+                    # Scratch of the group before must not draw this one's storages.
+                    self._device.empty_cache()
+                self._direct(index, group)
+            elif sum(one.live for one in group.islands) <= self._device.available() - SPARE:
+                blocks = [block for one in group.bins for block in one.blocks]
+                self._relocate(index, group, group.islands, blocks)
+            else:
+                self._in_batches(group, group.islands)
+
+    # One by one, to where they are steered.
+
+    def _direct(self, number: int, group: Group) -> None:
+        left: set[int] = set()
+        with Holds(self._device, group.stream) as holds:
+            for island in group.islands:
+                holds.take_holes(self._layout, island)
+            for index, one in enumerate(group.bins):
+                if not self._open_bin(number, group, index, holds):
+                    left.update(one.blocks)
+                    continue
+                left.update(self._move_into(group, one, holds))
+        if left:
+            self._device.synchronize()
+            self._device.empty_cache()
+            self._in_batches(group, [one for one in group.islands if left.intersection(one.blocks)])
+
+    def _move_into(self, group: Group, one: Bin, holds: Holds) -> Sequence[int]:
+        """Move a bin's blocks; returns those for which there was no room."""
+        for at, block in enumerate(one.blocks):
+            storage = self._storages[block]
+            try:
+                self._device.resize([storage], [storage.nbytes()], group.stream)
+            except NO_ROOM as error:
+                if not is_out_of_memory(error):
+                    raise
+                return one.blocks[at:]
+            self._count([block])
+            # What it left must not draw the next one.
+            holds.take(int(self._layout.address[block]), int(self._layout.size[block]))
+        return ()
+
+    def _open_bin(self, number: int, group: Group, index: int, holds: Holds) -> bool:
+        """Have a free block of the bin's size; False if there is no memory for it."""
+        size = group.bins[index].size
+        address = self._prepared.take(number, index)
+        if address is not None:
+            self._device.release(address)
+            return True
+        if size == 0:
+            return True
+        if self._device.available() < size + SPARE:
+            holds.let_go(self._emptied(group))
+            self._device.synchronize()
+            self._device.empty_cache()
+            if self._device.available() < size + SPARE:
+                return False
+        return self._reserve(size, group.stream)
+
+    def _emptied(self, group: Group) -> list[Island]:
+        """Islands whose storages have all left."""
+        return [island for island in group.islands if all(map(self._has_left, island.blocks))]
+
+    def _has_left(self, block: int) -> bool:
+        return self._storages[block].data_ptr() != int(self._layout.address[block])
+
+    def _reserve(self, size: int, stream: int) -> bool:
+        try:
+            self._device.release(self._device.allocate(size, stream))
+        except NO_ROOM as error:
+            if not is_out_of_memory(error):
+                raise
+            return False
+        return True
+
+    # Together, by way of a copy.
+
+    def _in_batches(self, group: Group, islands: Sequence[Island]) -> None:
+        """As many islands at a time as a copy of them has room for; what has none goes through the host."""
+        room = self._room(group)
+        batches = list(_batches(islands, room))
+        for at, batch in enumerate(batches):
+            # Some may have moved directly before memory ran out.
+            here = [block for island in batch for block in island.blocks if not self._has_left(block)]
+            if not here:
+                continue
+            here, sizes = by_size(self._layout, here)
+            with Holds(self._device, group.stream) as holds:
+                for island in (island for later in batches[at + 1 :] for island in later):
+                    holds.take_holes(self._layout, island)
+                self._relocate(None, group, batch, here, on_host=sum(sizes) > room)
+
+    def _relocate(
+        self,
+        number: int | None,
+        group: Group,
+        islands: Sequence[Island],
+        blocks: Sequence[int],
+        *,
+        on_host: bool = False,
+    ) -> None:
+        """Empty whole islands and fill their storages elsewhere.
+
+        Args:
+            number: the group's, if `blocks` are all of it, for the bins that were made for it.
+            group: which.
+            islands: to be emptied.
+            blocks: in the order in which they are to be allocated.
+            on_host: copy to the host.
+        """
+        storages = [self._storages[block] for block in blocks]
+        sizes = [storage.nbytes() for storage in storages]
+        with Holds(self._device, group.stream) as holds:
+            # A copy in a segment that is to go would keep it.
+            for island in islands if not group.small else ():
+                holds.take_holes(self._layout, island, at_least=sum(sizes))
+            relocation = self._relocation(group, storages, on_host)
+
+        def refill() -> None:
+            if group.small and not group.expandable:
+                return  # The segments just emptied take them in again, packed; what is left over goes back.
+            self._device.empty_cache()
+            if group.expandable:
+                return
+            layout = self._layout
+            bins = group.bins
+            if number is None:
+                bins = tuple(bins_for(layout, *by_size(layout, blocks)))
+            done = 0
+            for index, one in enumerate(bins):
+                made = self._prepared.take(number, index) if number is not None else None
+                if made is not None:
+                    self._device.release(made)
+                elif one.size:
+                    self._reserve(one.size, group.stream)
+                until = done + len(one.blocks)
+                self._device.resize(storages[done:until], sizes[done:until], group.stream)
+                done = until
+
+        relocation.run(refill)
+        self._count(blocks)
+        if isinstance(relocation.keep, OnHost):
+            self.moved.through_host += int(self._layout.size[list(blocks)].sum())
+
+    def _relocation(self, group: Group, storages: Sequence[Storage], on_host: bool) -> Relocation:
+        if not on_host:
+            try:
+                return Relocation(self._device, storages, group.stream, on_host=False)
+            except NO_ROOM as error:
+                if not is_out_of_memory(error):
+                    raise
+        return Relocation(self._device, storages, group.stream, on_host=True)
+
+    def _room(self, group: Group) -> int:
+        """Bytes that a copy on the device may have: new memory, or the largest hole there is."""
+        layout = self._layout
+        holes = [
+            int(layout.size[first:last][layout.state[first:last] == FREE].max(initial=0))
+            for place, first, last in zip(layout.places, layout.first[:-1], layout.first[1:], strict=True)
+            if place.stream == group.stream and not place.small and place.pool == DEFAULT_POOL
+        ]
+        return max([self._device.available() - SPARE, *holes])
+
+    def _count(self, blocks: Sequence[int]) -> None:
+        self.moved.storages += len(blocks)
+        self.moved.bytes += int(self._layout.size[list(blocks)].sum())
+
+
+def _batches(islands: Sequence[Island], room: int) -> Iterator[list[Island]]:
+    """Islands whose live bytes fit together; one that does not fit alone is a batch of its own."""
+    batch: list[Island] = []
+    total = 0
+    for island in islands:
+        if batch and total + island.live > room:
+            yield batch
+            batch, total = [], 0
+        batch.append(island)
+        total += island.live
+    if batch:
+        yield batch

@@ -1,0 +1,183 @@
+"""Compaction of one device, real or simulated: look, plan, move, in this order."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from memtriage.model.blocks import DEFAULT_POOL
+from memtriage.treat.compact.islands import Island, islands_of
+from memtriage.treat.compact.move import SPARE, Moved, Mover
+from memtriage.treat.compact.plan import Movable, Plan, make_plan, tolerated
+from memtriage.treat.compact.prepare import Prepared, prepare
+from memtriage.treat.compact.result import DeviceCompaction, Refusal
+from memtriage.treat.device.layout import AWAITING, Layout
+from memtriage.treat.device.protocol import Device, Storage, Use, is_out_of_memory
+from memtriage.treat.device.shield import Beside
+from memtriage.treat.device.simulated import simulate
+
+PRIVATE: Final = "in a private pool (of a CUDA graph or a MemPool)"
+REGISTERED: Final = "registered with a communication library by its address"
+IN_FLIGHT: Final = "freed, but a stream that uses it has not finished"
+
+
+Find = Callable[[Layout, Sequence[int]], Movable]
+"""Finds the storages of blocks."""
+
+
+def compact_device(device: Device, find: Find) -> DeviceCompaction:
+    """Look, plan, move, and give back what that frees.
+
+    Raises:
+        CompactionError: values are in the error.
+        BaseException: what an operation raised; values are in place.
+    """
+    began = time.perf_counter()
+    before = device.use()
+    with device.entered():
+        device.synchronize()
+        if before.reserved - before.allocated <= tolerated(before.allocated):
+            device.empty_cache()
+            use = device.use()
+            return DeviceCompaction(device.name, before, use, use, seconds=time.perf_counter() - began)
+        layout = device.layout()
+        sight = look(layout)
+        hoped = make_plan(layout, sight.open, None, before.allocated)
+        movable, prepared = Movable(), Prepared(device)
+        try:
+            preparation = Beside(lambda: _prepare(prepared, layout, hoped))
+            try:
+                if hoped.groups:
+                    movable = find(layout, sight.asked(layout))
+            finally:
+                preparation.result()
+            plan = hoped
+            if movable.reasons and not movable.reasons.keys().isdisjoint(hoped.blocks):
+                prepared.drop()
+                plan = make_plan(layout, sight.open, movable.storages.keys(), before.allocated)
+            moved, stopped = Beside(lambda: _move(prepared, layout, plan, movable.storages)).result()
+        finally:
+            prepared.drop()
+        after = device.use()
+    return DeviceCompaction(
+        device=device.name,
+        before=before,
+        predicted=Use(after.allocated, prepared.reserved - plan.freed),
+        after=after,
+        moved=moved.bytes,
+        storages=moved.storages,
+        through_host=moved.through_host,
+        refused=sight.refusals(layout, movable.reasons),
+        stopped=stopped,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def predict_device(device: Device, find: Find) -> DeviceCompaction:
+    """The same, on a simulated device of the same layout: what it would come to."""
+    began = time.perf_counter()
+    before = device.use()
+    with device.entered():
+        twin, twins = simulate(device.layout(), device.available())
+
+    def find_twins(layout: Layout, blocks: Sequence[int]) -> Movable:
+        # Blocks are where they are on the real device, so its storages are found by the twin's layout.
+        found = find(layout, blocks)
+        return Movable({block: twins[int(layout.address[block])] for block in found.storages}, found.reasons)
+
+    done = compact_device(twin, find_twins)
+    seconds = time.perf_counter() - began
+    assert done.after is not None
+    return replace(done, device=device.name, before=before, predicted=done.after, after=None, seconds=seconds)
+
+
+# Both run in threads of their own, where what the caller has entered does not hold.
+
+
+def _prepare(prepared: Prepared, layout: Layout, plan: Plan) -> None:
+    with prepared.device.entered():
+        prepare(prepared, layout, plan, SPARE)
+
+
+def _move(
+    prepared: Prepared, layout: Layout, plan: Plan, storages: Mapping[int, Storage]
+) -> tuple[Moved, str | None]:
+    """What was moved, and why it ended early."""
+    device = prepared.device
+    with device.entered():
+        mover = Mover(device, layout, storages, prepared)
+        stopped = None
+        try:
+            mover.run(plan)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            stopped = f"out of memory while moving: {error}"
+        if plan.groups:
+            prepared.drop()
+            device.synchronize()
+            device.empty_cache()
+        return mover.moved, stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What there is on a device before anybody asks whose it is.
+
+    Attributes:
+        islands: all.
+        fixed: why nothing of an island may move, by its start.
+        open: the islands without such a reason.
+    """
+
+    islands: list[Island]
+    fixed: dict[int, str]
+    open: list[Island]
+
+    def asked(self, layout: Layout) -> list[int]:
+        """Blocks whose storages are to be found. Those that await a stream are nobody's any more."""
+        blocks = [block for one in self.open for block in one.blocks]
+        waiting = self._waiting(layout)
+        return [block for block in blocks if block not in waiting] if waiting else blocks
+
+    def refusals(self, layout: Layout, reasons: Mapping[int, str]) -> tuple[Refusal, ...]:
+        """A row for each reason. Stranded bytes count once, for the reason that holds most of the island."""
+        reasons = {**reasons, **dict.fromkeys(self._waiting(layout), IN_FLIGHT)}
+        if not self.fixed and not reasons:
+            return ()
+        rows: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+        for island in self.islands:
+            here: dict[str, int] = defaultdict(int)
+            for block in island.blocks:
+                reason = self.fixed.get(island.start) or reasons.get(block)
+                if reason is not None:
+                    here[reason] += int(layout.size[block])
+                    rows[reason][1] += 1
+            for reason, nbytes in here.items():
+                rows[reason][0] += nbytes
+            if here:
+                rows[max(here, key=here.__getitem__)][2] += island.stranded
+        refused = [Refusal(reason, live, count, stranded) for reason, (live, count, stranded) in rows.items()]
+        return tuple(sorted(refused, key=lambda row: (-row.stranded, row.reason)))
+
+    def _waiting(self, layout: Layout) -> set[int]:
+        return set(np.flatnonzero(layout.state == AWAITING).tolist())
+
+
+def look(layout: Layout) -> Sight:
+    """The islands of a device, and which of them may not be touched."""
+    islands = islands_of(layout)
+    fixed = {one.start: reason for one in islands if (reason := _fixed(one)) is not None}
+    return Sight(islands, fixed, [one for one in islands if one.start not in fixed])
+
+
+def _fixed(island: Island) -> str | None:
+    """Why nothing of an island may move, whatever its storages; None if it may."""
+    if island.place.pool != DEFAULT_POOL:
+        return PRIVATE
+    return REGISTERED if island.place.registered else None

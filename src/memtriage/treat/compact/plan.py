@@ -1,0 +1,265 @@
+"""Which storages move, how, and what that comes to. Pure: a layout and what is movable in, a plan out.
+
+Islands (see `islands`) are taken in order of what moving frees: bytes stranded for each byte moved. Two ways:
+
+*direct*, for few and large blocks. `resize_` to the same size allocates, copies and frees, one storage at a
+time. Where it lands is steered: the holes of the islands that are to go are held meanwhile.
+
+*scratch*, for everything else. Small blocks come by the thousand, and best fit would put each back into the
+hole that it came from: they are copied out in one launch, all let go, and allocated again, packed.
+
+In the large pool both go to *bins*: segments made as large as what is to lie in them, which best fit then
+cuts up without waste.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+
+from memtriage.allocator.settings import (
+    MIB,
+    MIN_BLOCK,
+    OWN_SEGMENT,
+    SEGMENT_STEP,
+    SMALL_LIMIT,
+    SMALL_SEGMENT,
+    Settings,
+)
+from memtriage.treat.compact.islands import Island
+from memtriage.treat.device.layout import ACTIVE, Layout
+from memtriage.treat.device.protocol import Storage
+
+LEFT_SHARE: Final = 0.005
+LEFT_BYTES: Final = 32 * MIB
+"""Stranded bytes that may stay: this share of what is allocated, and this much."""
+LEAST_RATIO: Final = 0.02
+"""Stranded bytes for each byte moved below which moving is not worth it."""
+BIN: Final = 1 << 30
+"""Largest bin. A bin goes back to the driver only when all in it is gone, so it should not be everything."""
+
+DIRECT_FROM: Final = 8 * MIB
+"""Mean size of blocks from which on they move one by one: a copy of its own then runs near the full rate."""
+
+Way = Literal["direct", "scratch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """A segment to be made, and what is to lie in it.
+
+    Attributes:
+        size: bytes to ask for; 0 where the blocks find room without.
+        blocks: indices in the layout, in the order in which they are to be allocated.
+    """
+
+    size: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The part of a plan that concerns one stream and size class.
+
+    Attributes:
+        way: how the storages move.
+        stream: handle of the stream whose allocations they are.
+        expandable: new memory comes from expandable segments.
+        islands: what is emptied.
+        bins: the blocks to move, biggest first.
+    """
+
+    way: Way
+    stream: int
+    expandable: bool
+    islands: tuple[Island, ...]
+    bins: tuple[Bin, ...]
+    small: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do.
+
+    Attributes:
+        groups: in the order in which they are to be done.
+        moved: bytes of the blocks to move.
+        freed: bytes of the islands emptied, less what their blocks will need anew.
+    """
+
+    groups: tuple[Group, ...] = ()
+    moved: int = 0
+    freed: int = 0
+
+    @property
+    def blocks(self) -> list[int]:
+        """Indices of all blocks to move."""
+        return [block for group in self.groups for one in group.bins for block in one.blocks]
+
+
+@dataclass(slots=True)
+class Movable:
+    """What may move, and why the rest may not. Holds the storages: drop it when done.
+
+    Attributes:
+        storages: by index of their block in a layout.
+        reasons: why a block may not move, by its index.
+    """
+
+    storages: dict[int, Storage] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+
+
+def tolerated(allocated: int) -> int:
+    """Stranded bytes that may stay."""
+    return int(LEFT_SHARE * allocated) + LEFT_BYTES
+
+
+def make_plan(
+    layout: Layout,
+    islands: Iterable[Island],
+    movable: Collection[int] | None,
+    allocated: int,
+    bin_limit: int = BIN,
+) -> Plan:
+    """Decide.
+
+    Args:
+        layout: segments and blocks.
+        islands: those of the layout, of default pools alone.
+        movable: indices of the blocks that may be moved; None for all that are in use. An island with another
+            one stays.
+        allocated: bytes allocated on the device.
+        bin_limit: largest bin.
+    """
+    may = np.flatnonzero(layout.state == ACTIVE).tolist() if movable is None else movable
+    allowed = frozenset(may)
+    able = [one for one in islands if allowed.issuperset(one.blocks)]
+    able.sort(key=lambda one: (-one.stranded / one.live, one.start))
+    left = sum(one.stranded for one in able)
+    chosen: list[Island] = []
+    for one in able:
+        if left <= tolerated(allocated) or one.stranded < LEAST_RATIO * one.live:
+            break
+        chosen.append(one)
+        left -= one.stranded
+    kinds: dict[tuple[int, bool], list[Island]] = defaultdict(list)
+    for one in chosen:
+        kinds[one.place.stream, one.place.small].append(one)
+    staying = _holes_of_the_rest(layout, islands, chosen)
+    plans = [
+        _plan_kind(layout, group, staying[kind], bin_limit)
+        for kind, group in sorted(kinds.items(), key=lambda item: (not item[0][1], item[0][0]))
+    ]
+    worth = [(group, freed) for group, freed in plans if freed >= SMALL_SEGMENT]
+    groups = tuple(group for group, _ in worth)
+    return Plan(
+        groups=groups,
+        moved=sum(one.live for group in groups for one in group.islands),
+        freed=sum(freed for _, freed in worth),
+    )
+
+
+def _holes_of_the_rest(
+    layout: Layout, islands: Iterable[Island], chosen: Sequence[Island]
+) -> dict[tuple[int, bool], list[int]]:
+    """Sizes of the holes that stay, by stream and size class."""
+    going = {one.start for one in chosen}
+    found: dict[tuple[int, bool], list[int]] = defaultdict(list)
+    for one in islands:
+        if one.start not in going:
+            found[one.place.stream, one.place.small] += [size for _, size in one.holes(layout)]
+    return found
+
+
+def _plan_kind(
+    layout: Layout, islands: Sequence[Island], holes: list[int], bin_limit: int
+) -> tuple[Group, int]:
+    """The group of one stream and size class, and the bytes that it frees."""
+    settings = layout.settings
+    place = islands[0].place
+    blocks, sizes = by_size(layout, [block for one in islands for block in one.blocks])
+    total = sum(sizes)
+    expandable = settings.expandable_segments or any(one.place.expandable for one in islands)
+    if place.small or expandable:
+        bins = [Bin(0, tuple(blocks))]
+        page = SMALL_SEGMENT if place.small else settings.large_segment_size
+        # Small blocks find room in most holes; the pages of expandable segments are counted anew.
+        room = 0 if expandable else sum(holes)
+        needed = -(-max(0, total - room) // page) * page
+        way: Way = "scratch"
+    else:
+        bins = _bins(blocks, sizes, holes, settings, bin_limit)
+        needed = sum(_segment(one.size, settings) for one in bins if one.size)
+        way = "direct" if total >= DIRECT_FROM * len(blocks) else "scratch"
+    freed = sum(one.end - one.start for one in islands) - needed
+    group = Group(
+        way=way,
+        stream=place.stream,
+        expandable=expandable,
+        islands=tuple(islands),
+        bins=tuple(bins),
+        small=place.small,
+    )
+    return group, freed
+
+
+def _bins(
+    blocks: Sequence[int], sizes: Sequence[int], holes: Iterable[int], settings: Settings, limit: int
+) -> list[Bin]:
+    """What finds room in holes that stay, then bins for the rest."""
+    most = settings.max_split_size
+    if most is not None:
+        limit = min(limit, most - SEGMENT_STEP)
+    free = sorted(holes)
+    fillers: list[int] = []
+    bins: list[Bin] = []
+    run: list[int] = []
+    total = 0
+    for block, size in zip(blocks, sizes, strict=True):
+        if most is not None and size >= most:
+            bins.append(Bin(size, (block,)))
+        elif _take_hole(free, size, most):
+            fillers.append(block)
+        else:
+            if run and total + size > limit:
+                bins.append(Bin(max(total, OWN_SEGMENT), tuple(run)))
+                run, total = [], 0
+            run.append(block)
+            total += size
+    if run:
+        bins.append(Bin(max(total, OWN_SEGMENT), tuple(run)))
+    return ([Bin(0, tuple(fillers))] if fillers else []) + bins
+
+
+def _take_hole(free: list[int], size: int, most: int | None) -> bool:
+    """Best fit among holes of the large pool (`get_free_block`, `should_split`); cuts the hole if it fits."""
+    at = bisect_left(free, size)
+    if at == len(free) or (most is not None and free[at] >= most):
+        return False
+    rest = free.pop(at) - size
+    if rest > SMALL_LIMIT:
+        insort(free, rest)
+    return True
+
+
+def by_size(layout: Layout, blocks: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Blocks, the biggest first so that the last ones fill what is left over, and the sizes they need."""
+    index = np.array(blocks, np.int64)
+    needs = layout.needs_of(index)
+    order = np.lexsort((index, -needs))
+    return index[order].tolist(), needs[order].tolist()
+
+
+def bins_for(layout: Layout, blocks: Sequence[int], sizes: Sequence[int]) -> list[Bin]:
+    """Bins for blocks of the large pool, without a look at holes."""
+    return _bins(blocks, sizes, (), layout.settings, BIN)
+
+
+def _segment(size: int, settings: Settings) -> int:
+    return settings.segment_size(-(-size // MIN_BLOCK) * MIN_BLOCK)

@@ -1,0 +1,147 @@
+"""Emptying storages, and filling them again elsewhere, so that no failure can lose a value.
+
+The values are copied first. From then on, until all are back, the copy is the truth: bringing back may be
+tried again from any point, for it only gives memory to storages that have none and copies everything anew.
+If the device has no room any more (another thread took it), the copy goes to the host and its memory to the
+storages. If even that fails, the error that is raised holds the copy, and can bring it back later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from operator import methodcaller
+from typing import Final
+
+import numpy as np
+
+from memtriage.allocator.settings import MIN_BLOCK
+from memtriage.model.units import size
+from memtriage.treat.compact.keep import Keep, OnDevice, OnHost
+from memtriage.treat.device.layout import Int64s
+from memtriage.treat.device.protocol import Device, Storage
+
+_NBYTES: Final = methodcaller("nbytes")
+_ADDRESS: Final = methodcaller("data_ptr")
+
+TRIES: Final = 3
+"""How often bringing back is tried before the next resort."""
+
+
+class CompactionError(RuntimeError):
+    """Values could not be brought back to their storages, which have no memory now. They are in this error.
+
+    Free device memory, then call `restore()`: until then tensors on those storages must not be used.
+    """
+
+    def __init__(self, text: str, relocation: Relocation) -> None:
+        super().__init__(text)
+        self._relocation = relocation
+
+    def restore(self) -> None:
+        """Bring the values back.
+
+        Raises:
+            RuntimeError, MemoryError: there is still no room; it may be called again.
+        """
+        self._relocation.bring_back()
+        self._relocation.keep.drop()
+
+
+class Relocation:
+    """Some storages of one stream, and the copy of their values.
+
+    Args:
+        device: where they are.
+        storages: to be moved, in the order in which they are to be allocated again.
+        stream: whose allocations they are.
+        on_host: keep the copy on the host.
+
+    Raises:
+        RuntimeError, MemoryError: there is no room for the copy; nothing has changed.
+    """
+
+    def __init__(self, device: Device, storages: Sequence[Storage], stream: int, *, on_host: bool) -> None:
+        self._device = device
+        self._storages = storages
+        self._stream = stream
+        self._sizes = list(map(_NBYTES, storages))
+        sizes = np.array(self._sizes, np.int64)
+        steps = -(-sizes // MIN_BLOCK) * MIN_BLOCK
+        offsets = np.cumsum(steps) - steps
+        self.keep: Keep = (
+            OnHost(device, offsets, sizes) if on_host else OnDevice(device, offsets, sizes, stream)
+        )
+
+    def run(self, refill: Callable[[], None]) -> None:
+        """Copy, empty, have `refill` give memory to the storages where it can, then fill them.
+
+        Raises:
+            CompactionError: the values are in the error.
+            BaseException: whatever a step raised; every storage has its values, wherever it now is.
+        """
+        try:
+            addresses = self._addresses()
+            self.keep.save(addresses)
+        except BaseException:
+            self.keep.drop()
+            raise
+        try:
+            # In order of address, so that each merges with the hole that the last one left.
+            order = np.argsort(addresses).tolist()
+            by_address = list(map(self._storages.__getitem__, order))
+            self._device.resize(by_address, [0] * len(order), self._stream)
+            refill()
+            self.bring_back()
+        except BaseException as error:
+            self._rescue(error)
+            raise
+        self.keep.drop()
+
+    def bring_back(self) -> None:
+        """Give memory to the storages that have none, then copy all values to all of them."""
+        empty = [index for index, nbytes in enumerate(map(_NBYTES, self._storages)) if nbytes == 0]
+        self._device.resize(
+            [self._storages[index] for index in empty], [self._sizes[index] for index in empty], self._stream
+        )
+        self.keep.load(self._addresses())
+
+    def _addresses(self) -> Int64s:
+        return np.array(list(map(_ADDRESS, self._storages)), np.int64)
+
+    def _rescue(self, error: BaseException) -> None:
+        """Bring everything back, or raise what holds it."""
+        if self._tried():
+            return
+        if isinstance(self.keep, OnDevice) and self._moved_to_host(self.keep) and self._tried():
+            return
+        text = (
+            f"{len(self._storages)} storages ({size(sum(self._sizes))}) could not get their memory back "
+            f"after a failure ({type(error).__name__}: {error}); this error keeps their values: free "
+            "device memory, then call its restore()"
+        )
+        raise CompactionError(text, self) from error
+
+    def _moved_to_host(self, copy: OnDevice) -> bool:
+        """Make the memory of the copy free for the storages."""
+        for _ in range(TRIES):
+            try:
+                self.keep = copy.to_host()
+            except BaseException:
+                continue
+            with contextlib.suppress(BaseException):
+                copy.drop()
+            return True
+        return False
+
+    def _tried(self) -> bool:
+        # Whatever stops it, an interrupt too: until the values are back nothing else matters.
+        for _ in range(TRIES):
+            try:
+                self.bring_back()
+            except BaseException:
+                continue
+            with contextlib.suppress(BaseException):
+                self.keep.drop()
+            return True
+        return False

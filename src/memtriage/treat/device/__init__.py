@@ -1,0 +1,1 @@
+"""The operations on a device that remedies are made of: a protocol, with CUDA or a simulation behind it."""

@@ -1,0 +1,165 @@
+"""A CUDA device behind the protocol, by way of PyTorch's own allocator calls.
+
+Known limitations: the native allocator only (`backend:cudaMallocAsync` and pluggable ones keep no segments);
+called inside `torch.cuda.use_mem_pool`, allocations would land in that pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+import torch
+from torch import Tensor
+
+from memtriage.allocator.settings import parse_version
+from memtriage.allocator.what_if import settings_of
+from memtriage.observe import cuda as allocator
+from memtriage.treat.device.copy_kernel import COLUMNS, compiled, tiles_of
+from memtriage.treat.device.layout import Int64s, Layout, layout_of_raw
+from memtriage.treat.device.protocol import Use
+
+KERNEL_FROM: Final = 64
+"""Ranges from which on one table beats a call for each (some 5 us of Python and launch a call)."""
+LARGE: Final = 1 << 20
+"""Bytes from which on a range fills the device by itself: a plain copy is as fast as any."""
+UNLIMITED: Final = 1.0
+
+
+class CudaDevice:
+    """One CUDA device of this process. CUDA must be initialised."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self._device = torch.device("cuda", index)
+
+    @property
+    def name(self) -> str:
+        """`cuda:N`."""
+        return f"cuda:{self.index}"
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """The device is current; no `__torch_function__`, dispatch mode or autograd takes part."""
+        with (
+            torch.cuda.device(self.index),
+            torch._C.DisableTorchFunction(),
+            torch._C._DisableTorchDispatch(),
+            torch.no_grad(),
+        ):
+            # A thread has no context until the runtime was called in it, and the driver's calls need one.
+            torch.cuda.synchronize(self.index)
+            yield
+
+    def capturing(self) -> bool:
+        """True while the current stream of this thread captures a graph."""
+        return bool(torch.cuda.is_current_stream_capturing())
+
+    def use(self) -> Use:
+        """The allocator's counters."""
+        counters = allocator.counters(self.index)
+        return Use(allocated=counters.allocated or 0, reserved=counters.reserved or 0)
+
+    def available(self) -> int:
+        """Free memory of the device, within `set_per_process_memory_fraction`."""
+        free = int(torch.cuda.mem_get_info(self.index)[0])
+        limit = allocator.per_process_limit(self.index)
+        return free if limit is None else max(0, min(free, limit - self.use().reserved))
+
+    def layout(self) -> Layout:
+        """Segments, blocks and settings, without event traces where torch can leave them out (2.11)."""
+        snapshot = _snapshot()
+        settings = msgspec.structs.replace(
+            settings_of(snapshot.get("allocator_settings", {})),
+            torch_version=parse_version(torch.__version__),
+        )
+        return layout_of_raw(snapshot["segments"], self.index, settings)
+
+    def synchronize(self) -> None:
+        """Wait for all work on the device; errors of earlier kernels come up here."""
+        torch.cuda.synchronize(self.index)
+
+    def empty_cache(self) -> None:
+        """Give wholly free segments and pages back; of every device, as torch has it."""
+        torch.cuda.empty_cache()
+
+    def allocate(self, nbytes: int, stream: int) -> int:
+        """A block in the pool of a stream."""
+        return int(torch._C._cuda_cudaCachingAllocator_raw_alloc(nbytes, stream))
+
+    def release(self, address: int) -> None:
+        """Free it."""
+        torch._C._cuda_cudaCachingAllocator_raw_delete(address)
+
+    def resize(self, storages: Sequence[torch.UntypedStorage], sizes: Sequence[int], stream: int) -> None:
+        """`resize_` in one pass of C code: between two storages no Python runs, so no signal handler."""
+        # Asking is far cheaper than the context manager, which moves of single storages would feel.
+        if torch._C._cuda_getCurrentRawStream(self.index) == stream:
+            deque(map(torch.UntypedStorage.resize_, storages, sizes), maxlen=0)
+            return
+        with torch.cuda.stream(self._stream(stream)):
+            deque(map(torch.UntypedStorage.resize_, storages, sizes), maxlen=0)
+
+    def copy(self, targets: Int64s, sources: Int64s, sizes: Int64s) -> None:
+        """In one launch where there are many ranges, else one copy each."""
+        if len(sizes) >= KERNEL_FROM and self._copy_by_table(targets, sources, sizes):
+            return
+        large = sizes >= LARGE
+        for target, source, size in zip(
+            targets[large].tolist(), sources[large].tolist(), sizes[large].tolist(), strict=True
+        ):
+            self._bytes(target, size).copy_(self._bytes(source, size))
+        small = [
+            (self._bytes(target, size), self._bytes(source, size))
+            for target, source, size in zip(
+                targets[~large].tolist(), sources[~large].tolist(), sizes[~large].tolist(), strict=True
+            )
+        ]
+        if small:
+            torch._foreach_copy_([target for target, _ in small], [source for _, source in small])
+
+    def download(self, target: Tensor, source: int) -> None:
+        """Copy to the host and wait."""
+        target.copy_(self._bytes(source, target.numel()))
+
+    def upload(self, target: int, source: Tensor) -> None:
+        """Copy from the host and wait."""
+        self._bytes(target, source.numel()).copy_(source)
+
+    def _copy_by_table(self, targets: Int64s, sources: Int64s, sizes: Int64s) -> bool:
+        kernel = compiled(self.index)
+        if kernel is None:
+            return False
+        rows = tiles_of(targets, sources, sizes)
+        try:
+            table = torch.empty(rows.size, dtype=torch.int64, device=self._device)
+        except torch.OutOfMemoryError:
+            return False
+        table.copy_(torch.from_numpy(rows.reshape(-1)))
+        kernel.launch(
+            table.data_ptr(), rows.size // COLUMNS, torch.cuda.current_stream(self.index).cuda_stream
+        )
+        return True
+
+    def _bytes(self, address: int, nbytes: int) -> Tensor:
+        """Device memory as a tensor that does not own it."""
+        storage = torch._C._construct_storage_from_data_pointer(address, self._device, nbytes)
+        return torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
+
+    def _stream(self, handle: int) -> torch.cuda.Stream:
+        if handle == 0:
+            return torch.cuda.default_stream(self.index)
+        return torch.cuda.ExternalStream(handle, device=self._device)
+
+
+def _snapshot() -> dict[str, Any]:
+    snapshot = torch._C._cuda_memorySnapshot
+    if "include_traces" in inspect.signature(torch.cuda.memory_snapshot).parameters:
+        found: dict[str, Any] = snapshot((0, 0, False))
+    else:
+        found = snapshot(None)
+    return found

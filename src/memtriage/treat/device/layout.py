@@ -1,0 +1,148 @@
+"""Where the blocks of a device are, in columns: tens of thousands of them read in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import itemgetter
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtriage.allocator.settings import MIN_BLOCK, SMALL_SEGMENT, Settings
+from memtriage.model.blocks import DEFAULT_POOL, Segment
+
+FREE: Final = 0
+ACTIVE: Final = 1
+AWAITING: Final = 2
+"""States of a block."""
+
+_BLOCK: Final = itemgetter("address", "size", "requested_size", "state")
+_STATES: Final[Mapping[str, int]] = {
+    "active_allocated": ACTIVE,
+    "active_awaiting_free": AWAITING,
+    "active_pending_free": AWAITING,
+    "inactive": FREE,
+}
+_MODEL_STATES: Final[Mapping[str, int]] = {"active": ACTIVE, "awaiting": AWAITING, "free": FREE}
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A segment, without its blocks.
+
+    Attributes:
+        address, size: the range in bytes; of an expandable segment one contiguous mapped range.
+        stream, pool: whom it serves.
+        small: of the small pool.
+        expandable: made of pages that are mapped one by one.
+        registered: known to a communication library by its address (`registration_counter`).
+    """
+
+    address: int
+    size: int
+    stream: int
+    pool: tuple[int, int]
+    small: bool
+    expandable: bool
+    registered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Segments and blocks of one device.
+
+    Attributes:
+        places: the segments, by address.
+        first: index of each segment's first block, and at the end the number of blocks.
+        address, size, requested: of every block, in order of address within its segment.
+        state: `FREE`, `ACTIVE` or `AWAITING`.
+        settings: the allocator's, as far as they can be read.
+    """
+
+    places: tuple[Place, ...]
+    first: Int64s
+    address: Int64s
+    size: Int64s
+    requested: Int64s
+    state: Int64s
+    settings: Settings
+
+    def needs_of(self, blocks: Int64s) -> Int64s:
+        """Sizes if allocated anew: without the rest of up to 1 MiB that a block of the large pool keeps."""
+        asked = self.requested[blocks]
+        if any(divisions > 1 for divisions in self.settings.roundup_power2_divisions):
+            return np.array(list(map(self.settings.round_size, asked.tolist())), np.int64)
+        return np.maximum(-(-asked // MIN_BLOCK), 1) * MIN_BLOCK
+
+
+def layout_of_raw(raw: Iterable[Mapping[str, Any]], device: int, settings: Settings) -> Layout:
+    """A layout from the dictionaries of `torch.cuda.memory_snapshot()`; other devices are left out.
+
+    Blocks carry their address from torch 2.0 on, which all supported versions are.
+    """
+    mine = sorted((one for one in raw if one.get("device", 0) == device), key=itemgetter("address"))
+    blocks = list(chain.from_iterable(one["blocks"] for one in mine))
+    columns = list(zip(*map(_BLOCK, blocks), strict=True)) if blocks else [(), (), (), ()]
+    return _layout(
+        tuple(
+            Place(
+                address=one["address"],
+                size=one["total_size"],
+                stream=one["stream"],
+                pool=tuple(one.get("segment_pool_id", DEFAULT_POOL)),
+                small=one["segment_type"] == "small",
+                expandable=bool(one.get("is_expandable", False)),
+                registered=one.get("registration_counter", -1) >= 0,
+            )
+            for one in mine
+        ),
+        [len(one["blocks"]) for one in mine],
+        columns[:3],
+        [_STATES[state] for state in columns[3]],
+        settings,
+    )
+
+
+def layout_of_segments(segments: Iterable[Segment], settings: Settings) -> Layout:
+    """A layout from plain segments of one device."""
+    ordered = sorted(segments, key=lambda one: one.address)
+    blocks = [block for one in ordered for block in one.blocks]
+    return _layout(
+        tuple(
+            Place(
+                address=one.address,
+                size=one.size,
+                stream=one.stream,
+                pool=one.pool,
+                small=one.size <= SMALL_SEGMENT if one.page is None else one.page == SMALL_SEGMENT,
+                expandable=one.expandable,
+            )
+            for one in ordered
+        ),
+        [len(one.blocks) for one in ordered],
+        [
+            [block.address for block in blocks],
+            [block.size for block in blocks],
+            [b.requested for b in blocks],
+        ],
+        [_MODEL_STATES[block.state] for block in blocks],
+        settings,
+    )
+
+
+def _layout(
+    places: tuple[Place, ...],
+    counts: Sequence[int],
+    columns: Sequence[Sequence[int]],
+    states: Sequence[int],
+    settings: Settings,
+) -> Layout:
+    address, size, requested = (np.array(column, np.int64) for column in columns)
+    first = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=first[1:])
+    return Layout(places, first, address, size, requested, np.array(states, np.int64), settings)

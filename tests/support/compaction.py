@@ -1,0 +1,94 @@
+"""A simulated device with storages on it whose bytes are known, and the finding of those storages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from memtriage.allocator.driver import Driver
+from memtriage.allocator.settings import MIN_BLOCK, parse_conf
+from memtriage.allocator.simulator import Simulator
+from memtriage.treat.compact.plan import Movable
+from memtriage.treat.device.layout import Layout
+from memtriage.treat.device.simulated import SimulatedDevice, SimulatedMemory, SimulatedStorage
+
+VERSION = "2.11.0"
+
+
+@dataclass
+class World:
+    """A device, the storages alive on it, and what they should hold."""
+
+    device: SimulatedDevice
+    storages: list[SimulatedStorage] = field(default_factory=list)
+    values: list[np.ndarray] = field(default_factory=list)
+
+    def allocate(self, nbytes: int, stream: int = 0, pool: tuple[int, int] = (0, 0)) -> SimulatedStorage:
+        """A storage with random bytes."""
+        storage = SimulatedStorage(self.device.simulator.malloc(nbytes, stream, pool), nbytes)
+        dice = np.random.default_rng(len(self.values))
+        value = dice.integers(0, 255, self.memory.length(nbytes), dtype=np.uint8)
+        self.memory.write(storage.data_ptr(), value)
+        self.storages.append(storage)
+        self.values.append(value)
+        return storage
+
+    def free(self, storages: Sequence[SimulatedStorage]) -> None:
+        """Let some go."""
+        gone = set(map(id, storages))
+        both = zip(self.storages, self.values, strict=True)
+        left = [(storage, value) for storage, value in both if id(storage) not in gone]
+        for storage in storages:
+            assert storage.block is not None
+            self.device.simulator.free(storage.block)
+        self.storages = [storage for storage, _ in left]
+        self.values = [value for _, value in left]
+
+    @property
+    def memory(self) -> SimulatedMemory:
+        assert self.device.memory is not None
+        return self.device.memory
+
+    def intact(self) -> bool:
+        """True if every storage has its size and its bytes."""
+        return all(
+            self.memory.length(storage.nbytes()) == len(value)
+            and bool((self.memory.read(storage.data_ptr(), storage.nbytes()) == value).all())
+            for storage, value in zip(self.storages, self.values, strict=True)
+        )
+
+    def find(self, layout: Layout, blocks: Sequence[int]) -> Movable:
+        """All storages can move."""
+        known = {storage.data_ptr(): storage for storage in self.storages}
+        found = Movable()
+        for block in blocks:
+            address = int(layout.address[block])
+            if address in known:
+                found.storages[block] = known[address]
+            else:
+                found.reasons[block] = "nobody's"
+        return found
+
+
+def make_world(
+    conf: str = "",
+    capacity: int | None = None,
+    before: Callable[[str], None] | None = None,
+    grain: int = MIN_BLOCK,
+) -> World:
+    """An empty device."""
+    memory, driver = SimulatedMemory(grain), Driver(capacity)
+    simulator = Simulator(parse_conf(conf, VERSION), driver=driver, hook=memory.heard)
+    return World(SimulatedDevice(simulator, memory=memory, driver=driver, before=before))
+
+
+def fragmented(sizes: Sequence[int], keep_one_in: int, conf: str = "", grain: int = MIN_BLOCK) -> World:
+    """Blocks of some sizes were allocated, and most of them freed."""
+    world = make_world(conf, grain=grain)
+    dice = random.Random(0)
+    made = [world.allocate(size) for size in sizes]
+    world.free([storage for storage in made if dice.randrange(keep_one_in)])
+    return world
