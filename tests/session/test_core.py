@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 from memtriage.diagnose.leaks import CensusPoint
+from memtriage.model.blocks import DeviceCounters
 from memtriage.model.census import Census
+from memtriage.model.findings import Finding
 from memtriage.observe.counters import Reading
 from memtriage.session import core, sampler
 from memtriage.session.core import Session
@@ -127,6 +129,28 @@ def test_each_device_has_its_line_of_a_mark(session: Session, monkeypatch: pytes
     assert (gpu["device"], gpu["allocated"], gpu["reserved"], gpu["outside"]) == ("cuda:0", 7, 8, 3)
     assert cpu["host_rss"] == gpu["host_rss"] > 0
     assert session._context_baseline == {0: 3}
+
+
+def test_residue_of_a_phase_is_found_once_with_its_latest_figures(session: Session) -> None:
+    def residue(nbytes: int, holder: str = "train.cache[*]", phase: str = "train") -> Finding:
+        return Finding(kind="residue", device="cuda:0", bytes=nbytes, holder=holder, phase=phase)
+
+    session.residue([residue(5), residue(7, "train.graph")])
+    session.user_step()
+    session.residue([residue(6)])
+    session.residue([residue(9, phase="refit")])
+    session.finish()
+    found = [one for one in lines(session, "finding") if one["kind"] == "residue"]
+    assert [(one["bytes"], one["step"]) for one in found if not one["final"]] == [
+        (5, 0),
+        (7, 0),
+        (6, 1),
+        (9, 1),
+    ]
+    # The first phase left it, and the later one only found it.
+    final = [(one["phase"], one["holder"], one["bytes"]) for one in found if one["final"]]
+    assert final == [("train", "train.cache[*]", 9), ("train", "train.graph", 7)]
+    assert session.verdict == "residue"
 
 
 # --- what goes wrong in here stays in here ------------------------------------------------------------------
@@ -382,3 +406,14 @@ def test_a_sample_that_fails_does_not_end_the_sampler(monkeypatch: pytest.Monkey
     monkeypatch.setattr(sampler, "host_sample", raising)
     quiet = sampled(Quiet(5.0, lambda what: what == "time"), monkeypatch)
     assert quiet.done[0] == "host sample: a file that vanished"
+
+
+def test_the_end_has_the_peaks(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading = Reading("cuda:1", allocated=5, reserved=7)
+    monkeypatch.setattr(session._reader, "read", lambda: [Reading("cpu", allocated=1), reading])
+    figures = DeviceCounters(peak_allocated=50, peak_reserved=70)
+    monkeypatch.setattr(core.cuda, "counters", lambda device: figures if device == 1 else DeviceCounters())
+    session.finish()
+    (end,) = lines(session, "end")
+    assert (end["peak_allocated"], end["peak_reserved"]) == ({"cuda:1": 50}, {"cuda:1": 70})
+    assert end["peak_rss"] > 0

@@ -23,6 +23,7 @@ from memtriage.account.census import View
 from memtriage.account.host_reading import HostReading, read_host
 from memtriage.account.job_ledger import take_job_ledger
 from memtriage.account.ledgers import take_ledgers
+from memtriage.diagnose.after_backward import left_after_backward
 from memtriage.diagnose.host_findings import host_findings, host_notes
 from memtriage.diagnose.judge import (
     Evidence,
@@ -288,10 +289,9 @@ class Session:
     @_never_raises
     def residue(self, findings: Sequence[Finding]) -> None:
         """What stays on the devices at the end of a phase; of each holder the last word counts."""
-        for finding in findings:
+        for finding in self._residue.add(findings):
             finding.rank, finding.step = self.identity.rank, self.step_count
             self._write_finding(finding, final=False)
-        self._residue.add(findings)
 
     def _step_done(self) -> None:
         self._stepped = True
@@ -409,6 +409,7 @@ class Session:
         if has_children():
             self._writer.write("ledger", take_job_ledger())
         self._host.at_census(view, self._on_host)
+        self.residue(left_after_backward(census.storages, self.step_count))
         cost = view.census().seconds + time.perf_counter() - started
         self._ledger_due_s = self.elapsed() + cost / _LEDGER_SHARE
 

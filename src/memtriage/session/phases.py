@@ -8,15 +8,25 @@ from memtriage.model.findings import Finding
 
 
 class PhaseResidue:
-    """The residue found so far, one finding for each phase, device and holder: the latest."""
+    """The residue found so far: one finding for each device and holder.
+
+    What one phase leaves behind is there at the ends of later ones too: the finding names the first, and has
+    the latest figures.
+    """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str | None, str, str | None], Finding] = {}
+        self._found: dict[tuple[str, str | None], Finding] = {}
 
-    def add(self, findings: Iterable[Finding]) -> None:
-        """What a phase left at one of its ends."""
+    def add(self, findings: Iterable[Finding]) -> list[Finding]:
+        """What a phase left at its end; returns it under the phase that left it first."""
+        told = []
         for finding in findings:
-            self._found[finding.phase, finding.device, finding.holder] = finding
+            key = (finding.device, finding.holder)
+            if key in self._found:
+                finding.phase = self._found[key].phase
+            self._found[key] = finding
+            told.append(finding)
+        return told
 
     def findings(self) -> list[Finding]:
         """All of them, largest first."""

@@ -1,0 +1,52 @@
+"""What contexts of custom autograd Functions keep although their backward has run. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from memtriage.diagnose.residue import POLICY, ResiduePolicy
+from memtriage.model.census import StorageRecord
+from memtriage.model.findings import Finding
+
+ENTRY: Final = "te.tensor_objects"
+"""The entry of the catalogue of known holders for such contexts (TransformerEngine #1935)."""
+
+
+def left_after_backward(
+    storages: Iterable[StorageRecord], step: int, policy: ResiduePolicy = POLICY
+) -> list[Finding]:
+    """One finding for each device with more of it than the policy's floor: waste, at whatever instant.
+
+    Args:
+        storages: of a census.
+        step: completed steps.
+        policy: its floor is used.
+    """
+    kept: dict[str, list[StorageRecord]] = {}
+    for one in storages:
+        if one.known == ENTRY:
+            kept.setdefault(one.device, []).append(one)
+    return [
+        _finding(device, records, step)
+        for device, records in kept.items()
+        if sum(one.nbytes for one in records) >= policy.floor
+    ]
+
+
+def _finding(device: str, records: list[StorageRecord], step: int) -> Finding:
+    return Finding(
+        kind="residue",
+        device=device,
+        bytes=sum(one.nbytes for one in records),
+        holder=max(records, key=lambda one: one.nbytes).holder,
+        mechanism="contexts of custom autograd Functions keep the quantised tensors that their backward has "
+        "restored into ctx.tensor_objects, until the loss is bound anew; under checkpointing those of all "
+        "layers gather during one backward",
+        fix="set ctx.tensor_objects = None once backward has read it: TransformerEngine 2.15 does; before, "
+        "memtriage.treat.te_restore.EmptyAfterRestore around the training does the same",
+        playbook="M19",
+        phase="after backward",
+        step=step,
+        evidence=[f"{len(records):,} storages on {device} hang on contexts whose backward has run already"],
+    )

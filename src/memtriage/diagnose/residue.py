@@ -1,0 +1,169 @@
+"""Residue at the end of a phase: what a census finds on the device that should be gone by then. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Final
+
+from memtriage.diagnose.mechanisms import Explanation, explain_known
+from memtriage.model.census import Owner, StorageRecord
+from memtriage.model.findings import Finding
+from memtriage.model.units import size
+from memtriage.observe.holders.catalogue import holders
+
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ResiduePolicy:
+    """Thresholds.
+
+    Attributes:
+        floor: bytes on a device below which nothing is said: a loss, a batch, the last outputs. Also the rise
+            of the allocator's counter that makes a look worth its time.
+        share: part of the residue that a holder must have for a finding of its own; and of what is known, by
+            which more must be allocated for another look.
+        findings: most findings for a device.
+    """
+
+    floor: int = 4 * MIB
+    share: float = 0.05
+    findings: int = 5
+
+    def __post_init__(self) -> None:
+        if self.floor < 0 or self.findings < 1 or not 0 <= self.share <= 1:
+            raise ValueError(f"{self}: floor is at least 0 bytes, findings at least 1, share between 0 and 1")
+
+
+POLICY: Final = ResiduePolicy()
+
+KEPT_OWNERS: Final[frozenset[Owner]] = frozenset(("parameter", "gradient", "optimizer state", "buffer"))
+"""What a model has between phases: no residue while it is not parked, and not on the device when it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResidueRow:
+    """What one holder keeps. Sizes in bytes.
+
+    Attributes:
+        device: `cuda:N` or `cpu`.
+        owner: what it is.
+        holder: the shortest holder path; None where none is known.
+        known: name of the entry of the catalogue of known holders that it belongs to; None for none.
+        nbytes: bytes of its storages.
+        storages: how many.
+    """
+
+    device: str
+    owner: Owner
+    holder: str | None
+    known: str | None
+    nbytes: int
+    storages: int
+
+    @property
+    def name(self) -> str:
+        """Entry and holder path, as far as known."""
+        named = [part for part in (self.known, self.holder) if part]
+        return ": ".join(named) if named else self.owner
+
+
+def residue_rows(
+    storages: Iterable[StorageRecord],
+    generic: Mapping[tuple[str, int], str],
+    *,
+    devices: AbstractSet[str],
+    variables: bool,
+    ours: AbstractSet[int] = frozenset(),
+) -> list[ResidueRow]:
+    """What of a census is residue, by device and holder, largest first.
+
+    Args:
+        storages: of the census.
+        generic: names of generic entries of the catalogue by device and address of the storages that they
+            keep; what the entry of a library keeps, the census tells itself.
+        devices: the devices that are looked at.
+        variables: whether tensors that the program itself holds count: they do where everything was to leave
+            the device; where a phase only ends, its results stay on purpose. What an entry holds always
+            counts.
+        ours: addresses of memory that memtriage itself keeps.
+    """
+    sums: dict[tuple[str, Owner, str | None, str | None], tuple[int, int]] = {}
+    for one in storages:
+        if one.owner in KEPT_OWNERS or one.device not in devices or one.address in ours:
+            continue
+        known = one.known or generic.get((one.device, one.address))
+        if one.owner == "variable" and not variables and known is None:
+            continue
+        key = (one.device, one.owner, one.holder, known)
+        nbytes, count = sums.get(key, (0, 0))
+        sums[key] = (nbytes + one.nbytes, count + 1)
+    rows = [
+        ResidueRow(device=device, owner=owner, holder=holder, known=known, nbytes=nbytes, storages=count)
+        for (device, owner, holder, known), (nbytes, count) in sums.items()
+    ]
+    return sorted(rows, key=lambda row: -row.nbytes)
+
+
+def residue_findings(
+    rows: Sequence[ResidueRow], phase: str, step: int | None, policy: ResiduePolicy = POLICY
+) -> list[Finding]:
+    """Findings for the holders that keep most of it; none for a device with less than the floor."""
+    found: list[Finding] = []
+    for device in dict.fromkeys(row.device for row in rows):
+        mine = [row for row in rows if row.device == device]
+        total = sum(row.nbytes for row in mine)
+        if total < policy.floor:
+            continue
+        large = [row for row in mine if row.nbytes >= policy.share * total][: policy.findings]
+        found += [_finding(row, total, phase, step) for row in large]
+    return found
+
+
+def _finding(row: ResidueRow, total: int, phase: str, step: int | None) -> Finding:
+    cause = _cause(row)
+    return Finding(
+        kind="residue",
+        device=row.device,
+        bytes=row.nbytes,
+        holder=row.holder if row.known is None else row.name,
+        mechanism=cause.mechanism,
+        fix=cause.fix,
+        playbook="M19",
+        phase=phase,
+        step=step,
+        evidence=[
+            f"after phase {phase!r} {size(total)} stay on {row.device} besides parameters, gradients, "
+            f"optimizer state and buffers; {size(row.nbytes)} of it in {row.storages:,} storages here"
+        ],
+    )
+
+
+def _cause(row: ResidueRow) -> Explanation:
+    entry = next((one for one in holders(generic=False) if one.name == row.known), None)
+    if entry is not None:
+        return explain_known(entry)
+    match row.owner:
+        case "saved for backward" | "autograd context":
+            return Explanation(
+                "an autograd graph outlives the phase, with what it saved for backward",
+                "drop the loss and the outputs, or keep `.detach()` of them, before the phase ends",
+            )
+        case "garbage":
+            return Explanation(
+                "reference cycles keep them until the collector runs",
+                "let the phase collect (PhasePolicy(collect=True)), or break the cycle",
+            )
+        case "communication buffer":
+            return Explanation(
+                "a communication library keeps its buffers between steps",
+                "reshard or free them before the phase ends (FSDP2: `module.reshard()`)",
+            )
+        case _:
+            return Explanation(
+                f"the program still holds them ({row.owner}) at the end of the phase",
+                "let go of it before the phase ends, park it (PhasePolicy(park=...)), or register what "
+                "clears it, so that the phase does (memtriage.register_holder)",
+            )

@@ -1,0 +1,230 @@
+"""One line for the workers of reinforcement-learning frameworks: phases where they give memory to generation.
+
+    memtriage.integrations.rl.attach(Worker)    # the class, behind its definition; or a worker itself
+
+NeMo-RL's policy workers (`offload_before_refit`, `offload_after_refit`), verl's engines (`to("cpu")`) and
+slime's train actors (`sleep`) are known by the names of their methods: nothing of the frameworks is imported.
+Their own functions still run; around them known caches are cleared and what strands segments is moved, and
+the line that
+people search logs for is printed with what is then left:
+
+    GPU Memory after refit complete: 0.55GB allocated, 0.62GB reserved
+
+NeMo-RL's workers move weights and optimizer state by methods of their own; `park` puts parking in their
+place.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final
+
+from memtriage.treat.phase import PhasePolicy, bring_back, phase_end
+
+Method = Callable[..., Any]
+
+_ATTACHED: Final = "_memtriage_attached"
+_MODEL: Final = ("parameters", "buffers")
+
+
+def _always(*_args: Any, **_kwargs: Any) -> bool:
+    return True
+
+
+def _to_the_cpu(device: Any = None, *_args: Any, **_kwargs: Any) -> bool:
+    return str(device).partition(":")[0] == "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """A method of a worker at which memory goes to somebody else.
+
+    Attributes:
+        method: its name.
+        phase: what the log line says.
+        before: the phase ends before the method runs, else after it.
+        applies: asked, with the call's arguments, whether this call is such a boundary.
+    """
+
+    method: str
+    phase: str
+    before: bool = False
+    applies: Callable[..., bool] = _always
+
+
+BOUNDARIES: Final = (
+    # NeMo-RL: before the weights are streamed, and when they have been.
+    Boundary("offload_before_refit", "optimizer offload"),
+    Boundary("offload_after_refit", "refit complete"),
+    # slime: torch_memory_saver then backs up and unmaps whole segments, holes and garbage with them.
+    Boundary("sleep", "training", before=True),
+    # verl: an engine's weights, gradients and optimizer state go, one or all of them.
+    Boundary("to", "offload", applies=_to_the_cpu),
+)
+
+
+Build = Callable[[Any, Method], Method]
+"""Makes what stands in for a method, given the worker and its bound method."""
+
+
+class Attachment:
+    """What `attach` put on a worker or its class. As a context manager it takes it off at the end.
+
+    Attributes:
+        methods: names of the methods that it stands in for.
+    """
+
+    def __init__(self, target: Any, builds: dict[str, Build]) -> None:
+        self.methods = tuple(builds)
+        self._target = target
+        own = vars(target)
+        self._before = {name: own[name] for name in (*builds, _ATTACHED) if name in own}
+        make = _for_a_class if isinstance(target, type) else _for_a_worker
+        for name, build in builds.items():
+            setattr(target, name, make(target, name, build))
+        setattr(target, _ATTACHED, True)
+
+    def detach(self) -> None:
+        """Take it off: the own methods are there again. Repeatable."""
+        for name in (*self.methods, _ATTACHED):
+            if name in self._before:
+                setattr(self._target, name, self._before[name])
+            elif name in vars(self._target):
+                delattr(self._target, name)
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.detach()
+
+
+def attach(worker: Any, *, policy: PhasePolicy | None = None, park: bool = True) -> Attachment:
+    """Ends a phase at each of a worker's boundaries (see the module).
+
+    Args:
+        worker: the object whose methods the framework calls, in its own process; or its class. With Ray it
+            has to
+            be the class, in the module that defines it: Ray takes an actor's functions from there before
+            there is an actor.
+        policy: what a phase's end does; by default caches are cleared, garbage is collected and memory
+            compacted.
+        park: let NeMo-RL's `move_model` and `move_optimizer` (`move_to_cpu`, `move_to_cuda` and
+            `move_optimizer_to_device` of its DTensor workers) park and bring back: page-locked copies that
+            are kept for the next step, and addresses that views keep. While weights are parked, code that
+            would read them on the CPU raises `ParkedError`.
+
+    Returns:
+        What takes it off again.
+
+    Raises:
+        ValueError: it has none of the methods, or is attached already.
+
+    Limits: Megatron's gradient buffers stay with its own code, which drops them instead of copying them.
+    """
+    name = worker.__name__ if isinstance(worker, type) else type(worker).__name__
+    if getattr(worker, _ATTACHED, False):
+        raise ValueError(f"{name} is attached already: detach() first")
+    found = [one for one in BOUNDARIES if callable(getattr(worker, one.method, None))]
+    if not found:
+        known = ", ".join(one.method for one in BOUNDARIES)
+        raise ValueError(f"{name} has none of the methods {known}: use memtriage.phase()")
+    chosen = PhasePolicy() if policy is None else policy
+    builds: dict[str, Build] = {one.method: _with_phase(one, chosen) for one in found}
+    if park:
+        moves = {
+            "move_model": _move_model,
+            "move_optimizer": _move_optimizer,
+            "move_optimizer_to_device": _move_optimizer,
+            "move_to_cpu": _move_to_cpu,
+            "move_to_cuda": _move_to_cuda,
+        }
+        builds |= {
+            name: move(chosen) for name, move in moves.items() if callable(getattr(worker, name, None))
+        }
+    return Attachment(worker, builds)
+
+
+def _for_a_worker(worker: Any, name: str, build: Build) -> Method:
+    method = getattr(worker, name)
+    return functools.wraps(method)(build(worker, method))
+
+
+def _for_a_class(kind: type, name: str, build: Build) -> Method:
+    function = getattr(kind, name)
+
+    @functools.wraps(function)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return build(self, functools.partial(function, self))(*args, **kwargs)
+
+    return method
+
+
+def _with_phase(boundary: Boundary, policy: PhasePolicy) -> Build:
+    def build(_worker: Any, method: Method) -> Method:
+        def with_phase(*args: Any, **kwargs: Any) -> Any:
+            here = boundary.applies(*args, **kwargs)
+            if here and boundary.before:
+                phase_end(boundary.phase, policy)
+            result = method(*args, **kwargs)
+            if here and not boundary.before:
+                phase_end(boundary.phase, policy)
+            return result
+
+        return with_phase
+
+    return build
+
+
+def _move_model(policy: PhasePolicy) -> Build:
+    def build(_worker: Any, method: Method) -> Method:
+        def move_model(model: Any, device: Any, move_params: bool = True, move_grads: bool = True) -> Any:
+            moved = move_params and _move((*_MODEL, model), device, policy)
+            return method(model, device, move_params=move_params and not moved, move_grads=move_grads)
+
+        return move_model
+
+    return build
+
+
+def _move_optimizer(policy: PhasePolicy) -> Build:
+    def build(worker: Any, method: Method) -> Method:
+        def move_optimizer(device: Any) -> None:
+            if worker.optimizer is not None and not _move((worker.optimizer,), device, policy):
+                method(device)
+
+        return move_optimizer
+
+    return build
+
+
+def _move_to_cpu(policy: PhasePolicy) -> Build:
+    def build(_worker: Any, method: Method) -> Method:
+        return lambda model: model if _move((model,), "cpu", policy) else method(model)
+
+    return build
+
+
+def _move_to_cuda(policy: PhasePolicy) -> Build:
+    def build(_worker: Any, method: Method) -> Method:
+        return lambda model: model if _move((model,), "cuda", policy) else method(model)
+
+    return build
+
+
+def _move(what: tuple[Any, ...], device: Any, policy: PhasePolicy) -> bool:
+    """Park or bring back; False where there was nothing to, which is left to the worker's own method then.
+
+    What began on the CPU was never parked: only that method brings it to the device.
+    """
+    from memtriage.treat.park import is_parked, park_rest
+
+    if not _to_the_cpu(device):
+        return bring_back(what) is not None
+    parked = park_rest(*what, despite_graphs=policy.despite_graphs)
+    return is_parked(*what) if parked is None else parked.storages > 0

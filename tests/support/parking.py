@@ -1,0 +1,70 @@
+"""Parking without a GPU: a CPU "device" whose operations are counted, and fail where a test wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from memtriage.treat.park.arena import Home
+from memtriage.treat.park.ways import Spot, Ways
+
+
+class Script:
+    """What was done on all devices, in order; the operation of one number fails.
+
+    Attributes:
+        done: names of the operations.
+        fails_at: number of the operation that fails; None for none.
+        error: what it raises.
+    """
+
+    def __init__(self, fails_at: int | None = None, error: type[BaseException] = RuntimeError) -> None:
+        self.done: list[str] = []
+        self.fails_at = fails_at
+        self.error = error
+
+    def ways(self, device: torch.device) -> ScriptedWays:
+        """To be given as `find_ways`."""
+        return ScriptedWays(device, self)
+
+    def step(self, name: str) -> None:
+        """One operation begins."""
+        self.done.append(name)
+        if len(self.done) - 1 == self.fails_at:
+            self.fails_at = None
+            raise self.error(f"{name} fails")
+
+
+class ScriptedWays(Ways):
+    """Copies are done where a real device would be through with them: at the next synchronisation."""
+
+    def __init__(self, device: torch.device, script: Script) -> None:
+        super().__init__(device)
+        self._script = script
+        self._begun: list[tuple[str, torch.UntypedStorage, Home]] = []
+
+    def look(self, storages: Sequence[torch.UntypedStorage], *, graphs: bool) -> list[Spot]:
+        self._script.step("look")
+        return super().look(storages, graphs=graphs)
+
+    def synchronize(self) -> None:
+        self._script.step("synchronize")
+        begun, self._begun = self._begun, []
+        for way, storage, home in begun:
+            (super().down if way == "down" else super().up)(storage, home)
+
+    def resize(self, storage: torch.UntypedStorage, nbytes: int, stream: int) -> None:
+        self._script.step("resize")
+        super().resize(storage, nbytes, stream)
+
+    def down(self, storage: torch.UntypedStorage, home: Home) -> None:
+        self._script.step("down")
+        self._begun.append(("down", storage, home))
+
+    def up(self, storage: torch.UntypedStorage, home: Home) -> None:
+        self._script.step("up")
+        self._begun.append(("up", storage, home))
+
+    def release(self) -> None:
+        self._script.step("release")
