@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from memtriage import OffloadedAdamW
+from memtriage.treat.offload.native.choice import Kernel
 from memtriage.treat.offload.pinned import PinnedMemory, PinningFailed
 from support.offload import (
     assert_same_as_reference,
@@ -87,11 +88,12 @@ def _pinned_again(memory: PinnedMemory) -> bool:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("tile", [128, 1 << 21])
-def test_the_bits_are_those_of_the_reference(dtype: torch.dtype, tile: int) -> None:
+@pytest.mark.parametrize("kernel", ["auto", "torch"])
+def test_the_bits_are_those_of_the_reference(dtype: torch.dtype, tile: int, kernel: Kernel) -> None:
     weights = parameters(dtype=dtype, device="cuda")
     masters = masters_of(weights)
     settings: dict[str, Any] = {"lr": 1e-2, "betas": (0.8, 0.95), "weight_decay": 0.1}
-    optimizer = OffloadedAdamW(weights, tile_elements=tile, **settings)
+    optimizer = OffloadedAdamW(weights, tile_elements=tile, kernel=kernel, **settings)
     expected = reference(masters, **settings)
     assert optimizer.pinned
     for step in range(4):

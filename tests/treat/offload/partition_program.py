@@ -52,15 +52,28 @@ def make(weights: Any, **settings: Any) -> OffloadedAdamW:
     )
 
 
-def averaged_gradients(weights: list[Parameter], masters: list[Parameter], seed: int) -> None:
-    """Each rank gets gradients of its own; the reference their mean, summed in the weights' type."""
-    ranks = dist.get_world_size()
+def sums_of_own_gradients(
+    weights: list[Parameter], masters: list[Parameter], seed: int
+) -> list[torch.Tensor]:
+    """Each rank gets gradients of its own; returns their sums over the ranks, in float32 on the CPU.
+
+    They are multiples of an eighth, so that sums are exact in every type, whatever the order of the ranks.
+    """
     give_gradients(weights, masters, seed=1000 * dist.get_rank() + seed)
-    for weight, master in zip(weights, masters, strict=True):
+    sums = []
+    for weight in weights:
         assert weight.grad is not None
+        weight.grad.mul_(8).round_().div_(8)
         total = weight.grad.clone()
         dist.all_reduce(total)
-        master.grad = total.float().cpu() / ranks
+        sums.append(total.float().cpu())
+    return sums
+
+
+def averaged_gradients(weights: list[Parameter], masters: list[Parameter], seed: int) -> None:
+    """Each rank gets gradients of its own; the reference their mean."""
+    for master, total in zip(masters, sums_of_own_gradients(weights, masters, seed), strict=True):
+        master.grad = total / dist.get_world_size()
 
 
 def assert_shares(
@@ -107,6 +120,26 @@ def the_norm_is_that_of_the_averaged_gradients() -> None:
 
 
 @scenario
+def wide_gradients_of_narrow_weights_travel_in_the_type_of_their_sum() -> None:
+    for max_norm in (None, 1e6):
+        weights = parameters()
+        masters = masters_of(weights)
+        optimizer, expected = make(weights, max_norm=max_norm), reference(masters)
+        for step in range(2):
+            averaged_gradients(weights, masters, step)
+            for index, weight in enumerate(weights):
+                # One rank has them in float32, the others as they were.
+                if index % dist.get_world_size() == dist.get_rank():
+                    assert weight.grad is not None
+                    weight.grad_dtype = None
+                    weight.grad = weight.grad.float()
+            optimizer.step()
+            expected.step()
+        assert_shares(optimizer, weights, expected, masters)
+        optimizer.close()
+
+
+@scenario
 def a_ddp_model_with_either_setting() -> None:
     for reduce_gradients in (True, False):
         torch.manual_seed(0)
@@ -138,10 +171,10 @@ def a_gradient_that_only_one_rank_has() -> None:
     give_gradients(weights, masters, seed=4)
     for index, (weight, master) in enumerate(zip(weights, masters, strict=True)):
         assert master.grad is not None
-        master.grad /= 2
+        master.grad /= dist.get_world_size()
         if index == 3:
             weight.grad = master.grad = None
-        elif index % 2 == dist.get_rank():
+        elif index % dist.get_world_size() != dist.get_rank():
             weight.grad = None
     optimizer.step()
     expected.step()
@@ -157,16 +190,12 @@ def gradients_added_up_on_the_host() -> None:
     for step in range(2):
         sums = [torch.zeros_like(one) for one in masters]
         for micro_batch in range(2):
-            give_gradients(weights, masters, seed=100 * dist.get_rank() + 10 * step + micro_batch)
-            for total, weight in zip(sums, weights, strict=True):
-                assert weight.grad is not None
-                both = weight.grad.clone()
-                dist.all_reduce(both)
-                total += both.float().cpu()
+            added = sums_of_own_gradients(weights, masters, seed=10 * step + micro_batch)
+            torch._foreach_add_(sums, added)
             optimizer.offload_gradients()
             assert all(one.grad is None for one in weights)
         for total, master in zip(sums, masters, strict=True):
-            master.grad = total / 2
+            master.grad = total / dist.get_world_size()
         optimizer.step()
         expected.step()
     assert_shares(optimizer, weights, expected, masters)
@@ -191,7 +220,7 @@ def the_state_is_dealt_out_saved_and_loaded() -> None:
     optimizer = make(weights)
     held = torch.tensor(float(optimizer.host_bytes), device=DEVICE)
     dist.all_reduce(held)
-    ring = ranks * (2 * 2 * 128 * 4 + 128 * 4)
+    ring = ranks * (2 * 2 * 128 * 2 + 128 * 4)
     count = sum(one.numel() for one in weights)
     assert 12 * count + ring <= held <= 12 * (count + ranks * len(shapes) * 64) + ring
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.nn import Parameter
 
 from memtriage import OffloadedAdamW
+from memtriage.treat.offload.native.choice import Kernel
 from support.offload import (
     assert_same_as_reference,
     give_gradients,
@@ -36,6 +37,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
     weight_decay=st.floats(0, 0.5),
     maximize=st.booleans(),
     steps=st.integers(1, 3),
+    kernel=st.sampled_from(("auto", "torch")),
 )
 def test_any_shapes_and_settings(
     shapes: list[tuple[int, ...]],
@@ -49,6 +51,7 @@ def test_any_shapes_and_settings(
     weight_decay: float,
     maximize: bool,
     steps: int,
+    kernel: Kernel,
 ) -> None:
     weights = parameters(shapes, dtype)
     masters = masters_of(weights)
@@ -59,7 +62,7 @@ def test_any_shapes_and_settings(
         "weight_decay": weight_decay,
         "maximize": maximize,
     }
-    optimizer = OffloadedAdamW(weights, tile_elements=tile, ring_depth=depth, **both)
+    optimizer = OffloadedAdamW(weights, tile_elements=tile, ring_depth=depth, kernel=kernel, **both)
     expected = reference(masters, **both)
     for step in range(steps):
         give_gradients(weights, masters, seed=step)
@@ -94,7 +97,8 @@ def test_tilings_that_are_no_multiples_of_64_would_change_bits() -> None:
 
     whole = stepped([5000])
     assert same_bits(stepped([64] * 78 + [8]), whole)
-    assert not same_bits(stepped([7] * 714 + [2]), whole)
+    if torch.backends.cpu.get_cpu_capability() != "DEFAULT":  # whose vectors are loops of the same code
+        assert not same_bits(stepped([7] * 714 + [2]), whole)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -10,6 +10,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,9 @@ import torch
 from torch.nn import Parameter
 
 from memtriage import OffloadedAdamW
-from memtriage.treat.offload import engine as engine_module
+from memtriage.treat.offload.arithmetic import Arithmetic
 from memtriage.treat.offload.pinned import PinnedMemory, PinningFailed
-from memtriage.treat.offload.ring import Slot
+from memtriage.treat.offload.ring import Job, Slot
 from support.offload import (
     assert_same_as_reference,
     give_gradients,
@@ -38,21 +40,31 @@ def make(weights: Any, **settings: Any) -> OffloadedAdamW:
     return OffloadedAdamW(weights, **{"tile_elements": 128, "ring_depth": 2} | settings)
 
 
-class FailingKernel:
-    """Stands in for the arithmetic of a tile; fails at one call."""
+class FailingJob:
+    """A tile's computation that is never begun."""
 
-    def __init__(self, at: int, error: BaseException | None) -> None:
-        self.calls, self.at, self.error = 0, at, error
-        self.real = engine_module.adamw
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
 
-    def __call__(self, *arguments: Any) -> None:
-        self.calls += 1
-        if self.calls == self.at:
-            if self.error is None:
-                _thread.interrupt_main()
-            else:
-                raise self.error
-        self.real(*arguments)
+    def start(self) -> None:
+        pass
+
+    def wait(self) -> None:
+        raise self.error
+
+
+def failing_kernel(at: int, error: BaseException | None) -> Callable[..., Job]:
+    """Stands in for `Arithmetic.stepping`: one tile fails, or has the main thread interrupted."""
+    stepping, calls = Arithmetic.stepping, count(1)
+
+    def stand_in(*arguments: Any) -> Job:
+        if next(calls) == at:
+            if error is not None:
+                return FailingJob(error)
+            _thread.interrupt_main()
+        return stepping(*arguments)
+
+    return stand_in
 
 
 def test_a_failure_in_the_middle_of_a_step_ends_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +83,8 @@ def test_a_failure_in_the_middle_of_a_step_ends_the_work(monkeypatch: pytest.Mon
 
     give_gradients(weights, masters, seed=1)
     with monkeypatch.context() as patch:
-        patch.setattr(engine_module, "adamw", FailingKernel(3, RuntimeError("the device fell off the bus")))
+        failing = failing_kernel(3, RuntimeError("the device fell off the bus"))
+        patch.setattr(Arithmetic, "stepping", failing)
         with pytest.raises(RuntimeError, match="fell off the bus"):
             optimizer.step()
     for call in (optimizer.step, optimizer.state_dict):
@@ -131,7 +144,7 @@ def test_ctrl_c_lets_the_step_come_to_its_end(monkeypatch: pytest.MonkeyPatch) -
     optimizer, expected = make(weights), reference(masters)
     give_gradients(weights, masters, seed=0)
     with monkeypatch.context() as patch:
-        patch.setattr(engine_module, "adamw", FailingKernel(2, None))
+        patch.setattr(Arithmetic, "stepping", failing_kernel(2, None))
         with pytest.raises(KeyboardInterrupt):
             optimizer.step()
     expected.step()
@@ -238,7 +251,9 @@ def test_a_forked_child_is_told_that_it_has_no_part_in_it() -> None:
         try:
             optimizer.step()
         except RuntimeError as error:
-            os._exit(0 if "parent process" in str(error) else 2)
+            told = "parent process" in str(error)
+            optimizer.close()  # of threads that it does not have
+            os._exit(0 if told else 2)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     optimizer.step()

@@ -15,8 +15,8 @@ from memtriage import OffloadedAdamW
 
 PROGRAM = Path(__file__).with_name("memory_program.py")
 PARAMETERS = 20_000_000
-RING = 2 * 4 * (1 << 16) * 4
-"""Bytes of four slots of 65,536 elements, 4 bytes each, in both directions."""
+RING = 2 * 4 * (1 << 16) * 2
+"""Bytes of four slots of 65,536 elements, 2 bytes each, in both directions."""
 
 CONSTANT = RING + (4 << 20)
 """The ring, and what allocator and interpreter take for small things."""
@@ -63,5 +63,5 @@ def test_a_checkpoint_is_saved_and_loaded_without_a_second_copy(found: dict[str,
 
 def test_the_default_ring_is_as_large_as_documented() -> None:
     optimizer = OffloadedAdamW([Parameter(torch.zeros(64))])
-    assert optimizer.host_bytes == (72 << 20) + 12 * 64
+    assert optimizer.host_bytes == (80 << 20) + 12 * 64
     optimizer.close()

@@ -451,12 +451,13 @@ def test_an_optimizer_let_go_of_ends_its_thread_and_its_hooks() -> None:
     optimizer.step()
     mine = [one for one in threads() if one not in before]
     gone = weakref.ref(optimizer)
-    assert len(mine) == 1
+    assert mine
     del optimizer
     gc.collect()
-    mine[0].join(timeout=60)
     assert gone() is None
-    assert not mine[0].is_alive()
+    for one in mine:
+        one.join(timeout=60)
+        assert not one.is_alive()
     sum(one.sum() for one in weights).backward()
     assert weights[0].grad is not None
 

@@ -1,4 +1,4 @@
-"""Two ranks over gloo: the partition over a process group, DDP, FSDP2; see `partition_program.py`."""
+"""Two ranks over gloo (four with `-m slow`): process group, DDP, FSDP2; see `partition_program.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).with_name("partition_program.py")
-RANKS = 2
 TIME_LIMIT_S = 300
 
 
@@ -24,19 +23,22 @@ def scenario_names() -> list[str]:
     ]
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def outcomes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, str]]:
     """What each rank says of each scenario."""
+    ranks = request.param
     meeting = tmp_path_factory.mktemp("ranks") / "meeting"
     running = [
         subprocess.Popen(
             [sys.executable, str(PROGRAM), str(meeting)],
-            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1"},
+            env=os.environ | {"RANK": str(rank), "WORLD_SIZE": str(ranks), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(RANKS)
+        for rank in range(ranks)
     ]
     try:
         outputs = [one.communicate(timeout=TIME_LIMIT_S) for one in running]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memtriage.treat.offload.lanes import Lane
 from memtriage.treat.offload.resident import Resident
-from memtriage.treat.offload.tiles import Piece, pack
+from memtriage.treat.offload.tiles import Piece, capacity, pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,14 @@ class Bucket:
         residents: what the host keeps of each.
         weights: local weights on the device in memory order, for each.
         gradients: the same of the gradients; empty when they are on the host.
+        travels_as: type of the gradients in the ring; None when they are on the host.
         reduced: whether this rank's part of `gradients` holds the sum over the ranks.
         tiles, masters, exp_avgs, exp_avg_sqs, kept_gradients: see `cut`.
     """
 
     group: int
     lane: Lane
+    travels_as: torch.dtype | None = None
     residents: list[Resident] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
     gradients: list[Tensor] = field(default_factory=list)
@@ -75,11 +77,13 @@ class Bucket:
     def weight_dtype(self) -> torch.dtype:
         return self.residents[0].dtype
 
-    def cut(self, capacity: int) -> None:
-        """Make the tiles, of at most `capacity` elements, and list what the residents keep, once for all."""
+    def cut(self, elements: int) -> None:
+        """Make the tiles, for a ring of so many elements, and list what the residents keep, once for all."""
         chunks = [one.share.chunk for one in self.residents]
+        travelling = (self.weight_dtype, self.travels_as or self.weight_dtype)
+        most = capacity(elements, max(one.itemsize for one in travelling))
         self.tiles = [
-            Tile(pieces, tuple(self._parts(pieces)), pieces[-1].end) for pieces in pack(chunks, capacity)
+            Tile(pieces, tuple(self._parts(pieces)), pieces[-1].end) for pieces in pack(chunks, most)
         ]
         self.masters = [one.master for one in self.residents]
         self.exp_avgs = [one.exp_avg for one in self.residents]

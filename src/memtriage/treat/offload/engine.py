@@ -1,16 +1,19 @@
-"""The work on tiles: gradients down, the step on the host, weights up. In the optimizer's own thread."""
+"""The work on tiles: gradients down, the step on the host, weights up. In the optimizer's own threads."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from memtriage.treat.offload.arithmetic import Arithmetic
 from memtriage.treat.offload.bucket import Bucket, Tile, in_tile, on_device, on_host
 from memtriage.treat.offload.exchange import Exchange
-from memtriage.treat.offload.kernel import Hyper, Operands, Scaling, adamw
-from memtriage.treat.offload.ring import Ring, Slot
+from memtriage.treat.offload.kernel import Hyper, Operands, Scaling
+from memtriage.treat.offload.ring import Job, Ring, Slot
 
 _log = logging.getLogger(__name__)
 
@@ -20,13 +23,15 @@ class Engine:
 
     Attributes:
         ring: the pinned tiles.
+        arithmetic: the kernel.
         exchange: the partition over a process group, or None.
         changing: whether anything has been written that a repeated call would not write again; set to False
             by whoever wants to know.
     """
 
-    def __init__(self, ring: Ring, exchange: Exchange | None) -> None:
+    def __init__(self, ring: Ring, arithmetic: Arithmetic, exchange: Exchange | None) -> None:
         self.ring = ring
+        self.arithmetic = arithmetic
         self.exchange = exchange
         self.changing = False
 
@@ -41,9 +46,7 @@ class Engine:
         def fetch(tile: Tile, slot: Slot) -> None:
             slot.fetch(bucket.lane, in_tile(slot.down(dtype), tile), on_device(bucket.weights, tile))
 
-        def finish(tile: Tile, slot: Slot) -> None:
-            slot.arrived()
-            slot.vacated()
+        def compare(tile: Tile, slot: Slot) -> None:
             arrived = in_tile(slot.down(dtype), tile)
             rounded = in_tile(slot.up(dtype), tile)
             masters = on_host(bucket.masters, tile)
@@ -60,7 +63,7 @@ class Engine:
                     )
                     master[other] = weight[other].float()
 
-        self.ring.run(bucket.tiles, fetch, finish)
+        self.ring.run(bucket.tiles, fetch, lambda *where: self._calling(compare, *where), _nothing)
         for one in bucket.residents:
             one.saw()
 
@@ -80,9 +83,8 @@ class Engine:
     def collect(self, bucket: Bucket) -> None:
         """Add the gradients on the device to those that stay on the host."""
 
-        def finish(tile: Tile, slot: Slot) -> None:
-            slot.arrived()
-            arrived = in_tile(slot.down(self._travels_as(bucket)), tile)
+        def add(tile: Tile, slot: Slot) -> None:
+            arrived = _arrived_gradients(bucket, tile, slot)
             kept = on_host(bucket.kept_gradients, tile)
             self.changing = True
             for part, target, source in zip(tile.parts, kept, arrived, strict=True):
@@ -91,7 +93,12 @@ class Engine:
                 else:
                     target.copy_(source)
 
-        self.ring.run(bucket.tiles, lambda tile, slot: self._fetch_gradients(bucket, tile, slot), finish)
+        self.ring.run(
+            bucket.tiles,
+            lambda tile, slot: self._fetch_gradients(bucket, tile, slot),
+            lambda *where: self._calling(add, *where),
+            _nothing,
+        )
         for one in bucket.residents:
             one.has_gradient = True
 
@@ -111,72 +118,79 @@ class Engine:
             if bucket.gradients:
                 self._fetch_gradients(bucket, tile, slot)
 
-        def finish(tile: Tile, slot: Slot) -> None:
-            slot.arrived()
-            self.changing = True
-            gradients = self._usable_gradients(bucket, tile, slot, scaling)
+        def prepare(tile: Tile, slot: Slot) -> Job:
             operands = Operands(
                 masters=on_host(bucket.masters, tile),
-                gradients=gradients,
+                gradients=_arrived_gradients(bucket, tile, slot),
                 exp_avgs=on_host(bucket.exp_avgs, tile),
                 exp_avg_sqs=on_host(bucket.exp_avg_sqs, tile),
                 steps=[numbers[one.index] for one in tile.parts],
+                rounded=in_tile(slot.up(bucket.weight_dtype), tile) if upload else [],
             )
-            if tile.parts:  # a rank may have none of a small parameter
-                adamw(operands, hyper, self.ring.moments)
+            job = self.arithmetic.stepping(operands, hyper, scaling)
+            self.changing = True  # it is started next
+            return job
+
+        def finish(tile: Tile, slot: Slot) -> None:
             if upload:
                 self._send_weights(bucket, tile, slot)
 
-        self.ring.run(bucket.tiles, fetch, finish)
+        self.ring.run(bucket.tiles, fetch, prepare, finish)
         for one, number in zip(residents, numbers, strict=True):
             one.step.copy_(number)
             one.has_gradient = False
 
     def upload(self, bucket: Bucket) -> None:
         """Write the masters, rounded to the weights' type, to the device."""
-        self.changing = True
+
+        def rounding(tile: Tile, slot: Slot) -> None:
+            self.changing = True
+            rounded = in_tile(slot.up(bucket.weight_dtype), tile)
+            if rounded:
+                torch._foreach_copy_(rounded, on_host(bucket.masters, tile))
+
         self.ring.run(
             bucket.tiles,
-            lambda tile, slot: None,
+            _nothing,
+            lambda *where: self._calling(rounding, *where),
             lambda tile, slot: self._send_weights(bucket, tile, slot),
         )
 
-    def _travels_as(self, bucket: Bucket) -> torch.dtype:
-        if self.exchange is not None and not bucket.reduced:
-            return bucket.weight_dtype
-        return bucket.gradients[0].dtype
+    def close(self) -> None:
+        """Give everything back. No work may be under way. Repeatable."""
+        self.ring.close()
+        self.arithmetic.close()
+        if self.exchange is not None:
+            self.exchange.close()
+
+    def _calling(self, work: Callable[[Tile, Slot], None], tile: Tile, slot: Slot) -> Job:
+        return self.arithmetic.calling(partial(work, tile, slot))
 
     def _fetch_gradients(self, bucket: Bucket, tile: Tile, slot: Slot) -> None:
-        down = slot.down(self._travels_as(bucket))
+        assert bucket.travels_as is not None
+        down = slot.down(bucket.travels_as)
         if self.exchange is not None and not bucket.reduced:
             mine = self.exchange.reduce(bucket.lane, tile.pieces, bucket.residents, bucket.gradients)
             slot.fetch(bucket.lane, [down[: mine.numel()]], [mine])
         else:
             slot.fetch(bucket.lane, in_tile(down, tile), on_device(bucket.gradients, tile))
 
-    def _usable_gradients(self, bucket: Bucket, tile: Tile, slot: Slot, scaling: Scaling) -> list[Tensor]:
-        """The tile's gradients as float32, scaled."""
-        if not bucket.gradients:
-            kept = on_host(bucket.kept_gradients, tile)
-            for one in kept:
-                scaling.apply(one)
-            return kept
-        buffer = slot.down(self._travels_as(bucket))[: tile.used]
-        if buffer.dtype != torch.float32:
-            # The gaps between parts are converted along with them: one call instead of one a part.
-            buffer = self.ring.gradient[: tile.used].copy_(buffer)
-        scaling.apply(buffer)
-        return in_tile(buffer, tile)
-
     def _send_weights(self, bucket: Bucket, tile: Tile, slot: Slot) -> None:
-        slot.vacated()
         up = slot.up(bucket.weight_dtype)
-        rounded = in_tile(up, tile)
-        if rounded:
-            torch._foreach_copy_(rounded, on_host(bucket.masters, tile))
         if self.exchange is None:
-            slot.send(bucket.lane, on_device(bucket.weights, tile), rounded)
+            slot.send(bucket.lane, on_device(bucket.weights, tile), in_tile(up, tile))
             return
         mine = self.exchange.room_to_send(bucket.lane, bucket.weight_dtype)
         slot.send(bucket.lane, [mine[: tile.used]], [up[: tile.used]])
         self.exchange.spread(bucket.lane, tile.pieces, bucket.residents, mine, bucket.weights)
+
+
+def _arrived_gradients(bucket: Bucket, tile: Tile, slot: Slot) -> list[Tensor]:
+    """Those that came down, or else those that are kept on the host."""
+    if bucket.travels_as is None:
+        return on_host(bucket.kept_gradients, tile)
+    return in_tile(slot.down(bucket.travels_as), tile)
+
+
+def _nothing(_: Tile, __: Slot) -> None:
+    """Of a work that moves nothing that way."""

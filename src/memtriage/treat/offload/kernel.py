@@ -1,12 +1,14 @@
-"""One tile's AdamW step on the host, by torch's own vectorised kernel: its bits are those of `fused=True`."""
+"""One tile's AdamW step on the host, by torch's own kernels: the bits are those of `fused=True`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from memtriage.treat.offload.pinned import host_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,11 @@ class Operands:
     """The pieces of one tile, in the same order in every list; each piece is a part of one parameter.
 
     Attributes:
-        masters, gradients: float32.
-        exp_avgs, exp_avg_sqs: float32 or bfloat16.
+        masters: float32, stepped in place.
+        gradients: as they travelled, or float32 kept on the host; used up.
+        exp_avgs, exp_avg_sqs: float32 or bfloat16, stepped in place.
         steps: the number of the update being taken, a float32 scalar for each piece.
+        rounded: where the rounded masters go; empty where they are not wanted yet.
     """
 
     masters: Sequence[Tensor]
@@ -60,23 +64,74 @@ class Operands:
     exp_avgs: Sequence[Tensor]
     exp_avg_sqs: Sequence[Tensor]
     steps: Sequence[Tensor]
+    rounded: Sequence[Tensor] = ()
+
+    def cut(self, block: int) -> tuple[Operands, Operands]:
+        """What whole blocks of so many elements hold, and what is left behind them; empty pieces left out."""
+        lengths = [one.numel() for one in self.masters]
+        ends = [length // block * block for length in lengths]
+        if (
+            ends == lengths
+        ):  # nearly always, and new views of every piece would take the time of a copy's launch
+            return self, self._chosen([], slice)
+        blocks = [index for index, end in enumerate(ends) if end]
+        rests = [index for index, end in enumerate(ends) if end < lengths[index]]
+        return (
+            self._chosen(blocks, lambda index: slice(0, ends[index])),
+            self._chosen(rests, lambda index: slice(ends[index], None)),
+        )
+
+    def _chosen(self, indices: Sequence[int], span: Callable[[int], slice]) -> Operands:
+        def chosen(tensors: Sequence[Tensor]) -> list[Tensor]:
+            return [tensors[index][span(index)] for index in indices] if tensors else []
+
+        return Operands(
+            masters=chosen(self.masters),
+            gradients=chosen(self.gradients),
+            exp_avgs=chosen(self.exp_avgs),
+            exp_avg_sqs=chosen(self.exp_avg_sqs),
+            steps=[self.steps[index] for index in indices],
+            rounded=chosen(self.rounded),
+        )
 
 
-def adamw(operands: Operands, hyper: Hyper, scratch: Sequence[Tensor]) -> None:
-    """Step masters and moments in place.
+class Scratch:
+    """Float32 room for what arrives or is kept in another type: the gradients of a tile, the two moments."""
+
+    def __init__(self, elements: int, *, moments: bool) -> None:
+        """Raises MemoryError when the system refuses the memory."""
+        nbytes = elements * torch.float32.itemsize
+        self.gradient = host_memory(nbytes).view(torch.float32)
+        self.moments = [host_memory(nbytes).view(torch.float32) for _ in range(2)] if moments else []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved."""
+        return sum(one.nbytes for one in (self.gradient, *self.moments))
+
+
+def adamw(operands: Operands, hyper: Hyper, scaling: Scaling, scratch: Scratch) -> None:
+    """Step masters and moments in place, and round the masters.
 
     Args:
-        operands: the tile.
+        operands: the tile, with at least one piece.
         hyper: the settings of the group that all pieces belong to.
-        scratch: two float32 tensors of a tile's length; used where the moments are not float32.
+        scaling: of the gradients.
+        scratch: for a tile of this length.
     """
+    gradients = operands.gradients
+    if gradients[0].dtype != torch.float32:
+        gradients = _widened(gradients, scratch.gradient)
+    if scaling != Scaling():
+        for one in gradients:
+            scaling.apply(one)
     averages, squares = operands.exp_avgs, operands.exp_avg_sqs
-    if scratch:
-        averages = _widened(averages, scratch[0])
-        squares = _widened(squares, scratch[1])
+    if scratch.moments:
+        averages = _widened(averages, scratch.moments[0])
+        squares = _widened(squares, scratch.moments[1])
     torch._fused_adamw_(
         list(operands.masters),
-        list(operands.gradients),
+        list(gradients),
         list(averages),
         list(squares),
         [],
@@ -89,12 +144,15 @@ def adamw(operands: Operands, hyper: Hyper, scratch: Sequence[Tensor]) -> None:
         amsgrad=False,
         maximize=hyper.maximize,
     )
-    if scratch:
+    if scratch.moments:
         torch._foreach_copy_(list(operands.exp_avgs), list(averages))
         torch._foreach_copy_(list(operands.exp_avg_sqs), list(squares))
+    if operands.rounded:
+        torch._foreach_copy_(list(operands.rounded), list(operands.masters))
 
 
 def _widened(narrow: Sequence[Tensor], scratch: Tensor) -> list[Tensor]:
-    wide = list(scratch[: sum(one.numel() for one in narrow)].split([one.numel() for one in narrow]))
+    lengths = [one.numel() for one in narrow]
+    wide = list(scratch[: sum(lengths)].split(lengths))
     torch._foreach_copy_(wide, list(narrow))
     return wide

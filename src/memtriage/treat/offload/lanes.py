@@ -46,7 +46,10 @@ class CudaLane(Lane):
         self._up = torch.cuda.Stream(device)
 
     def here(self) -> torch.cuda.Event | None:
-        return torch.cuda.current_stream(self.device).record_event()
+        # Whoever waits for it sleeps: spinning would take a core away from the kernel.
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
 
     def follow(self, event: torch.cuda.Event | None) -> None:
         if event is not None:

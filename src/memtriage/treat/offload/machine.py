@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memtriage.treat.offload.arithmetic import Arithmetic
 from memtriage.treat.offload.bucket import Bucket
 from memtriage.treat.offload.engine import Engine
 from memtriage.treat.offload.exchange import Exchange
+from memtriage.treat.offload.kernel import Scratch
 from memtriage.treat.offload.lanes import Lane, lane_to
+from memtriage.treat.offload.native.choice import library_for
 from memtriage.treat.offload.plan import buckets_of
 from memtriage.treat.offload.resident import Resident, settle_in
 from memtriage.treat.offload.ring import Ring
@@ -54,9 +57,16 @@ class Machine:
         return self._engine is not None and self._engine.ring.pinned
 
     @property
+    def compiled(self) -> bool:
+        """Whether the compiled kernel is at work."""
+        return self._engine is not None and self._engine.arithmetic.compiled
+
+    @property
     def host_bytes(self) -> int:
-        """Bytes reserved on the host: state and ring."""
-        return self._reserved + (0 if self._engine is None else self._engine.ring.nbytes)
+        """Bytes reserved on the host: state, ring, scratch."""
+        if self._engine is None:
+            return self._reserved
+        return self._reserved + self._engine.ring.nbytes + self._engine.arithmetic.nbytes
 
     def admit(self, parameters: Sequence[Tensor], names: Sequence[str]) -> list[Resident]:
         """Reserve host memory for parameters.
@@ -147,21 +157,21 @@ class Machine:
         pin = self.settings.pin_memory and on_cuda
         if self._engine is not None and (self._engine.ring.pin_asked or not pin):
             return
-        ring = Ring(
-            self.settings.tile_elements,
-            self.settings.ring_depth,
-            pin=pin,
-            moments=self.settings.state_dtype != torch.float32,
-        )
+        elements = self.settings.tile_elements
+        ring = Ring(elements, self.settings.ring_depth, pin=pin)
+        try:
+            arithmetic = self._arithmetic(elements)
+        except BaseException:
+            ring.close()
+            raise
         if self._engine is not None and self._release is not None:
             self._release.detach()
             self._engine.ring.close()
-        self._engine = Engine(ring, self.exchange)
-        self._release = weakref.finalize(self, _give_back, self._worker, ring, self.exchange)
+        self._engine = Engine(ring, arithmetic, self.exchange)
+        self._release = weakref.finalize(self, self._worker.close, self._engine.close)
 
-
-def _give_back(worker: Worker, ring: Ring, exchange: Exchange | None) -> None:
-    worker.close()
-    ring.close()
-    if exchange is not None:
-        exchange.close()
+    def _arithmetic(self, elements: int) -> Arithmetic:
+        if self._engine is not None:
+            return self._engine.arithmetic
+        scratch = Scratch(elements, moments=self.settings.state_dtype != torch.float32)
+        return Arithmetic(scratch, library_for(self.settings.kernel))

@@ -18,10 +18,12 @@ from memtriage.treat.offload.engine import Engine
 from memtriage.treat.offload.exchange import Exchange
 from memtriage.treat.offload.kernel import Scaling
 from memtriage.treat.offload.machine import Machine
+from memtriage.treat.offload.native.choice import Kernel
 from memtriage.treat.offload.norms import clip_factor, total_norm
 from memtriage.treat.offload.plan import check_group, hyper_of, own_parts, with_gradients
 from memtriage.treat.offload.resident import Resident
 from memtriage.treat.offload.settings import RING_DEPTH, TILE_ELEMENTS, Gradients, Settings
+from memtriage.treat.offload.tiles import WIDE, capacity
 from memtriage.treat.offload.worker import weakly
 
 
@@ -29,9 +31,10 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
     """AdamW for parameters on a GPU, with its state and its arithmetic on the host.
 
     The host keeps a float32 master of each weight and two float32 moments: 12 bytes a parameter, plus the
-    ring of pinned tiles (72 MiB by default). Gradients come down tile by tile, the step is torch's own fused
-    CPU kernel, and the new weights, masters rounded to nearest even, go up. Given the same gradients, masters
-    are bit for bit the weights that `torch.optim.AdamW(fused=True)` reaches on float32 CPU parameters.
+    ring of pinned tiles (64 MiB by default). Gradients come down tile by tile, are used
+    up by one pass with the operations of torch's fused CPU kernel, and the new weights, masters rounded to
+    nearest even, go up. Given the same gradients, masters are bit for bit the weights that
+    `torch.optim.AdamW(fused=True)` reaches on float32 CPU parameters.
 
     Masters are taken from the weights at the first step; weights that somebody else writes to later (a loaded
     checkpoint) are taken over at the next step.
@@ -53,19 +56,24 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         process_group: partition state and work over its ranks as ZeRO does. Gradients are averaged over the
             ranks, unless `reduce_gradients` is False because something else (DDP) has done so.
         reduce_gradients: see above. Averaging twice is harmless but for the time.
-        tile_elements: of a tile, a multiple of 64.
+        tile_elements: of a tile of bfloat16 or float16, a multiple of 64; float32 takes half as many.
         ring_depth: number of tiles in the ring.
         pin_memory: whether the ring is page-locked where a CUDA device takes part.
+        kernel: `"compiled"` does all in one pass over a tile. The system's compiler makes it at first use,
+            the user's cache keeps it, each process compares its bits with torch's before using it. `"torch"`
+            is torch's own kernels: the same results, more slowly. `"auto"` takes the former if it can be had.
 
     Attributes:
         grad_norm: norm of the last step's gradients, with `max_norm`; else None.
         pinned: whether the ring is page-locked.
+        compiled: whether the compiled kernel is at work.
         host_bytes: host memory reserved: state (which the system commits as it is first written) and ring.
 
     Raises:
         ValueError: for settings that cannot be used, naming them.
         TypeError: for parameters of other types.
         MemoryError: when the host memory is refused.
+        RuntimeError: with `kernel="compiled"`, when there is none; the message says why.
 
     Limits: complex and sparse gradients are refused. NaN and infinite gradients do what they do in
     `torch.optim.AdamW`: they reach the weights, unless a `GradScaler` skips the step. A write through
@@ -93,6 +101,7 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         tile_elements: int = TILE_ELEMENTS,
         ring_depth: int = RING_DEPTH,
         pin_memory: bool = True,
+        kernel: Kernel = "auto",
     ) -> None:
         settings = Settings(
             state_dtype=state_dtype,
@@ -103,6 +112,7 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
             tile_elements=tile_elements,
             ring_depth=ring_depth,
             pin_memory=pin_memory,
+            kernel=kernel,
         )
         settings.check(partitioned=process_group is not None)
         self._settings = settings
@@ -129,6 +139,10 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
     @property
     def pinned(self) -> bool:
         return bool(self._machine.pinned)
+
+    @property
+    def compiled(self) -> bool:
+        return bool(self._machine.compiled)
 
     @property
     def host_bytes(self) -> int:
@@ -282,7 +296,7 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
             lane = self._machine.lane(resident.weights().device)
             lane.follow(lane.here())
             whole[index] = checkpoint.gathered_entry(
-                resident, exchange, lane, slot, self._settings.tile_elements, keep=keep
+                resident, exchange, lane, slot, capacity(self._settings.tile_elements, WIDE), keep=keep
             )
         return {"state": whole, "param_groups": found["param_groups"]} if keep else {}
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import warnings
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from memtriage.model.units import size
 
 _PORTABLE: Final = 1
 """`cudaHostRegisterPortable`: pinned for every device of the process, not only for the current one."""
+
+_Mapping = TypeVar("_Mapping", bound=mmap.mmap)
 
 
 class PinningFailed(RuntimeWarning):
@@ -34,8 +37,13 @@ def host_memory(nbytes: int) -> Tensor:
     """
     if nbytes == 0:
         return torch.empty(0, dtype=torch.uint8)
+    # The tensor keeps the mapping alive. Closing it by hand would unmap it under the tensor.
+    return torch.frombuffer(_mapping(mmap.mmap, nbytes), dtype=torch.uint8)
+
+
+def _mapping(kind: type[_Mapping], nbytes: int) -> _Mapping:
     try:
-        mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        mapping = kind(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"the system refused {size(nbytes)} of host memory: {error}") from error
     # Fewer faults on the first step; advice only, some kernels have no huge pages.
@@ -43,8 +51,43 @@ def host_memory(nbytes: int) -> Tensor:
         mapping.madvise(mmap.MADV_HUGEPAGE)
     except OSError:
         pass
-    # The tensor keeps the mapping alive. Closing it by hand would unmap it under the tensor.
-    return torch.frombuffer(mapping, dtype=torch.uint8)
+    return mapping
+
+
+class _LockedMapping(mmap.mmap):
+    """A mapping that is unregistered by itself, before its pages go."""
+
+    address = 0
+    pid = 0
+
+    def __del__(self) -> None:
+        # At the end of the program the driver may be gone already, and takes its registrations along.
+        if self.address and self.pid == os.getpid() and not sys.is_finalizing():
+            torch.cuda.synchronize()  # a copy may still be under way
+            torch.cuda.cudart().cudaHostUnregister(self.address)
+
+
+def locked_memory(nbytes: int) -> Tensor | None:
+    """`nbytes` zero bytes, page-locked for CUDA until the last tensor that views them dies.
+
+    For tensors whose end nobody sees; `PinnedMemory` is for those that have an owner.
+
+    Args:
+        nbytes: at least 1.
+
+    Returns:
+        A one-dimensional tensor of `torch.uint8`; None if the driver refused, which a `PinningFailed` warning
+        tells.
+
+    Raises:
+        MemoryError: when the system refuses the mapping.
+    """
+    mapping = _mapping(_LockedMapping, nbytes)
+    memory = torch.frombuffer(mapping, dtype=torch.uint8)
+    if not _register(memory):
+        return None
+    mapping.address, mapping.pid = memory.data_ptr(), os.getpid()
+    return memory
 
 
 class PinnedMemory:

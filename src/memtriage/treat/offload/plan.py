@@ -58,7 +58,7 @@ def with_gradients(
 def buckets_of(
     members: Iterable[tuple[int, Resident, Tensor | None]],
     lane_to: Callable[[torch.device], Lane],
-    capacity: int,
+    elements: int,
     *,
     reduced: bool,
 ) -> list[Bucket]:
@@ -67,7 +67,7 @@ def buckets_of(
     Args:
         members: group index, parameter, and its gradient on the device if it is to travel.
         lane_to: the lane to a device.
-        capacity: elements of a tile.
+        elements: of a tile.
         reduced: whether the gradients need no sum over ranks.
 
     Raises:
@@ -77,17 +77,17 @@ def buckets_of(
     for group, resident, gradient in members:
         weights = resident.weights()
         # Sums over ranks are taken in the weights' type, whatever a rank's gradient has.
-        travels_as = None if gradient is None or not reduced else gradient.dtype
+        travels_as = None if gradient is None else gradient.dtype if reduced else weights.dtype
         key = (group, weights.device, weights.dtype, travels_as)
         bucket = found.get(key)
         if bucket is None:
-            bucket = found[key] = Bucket(group, lane_to(weights.device), reduced=reduced)
+            bucket = found[key] = Bucket(group, lane_to(weights.device), travels_as, reduced=reduced)
         bucket.residents.append(resident)
         bucket.weights.append(weights)
         if gradient is not None:
             bucket.gradients.append(gradient)
     for bucket in found.values():
-        bucket.cut(capacity)
+        bucket.cut(elements)
     return list(found.values())
 
 

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from contextlib import suppress
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Final, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from memtriage.treat.offload.lanes import Lane
-from memtriage.treat.offload.pinned import PinnedMemory, host_memory
+from memtriage.treat.offload.pinned import PinnedMemory
+from memtriage.treat.offload.tiles import room
 
-_WORD = 4  # bytes of the widest element that travels, float32
+_JOBS_AHEAD: Final = 2  # one that is computed, one that follows it at once
 
 Tile = TypeVar("Tile")
+
+
+class Job(Protocol):
+    """The computation of a tile, in another thread; jobs are done in the order in which they are started."""
+
+    def start(self) -> None:
+        """Let it begin; once."""
+
+    def wait(self) -> None:
+        """Until it has ended, if it was started; raises what went wrong in it."""
 
 
 class Slot:
@@ -60,28 +74,45 @@ class Slot:
             self._left = None
 
 
-class Ring:
-    """A few slots of pinned memory, and fp32 scratch for the tile that is computed.
+@dataclass(slots=True)
+class Spent:
+    """Where the moving thread's time went, in seconds, summed over tiles.
 
     Attributes:
-        elements: of a tile.
-        gradient: scratch for a gradient as float32.
-        moments: scratch for the two moments; empty unless they are kept in another type.
+        arriving: waiting until a tile had come down.
+        leaving: waiting until the one before it in the same slot had gone up.
+        computing: waiting until a tile was computed; nearly all of it where the kernel sets the pace.
+        total: all of `Ring.run`.
+    """
+
+    arriving: float = 0.0
+    leaving: float = 0.0
+    computing: float = 0.0
+    total: float = 0.0
+
+
+class Ring:
+    """A few slots of pinned memory.
+
+    Attributes:
         slots: the room for tiles.
         pin_asked: whether page-locking was wanted.
         pinned: whether the slots are page-locked.
+        spent: since the ring was made, or since somebody put a new one there.
     """
 
-    def __init__(self, elements: int, depth: int, *, pin: bool, moments: bool) -> None:
-        """Raises MemoryError when the system refuses the memory."""
-        self.elements = elements
-        run = elements * _WORD
+    def __init__(self, elements: int, depth: int, *, pin: bool) -> None:
+        """Take the memory for tiles of so many elements of two bytes, and half as many of four.
+
+        Raises:
+            MemoryError: when the system refuses it.
+        """
+        run = room(elements)
         self.pin_asked = pin
         self._memory = PinnedMemory(2 * depth * run, pin=pin)
         runs = self._memory.bytes.split(run)
         self.slots = [Slot(runs[2 * one], runs[2 * one + 1]) for one in range(depth)]
-        self.gradient = host_memory(run).view(torch.float32)
-        self.moments = [host_memory(run).view(torch.float32) for _ in range(2)] if moments else []
+        self.spent = Spent()
 
     @property
     def pinned(self) -> bool:
@@ -89,35 +120,73 @@ class Ring:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of host memory, pinned and not."""
-        scratch = sum(one.nbytes for one in (self.gradient, *self.moments))
-        return int(self._memory.bytes.nbytes + scratch)
+        """Bytes of host memory."""
+        return int(self._memory.bytes.nbytes)
 
     def run(
         self,
         tiles: Iterable[Tile],
         fetch: Callable[[Tile, Slot], None],
+        prepare: Callable[[Tile, Slot], Job],
         finish: Callable[[Tile, Slot], None],
     ) -> None:
         """Take every tile through the ring: fetches run ahead, as far as there are slots.
 
+        This thread only moves: launching copies takes as long as a good part of a tile's job.
+
         Args:
             tiles: in the order in which they are taken.
             fetch: starts what comes down into the slot.
-            finish: waits for it, computes, starts what goes up.
+            prepare: called when that has arrived and the slot's `up` is free; returns what is to be computed.
+            finish: starts what goes up; called when the job is done.
         """
-        under_way: deque[tuple[Tile, Slot]] = deque()
+        began = perf_counter()
+        arriving: deque[tuple[Tile, Slot]] = deque()
+        computing: deque[tuple[Tile, Slot, Job]] = deque()
         free = deque(self.slots)
-        for tile in tiles:
-            if not free:
-                ready, slot = under_way.popleft()
-                finish(ready, slot)
-                free.append(slot)
-            slot = free.popleft()
-            fetch(tile, slot)
-            under_way.append((tile, slot))
-        for ready, slot in under_way:
-            finish(ready, slot)
+
+        def advance() -> None:
+            """Hand jobs over, finish the oldest."""
+            while arriving and len(computing) < _JOBS_AHEAD:
+                tile, slot = arriving.popleft()
+                self._await_copies(slot)
+                job = prepare(tile, slot)
+                computing.append((tile, slot, job))
+                job.start()
+            tile, slot, job = computing[0]
+            self._await_job(job)
+            computing.popleft()
+            finish(tile, slot)
+            free.append(slot)
+
+        try:
+            for tile in tiles:
+                if not free:
+                    advance()
+                slot = free.popleft()
+                fetch(tile, slot)
+                arriving.append((tile, slot))
+            while arriving or computing:
+                advance()
+        finally:
+            # After a failure nothing may go on behind the back of whoever is told of it.
+            for *_, job in computing:
+                with suppress(Exception):
+                    job.wait()
+            self.spent.total += perf_counter() - began
+
+    def _await_copies(self, slot: Slot) -> None:
+        began = perf_counter()
+        slot.arrived()
+        between = perf_counter()
+        slot.vacated()
+        self.spent.arriving += between - began
+        self.spent.leaving += perf_counter() - between
+
+    def _await_job(self, job: Job) -> None:
+        began = perf_counter()
+        job.wait()
+        self.spent.computing += perf_counter() - began
 
     def close(self) -> None:
         """Wait for all copies, then give the page locks back. Repeatable."""

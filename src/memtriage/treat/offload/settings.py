@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import torch
 
+from memtriage.treat.offload.native.choice import Kernel
 from memtriage.treat.offload.resident import STATE_DTYPES
 from memtriage.treat.offload.tiles import ALIGNMENT
 
 Gradients = Literal["device", "host"]
 
-TILE_ELEMENTS: Final = 1 << 21
-"""Large enough that launching a copy costs little beside it, small enough for a server CPU's caches."""
+TILE_ELEMENTS: Final = 1 << 22
+"""8 MiB: the kernel takes longer over it than the moving thread takes to launch its copies."""
 
 RING_DEPTH: Final = 4
 """One tile that is computed, one that is leaving, two on their way down."""
@@ -31,6 +32,7 @@ class Settings:
     tile_elements: int
     ring_depth: int
     pin_memory: bool
+    kernel: Kernel
 
     def check(self, *, partitioned: bool) -> None:
         """Raises ValueError, which names the setting, for values that cannot be used or go together."""
@@ -38,6 +40,8 @@ class Settings:
             raise ValueError(f"state_dtype must be one of {STATE_DTYPES}, not {self.state_dtype}")
         if self.gradients not in ("device", "host"):
             raise ValueError(f"gradients must be 'device' or 'host', not {self.gradients!r}")
+        if self.kernel not in get_args(Kernel):
+            raise ValueError(f"kernel must be one of {get_args(Kernel)}, not {self.kernel!r}")
         if self.max_norm is not None and not self.max_norm > 0:
             raise ValueError(f"max_norm must be positive or None, not {self.max_norm}")
         if self.tile_elements < ALIGNMENT or self.tile_elements % ALIGNMENT:

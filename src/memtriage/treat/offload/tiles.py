@@ -27,6 +27,28 @@ def aligned(count: int) -> int:
     return -(-count // ALIGNMENT) * ALIGNMENT
 
 
+NARROW: Final = 2  # bytes of an element of bfloat16 or float16
+WIDE: Final = 4  # of float32, the widest that travels
+
+
+def room(elements: int) -> int:
+    """Bytes that hold a tile of so many narrow elements, or one block of wide ones.
+
+    >>> room(64), room(4096)
+    (256, 8192)
+    """
+    return max(elements * NARROW, ALIGNMENT * WIDE)
+
+
+def capacity(elements: int, itemsize: int) -> int:
+    """Elements of such a size that a tile has, a multiple of `ALIGNMENT`; fewer if they are wide.
+
+    >>> capacity(4096, 2), capacity(4096, 4), capacity(320, 4), capacity(64, 2), capacity(64, 4)
+    (4096, 2048, 128, 64, 64)
+    """
+    return min(elements, room(elements) // itemsize // ALIGNMENT * ALIGNMENT)
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """How a parameter's elements are dealt out: each rank has one run of `chunk`, the last ones maybe fewer.

@@ -19,6 +19,7 @@ class Worker:
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="memtriage-offload")
         self._owner_pid = os.getpid()
+        self._under_way: list[Future[None]] = []
 
     def submit(self, lanes: Iterable[Lane], job: Callable[[], None]) -> Future[None]:
         """Queue a job; its copies begin when what the current streams have to do by now is done.
@@ -29,7 +30,9 @@ class Worker:
         if os.getpid() != self._owner_pid:
             raise RuntimeError("this OffloadedAdamW belongs to the parent process; make one in this process")
         behind = [(lane, lane.here()) for lane in lanes]
-        return self._executor.submit(_behind, behind, job)
+        future = self._executor.submit(_behind, behind, job)
+        self._under_way = [one for one in self._under_way if not one.done()] + [future]
+        return future
 
     def run(self, lanes: Iterable[Lane], job: Callable[[], None]) -> None:
         """Run a job and wait for it, to its end even if the caller is interrupted meanwhile.
@@ -46,9 +49,17 @@ class Worker:
             for lane in lanes:
                 lane.settle()
 
-    def close(self) -> None:
-        """Take no more jobs. The thread ends with the job it is at."""
+    def close(self, then: Callable[[], None]) -> None:
+        """Take no more jobs, drop those that wait, call `then` once no job is under way: now, or later."""
+        if os.getpid() != self._owner_pid:
+            return  # a forked child has nothing to give back, and locks that nobody will ever release
         self._executor.shutdown(wait=False, cancel_futures=True)
+        # An optimizer can be let go of, by a collection in any thread, while backward's work is still done.
+        for one in self._under_way:
+            if one.running():
+                one.add_done_callback(lambda _: then())
+                return
+        then()
 
 
 def _behind(before: list[tuple[Lane, torch.cuda.Event | None]], job: Callable[[], None]) -> None:

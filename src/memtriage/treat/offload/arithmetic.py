@@ -1,0 +1,108 @@
+"""Which kernel steps a tile: the compiled one where there is one and it knows the types, else torch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+import torch
+
+from memtriage.treat.offload.kernel import Hyper, Operands, Scaling, Scratch, adamw
+from memtriage.treat.offload.native.library import Crew, CrewJob, Library, takes
+from memtriage.treat.offload.ring import Job
+from memtriage.treat.offload.tiles import ALIGNMENT
+
+SPARE_FROM: Final = 8
+"""Threads, from which on the memory bus is as busy with one fewer, and the moving thread needs a core."""
+
+
+def crew_size(threads: int) -> int:
+    """Threads that compute, of those that torch uses.
+
+    >>> crew_size(1), crew_size(7), crew_size(16)
+    (1, 7, 15)
+    """
+    return threads - 1 if threads >= SPARE_FROM else threads
+
+
+class Arithmetic:
+    """Computes the tiles of one optimizer, in other threads than the one that moves them.
+
+    Attributes:
+        compiled: whether the compiled kernel is at work.
+    """
+
+    def __init__(self, scratch: Scratch, library: Library | None) -> None:
+        """Raises RuntimeError when the system refuses the threads."""
+        self._scratch = scratch
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="memtriage-offload-kernel")
+        self._crew = None if library is None else Crew(library, crew_size(torch.get_num_threads()))
+
+    @property
+    def compiled(self) -> bool:
+        return self._crew is not None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory reserved."""
+        return self._scratch.nbytes
+
+    def stepping(self, operands: Operands, hyper: Hyper, scaling: Scaling) -> Job:
+        """To take a step for the parts of a tile."""
+        if self._crew is None or not takes(operands):
+            return self.calling(partial(self._by_torch, operands, hyper, scaling))
+        # Behind the last whole block torch may use scalar code, which rounds differently: left to torch.
+        blocks, rests = operands.cut(ALIGNMENT)
+        job = self._crew.job(blocks, hyper, scaling) if blocks.masters else None
+        return _Divided(job, partial(self._by_torch, rests, hyper, scaling))
+
+    def calling(self, function: Callable[[], None]) -> Job:
+        """To call a function."""
+        return _Call(self._thread, function)
+
+    def close(self) -> None:
+        """Send the threads home. No job may be under way. Repeatable."""
+        self._thread.shutdown(wait=False)
+        if self._crew is not None:
+            self._crew.close()
+
+    def _by_torch(self, operands: Operands, hyper: Hyper, scaling: Scaling) -> None:
+        if operands.masters:  # a rank may have none of a small parameter
+            adamw(operands, hyper, scaling, self._scratch)
+
+
+class _Call:
+    """Torch's kernels in the thread for them: one call after another."""
+
+    def __init__(self, thread: ThreadPoolExecutor, function: Callable[[], None]) -> None:
+        self._thread, self._function = thread, function
+        self._future: Future[None] | None = None
+
+    def start(self) -> None:
+        self._future = self._thread.submit(self._call)
+
+    def wait(self) -> None:
+        if self._future is not None:
+            self._future.result()
+
+    def _call(self) -> None:
+        with torch.no_grad():  # which holds for one thread
+            self._function()
+
+
+class _Divided:
+    """Whole blocks for the crew; fewer than 64 elements a parameter, if any, at once and here."""
+
+    def __init__(self, blocks: CrewJob | None, rests: Callable[[], None]) -> None:
+        self._blocks, self._rests = blocks, rests
+
+    def start(self) -> None:
+        if self._blocks is not None:
+            self._blocks.start()
+        self._rests()
+
+    def wait(self) -> None:
+        if self._blocks is not None:
+            self._blocks.wait()

@@ -1,0 +1,110 @@
+"""`adamw.cpp` compiled for this machine's processor, once, and kept in the user's cache.
+
+The library calls neither Python nor torch, so a compiler is all it needs. (torch's extension loader needs
+ninja and torch's headers as well, and a build that is killed leaves a lock behind that later ones wait for.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+SOURCE: Final = Path(__file__).with_name("adamw.cpp")
+FLAGS: Final = (
+    "-O3",
+    "-march=native",
+    "-std=c++17",
+    "-ffp-contract=off",
+    # Without these two, loops with sqrt and divisions are not vectorised; no result changes.
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-pthread",
+    "-fPIC",
+)
+COMPILERS: Final = ("c++", "g++", "clang++")
+TIME_LIMIT_S: Final = 120
+
+
+class NotBuilt(RuntimeError):
+    """There is no compiled kernel; the message says why."""
+
+
+def built() -> Path:
+    """The library, compiled now if it is not in the cache.
+
+    Raises:
+        NotBuilt: without a compiler (`CXX`, or the first found of `COMPILERS`), when it fails, or when the
+            cache cannot be used.
+    """
+    try:
+        compiler = _compiler()
+        folder = _cache()
+        target = folder / f"adamw-{_key(compiler)}.so"
+        if not target.exists():
+            _compile(compiler, folder, target)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise NotBuilt(f"the kernel could not be compiled: {_told(error)}") from error
+    return target
+
+
+def _compiler() -> list[str]:
+    if chosen := shlex.split(os.environ.get("CXX", "")):
+        return chosen
+    found = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if found is None:
+        raise FileNotFoundError(f"none of {', '.join(COMPILERS)} is installed")
+    return [found]
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "memtriage"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # What lies there is going to be executed.
+    if folder.stat().st_uid != os.getuid() or folder.stat().st_mode & 0o022:
+        raise PermissionError(f"others can write to {folder}")
+    return folder
+
+
+def _key(compiler: list[str]) -> str:
+    """Differs where another library would come out: on another processor too, for homes that are shared."""
+    version = subprocess.run(
+        [*compiler, "--version"], check=True, capture_output=True, timeout=TIME_LIMIT_S
+    ).stdout
+    parts = (SOURCE.read_bytes(), version, repr((compiler, FLAGS)).encode(), _processor())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
+
+
+def _processor() -> bytes:
+    try:
+        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    except OSError:
+        lines = []
+    told = (b"flags", b"Features", b"model name", b"CPU part")
+    return platform.machine().encode() + b"".join(sorted({one for one in lines if one.startswith(told)}))
+
+
+def _compile(compiler: list[str], folder: Path, target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        made, library = Path(scratch, "adamw.o"), Path(scratch, "adamw.so")
+        for arguments in (
+            [*FLAGS, "-c", str(SOURCE), "-o", str(made)],
+            ["-shared", "-pthread", str(made), "-o", str(library)],
+        ):
+            subprocess.run([*compiler, *arguments], check=True, capture_output=True, timeout=TIME_LIMIT_S)
+        # Several ranks may do this at once: each replaces a whole file by an equal one.
+        library.replace(target)
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = error.stderr.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"the compiler ended with status {error.returncode}"
+    return str(error)

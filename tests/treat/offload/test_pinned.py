@@ -1,0 +1,77 @@
+"""Page-locked memory without an owner, with a driver that only takes notes."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from memtriage.treat.offload import pinned
+from memtriage.treat.offload.pinned import PinningFailed, locked_memory
+
+
+class Driver:
+    """`torch.cuda.cudart()` that locks nothing.
+
+    Attributes:
+        calls: what was asked of it, in order.
+        status: what a registration returns.
+    """
+
+    def __init__(self, status: int) -> None:
+        self.calls: list[tuple[str, int]] = []
+        self.status = status
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:
+        self.calls.append(("register", address))
+        return self.status
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.calls.append(("unregister", address))
+        return 0
+
+    def synchronize(self) -> None:
+        self.calls.append(("synchronize", 0))
+
+
+def install(monkeypatch: pytest.MonkeyPatch, status: int = 0) -> Driver:
+    driver = Driver(status)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    monkeypatch.setattr(torch.cuda, "synchronize", driver.synchronize)
+    return driver
+
+
+def test_it_is_unlocked_once_with_its_last_view_and_after_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = install(monkeypatch)
+    memory = locked_memory(5 * 4096 + 7)
+    assert memory is not None and memory.numel() == 5 * 4096 + 7
+    address = memory.data_ptr()
+    view = memory[4096:8192].view(torch.bfloat16).view(2, -1)
+    view.fill_(3)
+    del memory
+    gc.collect()
+    assert driver.calls == [("register", address)]
+    assert bool((view == 3).all())
+    del view
+    gc.collect()
+    assert driver.calls == [("register", address), ("synchronize", 0), ("unregister", address)]
+
+
+def test_a_forked_child_does_not_unlock_what_its_parent_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = install(monkeypatch)
+    memory = locked_memory(4096)
+    monkeypatch.setattr(pinned, "os", SimpleNamespace(getpid=lambda: 0))
+    del memory
+    gc.collect()
+    assert [name for name, _ in driver.calls] == ["register"]
+
+
+def test_refused_memory_is_none_and_nothing_is_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = install(monkeypatch, status=2)
+    monkeypatch.setattr(pinned, "_swallow_stale_error", lambda: None)  # it launches a kernel
+    with pytest.warns(PinningFailed, match="refused to page-lock"):
+        assert locked_memory(4096) is None
+    gc.collect()
+    assert [name for name, _ in driver.calls] == ["register"]
