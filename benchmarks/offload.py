@@ -1,7 +1,7 @@
 """Step time and host memory of CPU-offloaded AdamW, side by side.
 
     python benchmarks/offload.py [--layers N] [--width N] [--steps N] [--ranks N] [--only NAME ...]
-                                 [--tile ELEMENTS] [--json FILE]
+                                 [--tile ELEMENTS] [--out FILE]
 
 A stack of bias-free `Linear(width, width)` in bfloat16 is trained with micro-batches of four rows; each
 optimizer in a process of its own, one after another:
@@ -11,6 +11,7 @@ offloaded bf16    the same with bfloat16 moments
 offloaded behind  the same, stepped behind the backward pass
 deepspeed         DeepSpeed ZeRO-2 with `offload_optimizer` (DeepSpeedCPUAdam), pinned; if it is installed
 deepspeed pageable
+deepspeed exact    the first under `memtriage.deepspeed_exact_host_memory()`
 torch on the CPU  `torch.optim.AdamW(fused=True)` on float32 CPU parameters: the arithmetic alone
 GPU               the same on float32 masters on the GPU: what offloading is compared with
 
@@ -31,7 +32,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
 import json
 import os
 import statistics
@@ -46,17 +46,18 @@ from typing import Any, Final
 
 import psutil
 
+import offload_deepspeed
 from memtriage.treat.offload.settings import TILE_ELEMENTS
 
 BYTES_MOVED: Final = 28
 ROWS: Final = 4
+NARROW: Final = 64
 UNTIMED_STEPS: Final = 2
 VARIANTS: Final = (
     "offloaded",
     "offloaded bf16",
     "offloaded behind",
-    "deepspeed",
-    "deepspeed pageable",
+    *offload_deepspeed.VARIANTS,
     "torch on the CPU",
     "GPU",
 )
@@ -181,18 +182,7 @@ def offloaded(job: Job, model: Any) -> Trainer:
 
 
 def deepspeed(job: Job, model: Any) -> Trainer:
-    import deepspeed
-
-    settings = {
-        "train_micro_batch_size_per_gpu": ROWS,
-        "bf16": {"enabled": True},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
-        "zero_optimization": {
-            "stage": 2,
-            "offload_optimizer": {"device": "cpu", "pin_memory": job.variant == "deepspeed"},
-        },
-    }
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=settings)
+    engine = offload_deepspeed.make_engine(model, ROWS, job.variant)
     return Trainer(engine, engine.backward, engine.step)
 
 
@@ -250,10 +240,11 @@ def measure(job: Job) -> Result:
             torch.cuda.synchronize()
 
     speed = copy_speed()
-    small = make_model(job, device, 1)
+    # Narrow: what torch's allocator keeps of pinned memory would be there for the model that is measured.
+    small = make_model(replace(job, width=NARROW), device, 1)
     rows = torch.randn(ROWS, job.width, device=device, dtype=torch.bfloat16)
     first = trainer(job, small)
-    first.micro_batch(rows)
+    first.micro_batch(rows[:, :NARROW])
     first.step()
     wait()
     del small, first
@@ -307,6 +298,8 @@ def run(job: Job) -> Result | str:
                 "MASTER_PORT": "29577",
                 "NCCL_NVLS_ENABLE": "0",
             }
+            if job.ranks > 1:
+                environment["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // job.ranks))
             running.append(
                 subprocess.Popen(
                     [sys.executable, __file__, "--job", json.dumps(asdict(one))],
@@ -360,7 +353,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--tile", type=int, default=TILE_ELEMENTS, help="elements of a tile")
     parser.add_argument("--only", nargs="+", choices=VARIANTS)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path)
     parser.add_argument("--job", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:
@@ -377,7 +370,7 @@ def main() -> None:
         steps=options.steps,
         tile=options.tile,
     )
-    installed = on_gpu and importlib.util.find_spec("deepspeed") is not None
+    installed = on_gpu and offload_deepspeed.installed()
     variants = [
         one
         for one in (options.only or VARIANTS)
@@ -398,8 +391,8 @@ def main() -> None:
         print(f"{variant:20}{result}" if isinstance(result, str) else line(result), flush=True)
     if not installed:
         print("deepspeed: not measured (it is not installed, or there is no GPU)")
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2))
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=2))
 
 
 if __name__ == "__main__":

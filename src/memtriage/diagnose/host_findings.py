@@ -250,8 +250,8 @@ def rounding(block: PinnedBlock) -> int:
 
 _ANY_VERSION: Final = (
     "pin buffers whose size is a power of two, or none (pin_memory=False); or register exact memory with the "
-    "driver instead, as memtriage.OffloadedAdamW does (cudaHostRegister on a mapping costs its own size and "
-    "copies as fast)"
+    "driver instead, as memtriage.OffloadedAdamW does, and memtriage.deepspeed_exact_host_memory() for "
+    "DeepSpeed (cudaHostRegister on a mapping costs its own size and copies as fast)"
 )
 
 

@@ -1,0 +1,188 @@
+"""The remedy as a whole: patches on, patches off."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from memtriage.observe.malloc import trim
+from memtriage.treat.deepspeed.internals import ACCUMULATE, FINISH, Internals, find_internals
+from memtriage.treat.deepspeed.staging import Tiles, restore, slim
+from memtriage.treat.deepspeed.sums import SharedSums
+from memtriage.treat.offload.pinned import locked_memory
+
+EXACT_FROM: Final = 256 << 10
+"""Bytes from which a buffer is pinned exactly.
+
+Below it torch's rounding costs little, while each mapping takes one of the 65,530 that Linux gives a process
+(`vm.max_map_count`).
+"""
+
+_PATCHES: Final = "_memtriage_exact_host_memory"
+
+
+class ExactHostMemory:
+    """DeepSpeed's ZeRO-1/2 with `offload_optimizer` at 16 bytes a parameter on the host, for 18 to 28.
+
+        remedy = memtriage.deepspeed_exact_host_memory()
+        engine, *_ = deepspeed.initialize(...)
+
+    What changes, for engines made from now on; no result changes by a bit:
+
+    - what DeepSpeed pins takes its own size, not the next power of two (on CUDA; also under ZeRO-3);
+    - the 16-bit copy of the partition, through which the weights go to the device, gives way to two
+      tiles of 8 MiB; a buffer as large as the largest gradient, which nothing uses, is not kept;
+    - after `initialize` and after the first step, malloc gives back what it holds for nothing.
+
+    With `share_gradient_sums`, gradient accumulation takes 16 bytes as well, for 18: the 16-bit sums of the
+    micro-batches lie in the fp32 gradients until those are written. No result changes by a bit; but where
+    parameters go unused in some micro-batches of a step, `SumsLost` may be raised, and between the
+    micro-batches the fp32 gradients must not be read.
+
+    A context manager: `with memtriage.deepspeed_exact_host_memory(): ...` around all of the training.
+
+    Attributes:
+        rounding: bytes that torch's rounding would have added to what was pinned so far, freed or not.
+        staging: bytes of staging copies that engines did without.
+
+    Limits: `DS_PIN_MEMORY_BACKEND=native` pins exactly by itself and is left alone. ZenFlow's optimizer has
+    buffers of its own and keeps them. Where the driver refuses a registration, torch pins as before, after a
+    `PinningFailed` warning. Engines made before the call stay as they are.
+    """
+
+    def __init__(self, *, share_gradient_sums: bool = False) -> None:
+        """Put the patches on.
+
+        Args:
+            share_gradient_sums: as above.
+
+        Raises:
+            ImportError: DeepSpeed is not installed.
+            UnknownDeepSpeed: it is built differently from what is known; nothing was changed.
+            RuntimeError: the remedy is on already.
+        """
+        self.rounding = 0
+        self.staging = 0
+        self._slimmed: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        internals = find_internals(sums=share_gradient_sums)
+        self._internals: Internals | None = internals
+        if getattr(internals.optimizer, _PATCHES, None) is not None:
+            raise RuntimeError("deepspeed_exact_host_memory() is on already: undo() the first one before")
+        setattr(internals.optimizer, _PATCHES, self)
+        self._undo: list[Callable[[], None]] = [lambda: delattr(internals.optimizer, _PATCHES)]
+        if internals.on_cuda:
+            self._replace(internals.accelerator, "_torch_pin_memory", self._pin)
+            self._replace(internals.accelerator, "_torch_empty_pinned", self._empty_pinned)
+        self._replace(internals.optimizer, "initialize_optimizer_states", self._initializing)
+        self._sums = SharedSums(self._slimmed.__contains__) if share_gradient_sums else None
+        if self._sums is not None:
+            self._replace(internals.optimizer, ACCUMULATE, self._sums.accumulating)
+            self._replace(internals.optimizer, FINISH, self._sums.finishing)
+        self._replace(internals.optimizer, "step", self._stepping)
+
+    @property
+    def active(self) -> bool:
+        """Whether the patches are on."""
+        return self._internals is not None
+
+    def undo(self) -> None:
+        """Take all patches off, and give living engines their staging copies back. Repeatable.
+
+        What is pinned exactly stays so until its engine goes.
+        """
+        internals, self._internals = self._internals, None
+        if internals is None:
+            return
+        while self._undo:
+            self._undo.pop()()
+        for optimizer, elements in list(self._slimmed.items()):
+            restore(optimizer, internals.accelerator, elements)
+        if self._sums is not None:
+            self._sums.undo(internals.accelerator)
+        self._slimmed.clear()
+
+    def __enter__(self) -> ExactHostMemory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+    def _replace(
+        self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
+        """Set `make(what is there)`; undone, the owner's own attributes are what they were."""
+        before = getattr(owner, name)
+        if name in vars(owner):
+            self._undo.append(functools.partial(setattr, owner, name, vars(owner)[name]))
+        else:
+            self._undo.append(functools.partial(delattr, owner, name))
+        setattr(owner, name, functools.wraps(before)(make(before)))
+
+    def _pin(self, original: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def pin(tensor: Tensor) -> Tensor:
+            if not tensor.is_contiguous() or tensor.device.type != "cpu" or tensor.is_pinned():
+                return original(tensor)
+            locked = self._locked(tensor.dtype, tensor.shape)
+            return original(tensor) if locked is None else locked.copy_(tensor.detach())
+
+        return pin
+
+    def _empty_pinned(self, original: Callable[[Tensor, Any], Tensor]) -> Callable[[Tensor, Any], Tensor]:
+        def empty_pinned(tensor: Tensor, shape: Any) -> Tensor:
+            locked = self._locked(tensor.dtype, torch.Size(shape))
+            return original(tensor, shape) if locked is None else locked
+
+        return empty_pinned
+
+    def _locked(self, dtype: torch.dtype, shape: torch.Size) -> Tensor | None:
+        """Exactly pinned memory; None for what is small, or when the driver refuses."""
+        nbytes = shape.numel() * dtype.itemsize
+        if nbytes < EXACT_FROM:
+            return None
+        locked = locked_memory(nbytes)
+        if locked is None:
+            return None
+        self.rounding += (1 << (nbytes - 1).bit_length()) - nbytes
+        return locked.view(dtype).view(shape)
+
+    def _initializing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """DeepSpeed calls it when the partitions are made, and before their gradients are."""
+
+        def initialize_optimizer_states(optimizer: Any) -> Any:
+            internals = self._internals
+            if internals is not None:
+                self._slim(optimizer, internals)
+            result = original(optimizer)
+            trim()
+            return result
+
+        return initialize_optimizer_states
+
+    def _stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        stepped: weakref.WeakSet[Any] = weakref.WeakSet()
+
+        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._sums is not None:
+                self._sums.before_step(optimizer)
+            result = original(optimizer, *args, **kwargs)
+            if optimizer not in stepped:
+                stepped.add(optimizer)
+                trim()
+            return result
+
+        return step
+
+    def _slim(self, optimizer: Any, internals: Internals) -> None:
+        if not optimizer.cpu_offload or type(optimizer).step is not internals.optimizer.step:
+            return  # a subclass with a step of its own may use the copies in its own way
+        staging, elements = slim(optimizer, Tiles(), drop_buffer=internals.drops_gradient_buffer)
+        self.staging += staging
+        self._slimmed[optimizer] = elements
