@@ -162,6 +162,8 @@ def make_plan(name, budget, path):
                 "fits": found.evaluated.fits,
                 "chosen": [change.action for change in found.changes],
                 "chosen_needs": found.evaluated.peak.needs,
+                "chosen_allocated": found.evaluated.peak.allocated,
+                "chosen_reserved": found.evaluated.peak.reserved,
                 "cheaper": [change.action for change in cheaper],
                 "cheaper_needs": evaluator.of(cheaper).peak.needs,
                 "conf": {
@@ -187,16 +189,28 @@ def train(path, which):
     changes = tuple(next(each for each in offered if each.action == action) for action in actions)
     total = torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction(made["limit"] / total)
-    steps = 0
+    steps, reserved, refused = 0, [], None
     try:
         _, _, step = changed(WORKLOADS[made["name"]], changes)(torch.device("cuda", 0))
         for _ in range(TRAINED_STEPS):
             step()
             torch.cuda.synchronize()
             steps += 1
-    except torch.OutOfMemoryError:
-        pass
-    print(json.dumps({"steps": steps, "reserved": torch.cuda.max_memory_reserved()}))
+            reserved.append(torch.cuda.max_memory_reserved())
+    except torch.OutOfMemoryError as error:
+        refused = str(error)
+    print(
+        json.dumps(
+            {
+                "steps": steps,
+                "reserved": torch.cuda.max_memory_reserved(),
+                "reserved_by_step": reserved,
+                "allocated": torch.cuda.max_memory_allocated(),
+                "retries": torch.cuda.memory_stats()["num_alloc_retries"],
+                "refused": refused,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """A Llama of about a billion parameters for many ranks: a build function, and a script that measures it.
 
 The build function's wrapping is named by the environment variable RANKED_KIND: `ddp`, `views` (DDP whose
-gradients are views of its buckets) or `fsdp2`. As a script, under torchrun: `ranked.py FOLDER` writes
-what each rank measured at three steps to FOLDER.
+gradients are views of its buckets) or `fsdp2`.
+
+    ranked.py measure FOLDER        under torchrun: each rank writes what it measured to RANK.json there
+    ranked.py predict RANK          prints what is predicted for that rank, as JSON
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 WIDTH, FEED, HEADS, LAYERS, WORDS = 2048, 8192, 16, 16, 32000
 BATCH, LENGTH = 4, 1024
 STEPS = 3
+RANKS = 2
 
 
 class Block(nn.Module):
@@ -83,29 +86,84 @@ def build(device: Any) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
     return model, optimizer, step
 
 
-def main(folder: Path) -> None:
+def outside() -> int:
+    """Bytes that are in use on the device and are not the allocator's; the process must be alone there."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved()
+
+
+def communicate(group: Any = None) -> None:
+    """Every kind of collective that DDP and FSDP2 run, once each."""
+    parts = torch.ones(RANKS, 1 << 20, device="cuda")
+    whole = torch.empty(dist.get_world_size(group) << 20, device="cuda")
+    dist.all_reduce(parts, group=group)
+    dist.all_gather_into_tensor(whole, parts[0], group=group)
+    dist.reduce_scatter_tensor(parts[0], whole, group=group)
+    dist.broadcast(parts, 0, group=group)
+
+
+def measure(folder: Path) -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
+    weight = torch.randn(WIDTH, WIDTH, device=device, dtype=torch.bfloat16, requires_grad=True)
+    (weight @ weight).sum().backward()
+    torch.cuda.synchronize()
+    found: dict[str, Any] = {"kind": os.environ["RANKED_KIND"], "outside": {"before the group": outside()}}
+    del weight
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
     dist.init_process_group("nccl")
     _, _, step = build(device)
-    measured = []
+    torch.cuda.empty_cache()
+    found["outside"]["after build"] = outside()
+    found["steps"] = []
     for _ in range(STEPS):
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         step()
         torch.cuda.synchronize()
-        free, total = torch.cuda.mem_get_info()
-        measured.append(
+        found["steps"].append(
             {
                 "peak_allocated": torch.cuda.max_memory_allocated(),
                 "peak_reserved": torch.cuda.max_memory_reserved(),
                 "end_allocated": torch.cuda.memory_allocated(),
-                "outside": total - free - torch.cuda.memory_reserved(),
+                "outside": outside(),
             }
         )
-    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(measured))
+    communicate()
+    torch.cuda.synchronize()
+    found["outside"]["after all collectives"] = outside()
+    for number in (2, 3):
+        communicate(dist.new_group())
+        torch.cuda.synchronize()
+        found["outside"][f"after the same in group {number}"] = outside()
+    found["torch"], found["nccl"] = torch.__version__, torch.cuda.nccl.version()
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
 
+def predict(rank: int) -> None:
+    """Both what NCCL's watchdog may do with DDP's first bucket: see `Collectives`."""
+    import memtriage
+    from memtriage.predict.distributed import collectives
+
+    found = {}
+    for name, until in (("held", collectives.HOLDS_UNTIL_STEP), ("let go", 0)):
+        collectives.HOLDS_UNTIL_STEP = until
+        prediction = memtriage.predict(build, steps=STEPS, world_size=RANKS, rank=rank)
+        found[name] = {
+            "steps": [
+                {what: getattr(step, what) for what in ("peak_allocated", "peak_reserved", "end_allocated")}
+                for step in prediction.steps
+            ],
+            "outside": prediction.outside_allocator,
+            "seconds": prediction.seconds,
+        }
+    print(json.dumps(found))
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if sys.argv[1] == "measure":
+        measure(Path(sys.argv[2]))
+    else:
+        predict(int(sys.argv[2]))

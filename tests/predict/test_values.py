@@ -87,3 +87,18 @@ def test_a_value_of_the_network_is_a_stated_default(look, expected, said):
     assert len(notes) == 1
     assert said in notes[0]
     assert "test_values.py:" in notes[0]
+
+
+def test_a_large_tensor_of_the_host_stays_there_when_it_is_written_to():
+    def build(device):
+        model = nn.Linear(8, 8).to(device)
+
+        def step():
+            host = torch.empty(1 << 28, dtype=torch.uint8)
+            host[: 1 << 20].copy_(torch.ones(1 << 20, dtype=torch.uint8, device=device))
+            assert host[:4].is_cpu
+            model(torch.ones(1, 8, device=device)).sum().backward()
+
+        return model, torch.optim.SGD(model.parameters()), step
+
+    assert memtriage.predict(build).peak_allocated < 1 << 28

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from memtriage.cli.hf_options import (
+    Attention,
+    Batch,
+    GradientAccumulation,
+    GradientCheckpointing,
+    HfConfig,
+    Optimizer,
+    Precision,
+    Seq,
+    configured,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 def plan(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE.py:FUNCTION",
-            help="A function `build(device)` that returns (model, optimizer, step); step() runs one "
-            "optimizer step. With a keyword such as micro_batch=16 smaller micro-batches are tried too.",
-        ),
-    ],
     budget: Annotated[
         str,
         typer.Option(
@@ -26,6 +33,14 @@ def plan(
             "what lies outside it.",
         ),
     ],
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE.py:FUNCTION",
+            help="A function `build(device)` that returns (model, optimizer, step); step() runs one "
+            "optimizer step. With a keyword such as micro_batch=16 smaller micro-batches are tried too.",
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     gpu: Annotated[str, typer.Option(help="Kind of GPU.")] = "h200",
     allocator_conf: Annotated[str, typer.Option(metavar="CONF", help="As in PYTORCH_CUDA_ALLOC_CONF.")] = "",
@@ -38,21 +53,38 @@ def plan(
     allow: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="RUNG", help="Also a rung that changes the task: 'LoRA', 'shorter inputs'. Repeatable."
+            metavar="RUNG",
+            help="Also a rung that changes the task: 'LoRA', 'QLoRA', 'shorter inputs'. Repeatable.",
         ),
     ] = None,
+    hf_config: HfConfig = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    precision: Precision = None,
+    optimizer: Optimizer = None,
+    gradient_checkpointing: GradientCheckpointing = None,
+    gradient_accumulation: GradientAccumulation = None,
+    attention: Attention = None,
 ) -> int:
     """Find the cheapest changes with which a training step fits, without a GPU."""
     import msgspec
 
-    from memtriage.predict.build import load
     from memtriage.predict.plan.api import plan as plan_build
 
+    training = {
+        "batch": batch,
+        "seq": seq,
+        "precision": precision,
+        "optimizer": optimizer,
+        "gradient_checkpointing": gradient_checkpointing,
+        "gradient_accumulation": gradient_accumulation,
+        "attention": attention,
+    }
     try:
         # What the program prints is not the result.
         with contextlib.redirect_stdout(sys.stderr):
             found = plan_build(
-                load(target),
+                configured(hf_config, target, training) or _program(target),
                 budget,
                 gpu=gpu,
                 allocator_conf=allocator_conf,
@@ -71,3 +103,16 @@ def plan(
 
         render(found, console_for(sys.stdout))
     return 0
+
+
+def _program(target: str | None) -> Callable[..., Any]:
+    """The build function that a target names.
+
+    Raises:
+        ValueError: it names none.
+    """
+    from memtriage.predict.build import load
+
+    if target is None:
+        raise ValueError("nothing to plan; expected FILE.py:FUNCTION or --hf-config FILE")
+    return load(target)

@@ -9,12 +9,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from memtriage.cli.hf_options import (
+    Attention,
+    Batch,
+    GradientAccumulation,
+    GradientCheckpointing,
+    HfConfig,
+    Optimizer,
+    Precision,
+    Seq,
+    configured,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from memtriage.predict.watch import Program
-
-_TRAINING = "With --hf-config: "
 
 
 def predict(
@@ -44,50 +54,21 @@ def predict(
         Path | None,
         typer.Option(metavar="DIR", help="Compare with what `memtriage run -o DIR` recorded of a real run."),
     ] = None,
-    hf_config: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="In place of a program: a Hugging Face model's config.json, trained as by `Trainer`.",
-        ),
-    ] = None,
-    batch: Annotated[
-        int | None, typer.Option(help=f"{_TRAINING}samples of a micro-batch (8).", show_default=False)
-    ] = None,
-    seq: Annotated[
-        int | None, typer.Option(help=f"{_TRAINING}tokens of a sample (2048).", show_default=False)
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{_TRAINING}amp-bf16 (default) or fp16-amp (fp32 weights under autocast), fp32, or bf16 "
-            "(weights too).",
-        ),
-    ] = None,
-    optimizer: Annotated[
-        str | None,
-        typer.Option(
-            help=f"{_TRAINING}adamw (default), adamw-fused, sgd, sgd-momentum, adafactor, adagrad or "
-            "rmsprop.",
-        ),
-    ] = None,
-    gradient_checkpointing: Annotated[
-        bool | None,
-        typer.Option("--gradient-checkpointing", help=f"{_TRAINING}compute blocks again in backward."),
-    ] = None,
-    gradient_accumulation: Annotated[
-        int | None, typer.Option(help=f"{_TRAINING}micro-batches of a step (1).")
-    ] = None,
-    attention: Annotated[
-        str | None, typer.Option(help=f"{_TRAINING}sdpa, eager, ...; Transformers' choice by default.")
-    ] = None,
+    hf_config: HfConfig = None,
+    batch: Batch = None,
+    seq: Seq = None,
+    precision: Precision = None,
+    optimizer: Optimizer = None,
+    gradient_checkpointing: GradientCheckpointing = None,
+    gradient_accumulation: GradientAccumulation = None,
+    attention: Attention = None,
 ) -> int:
     """Predict the peak memory of a training step, without a GPU."""
     import msgspec
 
     from memtriage.predict.api import predict as predict_program
 
-    options = {
+    training = {
         "batch": batch,
         "seq": seq,
         "precision": precision,
@@ -96,14 +77,11 @@ def predict(
         "gradient_accumulation": gradient_accumulation,
         "attention": attention,
     }
-    training = {name: value for name, value in options.items() if value is not None}
     try:
         # What the program prints is not the result.
         with contextlib.redirect_stdout(sys.stderr):
             prediction = predict_program(
-                _program(target, arguments or [])
-                if hf_config is None and not training
-                else _configured(hf_config, target, training),
+                configured(hf_config, target, training) or _program(target, arguments or []),
                 steps=steps,
                 gpu=gpu,
                 allocator_conf=allocator_conf,
@@ -142,19 +120,3 @@ def _program(target: str | None, arguments: list[str]) -> Callable[[Any], Any] |
     if arguments:
         raise ValueError(f"{target!r} takes no arguments; only a script does: {' '.join(arguments)!r}")
     return load(target)
-
-
-def _configured(hf_config: Path | None, target: str | None, training: dict[str, Any]) -> Callable[[Any], Any]:
-    """The build function of a Hugging Face configuration.
-
-    Raises:
-        ValueError: there is none, or another program besides; or it cannot be used.
-    """
-    if hf_config is None:
-        given = ", ".join(f"--{name.replace('_', '-')}" for name in training)
-        raise ValueError(f"{given} without --hf-config; a program of your own sets these itself")
-    if target is not None:
-        raise ValueError(f"--hf-config and {target!r} are both given; expected one of them")
-    from memtriage.predict.hf import TrainingArguments, build_from_config
-
-    return build_from_config(hf_config, TrainingArguments(**training))

@@ -60,7 +60,7 @@ def predict(
     found = traced(build, kind, version, steps, world_size, rank, explain)
     counters = replay(found.recording, settings, kind.memory, steps)
     last = counters[-1]
-    outside = kind.outside + found.communicators * nccl.COMMUNICATOR
+    outside = kind.outside + nccl.outside(found.communicators)
     return Prediction(
         peak_allocated=last.peak_allocated,
         peak_reserved=last.peak_reserved,
@@ -79,7 +79,7 @@ def predict(
         notes=[
             *found.notes,
             *_notes(kind, version, steps, last.peak_reserved + outside),
-            *nccl.notes(world_size, found.communicators),
+            *nccl.notes(world_size, found.communicators, found.held),
         ],
         peak_table=peak_table(found, last) if explain else UNSET,
         against=UNSET

@@ -6,7 +6,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -60,6 +60,9 @@ def check_built(result: Any) -> Built:
         BuildError: it is something else, or its parameters are not on the device.
     """
     if not isinstance(result, (tuple, list)) or len(result) != 3:
+        if inspect.iscoroutine(result):
+            result.close()  # it will never be awaited, and need not say so
+            raise BuildError(f"{EXPECTED}; it is `async def`: make it a plain function")
         what = f"{len(result)} things" if isinstance(result, (tuple, list)) else f"a {type(result).__name__}"
         raise BuildError(f"{EXPECTED}; it returned {what}")
     model, optimizer, step = result
@@ -83,8 +86,29 @@ def check_built(result: Any) -> Built:
     return Built(model, optimizers, step)
 
 
-def failure(error: Exception) -> BuildError:
-    """The error of a program that could not be traced, in words that say what to change."""
+def check_done(result: Any) -> None:
+    """Whether `step()` has run its step.
+
+    Raises:
+        BuildError: it returned something that is yet to be run.
+    """
+    if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        kind = type(result).__name__
+        if hasattr(result, "close"):
+            result.close()
+        raise BuildError(
+            f"`step()` returned a {kind}, so nothing has run: make it a plain function, without async and "
+            "yield, that runs one optimizer step"
+        )
+
+
+def failure(error: Exception, assumptions: Sequence[str] = ()) -> BuildError:
+    """The error of a program that could not be traced, in words that say what to change.
+
+    Args:
+        error: what it raised.
+        assumptions: what was assumed of values before it.
+    """
     text = " ".join(str(error).split())[:_MESSAGE_LIMIT] or "no message"
     said = f"the program raised {type(error).__name__}{_place(error)}: {text}"
     for sign, advice in _ADVICE.items():
@@ -93,6 +117,11 @@ def failure(error: Exception) -> BuildError:
     for file, advice in _ADVICE_BY_FILE.items():
         if any(frame.filename.endswith(file) for frame in traceback.extract_tb(error.__traceback__)):
             return BuildError(f"{said}; {advice}")
+    if assumptions:
+        return BuildError(
+            f"{said}; if a value of the device led here ({assumptions[-1]}), take it out of the step: such "
+            "values are not known in a prediction"
+        )
     return BuildError(f"{said}; it must run with `device` being a CUDA device")
 
 
@@ -103,14 +132,18 @@ _ADVICE: Final = {
     "Sparse": "sparse tensors cannot be traced: use dense gradients",
     "Could not run '": "this operator has no shape function: register one with torch.library.register_fake",
     "no fake impl": "this operator has no shape function: register one with torch.library.register_fake",
-    "not linked with support": "only the thread that runs the step is traced: use the device in no other",
+    "not linked with support for cuda": "only the thread that runs the step is traced: use no other",
     "data_ptr": "a kernel wants the address of real data: give the build function a variant without it",
+    "CUDAGraph": "CUDA graphs cannot be traced: run the step without capturing it",
     "triton": "Triton kernels cannot be traced: give the build function a variant without them",
     "torch.distributed using env": _WORLD,
     "process group has not been initialized": _WORLD,
     "have NCCL built in": _WORLD,
     "numpy": _NO_VALUES,
     "no data": _NO_VALUES,
+    "Expected all tensors to be on the same device": "send inputs and every part of the model to `device`",
+    "expected device cpu but got meta": "send inputs and every part of the model to `device`",
+    "does not require grad": "train at least one parameter: all that the loss depends on are frozen",
     "missing 1 required positional argument": EXPECTED,
     "takes 0 positional arguments": EXPECTED,
 }

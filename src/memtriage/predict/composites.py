@@ -87,7 +87,9 @@ class Composites:
             query=tuple(query.shape),
             key=tuple(key.shape),
             value=tuple(value.shape),
-            strides_end_in_one=all(each.stride(-1) == 1 for each in (query, key, value)),
+            strides_end_in_one=all(
+                each is None or each.stride(-1) == 1 for each in (query, key, value, attn_mask)
+            ),
             masked=attn_mask is not None,
             mask_dim=0 if attn_mask is None else attn_mask.dim(),
             mask_needs_grad=attn_mask is not None and attn_mask.requires_grad,
@@ -257,7 +259,10 @@ def _math_attention(
     weights = aten._safe_softmax(scores, -1)
     if dropout_p > 0:
         weights = torch.dropout(weights, dropout_p, True)
-    return torch.matmul(weights, value).to(original)
+    returned = weights.to(original)  # beside the result, and made before it
+    result = torch.matmul(weights, value).to(original)
+    del returned
+    return result
 
 
 def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

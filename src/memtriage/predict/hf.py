@@ -15,7 +15,7 @@ import inspect
 import json
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -82,8 +82,10 @@ class TrainingArguments:
                 raise BuildError(f"{name}={getattr(self, name)!r}; expected one of {', '.join(known)}")
 
 
-def build_from_config(path: Path, arguments: TrainingArguments) -> Callable[[Any], Any]:
+def build_from_config(path: Path, arguments: TrainingArguments) -> Callable[..., Any]:
     """The build function of a model that is configured in a file, as `Trainer` would train it.
+
+    Its keywords are those of `TrainingArguments` that a plan may change.
 
     Args:
         path: a model's `config.json`, or the folder that it lies in.
@@ -103,13 +105,24 @@ def build_from_config(path: Path, arguments: TrainingArguments) -> Callable[[Any
     config = _config(library, file)
     kind = _architecture(library, config, file)
 
-    def build(device: Any) -> Any:
-        model = _model(kind, config, arguments).to(device)
-        if arguments.gradient_checkpointing:
+    def build(
+        device: Any,
+        per_device_train_batch_size: int = arguments.batch,
+        gradient_accumulation_steps: int = arguments.gradient_accumulation,
+        max_length: int = arguments.seq,
+    ) -> Any:
+        asked = replace(
+            arguments,
+            batch=per_device_train_batch_size,
+            gradient_accumulation=gradient_accumulation_steps,
+            seq=max_length,
+        )
+        model = _model(kind, config, asked).to(device)
+        if asked.gradient_checkpointing:
             _checkpoint(model)
         model.train()
-        optimizer = _optimizer(library, model, arguments)
-        return model, optimizer, _Step(model, optimizer, arguments, device)
+        optimizer = _optimizer(library, model, asked)
+        return model, optimizer, _Step(model, optimizer, asked, device)
 
     return build
 

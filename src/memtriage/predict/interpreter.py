@@ -13,8 +13,9 @@ from memtriage.predict import datadependent, shapes
 from memtriage.predict.composites import Composites
 from memtriage.predict.distributed.collectives import Collectives
 from memtriage.predict.lifetimes import Lifetimes
-from memtriage.predict.notes import Notes
+from memtriage.predict.notes import ASSUMED, Notes
 from memtriage.predict.operators import Operator, facts, mapped, tensors_in
+from memtriage.predict.scratch import convolution, products
 from memtriage.predict.scratch.stages import AT_THE_END
 from memtriage.predict.scratch.table import Scratch
 from memtriage.predict.tensors import (
@@ -32,6 +33,9 @@ from memtriage.predict.values import Values
 
 HOST_LIMIT: Final = 1 << 20
 """Tensors of the host are made for real up to this many elements, and without data beyond."""
+
+MULTIPLIES: Final = products.PRODUCTS | convolution.RULES.keys()
+"""Operators that take no tensor of the host beside those of the device."""
 
 _NOT_THE_PROGRAM: Final = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
 
@@ -111,7 +115,10 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             # The host receives what the device sends; what is unknown stays as it was.
             known = self.values.compute(func, args, kwargs)
             return known if known is not None else targets[0]
-        device = self._result_device(tensors, kwargs)
+        if func in MULTIPLIES:
+            _check_places(func, tensors)
+        # What is written stays where it is, whatever is written to it.
+        device = self._result_device(targets or tensors, kwargs)
         meta_args, meta_kwargs = mapped(args, _without_data), mapped(kwargs, _without_data)
         if operator.has_device and kwargs.get("device") is not None:
             meta_kwargs["device"] = META
@@ -154,7 +161,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
     ) -> None:
         stages = self._scratch(func, args, kwargs, outputs)
         fresh: list[torch.Tensor] = []
-        for position, output in enumerate(outputs, 1):
+        in_order = reversed(outputs) if func in shapes.LAST_FIRST else outputs
+        for position, output in enumerate(in_order, 1):
             if is_gpu(output):
                 if self.lifetimes.see(output.untyped_storage(), operator.name):
                     fresh.append(output)
@@ -217,7 +225,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         if tensor.numel() > HOST_LIMIT:
             return tensor
         self.notes.add(
-            "values", f"values copied to the host are taken as {datadependent.NUMBER}: {self.where()}"
+            ASSUMED, f"values copied to the host are taken as {datadependent.NUMBER}: {self.where()}"
         )
         return torch.full(tensor.shape, datadependent.NUMBER, dtype=tensor.dtype, device=CPU)
 
@@ -227,6 +235,15 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_PROGRAM):
             frame = frame.f_back
         return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _check_places(func: Any, tensors: list[torch.Tensor]) -> None:
+    """Raises what CUDA raises where a tensor was left on the host; numbers may be there."""
+    if any(map(is_gpu, tensors)) and any(each.dim() and not is_gpu(each) for each in tensors):
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but "
+            f"{func._schema.name} was given one on the CPU beside one on cuda:0"
+        )
 
 
 def _plain(kind: Any) -> bool:

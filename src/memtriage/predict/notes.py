@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+ASSUMED: Final = "values"
+"""The kind of what was assumed of values that only a GPU would know."""
+
 
 class Notes:
     """Collects sentences; a repeated one is said once."""
@@ -12,6 +17,10 @@ class Notes:
     def add(self, kind: str, text: str) -> None:
         """Say something, of a kind that groups what belongs together."""
         self._said.setdefault((kind, text))
+
+    def assumptions(self) -> list[str]:
+        """What was assumed of values of the device."""
+        return [text for kind, text in self._said if kind == ASSUMED]
 
     def all(self) -> list[str]:
         """Everything that was said, in order."""

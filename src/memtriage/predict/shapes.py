@@ -13,14 +13,14 @@ aten: Final = torch.ops.aten
 
 def _convolution(source: torch.Tensor, weight: torch.Tensor, *rest: Any) -> torch.Tensor:
     made: torch.Tensor = aten.convolution.default(source, weight, *rest)
-    return made.contiguous(memory_format=memory_format(source, weight, groups=rest[-1]))
+    return made.contiguous(memory_format=memory_format(source, weight))
 
 
 def _convolution_backward(
     gradient: torch.Tensor, source: torch.Tensor, weight: torch.Tensor, *rest: Any
 ) -> Any:
     of_source, of_weight, of_bias = aten.convolution_backward.default(gradient, source, weight, *rest)
-    layout = memory_format(source, weight, groups=rest[-2])
+    layout = memory_format(source, weight)
     of_source, of_weight = (
         None if each is None else each.contiguous(memory_format=layout) for each in (of_source, of_weight)
     )
@@ -64,3 +64,6 @@ RULES: Final[dict[Any, Any]] = {
     aten._fused_sgd_.default: _written_in_place,
     aten._fused_sgd_.tensor_lr: _written_in_place,
 }
+
+LAST_FIRST: Final = frozenset({aten.native_dropout.default})
+"""Operators whose kernels allocate their results from the last to the first (`dropout_cuda`: mask first)."""

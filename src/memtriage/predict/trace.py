@@ -11,7 +11,7 @@ import torch
 
 from memtriage.observe.hooks import TrainingHooks
 from memtriage.predict.autocast import Autocast
-from memtriage.predict.build import check_built
+from memtriage.predict.build import EXPECTED, BuildError, check_built, check_done, failure
 from memtriage.predict.composites import Composites
 from memtriage.predict.distributed.collectives import Collectives
 from memtriage.predict.distributed.world import world_played
@@ -41,6 +41,7 @@ class Trace:
         modules: paths of the modules that blocks belong to, where known.
         instants: where a watched run makes marks.
         communicators: process groups that NCCL makes a communicator for.
+        held: bytes of DDP's first bucket, where another has replaced it.
     """
 
     recording: Recording
@@ -49,6 +50,7 @@ class Trace:
     modules: dict[int, str] = field(default_factory=dict)
     instants: list[Instant] = field(default_factory=list)
     communicators: int = 0
+    held: int = 0
 
 
 class BuildFunction(Program):
@@ -61,13 +63,16 @@ class BuildFunction(Program):
         return Watch(lifetimes)
 
     def run(self, watch: Watch, steps: int) -> None:
-        built = watch.built = check_built(self._build(CUDA))
-        watch.note_model()
-        for step in range(steps):
-            watch.step = step
-            watch.lifetimes.enter("forward", step)
-            built.step()
-            watch.note_states()
+        try:
+            built = watch.built = check_built(self._build(CUDA))
+            watch.note_model()
+            for step in range(steps):
+                watch.step = step
+                watch.lifetimes.enter("forward", step)
+                check_done(built.step())
+                watch.note_states()
+        except SystemExit as left:
+            raise BuildError(f"the program ended itself (sys.exit({left.code})); {EXPECTED}") from left
         watch.note_model()
 
 
@@ -86,8 +91,7 @@ def trace(
         explain: also find out which module makes what.
 
     Raises:
-        BuildError: what `build` returns is none of what is expected.
-        Exception: whatever the program raises.
+        BuildError: the program cannot be traced; the text says what to change.
     """
     notes = Notes()
     lifetimes = Lifetimes(torch.is_grad_enabled)
@@ -115,8 +119,15 @@ def trace(
             places = watch.places = Places()
             lifetimes.allocated = places.note
             stack.enter_context(places.followed())
-        program.run(watch, steps)
+        try:
+            program.run(watch, steps)
+        except BuildError:
+            raise
+        except Exception as error:
+            raise failure(error, notes.assumptions()) from error
         lifetimes.close()
+    if watch.built is not None and (missing := watch.missing()):
+        notes.add("step", missing)
     made_in = {} if watch.places is None else watch.places.of
     return Trace(
         lifetimes.recording,
@@ -125,4 +136,5 @@ def trace(
         modules={**made_in, **watch.homes},
         instants=watch.instants,
         communicators=len(collectives.groups),
+        held=collectives.held,
     )

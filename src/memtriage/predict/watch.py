@@ -55,6 +55,7 @@ class Watch:
         self.places: Places | None = None
         self.step = -1
         self._home_of: dict[int, str] = {}
+        self._steps_taken: set[int] = set()
 
     def models(self) -> tuple[nn.Module, ...]:
         """The modules that are trained."""
@@ -81,11 +82,23 @@ class Watch:
         self.lifetimes.enter("optimizer", self.step)
 
     def optimizer_ends(self, inside_backward: bool) -> None:
+        self._steps_taken.add(self.step)
         self.note_states()
         if inside_backward:
             self.lifetimes.enter("backward", self.step)
         else:
             self.note_instant("step")
+
+    def missing(self) -> str:
+        """What a training step does and the last one of a build function's did not, in words."""
+        optimizers = self.optimizers()
+        if self.step in self._steps_taken or not all(
+            isinstance(each, torch.optim.Optimizer) for each in optimizers
+        ):
+            return ""
+        if any(instant.step == self.step for instant in self.instants):
+            return "no optimizer stepped in the step: its states are not part of the figures"
+        return "the step ran neither backward nor an optimizer: this is the memory of forward alone"
 
     def note_instant(self, name: Literal["backward", "step"]) -> None:
         """A watched run would make a mark here."""

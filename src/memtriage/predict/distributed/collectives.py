@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -22,6 +23,10 @@ _FLATTENED: Final = {"c10d::allgather_": 0, "c10d::reduce_scatter_": 1}
 tensor, into which it is copied where all are of one size (`newLikeFlat` in ProcessGroupNCCL.cpp)."""
 
 
+HOLDS_UNTIL_STEP: int | float = math.inf
+"""What the reducer puts into earlier steps is held; 0 for a watchdog that always looks in time."""
+
+
 class Collectives:
     """The collectives of one trace.
 
@@ -32,6 +37,10 @@ class Collectives:
     collective in a backward of a later step. So the bucket of the first step is there until the second
     backward, beside those that replace it.
 
+    How far the host is ahead of the watchdog differs from run to run and from rank to rank: on two H200s
+    (torch 2.11) the same job had let the bucket go before the second step on some ranks, and only within the
+    third on others.
+
     Attributes:
         groups: names of the process groups that were used: NCCL makes a communicator of each.
     """
@@ -40,6 +49,7 @@ class Collectives:
         self._lifetimes = lifetimes
         self._shelves: list[tuple[int, list[torch.Tensor]]] = []
         self.groups: set[str] = set()
+        self._buckets: dict[int, dict[int, int]] = {}  # by step, the bytes of the reducer's storages
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator of a process group on empty tensors of the host, and returns the caller's instead.
@@ -63,8 +73,15 @@ class Collectives:
         if isinstance(work, torch.ScriptObject):
             work = _done(tensors_in(written)).boxed()
         if _by_reducer():
-            self._shelves.append((self._lifetimes.step, tensors_in(written)))
+            self._shelve(tensors_in(written))
         return (*written, work) if isinstance(result, (tuple, list)) else work
+
+    def _shelve(self, tensors: list[torch.Tensor]) -> None:
+        step = self._lifetimes.step
+        if step < HOLDS_UNTIL_STEP:
+            self._shelves.append((step, tensors))
+            storages = (each.untyped_storage() for each in tensors)
+            self._buckets.setdefault(step, {}).update({each._cdata: each.nbytes() for each in storages})
 
     def _note_group(self, args: tuple[Any, ...]) -> None:
         for each in args:
@@ -81,6 +98,13 @@ class Collectives:
     def _clear_shelves(self) -> None:
         if self._lifetimes.phase == "backward":
             self._shelves = [each for each in self._shelves if each[0] == self._lifetimes.step]
+
+    @property
+    def held(self) -> int:
+        """Bytes of the first step's buckets that others replaced, while NCCL still held them."""
+        first = self._buckets.get(0, {})
+        later = {storage for step, found in self._buckets.items() if step > 0 for storage in found}
+        return sum(size for storage, size in first.items() if storage not in later) if later else 0
 
 
 def _by_reducer() -> bool:

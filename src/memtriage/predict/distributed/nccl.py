@@ -1,22 +1,44 @@
-"""What NCCL holds on the device, outside PyTorch's allocator."""
+"""What NCCL holds on the device: outside PyTorch's allocator, and of DDP's buckets."""
 
 from __future__ import annotations
 
 from typing import Final
 
-COMMUNICATOR: Final = 576 << 20
-"""Bytes of one communicator (sglang #30908; between the 544 and 688 MB of nccl #964). It depends on NCCL's
-version, its channels and its transports; nccl #864 and #1685 report up to gigabytes."""
+from memtriage.model.units import size
+
+# Two H200s of one host (NVLink; torch 2.11.0+cu130, NCCL 2.28.9), cudaMemGetInfo's total less free less the
+# allocator's segments, after all-reduce, all-gather, reduce-scatter and broadcast: 862 MiB more with the
+# first communicator, then 486 and 484 MiB more with the second and the third.
+COMMUNICATOR: Final = 485 << 20
+"""Bytes of one communicator. It depends on NCCL's version, its channels and its transports: others report 544
+to 688 MB (nccl #964, sglang #30908), and up to gigabytes across hosts (nccl #864, #1685)."""
+LIBRARY: Final = 377 << 20
+"""Bytes that the first communicator takes beyond its own: NCCL's kernels."""
 
 
-def notes(world_size: int, communicators: int) -> list[str]:
-    """What is assumed of a job of many ranks."""
-    if communicators:
-        return [
-            f"NCCL is taken to hold {COMMUNICATOR >> 20} MiB outside the allocator for each communicator, of "
-            f"which there {'is' if communicators == 1 else 'are'} {communicators}: others report this much, "
-            "and it varies with its version and the network"
-        ]
-    if world_size > 1:
+def outside(communicators: int) -> int:
+    """Bytes outside the allocator."""
+    return LIBRARY + communicators * COMMUNICATOR if communicators else 0
+
+
+def notes(world_size: int, communicators: int, held: int) -> list[str]:
+    """What is assumed of a job of many ranks.
+
+    Args:
+        held: bytes of DDP's first bucket, where another has replaced it.
+    """
+    if world_size > 1 and not communicators:
         return [f"world_size={world_size}, but the ranks do not communicate: each is predicted alone"]
-    return []
+    if not communicators:
+        return []
+    found = [
+        f"NCCL is taken to hold {size(LIBRARY)} outside the allocator and {size(COMMUNICATOR)} more for each "
+        f"communicator, of which there {'is' if communicators == 1 else 'are'} {communicators}: measured on "
+        "two H200s of one host; more ranks, another network or another version may take more"
+    ]
+    if held:
+        found.append(
+            f"DDP's bucket of the first step ({size(held)}) is taken to stay into the second, beside those "
+            "that replace it: NCCL's watchdog decides, so on a real rank it may go sooner, or later"
+        )
+    return found

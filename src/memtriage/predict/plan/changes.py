@@ -38,6 +38,7 @@ class Change:
         work_factor: a step of the changed program is this many times what is simulated of it.
         displaces: rungs whose place it takes.
         outermost: its edit comes after all others.
+        loads: weights come to the device in their changed form: what `build` made and dropped does not.
     """
 
     rung: str
@@ -55,6 +56,7 @@ class Change:
     work_factor: float = 1.0
     displaces: frozenset[str] = frozenset()
     outermost: bool = False
+    loads: bool = False
 
 
 Changes = tuple[Change, ...]

@@ -11,6 +11,7 @@ from memtriage.allocator.settings import Settings, parse_conf
 from memtriage.model.plan import PlannedPeak
 from memtriage.predict.api import traced
 from memtriage.predict.build import Built
+from memtriage.predict.lifetimes import FREE, Event, Recording
 from memtriage.predict.machines import Machine
 from memtriage.predict.owners import owners_at
 from memtriage.predict.plan.changes import Build, Changes, changed, conf_of
@@ -21,6 +22,7 @@ from memtriage.predict.trace import Trace
 
 KEPT_TRACES: Final = 3
 """Traces that stay for another allocator setting: the last ones serve, and each may take tens of MB."""
+SMALLEST: Final = 1
 FINENESS: Final = 2 << 20
 """To this many bytes `needs` is found: segments are multiples of it."""
 
@@ -40,6 +42,19 @@ class Evaluated:
     fits: bool
     work: float
     uncounted: frozenset[str]
+
+
+def drop_before_training(recording: Recording) -> None:
+    """Takes out of a recording what is allocated while building and freed before the first step.
+
+    Events keep their places: what is taken out has the smallest size that there is.
+    """
+    begin = next(marker.event for marker in recording.markers if marker.step >= 0)
+    building = recording.events[:begin]
+    gone = {event.block for event in building if event.size == FREE}
+    for position, event in enumerate(building):
+        if event.size != FREE and event.block in gone:
+            recording.events[position] = Event(event.block, SMALLEST)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +185,8 @@ class Evaluator:
             return built.model, built.optimizers, step
 
         found = traced(watched, self._kind, self._version, self._steps, self._world_size)
+        if any(change.loads for change in changes):
+            drop_before_training(found.recording)
         self.traces += 1
         self.notes.update(dict.fromkeys(found.notes))
         factor = 1.0

@@ -13,6 +13,7 @@ from memtriage.predict.plan.rungs.loss import CHUNKED_LOSS
 from memtriage.predict.plan.rungs.optimizer_state import EIGHT_BIT, OFFLOAD
 from memtriage.predict.plan.rungs.optimizer_step import OPTIMIZER_STEP
 from memtriage.predict.plan.rungs.precision import AUTOCAST, WHOLE
+from memtriage.predict.plan.rungs.quantized import QLORA
 
 
 def ladder(conf: str, world_size: int) -> tuple[Rung, ...]:
@@ -35,5 +36,6 @@ def ladder(conf: str, world_size: int) -> tuple[Rung, ...]:
         WHOLE,
         OFFLOAD,
         LORA,
+        QLORA,
         SHORTER,
     )

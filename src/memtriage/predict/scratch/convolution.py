@@ -1,11 +1,4 @@
-"""Convolutions: copies in the layout that the kernel reads.
-
-cuDNN does not say which of its kernels will run. Inferred: the gradients of kernels larger than one pixel run
-on tensor cores, which read channels-last data, and copies of all three tensors are the workspace; forward and
-kernels of one pixel (a plain product) work without. With it the reserved bytes of ResNet-50 on an H200, in
-single precision and under autocast, are met within 0.3 and 2.5 %; without any workspace they would be 7 and
-9 % too low, and with one in forward as well 6 and 7 %.
-"""
+"""Convolutions: copies of what does not lie as the kernel reads it, and cuDNN's workspaces."""
 
 from __future__ import annotations
 
@@ -16,47 +9,58 @@ import torch
 
 from memtriage.predict.machines import Machine
 from memtriage.predict.scratch import reductions
+from memtriage.predict.scratch.cudnn import Convolution, Operation, workspace
 from memtriage.predict.scratch.stages import Staged
 
 aten: Final = torch.ops.aten
 
 Rule = Callable[[tuple[Any, ...], dict[str, Any], list[torch.Tensor], Machine], Staged]
 
-CHANNEL_BYTES: Final = 16
-"""Tensor cores read channels in units of it: cuDNN pads the channels of its copies."""
+TENSOR_CORES_SINCE: Final = (7, 0)
+TF32_SINCE: Final = (8, 0)
+LEAST_DIMENSIONS: Final = 3
+IMAGES: Final = 4
+SINGLE_BYTES: Final = 4
 
 
 def is_depthwise(source: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
-    """Whether PyTorch's own kernel runs: one filter or more for each channel (`is_depthwise`)."""
-    return source.dim() == 4 and groups > 1 and groups == source.shape[1] and weight.shape[0] % groups == 0
+    """Whether PyTorch's own kernel runs: one filter or more for each channel, which lie channels first
+    (`is_depthwise` and `use_cudnn_depthwise`)."""
+    if source.dim() != 4 or _suggests_channels_last(source, weight):
+        return False
+    return groups > 1 and groups == source.shape[1] and weight.shape[0] % groups == 0
 
 
-def memory_format(source: torch.Tensor, weight: torch.Tensor, *, groups: int) -> torch.memory_format:
-    """The layout of the results: PyTorch's depthwise kernel knows channels first only, cuDNN follows input or
-    weight (`cudnn_conv_suggest_memory_format`)."""
-    if source.dim() != 4 or is_depthwise(source, weight, groups):
-        return torch.contiguous_format
-    return torch.channels_last if _lies_so(source) or _lies_so(weight) else torch.contiguous_format
+def memory_format(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """The layout of the results: that of the input or the weight (`cudnn_conv_suggest_memory_format`)."""
+    last = source.dim() == 4 and _suggests_channels_last(source, weight)
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def _suggests_channels_last(source: torch.Tensor, weight: torch.Tensor) -> bool:
+    return _lies_so(source) or _lies_so(weight)
 
 
 def _forward(
     args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: Machine
 ) -> Staged:
-    return {1: _copies(args[0], args[1], outputs[0], args[8])}
+    source, weight, _, stride, *_, groups = args
+    buffers = _copies(source, weight, outputs[0])
+    described = _described(source, weight, outputs[0], stride, groups, machine)
+    return {1: _with_workspace(buffers, described, Operation.FORWARD, machine)}
 
 
 def _backward(
     args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: Machine
 ) -> Staged:
     """The gradient of the input, then that of the weight, then that of the bias, each with its buffers."""
-    gradient, source, weight, groups, wanted = args[0], args[1], args[2], args[9], args[10]
-    buffers = _copies(source, weight, gradient, groups)
-    if _converted(source, weight, groups, machine):
-        buffers = [sum(_padded_bytes(each) for each in (source, weight, gradient))]
+    gradient, source, weight, stride, groups, wanted = args[0], args[1], args[2], args[4], args[9], args[10]
+    buffers = _copies(source, weight, gradient)
+    described = _described(source, weight, gradient, stride, groups, machine)
     stages: Staged = {}
-    for what in range(2):
+    for what, operation in enumerate((Operation.OF_INPUT, Operation.OF_WEIGHT)):
         if wanted[what]:
-            stages[sum(wanted[: what + 1])] = buffers
+            stages[sum(wanted[: what + 1])] = _with_workspace(buffers, described, operation, machine)
     if wanted[2]:
         others = {dim for dim in range(gradient.dim()) if dim != 1}
         layout = reductions.layout_of(tuple(gradient.shape), gradient.stride(), others)
@@ -64,18 +68,47 @@ def _backward(
     return stages
 
 
-def _copies(source: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, groups: int) -> list[int]:
+def _copies(source: torch.Tensor, weight: torch.Tensor, result: torch.Tensor) -> list[int]:
     """What ATen copies before it calls a kernel: all that does not lie as the others do."""
-    wanted = memory_format(source, weight, groups=groups)
-    return [_bytes(each) for each in (source, weight, result) if not each.is_contiguous(memory_format=wanted)]
+    wanted = memory_format(source, weight)
+    return [each.nbytes for each in (source, weight, result) if not each.is_contiguous(memory_format=wanted)]
 
 
-def _converted(source: torch.Tensor, weight: torch.Tensor, groups: int, machine: Machine) -> bool:
-    """Whether cuDNN converts channels-first data for a kernel on tensor cores."""
-    if source.dim() != 4 or machine.capability < (7, 0) or is_depthwise(source, weight, groups):
-        return False
-    first = memory_format(source, weight, groups=groups) is torch.contiguous_format
-    return first and weight.shape[2:].numel() > 1
+def _with_workspace(
+    buffers: list[int], described: Convolution | None, operation: Operation, machine: Machine
+) -> list[int]:
+    size = 0 if described is None else workspace(described, operation, machine.multiprocessors)
+    return [*buffers, size] if size else buffers
+
+
+def _described(
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    result: torch.Tensor,
+    stride: list[int],
+    groups: int,
+    machine: Machine,
+) -> Convolution | None:
+    """The convolution as cuDNN sees it; None where it does not run it, or in a way that was not measured."""
+    own = is_depthwise(source, weight, groups)
+    if own or source.dim() < LEAST_DIMENSIONS or source.dtype.itemsize > SINGLE_BYTES:
+        return None
+    return Convolution(
+        source=tuple(source.shape),
+        weight=tuple(weight.shape),
+        result=tuple(result.shape),
+        stride=stride[0],
+        element=source.element_size(),
+        channels_last=memory_format(source, weight) is torch.channels_last,
+        tensor_cores=_on_tensor_cores(source.dtype, machine),
+        depthwise=groups > 1 and groups == source.shape[1] and source.dim() == IMAGES,
+    )
+
+
+def _on_tensor_cores(dtype: torch.dtype, machine: Machine) -> bool:
+    if dtype is torch.float32:
+        return machine.capability >= TF32_SINCE and bool(torch._C._get_cudnn_allow_tf32())
+    return machine.capability >= TENSOR_CORES_SINCE
 
 
 def _lies_so(tensor: torch.Tensor) -> bool:
@@ -88,19 +121,6 @@ def _lies_so(tensor: torch.Tensor) -> bool:
             return False
         least = strides[dim] * max(sizes[dim], 1)
     return True
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    count: int = tensor.numel() * tensor.element_size()
-    return count
-
-
-def _padded_bytes(tensor: torch.Tensor) -> int:
-    step = CHANNEL_BYTES // tensor.element_size()
-    channels = tensor.shape[1]
-    padded: int = -(-channels // step) * step
-    count: int = _bytes(tensor) // channels * padded
-    return count
 
 
 RULES: Final[dict[Any, Rule]] = {

@@ -8,7 +8,15 @@ import torch
 
 from memtriage.predict.lifetimes import Lifetimes
 from memtriage.predict.machines import Machine
-from memtriage.predict.scratch import attention, convolution, copies, embedding, products, reductions
+from memtriage.predict.scratch import (
+    attention,
+    convolution,
+    copies,
+    embedding,
+    normalisation,
+    products,
+    reductions,
+)
 from memtriage.predict.scratch.products import Workspaces
 from memtriage.predict.scratch.stages import AT_THE_END, Staged
 
@@ -19,6 +27,7 @@ class Scratch:
     def __init__(self, machine: Machine, version: tuple[int, int], lifetimes: Lifetimes) -> None:
         self._machine = machine
         self._workspaces = Workspaces(machine, version, lifetimes)
+        self._rules = {**attention.RULES, **embedding.RULES, **normalisation.RULES}
 
     def keep(self, func: Any, args: tuple[Any, ...]) -> None:
         """Makes what libraries keep from here on; called when the results are allocated."""
@@ -36,7 +45,7 @@ class Scratch:
         elif func in reductions.ACCUMULATORS:
             buffers = reductions.buffers(func, args, kwargs, outputs, self._machine)
         else:
-            rule = attention.RULES.get(func) or embedding.RULES.get(func)
+            rule = self._rules.get(func)
             buffers = [] if rule is None else rule(args, kwargs, outputs, self._machine)
             buffers = copies.buffers(func, args) + buffers
         return {AT_THE_END: buffers} if buffers else {}

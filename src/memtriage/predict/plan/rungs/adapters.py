@@ -16,11 +16,16 @@ RANK: Final = 16
 
 
 def _edit(built: Built) -> Built:
+    return add_adapters(built, linear_layers(built.model))
+
+
+def add_adapters(built: Built, names: list[str]) -> Built:
+    """The program with adapters on the layers of these names, which its optimizers train instead."""
     import peft
     from peft.tuners.tuners_utils import cast_adapter_dtype
 
     model = built.model
-    config = peft.LoraConfig(r=RANK, target_modules=_linear_layers(model))
+    config = peft.LoraConfig(r=RANK, target_modules=names)
     peft.inject_adapter_in_model(config, model, adapter_name="default")
     cast_adapter_dtype(model, adapter_name="default")  # to float32, as get_peft_model does
     adapters = [each for each in model.parameters() if each.requires_grad]
@@ -31,7 +36,7 @@ def _edit(built: Built) -> Built:
     return built
 
 
-def _linear_layers(model: nn.Module) -> list[str]:
+def linear_layers(model: nn.Module) -> list[str]:
     """Names of all linear layers but the output layer of a language model (peft's `all-linear`)."""
     inner = huggingface_in(model)
     output = None if inner is None else inner.get_output_embeddings()

@@ -1,0 +1,146 @@
+"""What a GPU says of the workloads of `families.py`: `python record_families.py --out FILE.json [NAME...]`.
+
+Each runs three steps in a process of its own, some of them at once. FILE has the form of
+`families_h200.json`: by step, the peaks and what stays allocated. Names of `specs.json` are understood too.
+
+With `--events FOLDER` the sizes of all allocations and frees are written to NAME.json.gz there, in order, to
+be compared with a prediction's: [number of the allocation, bytes asked for; 0 where it is freed], a list for
+the build and one for each step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import importlib.util
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+GROUND_TRUTH = Path(__file__).parent.parent / "data" / "groundtruth"
+STEPS = 3
+DEADLINE_S = 100
+AT_ONCE = 10
+"""So many have room on one device together."""
+ERROR_LENGTH = 600
+
+
+def loaded(file: str) -> Any:
+    specification = importlib.util.spec_from_file_location(file, GROUND_TRUTH / f"{file}.py")
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def built(name: str) -> Any:
+    """Model, optimizer and step of a workload of either file."""
+    specs = json.loads((GROUND_TRUTH / "specs.json").read_text())
+    spec = next((each for each in specs if each["name"] == name), None)
+    device = torch.device("cuda")
+    return (
+        loaded("workloads").build(spec, device) if spec else loaded("families").build({"name": name}, device)
+    )
+
+
+class Events:
+    """Allocations and frees, numbered as they come."""
+
+    def __init__(self) -> None:
+        self.phases: list[list[tuple[int, int]]] = []
+        self._numbers: dict[int, int] = {}
+        self._count = 0
+
+    def begin(self) -> None:
+        torch.cuda.memory._record_memory_history(None)
+        torch.cuda.memory._record_memory_history("all", context=None, max_entries=1_000_000)
+
+    def end(self) -> None:
+        """Closes a phase."""
+        found = []
+        for event in torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]:
+            if event["action"] == "alloc":
+                self._numbers[event["addr"]] = self._count
+                found.append((self._count, event["size"]))
+                self._count += 1
+            elif event["action"] == "free_requested":
+                found.append((self._numbers.pop(event["addr"], -1), 0))
+        self.phases.append(found)
+        self.begin()
+
+
+def measure(name: str, folder: Path | None) -> list[dict[str, int]]:
+    """By step, what was measured."""
+    torch.manual_seed(0)
+    torch.cuda.init()
+    events = Events() if folder else None
+    if events:
+        events.begin()
+    parts = built(name)  # kept alive whole, as by a program
+    if events:
+        events.end()
+    steps = []
+    for _ in range(STEPS):
+        torch.cuda.reset_peak_memory_stats()
+        parts[2]()
+        torch.cuda.synchronize()
+        steps.append(
+            {
+                "peak_alloc": torch.cuda.max_memory_allocated(),
+                "peak_reserved": torch.cuda.max_memory_reserved(),
+                "end_alloc": torch.cuda.memory_allocated(),
+            }
+        )
+        if events:
+            events.end()
+    if events and folder:
+        with gzip.open(folder / f"{name}.json.gz", "wt") as file:
+            json.dump({"steps": steps, "events": events.phases}, file)
+    return steps
+
+
+def measured(name: str, events: list[str]) -> list[dict[str, int]] | str:
+    """What another process measured, or its error."""
+    command = [sys.executable, __file__, "--one", name, *events]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        return f"not done within {DEADLINE_S} s"
+    if done.returncode:
+        return done.stderr[-ERROR_LENGTH:]
+    steps: list[dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
+    return steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--events", type=Path, metavar="FOLDER")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(measure(options.one, options.events)), flush=True)
+        return
+    names = options.names or [spec["name"] for spec in loaded("families").SPECS]
+    events: list[str] = []
+    if options.events:
+        options.events.mkdir(parents=True, exist_ok=True)
+        events = ["--events", str(options.events)]
+    found = []
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for name, result in zip(names, pool.map(lambda each: measured(each, events), names), strict=True):
+            print(name, json.dumps(result), flush=True)
+            if not isinstance(result, str):
+                found.append({"name": name, "steps": result})
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
