@@ -15,6 +15,7 @@ WORKERS ?= 2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEEPSPEED := $(VENV)/deepspeed
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test zoo lint format bench clean
@@ -36,6 +37,12 @@ $(STAMP): pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -q -e '.[dev]'
 	@touch $@
 
+# DeepSpeed in a folder that only its own tests see: installed, it changes how many libraries behave. Its
+# requirements name every package, for pip would bring a second torch along. Without it those tests are skipped.
+$(DEEPSPEED)/.installed: cases/deepspeed_zero2_offload/requirements.txt | $(STAMP)
+	@$(BIN)/python -m pip install -q --no-deps --target $(DEEPSPEED) --upgrade -r $< \
+	  && touch $@ || echo "DeepSpeed could not be installed: its tests are skipped" >&2
+
 # On a busy machine OpenMP threads that spin while they wait make the script many times slower.
 demo: export OMP_WAIT_POLICY ?= PASSIVE
 demo: install
@@ -45,7 +52,7 @@ demo: install
 	$(BIN)/memtriage run -o memtriage-run-fixed examples/train_gpt2.py --no-leak
 
 # One thread for each of the workers' kernels: more only compete on a small machine.
-test: lint
+test: lint $(DEEPSPEED)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 zoo: install
@@ -69,7 +76,8 @@ bench: install
 	$(BIN)/python benchmarks/predict.py
 	$(BIN)/python benchmarks/predict_ranks.py
 	$(BIN)/python benchmarks/offload.py
+	$(BIN)/python benchmarks/park.py
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis memtriage-run*/
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis memtriage-run*/ memtriage-compare
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

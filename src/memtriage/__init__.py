@@ -19,13 +19,19 @@ if TYPE_CHECKING:
     from memtriage.account.host_step import host_step
     from memtriage.model.census import Census
     from memtriage.model.explanation import Explanation
+    from memtriage.model.holders import Cleared, Condition, HolderKind
     from memtriage.model.ledger import Ledger
     from memtriage.model.plan import Plan
     from memtriage.model.prediction import Prediction
     from memtriage.model.recording import Recording
+    from memtriage.observe.holders.registered import Registration
     from memtriage.session.run import Watch
+    from memtriage.treat.compact import Compaction
+    from memtriage.treat.deepspeed import ExactHostMemory
     from memtriage.treat.host_tuning import Trimmed
     from memtriage.treat.offload import OffloadedAdamW
+    from memtriage.treat.park import Moved, Parked
+    from memtriage.treat.phase import Phase, PhasePolicy
 
 # Loaded now, while it is empty: at its first import a package takes its name in here, which is to be the
 # function's.
@@ -34,8 +40,12 @@ importlib.import_module("memtriage.predict")
 __version__ = "0.1.0"
 __all__ = [
     "OffloadedAdamW",
+    "PhasePolicy",
     "__version__",
     "census",
+    "clear_caches",
+    "compact",
+    "deepspeed_exact_host_memory",
     "explain",
     "host_step",
     "ledger",
@@ -43,9 +53,14 @@ __all__ = [
     "malloc_settings",
     "malloc_trim",
     "mark",
+    "park",
+    "phase",
     "plan",
     "predict",
+    "register_holder",
+    "release_parking",
     "step",
+    "unpark",
     "watch",
 ]
 
@@ -60,6 +75,10 @@ def __getattr__(name: str) -> Any:
         from memtriage.treat.offload import OffloadedAdamW
 
         return OffloadedAdamW
+    if name == "PhasePolicy":
+        from memtriage.treat.phase import PhasePolicy
+
+        return PhasePolicy
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -157,6 +176,190 @@ def ledger(device: str | None = None) -> list[Ledger]:
     return chosen
 
 
+def clear_caches(
+    kinds: Iterable[str] | None = None, *, between_steps: bool = False, empty_cache: bool = True
+) -> Cleared:
+    """Have known holders (`memtriage holders`) let go of what can be made again. Sizes in bytes.
+
+    Every CUDA device in use is synchronised first. Then garbage is collected and the allocator's cache
+    emptied. What must not be cleared now is skipped, with the reason: while CUDA graphs are captured that
+    may be replayed, while a backward is under way or pending, and always what the program could not make
+    again. What fails is reported, and the others go on.
+
+    Args:
+        kinds: kinds or names of holders, as `memtriage holders` lists them, or the first parts of names
+            (`te`). What is cleared `on request` only needs its kind or name here. None for all others; the
+            generic detectors are left out then.
+        between_steps: the caller says that no graph which is still alive will be run backward: a phase ends.
+            Otherwise such a graph counts as a pending backward.
+        empty_cache: give free segments back to the driver at the end.
+
+    Raises:
+        ValueError: there is no such kind or holder.
+
+    Limits: a capture or a backward in another thread is not seen.
+    """
+    from memtriage.treat.caches import clear_caches
+
+    return clear_caches(kinds, between_steps=between_steps, empty_cache=empty_cache)
+
+
+def register_holder(
+    name: str,
+    values: Callable[[], Any],
+    clear: Callable[[], object] | None = None,
+    *,
+    holds: str = "",
+    refills: str = "",
+    forbidden: Iterable[Condition] = ("graphs", "backward"),
+    kind: HolderKind = "registered",
+    automatic: bool = True,
+) -> Registration:
+    """Put a cache of the program itself into the catalogue, to be named, measured and cleared like others.
+
+    Args:
+        name: how it is to be called; an entry registered under the same name is replaced.
+        values: gives the cache, in which tensors are looked for (containers, objects, tensors), or None while
+            there is none. Called at each census too: it must be quick, and must not make tensors.
+        clear: empties it; None for a cache that is only told of.
+        holds, refills: words for reports: what it keeps, and how it fills again.
+        forbidden: when it must not be cleared: `graphs` (CUDA graphs captured), `backward` (one is pending).
+        kind: the group by which `clear_caches(kinds=...)` chooses.
+        automatic: False to have it cleared only when its kind or name is asked for.
+
+    Returns:
+        A handle whose `remove()` takes it out again.
+
+    Raises:
+        ValueError: the name is a kind's or empty, or a condition or the kind is unknown.
+    """
+    from memtriage.observe.holders.registered import register_holder
+
+    return register_holder(
+        name, values, clear, holds=holds, refills=refills, forbidden=forbidden, kind=kind, automatic=automatic
+    )
+
+
+def compact(devices: Any = None, *, dry_run: bool = False, keep: Iterable[Any] = ()) -> Compaction:
+    """Move the few live storages that strand mostly empty segments; give the memory back to the driver.
+
+    Every tensor, view, saved tensor and alias keeps its values and stays valid: storages move, their objects
+    stay. Afterwards nothing releasable is cached either. For the end of a phase or of a step: no other thread
+    may be using the device.
+
+    Args:
+        devices: CUDA devices (`0`, `"cuda:1"`, a `torch.device`, or several); all that are in use by default.
+        dry_run: move nothing; the result's `predicted` is what moving would come to.
+        keep: tensors or storages that must stay where they are.
+
+    Returns:
+        Per device: allocated and reserved before, predicted and after; bytes moved; what could not be moved,
+        and why. Empty, with a note, where CUDA is not in use. Sizes in bytes.
+
+    Raises:
+        memtriage.treat.compact.CompactionError: memory that storages had given up for the move was taken by
+            somebody else before they had it back. The error holds their values; see its `restore()`.
+        ValueError: there is no such device.
+        RuntimeError: the device failed; values are in place. Running out of memory is no error: the result's
+            `stopped` says so.
+
+    Limits: nothing moves while a CUDA graph is alive. Addresses handed out (DLPack to another library, raw
+    pointers) cannot be seen: name such tensors in `keep`. See docs/compact.md.
+    """
+    from memtriage.treat.compact import compact
+
+    return compact(devices, dry_run=dry_run, keep=keep)
+
+
+def park(*what: Any, despite_graphs: bool = False) -> Parked:
+    """Moves storages to page-locked host memory and gives their device memory back. Sizes in bytes.
+
+    Every view and alias stays valid, as the storage objects stay: they are empty meanwhile. Using a parked
+    tensor raises `memtriage.treat.park.ParkedError`. The host memory is kept for the next time;
+    `release_parking()` gives it back.
+
+    Args:
+        what: models, optimizers, tensors, storages, and containers of these. A model stands for its
+            parameters, gradients and buffers, an optimizer for its state. The names `parameters`,
+            `gradients`, `buffers` and `optimizer_state` among them restrict models and optimizers to these.
+
+        despite_graphs: the caller says that no captured CUDA graph that is still alive uses any of it.
+            Otherwise nothing is parked while there is one.
+
+    Returns:
+        What was moved; also a context manager that brings it back.
+
+    Raises:
+        memtriage.treat.park.ParkError: something of it is parked already, or is nothing that can be parked; a
+            RuntimeError. Nothing was moved.
+        MemoryError: the host has too little memory. Nothing was moved.
+
+    Limits: waits for all work on the device. CPU storages are parked only in a process without CUDA.
+    Memory whose address somebody keeps (a captured CUDA graph, DLPack) must not be parked; see docs/park.md.
+    """
+    from memtriage.treat.park import park
+
+    return park(*what, despite_graphs=despite_graphs)
+
+
+def unpark(*what: Any) -> Moved:
+    """Brings parked storages back to the device that they came from, bit for bit. Sizes in bytes.
+
+    Args:
+        what: as for `park`, or what `park` returned; nothing for all that is parked.
+
+    Raises:
+        memtriage.treat.park.ParkError: nothing of it is parked, or something got device memory from elsewhere
+            meanwhile; a RuntimeError.
+        torch.OutOfMemoryError: too little device memory. What was brought back stays; the rest is still
+            parked, and the call can be repeated.
+    """
+    from memtriage.treat.park import unpark
+
+    return unpark(*what)
+
+
+def release_parking() -> int:
+    """Gives host memory that `park` keeps for the next time back to the system.
+
+    Returns:
+        Its bytes. What holds parked storages stays.
+    """
+    from memtriage.treat.park import release_parking
+
+    return release_parking()
+
+
+def phase(name: str, policy: PhasePolicy | None = None) -> Phase:
+    """A context manager whose end makes the devices as empty as they can be. Sizes in bytes.
+
+        with memtriage.phase("train", policy=memtriage.PhasePolicy(park=(model, optimizer))):
+            train()
+
+    At the end transient caches of known holders are cleared, garbage is collected, what the policy names is
+    parked on the host, and the rest is compacted; then one line for each device is printed, in the
+    frameworks' own
+    words, with what stays below it:
+
+        GPU Memory after train: 0.02GB allocated, 0.04GB reserved
+
+    In a watched run the end is a mark (`after train`), and what stays is a finding of kind `residue`.
+
+    Args:
+        name: of the phase, one line.
+        policy: what to bring back at the beginning, and what to do at the end; `PhasePolicy()` by default,
+            which parks nothing.
+
+    Raises:
+        ValueError, TypeError: the name or the policy is none.
+        Exception: at the end, what failed of it, after the rest was done and the line printed; an exception
+            of the block goes first.
+    """
+    from memtriage.treat.phase import DEFAULT, Phase
+
+    return Phase(name, DEFAULT if policy is None else policy)
+
+
 def malloc_trim() -> Trimmed:
     """Give memory that was freed, and that the C library keeps, back to the system. Sizes in bytes.
 
@@ -181,6 +384,32 @@ def malloc_settings() -> dict[str, str]:
     from memtriage.treat.host_tuning import MALLOC_SETTINGS
 
     return dict(MALLOC_SETTINGS)
+
+
+def deepspeed_exact_host_memory(*, share_gradient_sums: bool = False) -> ExactHostMemory:
+    """Have DeepSpeed's ZeRO-1/2 optimizer offload take 16 bytes of host memory a parameter, for 18 to 28.
+
+    Call it before `deepspeed.initialize`. Pinned memory takes its exact size, the 16-bit staging copy gives
+    way to small tiles, malloc is trimmed after the first step. No result changes by a bit.
+
+    Args:
+        share_gradient_sums: with gradient accumulation, keep the 16-bit sums of the micro-batches in the
+            memory of the fp32 gradients: 16 bytes rather than 18. Raises `SumsLost` in a step in which
+            parameters go unused in some of the micro-batches.
+
+    Returns:
+        What takes it back: `undo()`, or the end of its `with` block.
+
+    Raises:
+        ImportError: DeepSpeed is not installed.
+        memtriage.treat.deepspeed.UnknownDeepSpeed: its parts are not those that are known; nothing changed.
+        RuntimeError: it is on already.
+
+    Limits: see `memtriage.treat.deepspeed.ExactHostMemory`. Engines made before stay as they are.
+    """
+    from memtriage.treat.deepspeed import ExactHostMemory
+
+    return ExactHostMemory(share_gradient_sums=share_gradient_sums)
 
 
 def explain(text: str, shapes: Mapping[str, int] | None = None) -> Explanation:

@@ -32,7 +32,9 @@ def test_help_offers_the_commands_that_exist(arguments, capsys):
     assert app.main(arguments) == 0
     out = capsys.readouterr().out
     commands = [line.split()[0] for line in out.partition("Commands:")[2].splitlines() if line.strip()]
-    assert commands == ["run", "explain", "predict", "plan", "report", "snapshot", "doctor"]
+    assert commands == [
+        *("run", "explain", "predict", "plan", "compare", "holders", "report", "snapshot", "doctor"),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from typing import Annotated, Final, cast
 
 import typer
 
+from memtriage.cli.compare import compare
 from memtriage.cli.doctor import doctor
 from memtriage.cli.explain import explain
+from memtriage.cli.holders import holders
 from memtriage.cli.plan import plan
 from memtriage.cli.predict import predict
 from memtriage.cli.report import report
@@ -54,6 +56,8 @@ def _application() -> typer.Typer:
     application.command("explain")(explain)
     application.command("predict")(predict)
     application.command("plan")(plan)
+    application.command("compare")(compare)
+    application.command("holders")(holders)
     application.command("report")(report)
     application.command("snapshot")(snapshot)
     application.command("doctor")(doctor)

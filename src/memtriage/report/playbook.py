@@ -39,7 +39,7 @@ def _lines() -> Iterator[str]:
     for name in LADDER:
         for rung in PLAYBOOK[name].rungs:
             cells = (rung.action, rung.saves, rung.costs, rung.maths)
-            yield f"| [{name}](#{_anchor(PLAYBOOK[name])}) | {' | '.join(_plain(cell) for cell in cells)} |"
+            yield f"| [{name}](#{_anchor(PLAYBOOK[name])}) | {' | '.join(plain(cell) for cell in cells)} |"
     for entry in PLAYBOOK.values():
         yield ""
         yield f"## {entry.name}. {entry.subject}"
@@ -52,13 +52,13 @@ def _lines() -> Iterator[str]:
 
 
 def _change(rung: Rung) -> Iterator[str]:
-    yield f"**{_plain(rung.action)}**"
+    yield f"**{plain(rung.action)}**"
     yield ""
     for label, value in describe_rung(rung):
-        yield f"- {label}: {_plain(value)}"
+        yield f"- {label}: {plain(value)}"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text that Markdown takes as it stands."""
     return text.replace("*", "\\*").replace("|", "\\|").replace("_", "\\_")
 

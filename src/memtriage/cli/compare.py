@@ -1,0 +1,169 @@
+"""`memtriage compare`: A/B trials of a job under named variants."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from memtriage.prove.campaign import Campaign
+    from memtriage.prove.state import State
+    from memtriage.prove.trials import Trials
+
+DIRECTORY: Final = "memtriage-compare"
+"""Below it each trials file has a directory, named after its folder and itself."""
+
+
+def compare(
+    file: Annotated[Path, typer.Argument(metavar="TRIALS.toml", help="What to run; see docs/compare.md.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="DIR",
+            help=f"Where trials, records and logs go [default: ./{DIRECTORY}/FOLDER-FILE]. Finished trials in "
+            "it are not run again.",
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT", help="Write a self-contained page with charts.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the file and print what would run, in order.")
+    ] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Run nothing: report on the trials that have ended.")
+    ] = False,
+    redo: Annotated[
+        list[str] | None,
+        typer.Option(metavar="VARIANT", help="Run a variant's finished trials again. Repeatable."),
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete what ran before and start anew.")] = False,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Run trials at the same time on the GPUs of a Ray cluster.")
+    ] = False,
+) -> int:
+    """Compare a job under named variants: time per step, memory at a mark, targets met or missed."""
+    from memtriage.prove.campaign import Terminated, termination_raises
+    from memtriage.prove.state import State, slug
+    from memtriage.prove.table import TrialsError
+    from memtriage.prove.trials import read_trials
+
+    try:
+        trials = read_trials(file)
+        for name in redo or ():
+            if name not in trials.names:
+                known = ", ".join(map(repr, trials.names))
+                raise TrialsError(
+                    f"--redo {name!r} is no variant of {file}; expected one of {known}: correct it"
+                )
+        if html is not None and not html.absolute().parent.is_dir():
+            raise TrialsError(f"--html {str(html)!r} is in no directory; expected one that exists: make it")
+        place = slug(f"{file.absolute().parent.name}-{file.stem}")
+        directory = (output or Path(DIRECTORY) / place).absolute()
+        if dry_run:
+            return _print_plan(trials, directory)
+        state = State(directory, trials)
+        if not report:
+            with state.locked(), termination_raises():
+                if fresh:
+                    _clear(directory)
+                state.forget(redo or ())
+                state.refuse_changes()
+                _run(trials, state, ray)
+        elif not directory.is_dir():
+            raise TrialsError(
+                f"{directory} does not exist; expected the directory of trials that ran: give it with -o"
+            )
+        return _print_report(trials, state, json, html)
+    except TrialsError as error:
+        print(f"memtriage compare: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        raise  # the reader of the report went away: `memtriage.cli.app` ends quietly
+    except OSError as error:
+        print(f"memtriage compare: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    except Terminated as error:
+        _say("terminated; the same command goes on")
+        signal.signal(error.signum, signal.SIG_DFL)
+        os.kill(os.getpid(), error.signum)
+        return 128 + error.signum
+
+
+def _run(trials: Trials, state: State, on_ray: bool) -> None:
+    from memtriage.prove.campaign import Campaign, clear_leftovers
+
+    clear_leftovers(state, _say)
+    campaign = Campaign(trials, state, _say)
+    if campaign.ended:
+        _say(f"{campaign.ended} of the trials have ended already, in {state.directory}")
+    try:
+        if on_ray:
+            from memtriage.prove.ray_cluster import run_on_ray
+
+            run_on_ray(campaign, _say)
+        else:
+            campaign.run()
+    except KeyboardInterrupt:
+        _say(_interrupted(campaign))
+        raise
+
+
+def _interrupted(campaign: Campaign) -> str:
+    left = len(campaign.pending())
+    return f"interrupted; trials kept: {campaign.ended}, to come: {left}; the same command goes on"
+
+
+def _clear(directory: Path) -> None:
+    """Delete the trials of a directory; what else lies in it stays."""
+    for end in directory.glob("*/round-*"):
+        shutil.rmtree(end)
+
+
+def _print_plan(trials: Trials, directory: Path) -> int:
+    from shlex import join
+
+    from memtriage.prove.command import command
+    from memtriage.prove.schedule import schedule
+    from memtriage.prove.state import State
+
+    state = State(directory, trials)
+    variants = {variant.name: variant for variant in trials.variants}
+    for number, name in schedule(trials.names, trials.repeats):
+        print(
+            f"round {number + 1}  {name}: {join(command(trials, variants[name], state.folder(name, number)))}"
+        )
+    return 0
+
+
+def _print_report(trials: Trials, state: State, json: bool, html: Path | None) -> int:
+    import msgspec
+
+    from memtriage.prove.result import make_report
+
+    made = make_report(trials, state)
+    if html is not None:
+        from memtriage.report.trials_page import write_html
+
+        write_html(made, html)
+    if json:
+        sys.stdout.write(msgspec.json.encode(made).decode() + "\n")
+    else:
+        from memtriage.report.page import console_for
+        from memtriage.report.trials_text import render
+
+        render(made, console_for(sys.stdout))
+    return 0
+
+
+def _say(text: str) -> None:
+    print(f"memtriage compare: {text}", file=sys.stderr, flush=True)

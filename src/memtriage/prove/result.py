@@ -1,0 +1,349 @@
+"""From a directory of trials to their report: figures by variant, against the baseline, targets, notes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Final
+
+from memtriage.diagnose.ranks import POLICY as RANK_POLICY
+from memtriage.model import Finding
+from memtriage.model.trials import (
+    AgainstBaseline,
+    Failure,
+    FailureKind,
+    Figure,
+    TargetRow,
+    TrialRow,
+    TrialsReport,
+    TrialsVerdict,
+    Values,
+    VariantRow,
+)
+from memtriage.model.units import size
+from memtriage.prove.judge import Readings, first_difference, judge, spread
+from memtriage.prove.limits import METRICS, TIME
+from memtriage.prove.reading import TrialReading, read_trial
+from memtriage.prove.schedule import given_up, schedule
+from memtriage.prove.state import State
+from memtriage.prove.statistics import CONFIDENCE, LEAST_TRIALS, median_interval, ratio
+from memtriage.prove.trial import LOG, TrialEnd
+from memtriage.prove.trials import CENSUS_STEP, Trials
+
+Trial = tuple[int, str]
+"""Round and variant."""
+
+_LEAST_FOR_CONFIDENCE: Final = 6
+"""Trials from which on an interval of order statistics reaches `CONFIDENCE`: 1 - 2 x 0.5^6 = 97 %."""
+
+
+def make_report(trials: Trials, state: State) -> TrialsReport:
+    """Read all that has run so far and judge it."""
+    ends = state.ends()
+    read: dict[str, dict[int, TrialReading]] = {name: {} for name in trials.names}
+    for (number, name), end in ends.items():
+        if end.outcome == "finished":
+            read[name][number] = read_trial(trials, state.folder(name, number))
+    readings: Readings = {
+        name: {number: trial for number, trial in each.items() if trial.problem is None}
+        for name, each in read.items()
+    }
+    to_come = pending(trials, failures(ends, read))
+    rows = [_variant_row(trials, state, name, ends, read[name], readings, to_come) for name in trials.names]
+    unknown = {name: _why_unknown(read[name], [each for _, each in to_come], name) for name in trials.names}
+    targets = [
+        judge(target, readings, trials.dimensions[target.metric], unknown[target.variant])
+        for target in trials.targets
+    ]
+    return TrialsReport(
+        verdict=_verdict(targets),
+        name=trials.name,
+        directory=str(state.directory),
+        baseline=trials.baseline,
+        mark=trials.mark,
+        step=trials.step,
+        warmup=trials.warmup,
+        repeats=trials.repeats,
+        ranks=trials.ranks,
+        complete=not to_come,
+        device="cuda" if any(trial.cuda for each in read.values() for trial in each.values()) else "cpu",
+        variants=rows,
+        targets=targets,
+        notes=_notes(trials, readings, ends, len(to_come)),
+    )
+
+
+def failures(
+    ends: Mapping[Trial, TrialEnd], read: Mapping[str, Mapping[int, TrialReading]]
+) -> dict[Trial, bool]:
+    """Return for each trial that ended whether it brought no figures."""
+    return {
+        (number, name): end.outcome != "finished" or read[name][number].problem is not None
+        for (number, name), end in ends.items()
+    }
+
+
+def pending(trials: Trials, ended: Mapping[Trial, bool]) -> list[Trial]:
+    """Return the trials that are still to run, in order: without those of variants that were given up.
+
+    Args:
+        trials: the file.
+        ended: for each trial that ended, whether it failed.
+    """
+    by_name: dict[str, dict[int, bool]] = {name: {} for name in trials.names}
+    for (number, name), failed in ended.items():
+        by_name[name][number] = failed
+    gone = {name for name in trials.names if given_up(by_name[name], trials.give_up_after)}
+    return [
+        each for each in schedule(trials.names, trials.repeats) if each not in ended and each[1] not in gone
+    ]
+
+
+def _why_unknown(read: Mapping[int, TrialReading], to_come: Sequence[str], name: str) -> str | None:
+    """Return why a variant without figures has missed nothing: it may still run, or ran without marks."""
+    if read:
+        return "its trials ran to their end, but brought no figures: see below"
+    return "none of its trials has run yet" if name in to_come else None
+
+
+def _verdict(targets: Sequence[TargetRow]) -> TrialsVerdict:
+    verdicts = {target.verdict for target in targets}
+    if not verdicts:
+        return "no_targets"
+    return "missed" if "missed" in verdicts else "undecided" if "undecided" in verdicts else "met"
+
+
+# Variants
+
+
+def _variant_row(
+    trials: Trials,
+    state: State,
+    name: str,
+    ends: Mapping[Trial, TrialEnd],
+    read: Mapping[int, TrialReading],
+    readings: Readings,
+    to_come: Sequence[Trial],
+) -> VariantRow:
+    own = readings[name]
+    ended = {number: end for (number, variant), end in ends.items() if variant == name}
+    still = sum(variant == name for _, variant in to_come)
+    figures = {metric: _figure(metric, name, trials.baseline, readings) for metric in trials.dimensions}
+    return VariantRow(
+        name=name,
+        baseline=name == trials.baseline,
+        planned=trials.repeats,
+        finished=len(own),
+        pending=still,
+        skipped=trials.repeats - len(ended) - still,
+        steps=sum(len(trial.steps) for trial in own.values()),
+        figures={metric: figure for metric, figure in figures.items() if figure is not None},
+        values={value: _values(value, name, trials.baseline, readings) for value in trials.values},
+        trials=[_trial_row(trials, ended[number], trial) for number, trial in own.items()],
+        failures=_failure_rows(state, ended, read),
+        findings=_findings(own),
+    )
+
+
+def _figure(metric: str, name: str, baseline: str, readings: Readings) -> Figure | None:
+    by_round = _by_round(metric, readings[name])
+    if not by_round:
+        return None
+    values = list(by_round.values())
+    by_rank = _by_rank(metric, list(readings[name].values()))
+    return Figure(
+        value=median(values),
+        lowest=min(values),
+        highest=max(values),
+        spread=spread(median_interval(values)),
+        by_rank=by_rank,
+        differing_ranks=_differing(by_rank),
+        against_baseline=None if name == baseline else _against(metric, name, baseline, readings),
+    )
+
+
+def _by_round(metric: str, trials: Mapping[int, TrialReading]) -> dict[int, float]:
+    figures = {number: trial.figure(metric) for number, trial in trials.items()}
+    return {number: figure for number, figure in figures.items() if figure is not None}
+
+
+def _by_rank(metric: str, trials: Sequence[TrialReading]) -> dict[int, float]:
+    if METRICS.get(metric) != "bytes":
+        return {}
+    found: dict[int, list[float]] = {}
+    for trial in trials:
+        for rank in trial.ranks:
+            value = rank.figure(metric)
+            if value is not None:
+                found.setdefault(rank.rank, []).append(value)
+    return {rank: median(values) for rank, values in sorted(found.items())}
+
+
+def _differing(by_rank: Mapping[int, float]) -> list[int]:
+    """Return the ranks far from the median of the others; of two ranks the higher."""
+    found = []
+    for rank, value in by_rank.items():
+        others = [other for number, other in by_rank.items() if number != rank]
+        if not others:
+            continue
+        usual = median(others)
+        if abs(value - usual) > max(RANK_POLICY.floor, RANK_POLICY.share * abs(usual)):
+            found.append(rank)
+    if len(by_rank) == 2 and found:
+        return [max(by_rank, key=lambda rank: by_rank[rank])]
+    # Half the ranks on either side are two groups, and none of them stands out.
+    return found if 2 * len(found) < len(by_rank) else []
+
+
+def _against(metric: str, name: str, baseline: str, readings: Readings) -> AgainstBaseline | None:
+    both = [number for number in readings[name] if number in readings[baseline]]
+    own = [_measurements(metric, readings[name][number]) for number in both]
+    other = [_measurements(metric, readings[baseline][number]) for number in both]
+    pairs = [(mine, theirs) for mine, theirs in zip(own, other, strict=True) if mine and theirs]
+    found = ratio([mine for mine, _ in pairs], [theirs for _, theirs in pairs])
+    if found is None:
+        return None
+    value, interval = found
+    within = None if interval is None else interval.low <= 1.0 <= interval.high
+    return AgainstBaseline(ratio=value, spread=spread(interval), within_noise=within)
+
+
+def _measurements(metric: str, trial: TrialReading) -> list[float]:
+    if metric == TIME:
+        return trial.steps
+    figure = trial.figure(metric)
+    return [] if figure is None else [figure]
+
+
+def _values(value: str, name: str, baseline: str, readings: Readings) -> Values:
+    courses = [trial.values[value] for trial in readings[name].values()]
+    expected = [trial.values[value] for trial in readings[baseline].values()]
+    first = courses[0] if courses else []
+    differences: list[int | None] = []
+    if name != baseline and expected and expected[0]:
+        differences = [first_difference(course, expected[0]) for course in courses]
+    return Values(
+        count=len(first),
+        first=first[0] if first else None,
+        last=first[-1] if first else None,
+        same_in_all_trials=None if len(courses) < 2 else all(course == first for course in courses),
+        same_as_baseline=None if not differences else all(place is None for place in differences),
+        first_difference=min((place for place in differences if place is not None), default=None),
+    )
+
+
+def _trial_row(trials: Trials, end: TrialEnd, trial: TrialReading) -> TrialRow:
+    order = [name for number, name in schedule(trials.names, trials.repeats) if number == end.round]
+    return TrialRow(
+        round=end.round,
+        place=order.index(end.variant),
+        seconds=end.seconds,
+        host=end.host,
+        devices=end.devices,
+        steps=trial.steps,
+        allocated=_highest_rank(trial, "allocated"),
+        reserved=_highest_rank(trial, "reserved"),
+    )
+
+
+def _highest_rank(trial: TrialReading, metric: str) -> list[int | None]:
+    columns = zip(*(rank.at_mark[metric] for rank in trial.ranks), strict=False)
+    return [max((value for value in column if value is not None), default=None) for column in columns]
+
+
+def _failure_rows(
+    state: State, ended: Mapping[int, TrialEnd], read: Mapping[int, TrialReading]
+) -> list[Failure]:
+    """Return what went wrong, like with like."""
+    found: dict[tuple[FailureKind, str], list[int]] = {}
+    for number, end in ended.items():
+        if end.outcome != "finished":
+            found.setdefault((end.outcome, end.error or ""), []).append(number)
+        elif read[number].problem is not None:
+            found.setdefault(("no_figures", read[number].problem or ""), []).append(number)
+    return [
+        Failure(
+            kind=kind,
+            rounds=rounds,
+            error=error,
+            log=str(state.folder(ended[rounds[0]].variant, rounds[0]) / LOG),
+        )
+        for (kind, error), rounds in found.items()
+    ]
+
+
+def _findings(trials: Mapping[int, TrialReading]) -> list[str]:
+    found = (_finding(finding) for trial in trials.values() for finding in trial.findings)
+    return list(dict.fromkeys(found))
+
+
+def _finding(finding: Finding) -> str:
+    holder = f", held by {finding.holder}" if finding.holder else ""
+    if finding.bytes_per_step is not None:
+        return f"{finding.kind} on {finding.device}: {size(finding.bytes_per_step)} per step{holder}"
+    return f"{finding.kind} on {finding.device}: {size(finding.bytes)}{holder}"
+
+
+# Notes
+
+
+def _notes(trials: Trials, readings: Readings, ends: Mapping[Trial, TrialEnd], to_come: int) -> list[str]:
+    notes = []
+    if to_come:
+        notes.append(
+            f"{to_come} of {trials.repeats * len(trials.names)} trials are still to come: the same command "
+            f"goes on where it stopped"
+        )
+    rounds = min((len(each) for each in readings.values() if each), default=0)
+    if 0 < rounds < LEAST_TRIALS:
+        notes.append(
+            f"with fewer than {LEAST_TRIALS} trials a variant, intervals of ratios are over steps: "
+            f"differences between processes are not in them"
+        )
+    elif 0 < rounds < _LEAST_FOR_CONFIDENCE:
+        notes.append(
+            f"intervals from {rounds} trials are the lowest and the highest: they hold with "
+            f"{100 * (1 - 2 * 0.5**rounds):.0f} % confidence; {_LEAST_FOR_CONFIDENCE} trials are the fewest "
+            f"for {100 * CONFIDENCE:.0f} %"
+        )
+    if any(trial.census_measured for each in readings.values() for trial in each.values()):
+        notes.append(
+            f"warmup = {trials.warmup}: the census that `memtriage run` takes after optimizer step "
+            f"{CENSUS_STEP} is in the measured time of one step a trial"
+        )
+    notes += _differing_places(readings, ends)
+    return notes
+
+
+def _differing_places(readings: Readings, ends: Mapping[Trial, TrialEnd]) -> list[str]:
+    """Say where trials ran under different conditions, which are in every difference between them then."""
+    notes = []
+    torches = sorted({trial.torch for each in readings.values() for trial in each.values() if trial.torch})
+    hosts = sorted({end.host for end in ends.values()})
+    devices = sorted({end.devices for end in ends.values() if end.devices is not None})
+    if len(torches) > 1:
+        notes.append(f"trials ran with different versions of torch: {', '.join(torches)}")
+    if len(hosts) > 1:
+        notes.append(
+            f"times come from different machines ({', '.join(hosts)}): their differences are in them"
+        )
+    if len(devices) > 1:
+        notes.append(
+            f"times come from different devices (CUDA_VISIBLE_DEVICES {' | '.join(devices)}): differences "
+            f"between devices are in them"
+        )
+    if _overlapping(list(ends.values())):
+        notes.append(
+            "trials ran at the same time on one machine: they shared its processors, memory and disks"
+        )
+    return notes
+
+
+def _overlapping(ends: Sequence[TrialEnd]) -> bool:
+    """Return whether two trials ran on one machine at the same time."""
+    ordered = sorted(ends, key=lambda end: (end.host, end.started))
+    return any(
+        earlier.host == later.host and later.started < earlier.started + earlier.seconds
+        for earlier, later in pairwise(ordered)
+    )
