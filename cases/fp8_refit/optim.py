@@ -1,0 +1,150 @@
+"""The optimizer, its gradients, and the moves between GPU and host that Megatron-style workers make."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from memtriage.treat.offload.pinned import host_memory, locked_memory
+
+_ALIGNMENT: Final = 256
+"""Bytes; each storage begins at a multiple of it in the host copy."""
+
+
+class Gradients:
+    """All gradients in one buffer, as Megatron's `_ParamAndGradBuffer`: gone by `resize_(0)`, then zero anew.
+
+    With TransformerEngine's optimizer the buffer is fp32; each micro-batch's gradients are added to it when
+    they are ready; torch's fused AdamW wants gradients of the parameters' type, which autograd adds up.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], decoupled: bool) -> None:
+        self._parameters = list(parameters)
+        self._decoupled = decoupled
+        total = sum(one.numel() for one in self._parameters)
+        some = self._parameters[0]
+        self.buffer = torch.zeros(total, dtype=torch.float32 if decoupled else some.dtype, device=some.device)
+        self._nbytes = self.buffer.untyped_storage().nbytes()
+        self._views = []
+        start = 0
+        for one in self._parameters:
+            self._views.append(self.buffer[start : start + one.numel()].view_as(one))
+            start += one.numel()
+        if decoupled:
+            for one, view in zip(self._parameters, self._views, strict=True):
+                one.decoupled_grad = view
+                one.register_post_accumulate_grad_hook(_add_to_view)
+        self.release()
+
+    def restore(self) -> None:
+        """Bring the buffer back, all zero."""
+        self.buffer.untyped_storage().resize_(self._nbytes)
+        self.buffer.zero_()
+        if not self._decoupled:
+            for one, view in zip(self._parameters, self._views, strict=True):
+                one.grad = view
+
+    def release(self) -> None:
+        """Give the buffer's memory back; its values are gone."""
+        for one in self._parameters:
+            one.grad = None
+        self.buffer.untyped_storage().resize_(0)
+
+
+def _add_to_view(parameter: Tensor) -> None:
+    parameter.decoupled_grad.add_(parameter.grad)
+    parameter.grad = None
+
+
+def make_optimizer(
+    library: str, parameters: Iterable[nn.Parameter], device: torch.device
+) -> torch.optim.Optimizer:
+    """AdamW.
+
+    TransformerEngine's has fp32 states and keeps the fp32 master weight as the bf16 parameter and an int16
+    remainder, Megatron's default. Torch's has states of the parameters' type and no master weights.
+    """
+    if library == "te":
+        optimizers = importlib.import_module("transformer_engine.pytorch.optimizers")
+        return optimizers.FusedAdam(
+            parameters,
+            lr=1e-5,
+            weight_decay=0.01,
+            master_weights=True,
+            store_param_remainders=True,
+            use_decoupled_grad=True,
+        )
+    return torch.optim.AdamW(parameters, lr=1e-5, weight_decay=0.01, fused=device.type == "cuda")
+
+
+class Offload:
+    """Moves storages to the host and back, the tensors keeping their identity (`storage().resize_`).
+
+    One run of host memory holds them all; it is made at the first move, because optimizer states exist only
+    after the first step.
+
+    Args:
+        make_host: makes so many bytes of host memory.
+    """
+
+    def __init__(self, make_host: Callable[[int], Tensor]) -> None:
+        self._make_host = make_host
+        self._host: Tensor | None = None
+        self._moved: list[tuple[torch.UntypedStorage, torch.device, Tensor]] = []
+
+    def to_host(self, tensors: Iterable[Tensor]) -> None:
+        """Copy the storages of CUDA tensors to the host and give their device memory back."""
+        if self._moved:
+            raise RuntimeError("to_host was called twice without to_device")
+        # By the tensor's device: where a trace plays CUDA, the storage has none.
+        found = {
+            one.untyped_storage().data_ptr(): (one.untyped_storage(), one.device)
+            for one in tensors
+            if one.device.type == "cuda"
+        }
+        sizes = [_aligned(storage.nbytes()) for storage, _ in found.values()]
+        if not sizes:
+            return
+        if self._host is None or self._host.numel() < sum(sizes):
+            self._host = self._make_host(sum(sizes))
+        start = 0
+        for (storage, device), size in zip(found.values(), sizes, strict=True):
+            copy = self._host[start : start + storage.nbytes()]
+            copy.copy_(_bytes_of(storage, device), non_blocking=True)
+            self._moved.append((storage, device, copy))
+            start += size
+        torch.cuda.synchronize()
+        for storage, _, _ in self._moved:
+            storage.resize_(0)
+
+    def to_device(self) -> None:
+        """Bring everything back."""
+        for storage, device, copy in self._moved:
+            storage.resize_(copy.numel())
+            _bytes_of(storage, device).copy_(copy, non_blocking=True)
+        self._moved.clear()
+
+
+def pinned(nbytes: int) -> Tensor:
+    """Page-locked host memory of exactly this size; plain where the driver refuses."""
+    locked = locked_memory(nbytes)
+    return host_memory(nbytes) if locked is None else locked
+
+
+def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """What an optimizer keeps for its parameters."""
+    return [
+        value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)
+    ]
+
+
+def _bytes_of(storage: torch.UntypedStorage, device: torch.device) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
