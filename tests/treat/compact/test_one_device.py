@@ -197,11 +197,26 @@ def restored(error: CompactionError | None) -> None:
         error.restore()
 
 
+@pytest.mark.parametrize("error", ERRORS, ids=["memory", "device", "interrupt"])
+@pytest.mark.parametrize("size", [5 * MIB, 15 * MIB], ids=["by scratch", "directly"])
+def test_nothing_works_from_some_moment_on(size: int, error: Callable[[], BaseException]) -> None:
+    for first in range(40):
+        world = make_world()
+        world.free([world.allocate(120 * MIB)])
+        made = [world.allocate(size + index) for index in range(5)]
+        world.free(made[1:3])
+        assert_intact_after(world, Faults(first, 10_000, error))
+
+
 @given(worlds(), st.integers(0, 80), st.sampled_from([1, 2, 5, 10_000]), st.sampled_from(ERRORS))
 def test_whatever_fails_whenever_every_value_is_there(
     world: World, first: int, count: int, error: Callable[[], BaseException]
 ) -> None:
-    world.device.before = faults = Faults(first, count, error)
+    assert_intact_after(world, Faults(first, count, error))
+
+
+def assert_intact_after(world: World, faults: Faults) -> None:
+    world.device.before = faults
     faults.armed = True
     held: CompactionError | None = None
     with mock.patch.object(plan, "LEFT_BYTES", 0):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
+from memtriage.allocator.settings import SMALL_LIMIT, Settings
 from memtriage.treat.compact.islands import Island
 from memtriage.treat.device.layout import Layout
 from memtriage.treat.device.protocol import Device, is_out_of_memory
@@ -13,16 +16,47 @@ HOLD_TRIES: Final = 4
 """How many free blocks of one size are asked for until the one meant is among them."""
 
 
+def largest_request(size: int, settings: Settings) -> int:
+    """The most bytes to ask for that a free block of some size can serve: rounding may go up."""
+    if settings.round_size(size) <= size:
+        return size
+    return bisect_right(range(size), size, key=settings.round_size) - 1
+
+
+def release_all(device: Device, addresses: list[int]) -> None:
+    """Release blocks and forget them. One that fails keeps no other, and hides no error under way."""
+    failures: list[BaseException] = []
+    while addresses:
+        try:
+            device.release(addresses.pop())
+        except BaseException as error:
+            failures.append(error)
+    if failures and sys.exception() is None:
+        raise failures[0]
+
+
 class Holds:
     """Free blocks of one stream that are held; `with` lets go of all of them."""
 
-    def __init__(self, device: Device, stream: int) -> None:
+    def __init__(self, device: Device, stream: int, settings: Settings) -> None:
         self._device = device
         self._stream = stream
+        self._settings = settings
         self._held: list[int] = []
 
     def take(self, address: int, size: int) -> None:
         """Hold the free block at an address, if best fit hands it out; it is free no more otherwise."""
+        while size > 0:
+            asked = largest_request(size, self._settings)
+            if not self._took(address, asked):
+                return
+            taken = self._settings.round_size(asked)
+            # A rest this small the allocator leaves with the block.
+            if size - taken <= SMALL_LIMIT:
+                return
+            address, size = address + taken, size - taken
+
+    def _took(self, address: int, size: int) -> bool:
         strays: list[int] = []
         try:
             for _ in range(HOLD_TRIES):
@@ -31,14 +65,14 @@ class Holds:
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
                         raise
-                    return
+                    return False
                 if got == address:
                     self._held.append(got)
-                    return
+                    return True
                 strays.append(got)
         finally:
-            for stray in strays:
-                self._device.release(stray)
+            release_all(self._device, strays)
+        return False
 
     def take_holes(self, layout: Layout, island: Island, at_least: int = 0) -> None:
         """Hold the free blocks of an island, or those of at least some size."""
@@ -58,5 +92,4 @@ class Holds:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        while self._held:
-            self._device.release(self._held.pop())
+        release_all(self._device, self._held)

@@ -78,7 +78,7 @@ class Mover:
 
     def _direct(self, number: int, group: Group) -> None:
         left: set[int] = set()
-        with Holds(self._device, group.stream) as holds:
+        with Holds(self._device, group.stream, self._layout.settings) as holds:
             for island in group.islands:
                 holds.take_holes(self._layout, island)
             for index, one in enumerate(group.bins):
@@ -151,7 +151,7 @@ class Mover:
             if not here:
                 continue
             here, sizes = by_size(self._layout, here)
-            with Holds(self._device, group.stream) as holds:
+            with Holds(self._device, group.stream, self._layout.settings) as holds:
                 for island in (island for later in batches[at + 1 :] for island in later):
                     holds.take_holes(self._layout, island)
                 self._relocate(None, group, batch, here, on_host=sum(sizes) > room)
@@ -174,17 +174,16 @@ class Mover:
             blocks: in the order in which they are to be allocated.
             on_host: copy to the host.
         """
-        storages = [self._storages[block] for block in blocks]
-        sizes = [storage.nbytes() for storage in storages]
-        with Holds(self._device, group.stream) as holds:
+        storages = list(map(self._storages.__getitem__, blocks))
+        with Holds(self._device, group.stream, self._layout.settings) as holds:
             # A copy in a segment that is to go would keep it.
+            asked = int(self._layout.requested[list(blocks)].sum())
             for island in islands if not group.small else ():
-                holds.take_holes(self._layout, island, at_least=sum(sizes))
-            relocation = self._relocation(group, storages, on_host)
+                holds.take_holes(self._layout, island, at_least=asked)
+            relocation = self._relocation(group, storages, blocks, on_host)
+        sizes = relocation.sizes
 
         def refill() -> None:
-            if group.small and not group.expandable:
-                return  # The segments just emptied take them in again, packed; what is left over goes back.
             self._device.empty_cache()
             if group.expandable:
                 return
@@ -203,19 +202,23 @@ class Mover:
                 self._device.resize(storages[done:until], sizes[done:until], group.stream)
                 done = until
 
-        relocation.run(refill)
+        # Small ones: the segments just emptied take them in again, packed; what is left over goes back.
+        relocation.run(None if group.small and not group.expandable else refill)
         self._count(blocks)
         if isinstance(relocation.keep, OnHost):
             self.moved.through_host += int(self._layout.size[list(blocks)].sum())
 
-    def _relocation(self, group: Group, storages: Sequence[Storage], on_host: bool) -> Relocation:
+    def _relocation(
+        self, group: Group, storages: Sequence[Storage], blocks: Sequence[int], on_host: bool
+    ) -> Relocation:
+        addresses = self._layout.address[list(blocks)]
         if not on_host:
             try:
-                return Relocation(self._device, storages, group.stream, on_host=False)
+                return Relocation(self._device, storages, addresses, group.stream, on_host=False)
             except NO_ROOM as error:
                 if not is_out_of_memory(error):
                     raise
-        return Relocation(self._device, storages, group.stream, on_host=True)
+        return Relocation(self._device, storages, addresses, group.stream, on_host=True)
 
     def _room(self, group: Group) -> int:
         """Bytes that a copy on the device may have: new memory, or the largest hole there is."""

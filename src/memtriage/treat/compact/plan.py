@@ -6,7 +6,8 @@ Islands (see `islands`) are taken in order of what moving frees: bytes stranded 
 time. Where it lands is steered: the holes of the islands that are to go are held meanwhile.
 
 *scratch*, for everything else. Small blocks come by the thousand, and best fit would put each back into the
-hole that it came from: they are copied out in one launch, all let go, and allocated again, packed.
+hole that it came from: they are copied out in one launch, all let go, and allocated again, packed. Of the
+islands of small blocks the densest stay, and take in what they have room for.
 
 In the large pool both go to *bins*: segments made as large as what is to lie in them, which best fit then
 cuts up without waste.
@@ -24,7 +25,6 @@ import numpy as np
 
 from memtriage.allocator.settings import (
     MIB,
-    MIN_BLOCK,
     OWN_SEGMENT,
     SEGMENT_STEP,
     SMALL_LIMIT,
@@ -40,6 +40,8 @@ LEFT_BYTES: Final = 32 * MIB
 """Stranded bytes that may stay: this share of what is allocated, and this much."""
 LEAST_RATIO: Final = 0.02
 """Stranded bytes for each byte moved below which moving is not worth it."""
+FILL: Final = 0.9
+"""Share of the room in holes that small blocks are taken to fill."""
 BIN: Final = 1 << 30
 """Largest bin. A bin goes back to the driver only when all in it is gone, so it should not be everything."""
 
@@ -88,12 +90,10 @@ class Plan:
 
     Attributes:
         groups: in the order in which they are to be done.
-        moved: bytes of the blocks to move.
         freed: bytes of the islands emptied, less what their blocks will need anew.
     """
 
     groups: tuple[Group, ...] = ()
-    moved: int = 0
     freed: int = 0
 
     @property
@@ -140,29 +140,51 @@ def make_plan(
     may = np.flatnonzero(layout.state == ACTIVE).tolist() if movable is None else movable
     allowed = frozenset(may)
     able = [one for one in islands if allowed.issuperset(one.blocks)]
-    able.sort(key=lambda one: (-one.stranded / one.live, one.start))
-    left = sum(one.stranded for one in able)
-    chosen: list[Island] = []
-    for one in able:
-        if left <= tolerated(allocated) or one.stranded < LEAST_RATIO * one.live:
-            break
-        chosen.append(one)
-        left -= one.stranded
     kinds: dict[tuple[int, bool], list[Island]] = defaultdict(list)
-    for one in chosen:
+    for one in able:
         kinds[one.place.stream, one.place.small].append(one)
+    chosen: list[Island] = []
+    for kind, group in kinds.items():
+        kinds[kind] = _worst(group, layout.settings, tolerated(allocated) // len(kinds))
+        chosen += kinds[kind]
     staying = _holes_of_the_rest(layout, islands, chosen)
     plans = [
         _plan_kind(layout, group, staying[kind], bin_limit)
         for kind, group in sorted(kinds.items(), key=lambda item: (not item[0][1], item[0][0]))
+        if group
     ]
     worth = [(group, freed) for group, freed in plans if freed >= SMALL_SEGMENT]
     groups = tuple(group for group, _ in worth)
     return Plan(
         groups=groups,
-        moved=sum(one.live for group in groups for one in group.islands),
         freed=sum(freed for _, freed in worth),
     )
+
+
+def _worst(islands: list[Island], settings: Settings, tolerance: int) -> list[Island]:
+    """Islands of one stream and size class to be emptied: the most stranded bytes for each live one first.
+
+    Small blocks fit into the holes of islands that stay: then only as many go as those have room for, and the
+    densest stay untouched.
+    """
+    islands = sorted(islands, key=lambda one: (-one.stranded / one.live, one.start))
+    left = sum(one.stranded for one in islands)
+    room = sum(one.end - one.start for one in islands)
+    live = room - left
+    fills = islands[0].place.small and not (settings.expandable_segments or islands[0].place.expandable)
+    if fills and live / FILL - live <= tolerance:
+        left, least = room - live, int(live / FILL)
+        for count, one in enumerate(islands):
+            room -= one.end - one.start
+            if left <= tolerance or room < least:
+                return islands[:count]
+            left -= one.end - one.start
+        return islands
+    for count, one in enumerate(islands):
+        if left <= tolerance or one.stranded < LEAST_RATIO * one.live:
+            return islands[:count]
+        left -= one.stranded
+    return islands
 
 
 def _holes_of_the_rest(
@@ -262,4 +284,4 @@ def bins_for(layout: Layout, blocks: Sequence[int], sizes: Sequence[int]) -> lis
 
 
 def _segment(size: int, settings: Settings) -> int:
-    return settings.segment_size(-(-size // MIN_BLOCK) * MIN_BLOCK)
+    return settings.segment_size(settings.round_size(size))

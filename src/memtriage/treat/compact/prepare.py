@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from memtriage.treat.compact.holds import Holds
+from memtriage.treat.compact.holds import Holds, release_all
 from memtriage.treat.compact.plan import Group, Plan
 from memtriage.treat.device.layout import Layout
 from memtriage.treat.device.protocol import Device, is_out_of_memory
@@ -36,8 +36,9 @@ class Prepared:
 
     def drop(self) -> None:
         """Release what nobody took."""
-        while self.bins:
-            self.device.release(self.bins.popitem()[1])
+        addresses = list(self.bins.values())
+        self.bins.clear()
+        release_all(self.device, addresses)
 
 
 def prepare(prepared: Prepared, layout: Layout, plan: Plan, spare: int) -> None:
@@ -68,7 +69,7 @@ def _make_bins(prepared: Prepared, layout: Layout, number: int, group: Group) ->
     sizes = {index: one.size for index, one in enumerate(group.bins) if one.size}
     if not sizes:
         return
-    with Holds(prepared.device, group.stream) as holds:
+    with Holds(prepared.device, group.stream, layout.settings) as holds:
         # A bin in what is to go would keep it.
         for island in group.islands:
             holds.take_holes(layout, island, at_least=min(sizes.values()))

@@ -54,6 +54,7 @@ class Relocation:
     Args:
         device: where they are.
         storages: to be moved, in the order in which they are to be allocated again.
+        addresses: where they are.
         stream: whose allocations they are.
         on_host: keep the copy on the host.
 
@@ -61,19 +62,28 @@ class Relocation:
         RuntimeError, MemoryError: there is no room for the copy; nothing has changed.
     """
 
-    def __init__(self, device: Device, storages: Sequence[Storage], stream: int, *, on_host: bool) -> None:
+    def __init__(
+        self,
+        device: Device,
+        storages: Sequence[Storage],
+        addresses: Int64s,
+        stream: int,
+        *,
+        on_host: bool,
+    ) -> None:
         self._device = device
         self._storages = storages
+        self._old = addresses
         self._stream = stream
-        self._sizes = list(map(_NBYTES, storages))
-        sizes = np.array(self._sizes, np.int64)
+        self.sizes = list(map(_NBYTES, storages))
+        sizes = np.array(self.sizes, np.int64)
         steps = -(-sizes // MIN_BLOCK) * MIN_BLOCK
         offsets = np.cumsum(steps) - steps
         self.keep: Keep = (
             OnHost(device, offsets, sizes) if on_host else OnDevice(device, offsets, sizes, stream)
         )
 
-    def run(self, refill: Callable[[], None]) -> None:
+    def run(self, refill: Callable[[], None] | None) -> None:
         """Copy, empty, have `refill` give memory to the storages where it can, then fill them.
 
         Raises:
@@ -81,18 +91,21 @@ class Relocation:
             BaseException: whatever a step raised; every storage has its values, wherever it now is.
         """
         try:
-            addresses = self._addresses()
-            self.keep.save(addresses)
+            self.keep.save(self._old)
         except BaseException:
             self.keep.drop()
             raise
         try:
             # In order of address, so that each merges with the hole that the last one left.
-            order = np.argsort(addresses).tolist()
+            order = np.argsort(self._old).tolist()
             by_address = list(map(self._storages.__getitem__, order))
             self._device.resize(by_address, [0] * len(order), self._stream)
-            refill()
-            self.bring_back()
+            if refill is None:
+                self._device.resize(self._storages, self.sizes, self._stream)
+                self._load()
+            else:
+                refill()
+                self.bring_back()
         except BaseException as error:
             self._rescue(error)
             raise
@@ -102,12 +115,12 @@ class Relocation:
         """Give memory to the storages that have none, then copy all values to all of them."""
         empty = [index for index, nbytes in enumerate(map(_NBYTES, self._storages)) if nbytes == 0]
         self._device.resize(
-            [self._storages[index] for index in empty], [self._sizes[index] for index in empty], self._stream
+            [self._storages[index] for index in empty], [self.sizes[index] for index in empty], self._stream
         )
-        self.keep.load(self._addresses())
+        self._load()
 
-    def _addresses(self) -> Int64s:
-        return np.array(list(map(_ADDRESS, self._storages)), np.int64)
+    def _load(self) -> None:
+        self.keep.load(np.array(list(map(_ADDRESS, self._storages)), np.int64))
 
     def _rescue(self, error: BaseException) -> None:
         """Bring everything back, or raise what holds it."""
@@ -116,7 +129,7 @@ class Relocation:
         if isinstance(self.keep, OnDevice) and self._moved_to_host(self.keep) and self._tried():
             return
         text = (
-            f"{len(self._storages)} storages ({size(sum(self._sizes))}) could not get their memory back "
+            f"{len(self._storages)} storages ({size(sum(self.sizes))}) could not get their memory back "
             f"after a failure ({type(error).__name__}: {error}); this error keeps their values: free "
             "device memory, then call its restore()"
         )

@@ -83,8 +83,7 @@ def _find(
     search.meet_all(met)
     if search.missing():
         search.meet_all(_hidden(met))
-    kept = {_storage_of(one).data_ptr() for one in keep}
-    search.judge(found, kept)
+    search.judge(found, set(chain.from_iterable(map(_kept_addresses, keep))))
     return found
 
 
@@ -126,7 +125,8 @@ class _Search:
     def __init__(self, layout: Layout, blocks: Int64s) -> None:
         self.blocks = blocks[np.argsort(layout.address[blocks])]
         self._start = layout.address[self.blocks]
-        self._end = self._start + layout.size[self.blocks]
+        self._size = layout.size[self.blocks]
+        self._end = self._start + self._size
         self._met = np.zeros(len(self.blocks), bool)
         self._position: list[int] = []
         self._storage: list[torch.UntypedStorage] = []
@@ -168,7 +168,8 @@ class _Search:
         position = position[first]
         base = np.array(list(map(_Storage.data_ptr, storages)), np.uint64).astype(np.int64)
         owned = getattr(torch._C, "_has_Standard_Deleter", None)
-        ours = base == self._start[position]
+        sizes = np.array(list(map(_Storage.nbytes, storages)), np.int64)
+        ours = (base == self._start[position]) & (sizes > 0) & (sizes <= self._size[position])
         if owned is not None:
             ours &= np.array(list(map(owned, handle[first].tolist())), bool)
         obstacles = (
@@ -229,6 +230,16 @@ def _base(one: Any) -> int:
         return int(storage.data_ptr()) if storage.device.type == "cuda" else 0
     except (RuntimeError, NotImplementedError, ReferenceError):
         return 0
+
+
+def _kept_addresses(one: Any) -> Iterator[int]:
+    """First bytes of the storages of what is to stay; of a wrapper those of its parts."""
+    if hasattr(type(one), "__tensor_flatten__"):
+        names, _ = one.__tensor_flatten__()
+        for name in names:
+            yield from _kept_addresses(getattr(one, name))
+    else:
+        yield int(_storage_of(one).data_ptr())
 
 
 def _storage_of(one: Any) -> torch.UntypedStorage:

@@ -55,10 +55,6 @@ class CudaDevice:
             torch.cuda.synchronize(self.index)
             yield
 
-    def capturing(self) -> bool:
-        """True while the current stream of this thread captures a graph."""
-        return bool(torch.cuda.is_current_stream_capturing())
-
     def use(self) -> Use:
         """The allocator's counters."""
         counters = allocator.counters(self.index)

@@ -65,10 +65,6 @@ class Device(Protocol):
         """Every other operation is called inside this: the device is current, no hook of a mode runs."""
         ...
 
-    def capturing(self) -> bool:
-        """True while a CUDA graph is captured on the current stream: then nothing may be done."""
-        ...
-
     def use(self) -> Use:
         """The allocator's counters."""
         ...

@@ -146,10 +146,6 @@ class SimulatedDevice:
         """Nothing to enter."""
         return contextlib.nullcontext()
 
-    def capturing(self) -> bool:
-        """Never."""
-        return False
-
     def use(self) -> Use:
         """The simulator's counters."""
         return Use(self.simulator.allocated, self.simulator.reserved)

@@ -1,0 +1,75 @@
+"""Islands: what can go back to the driver once it is empty, against a count of every page."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtriage.allocator.settings import LARGE_SEGMENT, MIB, SMALL_SEGMENT
+from memtriage.treat.compact.islands import islands_of
+from memtriage.treat.device.layout import FREE, Layout
+from support.compaction import World, make_world
+
+sizes = st.lists(
+    st.sampled_from([700, 60_000, MIB, MIB + 512, 7 * MIB, 12 * MIB, 33 * MIB]), min_size=1, max_size=30
+)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    world: World = make_world(draw(st.sampled_from(["", "expandable_segments:True"])))
+    made = [world.allocate(size) for size in draw(sizes)]
+    gone = draw(st.lists(st.sampled_from(range(len(made))), unique=True))
+    world.free([made[index] for index in gone])
+    return world.device.layout()
+
+
+def pages_in_use(layout: Layout) -> tuple[set[int], int]:
+    """First bytes of the units (segments or pages) with something alive, and the bytes of those units."""
+    units: set[int] = set()
+    total = 0
+    for index, place in enumerate(layout.places):
+        page = place.size
+        if place.expandable:
+            page = SMALL_SEGMENT if place.small else LARGE_SEGMENT
+        for start in range(place.address, place.address + place.size, page):
+            blocks = range(int(layout.first[index]), int(layout.first[index + 1]))
+            if any(
+                layout.state[block] != FREE
+                and layout.address[block] < start + page
+                and layout.address[block] + layout.size[block] > start
+                for block in blocks
+            ):
+                units.add(start)
+                total += page
+    return units, total
+
+
+@given(layouts())
+def test_islands_and_full_segments_are_what_is_in_use(layout: Layout) -> None:
+    islands = islands_of(layout)
+    units, total = pages_in_use(layout)
+    live = int(layout.size[layout.state != FREE].sum())
+    assert sum(one.stranded for one in islands) == total - live
+    assert all(one.stranded > 0 and one.live > 0 for one in islands)
+    assert all(one.start in units for one in islands)
+    blocks = [block for one in islands for block in one.blocks]
+    assert len(set(blocks)) == len(blocks)
+
+
+@given(layouts())
+def test_an_island_holds_its_blocks_and_its_holes_touch_it(layout: Layout) -> None:
+    for one in islands_of(layout):
+        assert sum(int(layout.size[block]) for block in one.blocks) == one.live
+        assert all(
+            one.start <= layout.address[block] and layout.address[block] + layout.size[block] <= one.end
+            for block in one.blocks
+        )
+        inside = sum(
+            min(address + size, one.end) - max(address, one.start) for address, size in one.holes(layout)
+        )
+        if not one.place.expandable:
+            assert inside == one.stranded
+        assert all(
+            address < one.end and address + size > one.start for address, size in one.holes(layout)
+        ) or (one.place.expandable)

@@ -1,0 +1,68 @@
+"""The CUDA device's copies, with host memory in place of the device's; and the kernel's table."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtriage.treat.device import cuda
+from memtriage.treat.device.copy_kernel import TILE, compiled, tiles_of
+from memtriage.treat.device.cuda import CudaDevice
+
+
+@pytest.fixture
+def device() -> CudaDevice:
+    made = CudaDevice(0)
+    made._device = torch.device("cpu")
+    return made
+
+
+@pytest.mark.parametrize("count", [3, 100])
+def test_ranges_of_any_size_are_copied(
+    device: CudaDevice, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "compiled", lambda _: None)
+    sizes = np.array([1 + 3_000 * index for index in range(count)])
+    sizes[1] = cuda.LARGE + 5
+    offsets = np.cumsum(sizes) - sizes
+    source = torch.randint(0, 255, (int(sizes.sum()),), dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    device.copy(target.data_ptr() + offsets, source.data_ptr() + offsets, sizes)
+    assert torch.equal(target, source)
+
+
+def test_the_host_gets_and_gives_bytes(device: CudaDevice) -> None:
+    memory = torch.arange(200, dtype=torch.uint8)
+    host = torch.zeros(50, dtype=torch.uint8)
+    device.download(host, memory.data_ptr() + 10)
+    assert host.tolist() == list(range(10, 60))
+    device.upload(memory.data_ptr(), host)
+    assert memory.tolist()[:50] == list(range(10, 60))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without CUDA")
+def test_without_a_compiler_there_is_no_kernel() -> None:
+    assert compiled(0) is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 5 * TILE), st.integers(0, 1 << 40)), min_size=1, max_size=50))
+def test_tiles_cover_every_range_once(ranges: list[tuple[int, int]]) -> None:
+    sizes = np.array([size for size, _ in ranges])
+    sources = np.array([source for _, source in ranges])
+    targets = sources + (1 << 41)
+    rows = tiles_of(targets, sources, sizes)
+    assert (rows[:, 2] > 0).all()
+    assert (rows[:, 2] <= TILE).all()
+    assert ((rows[:, 0] - rows[:, 1]) == 1 << 41).all()
+    covered: list[tuple[int, int]] = []
+    for _, source, size in rows.tolist():
+        if covered and covered[-1][0] + covered[-1][1] == source and covered[-1][1] % TILE == 0:
+            covered[-1] = (covered[-1][0], covered[-1][1] + size)
+        else:
+            covered.append((source, size))
+    assert sum(size for _, size in covered) == int(sizes.sum())
+    starts = set(sources.tolist())
+    assert {source for source, _ in covered} <= starts
