@@ -41,7 +41,7 @@ TARGET: Final = 0.8
 
 
 def main() -> int:
-    """Measure, print, and write the figures; 1 when a target of issue is missed or a value differs."""
+    """Measure, print and write the figures; 1 when a way is too slow on a GPU, or a value differs."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -162,6 +162,16 @@ def test_it_comes_back_to_the_stream_that_it_is_of() -> None:
     assert weight.sum().item() == 1 << 24
 
 
+def test_what_was_sent_to_another_process_is_parked() -> None:
+    """As after a refit by CUDA IPC. Nobody opens the handle here, so torch still keeps the memory."""
+    weight = torch.arange(1 << 20, device="cuda")
+    weight.untyped_storage()._share_cuda_()
+    assert memtriage.park(weight).storages == 1
+    assert weight.untyped_storage().nbytes() == 0
+    memtriage.unpark()
+    assert torch.equal(weight.cpu(), torch.arange(1 << 20))
+
+
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True", "max_split_size_mb:64"])
 def test_the_benchmark_finds_the_same_values_under_each_allocator_setting(conf: str, tmp_path: Path) -> None:
     out = tmp_path / "park.json"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import numpy as np
 import pytest
+import torch
 
+import memtriage
 from memtriage.allocator.settings import Settings
 from memtriage.treat.compact.one_device import PRIVATE, REGISTERED
-from memtriage.treat.compact.storages import GRAPH, NOT_OURS
-from memtriage.treat.device.layout import layout_of_raw
-from memtriage.treat.park.ways import spots_in
+from memtriage.treat.compact.storages import FIXED, GRAPH, NOT_OURS, find_storages
+from memtriage.treat.device.layout import Layout, layout_of_raw
+from memtriage.treat.park.ways import CudaWays, spots_in
 
 MIB = 1 << 20
 
@@ -57,3 +61,47 @@ def test_a_storage_comes_back_to_the_stream_that_it_is_of() -> None:
     layout = layout_of_raw([segment(2 * MIB), segment(6 * MIB, stream=77)], 0, Settings())
     spots = spots_in(layout, np.array([7, 2, 6]) * MIB, graphs=False)
     assert [spot.stream for spot in spots] == [77, 0, 77]
+
+
+class Chip:
+    """A device whose segments are at the addresses of some CPU tensors."""
+
+    def __init__(self, *tensors: torch.Tensor, capturing: bool = False) -> None:
+        self._segments = [segment(one.data_ptr(), total_size=one.numel()) for one in tensors]
+        self._capturing = capturing
+
+    def entered(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def capturing(self) -> bool:
+        return self._capturing
+
+    def layout(self) -> Layout:
+        return layout_of_raw(self._segments, 0, Settings())
+
+
+def look(chip: Chip, *tensors: torch.Tensor) -> list[str | None]:
+    ways = object.__new__(CudaWays)  # its streams need a GPU
+    ways._chip = chip
+    return [spot.reason for spot in ways.look([one.untyped_storage() for one in tensors], graphs=False)]
+
+
+def test_memory_of_others_and_storages_that_cannot_be_resized_stay() -> None:
+    ours, theirs = torch.zeros(4096, dtype=torch.uint8), torch.zeros(4096, dtype=torch.uint8)
+    fixed = torch.frombuffer(bytearray(4096), dtype=torch.uint8)
+    chip = Chip(ours, fixed)
+    assert look(chip, ours, theirs, fixed) == [None, NOT_OURS, FIXED]
+
+
+def test_compaction_looks_past_what_is_parked() -> None:
+    mover, parked = torch.zeros(4096, dtype=torch.uint8), torch.nn.Parameter(torch.ones(8))
+    layout = Chip(mover).layout()
+    with memtriage.park(parked), torch._C.DisableTorchFunction():
+        found = find_storages(layout, [0])
+    assert [one.data_ptr() for one in found.storages.values()] == [mover.data_ptr()]
+    assert parked.sum().item() == 8
+
+
+def test_while_a_graph_is_captured_nothing_is_looked_at() -> None:
+    ours = torch.zeros(4096, dtype=torch.uint8)
+    assert look(Chip(ours, capturing=True), ours) == [GRAPH]

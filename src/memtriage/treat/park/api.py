@@ -14,34 +14,10 @@ from memtriage.treat.park.registry import LOCK, PARKED, Entry
 
 
 def park(*what: Any, despite_graphs: bool = False) -> Parked:
-    """Moves storages to page-locked host memory and gives their device memory back. Sizes in bytes.
-
-    Every view and alias stays valid, as the storage objects stay: they are empty meanwhile. Using a parked
-    tensor raises `ParkedError`. The host memory is kept for the next time (`release_parking()` gives it
-    back).
-
-    Args:
-        what: models, optimizers, tensors, storages, and containers of these. A model stands for its
-            parameters, gradients and buffers, an optimizer for its state. The names `parameters`,
-            `gradients`, `buffers` and `optimizer_state` among them restrict models and optimizers to these.
-
-        despite_graphs: the caller says that no captured CUDA graph that is still alive uses any of it.
-            Otherwise nothing is parked while there is one.
-
-    Returns:
-        What was moved; also a context manager that brings it back.
-
-    Raises:
-        ParkError: something of it is parked already, or is nothing that can be parked.
-        MemoryError: the host has too little memory.
-        Nothing was moved then. If anything else interrupts, a note on the exception says what is parked.
+    """See `memtriage.park`.
 
     Warns:
         ParkRefused: some storages cannot be parked and stay.
-
-    Limits: waits for all work on the device. CPU storages are parked only in a process that uses no GPU
-    (to try things out); elsewhere they are where they belong already. Memory whose
-    address somebody else keeps (a captured CUDA graph, registered NCCL buffers, DLPack) must not be parked.
     """
     return _told(park_choice(choose(what), graphs=despite_graphs))
 
@@ -71,16 +47,7 @@ def _told(parked: Parked) -> Parked:
 
 
 def unpark(*what: Any) -> Moved:
-    """Brings parked storages back to where they were, bit for bit. Sizes in bytes.
-
-    Args:
-        what: as for `park`, or what `park` returned; nothing for all that is parked.
-
-    Raises:
-        ParkError: nothing of it is parked, or something got device memory from elsewhere meanwhile.
-        torch.OutOfMemoryError: too little device memory. What was brought back stays; the rest is still
-            parked, and the call can be repeated.
-    """
+    """See `memtriage.unpark`."""
     with LOCK:
         entries = _entries(what)
         if not entries:
@@ -98,11 +65,7 @@ def is_parked(*what: Any) -> bool:
 
 
 def release_parking() -> int:
-    """Gives host memory that parking keeps for the next time back to the system.
-
-    Returns:
-        Its bytes. What holds parked storages stays.
-    """
+    """See `memtriage.release_parking`."""
     with LOCK:
         return sum(arena.release() for arena in ARENAS.values())
 

@@ -47,6 +47,8 @@ _READ_NOTHING_ATTRIBUTES: Final = frozenset(
 )  # fmt: skip
 """Attributes likewise; `data` and `T` are not among them, as they give an object that is not guarded."""
 _SETTABLE: Final = frozenset(("grad", "requires_grad", "_grad", "_backward_hooks"))
+_DEPTH: Final = 4
+"""Containers within containers in a call's arguments that are looked into."""
 _SHOWN: Final = frozenset(("__repr__", "__str__", "__format__"))
 
 
@@ -210,10 +212,10 @@ def _restore(tensor: Any) -> None:
 def _tensors_in(value: Any, depth: int) -> Iterable[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, list | tuple) and depth < 4:
+    elif isinstance(value, list | tuple) and depth < _DEPTH:
         for each in value:
             yield from _tensors_in(each, depth + 1)
-    elif isinstance(value, dict) and depth < 4:
+    elif isinstance(value, dict) and depth < _DEPTH:
         for each in value.values():
             yield from _tensors_in(each, depth + 1)
 

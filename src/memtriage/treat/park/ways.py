@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from memtriage.model.blocks import DEFAULT_POOL
+from memtriage.observe import cuda
 from memtriage.treat.compact.one_device import PRIVATE, REGISTERED
 from memtriage.treat.compact.storages import FIXED, GRAPH, NOT_OURS
 from memtriage.treat.device.cuda import CudaDevice
@@ -87,13 +88,16 @@ class CudaWays(Ways):
 
     def look(self, storages: Sequence[torch.UntypedStorage], *, graphs: bool) -> list[Spot]:
         with self._chip.entered():
-            if self._chip.capturing():
+            if cuda.capturing():
                 return [Spot(GRAPH)] * len(storages)
             layout = self._chip.layout()
         addresses = np.array([storage.data_ptr() for storage in storages], np.uint64).astype(np.int64)
+        # What was sent to other processes can go: torch keeps its memory until they have let go of it.
+        spots = spots_in(layout, addresses, graphs=graphs)
+        fixed = super().look(storages, graphs=graphs)
         return [
-            replace(spot, reason=spot.reason or _fixed(storage))
-            for spot, storage in zip(spots_in(layout, addresses, graphs=graphs), storages, strict=True)
+            replace(spot, reason=spot.reason or other.reason)
+            for spot, other in zip(spots, fixed, strict=True)
         ]
 
     def synchronize(self) -> None:
@@ -104,19 +108,13 @@ class CudaWays(Ways):
 
     def release(self) -> None:
         with self._chip.entered():
+            torch.cuda.ipc_collect()  # what was sent to other processes, and they have let go of
             self._chip.empty_cache()
 
 
 def ways_to(device: torch.device) -> Ways:
     """The ways to a device of type `cuda` or `cpu`."""
     return CudaWays(device) if device.type == "cuda" else Ways(device)
-
-
-def _fixed(storage: torch.UntypedStorage) -> str | None:
-    owned = getattr(torch._C, "_has_Standard_Deleter", None)
-    if owned is not None and not owned(storage._cdata):
-        return NOT_OURS
-    return None if storage.resizable() else FIXED
 
 
 def spots_in(layout: Layout, addresses: np.ndarray, *, graphs: bool) -> list[Spot]:
