@@ -60,7 +60,7 @@ def main() -> int:
             f"{found['peak_reserved'] / MIB:>11,.0f}{error[1]:>+9.2%}"
             f"{found['seconds']:>9.1f}{found['resident'] / MIB:>7,.0f}"
         )
-    for place, what in enumerate(("allocated", "reserved")):
+    for place, what in enumerate(("allocated", "reserved") if errors else ()):
         sizes = [abs(error[place]) for error in errors]
         print(f"{what}: median error {statistics.median(sizes):.2%}, worst {max(sizes):.2%}, of {len(sizes)}")
     return 0

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+import memtriage
 from memtriage.predict.attention import Backend, Call, Switches, choose
 from memtriage.predict.machines import machine
 
@@ -85,3 +86,22 @@ def test_the_program_may_forbid_kernels_and_order_them():
     assert choose(CALL, hopper, NOW, Switches(order=(Backend.MATH, Backend.FLASH))) is Backend.MATH
     with pytest.raises(RuntimeError, match="No available kernel"):
         choose(replace(CALL, dtype=torch.float64), hopper, NOW, Switches(math=False))
+
+
+@pytest.mark.parametrize(("copied", "kernel"), [(False, "math"), (True, "cuDNN attention")])
+def test_a_mask_that_lies_otherwise_leaves_the_plain_computation(copied, kernel):
+    """As T5's position bias, whose heads lie side by side (`check_last_dim_stride_equals_1_dense`)."""
+
+    def build(device):
+        layer = torch.nn.Linear(64, 64, dtype=torch.bfloat16).to(device)
+        bias = torch.randn(128, 128, 8, device=device, dtype=torch.bfloat16).permute(2, 0, 1)[None]
+
+        def step():
+            query = layer(torch.randn(2, 8, 128, 64, device=device, dtype=torch.bfloat16))
+            mask = bias.contiguous() if copied else bias
+            torch.nn.functional.scaled_dot_product_attention(query, query, query, mask).sum().backward()
+
+        return layer, torch.optim.SGD(layer.parameters()), step
+
+    notes = memtriage.predict(build, torch_version="2.11").notes
+    assert f"attention (bfloat16, head size 64, with a mask) is run by {kernel}" in notes

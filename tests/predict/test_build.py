@@ -1,5 +1,7 @@
 """What a build function may return, and what is said of one that cannot be used."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -41,6 +43,10 @@ def failing(what):
     return build
 
 
+async def later(*_):
+    return None
+
+
 @torch.library.custom_op("memtriage_tests::opaque", mutates_args=())
 def opaque(given: torch.Tensor) -> torch.Tensor:
     return given.clone()
@@ -52,6 +58,13 @@ def opaque(given: torch.Tensor) -> torch.Tensor:
         (lambda device: 1 / 0, "raised ZeroDivisionError at .*test_build.py"),
         (lambda device: torch.randn(1 << 21, device=device).cpu().numpy(), "take this out of the step"),
         (lambda device: opaque(torch.randn(4, device=device)), "register_fake"),
+        (lambda device: torch.randn(4, 4, device=device) @ torch.randn(4, 4), "send inputs"),
+        (lambda device: sys.exit(3), r"sys.exit\(3\)"),
+        (lambda device: torch.ones(2, device=device).sum().backward(), "train at least one parameter"),
+        (lambda device: later(), "step.* returned a coroutine"),
+        (lambda device: (each for each in "ab"), "step.* returned a generator"),
+        (lambda device: torch.cuda.CUDAGraph(), "CUDA graphs cannot be traced"),
+        (lambda device: [7][int(torch.randn(1 << 23, device=device).sum())], "value of the device led here"),
     ],
 )
 def test_what_it_raises_says_where_and_what_to_change(what, said):
@@ -80,3 +93,35 @@ def test_a_file_that_cannot_be_used(tmp_path, text, target, said):
     (tmp_path / "train.py").write_text(text)
     with pytest.raises(BuildError, match=said):
         load(str(tmp_path / target))
+
+
+def test_an_async_build_is_told_from_what_it_would_return():
+    with pytest.raises(BuildError, match="async def"):
+        memtriage.predict(later)
+
+
+def training(device, *, backward, stepped):
+    model, optimizer, _ = model_on(device)
+
+    def step():
+        loss = model(torch.randn(2, 4, device=device)).sum()
+        if backward:
+            loss.backward()
+        if stepped:
+            optimizer.step()
+
+    return model, optimizer, step
+
+
+@pytest.mark.parametrize(
+    ("backward", "stepped", "said"),
+    [
+        (True, True, ""),
+        (True, False, "no optimizer stepped in the step"),
+        (False, False, "neither backward nor an optimizer"),
+    ],
+)
+def test_what_a_step_leaves_out_is_noted(backward, stepped, said):
+    notes = memtriage.predict(lambda device: training(device, backward=backward, stepped=stepped)).notes
+    found = [note for note in notes if "optimizer" in note]
+    assert len(found) == bool(said) and said in "".join(found)

@@ -63,6 +63,8 @@ class Real(TorchDispatchMode):
         self.lifetimes = lifetimes
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() != -1:
+            return args[0].add_(args[1])  # gradients that meet: without this mode the engine does so itself
         made = func(*args, **(kwargs or {}))
         for tensor in tensors_in(made):
             self.lifetimes.see(tensor.untyped_storage(), facts(func).name)

@@ -16,8 +16,11 @@ def looked_at(look):
 
         def step():
             found.append(look(device, model(torch.randn(512, 512, device=device))))
+            model(torch.randn(1, 512, device=device)).sum().backward()
+            optimizer.step()
 
-        return model, torch.optim.SGD(model.parameters()), step
+        optimizer = torch.optim.SGD(model.parameters())
+        return model, optimizer, step
 
     prediction = memtriage.predict(build)
     return found[0], prediction.notes

@@ -59,13 +59,13 @@ class Autocast:
     def _lower(self, func: Any) -> Callable[..., Any]:
         def cast_and_run(*args: Any, **kwargs: Any) -> Any:
             dtype = torch.get_autocast_dtype("cuda")
-            return _without_autocast(func, *self._cast((args, kwargs), dtype))
+            return _without_autocast(func, *self._cast(args, kwargs, dtype))
 
         return cast_and_run
 
     def _single(self, func: Any) -> Callable[..., Any]:
         def cast_and_run(*args: Any, **kwargs: Any) -> Any:
-            return _without_autocast(func, *self._cast((args, kwargs), torch.float32))
+            return _without_autocast(func, *self._cast(args, kwargs, torch.float32))
 
         return cast_and_run
 
@@ -111,13 +111,19 @@ class Autocast:
             for each in tensors_in(args, kwargs):
                 if _eligible(each) and each.dtype is torch.float32:
                     widest = torch.float32
-            return _without_autocast(func, *self._cast((args, kwargs), widest))
+            return _without_autocast(func, *self._cast(args, kwargs, widest))
 
         return cast_and_run
 
-    def _cast(self, tree: Any, dtype: torch.dtype) -> Any:
+    def _cast(self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
+        """The arguments in the other type, cast from the last to the first, as GCC evaluates a call's."""
+
+        def cast(tensor: torch.Tensor) -> torch.Tensor:
+            return self._cached(tensor, dtype)
+
         with _autocast_off():
-            return mapped(tree, lambda tensor: self._cached(tensor, dtype))
+            named = mapped(kwargs, cast)
+            return tuple(mapped(each, cast) for each in reversed(args))[::-1], named
 
     def _cached(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if not _eligible(tensor) or tensor.dtype is dtype:

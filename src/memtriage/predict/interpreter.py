@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memtriage.predict import datadependent, shapes
 from memtriage.predict.composites import Composites
 from memtriage.predict.distributed.collectives import Collectives
+from memtriage.predict.engine import adds_in_place, uses_alone
 from memtriage.predict.lifetimes import Lifetimes
 from memtriage.predict.notes import ASSUMED, Notes
 from memtriage.predict.operators import Operator, facts, mapped, tensors_in
@@ -59,6 +60,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         collectives: Collectives,
     ) -> None:
         super().__init__()
+        uses_alone()
         self.lifetimes = lifetimes
         self.values = values
         self.notes = notes
@@ -117,6 +119,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             return known if known is not None else targets[0]
         if func in MULTIPLIES:
             _check_places(func, tensors)
+        elif func is torch.ops.aten.add.Tensor and adds_in_place(args):
+            return args[0]
         # What is written stays where it is, whatever is written to it.
         device = self._result_device(targets or tensors, kwargs)
         meta_args, meta_kwargs = mapped(args, _without_data), mapped(kwargs, _without_data)

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
+from memtriage.predict.engine import called_by_engine
 from memtriage.predict.lifetimes import Lifetimes
 from memtriage.predict.operators import mapped, tensors_in
 
-_ENGINE: Final = os.path.join("autograd", "graph.py")
-"""Runs the autograd engine, which calls DDP's reducer with no Python in between."""
-_BETWEEN: Final = (str(Path(__file__).parent.parent), os.path.join(os.path.dirname(torch.__file__), "_"))
-"""What lies between it and here: the dispatch mode, and what torch wraps around one (`_dynamo`)."""
 _FLATTENED: Final = {"c10d::allgather_": 0, "c10d::reduce_scatter_": 1}
 """Collectives between one tensor and a list of them, by the position of the list: NCCL wants it as one
 tensor, into which it is copied where all are of one size (`newLikeFlat` in ProcessGroupNCCL.cpp)."""
@@ -72,7 +66,7 @@ class Collectives:
         written = mapped(written, lambda each: stands_for.get(id(each), each))
         if isinstance(work, torch.ScriptObject):
             work = _done(tensors_in(written)).boxed()
-        if _by_reducer():
+        if called_by_engine():  # of DDP's reducer
             self._shelve(tensors_in(written))
         return (*written, work) if isinstance(result, (tuple, list)) else work
 
@@ -105,13 +99,6 @@ class Collectives:
         first = self._buckets.get(0, {})
         later = {storage for step, found in self._buckets.items() if step > 0 for storage in found}
         return sum(size for storage, size in first.items() if storage not in later) if later else 0
-
-
-def _by_reducer() -> bool:
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
-        frame = frame.f_back
-    return frame.f_code.co_filename.endswith(_ENGINE)
 
 
 def _done(tensors: list[torch.Tensor]) -> dist.Work:

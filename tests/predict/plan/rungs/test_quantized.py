@@ -1,17 +1,36 @@
 """Layers of 4 bits: their bytes by arithmetic, and what a step with them allocates."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-import memtriage
 from memtriage.predict.lifetimes import FREE, Event, Marker, Recording
-from memtriage.predict.plan.evaluate import SMALLEST, drop_before_training
+from memtriage.predict.machines import machine
+from memtriage.predict.plan.evaluate import SMALLEST, Evaluator, drop_before_training
+from memtriage.predict.plan.facts import Facts, HuggingFace
 from memtriage.predict.plan.rungs.adapters import RANK
-from memtriage.predict.plan.rungs.quantized import FourBit
+from memtriage.predict.plan.rungs.quantized import QLORA, FourBit
 
 WIDTH = 1024
 MIB = 1 << 20
+FACTS = Facts(
+    batch=None,
+    accumulation=None,
+    length=None,
+    optimizers=(),
+    keeps_gradients=False,
+    autocast=False,
+    parameter_types=frozenset({torch.bfloat16}),
+    trained=1,
+    frozen=False,
+    levels=(),
+    called=frozenset(),
+    recomputed=frozenset(),
+    huggingface=HuggingFace("sdpa", True, True, "gradient_checkpointing", False),
+    parallel="",
+)
 
 
 def test_a_weight_takes_half_a_byte_an_element_and_its_scales():
@@ -39,7 +58,7 @@ def llama(device, micro_batch=1):
     config = LlamaConfig(
         hidden_size=WIDTH,
         intermediate_size=4 * WIDTH,
-        num_hidden_layers=8,
+        num_hidden_layers=2,
         num_attention_heads=8,
         num_key_value_heads=8,
         vocab_size=128,
@@ -56,19 +75,33 @@ def llama(device, micro_batch=1):
     return model, optimizer, step
 
 
-def test_weights_that_only_fit_in_four_bits():
+def test_neither_the_whole_weights_nor_their_way_to_the_device_take_room():
     pytest.importorskip("peft")
-    weights = 8 * (4 + 3 * 4) * WIDTH * WIDTH
-    # Neither the whole weights in bf16 nor their way to the device have room beside what lies outside.
-    budget = 767 * MIB + weights * 2 - 8 * MIB
-    plain = memtriage.plan(llama, budget, allow=["LoRA"])
-    found = memtriage.plan(llama, budget, allow=["QLoRA"])
-    assert not plain.fits and found.fits
-    step = found.steps[-1]
-    assert step.rung == "QLoRA" and step.maths == "different" and "approximate" in step.maths_note
-    assert "BitsAndBytesConfig" in step.code["torch"] and f"r={RANK}" in step.code["torch"]
-    kept = found.after.by_owner["parameter"] + found.after.by_owner["buffer"]
-    assert weights // 2 < kept < weights * 5 // 8  # and adapters, embeddings, norms
+    weights = 2 * (4 + 3 * 4) * WIDTH * WIDTH
+    evaluator = Evaluator(llama, machine("h200"), (2, 13), "", 2, 1 << 40)
+    (track,) = QLORA.offer(evaluator.facts()).tracks
+    found = evaluator.of(track).peak
+    kept = found.by_owner["parameter"] + found.by_owner["buffer"]
+    assert weights // 2 < kept < weights * 3 // 4  # and adapters, embeddings, norms
+    assert found.reserved < evaluator.of(()).peak.by_owner["parameter"] + 64 * MIB  # of workspaces
+
+
+def test_it_says_what_it_does_to_the_result_and_what_to_write():
+    (change,) = QLORA.offer(FACTS).tracks[0]
+    assert change.maths == "different" and "approximate" in change.maths_note
+    assert "BitsAndBytesConfig" in change.code["torch"] and f"r={RANK}" in change.code["torch"]
+
+
+@pytest.mark.parametrize(
+    ("differs", "why"),
+    [
+        ({"frozen": True}, "frozen already"),
+        ({"parallel": "FSDP2"}, "FSDP2"),
+        ({"huggingface": None}, "Transformers"),
+    ],
+)
+def test_programs_that_it_is_not_for(differs, why):
+    assert why in QLORA.offer(replace(FACTS, **differs)).absent
 
 
 def test_what_is_gone_before_training_is_taken_out():
