@@ -243,6 +243,8 @@ def known_buffers(model: torch.nn.Module, owned: Any) -> dict[int, str]:
             (one.untyped_storage().data_ptr(), label) for one in tensors if isinstance(one, torch.Tensor)
         )
 
+    # First: they may lie in the gradients, which are named then.
+    add(zero.accumulated_grads_in_cpu.values(), "16-bit gradient sums of micro-batches")
     masters = zero.single_partition_of_fp32_groups
     add(masters, "fp32 master weights")
     add((one.grad for one in masters), "fp32 gradients")
@@ -251,7 +253,6 @@ def known_buffers(model: torch.nn.Module, owned: Any) -> dict[int, str]:
     add(zero.param_buffer_of_bit16_for_cpu_offload_groups, "16-bit staging copy")
     add([zero.temp_grad_buffer_for_cpu_offload], "gradient buffer that nothing uses")
     add([zero.temp_grad_buffer_for_gpu_offload], "gradient buffer of the device")
-    add(zero.accumulated_grads_in_cpu.values(), "16-bit gradient sums of micro-batches")
     return known
 
 

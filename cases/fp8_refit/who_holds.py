@@ -96,11 +96,13 @@ class Table:
 
 def owner_of(record: StorageRecord) -> str:
     """Name what a storage is, as the question asks."""
+    if record.owner == "parameter":  # many hold it besides the model, by any path
+        return "weights"
     path = record.holder or ""
     for part, name in _BY_PATH:
         if part in path:
             return name
-    return {"parameter": "weights", "gradient": "gradients"}.get(record.owner, record.owner)
+    return "gradients" if record.owner == "gradient" else record.owner
 
 
 def table(instant: str, segments: Sequence[Segment], records: Iterable[StorageRecord]) -> Table:

@@ -120,8 +120,8 @@ def main() -> None:
     if options.fsdp:
         torch.distributed.init_process_group()
     device = torch.device(options.device)
-    if options.fsdp and device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     if device.type == "cuda":
         torch.cuda.set_device(device)
         if options.profile_memory:

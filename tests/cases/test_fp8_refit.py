@@ -226,7 +226,8 @@ class TestWhoHolds:
             ("loop.trainer.optimizer.state[*]['exp_avg_sq']", "optimizer state", "fp32 optimizer states"),
             ("m.layers[*].fp8_meta['scaling_fwd'].amax_history", "variable", "FP8 scales and amax histories"),
             ("functools.lru_cache get_cublas_workspace[*]", "known cache", "workspaces of cuBLAS"),
-            ("loop.trainer.model.output.weight", "parameter", "weights"),
+            ("loop.trainer.gradients._parameters[*]", "parameter", "weights"),
+            ("loop.trainer.gradients.buffer", "variable", "gradients"),
             ("something", "saved for backward", "saved for backward"),
         ],
     )
