@@ -282,7 +282,6 @@ def park(*what: Any, despite_graphs: bool = False) -> Parked:
         what: models, optimizers, tensors, storages, and containers of these. A model stands for its
             parameters, gradients and buffers, an optimizer for its state. The names `parameters`,
             `gradients`, `buffers` and `optimizer_state` among them restrict models and optimizers to these.
-
         despite_graphs: the caller says that no captured CUDA graph that is still alive uses any of it.
             Otherwise nothing is parked while there is one.
 
@@ -293,6 +292,7 @@ def park(*what: Any, despite_graphs: bool = False) -> Parked:
         memtriage.treat.park.ParkError: something of it is parked already, or is nothing that can be parked; a
             RuntimeError. Nothing was moved.
         MemoryError: the host has too little memory. Nothing was moved.
+        Whatever else interrupts has a note that says what is parked and what is on the device.
 
     Limits: waits for all work on the device. CPU storages are parked only in a process without CUDA.
     Memory whose address somebody keeps (a captured CUDA graph, DLPack) must not be parked; see docs/park.md.

@@ -61,6 +61,9 @@ def test_a_program_that_cannot_fit(program, capsys):
         (["nowhere.py:build", "--budget", "1GiB"], "no such file"),
         (["{program}:build"], "--budget"),
         (["{program}:build", "--budget", "some"], "'some' is no size"),
+        (["--budget", "1GiB"], "nothing to plan"),
+        (["{program}:build", "--budget", "1GiB", "--seq", "8"], "--seq without --hf-config"),
+        (["{program}:build", "--budget", "1GiB", "--hf-config", "config.json"], "both given"),
         (["{program}:build", "--budget", "1GiB", "--allow", "anything"], "anything"),
     ],
 )
@@ -70,3 +73,25 @@ def test_bad_input_is_one_line_on_stderr(program, arguments, said, capsys):
     assert shown.out == ""
     assert said in shown.err
     assert len([line for line in shown.err.splitlines() if line.startswith("memtriage")]) == 1
+
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 32000,
+}
+
+
+def test_a_hugging_face_configuration_is_planned_by_its_arguments(tmp_path, capsys):
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    arguments = ["--batch", "8", "--seq", "512", "--precision", "bf16", "--optimizer", "sgd"]
+    assert app.main(["plan", "--hf-config", str(tmp_path), "--budget", "1500MiB", "--json", *arguments]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["fits"]
+    change = next(step for step in plan["steps"] if step["rung"] == "micro-batch")
+    assert "TrainingArguments(per_device_train_batch_size=" in change["code"]["trainer"]

@@ -12,7 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from memtriage.treat.te_restore import EmptyAfterRestore
-from support.holder_standins import QuantisedLinear, Stage, restore_from_saved
+from support.holder_standins import QuantisedLinear, QuantisedStorage, Stage, restore_from_saved
 
 LAYERS = 4
 
@@ -29,8 +29,14 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     yield linear
 
 
+def full_copies() -> int:
+    """Quantised copies of this process that have their data."""
+    return sum(type(one) is QuantisedStorage and one._data is not None for one in gc.get_objects())
+
+
 def copies_after_backward(*, checkpointed: bool = False) -> tuple[int, torch.Tensor]:
     """Quantised copies that are alive when backward is done and the loss is not, and the gradient."""
+    before = full_copies()
     torch.manual_seed(0)
     x = torch.randn(1000, requires_grad=True)
     out = x
@@ -42,9 +48,7 @@ def copies_after_backward(*, checkpointed: bool = False) -> tuple[int, torch.Ten
         )
     loss = out.sum()
     loss.backward()
-    alive = sum(
-        type(one).__name__ == "QuantisedStorage" and one._data is not None for one in gc.get_objects()
-    )
+    alive = full_copies() - before
     assert x.grad is not None and loss is not None
     return alive, x.grad
 

@@ -28,8 +28,8 @@ def compare(
             "-o",
             "--output",
             metavar="DIR",
-            help=f"Where trials, records and logs go [default: ./{DIRECTORY}/FOLDER-FILE]. Finished trials in "
-            "it are not run again.",
+            help=f"Where trials, records and logs go [default: ./{DIRECTORY}/FOLDER-FILE]. Finished trials "
+            "in it are not run again.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
