@@ -25,20 +25,13 @@ from memtriage.account.job_ledger import take_job_ledger
 from memtriage.account.ledgers import take_ledgers
 from memtriage.diagnose.after_backward import left_after_backward
 from memtriage.diagnose.host_findings import host_findings, host_notes
-from memtriage.diagnose.judge import (
-    Evidence,
-    group_finding,
-    host_finding,
-    unnamed_growth,
-    without_repeats,
-)
+from memtriage.diagnose.judge import Evidence
 from memtriage.diagnose.moment import FrameState, Phase, moment_from_frames
 from memtriage.diagnose.verdict import verdict
-from memtriage.model.census import GroupDetail
 from memtriage.model.findings import Finding, Verdict
 from memtriage.model.marks import Mark
 from memtriage.model.units import size
-from memtriage.observe import cuda, driver
+from memtriage.observe import cuda
 from memtriage.observe.cgroup import host_limit
 from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.hooks import TrainingHooks, inside_backward
@@ -56,7 +49,8 @@ from memtriage.session.death import (
 )
 from memtriage.session.follow import Clock, Follower
 from memtriage.session.host_watch import HostWatch
-from memtriage.session.investigation import Investigation, Investigator
+from memtriage.session.investigation import Investigator
+from memtriage.session.judgement import find_leaks, limits_and_use
 from memtriage.session.microbatch_log import MicrobatchLog
 from memtriage.session.phases import PhaseResidue
 from memtriage.session.sampler import Sampler
@@ -495,68 +489,10 @@ class Session:
             self._log.suspect(leaks)
 
     def _leaks(self) -> list[Finding]:
-        evidence = self._evidence()
-        self._limits = dict(evidence.limits)
-        found: list[Finding] = []
-        for investigation in self._follower.done:
-            found += self._of_investigation(investigation, evidence)
-        named = without_repeats(found)
-        # What the collector has yet to free rises too, and falls when it does.
-        waiting = any(each.garbage_grows() for each in self._follower.done)
-        native = [holder for each in self._follower.done for holder in each.native]
-        for device in sorted({key[0] for key in self._follower.series} - {"shared"}):
-            if device == "cpu" and waiting:
-                continue
-            unnamed = unnamed_growth(device, evidence, named, native)
-            if unnamed is None:
-                continue
-            garbage = max((each.garbage_bytes(device) for each in self._follower.done), default=0)
-            if (unnamed.bytes_per_step or 0) > garbage:
-                named.append(unnamed)
-        for finding in named:
-            finding.rank = self.identity.rank
-        return named
-
-    def _of_investigation(self, investigation: Investigation, evidence: Evidence) -> list[Finding]:
-        last = investigation.points[-1].position
-        found = []
-        for growth in investigation.growths():
-            finding = group_finding(
-                growth,
-                investigation.details.get(growth.key, GroupDetail()),
-                evidence,
-                scale=investigation.scale,
-                last_step=last if investigation.scale == "step" else self.step_count,
-                collector_off=investigation.collector_off,
-                lengthening=growth.count == 0,
-                period=investigation.period,
-            )
-            if finding is not None:
-                found.append(finding)
-        for host in investigation.host:
-            other = host_finding(
-                host.holder, host.kind, host.nbytes, host.steps, host.allocated_at, evidence, last
-            )
-            if other is not None:
-                found.append(other)
-        return found
-
-    def _evidence(self) -> Evidence:
-        limits: dict[str, int] = {}
-        used: dict[str, int] = {}
-        host = host_limit()
-        rss = self._reader.rss()
-        for device in ("cpu", "host"):
-            if rss is not None:
-                limits[device], used[device] = host.bytes, rss
-        for reading in self._last.values():
-            if reading.device.startswith("cuda:") and reading.allocated is not None:
-                limit = device_limit(int(reading.device[5:]))
-                if limit is not None:
-                    limits[reading.device] = limit
-                    used[reading.device] = reading.allocated
+        limits, used = limits_and_use(self._reader.rss(), self._last.values())
+        self._limits = limits
         done = [each.points[-1].position for each in self._follower.done if each.scale == "step"]
-        return Evidence(
+        evidence = Evidence(
             self._follower.series,
             limits,
             used,
@@ -564,6 +500,10 @@ class Session:
             self._microbatches_of_step,
             max(done, default=None),
         )
+        found = find_leaks(self._follower.done, evidence)
+        for finding in found:
+            finding.rank = self.identity.rank
+        return found
 
     # --- records --------------------------------------------------------------------------------------------
 
@@ -630,17 +570,6 @@ def _torch_version() -> str | None:
 
 class Terminated(Exception):
     """Stands for the end by a signal in the record."""
-
-
-def device_limit(device: int) -> int | None:
-    """Bytes that this process's allocator may have of a device: the cap set, else what nobody else uses."""
-    cap = cuda.per_process_limit(device)
-    total = cuda.capacity(device)
-    used, reserved = driver.used(device), cuda.counters(device).reserved
-    if total is None or used is None or reserved is None:
-        return cap
-    free_for_us = total - max(0, used - reserved)
-    return free_for_us if cap is None else min(cap, free_for_us)
 
 
 def _exception_text(exception: BaseException) -> str:
