@@ -45,6 +45,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import torch
 
@@ -156,13 +157,11 @@ def copied_bytes() -> Iterator[Counter[str]]:
         found["bytes"] += 2 * sum(same)
         resize(device, storages, sizes, stream)
 
-    CudaDevice.copy = counted_copy  # type: ignore[method-assign]
-    CudaDevice.resize = counted_resize  # type: ignore[method-assign]
-    try:
+    with (
+        mock.patch.object(CudaDevice, "copy", counted_copy),
+        mock.patch.object(CudaDevice, "resize", counted_resize),
+    ):
         yield found
-    finally:
-        CudaDevice.copy = copy  # type: ignore[method-assign]
-        CudaDevice.resize = resize  # type: ignore[method-assign]
 
 
 def profiled_copies() -> tuple[int, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from unittest import mock
 
 import pytest
@@ -15,6 +15,7 @@ from memtriage.treat.compact.move import SPARE
 from memtriage.treat.compact.one_device import PRIVATE, compact_device, predict_device
 from memtriage.treat.compact.plan import tolerated
 from memtriage.treat.compact.relocate import CompactionError
+from memtriage.treat.device.layout import Layout
 from support.compaction import World, fragmented, make_world
 
 CONFS = ("", "expandable_segments:True", "max_split_size_mb:24", "roundup_power2_divisions:8")
@@ -76,6 +77,21 @@ def test_a_large_block_that_is_alone_goes_to_a_segment_of_its_size() -> None:
     assert done.storages == 1
     assert done.through_host == 0
     assert world.device.use().reserved == (12 + 16) * MIB
+    assert world.intact()
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_search_that_fails_moves_nothing_and_keeps_nothing(error: type[BaseException]) -> None:
+    world = fragmented(LARGE, 6)
+    addresses = [one.data_ptr() for one in world.storages]
+
+    def find(layout: Layout, blocks: Sequence[int]) -> plan.Movable:
+        raise error
+
+    with pytest.raises(error):
+        compact_device(world.device, find)
+    assert [one.data_ptr() for one in world.storages] == addresses
+    assert not world.device._held
     assert world.intact()
 
 

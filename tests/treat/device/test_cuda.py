@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +14,32 @@ from hypothesis import strategies as st
 from memtriage.treat.device import cuda
 from memtriage.treat.device.copy_kernel import TILE, compiled, tiles_of
 from memtriage.treat.device.cuda import CudaDevice
+from memtriage.treat.device.protocol import Device
+from memtriage.treat.device.simulated import SimulatedDevice
+from memtriage.treat.park import ways
+
+
+@pytest.mark.parametrize("kind", [CudaDevice, SimulatedDevice])
+def test_every_operation_of_the_protocol_is_there(kind: type) -> None:
+    operations = {name for name in vars(Device) if not name.startswith("_")}
+    assert {"entered", "use", "layout", "resize", "copy", "empty_cache"} <= operations
+    for name in operations:
+        asked, given = getattr(Device, name), getattr(kind, name)
+        if callable(asked):
+            assert list(inspect.signature(given).parameters) == list(inspect.signature(asked).parameters)
+
+
+def test_what_parking_calls_is_there() -> None:
+    """`CudaWays` runs on a GPU only: here at least the names must be right."""
+    called = {
+        node.attr
+        for node in ast.walk(ast.parse(inspect.getsource(ways)))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "_chip"
+    }
+    assert {"layout", "resize", "empty_cache"} <= called
+    assert all(hasattr(CudaDevice, name) for name in called)
 
 
 @pytest.fixture

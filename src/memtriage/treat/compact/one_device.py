@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 from typing import Final
 
 import numpy as np
@@ -14,7 +16,7 @@ from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.treat.compact.islands import Island, islands_of
 from memtriage.treat.compact.move import SPARE, Moved, Mover
 from memtriage.treat.compact.plan import Movable, Plan, make_plan, tolerated
-from memtriage.treat.compact.prepare import Prepared, prepare
+from memtriage.treat.compact.prepare import Prepared, give_back, make_bins
 from memtriage.treat.compact.result import DeviceCompaction, Refusal
 from memtriage.treat.device.layout import AWAITING, Layout
 from memtriage.treat.device.protocol import Device, Storage, Use, is_out_of_memory
@@ -46,17 +48,22 @@ def compact_device(device: Device, find: Find) -> DeviceCompaction:
             use = device.use()
             return DeviceCompaction(device.name, before, use, use, seconds=time.perf_counter() - began)
         layout = device.layout()
-        sight = look(layout)
-        hoped = make_plan(layout, sight.open, None, before.allocated)
         movable, prepared = Movable(), Prepared(device)
+        under_way: threading.Event = threading.Event()
+        hopes: SimpleQueue[Plan] = SimpleQueue()
         try:
-            preparation = Beside(lambda: _prepare(prepared, layout, hoped))
+            preparation = Beside(lambda: _prepare(prepared, layout, under_way, hopes))
             try:
+                # What follows holds the interpreter for long: not before the driver has begun its work.
+                under_way.wait()
+                sight = look(layout)
+                plan = hoped = make_plan(layout, sight.open, None, before.allocated)
+                hopes.put(hoped)
                 if hoped.groups:
                     movable = find(layout, sight.asked(layout))
             finally:
+                hopes.put(Plan())  # So that it ends, too, when this was cut short.
                 preparation.result()
-            plan = hoped
             if movable.reasons and not movable.reasons.keys().isdisjoint(hoped.blocks):
                 prepared.drop()
                 plan = make_plan(layout, sight.open, movable.storages.keys(), before.allocated)
@@ -99,9 +106,16 @@ def predict_device(device: Device, find: Find) -> DeviceCompaction:
 # Both run in threads of their own, where what the caller has entered does not hold.
 
 
-def _prepare(prepared: Prepared, layout: Layout, plan: Plan) -> None:
-    with prepared.device.entered():
-        prepare(prepared, layout, plan, SPARE)
+def _prepare(
+    prepared: Prepared, layout: Layout, under_way: threading.Event, hopes: SimpleQueue[Plan]
+) -> None:
+    try:
+        with prepared.device.entered():
+            under_way.set()
+            give_back(prepared)
+            make_bins(prepared, layout, hopes.get(), SPARE)
+    finally:
+        under_way.set()
 
 
 def _move(

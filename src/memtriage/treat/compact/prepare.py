@@ -41,8 +41,14 @@ class Prepared:
         release_all(self.device, addresses)
 
 
-def prepare(prepared: Prepared, layout: Layout, plan: Plan, spare: int) -> None:
-    """Give back what is free, and make all bins if there is memory for all at once.
+def give_back(prepared: Prepared) -> None:
+    """Give back what is free."""
+    prepared.device.empty_cache()
+    prepared.reserved = prepared.device.use().reserved
+
+
+def make_bins(prepared: Prepared, layout: Layout, plan: Plan, spare: int) -> None:
+    """Make all bins if there is memory for all at once.
 
     Args:
         prepared: takes the bins in as they are made.
@@ -50,11 +56,8 @@ def prepare(prepared: Prepared, layout: Layout, plan: Plan, spare: int) -> None:
         plan: what is to be done.
         spare: device memory to leave alone.
     """
-    device = prepared.device
-    device.empty_cache()
-    prepared.reserved = device.use().reserved
     # A scratch copy takes as much again.
-    if device.available() < 2 * sum(one.size for group in plan.groups for one in group.bins) + spare:
+    if prepared.device.available() < 2 * sum(one.size for group in plan.groups for one in group.bins) + spare:
         return
     try:
         for number, group in enumerate(plan.groups):

@@ -120,7 +120,7 @@ class Relocation:
         self._load()
 
     def _load(self) -> None:
-        self.keep.load(np.array(list(map(_ADDRESS, self._storages)), np.int64))
+        self.keep.load(np.fromiter(map(_ADDRESS, self._storages), np.int64, len(self._storages)))
 
     def _rescue(self, error: BaseException) -> None:
         """Bring everything back, or raise what holds it."""

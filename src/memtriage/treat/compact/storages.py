@@ -159,24 +159,26 @@ class _Search:
             found.reasons[block] = CPP_ONLY
         if not self._storage:
             return
-        position, handle = np.array(self._position), np.array(list(map(_HANDLE, self._storage)), np.uint64)
+        position = np.array(self._position)
+        handle = np.fromiter(map(_HANDLE, self._storage), np.uint64, len(self._storage))
         order = np.lexsort((handle, position))
         position, handle = position[order], handle[order]
         first = np.flatnonzero(np.diff(position, prepend=-1))
         last = np.append(first[1:], len(position)) - 1
         storages = list(map(self._storage.__getitem__, order[first].tolist()))
         position = position[first]
-        base = np.array(list(map(_Storage.data_ptr, storages)), np.uint64).astype(np.int64)
+        count = len(storages)
+        base = np.fromiter(map(_Storage.data_ptr, storages), np.uint64, count).astype(np.int64)
         owned = getattr(torch._C, "_has_Standard_Deleter", None)
-        sizes = np.array(list(map(_Storage.nbytes, storages)), np.int64)
+        sizes = np.fromiter(map(_Storage.nbytes, storages), np.int64, count)
         ours = (base == self._start[position]) & (sizes > 0) & (sizes <= self._size[position])
         if owned is not None:
-            ours &= np.array(list(map(owned, handle[first].tolist())), bool)
+            ours &= np.fromiter(map(owned, handle[first].tolist()), bool, count)
         obstacles = (
             (handle[first] != handle[last], SEVERAL),
             (np.isin(base, list(kept)), KEPT),
             (~ours, NOT_OURS),
-            (~np.array(list(map(_Storage.resizable, storages)), bool), FIXED),
+            (~np.fromiter(map(_Storage.resizable, storages), bool, count), FIXED),
         )
         blocks = self.blocks[position]
         for hindered, why in obstacles:
@@ -210,7 +212,7 @@ def _captured(graph: torch.cuda.CUDAGraph) -> bool:
 def _addresses(objects: list[Any], address_of: Callable[[Any], int]) -> Int64s:
     """First bytes; 0 for what has none."""
     try:
-        return np.array(list(map(address_of, objects)), np.uint64).astype(np.int64)
+        return np.fromiter(map(address_of, objects), np.uint64, len(objects)).astype(np.int64)
     except (RuntimeError, NotImplementedError, ReferenceError):
         return np.array([_address(one, address_of) for one in objects], np.uint64).astype(np.int64)
 

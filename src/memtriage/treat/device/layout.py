@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,6 @@ ACTIVE: Final = 1
 AWAITING: Final = 2
 """States of a block."""
 
-_BLOCK: Final = itemgetter("address", "size", "requested_size", "state")
 _STATES: Final[Mapping[str, int]] = {
     "active_allocated": ACTIVE,
     "active_awaiting_free": AWAITING,
@@ -87,7 +86,6 @@ def layout_of_raw(raw: Iterable[Mapping[str, Any]], device: int, settings: Setti
     """
     mine = sorted((one for one in raw if one.get("device", 0) == device), key=itemgetter("address"))
     blocks = list(chain.from_iterable(one["blocks"] for one in mine))
-    columns = list(zip(*map(_BLOCK, blocks), strict=True)) if blocks else [(), (), (), ()]
     return _layout(
         tuple(
             Place(
@@ -102,8 +100,8 @@ def layout_of_raw(raw: Iterable[Mapping[str, Any]], device: int, settings: Setti
             for one in mine
         ),
         [len(one["blocks"]) for one in mine],
-        columns[:3],
-        [_STATES[state] for state in columns[3]],
+        [map(itemgetter(key), blocks) for key in ("address", "size", "requested_size")],
+        map(_STATES.__getitem__, map(itemgetter("state"), blocks)),
         settings,
     )
 
@@ -125,12 +123,8 @@ def layout_of_segments(segments: Iterable[Segment], settings: Settings) -> Layou
             for one in ordered
         ),
         [len(one.blocks) for one in ordered],
-        [
-            [block.address for block in blocks],
-            [block.size for block in blocks],
-            [b.requested for b in blocks],
-        ],
-        [_MODEL_STATES[block.state] for block in blocks],
+        [map(attrgetter(key), blocks) for key in ("address", "size", "requested")],
+        (_MODEL_STATES[block.state] for block in blocks),
         settings,
     )
 
@@ -138,11 +132,12 @@ def layout_of_segments(segments: Iterable[Segment], settings: Settings) -> Layou
 def _layout(
     places: tuple[Place, ...],
     counts: Sequence[int],
-    columns: Sequence[Sequence[int]],
-    states: Sequence[int],
+    columns: Iterable[Iterable[int]],
+    states: Iterable[int],
     settings: Settings,
 ) -> Layout:
-    address, size, requested = (np.array(column, np.int64) for column in columns)
     first = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=first[1:])
-    return Layout(places, first, address, size, requested, np.array(states, np.int64), settings)
+    blocks = int(first[-1])
+    address, size, requested = (np.fromiter(column, np.int64, blocks) for column in columns)
+    return Layout(places, first, address, size, requested, np.fromiter(states, np.int64, blocks), settings)
