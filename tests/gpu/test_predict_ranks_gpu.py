@@ -23,6 +23,8 @@ RANKS = 2
 KINDS = ("ddp", "views", "fsdp2")
 CLOSE = 0.03
 CLOSE_OUTSIDE = 0.05
+IDLE = 1 << 30
+"""Bytes in use with one process before it communicates; 749 MiB were measured."""
 PEAKS = ("peak_allocated", "peak_reserved")
 LATE_STEP = 2
 """The step within which DDP's first bucket is let go at the latest."""
@@ -139,5 +141,7 @@ def test_what_lies_outside_the_allocator_is_predicted_within_five_per_cent(
     result = results[kind]
     assert not isinstance(result["measured"], str), result["measured"]
     for rank in range(RANKS):
+        if result["measured"][rank]["outside"]["before the group"] > IDLE:
+            pytest.skip("other processes use the GPUs, and the driver's figures are of all together")
         real = result["measured"][rank]["steps"][-1]["outside"]
         assert abs(result["predicted"][rank]["held"]["outside"] / real - 1) <= CLOSE_OUTSIDE

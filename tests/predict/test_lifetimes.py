@@ -12,6 +12,13 @@ from memtriage.predict.machines import machine
 from memtriage.predict.operators import facts, tensors_in
 from memtriage.predict.trace import trace
 
+USES_OF_ONE_TENSOR = 2
+"""Of its storage: by itself, and by what is asked here."""
+
+
+def uses_of_storage(tensor):
+    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+
 
 class Block(nn.Module):
     def __init__(self, size):
@@ -63,8 +70,10 @@ class Real(TorchDispatchMode):
         self.lifetimes = lifetimes
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() != -1:
-            return args[0].add_(args[1])  # gradients that meet: without this mode the engine does so itself
+        meeting = func is torch.ops.aten.add.Tensor and torch._C._current_graph_task_id() != -1
+        if meeting and uses_of_storage(args[0]) == USES_OF_ONE_TENSOR:
+            # Without this mode the engine adds in place, unless the first gradient is a view with a base.
+            return args[0].add_(args[1])
         made = func(*args, **(kwargs or {}))
         for tensor in tensors_in(made):
             self.lifetimes.see(tensor.untyped_storage(), facts(func).name)

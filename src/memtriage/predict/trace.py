@@ -126,6 +126,12 @@ def trace(
         except Exception as error:
             raise failure(error, notes.assumptions()) from error
         lifetimes.close()
+    if torch.backends.cudnn.benchmark and any(
+        "convolution" in each.op for each in lifetimes.recording.blocks
+    ):
+        notes.add(
+            "cudnn", "cuDNN chooses convolutions by trial (cudnn.benchmark): their workspaces may be others"
+        )
     if watch.built is not None and (missing := watch.missing()):
         notes.add("step", missing)
     made_in = {} if watch.places is None else watch.places.of

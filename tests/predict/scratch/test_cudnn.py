@@ -5,8 +5,12 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import torch
 
+import memtriage
+from memtriage.predict.machines import machine
 from memtriage.predict.scratch.cudnn import Convolution, Operation, workspace
+from memtriage.predict.trace import trace
 
 RECORDED = json.loads((Path(__file__).parents[2] / "data" / "conv_h200.json").read_text())
 ELEMENT = {"fp32": 4, "fp32-last": 4, "fp32-ieee": 4, "bf16": 2, "bf16-last": 2, "fp16": 2}
@@ -101,3 +105,38 @@ def test_a_weight_with_few_tiles_is_summed_by_all_multiprocessors():
     of_input = workspace(described(layer, "fp32"), Operation.OF_INPUT, MULTIPROCESSORS)
     of_weight = workspace(described(layer, "fp32"), Operation.OF_WEIGHT, MULTIPROCESSORS)
     assert of_weight - of_input == 14 * 9 * 128 * 128 * 4
+
+
+def convolved(device):
+    model = torch.nn.Conv2d(64, 64, 3, padding=1).to(device)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def step():
+        model(torch.randn(8, 64, 56, 56, device=device)).sum().backward()
+        optimizer.step()
+
+    return model, optimizer, step
+
+
+def copied_forward():
+    """Whether a forward convolution has a workspace: on tensor cores alone."""
+    blocks = trace(convolved, machine("h200"), (2, 11), 1).recording.blocks
+    return any(each.op == "aten::convolution" and each.owner == "workspace" for each in blocks)
+
+
+def test_tf32_is_read_from_either_setting():
+    assert copied_forward()
+    settings, name, off = torch.backends.cudnn, "allow_tf32", False
+    if hasattr(settings, "conv"):
+        settings, name, off = settings.conv, "fp32_precision", "ieee"
+    before = getattr(settings, name)
+    setattr(settings, name, off)
+    try:
+        assert not copied_forward()
+    finally:
+        setattr(settings, name, before)
+
+
+def test_a_choice_by_trial_is_noted(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    assert any("cudnn.benchmark" in note for note in memtriage.predict(convolved).notes)

@@ -32,8 +32,8 @@ class Collectives:
     backward, beside those that replace it.
 
     How far the host is ahead of the watchdog differs from run to run and from rank to rank: on two H200s
-    (torch 2.11) the same job had let the bucket go before the second step on some ranks, and only within the
-    third on others.
+    (torch 2.11) six of eight ranks let the bucket go before the second step, one in its backward, and one in
+    the third's.
 
     Attributes:
         groups: names of the process groups that were used: NCCL makes a communicator of each.

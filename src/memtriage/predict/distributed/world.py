@@ -89,6 +89,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 
 def _replacements(size: int) -> list[tuple[Any, str, Any]]:
     import torch.distributed.tensor._random as random_of_shards
+    from torch._subclasses import fake_tensor
     from torch.distributed.fsdp import _init_utils
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.nn.parallel import distributed as data_parallel
@@ -101,6 +102,8 @@ def _replacements(size: int) -> list[tuple[Any, str, Any]]:
         (_init_utils, "_get_compute_device", lambda *args: CUDA),
         (random_of_shards, "_rng_tracker", _Unseeded()),
         (ShardingPropagator, _SHAPES, _unwatched(getattr(ShardingPropagator, _SHAPES))),
+        # A build for CUDA would make a tensor there, where it is told that there is a GPU.
+        (fake_tensor, "init_gpu_context", lambda device: None),
         # Compares shapes between ranks, by values of the device.
         (data_parallel, "_verify_param_shape_across_processes", lambda *args: None),
     ]

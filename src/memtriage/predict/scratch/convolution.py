@@ -26,14 +26,15 @@ SINGLE_BYTES: Final = 4
 def is_depthwise(source: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
     """Whether PyTorch's own kernel runs: one filter or more for each channel, which lie channels first
     (`is_depthwise` and `use_cudnn_depthwise`)."""
-    if source.dim() != 4 or _suggests_channels_last(source, weight):
+    # One dimension is seen as two, of which one is a pixel wide (`view1d_as_2d`).
+    if source.dim() > IMAGES or (source.dim() == IMAGES and _suggests_channels_last(source, weight)):
         return False
     return groups > 1 and groups == source.shape[1] and weight.shape[0] % groups == 0
 
 
 def memory_format(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
     """The layout of the results: that of the input or the weight (`cudnn_conv_suggest_memory_format`)."""
-    last = source.dim() == 4 and _suggests_channels_last(source, weight)
+    last = source.dim() == IMAGES and _suggests_channels_last(source, weight)
     return torch.channels_last if last else torch.contiguous_format
 
 
@@ -107,8 +108,15 @@ def _described(
 
 def _on_tensor_cores(dtype: torch.dtype, machine: Machine) -> bool:
     if dtype is torch.float32:
-        return machine.capability >= TF32_SINCE and bool(torch._C._get_cudnn_allow_tf32())
+        return machine.capability >= TF32_SINCE and _tf32_allowed()
     return machine.capability >= TENSOR_CORES_SINCE
+
+
+def _tf32_allowed() -> bool:
+    settings = torch.backends.cudnn
+    if hasattr(settings, "conv"):  # torch 2.9; once it was set there, `allow_tf32` can no longer be asked
+        return bool(settings.conv.fp32_precision == "tf32")
+    return bool(settings.allow_tf32)
 
 
 def _lies_so(tensor: torch.Tensor) -> bool:
