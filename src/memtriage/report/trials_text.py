@@ -16,6 +16,7 @@ from memtriage.report.trials_words import (
     differing,
     facts,
     labels,
+    legend,
     peak_metric,
     ratio_spread,
     ratio_value,
@@ -57,6 +58,8 @@ def render(report: TrialsReport, console: Console) -> None:
     if table is not None:
         for line in table:
             page.raw(line)
+        page.gap()
+        page.line((legend(report), "dim"))
     else:
         for row in report.variants:
             _stacked(page, report, row)
@@ -101,7 +104,7 @@ def _table(page: Page, report: TrialsReport) -> list[Text] | None:
         for column, head in enumerate(heads)
     ]
     room = page.width - sum(_GAP + width for width in widths)
-    if room < _LEAST_NAME:
+    if room < max(_LEAST_NAME, *(len(trial_counts(row)) for row in report.variants)):
         return None
     names = [_name(page, row, min(room, _LONGEST_NAME)) for row in report.variants]
     first = max(text.cell_len for name in names for text in name)

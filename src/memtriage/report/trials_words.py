@@ -77,6 +77,12 @@ def facts(report: TrialsReport) -> list[str]:
     ]
 
 
+def legend(report: TrialsReport) -> str:
+    """Return what stands below the figures of the table."""
+    sizes = "lowest and highest rank" if report.ranks > 1 else "lowest and highest trial"
+    return f"below a time: lowest and highest trial; below a ratio: where it lies; below a size: {sizes}"
+
+
 def time_value(figure: Figure | None) -> str:
     """Return the time of a step."""
     return UNKNOWN if figure is None else measured_time(figure.value)
@@ -124,7 +130,7 @@ def size_spread(figure: Figure | None) -> str:
         return ""
     if len(figure.by_rank) > 1:
         low, high = min(figure.by_rank.values()), max(figure.by_rank.values())
-        return f"ranks {_range(size(low), size(high)) or 'alike'}"
+        return _range(size(low), size(high))
     return _range(size(figure.lowest), size(figure.highest))
 
 
@@ -157,7 +163,7 @@ def differing(report: TrialsReport, row: VariantRow) -> list[str]:
         whose = "rank" if len(figure.differing_ranks) == 1 else "ranks"
         usual = f"{size(min(others))} - {size(max(others))}" if len(others) > 1 else size(others[0])
         who = f"{whose} {rank_list(figure.differing_ranks)}"
-        found.append(f"{row.name}: {who} differ in {label}: {held}; others {usual}")
+        found.append(f"{row.name}, {label}: {who} at {held}, others at {usual}")
     return found
 
 

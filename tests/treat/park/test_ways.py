@@ -10,8 +10,10 @@ import torch
 
 import memtriage
 from memtriage.allocator.settings import Settings
+from memtriage.observe import cuda
 from memtriage.treat.compact.one_device import PRIVATE, REGISTERED
 from memtriage.treat.compact.storages import FIXED, GRAPH, NOT_OURS, find_storages
+from memtriage.treat.device.cuda import CudaDevice
 from memtriage.treat.device.layout import Layout, layout_of_raw
 from memtriage.treat.park.ways import CudaWays, spots_in
 
@@ -66,15 +68,11 @@ def test_a_storage_comes_back_to_the_stream_that_it_is_of() -> None:
 class Chip:
     """A device whose segments are at the addresses of some CPU tensors."""
 
-    def __init__(self, *tensors: torch.Tensor, capturing: bool = False) -> None:
+    def __init__(self, *tensors: torch.Tensor) -> None:
         self._segments = [segment(one.data_ptr(), total_size=one.numel()) for one in tensors]
-        self._capturing = capturing
 
     def entered(self) -> AbstractContextManager[None]:
         return nullcontext()
-
-    def capturing(self) -> bool:
-        return self._capturing
 
     def layout(self) -> Layout:
         return layout_of_raw(self._segments, 0, Settings())
@@ -102,6 +100,12 @@ def test_compaction_looks_past_what_is_parked() -> None:
     assert parked.sum().item() == 8
 
 
-def test_while_a_graph_is_captured_nothing_is_looked_at() -> None:
+def test_while_a_graph_is_captured_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = torch.zeros(4096, dtype=torch.uint8)
-    assert look(Chip(ours, capturing=True), ours) == [GRAPH]
+    monkeypatch.setattr(cuda, "capturing", lambda: True)
+    assert look(Chip(ours), ours) == [GRAPH]
+
+
+def test_the_stand_in_has_nothing_that_the_device_has_not() -> None:
+    own = {name for name, value in vars(Chip).items() if callable(value) and not name.startswith("_")}
+    assert own <= set(dir(CudaDevice))

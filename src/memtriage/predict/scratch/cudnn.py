@@ -2,7 +2,7 @@
 
 cuDNN does not document which of its kernels it runs. What is written here was read off 1,875 calls on an H200
 (torch 2.11.0+cu130, cuDNN 9.19, `tests/gpu/record_conv.py`: sizes of the workspaces and names of the kernels;
-`tests/data/conv_h200.json`), found on every other layer and judged on the rest:
+`tests/data/conv_h200.json`):
 
 - Tensor cores read channels-last data, in units of 16 bytes of channels. Data that lie channels first are
   copied: input, weight and result, each way and in each of the three operations.

@@ -172,7 +172,9 @@
   function fine(tick, ticks) {
     const apart = ticks.length > 1 ? ticks[1] - ticks[0] : tick;
     const [factor, unit] = ticks[ticks.length - 1] < 1 ? [1000, "ms"] : [1, "s"];
-    const decimals = Math.min(6, Math.max(0, Math.ceil(-Math.log10(apart * factor) - 1e-9)));
+    const step = apart * factor;
+    let decimals = 0;
+    while (decimals < 6 && Math.abs(Number(step.toFixed(decimals)) - step) > step / 1000) decimals += 1;
     return `${(tick * factor).toFixed(decimals)} ${unit}`;
   }
 
@@ -241,7 +243,7 @@
     });
     return card(
       "Variants",
-      null,
+      element("span", { class: "quiet small" }, data.legend),
       table({
         caption: "variant",
         rows: data.variants,
