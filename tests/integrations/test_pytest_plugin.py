@@ -90,9 +90,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
     """By test the text that it failed with; None where it passed. The run is spread over two processes."""
     folder = tmp_path_factory.mktemp("plugin")
     (folder / "test_memory.py").write_text(textwrap.dedent(TESTS))
-    plugin = ["-p", "memtriage.integrations.pytest_plugin", "-p", "no:cacheprovider", "--strict-markers"]
+    options = ["-p", "no:cacheprovider", "--strict-markers"]
     subprocess.run(
-        [sys.executable, "-m", "pytest", *plugin, "-n", "2", "--junit-xml", "result.xml", "test_memory.py"],
+        [sys.executable, "-m", "pytest", *options, "-n", "2", "--junit-xml", "result.xml", "test_memory.py"],
         cwd=folder, capture_output=True, timeout=300,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""},
     )  # fmt: skip
