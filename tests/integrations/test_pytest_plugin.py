@@ -71,6 +71,14 @@ TESTS = """
         with memory.check(no_growth=True):
             raise ValueError("its own error")
 
+    @pytest.mark.memory(no_residue=True)
+    def test_leaves_something():
+        KEPT.append(torch.zeros(1 << 20))
+
+    @pytest.mark.memory(no_residue=True)
+    def test_leaves_nothing():
+        train(2, keep=False)
+
     @pytest.mark.memory(max_peak="much")
     def test_no_size(): pass
 
@@ -104,7 +112,14 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize(
-    "name", ["test_is_flat", "test_may_be_high", "test_without_a_marker", "test_fixture_is_flat"]
+    "name",
+    [
+        "test_is_flat",
+        "test_may_be_high",
+        "test_without_a_marker",
+        "test_fixture_is_flat",
+        "test_leaves_nothing",
+    ],
 )
 def test_what_meets_its_demands_passes(outcomes: dict[str, str | None], name: str) -> None:
     assert outcomes[name] is None
@@ -117,6 +132,7 @@ def test_what_meets_its_demands_passes(outcomes: dict[str, str | None], name: st
         ("test_fixture_leaks", ["memory grows", "KEPT[*]", "256.0 KiB"]),
         ("test_is_short", [f"cannot be judged from 2 optimizer steps; expected {GROWTH_STEPS}"]),
         ("test_is_high", ["memory: the peak on the process is 1", "at most 64.0 MiB (67,108,864 bytes)"]),
+        ("test_leaves_something", ["memory stays", "4.0 MiB", "KEPT[*]"]),
         ("test_no_size", ["max_peak 'much' is no size"]),
         ("test_no_such_demand", ["growth"]),
         ("test_no_keyword", ["keywords only"]),

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from memtriage import _active
+from memtriage.account.census import take_census
 from memtriage.diagnose.growth import POLICY
+from memtriage.diagnose.leaks import CensusPoint, GroupGrowth, growth_between
+from memtriage.model.findings import Finding
+from memtriage.model.report import RankCount, RunReport
 from memtriage.model.units import parse_size, size
 from memtriage.observe import cuda
 from memtriage.observe.host import rss
 from memtriage.observe.host_peak import PeakMeter
 
 if TYPE_CHECKING:
-    from memtriage.model.report import RunReport
     from memtriage.session.run import Watch
 
 GROWTH_STEPS: Final = POLICY.warm_up + POLICY.points
 """Steps (or micro-batches of one step) that growth is judged from."""
+RESIDUE_FLOOR: Final = 64 << 10
+"""Bytes that one holder may keep past the end: a few scalars, a random generator's state."""
 
 
 class MemoryCheck:
@@ -30,6 +36,8 @@ class MemoryCheck:
         max_peak: the most that may be in use at once, above what is in use when the block begins: of the
             allocator on each CUDA device that is in use at its end, else of the process (resident bytes).
             A number of bytes or a text as `2GiB`.
+        no_residue: no holder keeps more than `RESIDUE_FLOOR` of new storages alive when the block has ended
+            and garbage is collected.
 
     Raises:
         ValueError: `max_peak` is no size, or nothing is demanded.
@@ -39,11 +47,17 @@ class MemoryCheck:
     (`torch.cuda.reset_peak_memory_stats`), and so does the process's high-water mark.
     """
 
-    def __init__(self, *, no_growth: bool = False, max_peak: int | str | None = None) -> None:
+    def __init__(
+        self, *, no_growth: bool = False, max_peak: int | str | None = None, no_residue: bool = False
+    ) -> None:
         self._no_growth = no_growth
         self._max_peak = None if max_peak is None else parse_size(max_peak, "max_peak")
-        if not no_growth and max_peak is None:
-            raise ValueError("nothing is demanded; expected no_growth=True or max_peak=<size>")
+        self._no_residue = no_residue
+        if not no_growth and max_peak is None and not no_residue:
+            raise ValueError(
+                "nothing is demanded; expected no_growth=True, max_peak=<size> or no_residue=True"
+            )
+        self._before: CensusPoint | None = None
         self._watch: Watch | None = None
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._meter: PeakMeter | None = None
@@ -56,6 +70,9 @@ class MemoryCheck:
         Raises:
             RuntimeError: growth is to be judged in a process that is watched already.
         """
+        if self._no_residue:
+            gc.collect()
+            self._before = CensusPoint(0, take_census())
         if self._no_growth:
             self._begin_watch()
         if self._max_peak is not None:
@@ -75,6 +92,8 @@ class MemoryCheck:
             failures += self._peak_failures(self._max_peak)
         if self._watch is not None:
             failures += self._growth_failures(self._watch)
+        if self._before is not None and judge:
+            failures += _residue_failures(self._before)
         return failures if judge else []
 
     # --- growth ---------------------------------------------------------------------------------------------
@@ -123,7 +142,9 @@ class MemoryProbe:
     """The fixture `memory`: demands on a part of a test, and steps for what has no optimizer."""
 
     @contextmanager
-    def check(self, *, no_growth: bool = False, max_peak: int | str | None = None) -> Generator[None]:
+    def check(
+        self, *, no_growth: bool = False, max_peak: int | str | None = None, no_residue: bool = False
+    ) -> Generator[None]:
         """Hold demands against a block; see `MemoryCheck` for them.
 
         Raises:
@@ -132,7 +153,7 @@ class MemoryProbe:
             RuntimeError: growth is to be judged in a process that is watched already.
         """
         __tracebackhide__ = True
-        check = MemoryCheck(no_growth=no_growth, max_peak=max_peak)
+        check = MemoryCheck(no_growth=no_growth, max_peak=max_peak, no_residue=no_residue)
         check.begin()
         passed = False
         try:
@@ -154,6 +175,41 @@ class MemoryProbe:
             call()
             if _active.session is not None:
                 _active.session.user_step()
+
+
+def _residue_failures(before: CensusPoint) -> list[str]:
+    gc.collect()
+    grown = growth_between(before, CensusPoint(1, take_census()))
+    findings = [_residue(one) for one in grown if one.nbytes >= RESIDUE_FLOOR]
+    if not findings:
+        return []
+    return [f"memory stays, and the test demands that nothing does\n{_in_words(findings)}"]
+
+
+def _residue(growth: GroupGrowth) -> Finding:
+    return Finding(
+        kind="residue",
+        device=growth.group.device,
+        bytes=growth.nbytes,
+        holder=growth.holder,
+        mechanism=f"{growth.count} storages that were not there before are alive after it",
+        fix="let go of them, or keep them in a fixture, which is set up before the demands count",
+        playbook="M19",
+    )
+
+
+def _in_words(findings: Sequence[Finding]) -> str:
+    from memtriage.report.terminal import findings_text
+
+    report = RunReport(
+        verdict="residue",
+        steps=0,
+        findings=list(findings),
+        marks=[],
+        ledger={},
+        ranks=RankCount(seen=1, of=1),
+    )
+    return findings_text(report, findings)
 
 
 def _judged(report: RunReport) -> bool:

@@ -1,4 +1,4 @@
-"""The pytest plugin: `@pytest.mark.memory(no_growth=True, max_peak="2GiB")` and `memory`.
+"""The pytest plugin: `@pytest.mark.memory(no_growth=True, max_peak="2GiB", no_residue=True)` and `memory`.
 
 Loaded by every pytest of an environment that has memtriage, so nothing is imported before a test asks.
 """
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 MARKER: Final = "memory"
 _HELP: Final = (
-    "memory(no_growth=False, max_peak=None): what the test demands of memory: nothing grows from step to "
-    "step; at most so much is in use at once, above what was in use before (e.g. '2GiB': on CUDA devices "
-    "where the test uses them, else of the process) (memtriage)"
+    "memory(no_growth=False, max_peak=None, no_residue=False): what the test demands of memory: nothing "
+    "grows from step to step; at most so much is in use at once, above what was in use before (e.g. '2GiB': on "
+    "CUDA devices where the test uses them, else of the process); nothing new is alive after it (memtriage)"
 )
 
 
@@ -56,7 +56,9 @@ def _check_for(item: pytest.Function) -> MemoryCheck | None:
     demands: dict[str, Any] = {}
     for marker in reversed(list(item.iter_markers(MARKER))):  # a class's first, so that a test's own prevail
         if marker.args:
-            pytest.fail(f"mark.memory{marker.args}: keywords only: no_growth, max_peak", pytrace=False)
+            pytest.fail(
+                f"mark.memory{marker.args}: keywords only: no_growth, max_peak, no_residue", pytrace=False
+            )
         demands |= marker.kwargs
     if not demands:
         return None
