@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 MARKER: Final = "memory"
 _HELP: Final = (
     "memory(no_growth=False, max_peak=None, no_residue=False): what the test demands of memory: nothing "
-    "grows from step to step; at most so much is in use at once, above what was in use before (e.g. '2GiB': "
-    "on CUDA devices where the test uses them, else of the process); nothing new is alive after it (memtriage)"
+    "grows from step to step; at most so much is in use at once, above what was in use before ('2GiB': on "
+    "CUDA devices where the test uses them, else of the process); nothing new is alive after it (memtriage)"
 )
 
 
