@@ -40,10 +40,11 @@ def test_what_stays_after_backward_is_named_and_the_cure_lets_it_go_with_the_sam
     (finding,) = report["findings"]
     assert "FusedAttnFuncBackward -> ctx.tensor_objects[" in finding["holder"]
     assert finding["bytes"] == KEPT
-    cured, _ = run(tmp_path, "--cure")
-    assert [loss for loss, _ in cured] == [loss for loss, _ in plain]
-    # The loss itself stays in both.
-    assert [stays - fewer for (_, stays), (_, fewer) in zip(plain, cured, strict=True)] == [KEPT] * len(plain)
+    cured, _ = run(tmp_path, "--cure", "--steps", "2")
+    assert len(cured) == 2
+    for (loss, stays), (same, fewer) in zip(plain, cured, strict=False):
+        assert same == loss
+        assert stays - fewer == KEPT  # the loss itself stays in both
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
