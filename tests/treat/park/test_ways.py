@@ -92,10 +92,12 @@ def test_memory_of_others_and_storages_that_cannot_be_resized_stay() -> None:
 
 
 def test_compaction_looks_past_what_is_parked() -> None:
-    mover, parked = torch.zeros(4096, dtype=torch.uint8), torch.nn.Parameter(torch.ones(8))
+    # As large as the segment's block, or other tensors of this process may lie in that.
+    mover, parked = torch.zeros(2 * MIB, dtype=torch.uint8), torch.nn.Parameter(torch.ones(8))
     layout = Chip(mover).layout()
     with memtriage.park(parked), torch._C.DisableTorchFunction():
         found = find_storages(layout, [0])
+    assert found.reasons == {}
     assert [one.data_ptr() for one in found.storages.values()] == [mover.data_ptr()]
     assert parked.sum().item() == 8
 
