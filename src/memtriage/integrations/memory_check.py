@@ -231,10 +231,10 @@ def _too_short(report: RunReport) -> str:
 
 def _restart_peaks() -> dict[int, int]:
     """Each device's allocated bytes, its peak set to that."""
-    import torch
-
     if not cuda.initialised():
         return {}
+    import torch
+
     before = {}
     for device in cuda.devices():
         torch.cuda.reset_peak_memory_stats(device)
@@ -243,10 +243,10 @@ def _restart_peaks() -> dict[int, int]:
 
 
 def _peaks(before: dict[int, int]) -> dict[str, int]:
-    import torch
-
     if not cuda.initialised():
         return {}
+    import torch
+
     peaks = {}
     for device in cuda.devices():
         peak = torch.cuda.max_memory_allocated(device)
