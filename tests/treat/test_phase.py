@@ -102,7 +102,7 @@ def test_without_a_gpu_it_tells_of_the_host(capsys: pytest.CaptureFixture[str]) 
     assert re.fullmatch(r"Host Memory after rollout: \d+\.\d\dGB resident\n", capsys.readouterr().out)
     assert phase.report is not None
     assert phase.report.cleared is not None
-    assert list(phase.report.parts) == ["clearing caches", "parking", "compaction", "looking for residue"]
+    assert set(phase.report.parts) == {"parking", "clearing caches", "compaction", "looking for residue"}
     assert 0 < sum(phase.report.parts.values()) <= phase.report.seconds
 
 
@@ -191,6 +191,34 @@ def test_known_caches_are_cleared_and_garbage_is_collected() -> None:
         assert not cache
     finally:
         registration.remove()
+
+
+def test_caches_are_cleared_once_while_parking_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    clear, copy_down = phase_module._clear, parking._copy_down
+
+    def told_clear(policy: PhasePolicy, *, idle: bool) -> Any:
+        done.append(f"clear, idle {idle}")
+        return clear(policy, idle=idle)
+
+    def told_copies(entries: Any, ways: Any, meanwhile: Any) -> None:
+        done.append("copies begin")
+        copy_down(entries, ways, meanwhile)
+        done.append("copies end")
+
+    monkeypatch.setattr(phase_module, "_clear", told_clear)
+    monkeypatch.setattr(parking, "_copy_down", told_copies)
+    tensor = torch.ones(3)
+    policy = PhasePolicy(park=(tensor,), residue=None)
+    report = phase_end("train", policy)
+    assert done == ["copies begin", "clear, idle True", "copies end"]
+    assert report.cleared is not None
+    assert report.parked is not None
+    done.clear()
+    assert phase_end("again", policy).parked is None  # nothing is left to copy
+    with pytest.raises(memtriage.treat.park.ParkError):
+        phase_end("failing", replace(policy, park=("weights",)))
+    assert done == ["clear, idle False"] * 2
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,18 @@ class _Work:
 
 
 def clear_caches(
-    kinds: Iterable[str] | None = None, *, between_steps: bool = False, empty_cache: bool = True
+    kinds: Iterable[str] | None = None,
+    *,
+    between_steps: bool = False,
+    empty_cache: bool = True,
+    idle: bool = False,
 ) -> Cleared:
-    """Have known holders let go of what can be made again. See `memtriage.clear_caches`."""
+    """Have known holders let go of what can be made again. See `memtriage.clear_caches`.
+
+    Args:
+        kinds, between_steps, empty_cache: as there.
+        idle: the devices have done all that was to be done with what may be cleared: they are not waited for.
+    """
     started = time.perf_counter()
     chosen = choose(kinds)
     asked = kinds is not None
@@ -53,7 +62,8 @@ def clear_caches(
     if cuda.capturing():
         return _nothing_done(chosen, before, started)
     work, situation = _look(chosen, between_steps)
-    _synchronise()
+    if not idle:
+        synchronise()
     for each in work:
         if not each.holder.after_collection:
             _treat(each, situation, asked)
@@ -234,7 +244,7 @@ def _settle(work: _Work) -> None:
     work.storages.clear()
 
 
-def _synchronise() -> None:
+def synchronise() -> None:
     """Wait for every device in use: a cleared block may be given to another stream at once."""
     for index in cuda.devices():
         sys.modules["torch"].cuda.synchronize(index)

@@ -1,8 +1,8 @@
 """Phases: at the end of a block of training, what must leave the devices leaves them, and one line says what
 is left.
 
-The order is: collect garbage and clear what the catalogue of holders allows, park, compact. Each does its
-part alone; one that fails is told, and the rest goes on.
+The order is: park, and while the copies are under way collect garbage and clear what the catalogue of
+holders allows; then compact. Each does its part alone; one that fails is told, and the rest goes on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from memtriage.observe.holders.scene import Scene
 from memtriage.observe.host import rss
 from memtriage.observe.malloc import malloc_info
 from memtriage.store.layout import identify
-from memtriage.treat.caches import allocator_figures, clear_caches
+from memtriage.treat.caches import allocator_figures, clear_caches, synchronise
 
 if TYPE_CHECKING:
     from memtriage.treat.compact import Compaction
@@ -113,7 +113,7 @@ class PhaseReport:
         residue: what stays on the devices, by holder; empty unless it was looked for.
         looked: whether it was looked for: only where the counters left room for it.
         problems: what failed, in words.
-        parts: seconds that each part took.
+        parts: seconds that each part took; those of clearing are within those of parking, where that copies.
         seconds: how long all of it took.
     """
 
@@ -224,14 +224,22 @@ def _end(name: str, policy: PhasePolicy, before: Mapping[str, int]) -> tuple[Pha
             parts[what] = time.perf_counter() - begun
 
     acts = os.environ.get(PHASE_VARIABLE) != "off"
-    cleared = attempt("clearing caches", lambda: _clear(policy)) if acts else None
-    parked = attempt("parking", lambda: _park(policy)) if acts else None
-    compaction = attempt("compaction", lambda: _compact(policy)) if acts else None
+    cleared: list[Cleared | None] = []
+
+    def clear_once(*, idle: bool) -> None:
+        if not cleared:
+            cleared.append(attempt("clearing caches", lambda: _clear(policy, idle=idle)))
+
+    parked = compaction = None
+    if acts:
+        parked = attempt("parking", lambda: _park(policy, meanwhile=lambda: clear_once(idle=True)))
+        clear_once(idle=False)  # if nothing had to be copied, or that failed
+        compaction = attempt("compaction", lambda: _compact(policy))
     report = PhaseReport(
         name=name,
         devices=allocator_figures(),
         host=rss(),
-        cleared=cleared,
+        cleared=cleared[0] if cleared else None,
         parked=parked,
         compaction=compaction,
         residue=[],
@@ -248,10 +256,10 @@ def _end(name: str, policy: PhasePolicy, before: Mapping[str, int]) -> tuple[Pha
     return report, failures
 
 
-def _clear(policy: PhasePolicy) -> Cleared | None:
+def _clear(policy: PhasePolicy, *, idle: bool) -> Cleared | None:
     if policy.clear:
         kinds = policy.clear if isinstance(policy.clear, tuple) else _cleared_by_itself()
-        return clear_caches(kinds, between_steps=True, empty_cache=False)
+        return clear_caches(kinds, between_steps=True, empty_cache=False, idle=idle)
     if policy.collect:
         gc.collect()
     return None
@@ -262,12 +270,13 @@ def _cleared_by_itself() -> list[str]:
     return [one.name for one in holders() if one.policy == "automatic"]
 
 
-def _park(policy: PhasePolicy) -> Parked | None:
+def _park(policy: PhasePolicy, meanwhile: Callable[[], None]) -> Parked | None:
     if not policy.park:
         return None
     from memtriage.treat.park import park_rest
 
-    return park_rest(*policy.park, despite_graphs=policy.despite_graphs)
+    synchronise()  # so that clearing need not wait, which would wait for the copies too
+    return park_rest(*policy.park, despite_graphs=policy.despite_graphs, meanwhile=meanwhile)
 
 
 def _compact(policy: PhasePolicy) -> Compaction | None:

@@ -65,6 +65,32 @@ def test_the_order_of_operations() -> None:
     assert operations_of_bringing_back() == ["synchronize", *two * 3, "resize", "up", "synchronize"]
 
 
+def test_the_host_works_while_copies_are_under_way() -> None:
+    script = Script()
+    tensors = some()
+    park_choice(choose(tensors), find_ways=script.ways, meanwhile=lambda: script.step("meanwhile"))
+    begun = script.done.index("meanwhile")
+    assert script.done[begun - 1] == "down"
+    assert script.done[begun + 1] == "synchronize"
+    assert "down" not in script.done[begun:]
+    whole(tensors)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_an_error_of_the_host_s_work_moves_nothing(error: type[BaseException]) -> None:
+    def fails() -> None:
+        raise error("of the work")
+
+    script = Script()
+    tensors = some()
+    with pytest.raises(error, match="of the work") as caught:
+        park_choice(choose(tensors), find_ways=script.ways, meanwhile=fails)
+    assert caught.value.__notes__ == ["memtriage.park: nothing was moved, all values are on the device"]
+    assert script.done[-1] == "synchronize"
+    assert not PARKED
+    whole(tensors)
+
+
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("at", range(18))
 def test_parking_fails_at_every_operation(at: int, error: type[BaseException]) -> None:

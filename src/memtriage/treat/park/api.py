@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from memtriage.model.units import size
@@ -22,15 +23,22 @@ def park(*what: Any, despite_graphs: bool = False) -> Parked:
     return _told(park_choice(choose(what), graphs=despite_graphs))
 
 
-def park_rest(*what: Any, despite_graphs: bool = False) -> Parked | None:
-    """Parks what is not parked yet of it; None if all is. Otherwise as `park`."""
+def park_rest(
+    *what: Any, despite_graphs: bool = False, meanwhile: Callable[[], None] = lambda: None
+) -> Parked | None:
+    """Parks what is not parked yet of it; None if all is. Otherwise as `park`.
+
+    Args:
+        what, despite_graphs: as of `park`.
+        meanwhile: as of `park_choice`.
+    """
     with LOCK:
         choice = choose(what)
         left = [one for one in choice.storages if one.storage._cdata not in PARKED]
         if not left:
             return None
         rest = Choice(left, choice.modules, choice.leaves)
-        return _told(park_choice(rest, graphs=despite_graphs))
+        return _told(park_choice(rest, graphs=despite_graphs, meanwhile=meanwhile))
 
 
 def _told(parked: Parked) -> Parked:

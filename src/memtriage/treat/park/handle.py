@@ -52,7 +52,7 @@ class Parked:
         seconds: time of the whole call.
         host_seconds: the part of it that went into finding, or making, host memory: nearly none once a cycle
             before it has left enough.
-        copy_seconds: the part in which bytes were copied.
+        copy_seconds: the part in which bytes were copied, whatever else the host did then.
     """
 
     serials: frozenset[int]

@@ -36,8 +36,27 @@ ARENAS: Final = {pin: HostArena(pin=pin) for pin in (True, False)}
 """The process's host memory for parking: page-locked for devices that need it, and not."""
 
 
-def park_choice(choice: Choice, *, graphs: bool = False, find_ways: WaysTo = ways_to) -> Parked:
-    """Park what was chosen. See `memtriage.park`."""
+def _nothing() -> None:
+    pass
+
+
+def park_choice(
+    choice: Choice,
+    *,
+    graphs: bool = False,
+    find_ways: WaysTo = ways_to,
+    meanwhile: Callable[[], None] = _nothing,
+) -> Parked:
+    """Park what was chosen. See `memtriage.park`.
+
+    Args:
+        choice: what is to go.
+        graphs: captured CUDA graphs are no reason to stay.
+        find_ways: the ways to devices.
+        meanwhile: the host's work while the copies are under way; called once if it comes to copies at all.
+            All work on these devices is done but for the copies. What it raises stops the parking, with all
+            values on the device.
+    """
     with LOCK, _collector_paused():
         started = time.perf_counter()
         asked = _movable(choice.storages)
@@ -45,7 +64,7 @@ def park_choice(choice: Choice, *, graphs: bool = False, find_ways: WaysTo = way
         goers, refused = _sorted_out(asked, ways, graphs)
         entries = _homes_for(goers, ways)
         housed = time.perf_counter()
-        _copy_down(entries, ways)
+        _copy_down(entries, ways, meanwhile)
         copied = time.perf_counter()
         _let_go(entries, goers, choice, ways)
         ended = time.perf_counter()
@@ -173,12 +192,15 @@ def _homes_for(chosen: Sequence[Chosen], ways: dict[torch.device, Ways]) -> list
 _NOTHING_MOVED: Final = "nothing was moved, all values are on the device"
 
 
-def _copy_down(entries: Sequence[Entry], ways: dict[torch.device, Ways]) -> None:
+def _copy_down(
+    entries: Sequence[Entry], ways: dict[torch.device, Ways], meanwhile: Callable[[], None]
+) -> None:
     try:
         for way in ways.values():
             way.synchronize()
         for entry in entries:
             ways[entry.device].down(entry.storage, entry.home)
+        meanwhile()
         for way in ways.values():
             way.synchronize()
     except BaseException as error:
