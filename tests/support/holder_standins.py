@@ -404,12 +404,26 @@ def _cublas(stage: Stage) -> Fill:
 
 
 def _cudagraph_trees(stage: Stage) -> Fill:
+    """As torch's: compiled code that outlives its graphs fails when it runs, so it must go first."""
     name = "torch._inductor.cudagraph_trees"
     containers: dict[int, Any] = {}
-    stage.patch.setitem(sys.modules, name, ModuleType(name))
+    compiled: set[int] = set()
+
+    def reset() -> None:
+        if compiled:
+            raise AssertionError("Running CUDAGraph after shutdown")
+        containers.clear()
+
+    def fill() -> None:
+        compiled.add(1)
+        containers[0] = types.SimpleNamespace(tree_manager=object())
+
+    for each in (name, "torch._dynamo"):
+        stage.patch.setitem(sys.modules, each, ModuleType(each))
+    stage.module("torch._dynamo", reset=compiled.clear)
     local = types.SimpleNamespace(tree_manager_containers=containers)
-    stage.module(name, local=local, reset_cudagraph_trees=containers.clear)
-    return lambda: containers.update({0: types.SimpleNamespace(tree_manager=object())})
+    stage.module(name, local=local, reset_cudagraph_trees=reset)
+    return fill
 
 
 def _dynamo(stage: Stage) -> Fill:

@@ -44,6 +44,9 @@ def _cudagraph_trees(scene: Scene) -> Iterator[Place]:
 
 
 def _reset_cudagraph_trees() -> None:
+    """Compiled code first: what outlives its graphs fails with "Running CUDAGraph after shutdown"."""
+    if "torch._dynamo" in sys.modules:
+        _reset_dynamo()
     sys.modules["torch._inductor.cudagraph_trees"].reset_cudagraph_trees()
 
 
@@ -178,11 +181,13 @@ PYTORCH: Final[tuple[Holder, ...]] = (
         symbol="torch._inductor.cudagraph_trees.local.tree_manager_containers",
         holds="private pools and static outputs of compiled CUDA graphs",
         find=_cudagraph_trees,
-        clears="torch._inductor.cudagraph_trees.reset_cudagraph_trees(), in the thread that owns them",
+        clears="torch._dynamo.reset(), then torch._inductor.cudagraph_trees.reset_cudagraph_trees(), in the "
+        "thread that owns them",
         clear_all=_reset_cudagraph_trees,
-        refills="graphs are captured again, after two eager runs each",
+        refills="by compiling everything again; graphs are captured after two eager runs each",
         policy="on request",
-        why="graphs must be captured again, and only the thread that made them can let go of them",
+        why="everything is compiled and captured again, and only the thread that made them can let go of "
+        "them",
         forbidden=("backward",),
     ),
     _entry(
