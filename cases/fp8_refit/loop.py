@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import os
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ import memtriage
 import refit
 import treatment
 from lengths import MicroBatch, micro_batches
+from memtriage.prove.statistics import ratio
 from model import TINY, Decoder, Shape
 from optim import Gradients, make_optimizer
 from who_holds import write_tables
@@ -90,7 +92,11 @@ class Trainer:
         parameters = list(self.model.parameters())
         self.optimizer = make_optimizer(library, parameters, device)
         self.gradients = Gradients(parameters, decoupled=library == "te")
-        self.treatment = treatment.make(asked.treatment, self.model, self.optimizer, self.gradients)
+        self.treatment = self._treatment(asked.treatment)
+        self.clock = _Clock(device)
+        self.turns: list[float] = []
+        if asked.against:
+            self.treatment = treatment.InTurns((self.treatment, self._treatment(asked.against)))
         if device.type == "cuda":
             torch.cuda.empty_cache()
         count = sum(one.numel() for one in parameters)
@@ -105,23 +111,31 @@ class Trainer:
             memtriage.mark("step complete")
             told = ", ".join(f"{name} {value:.2f}" for name, value in parts.items())
             self._say(f"step {number}: {seconds:.3f} s ({told}), loss {loss!r}")
+        if self.asked.against:
+            self._compare_turns()
+
+    def _treatment(self, name: str) -> treatment.Treatment:
+        return treatment.make(name, self.model, self.optimizer, self.gradients)
 
     def _step(self, number: int) -> tuple[float, dict[str, float]]:
-        clock = _Clock(self.device)
+        clock = self.clock
+        clock.laps = {}
         batches = self.batches(number)
         self.treatment.weights_back()
         clock.lap("weights back")
         old = self.score(batches)
         clock.lap("score")
-        with self.treatment.training():
-            clock.lap("states back")
-            loss = self.train(batches, old)
-            clock.lap("train")
-            self._tell_holders(number, "after-training")
+        self.treatment.states_back()
+        clock.lap("states back")
+        loss = self.train(batches, old)
+        clock.lap("train")
+        self.turns.append(clock.last)
+        self._tell_holders(number, "after-training")
+        self.treatment.after_training()
         clock.lap("offload states")
-        with self.treatment.refit():
-            sent = self.send_weights()
-            clock.lap("refit")
+        sent = self.send_weights()
+        clock.lap("refit")
+        self.treatment.after_refit()
         clock.lap("offload weights")
         self._after_refit(number)
         clock.lap("report")
@@ -137,8 +151,10 @@ class Trainer:
 
     def batches(self, number: int) -> list[MicroBatch]:
         asked = self.asked
-        seed = (asked.seed * 1000 + number) * self.ranks + self.rank
-        count = asked.first_step if number == 1 and asked.first_step else asked.micro_batches
+        # Where two treatments take turns, each has the same work.
+        seed = (asked.seed * 1000 + (0 if asked.against else number)) * self.ranks + self.rank
+        warms_up = number <= (treatment.InTurns.WARM_UP if asked.against else 1)
+        count = asked.first_step if warms_up and asked.first_step else asked.micro_batches
         return micro_batches(count, asked.tokens, asked.longest, asked.multiple, seed)
 
     def score(self, batches: list[MicroBatch]) -> list[Tensor]:
@@ -207,6 +223,27 @@ class Trainer:
             row = f"{asked.precision}-{asked.treatment}"
             write_tables(f"{asked.who}.{row}.{instant}.{self.rank}.json", f"{row} {instant}")
 
+    def _compare_turns(self) -> None:
+        """How long the turns took, and the ratio of each pair of neighbours: `--against` to `--treatment`."""
+        names = (self.asked.treatment, self.asked.against)
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for turn, (begun, ended) in enumerate(itertools.pairwise(self.turns)):
+            whose = treatment.InTurns.whose(turn)
+            if turn >= treatment.InTurns.WARM_UP:
+                seconds[whose].append(ended - begun)
+            self._say(f"turn {turn}: {names[whose]} {ended - begun:.3f} s")
+        found = ratio([seconds[1]], [seconds[0]])
+        if found is None:
+            return
+        middle, interval = found
+        told = (
+            ""
+            if interval is None
+            else (f", {100 * interval.confidence:.0f} % interval {interval.low:.4f} to {interval.high:.4f}")
+        )
+        pairs = min(map(len, seconds))
+        self._say(f"{names[1]} / {names[0]}: {middle:.4f}{told}, the median of {pairs} pairs of turns")
+
     def _say(self, text: str) -> None:
         print(f"[rank {self.rank}] {text}", flush=True)
 
@@ -216,15 +253,15 @@ class _Clock:
 
     def __init__(self, device: torch.device) -> None:
         self.laps: dict[str, float] = {}
+        self.last = time.perf_counter()
         self._device = device
-        self._last = time.perf_counter()
 
     def lap(self, name: str) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         now = time.perf_counter()
-        self.laps[name] = now - self._last
-        self._last = now
+        self.laps[name] = now - self.last
+        self.last = now
 
 
 def arguments() -> argparse.Namespace:
@@ -234,6 +271,7 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--precision", choices=("bf16", "fp8"), default="fp8")
     add("--treatment", choices=treatment.TREATMENTS, default="none")
+    add("--against", choices=treatment.TREATMENTS, help="in turns with --treatment: the ratio of their times")
     add("--library", choices=fp8.LIBRARIES, help="by default TransformerEngine if installed, else torchao")
     add("--recipe", choices=("delayed", "current", "block"), default="delayed", help="of TransformerEngine")
     add("--steps", type=int, default=3)

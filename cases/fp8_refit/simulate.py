@@ -72,10 +72,11 @@ def _program(asked: argparse.Namespace) -> Callable[[Any], tuple[Any, Any, Calla
             batches = trainer.batches(number)
             trainer.treatment.weights_back()
             old = trainer.score(batches)
-            with trainer.treatment.training():
-                trainer.train(batches, old)
-            with trainer.treatment.refit():
-                trainer.send_weights()
+            trainer.treatment.states_back()
+            trainer.train(batches, old)
+            trainer.treatment.after_training()
+            trainer.send_weights()
+            trainer.treatment.after_refit()
 
         return trainer.model, trainer.optimizer, step
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import torch
@@ -12,25 +11,29 @@ from torch import Tensor, nn
 
 import fp8
 import memtriage
-from memtriage.treat.phase import PhaseReport
+from memtriage.treat.phase import PhaseReport, phase_end
 from optim import Gradients, Offload, pinned, state_tensors
 
 TREATMENTS: Final = ("none", "clear", "clear-all", "compact", "memtriage")
 
 
 class Treatment(Protocol):
-    """The moves of one step, in order: weights back, training, refit."""
+    """The moves of one step, in this order."""
 
     def weights_back(self) -> None:
         """The weights are on the GPU afterwards."""
         ...
 
-    def training(self) -> AbstractContextManager[None]:
-        """Around training: optimizer states come, and the gradients' buffer, all zero; both go again."""
+    def states_back(self) -> None:
+        """Before training: optimizer states come, and the gradients' buffer, all zero."""
         ...
 
-    def refit(self) -> AbstractContextManager[None]:
-        """Around the refit: at its end the weights leave the GPU."""
+    def after_training(self) -> None:
+        """Both leave the GPU."""
+        ...
+
+    def after_refit(self) -> None:
+        """The weights leave the GPU."""
         ...
 
 
@@ -59,20 +62,18 @@ class AsNemoRL:
     def weights_back(self) -> None:
         self._weights.to_device()
 
-    @contextmanager
-    def training(self) -> Iterator[None]:
+    def states_back(self) -> None:
         self._states.to_device()
         self._gradients.restore()
-        yield
+
+    def after_training(self) -> None:
         self._gradients.release()
         self._clear()
         self._states.to_host(state_tensors(self._optimizer))
         gc.collect()
         self._give_back()
 
-    @contextmanager
-    def refit(self) -> Iterator[None]:
-        yield
+    def after_refit(self) -> None:
         self._weights.to_host(self._model.parameters())
         self._clear()
         gc.collect()
@@ -80,34 +81,68 @@ class AsNemoRL:
 
 
 class WithMemtriage:
-    """The same moves by `memtriage.phase`: it clears known caches, parks, and compacts what is left."""
+    """The same moves by the ends of phases, as of `memtriage.phase`: they park, clear known caches, and
+    compact what is left."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, gradients: Gradients) -> None:
         self._model, self._gradients = model, gradients
-        self._around_training = memtriage.PhasePolicy(unpark=(optimizer,), park=(optimizer,))
+        self._optimizer = optimizer
+        self._after_training = memtriage.PhasePolicy(park=(optimizer,))
         # Training has left no caches: what the refit makes is its buckets.
-        self._around_refit = memtriage.PhasePolicy(clear=False, park=("parameters", model))
+        self._after_refit = memtriage.PhasePolicy(clear=False, park=("parameters", model))
         self._parked = False
 
     def weights_back(self) -> None:
         if self._parked:
             memtriage.unpark("parameters", self._model)
-            self._parked = False
 
-    @contextmanager
-    def training(self) -> Iterator[None]:
-        with memtriage.phase("training", self._around_training) as phase:
-            self._gradients.restore()
-            yield
-            self._gradients.release()
-        _tell(phase.report)
+    def states_back(self) -> None:
+        if self._parked:
+            memtriage.unpark(self._optimizer)
+        self._gradients.restore()
+        self._parked = False
 
-    @contextmanager
-    def refit(self) -> Iterator[None]:
-        with memtriage.phase("refit", self._around_refit) as phase:
-            yield
+    def after_training(self) -> None:
+        self._gradients.release()
+        _tell(phase_end("training", self._after_training))
+
+    def after_refit(self) -> None:
+        _tell(phase_end("refit", self._after_refit))
         self._parked = True
-        _tell(phase.report)
+
+
+class InTurns:
+    """Two treatments in one process. A turn is what follows from one: the ends of training and of the refit,
+    bringing everything back, and training in the memory that it left. After one turn of each, which make the
+    host memory that they keep, the order is first, second, second, first, and so on.
+    """
+
+    WARM_UP: Final = 2
+    _ORDER: Final = (0, 1, 1, 0)
+
+    def __init__(self, both: tuple[Treatment, Treatment]) -> None:
+        self._both = both
+        self._now = both[0]
+        self._turns = 0
+
+    def weights_back(self) -> None:
+        self._now.weights_back()
+
+    def states_back(self) -> None:
+        self._now.states_back()
+
+    def after_training(self) -> None:
+        self._now = self._both[self.whose(self._turns)]
+        self._turns += 1
+        self._now.after_training()
+
+    def after_refit(self) -> None:
+        self._now.after_refit()
+
+    @classmethod
+    def whose(cls, turn: int) -> int:
+        """0 or 1: whose turn it is; the first turn of all has number 0."""
+        return turn if turn < cls.WARM_UP else cls._ORDER[(turn - cls.WARM_UP) % len(cls._ORDER)]
 
 
 def make(

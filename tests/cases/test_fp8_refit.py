@@ -76,6 +76,20 @@ def test_treatments_change_no_loss_and_fp8_does(run: Callable[..., str]) -> None
     assert losses(run("--engine", "inside", "--steps", "1", "--precision", "bf16")) != plain[:1]
 
 
+def test_two_treatments_take_turns(run: Callable[..., str]) -> None:
+    turns = ("--engine", "inside", "--steps", "5", "--treatment", "none", "--against")
+    printed = run(*turns, "memtriage")
+    whose = re.findall(r"turn \d: (\S+) [0-9.]+ s", printed)
+    assert whose == ["none", "memtriage", "none", "memtriage"]
+    assert re.search(r"memtriage / none: [0-9.]+, the median of 1 pairs of turns", printed)
+    assert losses(printed) == losses(run(*turns, "clear"))
+
+
+def test_turns_are_balanced(case: Callable[[str], ModuleType]) -> None:
+    whose = [case("treatment").InTurns.whose(turn) for turn in range(10)]
+    assert whose == [0, 1, 0, 1, 1, 0, 0, 1, 1, 0]
+
+
 def test_engine_in_its_own_process_gets_every_weight(run: Callable[..., str]) -> None:
     # The loop itself compares the sums of the weights on both sides.
     assert len(losses(run("--steps", "1", "--engine", "process"))) == 1
