@@ -1,7 +1,8 @@
 """The generation engine: a process of its own on the same GPU, which takes weights over CUDA IPC.
 
-It stands for vLLM: asleep it holds no weights and no cache; woken, it wants the memory that the trainer gave
-back. For the CPU the same engine also runs inside the trainer's process and takes tensors as they are.
+It stands for vLLM: asleep it holds no weights and no cache; woken, it takes the memory that it was promised,
+which the trainer must have given back. For the CPU the same engine also runs inside the trainer's process and
+takes tensors as they are.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ PLACES: Final = ("process", "inside")
 _ALLOCATOR_SETTINGS: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _PR_SET_PTRACER: Final = 0x59616D61
 """`prctl` option of the Yama security module (linux/prctl.h): who may take descriptors of this process."""
-_MARGIN: Final = 2 << 30
-"""Bytes that the engine leaves free beside its cache, as vLLM's `gpu_memory_utilization` does."""
+_CACHE_SHARE: Final = 0.7
+"""Of the GPU's memory, however much is free: settled beforehand, as vLLM's `gpu_memory_utilization`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,23 @@ class Engine:
         self._settle()
 
     def wake_cache(self) -> int:
-        """Take what is free for the key-value cache; returns its bytes (0 on the CPU)."""
+        """Make the key-value cache; returns the bytes that were free for it (0 on the CPU).
+
+        Raises:
+            RuntimeError: less is free than it takes.
+        """
         if self._device.type != "cuda":
             return 0
-        free, _ = torch.cuda.mem_get_info(self._device)
-        self._cache = torch.empty(max(0, free - _MARGIN), dtype=torch.uint8, device=self._device)
+        free, total = torch.cuda.mem_get_info(self._device)
+        wanted = int(_CACHE_SHARE * total)
+        if free < wanted:
+            raise RuntimeError(
+                f"the cache takes {wanted:,} bytes, and {free:,} are free: the trainer holds more"
+            )
+        self._cache = torch.empty(wanted, dtype=torch.uint8, device=self._device)
         self._cache[:: 1 << 20].zero_()
         self._settle()
-        return self._cache.numel()
+        return free
 
     def generate(self) -> float:
         """Read every weight once, as decoding one token does; returns their sum."""

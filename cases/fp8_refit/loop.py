@@ -139,14 +139,14 @@ class Trainer:
         clock.lap("offload weights")
         self._after_refit(number)
         clock.lap("report")
-        cache = self.generation.call("wake_cache")
+        free = self.generation.call("wake_cache")
         total = self.generation.call("generate")
         self.generation.call("sleep")
         if total != sent:
             raise RuntimeError(f"the engine's weights sum to {total}, those of the trainer to {sent}")
         clock.lap("generate")
-        if cache:
-            self._say(f"step {number}: the engine had {cache / _GB:.2f}GB for its cache")
+        if free:
+            self._say(f"step {number}: the engine found {free / _GB:.2f}GB free for its cache")
         return loss, clock.laps
 
     def batches(self, number: int) -> list[MicroBatch]:
