@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtriage.allocator.settings import LARGE_SEGMENT, MIB, SMALL_SEGMENT
-from memtriage.treat.compact.islands import islands_of
+from memtriage.treat.compact.islands import holes_of, islands_of
 from memtriage.treat.device.layout import FREE, Layout
 from support.compaction import World, make_world
 
@@ -65,11 +65,27 @@ def test_an_island_holds_its_blocks_and_its_holes_touch_it(layout: Layout) -> No
             one.start <= layout.address[block] and layout.address[block] + layout.size[block] <= one.end
             for block in one.blocks
         )
-        inside = sum(
-            min(address + size, one.end) - max(address, one.start) for address, size in one.holes(layout)
+        holes = list(zip(*(column.tolist() for column in holes_of(layout, [one])), strict=True))
+        assert all(address < one.end and address + size > one.start for address, size in holes) or (
+            one.place.expandable
         )
         if not one.place.expandable:
-            assert inside == one.stranded
-        assert all(
-            address < one.end and address + size > one.start for address, size in one.holes(layout)
-        ) or (one.place.expandable)
+            assert (
+                sum(min(address + size, one.end) - max(address, one.start) for address, size in holes)
+                == one.stranded
+            )
+
+
+@given(layouts(), st.integers(0, 4 * MIB))
+def test_holes_of_several_islands_come_once_and_none_is_too_small(layout: Layout, least: int) -> None:
+    islands = islands_of(layout)
+    addresses, sizes = holes_of(layout, islands, least)
+    expected = {
+        address: size
+        for one in islands
+        for address, size in zip(*(column.tolist() for column in holes_of(layout, [one])), strict=True)
+        if size >= least
+    }
+    assert dict(zip(addresses.tolist(), sizes.tolist(), strict=True)) == expected
+    assert len(addresses) == len(expected)
+    assert not len(holes_of(layout, [])[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from unittest import mock
 
@@ -22,6 +23,8 @@ CONFS = ("", "expandable_segments:True", "max_split_size_mb:24", "roundup_power2
 
 SMALL = [600 + 37 * index % 50_000 for index in range(0, 90_000, 30)]
 LARGE = [MIB + 70_000 * (index * 7 % 101) for index in range(60)]
+WAIT_S = 30
+"""Until what must come of itself is taken not to come any more."""
 
 
 def reserved_limit(allocated: int) -> float:
@@ -91,6 +94,46 @@ def test_a_search_that_fails_moves_nothing_and_keeps_nothing(error: type[BaseExc
     with pytest.raises(error):
         compact_device(world.device, find)
     assert [one.data_ptr() for one in world.storages] == addresses
+    assert not world.device._held
+    assert world.intact()
+
+
+def test_the_driver_works_while_storages_are_looked_for() -> None:
+    world = fragmented(LARGE, 6)
+    looking = threading.Event()
+    given_back = []
+
+    def before(operation: str) -> None:
+        if operation == "empty_cache":
+            given_back.append(looking.wait(WAIT_S))
+
+    def find(layout: Layout, blocks: Sequence[int]) -> plan.Movable:
+        looking.set()
+        return world.find(layout, blocks)
+
+    world.device.before = before
+    done = compact_device(world.device, find)
+    assert done.moved > 0
+    assert given_back[0], "the search begins only when what is free has been given back"
+    assert world.intact()
+
+
+@pytest.mark.parametrize("time", [1, 2])
+@pytest.mark.parametrize("operation", ["synchronize", "empty_cache", "allocate", "resize", "copy"])
+def test_an_error_of_any_operation_passes(operation: str, time: int) -> None:
+    """Whichever thread it is in; and nothing waits for ever for the one that has failed."""
+    world = fragmented(4 * LARGE, 6)
+    left = [time]
+
+    def before(name: str) -> None:
+        left[0] -= name == operation
+        if name == operation and left[0] == 0:
+            raise RuntimeError("a device error")
+
+    world.device.before = before
+    with pytest.raises(RuntimeError, match="a device error"):
+        compact_device(world.device, world.find)
+    world.device.before = None
     assert not world.device._held
     assert world.intact()
 

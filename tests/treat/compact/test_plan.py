@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.allocator.settings import MIB, OWN_SEGMENT
+from memtriage.allocator.settings import MIB, OWN_SEGMENT, SMALL_SEGMENT
 from memtriage.treat.compact import plan as planning
 from memtriage.treat.compact.islands import islands_of
 from memtriage.treat.compact.one_device import compact_device
@@ -67,6 +67,25 @@ def test_small_blocks_go_where_the_densest_islands_have_room() -> None:
     done = compact_device(world.device, world.find)
     assert done.after is not None
     assert done.after.reserved - done.after.allocated <= tolerated(done.after.allocated)
+
+
+def test_small_blocks_may_claim_most_of_what_may_stay_beside_large_ones() -> None:
+    """Half each would be too little for the holes that they leave, and all of them would have to move."""
+    small = [300_000 + 37 * index % 400_000 for index in range(0, 120_000, 85)]
+    world = fragmented(small + LARGE, 3)
+    layout, plan = plan_of(world)
+    live = dict.fromkeys((True, False), 0)
+    for one in islands_of(layout):
+        live[one.place.small] += one.live
+    wanted = live[True] / planning.FILL - live[True]
+    allowed = tolerated(world.device.use().allocated)
+    assert allowed / 2 < wanted <= planning.FILL_SHARE * allowed
+    (group,) = [group for group in plan.groups if group.small]
+    assert sum(one.live for one in group.islands) < 0.8 * live[True]
+    done = compact_device(world.device, world.find)
+    assert done.after is not None
+    assert done.after.reserved - done.after.allocated <= tolerated(done.after.allocated) + SMALL_SEGMENT
+    assert world.intact()
 
 
 def test_little_is_left_alone() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from memtriage.allocator.settings import Settings
 from memtriage.treat.compact.plan import Movable
-from memtriage.treat.compact.storages import CPP_ONLY, FIXED, KEPT, NOT_OURS, SEVERAL, find_storages
+from memtriage.treat.compact.storages import CPP_ONLY, FIXED, KEPT, NOT_OURS, SEVERAL, Finder
 from memtriage.treat.device.layout import ACTIVE, Layout
 
 SIZE = 4096
@@ -32,7 +32,7 @@ def layout_of(*addresses: int) -> Layout:
 
 
 def find(*addresses: int, keep: tuple[Any, ...] = ()) -> Movable:
-    return find_storages(layout_of(*addresses), list(range(len(addresses))), keep)
+    return Finder(keep)(layout_of(*addresses), list(range(len(addresses))))
 
 
 def address_of(tensor: Tensor) -> int:
@@ -175,6 +175,27 @@ def test_memory_of_others_does_not_move() -> None:
     assert find(address_of(tensor)).reasons == {0: FIXED}
 
 
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize(
+    "hold",
+    [lambda tensor: tensor, lambda tensor: tensor[700:], lambda tensor: (tensor[700:], tensor, tensor[9:])],
+    ids=["whole", "a part", "parts and the whole"],
+)
+def test_only_the_allocators_own_memory_moves(hold: Any, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds with CUDA tell whether the memory is the allocator's own."""
+    monkeypatch.setattr(torch._C, "_has_Standard_Deleter", lambda handle: told, raising=False)
+    tensor = bytes_of()
+    address = address_of(tensor)
+    held = hold(tensor)
+    del tensor
+    assert held is not None
+    if told:
+        assert_found(address)
+        assert find(address - 512).reasons == {0: NOT_OURS}
+    else:
+        assert find(address).reasons == {0: NOT_OURS}
+
+
 def test_what_is_kept_does_not_move() -> None:
     tensor = bytes_of()
     address = address_of(tensor)
@@ -192,6 +213,29 @@ def test_many_at_once_each_to_its_block() -> None:
     addresses = sorted(map(address_of, tensors))
     found = find(*addresses)
     assert [found.storages[index].data_ptr() for index in range(len(addresses))] == addresses
+
+
+def test_it_may_be_asked_again_for_other_blocks() -> None:
+    weight = torch.ones(SIZE // 4, requires_grad=True)
+    (weight * 3).sum().backward()
+    gradient = weight.grad.untyped_storage().data_ptr()
+    tensors = [bytes_of() for _ in range(6)]
+    alias = torch.from_dlpack(tensors[0])
+    addresses = sorted([*map(address_of, tensors), gradient])
+    layout = layout_of(*addresses)
+    at = {address: index for index, address in enumerate(addresses)}
+    blocks = list(range(len(addresses)))
+    together = Finder()(layout, blocks)
+    assert together.reasons == {at[address_of(alias)]: SEVERAL}
+    for first in (blocks[:3], [at[gradient]], blocks[3:]):
+        finder = Finder()
+        one, other = finder(layout, first), finder(layout, [block for block in blocks if block not in first])
+        assert one.reasons | other.reasons == together.reasons
+        found = one.storages | other.storages
+        assert {block: storage.data_ptr() for block, storage in found.items()} == {
+            block: storage.data_ptr() for block, storage in together.storages.items()
+        }
+        assert set(one.storages) | set(one.reasons) == set(first)
 
 
 def test_nothing_is_kept_alive() -> None:

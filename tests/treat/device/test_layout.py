@@ -69,6 +69,27 @@ def test_a_simulated_device_has_the_layout_it_was_made_from(conf: str) -> None:
     assert sorted(storages) == sorted(one.data_ptr() for one in world.storages)
 
 
+def test_a_snapshot_is_of_the_moment_that_it_was_taken() -> None:
+    world = fragmented([3000 * index for index in range(1, 900)], 4)
+    before = world.device.layout()
+    read = world.device.snapshot()
+    world.free(world.storages[::2])
+    world.device.empty_cache()
+    assert same(read(), before)
+    assert not same(world.device.layout(), before)
+
+
+def test_a_segment_without_blocks_has_none() -> None:
+    world = fragmented([3000, 9 * MIB], 1)
+    dictionaries = [raw(segment) for segment in world.device.simulator.snapshot()]
+    for empty in range(len(dictionaries)):
+        some = [{**one, "blocks": []} if at == empty else one for at, one in enumerate(dictionaries)]
+        layout = layout_of_raw(some, 0, Settings())
+        assert layout.first.tolist()[-1] == len(layout.address) == len(layout.state)
+        assert np.diff(layout.first).tolist() == [len(one["blocks"]) for one in some]
+        assert set(layout.address.tolist()) == {block["address"] for one in some for block in one["blocks"]}
+
+
 def test_a_registered_segment_is_known() -> None:
     world = fragmented([3000], 1)
     (one,) = [raw(segment) for segment in world.device.simulator.snapshot()]

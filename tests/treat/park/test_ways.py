@@ -12,7 +12,7 @@ import memtriage
 from memtriage.allocator.settings import Settings
 from memtriage.observe import cuda
 from memtriage.treat.compact.one_device import PRIVATE, REGISTERED
-from memtriage.treat.compact.storages import FIXED, GRAPH, NOT_OURS, find_storages
+from memtriage.treat.compact.storages import FIXED, GRAPH, NOT_OURS, Finder
 from memtriage.treat.device.cuda import CudaDevice
 from memtriage.treat.device.layout import Layout, layout_of_raw
 from memtriage.treat.park.ways import CudaWays, spots_in
@@ -96,7 +96,7 @@ def test_compaction_looks_past_what_is_parked() -> None:
     mover, parked = torch.zeros(2 * MIB, dtype=torch.uint8), torch.nn.Parameter(torch.ones(8))
     layout = Chip(mover).layout()
     with memtriage.park(parked), torch._C.DisableTorchFunction():
-        found = find_storages(layout, [0])
+        found = Finder()(layout, [0])
     assert found.reasons == {}
     assert [one.data_ptr() for one in found.storages.values()] == [mover.data_ptr()]
     assert parked.sum().item() == 8

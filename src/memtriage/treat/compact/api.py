@@ -11,7 +11,7 @@ import torch
 from memtriage.observe import cuda as allocator
 from memtriage.treat.compact.one_device import compact_device, predict_device
 from memtriage.treat.compact.result import Compaction
-from memtriage.treat.compact.storages import find_storages
+from memtriage.treat.compact.storages import Finder
 from memtriage.treat.device.cuda import CudaDevice
 
 Which: TypeAlias = int | str | torch.device
@@ -33,10 +33,7 @@ def compact(
     collects = gc.isenabled()
     gc.disable()  # A collection in the middle would take longer than all the rest.
     try:
-        done = [
-            one_device(CudaDevice(index), lambda layout, blocks: find_storages(layout, blocks, kept))
-            for index in chosen
-        ]
+        done = [one_device(CudaDevice(index), Finder(kept)) for index in chosen]
     finally:
         if collects:
             gc.enable()

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from memtriage.allocator.settings import SMALL_LIMIT, Settings
-from memtriage.treat.compact.islands import Island
-from memtriage.treat.device.layout import Layout
+from memtriage.treat.compact.islands import Island, holes_of
+from memtriage.treat.device.layout import Layout, divides
 from memtriage.treat.device.protocol import Device, is_out_of_memory
 
 HOLD_TRIES: Final = 4
@@ -42,15 +42,17 @@ class Holds:
         self._device = device
         self._stream = stream
         self._settings = settings
+        self._plain = not divides(settings)
         self._held: list[int] = []
 
     def take(self, address: int, size: int) -> None:
         """Hold the free block at an address, if best fit hands it out; it is free no more otherwise."""
         while size > 0:
-            asked = largest_request(size, self._settings)
+            # Blocks come in the sizes that plain rounding gives: there is nothing to work out.
+            asked = size if self._plain else largest_request(size, self._settings)
             if not self._took(address, asked):
                 return
-            taken = self._settings.round_size(asked)
+            taken = asked if self._plain else self._settings.round_size(asked)
             # A rest this small the allocator leaves with the block.
             if size - taken <= SMALL_LIMIT:
                 return
@@ -71,14 +73,15 @@ class Holds:
                     return True
                 strays.append(got)
         finally:
-            release_all(self._device, strays)
+            if strays:
+                release_all(self._device, strays)
         return False
 
-    def take_holes(self, layout: Layout, island: Island, at_least: int = 0) -> None:
-        """Hold the free blocks of an island, or those of at least some size."""
-        for address, size in island.holes(layout):
-            if size >= at_least:
-                self.take(address, size)
+    def take_holes(self, layout: Layout, islands: Sequence[Island], at_least: int = 0) -> None:
+        """Hold the free blocks of islands, or those of at least some size."""
+        addresses, sizes = holes_of(layout, islands, at_least)
+        for address, size in zip(addresses.tolist(), sizes.tolist(), strict=True):
+            self.take(address, size)
 
     def let_go(self, islands: Sequence[Island]) -> None:
         """Release what lies in some islands."""

@@ -7,17 +7,16 @@ free bytes are what moving them gains, and the live ones what it costs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from memtriage.allocator.settings import SMALL_SEGMENT
-from memtriage.treat.device.layout import FREE, Layout, Place
+from memtriage.treat.device.layout import FREE, Int64s, Layout, Place
 
 
-@dataclass(frozen=True, slots=True)
-class Island:
+class Island(NamedTuple):
     """Bytes of one segment. Addresses and sizes in bytes.
 
     Attributes:
@@ -40,33 +39,45 @@ class Island:
         """Bytes that are free and cannot be given back."""
         return self.end - self.start - self.live
 
-    def holes(self, layout: Layout) -> list[tuple[int, int]]:
-        """(address, size) of the free blocks in the range, in whole or in part."""
-        span = slice(*self.around)
-        free = layout.state[span] == FREE
-        return list(zip(layout.address[span][free].tolist(), layout.size[span][free].tolist(), strict=True))
+
+def holes_of(layout: Layout, islands: Sequence[Island], at_least: int = 0) -> tuple[Int64s, Int64s]:
+    """Addresses and sizes of the free blocks, of some size, that lie in islands, in whole or in part."""
+    spans = np.array([one.around for one in islands], np.int64).reshape(-1, 2)
+    edges = np.zeros(len(layout.state) + 1, np.int64)
+    np.add.at(edges, spans[:, 0], 1)
+    np.add.at(edges, spans[:, 1], -1)
+    inside = np.cumsum(edges[:-1]) > 0
+    free = inside & (layout.state == FREE) & (layout.size >= at_least)
+    return layout.address[free], layout.size[free]
 
 
 def islands_of(layout: Layout) -> list[Island]:
     """All islands with stranded bytes."""
     used = layout.state != FREE
-    up_to = np.concatenate([[0], np.cumsum(np.where(used, layout.size, 0))])
-    live = (up_to[layout.first[1:]] - up_to[layout.first[:-1]]).tolist()
-    found: list[Island] = []
+    live = _sums(np.where(used, layout.size, 0), layout.first)
+    index = np.flatnonzero(used)
     # Plain lists: segments are many and small, and an array operation costs more than a segment's blocks.
-    first, in_use = layout.first.tolist(), used.tolist()
-    for index, place in enumerate(layout.places):
-        if not 0 < live[index] < place.size:
+    in_use, upto = index.tolist(), np.searchsorted(index, layout.first).tolist()
+    first = layout.first.tolist()
+    found: list[Island] = []
+    for at, place in enumerate(layout.places):
+        if not 0 < live[at] < place.size:
             continue
-        around = first[index], first[index + 1]
-        blocks = tuple(block for block in range(*around) if in_use[block])
+        around = first[at], first[at + 1]
+        blocks = tuple(in_use[upto[at] : upto[at + 1]])
         if place.expandable:
             found += _runs(layout, place, blocks, around)
         else:
-            found.append(
-                Island(place, place.address, place.address + place.size, live[index], blocks, around)
-            )
+            end = place.address + place.size
+            found.append(Island(place, place.address, end, live[at], blocks, around))
     return found
+
+
+def _sums(values: Int64s, first: Int64s) -> list[int]:
+    """Of the values from each of some indices up to the next."""
+    passed = np.concatenate([[0], np.cumsum(values)])
+    sums: list[int] = (passed[first[1:]] - passed[first[:-1]]).tolist()
+    return sums
 
 
 def _runs(layout: Layout, place: Place, blocks: tuple[int, ...], around: tuple[int, int]) -> Iterator[Island]:

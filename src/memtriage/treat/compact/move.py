@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
 from memtriage.allocator.settings import MIB
 from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.treat.compact.holds import Holds
@@ -14,7 +16,7 @@ from memtriage.treat.compact.keep import OnHost
 from memtriage.treat.compact.plan import Bin, Group, Plan, bins_for, by_size
 from memtriage.treat.compact.prepare import Prepared
 from memtriage.treat.compact.relocate import Relocation
-from memtriage.treat.device.layout import FREE, Layout
+from memtriage.treat.device.layout import FREE, Int64s, Layout
 from memtriage.treat.device.protocol import Device, Storage, is_out_of_memory
 
 SPARE: Final = 64 * MIB
@@ -79,8 +81,7 @@ class Mover:
     def _direct(self, number: int, group: Group) -> None:
         left: set[int] = set()
         with Holds(self._device, group.stream, self._layout.settings) as holds:
-            for island in group.islands:
-                holds.take_holes(self._layout, island)
+            holds.take_holes(self._layout, group.islands)
             for index, one in enumerate(group.bins):
                 if not self._open_bin(number, group, index, holds):
                     left.update(one.blocks)
@@ -93,18 +94,23 @@ class Mover:
 
     def _move_into(self, group: Group, one: Bin, holds: Holds) -> Sequence[int]:
         """Move a bin's blocks; returns those for which there was no room."""
-        for at, block in enumerate(one.blocks):
-            storage = self._storages[block]
-            try:
-                self._device.resize([storage], [storage.nbytes()], group.stream)
-            except NO_ROOM as error:
-                if not is_out_of_memory(error):
-                    raise
-                return one.blocks[at:]
-            self._count([block])
-            # What it left must not draw the next one.
-            holds.take(int(self._layout.address[block]), int(self._layout.size[block]))
-        return ()
+        storages = list(map(self._storages.__getitem__, one.blocks))
+        index = np.array(one.blocks, np.int64)
+        addresses, sizes = self._layout.address[index].tolist(), self._layout.size[index].tolist()
+        moved = 0
+        try:
+            # The loop should take no longer than the copies, which run meanwhile.
+            for storage, address, size in zip(storages, addresses, sizes, strict=True):
+                self._device.resize((storage,), (storage.nbytes(),), group.stream)
+                moved += 1
+                # What it left must not draw the next one.
+                holds.take(address, size)
+        except NO_ROOM as error:
+            if not is_out_of_memory(error):
+                raise
+        finally:
+            self._count(index[:moved])
+        return one.blocks[moved:]
 
     def _open_bin(self, number: int, group: Group, index: int, holds: Holds) -> bool:
         """Have a free block of the bin's size; False if there is no memory for it."""
@@ -152,8 +158,7 @@ class Mover:
                 continue
             here, sizes = by_size(self._layout, here)
             with Holds(self._device, group.stream, self._layout.settings) as holds:
-                for island in (island for later in batches[at + 1 :] for island in later):
-                    holds.take_holes(self._layout, island)
+                holds.take_holes(self._layout, [island for later in batches[at + 1 :] for island in later])
                 self._relocate(None, group, batch, here, on_host=sum(sizes) > room)
 
     def _relocate(
@@ -175,12 +180,13 @@ class Mover:
             on_host: copy to the host.
         """
         storages = list(map(self._storages.__getitem__, blocks))
+        index = np.array(blocks, np.int64)
         with Holds(self._device, group.stream, self._layout.settings) as holds:
             # A copy in a segment that is to go would keep it.
-            asked = int(self._layout.requested[list(blocks)].sum())
-            for island in islands if not group.small else ():
-                holds.take_holes(self._layout, island, at_least=asked)
-            relocation = self._relocation(group, storages, blocks, on_host)
+            if not group.small:
+                asked = int(self._layout.requested[index].sum())
+                holds.take_holes(self._layout, islands, at_least=asked)
+            relocation = self._relocation(group, storages, self._layout.address[index], on_host)
         sizes = relocation.sizes
 
         def refill() -> None:
@@ -204,14 +210,13 @@ class Mover:
 
         # Small ones: the segments just emptied take them in again, packed; what is left over goes back.
         relocation.run(None if group.small and not group.expandable else refill)
-        self._count(blocks)
+        moved = self._count(index)
         if isinstance(relocation.keep, OnHost):
-            self.moved.through_host += int(self._layout.size[list(blocks)].sum())
+            self.moved.through_host += moved
 
     def _relocation(
-        self, group: Group, storages: Sequence[Storage], blocks: Sequence[int], on_host: bool
+        self, group: Group, storages: Sequence[Storage], addresses: Int64s, on_host: bool
     ) -> Relocation:
-        addresses = self._layout.address[list(blocks)]
         if not on_host:
             try:
                 return Relocation(self._device, storages, addresses, group.stream, on_host=False)
@@ -230,9 +235,12 @@ class Mover:
         ]
         return max([self._device.available() - SPARE, *holes])
 
-    def _count(self, blocks: Sequence[int]) -> None:
+    def _count(self, blocks: Int64s) -> int:
+        """Note what was moved; its bytes."""
+        moved = int(self._layout.size[blocks].sum())
         self.moved.storages += len(blocks)
-        self.moved.bytes += int(self._layout.size[list(blocks)].sum())
+        self.moved.bytes += moved
+        return moved
 
 
 def _batches(islands: Sequence[Island], room: int) -> Iterator[list[Island]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Final
@@ -29,7 +29,11 @@ IN_FLIGHT: Final = "freed, but a stream that uses it has not finished"
 
 
 Find = Callable[[Layout, Sequence[int]], Movable]
-"""Finds the storages of blocks."""
+"""Finds the storages of blocks; may be asked again for others."""
+Hope = tuple[Layout, Plan]
+"""What is to be done if all blocks can move."""
+Order = tuple[Plan, Mapping[int, Storage]]
+"""What is to be done, and the storages of the blocks."""
 
 
 def compact_device(device: Device, find: Find) -> DeviceCompaction:
@@ -47,27 +51,40 @@ def compact_device(device: Device, find: Find) -> DeviceCompaction:
             device.empty_cache()
             use = device.use()
             return DeviceCompaction(device.name, before, use, use, seconds=time.perf_counter() - began)
-        layout = device.layout()
+        read = device.snapshot()
         movable, prepared = Movable(), Prepared(device)
-        under_way: threading.Event = threading.Event()
-        hopes: SimpleQueue[Plan] = SimpleQueue()
+        under_way, leaving = threading.Event(), threading.Event()
+        hopes: SimpleQueue[Hope | None] = SimpleQueue()
+        orders: SimpleQueue[Order | None] = SimpleQueue()
         try:
-            preparation = Beside(lambda: _prepare(prepared, layout, under_way, hopes))
+            working = Beside(lambda: _work(prepared, under_way, hopes, orders, leaving))
             try:
                 # What follows holds the interpreter for long: not before the driver has begun its work.
                 under_way.wait()
+                layout = read()
                 sight = look(layout)
                 plan = hoped = make_plan(layout, sight.open, None, before.allocated)
-                hopes.put(hoped)
+                hopes.put((layout, hoped))
                 if hoped.groups:
-                    movable = find(layout, sight.asked(layout))
+                    movable = find(layout, hoped.blocks)
+                if movable.reasons:
+                    # Some must stay: now it matters what all others may do.
+                    rest = find(layout, sight.asked(layout, hoped.blocks))
+                    movable.storages.update(rest.storages)
+                    movable.reasons.update(rest.reasons)
+                    plan = make_plan(layout, sight.open, movable.storages.keys(), before.allocated)
+                orders.put((plan, movable.storages))
+                leaving.wait()
+                # What is left to do here is done while the driver works.
+                del read
+                if hoped.groups and plan is hoped:
+                    movable.reasons.update(find(layout, sight.asked(layout, hoped.blocks)).reasons)
+                refused = sight.refusals(layout, movable.reasons)
+                movable.storages.clear()
             finally:
-                hopes.put(Plan())  # So that it ends, too, when this was cut short.
-                preparation.result()
-            if movable.reasons and not movable.reasons.keys().isdisjoint(hoped.blocks):
-                prepared.drop()
-                plan = make_plan(layout, sight.open, movable.storages.keys(), before.allocated)
-            moved, stopped = Beside(lambda: _move(prepared, layout, plan, movable.storages)).result()
+                hopes.put(None)  # So that it ends, too, when this was cut short.
+                orders.put(None)
+                moved, stopped = working.result()
         finally:
             prepared.drop()
         after = device.use()
@@ -79,7 +96,7 @@ def compact_device(device: Device, find: Find) -> DeviceCompaction:
         moved=moved.bytes,
         storages=moved.storages,
         through_host=moved.through_host,
-        refused=sight.refusals(layout, movable.reasons),
+        refused=refused,
         stopped=stopped,
         seconds=time.perf_counter() - began,
     )
@@ -103,40 +120,66 @@ def predict_device(device: Device, find: Find) -> DeviceCompaction:
     return replace(done, device=device.name, before=before, predicted=done.after, after=None, seconds=seconds)
 
 
-# Both run in threads of their own, where what the caller has entered does not hold.
+def _work(
+    prepared: Prepared,
+    under_way: threading.Event,
+    hopes: SimpleQueue[Hope | None],
+    orders: SimpleQueue[Order | None],
+    leaving: threading.Event,
+) -> tuple[Moved, str | None]:
+    """All that the allocator is asked for, in one thread: what was moved, and why it ended early.
 
-
-def _prepare(
-    prepared: Prepared, layout: Layout, under_way: threading.Event, hopes: SimpleQueue[Plan]
-) -> None:
+    Args:
+        prepared: of the device.
+        under_way: set when the driver's work begins.
+        hopes: gives what can be prepared while it is not known yet whose the blocks are; None for nothing.
+        orders: gives what is to be done then; None for nothing.
+        leaving: set when only the driver's work is left.
+    """
     try:
+        # What the caller has entered does not hold in another thread.
         with prepared.device.entered():
             under_way.set()
             give_back(prepared)
-            make_bins(prepared, layout, hopes.get(), SPARE)
+            hope = hopes.get()
+            if hope is None:
+                return Moved(), None
+            layout, hoped = hope
+            make_bins(prepared, layout, hoped, SPARE)
+            order = orders.get()
+            if order is None:
+                return Moved(), None
+            plan, storages = order
+            if plan is not hoped:
+                prepared.drop()
+            return _move(prepared, layout, plan, storages, leaving)
     finally:
         under_way.set()
+        leaving.set()
 
 
 def _move(
-    prepared: Prepared, layout: Layout, plan: Plan, storages: Mapping[int, Storage]
+    prepared: Prepared,
+    layout: Layout,
+    plan: Plan,
+    storages: Mapping[int, Storage],
+    leaving: threading.Event,
 ) -> tuple[Moved, str | None]:
-    """What was moved, and why it ended early."""
     device = prepared.device
-    with device.entered():
-        mover = Mover(device, layout, storages, prepared)
-        stopped = None
-        try:
-            mover.run(plan)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            stopped = f"out of memory while moving: {error}"
-        if plan.groups:
-            prepared.drop()
-            device.synchronize()
-            device.empty_cache()
-        return mover.moved, stopped
+    mover = Mover(device, layout, storages, prepared)
+    stopped = None
+    try:
+        mover.run(plan)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        stopped = f"out of memory while moving: {error}"
+    if plan.groups:
+        prepared.drop()
+        device.synchronize()
+        leaving.set()
+        device.empty_cache()
+    return mover.moved, stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +196,10 @@ class Sight:
     fixed: dict[int, str]
     open: list[Island]
 
-    def asked(self, layout: Layout) -> list[int]:
-        """Blocks whose storages are to be found. Those that await a stream are nobody's any more."""
-        blocks = [block for one in self.open for block in one.blocks]
-        waiting = self._waiting(layout)
-        return [block for block in blocks if block not in waiting] if waiting else blocks
+    def asked(self, layout: Layout, known: Iterable[int]) -> list[int]:
+        """Blocks that are left to be asked for. Those that await a stream are nobody's any more."""
+        out = self._waiting(layout).union(known)
+        return [block for one in self.open for block in one.blocks if block not in out]
 
     def refusals(self, layout: Layout, reasons: Mapping[int, str]) -> tuple[Refusal, ...]:
         """A row for each reason. Stranded bytes count once, for the reason that holds most of the island."""

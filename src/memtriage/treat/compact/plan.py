@@ -31,17 +31,19 @@ from memtriage.allocator.settings import (
     SMALL_SEGMENT,
     Settings,
 )
-from memtriage.treat.compact.islands import Island
-from memtriage.treat.device.layout import ACTIVE, Layout
+from memtriage.treat.compact.islands import Island, holes_of
+from memtriage.treat.device.layout import AWAITING, Layout
 from memtriage.treat.device.protocol import Storage
 
-LEFT_SHARE: Final = 0.005
+LEFT_SHARE: Final = 0.01
 LEFT_BYTES: Final = 32 * MIB
 """Stranded bytes that may stay: this share of what is allocated, and this much."""
 LEAST_RATIO: Final = 0.02
 """Stranded bytes for each byte moved below which moving is not worth it."""
 FILL: Final = 0.9
 """Share of the room in holes that small blocks are taken to fill."""
+FILL_SHARE: Final = 0.75
+"""Share of what may stay that small blocks may claim for holes that they do not fill."""
 BIN: Final = 1 << 30
 """Largest bin. A bin goes back to the driver only when all in it is gone, so it should not be everything."""
 
@@ -137,15 +139,15 @@ def make_plan(
         allocated: bytes allocated on the device.
         bin_limit: largest bin.
     """
-    may = np.flatnonzero(layout.state == ACTIVE).tolist() if movable is None else movable
-    allowed = frozenset(may)
-    able = [one for one in islands if allowed.issuperset(one.blocks)]
+    able = _able(layout, islands, movable)
     kinds: dict[tuple[int, bool], list[Island]] = defaultdict(list)
     for one in able:
         kinds[one.place.stream, one.place.small].append(one)
     chosen: list[Island] = []
-    for kind, group in kinds.items():
-        kinds[kind] = _worst(group, layout.settings, tolerated(allocated) // len(kinds))
+    left = tolerated(allocated)
+    for number, (kind, group) in enumerate(sorted(kinds.items(), key=lambda item: not item[0][1])):
+        kinds[kind], stays = _worst(group, layout.settings, left // (len(kinds) - number), left)
+        left = max(0, left - stays)
         chosen += kinds[kind]
     staying = _holes_of_the_rest(layout, islands, chosen)
     plans = [
@@ -161,30 +163,49 @@ def make_plan(
     )
 
 
-def _worst(islands: list[Island], settings: Settings, tolerance: int) -> list[Island]:
+def _able(layout: Layout, islands: Iterable[Island], movable: Collection[int] | None) -> list[Island]:
+    """Islands all of whose blocks may be moved."""
+    if movable is None:
+        # Few, if any, await a stream.
+        hindered = frozenset(np.flatnonzero(layout.state == AWAITING).tolist())
+        return [one for one in islands if hindered.isdisjoint(one.blocks)] if hindered else list(islands)
+    allowed = frozenset(movable)
+    return [one for one in islands if allowed.issuperset(one.blocks)]
+
+
+def _worst(islands: list[Island], settings: Settings, share: int, most: int) -> tuple[list[Island], int]:
     """Islands of one stream and size class to be emptied: the most stranded bytes for each live one first.
 
     Small blocks fit into the holes of islands that stay: then only as many go as those have room for, and the
     densest stay untouched.
+
+    Args:
+        islands: of one stream and size class.
+        settings: the allocator's.
+        share: stranded bytes of theirs that may stay.
+        most: those of all kinds that are still to be looked at.
+
+    Returns:
+        The islands, and the bytes that will be stranded still.
     """
     islands = sorted(islands, key=lambda one: (-one.stranded / one.live, one.start))
     left = sum(one.stranded for one in islands)
     room = sum(one.end - one.start for one in islands)
     live = room - left
+    least = int(live / FILL)
     fills = islands[0].place.small and not (settings.expandable_segments or islands[0].place.expandable)
-    if fills and live / FILL - live <= tolerance:
-        left, least = room - live, int(live / FILL)
+    if fills and least - live <= max(share, FILL_SHARE * most):
         for count, one in enumerate(islands):
-            room -= one.end - one.start
-            if left <= tolerance or room < least:
-                return islands[:count]
-            left -= one.end - one.start
-        return islands
+            size = one.end - one.start
+            if left <= share or room - size < least:
+                return islands[:count], left
+            room, left = room - size, left - size
+        return islands, left
     for count, one in enumerate(islands):
-        if left <= tolerance or one.stranded < LEAST_RATIO * one.live:
-            return islands[:count]
+        if left <= share or one.stranded < LEAST_RATIO * one.live:
+            return islands[:count], left
         left -= one.stranded
-    return islands
+    return islands, left
 
 
 def _holes_of_the_rest(
@@ -192,11 +213,12 @@ def _holes_of_the_rest(
 ) -> dict[tuple[int, bool], list[int]]:
     """Sizes of the holes that stay, by stream and size class."""
     going = {one.start for one in chosen}
-    found: dict[tuple[int, bool], list[int]] = defaultdict(list)
+    rest: dict[tuple[int, bool], list[Island]] = defaultdict(list)
     for one in islands:
         if one.start not in going:
-            found[one.place.stream, one.place.small] += [size for _, size in one.holes(layout)]
-    return found
+            rest[one.place.stream, one.place.small].append(one)
+    holes = {kind: holes_of(layout, staying)[1].tolist() for kind, staying in rest.items()}
+    return defaultdict(list, holes)
 
 
 def _plan_kind(

@@ -74,7 +74,6 @@ def _make_bins(prepared: Prepared, layout: Layout, number: int, group: Group) ->
         return
     with Holds(prepared.device, group.stream, layout.settings) as holds:
         # A bin in what is to go would keep it.
-        for island in group.islands:
-            holds.take_holes(layout, island, at_least=min(sizes.values()))
+        holds.take_holes(layout, group.islands, at_least=min(sizes.values()))
         for index, size in sizes.items():
             prepared.bins[number, index] = prepared.device.allocate(size, group.stream)

@@ -10,24 +10,18 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
 from itertools import chain, compress
-from operator import attrgetter
+from operator import attrgetter, not_
 from typing import Any, Final
 
 import numpy as np
 import torch
 
 from memtriage.observe.autograd import NodeReader
-from memtriage.observe.heap import (
-    FUTURE,
-    NODE,
-    SAVED,
-    TENSOR,
-    KindTable,
-    Walk,
-    future_referents,
-    tensor_referents,
-)
+from memtriage.observe.edges import future_referents, tensor_referents
+from memtriage.observe.heap import Walk
+from memtriage.observe.kinds import FUTURE, NODE, SAVED, TENSOR, KindTable
 from memtriage.treat.compact.plan import Movable
 from memtriage.treat.device.layout import Int64s, Layout
 
@@ -45,46 +39,127 @@ _Storage: Final = torch.UntypedStorage
 _HANDLE: Final = attrgetter("_cdata")
 
 
-def find_storages(
-    layout: Layout, blocks: Sequence[int], keep: Iterable[torch.Tensor | torch.UntypedStorage] = ()
-) -> Movable:
-    """The storages of some live blocks.
+class Finder:
+    """Finds the storages of blocks.
+
+    Python's heap is listed at the first call and not again, so it is made for one compaction; until it is
+    dropped it keeps every tensor alive.
 
     Args:
-        layout: where the blocks are.
-        blocks: indices of the blocks.
         keep: must not move.
     """
-    # No code of a subclass or of a mode is to run.
-    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-        return _find(layout, blocks, keep)
+
+    def __init__(self, keep: Iterable[torch.Tensor | torch.UntypedStorage] = ()) -> None:
+        self._keep = keep
+        self._heap: _Heap | None = None
+
+    def __call__(self, layout: Layout, blocks: Sequence[int]) -> Movable:
+        """The storages of some live blocks, and why the others may not move.
+
+        Args:
+            layout: where the blocks are.
+            blocks: indices of the blocks.
+        """
+        if not blocks:
+            return Movable()
+        # No code of a subclass or of a mode is to run.
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            return self._find(_Search(layout, np.array(sorted(blocks), np.int64)))
+
+    def _find(self, search: _Search) -> Movable:
+        found = Movable()
+        objects = None
+        if self._heap is None:
+            objects = gc.get_objects()
+            self._heap = _Heap(objects)
+        if self._heap.captured:
+            found.reasons = dict.fromkeys(search.blocks.tolist(), GRAPH)
+            return found
+        for some in self._heap.met:
+            search.meet(some)
+        if search.missing():
+            for some in self._heap.hidden(objects):
+                search.meet(some)
+        search.judge(found, set(chain.from_iterable(map(_kept_addresses, self._keep))))
+        return found
 
 
-def _find(
-    layout: Layout, blocks: Sequence[int], keep: Iterable[torch.Tensor | torch.UntypedStorage]
-) -> Movable:
-    found = Movable()
-    if not blocks:
-        return found
-    search = _Search(layout, np.array(sorted(blocks), np.int64))
-    graph_kinds = _classes_below(torch.cuda.CUDAGraph)
-    kinds = _classes_below(torch.Tensor) | {_Storage}
-    wanted = kinds | graph_kinds | {_Marker}
-    objects = gc.get_objects()
-    listed = list(compress(objects, map(wanted.__contains__, map(type, objects))))
-    del objects
-    met = [one for one in listed if type(one) in kinds]
-    others = [one for one in listed if type(one) not in kinds] if len(met) < len(listed) else []
-    for one in _frozen.objects([one for one in others if type(one) is _Marker], kinds | graph_kinds):
-        (met if type(one) in kinds else others).append(one)
-    if any(_captured(one) for one in others if type(one) in graph_kinds):
-        found.reasons = dict.fromkeys(search.blocks.tolist(), GRAPH)
-        return found
-    search.meet_all(met)
-    if search.missing():
-        search.meet_all(_hidden(met))
-    search.judge(found, set(chain.from_iterable(map(_kept_addresses, keep))))
-    return found
+class _Heap:
+    """What Python's collector knows of tensors, storages and CUDA graphs.
+
+    Args:
+        objects: all that it lists.
+
+    Attributes:
+        captured: a CUDA graph can be replayed; nothing else is looked up then.
+        met: tensors and storages.
+    """
+
+    def __init__(self, objects: Sequence[Any]) -> None:
+        graph_kinds = _classes_below(torch.cuda.CUDAGraph)
+        kinds = _classes_below(torch.Tensor) | {_Storage}
+        wanted = kinds | graph_kinds | {_Marker}
+        listed = list(compress(objects, map(wanted.__contains__, map(type, objects))))
+        ordinary = list(map(kinds.__contains__, map(type, listed)))
+        known, others = list(compress(listed, ordinary)), list(compress(listed, map(not_, ordinary)))
+        for one in _frozen.objects([one for one in others if type(one) is _Marker], kinds | graph_kinds):
+            (known if type(one) in kinds else others).append(one)
+        self.captured = any(_captured(one) for one in others if type(one) in graph_kinds)
+        self.met = [] if self.captured else _by_address(known)
+        self._known = known
+        self._hidden: list[_ByAddress] | None = None
+
+    def hidden(self, objects: Sequence[Any] | None) -> list[_ByAddress]:
+        """Tensors that only tensors, autograd nodes and futures lead to.
+
+        Args:
+            objects: all that the collector lists, where they are at hand.
+        """
+        if self._hidden is None:
+            beside = _with_referents_of_their_own(gc.get_objects() if objects is None else objects)
+            self._hidden = _by_address(list(_hidden(self._known, beside)))
+        return self._hidden
+
+
+@dataclass(frozen=True, slots=True)
+class _ByAddress:
+    """Tensors, or storages, in order of their first bytes. In order they are found faster, and what is found
+    mostly need not be sorted again.
+
+    Attributes:
+        objects: in any order.
+        order: indices of them.
+        address: of the objects in that order.
+        storage_of: gives the storage of one.
+    """
+
+    objects: list[Any]
+    order: Int64s
+    address: Int64s
+    storage_of: Callable[[Any], Any]
+
+
+def _by_address(objects: list[Any]) -> list[_ByAddress]:
+    storages: list[Any] = []
+    tensors = objects
+    if _Storage in set(map(type, objects)):
+        storages = [one for one in objects if type(one) is _Storage]
+        tensors = [one for one in objects if type(one) is not _Storage]
+    return [
+        _sorted(tensors, _Tensor.data_ptr, _Tensor.untyped_storage),
+        _sorted(storages, _Storage.data_ptr, _itself),
+    ]
+
+
+def _sorted(
+    objects: list[Any], address_of: Callable[[Any], int], storage_of: Callable[[Any], Any]
+) -> _ByAddress:
+    address = _addresses(objects, address_of)
+    # An empty view has no address, but keeps its storage alive.
+    for index in np.flatnonzero(address == 0).tolist():
+        address[index] = _base(objects[index])
+    order = np.argsort(address)
+    return _ByAddress(objects, order, address[order], storage_of)
 
 
 class _Marker:
@@ -128,30 +203,24 @@ class _Search:
         self._size = layout.size[self.blocks]
         self._end = self._start + self._size
         self._met = np.zeros(len(self.blocks), bool)
-        self._position: list[int] = []
+        self._position: list[Int64s] = []
+        self._address: list[Int64s] = []
         self._storage: list[torch.UntypedStorage] = []
 
     def missing(self) -> bool:
         """True if a block has no storage yet."""
         return not self._met.all()
 
-    def meet_all(self, objects: Iterable[Any]) -> None:
-        """Tensors and storages, any of them."""
-        known = list(objects)
-        tensors = [one for one in known if type(one) is not _Storage]
-        storages = [one for one in known if type(one) is _Storage] if len(tensors) < len(known) else []
-        self._meet_at(tensors, _addresses(tensors, _Tensor.data_ptr), _Tensor.untyped_storage)
-        self._meet_at(storages, _addresses(storages, _Storage.data_ptr), _itself)
-
-    def _meet_at(self, objects: list[Any], address: Int64s, storage_of: Callable[[Any], Any]) -> None:
-        # An empty view has no address, but keeps its storage alive.
-        for index in np.flatnonzero(address == 0).tolist():
-            address[index] = _base(objects[index])
-        at = np.searchsorted(self._start, address, side="right") - 1
-        which = np.flatnonzero((at >= 0) & (address < self._end[at]))
-        self._met[at[which]] = True
-        self._position += at[which].tolist()
-        self._storage += map(storage_of, map(objects.__getitem__, which.tolist()))
+    def meet(self, some: _ByAddress) -> None:
+        """Take those in that lie in one of the blocks."""
+        at = np.searchsorted(self._start, some.address, side="right") - 1
+        inside = (at >= 0) & (some.address < self._end[at])
+        position = at[inside]
+        self._met[position] = True
+        self._position.append(position)
+        self._address.append(some.address[inside])
+        found = map(some.objects.__getitem__, some.order[inside].tolist())
+        self._storage += map(some.storage_of, found)
 
     def judge(self, found: Movable, kept: set[int]) -> None:
         """Fill in what can move and why not."""
@@ -159,34 +228,46 @@ class _Search:
             found.reasons[block] = CPP_ONLY
         if not self._storage:
             return
-        position = np.array(self._position)
-        handle = np.fromiter(map(_HANDLE, self._storage), np.uint64, len(self._storage))
-        order = np.lexsort((handle, position))
-        position, handle = position[order], handle[order]
-        first = np.flatnonzero(np.diff(position, prepend=-1))
-        last = np.append(first[1:], len(position)) - 1
-        storages = list(map(self._storage.__getitem__, order[first].tolist()))
-        position = position[first]
+        position, address = np.concatenate(self._position), np.concatenate(self._address)
+        storages = self._storage
+        handle = np.fromiter(map(_HANDLE, storages), np.uint64, len(storages))
+        several = np.zeros(len(storages), bool)
+        if (np.diff(position) <= 0).any():
+            order = np.lexsort((address, handle, position))
+            position, address, handle = position[order], address[order], handle[order]
+            first = np.flatnonzero(np.diff(position, prepend=-1))
+            last = np.append(first[1:], len(position)) - 1
+            storages = list(map(storages.__getitem__, order[first].tolist()))
+            several = handle[first] != handle[last]
+            position, address, handle = position[first], address[first], handle[first]
         count = len(storages)
-        base = np.fromiter(map(_Storage.data_ptr, storages), np.uint64, count).astype(np.int64)
-        owned = getattr(torch._C, "_has_Standard_Deleter", None)
         sizes = np.fromiter(map(_Storage.nbytes, storages), np.int64, count)
-        ours = (base == self._start[position]) & (sizes > 0) & (sizes <= self._size[position])
+        ours = (sizes > 0) & (sizes <= self._size[position])
+        start = self._start[position]
+        base = address
+        owned = getattr(torch._C, "_has_Standard_Deleter", None)
         if owned is not None:
-            ours &= np.fromiter(map(owned, handle[first].tolist()), bool, count)
+            ours &= np.fromiter(map(owned, handle.tolist()), bool, count)
+        # What is the allocator's own, and is met where a block begins, begins there.
+        if owned is None or (address != start).any():
+            base = np.fromiter(map(_Storage.data_ptr, storages), np.uint64, count).astype(np.int64)
+        ours &= base == start
         obstacles = (
-            (handle[first] != handle[last], SEVERAL),
+            (several, SEVERAL),
             (np.isin(base, list(kept)), KEPT),
             (~ours, NOT_OURS),
             (~np.fromiter(map(_Storage.resizable, storages), bool, count), FIXED),
         )
         blocks = self.blocks[position]
-        for hindered, why in obstacles:
-            for block in blocks[hindered].tolist():
+        hindered = np.zeros(count, bool)
+        for obstacle, why in obstacles:
+            if not obstacle.any():
+                continue
+            hindered |= obstacle
+            for block in blocks[obstacle].tolist():
                 found.reasons.setdefault(block, why)
-        hindered = np.logical_or.reduce([one for one, _ in obstacles])
-        free = compress(zip(blocks.tolist(), storages, strict=True), (~hindered).tolist())
-        found.storages.update(free)
+        free: Iterable[tuple[int, torch.UntypedStorage]] = zip(blocks.tolist(), storages, strict=True)
+        found.storages.update(compress(free, (~hindered).tolist()) if hindered.any() else free)
 
 
 def _classes_below(root: type) -> set[type]:
@@ -252,17 +333,31 @@ def _itself(storage: Any) -> Any:
     return storage
 
 
-def _hidden(seeds: Iterable[Any]) -> Iterator[Any]:
-    """Tensors that only tensors, autograd nodes and futures lead to."""
+def _with_referents_of_their_own(objects: Sequence[Any]) -> list[Any]:
+    """Autograd nodes, futures and saved tensors: they hold what the collector does not know of."""
+    kinds = KindTable()
+    types = list(map(type, objects))
+    wanted = {kind for kind in set(types) if kinds[kind] in (NODE, FUTURE, SAVED)}
+    return list(compress(objects, map(wanted.__contains__, types)))
+
+
+def _hidden(tensors: Sequence[Any], others: Sequence[Any]) -> Iterator[Any]:
+    """Tensors that only tensors, autograd nodes and futures lead to.
+
+    Args:
+        tensors: that are known; they are not given again.
+        others: nodes, futures, saved tensors.
+    """
     kinds, reader = KindTable(), NodeReader()
     walked = (TENSOR, NODE, FUTURE, SAVED)
-    nodes = [one for one in gc.get_objects() if kinds[type(one)] in (NODE, FUTURE, SAVED)]
-    queue = [one for one in chain(seeds, nodes) if kinds[type(one)] in walked]
+    queue = [one for one in chain(tensors, others) if kinds[type(one)] in walked]
+    met = set(map(id, tensors))
     known = set(map(id, queue))
     for one in queue:  # Grows as it goes, and keeps alive what `known` knows by address.
         kind = kinds[type(one)]
         if kind == TENSOR:
-            yield one
+            if id(one) not in met:
+                yield one
             more = tensor_referents(one)
         elif kind == NODE:
             more = reader.referents(one)

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 _log = logging.getLogger(__name__)
 
-TILE: Final = 64 << 10
-"""Bytes that one block of threads copies: 16 vectors a thread, enough loads in flight for HBM."""
+TILE: Final = 128 << 10
+"""Bytes that one block of threads copies: 32 vectors a thread, eight of them in flight at a time."""
 THREADS: Final = 256
 """Threads of a block; the kernel counts on it."""
 COLUMNS: Final = 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -68,12 +68,20 @@ class CudaDevice:
 
     def layout(self) -> Layout:
         """Segments, blocks and settings, without event traces where torch can leave them out (2.11)."""
+        return self.snapshot()()
+
+    def snapshot(self) -> Callable[[], Layout]:
+        """What torch copies of its own is taken now; it is read in columns when asked for."""
         snapshot = _snapshot()
-        settings = msgspec.structs.replace(
-            settings_of(snapshot.get("allocator_settings", {})),
-            torch_version=parse_version(torch.__version__),
-        )
-        return layout_of_raw(snapshot["segments"], self.index, settings)
+
+        def read() -> Layout:
+            settings = msgspec.structs.replace(
+                settings_of(snapshot.get("allocator_settings", {})),
+                torch_version=parse_version(torch.__version__),
+            )
+            return layout_of_raw(snapshot["segments"], self.index, settings)
+
+        return read
 
     def synchronize(self) -> None:
         """Wait for all work on the device; errors of earlier kernels come up here."""

@@ -8,7 +8,7 @@ Everything is by address: no tensor is made for a storage, so no version counter
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -75,6 +75,10 @@ class Device(Protocol):
 
     def layout(self) -> Layout:
         """Segments and blocks of this device, and the allocator's settings."""
+        ...
+
+    def snapshot(self) -> Callable[[], Layout]:
+        """The same in two steps: what the call gives is of now, whatever the device does meanwhile."""
         ...
 
     def synchronize(self) -> None:

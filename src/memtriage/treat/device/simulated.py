@@ -161,6 +161,11 @@ class SimulatedDevice:
         self._about("layout")
         return layout_of_segments(self.simulator.snapshot(), self.simulator.settings)
 
+    def snapshot(self) -> Callable[[], Layout]:
+        """Read at once."""
+        layout = self.layout()
+        return lambda: layout
+
     def synchronize(self) -> None:
         """Stream work is always done."""
         self._about("synchronize")
