@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.observe.cgroup import cgroup_memory, host_limit
+from memtriage.observe.cgroup import HostLimit, cgroup_memory, counted, host_limit
+from memtriage.observe.host import InUse
 
 GIB = 1 << 30
 NO_LIMIT_V1 = 0x7FFFFFFFFFFFF000
@@ -212,6 +213,12 @@ def test_a_resource_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     limits = {resource.RLIMIT_AS: 3 * GIB, resource.RLIMIT_DATA: 5 * GIB}
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limits[which], resource.RLIM_INFINITY))
     assert host_limit(machine.proc, machine.root) == (3 * GIB, "RLIMIT_AS")
+
+
+def test_use_is_counted_as_the_limit_counts_it() -> None:
+    used = InUse(mapped=7, resident=2, data=5)
+    sources = ("RLIMIT_AS", "RLIMIT_DATA", "MemTotal", "cgroup v2 /")
+    assert [counted(HostLimit(GIB, source), used) for source in sources] == [7, 5, 2, 2]
 
 
 @given(limits=st.lists(st.none() | st.integers(1, 1 << 50), min_size=1, max_size=5))

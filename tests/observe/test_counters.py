@@ -101,8 +101,8 @@ def test_another_library_for_malloc(world: World, monkeypatch: pytest.MonkeyPatc
 def test_devices(world: World) -> None:
     world.reserved, world.used = {0: 70, 2: None}, {0: 100, 2: 50}
     _, first, second = CounterReader().read()
-    assert first == Reading("cuda:0", 5, 70, 3, 30)
-    assert second == Reading("cuda:2", 7, None, 5, None)  # unknown is not zero
+    assert first == Reading("cuda:0", 5, 70, 3, 30, world.device(0))
+    assert second == Reading("cuda:2", 7, None, 5, None, world.device(2))  # unknown is not zero
 
 
 def test_memory_outside_is_never_negative(world: World) -> None:

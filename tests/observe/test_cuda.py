@@ -138,6 +138,7 @@ STATS = {
             ("reserved_bytes", 20),
             ("requested_bytes", 8),
             ("active_bytes", 12),
+            ("inactive_split_bytes", 4),
         )
     },
     "num_alloc_retries": 3,
@@ -155,6 +156,7 @@ def test_native_counters() -> None:
         peak_reserved=21,
         retries=3,
         ooms=1,
+        inactive_split=4,
     )
 
 
@@ -188,6 +190,29 @@ def test_the_limit_is_known_only_where_a_fraction_was_set(install: Callable[...,
     assert cuda.per_process_limit(0) is None
     fake.fraction = 0.25
     assert (cuda.capacity(0), cuda.per_process_limit(0)) == (1000, 250)
+
+
+@pytest.mark.parametrize(
+    ("conf", "expected"),
+    [
+        ("", False),
+        ("expandable_segments:True", True),
+        ("max_split_size_mb:64, expandable_segments : True", True),
+        ("expandable_segments:False,max_split_size_mb:64", False),
+    ],
+)
+def test_expandable_segments_are_those_of_the_settings_in_force(
+    conf: str, expected: bool, install: Callable[..., FakeCuda], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = install()
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", conf)
+    assert cuda.expandable_segments() == expected  # an older torch
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    fake.torch._C._accelerator_getAllocatorSettings = lambda: conf
+    assert cuda.expandable_segments() == expected
+    fake.initialised = False
+    assert not cuda.expandable_segments()
 
 
 # --- segments -----------------------------------------------------------------------------------------------

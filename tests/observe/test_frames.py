@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import threading
 import weakref
 from types import FrameType
 
@@ -64,3 +66,62 @@ def test_running_frames_lists_this_one_and_skips_by_file() -> None:
     assert "test_running_frames_lists_this_one_and_skips_by_file" in names
     skipped = {frame.f_code.co_name for _, frame in running_frames(lambda name: name == __file__)}
     assert "test_running_frames_lists_this_one_and_skips_by_file" not in skipped
+
+
+def test_the_thread_that_asks_is_as_good_as_the_main_one() -> None:
+    seen: dict[str, str | None] = {}
+
+    def look() -> None:
+        for thread, frame in running_frames(lambda name: False):
+            seen.setdefault(frame.f_code.co_name, thread)
+
+    def wait(ready: threading.Event, done: threading.Event) -> None:
+        ready.set()
+        done.wait()
+
+    ready, done = threading.Event(), threading.Event()
+    other = threading.Thread(target=wait, args=(ready, done), name="other")
+    other.start()
+    ready.wait()
+    asking = threading.Thread(target=look, name="asking")
+    asking.start()
+    asking.join()
+    done.set()
+    other.join()
+    assert seen["look"] is None  # as in Ray Train, whose training thread is not the main one
+    assert seen["test_the_thread_that_asks_is_as_good_as_the_main_one"] is None
+    assert seen["wait"] == "other"
+
+
+_RACE = """
+import sys, threading
+from memtriage.observe.frames import frame_locals
+
+stop = False
+
+def inner():
+    values = []
+    for number in range(3):
+        values = [number] * 10
+        pair = (values, object())
+    return pair
+
+def work():
+    while not stop:
+        inner()
+
+sys.setswitchinterval(1e-6)
+for _ in range(2):
+    threading.Thread(target=work, daemon=True).start()
+for _ in range(4000):
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            frame_locals(frame)
+            frame = frame.f_back
+stop = True
+"""
+
+
+def test_frames_of_threads_that_go_on_meanwhile() -> None:
+    # In a process of its own: a stale pointer (as before the 3.11 reader took one at a time) ends it at once.
+    subprocess.run([sys.executable, "-c", _RACE], check=True)

@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from memtriage.observe import heap
-from memtriage.observe.heap import (
+from memtriage.observe import edges, heap
+from memtriage.observe.heap import HeapGraph, Walk
+from memtriage.observe.kinds import (
     BOUNDARY,
     FUTURE,
     KLASS,
@@ -25,12 +26,10 @@ from memtriage.observe.heap import (
     OPTIMIZER,
     PLAIN,
     TENSOR,
-    CodeOrigin,
     FrameLocals,
-    HeapGraph,
     KindTable,
-    Walk,
 )
+from memtriage.observe.origin import CodeOrigin
 
 
 class Marked:
@@ -76,7 +75,8 @@ def test_own_objects_are_no_part_of_the_program() -> None:
     # In an interpreter of its own: the tests' modules hold memtriage's objects, and are a program.
     script = """
         import memtriage.treat.park, memtriage.treat.phase  # both keep objects
-        from memtriage.observe.heap import FrameLocals, Walk, module_of
+        from memtriage.observe.heap import Walk, module_of
+        from memtriage.observe.kinds import FrameLocals
 
         with Walk() as graph:
             kinds = {type(one) for one in graph.objects[:graph.first_own]} - {FrameLocals}
@@ -265,10 +265,10 @@ def test_users_files_are_told_from_libraries() -> None:
 
 def test_sparse_tensors_lead_to_their_parts() -> None:
     coo = torch.eye(4).to_sparse().requires_grad_()
-    assert [part.shape for part in heap.sparse_parts(coo)] == [(2, 4), (4,)]
-    assert all(part.grad_fn is None for part in heap.sparse_parts(coo))
-    assert heap.is_sparse(coo)
-    assert not heap.is_sparse(torch.eye(4))
+    assert [part.shape for part in edges.sparse_parts(coo)] == [(2, 4), (4,)]
+    assert all(part.grad_fn is None for part in edges.sparse_parts(coo))
+    assert edges.is_sparse(coo)
+    assert not edges.is_sparse(torch.eye(4))
 
 
 def test_unfinished_and_failed_futures_hold_nothing_more() -> None:
@@ -279,7 +279,7 @@ def test_unfinished_and_failed_futures_hold_nothing_more() -> None:
     value = Marked()
     finished.set_result(value)
     assert [
-        any(each is value for each in heap.future_referents(each)) for each in (waiting, failed, finished)
+        any(each is value for each in edges.future_referents(each)) for each in (waiting, failed, finished)
     ] == [
         False,
         False,
@@ -297,5 +297,5 @@ def test_asking_a_failed_future_leaves_no_trace_on_its_error(raised_before: bool
     future: Any = torch.futures.Future()
     future.set_exception(error)
     for _ in range(2):
-        heap.future_referents(future)
+        edges.future_referents(future)
     assert [frame for frame, _ in traceback.walk_tb(error.__traceback__)] == frames

@@ -115,6 +115,19 @@ def test_caller_frames_start_where_asked() -> None:
     assert len(outer(0)) <= 12
 
 
+def test_the_batch_is_found_from_deep_within_a_model() -> None:
+    def nested(levels: int, depth: int | None) -> int | None:
+        if levels:
+            return nested(levels - 1, depth)
+        return batch_elements(caller_frames(0, depth=depth))
+
+    def forward(input_ids: torch.Tensor, depth: int | None) -> int | None:
+        return nested(40, depth)
+
+    assert forward(torch.ones(4, 7), None) == 28
+    assert forward(torch.ones(4, 7), 12) is None
+
+
 def test_frames_of_torch_are_left_out() -> None:
     seen: list[str] = []
 

@@ -211,5 +211,5 @@ def test_what_the_model_cannot_do_is_said(content, arguments, said, config):
 
 def test_transformers_that_is_not_installed(config, monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(BuildError, match="pip install transformers"):
+    with pytest.raises(BuildError, match=r"pip install 'memtriage\[hf\]'"):
         build_from_config(config(LLAMA), TrainingArguments())

@@ -21,7 +21,8 @@ from memtriage.account.owners import RANK, declared_owners, module_of_nodes, own
 from memtriage.account.paths import PathNamer
 from memtriage.model.census import Census, GroupDetail, HolderGroup, Owner, StorageRecord
 from memtriage.observe.classes import name_of
-from memtriage.observe.heap import NODE, TENSOR, FrameLocals, HeapGraph, Walk
+from memtriage.observe.heap import HeapGraph, Walk
+from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
 from memtriage.observe.tensors import StorageFacts, first_bytes, is_pinned, is_shared, storage_facts
 
 _HEAD = 64

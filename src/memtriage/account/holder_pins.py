@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from memtriage.account.gpu_ledger import releasable_in
+from memtriage.account.segments import releasable_in
 from memtriage.model.blocks import DEFAULT_POOL, Block, Segment
 from memtriage.model.holders import Pinned
 

@@ -7,8 +7,9 @@ from typing import Final
 
 import msgspec
 
-from memtriage.account.gpu_ledger import gpu_ledger, workspace_sizes
+from memtriage.account.gpu_ledger import gpu_ledger
 from memtriage.account.host_reading import HostReading, read_host
+from memtriage.account.workspaces import workspace_sizes
 from memtriage.model.census import StorageRecord
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.observe import cuda, driver

@@ -9,7 +9,9 @@ from memtriage.account.paths import PathNamer
 from memtriage.model.census import Owner
 from memtriage.observe import autograd
 from memtriage.observe.classes import declares, instance_dict, module_of
-from memtriage.observe.heap import TENSOR, HeapGraph, is_sparse
+from memtriage.observe.edges import is_sparse
+from memtriage.observe.heap import HeapGraph
+from memtriage.observe.kinds import TENSOR
 
 PRIORITY: tuple[Owner, ...] = (
     "parameter",

@@ -31,19 +31,10 @@ from memtriage.observe.classes import (
     qualified_name_of,
     read_member,
 )
+from memtriage.observe.edges import is_sparse
 from memtriage.observe.frames import frame_locals
-from memtriage.observe.heap import (
-    FUTURE,
-    KLASS,
-    MODULE,
-    NODE,
-    PLACEHOLDER,
-    SAVED,
-    TENSOR,
-    FrameLocals,
-    HeapGraph,
-    is_sparse,
-)
+from memtriage.observe.heap import HeapGraph
+from memtriage.observe.kinds import FUTURE, KLASS, MODULE, NODE, PLACEHOLDER, SAVED, TENSOR, FrameLocals
 
 _MODULE_DICTS = ("_modules", "_parameters", "_buffers")
 _MAX_DICT_KEYS = 32

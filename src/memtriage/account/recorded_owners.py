@@ -13,7 +13,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from memtriage.account.gpu_ledger import DEFAULT_WORKSPACES, HANDLES_PER_STREAM, WorkspaceSizes
 from memtriage.account.recorded_stacks import (
     BACKWARD,
     COMMUNICATION,
@@ -24,6 +23,7 @@ from memtriage.account.recorded_stacks import (
     StackFacts,
     phase_codes,
 )
+from memtriage.account.workspaces import DEFAULT_WORKSPACES, HANDLES_PER_STREAM, WorkspaceSizes
 from memtriage.allocator.replay import ReplayedTrace
 from memtriage.model.recording import ALLOC, OWNERS, Bytes8
 from memtriage.observe.snapshot_columns import TraceColumns

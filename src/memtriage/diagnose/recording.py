@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from memtriage.account.gpu_ledger import segment_totals, stranded_segments
 from memtriage.account.recorded_owners import owners_of
 from memtriage.account.recorded_sites import alive_at, index_sites, owned_bytes, site_series
 from memtriage.account.recorded_stacks import StackFacts, stack_facts
+from memtriage.account.segments import segment_totals, stranded_segments
 from memtriage.allocator.replay import ReplayedTrace, recorded_settings, replay
 from memtriage.allocator.settings import Settings
 from memtriage.diagnose.recording_growth import MOST_STEPS, SiteGrowth, growing_sites

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from memtriage.account.gpu_ledger import releasable_in
+from memtriage.account.segments import releasable_in
 from memtriage.diagnose.recording_known import known_bytes, known_words
 from memtriage.diagnose.recording_leaks import Growth
 from memtriage.diagnose.recording_view import MIB, Mask, View, known_site

@@ -78,6 +78,8 @@ class DeviceCounters(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         peak_allocated, peak_reserved: highest value since the statistics were last reset, by whomever.
         retries: failed driver allocations after which the cache was flushed and the allocation tried again.
         ooms: out-of-memory errors thrown.
+        inactive_split: free bytes in segments that hold something else as well, so stranded bytes; expandable
+            segments are left out (`free_block` in CUDACachingAllocator.cpp).
     """
 
     allocated: int | None = None
@@ -88,6 +90,7 @@ class DeviceCounters(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     peak_reserved: int | None = None
     retries: int | None = None
     ooms: int | None = None
+    inactive_split: int | None = None
 
 
 class DriverUse(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Mark(msgspec.Struct, kw_only=True):
+class Mark(msgspec.Struct, kw_only=True, gc=False):
     """Counters of one device at one named instant. Sizes in bytes, None where there is no such counter.
 
     Attributes:

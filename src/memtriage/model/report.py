@@ -7,6 +7,7 @@ import msgspec
 from memtriage.model.findings import Finding, Verdict
 from memtriage.model.ledger import LedgerRow
 from memtriage.model.marks import Mark
+from memtriage.model.rank_groups import RankGroups
 
 
 class RankCount(msgspec.Struct, kw_only=True):
@@ -17,7 +18,10 @@ class RankCount(msgspec.Struct, kw_only=True):
 
 
 class RunReport(msgspec.Struct, kw_only=True):
-    """Verdict, findings, marks and ledgers of a run. `ledger` maps `cuda:N` and `host` to their rows."""
+    """Verdict, findings, marks and ledgers of a run. `ledger` maps `cuda:N` and `host` to their rows.
+
+    `rank_groups` is there for runs of several ranks only; in JSON its key is missing otherwise.
+    """
 
     schema: int = 1
     verdict: Verdict
@@ -27,3 +31,4 @@ class RunReport(msgspec.Struct, kw_only=True):
     ledger: dict[str, list[LedgerRow]]
     exception: str | None = None
     ranks: RankCount
+    rank_groups: RankGroups | msgspec.UnsetType = msgspec.UNSET

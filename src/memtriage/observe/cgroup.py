@@ -13,6 +13,8 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
+from memtriage.observe.host import InUse
+
 SELF: Final = Path("/proc/self")
 
 
@@ -86,6 +88,11 @@ def host_limit(proc: Path = SELF, root: Path = Path("/")) -> HostLimit:
     if group is not None and group.limit is not None:
         limits.append(HostLimit(group.limit, f"cgroup v{group.version} {group.path}"))
     return min(limits)
+
+
+def counted(limit: HostLimit, used: InUse) -> int:
+    """Bytes in use as a limit counts them: a resource limit is on address space, not on resident memory."""
+    return {"RLIMIT_AS": used.mapped, "RLIMIT_DATA": used.data}.get(limit.source, used.resident)
 
 
 class _Files(NamedTuple):

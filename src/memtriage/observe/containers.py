@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from memtriage.observe.heap import ARRAY, PLAIN, HeapGraph
+from memtriage.observe.heap import HeapGraph
+from memtriage.observe.kinds import ARRAY, PLAIN
 
 _SIZED: frozenset[type] = frozenset([list, dict, set, deque, OrderedDict, defaultdict, bytearray])
 _ITEM_LIMIT = 2000

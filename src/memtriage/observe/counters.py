@@ -6,6 +6,7 @@ import time
 
 import msgspec
 
+from memtriage.model.blocks import DeviceCounters
 from memtriage.observe import cuda, driver, host, malloc
 
 _OUTSIDE_EVERY_S = 1.0
@@ -17,13 +18,17 @@ _PINNED_EVERY = 8
 
 
 class Reading(msgspec.Struct, gc=False):
-    """One device's counters at one instant, in bytes; None where there is no such counter."""
+    """One device's counters at one instant, in bytes; None where there is no such counter.
+
+    `counters`: all that the CUDA allocator counts, of which the first three are a part.
+    """
 
     device: str
     allocated: int | None = None
     reserved: int | None = None
     requested: int | None = None
     outside: int | None = None
+    counters: DeviceCounters | None = None
 
 
 class CounterReader:
@@ -61,12 +66,18 @@ class CounterReader:
                     name = self._names[device] = f"cuda:{device}"
                 found = cuda.counters(device)
                 outside = self._outside_of(device, found.reserved, now)
-                readings.append(Reading(name, found.allocated, found.reserved, found.requested, outside))
+                readings.append(
+                    Reading(name, found.allocated, found.reserved, found.requested, outside, found)
+                )
         return readings
 
     def rss(self) -> int | None:
         """Resident set of the process."""
         return host.rss()
+
+    def in_use(self) -> host.InUse | None:
+        """What limits on the process count."""
+        return host.in_use()
 
     def shared(self) -> int | None:
         """Resident memory that is mapped from files or shared: tensors in shared memory are in it."""

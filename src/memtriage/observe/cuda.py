@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 import re
 import sys
 import weakref
@@ -110,7 +111,24 @@ def parse_counters(stats: Mapping[str, Any], backend_name: str | None) -> Device
         peak_reserved=kept.peak_reserved,
         retries=stats.get("num_alloc_retries"),
         ooms=stats.get("num_ooms"),
+        inactive_split=_bytes(stats, "inactive_split_bytes")("current"),
     )
+
+
+def expandable_segments() -> bool:
+    """Whether the allocator is set to make expandable segments now. False before CUDA is initialised.
+
+    Where torch does not tell its settings (older releases), the environment is asked: what the program has
+    changed since is not seen then.
+    """
+    if not initialised():
+        return False
+    told = getattr(_torch()._C, "_accelerator_getAllocatorSettings", None)
+    if told is not None:
+        text = str(told())
+    else:
+        text = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
+    return bool(_EXPANDABLE.search(text))
 
 
 def capacity(device: int) -> int | None:
@@ -400,6 +418,7 @@ def _block(raw: Mapping[str, Any], position: int, script_root: str | None) -> Bl
     )
 
 
+_EXPANDABLE: Final = re.compile(r"\bexpandable_segments\s*:\s*[Tt]rue\b")
 Origin = Literal["user", "library", "internal"]
 _INSTALLED: Final = re.compile(r"(^|/)(site-packages|dist-packages|lib(64)?/python3\.\d+t?)/")
 _TORCH: Final = re.compile(r"(^|/)(site-packages|dist-packages)/torch/|(^|/)torchinductor_[^/]*/")

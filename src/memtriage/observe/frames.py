@@ -15,6 +15,7 @@ Where none of these can be had (another implementation), no locals are returned:
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -45,15 +46,18 @@ def _every(name: str) -> bool:
 
 
 def running_frames(skip_file: Callable[[str], bool]) -> Iterator[tuple[str | None, FrameType]]:
-    """(thread name or None for the main thread, frame) of every running function, innermost first.
+    """(thread name or None, frame) of every running function, innermost first.
+
+    None stands for the main thread, and for the calling one: some frameworks (Ray Train) train in a thread of
+    their own, in which marks, and with them censuses, are then made.
 
     Args:
         skip_file: says of a code object's file name whether its frames are left out (memtriage's own).
     """
     names = {t.ident: t.name for t in threading.enumerate()}
-    main = threading.main_thread().ident
+    programs_own = (threading.main_thread().ident, threading.get_ident())
     for ident, top in sys._current_frames().items():
-        name = None if ident == main else names.get(ident, f"id {ident}")
+        name = None if ident in programs_own else names.get(ident, f"id {ident}")
         frame: FrameType | None = top
         while frame is not None:
             if not skip_file(frame.f_code.co_filename):
@@ -94,8 +98,10 @@ def _read_by_api(frame: FrameType, code: CodeType, wanted: Wanted) -> list[tuple
     return found
 
 
-class _InterpreterFrame311(ctypes.Structure):
-    _fields_ = [
+@functools.cache
+def _frame_object_311(variables: int) -> Any:
+    """`struct _frame` of CPython 3.11, whose interpreter frame has so many variables."""
+    inner_fields = [
         ("f_func", ctypes.c_void_p),
         ("f_globals", ctypes.c_void_p),
         ("f_builtins", ctypes.c_void_p),
@@ -107,31 +113,36 @@ class _InterpreterFrame311(ctypes.Structure):
         ("stacktop", ctypes.c_int),
         ("is_entry", ctypes.c_bool),
         ("owner", ctypes.c_char),
+        ("localsplus", ctypes.py_object * variables),
     ]
-
-
-class _FrameObject311(ctypes.Structure):
-    _fields_ = [
+    inner = type("InterpreterFrame311", (ctypes.Structure,), {"_fields_": inner_fields})
+    outer_fields = [
         ("ob_refcnt", ctypes.c_ssize_t),
         ("ob_type", ctypes.c_void_p),
         ("f_back", ctypes.c_void_p),
-        ("f_frame", ctypes.POINTER(_InterpreterFrame311)),
+        ("f_frame", ctypes.POINTER(inner)),
     ]
+    return type("FrameObject311", (ctypes.Structure,), {"_fields_": outer_fields})
 
 
 def _read_localsplus(frame: FrameType, code: CodeType, wanted: Wanted) -> list[tuple[str, Any]]:
-    inner = _FrameObject311.from_address(id(frame)).f_frame
-    if not inner or inner.contents.f_code != id(code):
-        return []  # not the layout that this reader knows
     names = _variable_names(code)
-    base = ctypes.addressof(inner.contents) + ctypes.sizeof(_InterpreterFrame311)
-    slots = (ctypes.c_void_p * len(names)).from_address(base)
+    outer = _frame_object_311(len(names)).from_address(id(frame))
+    if not outer.f_frame or outer.f_frame.contents.f_code != id(code):
+        return []  # not the layout that this reader knows
     found = []
-    for name, address in zip(names, list(slots), strict=True):
-        if address and wanted(name):
-            pair = _unwrapped(name, ctypes.cast(address, ctypes.py_object).value)
-            if pair is not None:
-                found.append(pair)
+    for index, name in enumerate(names):
+        if not wanted(name):
+            continue
+        try:
+            # One expression without a call, in which no other thread gets the interpreter: if the frame is
+            # another thread's, its function may end or let go of the value at any other place.
+            value = outer.f_frame.contents.localsplus[index]
+        except ValueError:  # not bound at this point of the function
+            continue
+        pair = _unwrapped(name, value)
+        if pair is not None:
+            found.append(pair)
     return found
 
 

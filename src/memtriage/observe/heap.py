@@ -19,113 +19,32 @@ import contextlib
 import gc
 import os
 import sys
-import sysconfig
-import types
 from collections.abc import Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
 from memtriage.observe import autograd
-from memtriage.observe.classes import declares, module_of, name_of, qualified_name_of
-from memtriage.observe.frames import frame_locals, running_frames
-
-(ATOM, PLAIN, TENSOR, ARRAY, LOCALS, MODULE, FUTURE, SAVED, PLACEHOLDER, BOUNDARY, KLASS, NODE,
- OPTIMIZER) = range(13)  # fmt: skip
-"""How an object is walked: not at all, by `gc.get_referents`, as a tensor, a numpy array, a frame's locals,
-an `nn.Module`, a future whose value C++ holds, a saved tensor outside of a node, a checkpoint's placeholder
-for one, never entered from elsewhere (modules and frames are roots of their own), a class, an autograd
-node, an optimizer. Graphs wait until all plain objects of the program are reached, optimizers until the
-graphs are: a parameter is known by its place in the model, not as what a loss's graph accumulates into, nor
-as a key of `optimizer.state`."""
-
-_ATOMS: frozenset[type] = frozenset(
-    [
-        type(None), bool, int, float, complex, str, bytes, range, slice, type(...),
-        type(NotImplemented), types.CodeType, types.GetSetDescriptorType, types.MemberDescriptorType,
-        types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType,
-        types.MethodWrapperType, types.GenericAlias, types.UnionType,
-    ]
-)  # fmt: skip
-
-
-class FrameLocals:
-    """The variables of one running function, as a node of the graph."""
-
-    __slots__ = ("code", "names", "thread", "values")
-
-    def __init__(self, frame: FrameType, thread: str | None) -> None:
-        pairs = frame_locals(frame)
-        self.names = [name for name, _ in pairs]
-        self.values = [value for _, value in pairs]
-        self.code = frame.f_code
-        self.thread = thread
-
-
-class KindTable(dict[type, int]):
-    """How objects of each type are walked; a type is classified once, when first met.
-
-    It keeps the types it knows alive, so it lives no longer than its graph.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        for kind in _ATOMS:
-            self[kind] = ATOM
-        self[types.FrameType] = PLAIN
-        self[FrameLocals] = LOCALS
-        torch = sys.modules.get("torch")
-        numpy = sys.modules.get("numpy")
-        self._tensor: type | tuple[()] = getattr(torch, "Tensor", ())
-        self._array: type | tuple[()] = getattr(numpy, "ndarray", ())
-        nn = sys.modules.get("torch.nn")
-        optim = sys.modules.get("torch.optim")
-        self._future: type | tuple[()] = getattr(getattr(torch, "_C", None), "Future", ())
-        self._saved = _type_in("torch._C._autograd", "SavedTensor")
-        self._placeholder = _type_in("torch.utils.checkpoint", "_Holder")
-        self._module: type | tuple[()] = getattr(nn, "Module", ())
-        self._optimizer: type | tuple[()] = getattr(optim, "Optimizer", ())
-
-    def __missing__(self, kind: type) -> int:
-        self[kind] = found = self._classify(kind)
-        return found
-
-    def _classify(self, kind: type) -> int:
-        # By type, never isinstance: a weak proxy whose referent is gone raises ReferenceError there.
-        if self._tensor and issubclass(kind, self._tensor):
-            return TENSOR
-        if issubclass(kind, type):
-            return KLASS
-        if issubclass(kind, ModuleType) or _is_own(module_of(kind)):
-            return BOUNDARY
-        if autograd.is_node_type(kind):
-            return NODE
-        if self._future and issubclass(kind, self._future):
-            return FUTURE
-        if kind is self._saved:
-            return SAVED
-        if kind is self._placeholder:
-            return PLACEHOLDER
-        if self._module and issubclass(kind, self._module):
-            return MODULE
-        if (self._optimizer and issubclass(kind, self._optimizer)) or (
-            "Optim" in name_of(kind) and declares(kind, "step") and declares(kind, "zero_grad")
-        ):  # DeepSpeed's and Apex's wrappers are no subclasses
-            return OPTIMIZER
-        if self._array and issubclass(kind, self._array):
-            return ARRAY
-        return PLAIN
-
-
-def _is_own(module: str) -> bool:
-    """Whether a class belongs to the watching. What `treat` makes is the program's, such as its optimizer."""
-    first, second, *_ = [*module.split("."), "", ""]
-    return first == "memtriage" and second != "treat"
-
-
-def _type_in(module: str, name: str) -> type | None:
-    """A class of a module that may not be loaded, or may not have it in this version."""
-    found = getattr(sys.modules.get(module), name, None)
-    return found if isinstance(found, type) else None
+from memtriage.observe.classes import module_of, qualified_name_of
+from memtriage.observe.edges import edges, tensor_referents
+from memtriage.observe.frames import running_frames
+from memtriage.observe.kinds import (
+    ARRAY,
+    ATOM,
+    BOUNDARY,
+    FUTURE,
+    KLASS,
+    LOCALS,
+    MODULE,
+    NODE,
+    OPTIMIZER,
+    PLACEHOLDER,
+    PLAIN,
+    SAVED,
+    TENSOR,
+    FrameLocals,
+    KindTable,
+)
+from memtriage.observe.origin import CodeOrigin
 
 
 class HeapGraph:
@@ -177,7 +96,7 @@ class HeapGraph:
     def referents(self, position: int) -> list[Any]:
         """What the object at a position refers to, autograd edges included."""
         obj = self.objects[position]
-        return _edges(obj, self.kinds[type(obj)], self.reader)
+        return edges(obj, self.kinds[type(obj)], self.reader)
 
 
 class Walk:
@@ -217,46 +136,6 @@ class Walk:
             gc.enable()
 
 
-def package_folder() -> str:
-    """Folder of memtriage itself; its modules, frames and objects are never reported."""
-    return os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
-
-def _library_folders() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    folders = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib") if key in paths}
-    torch = sys.modules.get("torch")
-    if getattr(torch, "__file__", None):
-        assert torch is not None and torch.__file__ is not None
-        folders.add(os.path.dirname(os.path.dirname(torch.__file__)))
-    return tuple(os.path.realpath(folder) + os.sep for folder in folders)
-
-
-class CodeOrigin:
-    """Tells the user's own files from libraries' (by folder, cached by name)."""
-
-    def __init__(self) -> None:
-        self._libraries = _library_folders()
-        self._own = package_folder()
-        self._known: dict[str, bool] = {}
-
-    def is_user_file(self, name: str | None) -> bool:
-        """True for a real file outside the standard library, site-packages, torch's folder and memtriage."""
-        if not name or name.startswith("<"):
-            return False
-        known = self._known.get(name)
-        if known is None:
-            path = os.path.realpath(name)
-            known = not path.startswith(self._libraries) and not path.startswith(self._own)
-            self._known[name] = known and "site-packages" not in path and "dist-packages" not in path
-            known = self._known[name]
-        return known
-
-    def is_own_file(self, name: str) -> bool:
-        """True for memtriage's own files."""
-        return name.startswith(self._own)
-
-
 class _Walker:
     def __init__(self, graph: HeapGraph, ended: Sequence[FrameType]) -> None:
         self.graph = graph
@@ -281,13 +160,16 @@ class _Walker:
         self._exhaust()
         frames = list(running_frames(self.origin.is_own_file))
         frames += [(None, frame) for frame in self.ended]
-        frames.sort(key=lambda pair: not self.origin.is_user_file(pair[1].f_code.co_filename))
         for _, frame in frames:
             self._fence(frame)
-        for thread, frame in frames:
-            self._root(FrameLocals(frame, thread), "")
+        # All that the user's functions lead to goes by their names: a library function that happens to run
+        # (an optimizer's step) has a shorter path to nearly everything.
+        for users in (True, False):
+            for thread, frame in frames:
+                if self.origin.is_user_file(frame.f_code.co_filename) is users:
+                    self._root(FrameLocals(frame, thread), "")
+            self._exhaust()
         del frames
-        self._exhaust()
         self._release()
         for name, module in modules:
             if not self._is_user(module):
@@ -416,7 +298,7 @@ class _Walker:
             graph.nodes.append(position)
             return self.reader.referents(obj)
         if kind in (LOCALS, FUTURE, SAVED, PLACEHOLDER):
-            return _edges(obj, kind, self.reader)
+            return edges(obj, kind, self.reader)
         if kind == MODULE:
             graph.modules.append(position)
         elif kind == OPTIMIZER:
@@ -487,66 +369,6 @@ def _carries_gradient(tensor: Any) -> bool:
         return False
 
 
-def _edges(obj: Any, kind: int, reader: autograd.NodeReader) -> list[Any]:
-    if kind == TENSOR:
-        return tensor_referents(obj)
-    if kind == NODE:
-        return reader.referents(obj)
-    if kind == LOCALS:
-        return list(obj.values)
-    if kind == FUTURE:
-        return future_referents(obj)
-    if kind == SAVED:
-        return reader.saved_tensor_referents(obj)
-    if kind == PLACEHOLDER:
-        return reader.placeholder_referents(obj)
-    return gc.get_referents(obj)
-
-
-def future_referents(future: Any) -> list[Any]:
-    """What a finished `torch.futures.Future` holds: its value is C++'s, and no collector sees it."""
-    found = gc.get_referents(future)
-    try:
-        if future.done():
-            found.append(sys.modules["torch"]._C.Future.value(future))
-    except Exception as error:  # a future that failed raises what failed it, of any type
-        _forget_raise(error)
-    return found
-
-
-def _forget_raise(error: Exception) -> None:
-    """Takes what asking a failed future added to its error, which is the program's own and is raised again.
-
-    Each raise puts more entries before the error's traceback, and with them frames and all that they hold.
-    """
-    own = error.__traceback__
-    entry = None if own is None else own.tb_next
-    if entry is not None and entry.tb_frame.f_code.co_name == "raise_error":  # inside `Future.set_exception`
-        entry = entry.tb_next
-    error.__traceback__ = entry
-
-
-def tensor_referents(tensor: Any) -> list[Any]:
-    """What a tensor keeps alive: its Python attributes and hooks, `.grad`, `.grad_fn`, its view base."""
-    found = gc.get_referents(tensor)
-    try:
-        node = tensor.grad_fn
-        if node is not None:
-            found.append(node)
-            if tensor.retains_grad and tensor.grad is not None:
-                found.append(tensor.grad)
-        elif tensor.grad is not None:
-            found.append(tensor.grad)
-        if tensor._is_view() and tensor._base is not None:
-            found.append(tensor._base)
-        if is_sparse(tensor):
-            found += sparse_parts(tensor)
-    except (RuntimeError, AttributeError, ReferenceError):
-        # functorch wrappers, deleted inference tensors: what gc sees is all there is
-        return found
-    return found
-
-
 def _namespace(module: ModuleType) -> dict[str, Any]:
     """A module's variables, without code of its class: libraries put lazy modules of all kinds in place."""
     namespace: dict[str, Any] = _read_namespace(module)
@@ -560,31 +382,6 @@ def _module_variable(module: Any, name: str) -> str | None:
     """A module's `__name__` or `__file__`; None where it is not set, no text, or no module holds it."""
     found = _namespace(module).get(name) if issubclass(type(module), ModuleType) else None
     return found if isinstance(found, str) else None
-
-
-def sparse_parts(tensor: Any) -> list[Any]:
-    """The index and value tensors that a sparse tensor is made of: C++ holds them, no collector sees them.
-
-    New Python objects at each call, of the same storages.
-    """
-    names = _COO_PARTS if tensor.is_sparse else _COMPRESSED_PARTS
-    found = []
-    with sys.modules["torch"].no_grad():
-        for name in names:
-            try:
-                found.append(getattr(tensor, name)())
-            except RuntimeError:  # rows are compressed, or columns, never both
-                continue
-    return found
-
-
-_COO_PARTS = ("_indices", "_values")
-_COMPRESSED_PARTS = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "values")
-
-
-def is_sparse(tensor: Any) -> bool:
-    """Whether a tensor has one of the sparse layouts."""
-    return str(tensor.layout).startswith("torch.sparse")
 
 
 def _main_name(module: ModuleType) -> str:

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -114,6 +114,21 @@ def rss() -> int | None:
     if sys.platform != "linux":
         return _psutil_rss(os.getpid())
     return _STATM.column(1)
+
+
+class InUse(NamedTuple):
+    """What limits on a process count, in bytes: mapped address space, resident set, data and stack."""
+
+    mapped: int
+    resident: int
+    data: int
+
+
+def in_use() -> InUse | None:
+    """What this process has; as cheap as `rss`. None elsewhere than on Linux."""
+    columns = [_STATM.column(number) for number in (0, 1, 5)] if sys.platform == "linux" else [None]
+    known = [column for column in columns if column is not None]
+    return InUse(*known) if len(known) == len(InUse._fields) else None
 
 
 def shared() -> int | None:
@@ -261,7 +276,9 @@ class _Statm:
         self._page = os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 0
 
     def column(self, number: int) -> int | None:
-        """Bytes in a column: 1 is the resident set, 2 the part of it that is file-backed or shared."""
+        """Bytes in a column: 0 is the address space, 1 the resident set, 2 its file-backed or shared part,
+        5 data and stack.
+        """
         pid = os.getpid()
         if self._opened is not None and self._opened[0] == pid:
             with contextlib.suppress(OSError, ValueError, IndexError):

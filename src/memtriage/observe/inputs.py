@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import count
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -34,8 +35,8 @@ def batch_elements(frames: Iterator[FrameType]) -> int | None:
         for _, value in frame_locals(frame, _NAMES.match) or list(_module_variables(frame)):
             for tensor in _tensors(value, torch.Tensor):
                 if tensor.grad_fn is None and not tensor.requires_grad:
-                    count = tensor.numel()
-                    largest = count if largest is None else max(largest, count)
+                    elements = tensor.numel()
+                    largest = elements if largest is None else max(largest, elements)
     return largest
 
 
@@ -49,7 +50,7 @@ def batch_shapes(frames: Sequence[FrameType]) -> dict[str, int]:
 
     found: dict[str, int] = {}
     largest = 0
-    for frame in frames[:_DEPTH]:
+    for frame in frames:
         for name, value in frame_locals(frame):
             if _NAMES.match(name):
                 for tensor in _tensors(value, torch.Tensor):
@@ -72,10 +73,16 @@ _CONFIG_SIZES = (
 )
 
 
-def caller_frames(skip: int) -> Iterator[FrameType]:
-    """Frames of the calling thread, innermost first, `skip` of them left out; torch's own left out too."""
+def caller_frames(skip: int, *, depth: int | None = _DEPTH) -> Iterator[FrameType]:
+    """Frames of the calling thread, innermost first, `skip` of them left out; torch's own left out too.
+
+    Args:
+        skip: so many innermost ones.
+        depth: so many are looked at, torch's own among them; None for all. Within a block of a deep model
+            there are more than a few between it and the one that has the batch.
+    """
     frame: FrameType | None = sys._getframe(skip + 1)
-    for _ in range(_DEPTH):
+    for _ in count() if depth is None else range(depth):
         if frame is None:
             return
         if "/torch/" not in frame.f_code.co_filename:

@@ -8,7 +8,8 @@ from itertools import chain, islice
 from typing import Any, Final
 
 from memtriage.observe.containers import deep_size
-from memtriage.observe.heap import ARRAY, TENSOR, HeapGraph
+from memtriage.observe.heap import HeapGraph
+from memtriage.observe.kinds import ARRAY, TENSOR
 
 _LEAST_ENTRIES: Final = 20_000
 """Entries below which a container is no data set: 20,000 objects of 100 bytes are 2 MB."""

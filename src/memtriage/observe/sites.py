@@ -30,7 +30,8 @@ from typing import Any
 from memtriage.observe import cuda
 from memtriage.observe.autograd import creation_site
 from memtriage.observe.cuda import allocation_site, blamed_frame
-from memtriage.observe.heap import NODE, TENSOR, KindTable, package_folder
+from memtriage.observe.kinds import NODE, TENSOR, KindTable
+from memtriage.observe.origin import package_folder
 from memtriage.observe.tensors import storage_facts
 
 _FRAMES = 24

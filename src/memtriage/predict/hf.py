@@ -99,7 +99,7 @@ def build_from_config(path: Path, arguments: TrainingArguments) -> Callable[...,
     except ImportError as error:
         raise BuildError(
             "a Hugging Face configuration needs transformers, which is not installed; "
-            "pip install transformers"
+            "pip install 'memtriage[hf]'"
         ) from error
     file = path / "config.json" if path.is_dir() else path
     config = _config(library, file)

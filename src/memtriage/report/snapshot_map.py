@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from memtriage.account.gpu_ledger import whole_pages
+from memtriage.account.segments import whole_pages
 from memtriage.model.blocks import Block, Segment
 from memtriage.model.recording import NO_FRAMES, DeviceRecording, PinnedSegment
 from memtriage.report.html.columns import Texts, pack

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from memtriage.model.holders import HolderReading
 from memtriage.observe.classes import attributes_of, bases_of, instance_dict, module_of, name_of, read_member
-from memtriage.observe.heap import is_sparse, sparse_parts
+from memtriage.observe.edges import is_sparse, sparse_parts
 from memtriage.observe.holders.entry import Place
 from memtriage.observe.tensors import StorageFacts, storage_facts
 

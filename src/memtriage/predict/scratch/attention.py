@@ -93,10 +93,20 @@ def _safe_softmax(
     return [scores.numel(), scores.numel() // max(scores.shape[-1], 1), outputs[0].element_size()]
 
 
+def _softmax_backward(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: Machine
+) -> list[int]:
+    """`softmax_backward_cuda_out` (SoftMax.cu): gradient times output, in full. Measured with eager
+    attention on an H200 (torch 2.11): a tensor of scores in float32, to the byte."""
+    gradient = args[0]
+    return [gradient.numel() * gradient.element_size()]
+
+
 RULES: Final[dict[Any, Rule]] = {
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
     aten._scaled_dot_product_cudnn_attention_backward.default: _cudnn_backward,
     aten._scaled_dot_product_efficient_attention.default: _efficient_forward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
     aten._safe_softmax.default: _safe_softmax,
+    aten._softmax_backward_data.default: _softmax_backward,
 }

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Final
 
+from memtriage._needs import needs
+
 STAGING: Final = "param_buffer_of_bit16_for_cpu_offload_groups"
 """List of the 16-bit copies, one a parameter group, through which `step` sends the weights to the device."""
 
@@ -67,7 +69,8 @@ def find_internals(*, sums: bool = False) -> Internals:
         ImportError: it is not installed.
         UnknownDeepSpeed: something is not as expected; the text says what was found.
     """
-    version = getattr(importlib.import_module("deepspeed"), "__version__", "of unknown version")
+    with needs("deepspeed", "deepspeed", "deepspeed_exact_host_memory()"):
+        version = getattr(importlib.import_module("deepspeed"), "__version__", "of unknown version")
     accelerator = importlib.import_module("deepspeed.accelerator").get_accelerator()
     module = importlib.import_module("deepspeed.runtime.zero.stage_1_and_2")
     optimizer: Any = getattr(module, "DeepSpeedZeroOptimizer", None)

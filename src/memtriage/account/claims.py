@@ -1,0 +1,72 @@
+"""Live storages as ranges of addresses, and what of them lies in which block."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from memtriage.model.blocks import DEFAULT_POOL, Segment
+from memtriage.model.census import StorageRecord
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """Bytes [start, end) that one storage has to itself."""
+
+    start: int
+    end: int
+    storage: StorageRecord
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Bytes of one pool that have one owner, with the words that name them."""
+
+    pool: tuple[int, int]
+    owner: str | None
+    label: str
+    size: int
+
+
+def disjoint_claims(storages: Iterable[StorageRecord]) -> list[Claim]:
+    """Storages as ranges that do not overlap, in order of address."""
+    alive = [one for one in storages if one.nbytes > 0 and one.address > 0]
+    claims: list[Claim] = []
+    taken = 0
+    for one in sorted(alive, key=lambda one: (one.address, -one.nbytes)):
+        start, end = max(one.address, taken), one.address + one.nbytes
+        if start < end:
+            claims.append(Claim(start, end, one))
+            taken = end
+    return claims
+
+
+def overlaps(claims: Sequence[Claim], start: int, end: int) -> Iterator[tuple[Claim, int]]:
+    """The claims that reach into [start, end), each with the bytes it has there."""
+    position = max(0, bisect_right(claims, start, key=lambda claim: claim.start) - 1)
+    while position < len(claims) and claims[position].start < end:
+        claim = claims[position]
+        shared = min(end, claim.end) - max(start, claim.start)
+        if shared > 0:
+            yield claim, shared
+        position += 1
+
+
+def outside_segments(claims: Sequence[Claim], segments: Sequence[Segment]) -> list[Part]:
+    """What the storages have outside every segment."""
+    inside: Counter[int] = Counter()
+    for segment in segments:
+        for claim, shared in overlaps(claims, segment.address, segment.end):
+            inside[claim.start] += shared
+    left = ((claim, claim.end - claim.start - inside[claim.start]) for claim in claims)
+    return [
+        Part(DEFAULT_POOL, claim.storage.owner, holder_of(claim.storage), size)
+        for claim, size in left
+        if size > 0
+    ]
+
+
+def holder_of(storage: StorageRecord) -> str:
+    """Who holds a storage, in words."""
+    return storage.named or "holder unknown"

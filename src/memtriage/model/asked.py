@@ -1,0 +1,78 @@
+"""What a running process answers when it is asked for a census. Numbers and text only."""
+
+from __future__ import annotations
+
+import msgspec
+
+from memtriage.model.ledger import Ledger
+
+
+class HeldHere(msgspec.Struct, kw_only=True):
+    """Storages that one place of the program keeps. Sizes in bytes.
+
+    Attributes:
+        device: `cuda:N` or `cpu`.
+        holder: holder path of the largest kind of them; None in the row that stands for all smaller ones.
+        count: storages.
+        bytes: their bytes.
+        owners: bytes by owner.
+        known: bytes by entry of the catalogue of known holders, as far as one keeps them.
+    """
+
+    device: str
+    holder: str | None
+    count: int
+    bytes: int
+    owners: dict[str, int] = msgspec.field(default_factory=dict)
+    known: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """A census of a running process, or why there is none.
+
+    Attributes:
+        pid: the process.
+        rank: None when it is no rank.
+        host: machine.
+        argv: the program and its arguments.
+        time: Unix time of the census, in seconds.
+        run_id, step, microbatch: where the watch stands; None in a process that is not watched.
+        doing: what the program was doing: forward, backward, optimizer, ...; None where nobody knows.
+        waited_s: from the question to the census.
+        paused_s: how long the census took; the thread that was interrupted for it waited meanwhile.
+        ledgers: of each device in use and of the host.
+        holders: largest first; they sum to all storages of tensors.
+        objects, nodes: Python objects and autograd nodes that were walked.
+        notes: what is missing or unusual.
+        refused: why there is no census; None when there is one.
+        retry: the same question may well be answered a moment later.
+    """
+
+    pid: int
+    rank: int | None = None
+    host: str = ""
+    argv: list[str] = msgspec.field(default_factory=list)
+    time: float | None = None
+    run_id: str | None = None
+    step: int | None = None
+    microbatch: int | None = None
+    doing: str | None = None
+    waited_s: float = 0.0
+    paused_s: float = 0.0
+    ledgers: list[Ledger] = msgspec.field(default_factory=list)
+    holders: list[HeldHere] = msgspec.field(default_factory=list)
+    objects: int = 0
+    nodes: int = 0
+    notes: list[str] = msgspec.field(default_factory=list)
+    refused: str | None = None
+    retry: bool = False
+
+
+class Question(msgspec.Struct, kw_only=True):
+    """What a client sends.
+
+    Attributes:
+        within_s: how long the process may wait for an instant at which it can be looked at.
+    """
+
+    within_s: float

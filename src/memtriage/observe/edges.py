@@ -1,0 +1,95 @@
+"""What an object keeps alive beyond what the cyclic collector sees: edges through C++."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from typing import Any
+
+from memtriage.observe import autograd
+from memtriage.observe.kinds import FUTURE, LOCALS, NODE, PLACEHOLDER, SAVED, TENSOR
+
+
+def edges(obj: Any, kind: int, reader: autograd.NodeReader) -> list[Any]:
+    if kind == TENSOR:
+        return tensor_referents(obj)
+    if kind == NODE:
+        return reader.referents(obj)
+    if kind == LOCALS:
+        return list(obj.values)
+    if kind == FUTURE:
+        return future_referents(obj)
+    if kind == SAVED:
+        return reader.saved_tensor_referents(obj)
+    if kind == PLACEHOLDER:
+        return reader.placeholder_referents(obj)
+    return gc.get_referents(obj)
+
+
+def future_referents(future: Any) -> list[Any]:
+    """What a finished `torch.futures.Future` holds: its value is C++'s, and no collector sees it."""
+    found = gc.get_referents(future)
+    try:
+        if future.done():
+            found.append(sys.modules["torch"]._C.Future.value(future))
+    except Exception as error:  # a future that failed raises what failed it, of any type
+        _forget_raise(error)
+    return found
+
+
+def _forget_raise(error: Exception) -> None:
+    """Takes what asking a failed future added to its error, which is the program's own and is raised again.
+
+    Each raise puts more entries before the error's traceback, and with them frames and all that they hold.
+    """
+    own = error.__traceback__
+    entry = None if own is None else own.tb_next
+    if entry is not None and entry.tb_frame.f_code.co_name == "raise_error":  # inside `Future.set_exception`
+        entry = entry.tb_next
+    error.__traceback__ = entry
+
+
+def tensor_referents(tensor: Any) -> list[Any]:
+    """What a tensor keeps alive: its Python attributes and hooks, `.grad`, `.grad_fn`, its view base."""
+    found = gc.get_referents(tensor)
+    try:
+        node = tensor.grad_fn
+        if node is not None:
+            found.append(node)
+            if tensor.retains_grad and tensor.grad is not None:
+                found.append(tensor.grad)
+        elif tensor.grad is not None:
+            found.append(tensor.grad)
+        if tensor._is_view() and tensor._base is not None:
+            found.append(tensor._base)
+        if is_sparse(tensor):
+            found += sparse_parts(tensor)
+    except (RuntimeError, AttributeError, ReferenceError):
+        # functorch wrappers, deleted inference tensors: what gc sees is all there is
+        return found
+    return found
+
+
+def sparse_parts(tensor: Any) -> list[Any]:
+    """The index and value tensors that a sparse tensor is made of: C++ holds them, no collector sees them.
+
+    New Python objects at each call, of the same storages.
+    """
+    names = _COO_PARTS if tensor.is_sparse else _COMPRESSED_PARTS
+    found = []
+    with sys.modules["torch"].no_grad():
+        for name in names:
+            try:
+                found.append(getattr(tensor, name)())
+            except RuntimeError:  # rows are compressed, or columns, never both
+                continue
+    return found
+
+
+_COO_PARTS = ("_indices", "_values")
+_COMPRESSED_PARTS = ("crow_indices", "col_indices", "ccol_indices", "row_indices", "values")
+
+
+def is_sparse(tensor: Any) -> bool:
+    """Whether a tensor has one of the sparse layouts."""
+    return str(tensor.layout).startswith("torch.sparse")

@@ -1,0 +1,47 @@
+"""Whose code a file is: the user's, a library's, memtriage's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+
+
+def package_folder() -> str:
+    """Folder of memtriage itself; its modules, frames and objects are never reported."""
+    return os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def _library_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    folders = {paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib") if key in paths}
+    torch = sys.modules.get("torch")
+    if getattr(torch, "__file__", None):
+        assert torch is not None and torch.__file__ is not None
+        folders.add(os.path.dirname(os.path.dirname(torch.__file__)))
+    return tuple(os.path.realpath(folder) + os.sep for folder in folders)
+
+
+class CodeOrigin:
+    """Tells the user's own files from libraries' (by folder, cached by name)."""
+
+    def __init__(self) -> None:
+        self._libraries = _library_folders()
+        self._own = package_folder()
+        self._known: dict[str, bool] = {}
+
+    def is_user_file(self, name: str | None) -> bool:
+        """True for a real file outside the standard library, site-packages, torch's folder and memtriage."""
+        if not name or name.startswith("<"):
+            return False
+        known = self._known.get(name)
+        if known is None:
+            path = os.path.realpath(name)
+            known = not path.startswith(self._libraries) and not path.startswith(self._own)
+            self._known[name] = known and "site-packages" not in path and "dist-packages" not in path
+            known = self._known[name]
+        return known
+
+    def is_own_file(self, name: str) -> bool:
+        """True for memtriage's own files."""
+        return name.startswith(self._own)

@@ -1,0 +1,69 @@
+"""Calls that the main thread makes between two instructions of what it runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from memtriage.observe import main_thread
+from memtriage.observe.main_thread import MainThreadCall
+
+
+def while_another_thread(asks: Callable[[], Any]) -> Any:
+    """Runs `asks` in a thread while this one, the main thread, is busy with Python code."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(asks()))
+    thread.start()
+    while thread.is_alive():
+        sum(range(100))
+    return found[0]
+
+
+def test_the_main_thread_makes_the_call() -> None:
+    made, name = while_another_thread(
+        lambda: MainThreadCall(lambda: threading.current_thread().name).result(60.0)
+    )
+    assert (made, name) == (True, threading.main_thread().name)
+    assert main_thread._waiting == set()
+
+
+class Queue:
+    """Stands in for the interpreter's queue of calls."""
+
+    def __init__(self, status: int) -> None:
+        self.status = status
+        self.calls: list[Any] = []
+
+    def Py_AddPendingCall(self, call: Any, argument: Any) -> int:
+        self.calls.append(call)
+        return self.status
+
+
+def test_a_main_thread_that_does_not_come_is_not_waited_for_and_not_called_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = Queue(0)
+    monkeypatch.setattr(main_thread.ctypes, "pythonapi", queue)
+    calls: list[int] = []
+    assert MainThreadCall(lambda: calls.append(1)).result(0.01) == (False, None)
+    assert len(main_thread._waiting) == 1  # the interpreter still has it
+    assert queue.calls[0](None) == 0
+    assert calls == []
+    assert main_thread._waiting == set()
+
+
+def test_a_full_queue_is_a_thread_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main_thread.ctypes, "pythonapi", Queue(-1))
+    assert MainThreadCall(lambda: 5).result(60.0) == (False, None)
+    assert main_thread._waiting == set()
+
+
+def test_what_interrupts_the_call_is_raised_in_the_program() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        while_another_thread(lambda: MainThreadCall(interrupted).result(60.0))
