@@ -13,6 +13,7 @@ from memtriage.diagnose.growth import (
     floor_growth,
     floors,
     period_within_step,
+    recent_growth,
     steps_left,
     suspects,
     went_on,
@@ -69,6 +70,18 @@ def test_optimizer_state_at_the_first_step_is_no_growth() -> None:
 
 def test_growth_of_bookkeeping_is_no_growth() -> None:
     assert not looked_at_each_step([10_000_000 + 64 * step for step in range(200)])
+
+
+@given(st.integers(KIB, 1 << 30), st.integers(0, 1 << 34), st.integers(9, 60))
+def test_recent_growth_is_bytes_a_step(rate: int, base: int, steps: int) -> None:
+    assert recent_growth(series([base + rate * step for step in range(steps)])) == rate
+
+
+def test_recent_growth_of_what_does_not_rise_is_zero_and_of_too_few_steps_unknown() -> None:
+    assert recent_growth(series([5] * 20)) == 0
+    assert recent_growth(series([step * 100 for step in range(20)])) == 0  # a step's own bookkeeping
+    assert recent_growth(series([1000 * KIB * min(step, 6) for step in range(40)])) == 0  # has filled
+    assert recent_growth(series([KIB * step for step in range(8)])) is None
 
 
 @given(st.integers(1, 1 << 20), st.integers(3, 20))

@@ -39,6 +39,7 @@ def growing(steps: int, rate: int, base: int = 100 * MIB) -> list[int]:
 def evidence(
     values: list[int] | None = None, *, device: str = "cpu", limit: int | None = None,
     used: int | None = None, step: int = 20, microbatches: int = 1, quiet_since: int | None = None,
+    into_step: int = 0,
 ) -> Evidence:  # fmt: skip
     return Evidence(
         {} if values is None else {(device, "step"): series(values)},
@@ -47,6 +48,7 @@ def evidence(
         step,
         microbatches,
         quiet_since,
+        into_step,
     )
 
 
@@ -164,6 +166,10 @@ def test_a_leak_inside_a_step_is_projected_in_micro_batches() -> None:
     facts = evidence(limit=GIB, used=GIB - 100 * MIB)
     finding = certain(judged(grown(), scale="microbatch", evidence=facts))
     assert "full 100 micro-batches into a step" in finding.evidence[-1]
+    # What is in use was counted behind the eighth of the step.
+    facts = evidence(limit=GIB, used=GIB - 100 * MIB, into_step=8)
+    finding = certain(judged(grown(), scale="microbatch", evidence=facts))
+    assert "full 108 micro-batches into a step" in finding.evidence[-1]
 
 
 @pytest.mark.parametrize("known", [{"limit": GIB}, {"used": GIB}, {}])

@@ -315,11 +315,20 @@ class TestRankDiffers:
     @given(st.lists(st.integers(min_value=0, max_value=9), min_size=3, max_size=9))
     def test_evidence_states_median_and_deviation_of_the_others(self, levels):
         values = [100 * GiB] + [level * GiB for level in levels]
-        for finding in self.report([[value] * 4 for value in values]):
-            others = values[: finding.rank] + values[finding.rank + 1 :]
+        ranks = [rank_record(rank, world_size=len(values), allocated=[value] * 4)
+                 for rank, value in enumerate(values)]  # fmt: skip
+        report = merged(*ranks)
+        apart = {outlier.rank: outlier for outlier in report.rank_groups.outliers}
+        for finding in by_kind(report, "rank_differs"):
+            home = report.rank_groups.groups[apart[finding.rank].group].ranks
+            same = [rank for rank, other in apart.items() if other.group == apart[finding.rank].group]
+            others = [values[rank] for rank in {*home, *same} - {finding.rank}]
             middle = median(others)
             spread = median(abs(other - middle) for other in others)
-            assert f"the median of the {len(others)} other ranks is {size(middle)}," in finding.evidence[0]
+            peers = "ranks" if len(report.rank_groups.groups) == 1 else "ranks of its group"
+            if len(others) == 1:
+                continue
+            assert f"median of the {len(others)} other {peers} is {size(middle)}," in finding.evidence[0]
             assert finding.evidence[0].endswith(f"deviation {size(spread)}")
 
     def test_reserved_alone(self):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -50,8 +52,7 @@ def test_a_folder_travels(tmp_path: Path) -> None:
     assert (here / "record" / "rank").read_text() == "line\n"
 
 
-def test_a_real_cluster(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
+def test_a_real_cluster(ray_cluster: Any, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(
         "import memtriage, sys\n"
         "for step in range(5):\n"
@@ -63,7 +64,8 @@ def test_a_real_cluster(tmp_path: Path) -> None:
         '[[variant]]\nname = "good"\n[[variant]]\nname = "bad"\nargs = ["x"]\n'
     )
     command = [sys.executable, "-m", "memtriage", "compare", "trials.toml", "-o", "out", "--ray", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=300)
+    env = os.environ | {"RAY_ADDRESS": ray_cluster.get_runtime_context().gcs_address}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr.decode()
     report = msgspec.json.decode(done.stdout, type=TrialsReport)
     good, bad = report.variants

@@ -2,6 +2,7 @@ import io
 import json
 import os
 
+import msgspec
 import pytest
 
 from memtriage.report.jsonfile import write, write_stream
@@ -46,6 +47,15 @@ def test_the_json_has_exactly_the_fields_of_the_schema(make_report, leak):
     assert report["marks"][0]["reserved"] is None
     assert list(report["ledger"]) == ["cuda:0", "host"]
     assert list(report["ledger"]["host"][0]) == ["row", "bytes", "owner", "detail"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 10_000, 10_001, 25_000])
+def test_marks_go_out_in_pieces_that_make_the_whole(make_report, leak, count):
+    report = make_report(leak(holder='"marks":[]', mechanism='{"marks":[]}'))
+    report.marks = (report.marks * count)[:count]
+    stream = io.BytesIO()
+    write_stream(report, stream)
+    assert stream.getvalue() == msgspec.json.encode(report) + b"\n"
 
 
 def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path, make_report):

@@ -161,8 +161,9 @@ def test_a_band_spans_the_ranks_that_have_no_lane() -> None:
     assert [lane["rank"] for lane in gpu["lanes"]] == [0, 1]
     assert gpu["band"]["ranks"] == 40
     assert unpack(gpu["band"]["at"]) == [1000, 2000, 3000]
-    low, high = (unpack(edge) for edge in gpu["band"]["values"]["allocated"])
+    low, middle, high = (unpack(edge) for edge in gpu["band"]["values"]["allocated"])
     assert low == [3 * WEIGHTS] * 3
+    assert middle == [3 * WEIGHTS + step * 19 * MIB for step in (1, 2, 3)]
     assert high == [3 * WEIGHTS + step * 39 * MIB for step in (1, 2, 3)]
     assert set(host["band"]["values"]) == {"pinned", "malloc", "held", "rss"}
 
@@ -172,6 +173,7 @@ def test_the_band_of_a_long_run_keeps_its_extremes() -> None:
     ranks[2].marks[1717].allocated = 9 * MIB
     ranks[1].marks[2000].allocated = 1 * MIB
     (chart,) = charts(ranks, ranks[:1], lambda number, on_host: None, None)
-    low, high = (unpack(edge) for edge in chart["band"]["values"]["malloc"])
+    low, middle, high = (unpack(edge) for edge in chart["band"]["values"]["malloc"])
     assert len(low) == len(high) <= 400
+    assert set(middle) == {5 * MIB}
     assert (min(low), max(high)) == (1 * MIB, 9 * MIB)

@@ -1,7 +1,10 @@
+import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -189,3 +192,63 @@ def test_a_run_without_any_readable_record(tmp_path):
     (tmp_path / "rank-00000.jsonl").write_bytes(b"")
     with pytest.raises(RecordError, match="no readable record"):
         read_run([tmp_path])
+
+
+_MARK = {"name": "step", "microbatch": 1, "rank": 0, "time_s": 1.0, "device": "cpu"}
+_WRITTEN = {
+    "mark": lambda step: b'{"t":"mark",' + json.dumps(_MARK | {"step": step}).encode()[1:],
+    "mark with spaces": lambda step: json.dumps({"t": "mark"} | _MARK | {"step": step}).encode(),
+    "mark, its type last": lambda step: json.dumps(_MARK | {"step": step} | {"t": "mark"}).encode(),
+    "garbled mark": lambda step: b'{"t":"mark","name":"st',
+    "note": lambda step: b'{"t":"note","text":"%d"}' % step,
+    "empty": lambda step: b"",
+    "blank": lambda step: b"  ",
+    "unknown": lambda step: b'{"t":"later"}',
+    "no record": lambda step: b"garbage",
+    "start": lambda step: b'{"t":"start","schema":1,"rank":0,"time":%d.0}' % step,
+}
+
+
+@given(st.lists(st.sampled_from(sorted(_WRITTEN)), max_size=30))
+def test_lines_in_any_order_are_read_as_one_after_the_other_would_be(kinds):
+    steps, notes, cut, started = [], [], 0, None
+    for step, kind in enumerate(kinds):
+        if kind == "start":
+            steps, notes, cut, started = [], [], 0, float(step)
+        elif kind in ("garbled mark", "no record", "blank"):
+            cut += 1
+        elif kind == "note":
+            notes.append(str(step))
+        elif kind.startswith("mark"):
+            steps.append(step)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rank-00000.jsonl"
+        path.write_bytes(b"".join(_WRITTEN[kind](step) + b"\n" for step, kind in enumerate(kinds)))
+        record = read_rank(path)
+    assert [mark.step for mark in record.marks] == steps
+    assert (record.notes, record.cut_lines, record.start.time) == (notes, cut, started)
+
+
+def test_reading_ahead_changes_nothing(write_rank, tmp_path):
+    for rank in range(40):  # more than are read ahead
+        write_rank(rank, world_size=40, extra=[("note", Note(text=str(rank)))])
+    (tmp_path / "runs" / "run" / "0" / "rank-00007.jsonl").write_bytes(b"garbage\n")
+    plain, ahead = read_run([tmp_path / "runs"]), read_run([tmp_path / "runs"], ahead=True)
+    assert ahead == plain
+    assert [rank.notes for rank in ahead.ranks] == [[str(rank)] for rank in range(40) if rank != 7]
+
+
+def test_a_file_that_vanishes_while_reading_ahead_is_told(write_rank, tmp_path, monkeypatch):
+    for rank in range(40):
+        write_rank(rank, world_size=40)
+    read_bytes = Path.read_bytes
+
+    def vanished(path):
+        if path.name == "rank-00033.jsonl":
+            raise FileNotFoundError(2, "No such file or directory")
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", vanished)
+    for ahead in (False, True):
+        with pytest.raises(RecordError, match=r"rank-00033.jsonl: No such file"):
+            read_run([tmp_path / "runs"], ahead=ahead)

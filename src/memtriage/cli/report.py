@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from memtriage.store.reader import RunRecord
 
 
 def report(
@@ -22,6 +25,12 @@ def report(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="OUT", help="Write a self-contained page.")
     ] = None,
+    prometheus: Annotated[
+        bool,
+        typer.Option(
+            "--prometheus", help="Print the last figures as Prometheus metrics, for a textfile collector."
+        ),
+    ] = False,
 ) -> int:
     """Show a recorded run again, also one that was killed or still runs."""
     from memtriage.diagnose.merge import context, merge
@@ -29,7 +38,7 @@ def report(
     from memtriage.store.reader import read_run
 
     try:
-        run = read_run(directories)
+        run = read_run(directories, ahead=True)
     except RecordError as error:
         print(f"memtriage report: {error}", file=sys.stderr)
         return 2
@@ -43,6 +52,8 @@ def report(
         except OSError as error:
             print(f"memtriage report: {html}: {error.strerror or error}", file=sys.stderr)
             return 2
+    if prometheus:
+        return _prometheus(run)
     if json:
         from memtriage.report.jsonfile import write_stream
 
@@ -51,4 +62,17 @@ def report(
         from memtriage.report.terminal import console_for, render
 
         render(merged, console_for(sys.stdout), told)
+    return 0
+
+
+def _prometheus(run: RunRecord) -> int:
+    from memtriage.report.metrics.prometheus import exposition
+    from memtriage.report.metrics.recorded import standing_of
+
+    try:
+        text = exposition(standing_of(rank) for rank in run.ranks)
+    except ImportError as error:
+        print(f"memtriage report: {error}", file=sys.stderr)
+        return 2
+    print(text, end="")
     return 0

@@ -104,10 +104,20 @@ def suspects(series: Series, policy: GrowthPolicy = POLICY) -> bool:
     if length < policy.points or length < series.next_look:
         return False
     series.next_look = max(length + 2, int(length * policy.spacing))
+    return bool(recent_growth(series, policy))
+
+
+def recent_growth(series: Series, policy: GrowthPolicy = POLICY) -> float | None:
+    """Bytes a step by which the floor of the recent half rises; None when the series is too short to tell.
+
+    0 where it does not rise from window to window, or by less than `policy.floor_bytes`.
+    """
+    length = len(series.values) - policy.warm_up
+    if length < policy.points:
+        return None
     start = policy.warm_up + max(0, (length - policy.points) // 2)
-    recent = Series(series.positions[start:], series.values[start:])
-    rate = floor_growth(recent)
-    return rate is not None and rate >= policy.floor_bytes
+    rate = floor_growth(Series(series.positions[start:], series.values[start:]))
+    return rate if rate is not None and rate >= policy.floor_bytes else 0.0
 
 
 def period_within_step(values: Sequence[int], policy: GrowthPolicy = POLICY) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Final, Literal
 
 from memtriage.diagnose.growth import Series, floor_growth, steps_left, went_on
 from memtriage.diagnose.leaks import GroupGrowth
@@ -16,6 +16,8 @@ from memtriage.model.units import size
 
 Scale = Literal["step", "microbatch", "second"]
 """What a rate is counted by."""
+PROJECTION: Final = "at this rate"
+"""How the sentence of evidence begins that says when memory runs out."""
 _UNNAMED_FLOOR = 32 * 1024
 _UNNAMED_MARKS = 16
 _UNNAMED_STEADY = 0.9
@@ -47,6 +49,7 @@ class Evidence:
         used: bytes in use at the last mark, by device, as that limit counts them.
         step: completed steps.
         microbatches: micro-batches in a step (the last whole one).
+        into_step: micro-batches of the running step that the last mark comes after.
         quiet_since: step of the last census; recorders and censuses move malloc's counter a little.
     """
 
@@ -58,7 +61,9 @@ class Evidence:
         step: int,
         microbatches: int,
         quiet_since: int | None = None,
+        into_step: int = 0,
     ) -> None:
+        self.into_step = into_step
         self.quiet_since = quiet_since
         self.series = series
         self.limits = limits
@@ -187,10 +192,11 @@ def _projection(
     limit, used = evidence.limits.get(device), evidence.used.get(device)
     left = steps_left(limit, used, per_step)
     if left is not None:
-        return [f"at this rate {device} (limit {size(limit)}) is full at step {evidence.step + left:,}"]
+        return [f"{PROJECTION} {device} (limit {size(limit)}) is full at step {evidence.step + left:,}"]
     left = steps_left(limit, used, per_microbatch)
     if left is not None:
-        return [f"at this rate {device} (limit {size(limit)}) is full {left:,} micro-batches into a step"]
+        at = evidence.into_step + left
+        return [f"{PROJECTION} {device} (limit {size(limit)}) is full {at:,} micro-batches into a step"]
     return []
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Final
 
 import msgspec
 
 from memtriage.diagnose.growth import steps_left
 from memtriage.diagnose.killed import Fate, fate, host_limit_finding, killed_note
-from memtriage.diagnose.ranks import POLICY, RankPolicy, rank_differences
+from memtriage.diagnose.ranks import POLICY, RankPolicy, compare_ranks
 from memtriage.diagnose.verdict import verdict
 from memtriage.model import Finding, FindingKind, LedgerRow, RankCount, RunReport, Verdict
 from memtriage.store.reader import RankRecord, RunRecord
@@ -61,11 +62,12 @@ def merge(run: RunRecord, *, live: bool = False, policy: RankPolicy = POLICY) ->
         run: the ranks' records.
         live: the run has not ended, so a rank of another machine that wrote no end still runs, and the
             verdict is never `killed`.
-        policy: when a rank differs.
+        policy: where ranks are compared.
     """
     fates = [fate(rank, live=live) for rank in run.ranks]
     findings = [finding for rank in run.ranks for finding in _own_findings(rank)]
-    findings += rank_differences(run.ranks, policy)
+    compared = compare_ranks(run.ranks, live=live, policy=policy)
+    findings += compared.findings
     findings += [
         finding
         for rank, end in zip(run.ranks, fates, strict=True)
@@ -76,10 +78,11 @@ def merge(run: RunRecord, *, live: bool = False, policy: RankPolicy = POLICY) ->
         verdict=_verdict(run.ranks, fates, live),
         steps=max((rank.last_step for rank in run.ranks), default=0),
         findings=findings,
-        marks=[mark for rank in run.ranks for mark in rank.marks],
+        marks=list(chain.from_iterable(rank.marks for rank in run.ranks)),
         ledger=_ledger(run.ranks),
         exception=_exception(run.ranks),
         ranks=RankCount(seen=len(run.ranks), of=_world_size(run.ranks)),
+        rank_groups=msgspec.UNSET if compared.groups is None else compared.groups,
     )
 
 

@@ -1,41 +1,46 @@
-"""Ranks of a run that differ from the others at the same mark."""
+"""The ranks of a run held against each other at the same mark: groups, outliers and their findings."""
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from statistics import median
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from memtriage.diagnose.growth import POLICY as GROWTH_POLICY
 from memtriage.diagnose.growth import Series, floor_growth
-from memtriage.model import Finding, Mark
+from memtriage.diagnose.killed import fate
+from memtriage.diagnose.rank_groups import COUNTS, GROWTH, SIZES, Grouping, group_ranks
+from memtriage.model import DEVICE_HOST, Finding, Mark
+from memtriage.model.rank_groups import (
+    RankDifference,
+    RankFigureName,
+    RankFigures,
+    RankGroup,
+    RankGroups,
+    RankOutlier,
+    RankSpan,
+)
 from memtriage.model.units import size
 from memtriage.store.reader import RankRecord
 
 _MARKS_TO_COMPARE: Final = ("step", "backward")
+_DEVICE: Final = attrgetter("device")
+_FIGURES: Final = (GROWTH, *SIZES, *COUNTS)
 
 
 @dataclass(frozen=True, slots=True)
 class RankPolicy:
-    """When a rank counts as different from the others.
+    """Where ranks are compared.
 
     Attributes:
-        share: difference from the others' median, as a share of it, below which ranks are alike.
-        floor: bytes below which they are alike, whatever the share.
-        growth_floor: bytes a step that one rank must grow more than the others.
-        deviations: how many median absolute deviations of the others it must lie away.
         reached: share of ranks that must have come as far as the step at which they are compared.
         slack: share of the steps by which a rank's last mark may lie before that step: long runs record
             some of their marks only, and each rank others.
     """
 
-    share: float = 0.10
-    floor: int = 64 * 1024**2
-    growth_floor: int = 64 * 1024
-    deviations: float = 6.0
     reached: float = 0.75
     slack: float = 0.05
 
@@ -45,55 +50,119 @@ POLICY: Final = RankPolicy()
 
 @dataclass(frozen=True, slots=True)
 class _Standing:
-    """One rank's figures at the mark where ranks are compared."""
+    """One rank at the mark where ranks are compared.
 
-    rank: int
-    mark: Mark
-    growth: int
+    Attributes:
+        device: the device whose figures are compared; `cpu` where there is no GPU.
+        step: its last step up to the one at which ranks are compared.
+    """
+
+    figures: RankFigures
+    device: str = DEVICE_HOST
+    step: int = 0
 
 
-def rank_differences(ranks: Sequence[RankRecord], policy: RankPolicy) -> list[Finding]:
-    """Return a finding for each rank that is far from the median of the others at the same mark."""
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The ranks of a run, compared.
+
+    Attributes:
+        groups: what the report says of them; None of a run with one rank.
+        findings: one for each rank whose memory stands out.
+    """
+
+    groups: RankGroups | None = None
+    findings: list[Finding] = field(default_factory=list)
+
+
+def compare_ranks(
+    ranks: Sequence[RankRecord], *, live: bool = False, policy: RankPolicy = POLICY
+) -> Comparison:
+    """Compare the ranks of a run.
+
+    Args:
+        ranks: their records, by rank.
+        live: the run has not ended; see `memtriage.diagnose.killed.fate`.
+        policy: where they are compared.
+    """
     if len(ranks) < 2:
-        return []
-    standings = _standings(ranks, policy)
-    columns = [_Column(metric, standings) for metric in _METRICS]
-    found = [
+        return Comparison()
+    name, step, standings = _standings(ranks, live, policy)
+    grouping = group_ranks([one.figures for one in standings])
+    by_rank = {one.figures.rank: one for one in standings}
+    groups = _groups(grouping, by_rank)
+    groups.mark, groups.step = name, step
+    groups.figures = [one.figures for one in standings]
+    devices = {one.device.partition(":")[0] for one in standings if one.figures.base is not None}
+    groups.device = devices.pop() if len(devices) == 1 else None
+    findings = [
         finding
-        for one in standings
-        if (finding := _difference(one, columns, len(standings), policy)) is not None
+        for outlier in groups.outliers
+        if (finding := _finding(outlier, by_rank[outlier.rank], _peers(grouping))) is not None
     ]
-    # Half the ranks on either side (two pipeline stages) are two groups, and none of them stands out.
-    return found if len(standings) == 2 or 2 * len(found) < len(standings) else []
+    return Comparison(groups, findings)
 
 
-def _standings(ranks: Sequence[RankRecord], policy: RankPolicy) -> list[_Standing]:
-    """Return the ranks' figures at the last step that most of them reached, where they have a mark."""
+# What is compared
+
+
+def _standings(
+    ranks: Sequence[RankRecord], live: bool, policy: RankPolicy
+) -> tuple[str | None, int | None, list[_Standing]]:
+    """Return the name and the step of the marks at which most ranks can be compared, and all ranks there."""
     for name in _MARKS_TO_COMPARE:
         series = {rank.number: _main_device_marks(rank, name) for rank in ranks}
-        series = {number: marks for number, marks in series.items() if marks}
-        if len(series) < 2:
+        last_steps = sorted((marks[-1].step for marks in series.values() if marks), reverse=True)
+        if len(last_steps) < 2:
             continue
-        last_steps = sorted((marks[-1].step for marks in series.values()), reverse=True)
         common = last_steps[math.ceil(policy.reached * len(last_steps)) - 1]
         standings = []
-        for number, marks in series.items():
+        for rank in ranks:
+            marks = series[rank.number]
             upto = marks[: bisect_right(marks, common, key=lambda mark: mark.step)]
-            if upto and upto[-1].step >= (1 - policy.slack) * common:
-                standings.append(_Standing(number, upto[-1], _growth(upto)))
-        return standings
-    return []
+            came_so_far = bool(upto) and upto[-1].step >= (1 - policy.slack) * common
+            standings.append(_standing(rank, upto if came_so_far else [], live))
+        return name, common, standings
+    return None, None, [_standing(rank, [], live) for rank in ranks]
 
 
 def _main_device_marks(rank: RankRecord, name: str) -> list[Mark]:
     """Return the marks of one name on the rank's fullest device, a GPU before the CPU."""
-    marks = [mark for mark in rank.marks if mark.name == name and mark.allocated is not None]
-    devices = {mark.device for mark in marks}
-    if len(devices) < 2:
-        return marks
-    last = {mark.device: mark for mark in marks}
-    fullest = max(devices, key=lambda device: (device.startswith("cuda"), last[device].allocated or 0))
-    return [mark for mark in marks if mark.device == fullest]
+    named = [mark for mark in rank.marks if mark.name == name]
+    last: dict[str, Mark] = {}
+    for device in set(map(_DEVICE, named)):
+        known = (mark for mark in reversed(named) if mark.device == device and mark.allocated is not None)
+        if (mark := next(known, None)) is not None:
+            last[device] = mark
+    if not last:
+        return []
+    fullest = max(last, key=lambda device: (device.startswith("cuda"), last[device].allocated or 0))
+    return [mark for mark in named if mark.device == fullest and mark.allocated is not None]
+
+
+def _standing(rank: RankRecord, marks: Sequence[Mark], live: bool) -> _Standing:
+    """Return a rank's figures, given its marks up to the one where ranks are compared."""
+    killed = fate(rank, live=live) == "killed"
+    if not marks:
+        return _Standing(
+            RankFigures(rank=rank.number, steps=rank.last_step, marks=len(rank.marks), killed=killed)
+        )
+    mark, growth = marks[-1], _growth(marks)
+    warm = marks[min(GROWTH_POLICY.warm_up, len(marks) - 1)]
+    allocated = mark.allocated or 0
+    figures = RankFigures(
+        rank=rank.number,
+        steps=rank.last_step,
+        marks=len(rank.marks),
+        killed=killed,
+        growth=growth,
+        base=max(0, allocated - growth * (mark.step - warm.step)),
+        allocated=allocated,
+        reserved=mark.reserved,
+        peak=None if rank.end is None else rank.end.peak_allocated.get(mark.device),
+        resident=mark.host_rss,
+    )
+    return _Standing(figures, mark.device, mark.step)
 
 
 def _growth(marks: Sequence[Mark]) -> int:
@@ -103,121 +172,121 @@ def _growth(marks: Sequence[Mark]) -> int:
     return round(floor_growth(series) or 0)
 
 
-def _difference(one: _Standing, columns: Sequence[_Column], count: int, policy: RankPolicy) -> Finding | None:
-    """Return the finding for one rank: its growth if that differs, else what it has allocated or reserved."""
-    differs = [column for column in columns if column.is_far(one, policy)]
-    if not differs:
-        return None
-    first = differs[0]
-    # Of two ranks the smaller is as far from the larger: only the one that needs more memory is named. And
-    # a rank that grows less than the others is no trouble.
-    if (count == 2 or first.metric.per_step) and not first.is_above(one):
-        return None
-    reserved = first.metric.name == "reserved"
-    return Finding(
-        kind="rank_differs",
-        device=one.mark.device,
-        rank=one.rank,
-        bytes=one.mark.reserved if reserved else one.mark.allocated,
-        bytes_per_step=one.growth if first.metric.per_step else None,
-        mechanism=first.metric.mechanism,
-        fix=first.metric.fix,
-        playbook=first.metric.playbook,
-        step=one.mark.step,
-        evidence=[column.compare(one) for column in differs],
+# What the report says
+
+
+def _groups(grouping: Grouping, standings: dict[int, _Standing]) -> RankGroups:
+    killed = {number for number, one in standings.items() if one.figures.killed}
+    told = killed if 2 * len(killed) < len(standings) else set()
+    home = {number: place for place, group in enumerate(grouping.groups) for number in group}
+    outliers = [
+        RankOutlier(
+            rank=number,
+            group=home.get(number),
+            killed=number in killed,
+            last_step=standings[number].figures.steps,
+            differs=grouping.differences.get(number, []),
+        )
+        for number in sorted({*grouping.differences, *told})
+    ]
+    apart = {outlier.rank for outlier in outliers}
+    groups = [[number for number in group if number not in apart] for group in grouping.groups]
+    return RankGroups(
+        groups=[
+            RankGroup(ranks=group, figures=_spans([standings[number].figures for number in group]))
+            for group in groups
+        ],
+        outliers=outliers,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Metric:
-    """A figure by which ranks are compared."""
+def _spans(ranks: Sequence[RankFigures]) -> dict[str, RankSpan]:
+    spans: dict[str, RankSpan] = {}
+    for figure in _FIGURES:
+        values = sorted(value for one in ranks if (value := figure.read(one)) is not None)
+        if values:
+            spans[figure.name] = RankSpan(low=values[0], usual=values[len(values) // 2], high=values[-1])
+    return spans
 
-    name: str
-    value: Callable[[_Standing], int | None]
-    per_step: bool
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """What a finding says of a figure that differs."""
+
     mechanism: str
     fix: str
     playbook: str
 
 
-_METRICS: Final = (
-    _Metric(
-        "growth",
-        lambda standing: standing.growth,
-        per_step=True,
-        mechanism="Only this rank keeps something from every step, or keeps more of it than the others.",
-        fix="Look at what only this rank does: logging, metrics, evaluation, the last pipeline stage's loss.",
-        playbook="M20",
+_WORDS: Final[dict[RankFigureName, _Words]] = {
+    "growth": _Words(
+        "Only this rank keeps something from every step, or keeps more of it than the others.",
+        "Look at what only this rank does: logging, metrics, evaluation, the last pipeline stage's loss.",
+        "M20",
     ),
-    _Metric(
-        "allocated",
-        lambda standing: standing.mark.allocated,
-        per_step=False,
-        mechanism="This rank's live tensors take more or less than its peers' at the same mark: an uneven "
+    "allocated": _Words(
+        "This rank's live tensors take more or less than its peers' at the same mark: an uneven "
         "shard, another pipeline stage, or work that only it does.",
-        fix="Compare its ledger with another rank's; even out the shards or stages, or move the extra work.",
-        playbook="M18",
+        "Compare its ledger with another rank's; even out the shards or stages, or move the extra work.",
+        "M18",
     ),
-    _Metric(
-        "reserved",
-        lambda standing: standing.mark.reserved,
-        per_step=False,
-        mechanism="Live tensors are alike on all ranks but this rank's allocator took more or less from the "
+    "reserved": _Words(
+        "Live tensors are alike on all ranks but this rank's allocator took more or less from the "
         "driver: its peak was another, or its memory is in more pieces.",
-        fix="Look at this rank's peak: a longer batch, an evaluation, a checkpoint that only it writes.",
-        playbook="M18",
+        "Look at this rank's peak: a longer batch, an evaluation, a checkpoint that only it writes.",
+        "M18",
     ),
-)
+    "peak": _Words(
+        "This rank's highest use is another than its peers', though what stays from step to step is alike.",
+        "Look at what only this rank does at times: a longer batch, an evaluation, a checkpoint gathered.",
+        "M18",
+    ),
+    "resident": _Words(
+        "This rank's process holds another amount of host memory than its peers.",
+        "Look at what only this rank keeps on the host: data for its node, a checkpoint, logs; compare its "
+        "host ledger with another rank's.",
+        "M3",
+    ),
+}
 
 
-class _Column:
-    """One figure of all ranks, sorted once: with thousands of ranks each is held against all others."""
+def _peers(grouping: Grouping) -> str:
+    """Return what a rank's peers are called where its size is compared."""
+    return "other ranks" if len(grouping.groups) < 2 else "other ranks of its group"
 
-    def __init__(self, metric: _Metric, standings: Sequence[_Standing]) -> None:
-        self.metric = metric
-        self._ordered = sorted(value for one in standings if (value := metric.value(one)) is not None)
 
-    def is_far(self, one: _Standing, policy: RankPolicy) -> bool:
-        """Whether a rank is far from the median of the others."""
-        value = self.metric.value(one)
-        if value is None or len(self._ordered) < 2:
-            return False
-        middle = self._median_without(value)
-        floor = policy.growth_floor if self.metric.per_step else max(policy.floor, policy.share * middle)
-        distance = abs(value - middle)
-        # The floor first: nearly all ranks stop there, and the spread takes a pass over the others.
-        return distance >= floor and distance > policy.deviations * self._spread_without(value)
+def _finding(outlier: RankOutlier, standing: _Standing, peers: str) -> Finding | None:
+    """Return the finding for a rank whose memory stands out; None where only its end or its counts do."""
+    differs = [one for one in outlier.differs if one.figure in _WORDS]
+    if not differs:
+        return None
+    first = differs[0]
+    words = _WORDS[first.figure]
+    figures = standing.figures
+    return Finding(
+        kind="rank_differs",
+        device=DEVICE_HOST if first.figure == "resident" else standing.device,
+        rank=outlier.rank,
+        bytes=figures.allocated if first.figure == "growth" else first.value,
+        bytes_per_step=first.value if first.figure == "growth" else None,
+        mechanism=words.mechanism,
+        fix=words.fix,
+        playbook=words.playbook,
+        step=standing.step,
+        evidence=[_compare(one, standing.step, peers) for one in differs],
+    )
 
-    def is_above(self, one: _Standing) -> bool:
-        """Whether a rank that has the figure lies above the median of the others."""
-        value = self.metric.value(one)
-        return value is not None and value > self._median_without(value)
 
-    def compare(self, one: _Standing) -> str:
-        """Return the comparison in words."""
-        value = self.metric.value(one)
-        if value is None:
-            return f"{self.metric.name} unknown"
-        per = " per step" if self.metric.per_step else ""
-        middle = size(self._median_without(value))
-        own = f"{self.metric.name} at step {one.mark.step}: {size(value)}{per}"
-        others = len(self._ordered) - 1
-        if others == 1:
-            return f"{own}; the other rank has {middle}{per}"
-        return (
-            f"{own}; the median of the {others} other ranks is {middle}{per}, "
-            f"their median absolute deviation {size(self._spread_without(value))}"
-        )
-
-    def _median_without(self, value: int) -> float:
-        """Return the median of all ranks but one that has `value`."""
-        gap = bisect_left(self._ordered, value)
-        rest = len(self._ordered) - 1
-        low, high = ((rest - 1) // 2, rest // 2)
-        return (self._ordered[low + (low >= gap)] + self._ordered[high + (high >= gap)]) / 2
-
-    def _spread_without(self, value: int) -> float:
-        """Return the median absolute deviation of all ranks but one that has `value`."""
-        middle = self._median_without(value)
-        gap = bisect_left(self._ordered, value)
-        return median(abs(other - middle) for other in self._ordered[:gap] + self._ordered[gap + 1 :])
+def _compare(one: RankDifference, step: int, peers: str) -> str:
+    """Return a comparison in words."""
+    growing = one.figure == GROWTH.name
+    per = " per step" if growing else ""
+    when = "" if one.figure == "peak" else f" at step {step}"
+    own = f"{one.figure}{when}: {size(one.value)}{per}"
+    if one.peers == 1:
+        return f"{own}; the other rank has {size(one.usual)}{per}"
+    others = "other ranks" if growing else peers
+    return (
+        f"{own}; the median of the {one.peers} {others} is {size(one.usual)}{per}, "
+        f"their median absolute deviation {size(one.spread)}"
+    )

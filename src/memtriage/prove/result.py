@@ -7,7 +7,6 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from memtriage.diagnose.ranks import POLICY as RANK_POLICY
 from memtriage.model import Finding
 from memtriage.model.trials import (
     AgainstBaseline,
@@ -36,6 +35,10 @@ Trial = tuple[int, str]
 
 _LEAST_FOR_CONFIDENCE: Final = 6
 """Trials from which on an interval of order statistics reaches `CONFIDENCE`: 1 - 2 x 0.5^6 = 97 %."""
+_ALIKE_SHARE: Final = 0.10
+"""Difference of a rank from the others' median, as a share of it, up to which they are alike."""
+_ALIKE_BYTES: Final = 64 << 20
+"""The same in bytes, whatever the share."""
 
 
 def make_report(trials: Trials, state: State) -> TrialsReport:
@@ -188,7 +191,7 @@ def _differing(by_rank: Mapping[int, float]) -> list[int]:
         if not others:
             continue
         usual = median(others)
-        if abs(value - usual) > max(RANK_POLICY.floor, RANK_POLICY.share * abs(usual)):
+        if abs(value - usual) > max(_ALIKE_BYTES, _ALIKE_SHARE * abs(usual)):
             found.append(rank)
     if len(by_rank) == 2 and found:
         return [max(by_rank, key=lambda rank: by_rank[rank])]

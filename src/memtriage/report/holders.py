@@ -90,8 +90,25 @@ _HEAD: Final = """\
 
 Libraries keep memory between steps: copies of weights, workspaces, tables, buffers, the tensors of an
 autograd node that has done its work. memtriage knows the holders below. Censuses, ledgers and findings name
-them (`te.fp8_workspaces: model.layers[*]...`); `memtriage holders` tells which of them the installed versions
-have; and
+them (`te.fp8_workspaces: model.layers[*]...`); a command shows them, and a function has them let go.
+
+## memtriage holders
+
+```text
+memtriage holders [--all] [--json]
+```
+
+Shows which of them the installed versions of the libraries have: what each holds, what clears it, and when
+that must not be done.
+
+| option | meaning |
+|---|---|
+| `--all` | entries of libraries and versions that are not installed too |
+| `--json` | the whole catalogue alone on stdout, as JSON |
+
+**Exit status**: 0.
+
+## clear_caches
 
 ```python
 report = memtriage.clear_caches()  # all that may be cleared now
@@ -100,7 +117,7 @@ report = memtriage.clear_caches(["torch.dynamo"])  # one of them, by name
 print("\\n".join(report.lines()))
 ```
 
-has them let go. A library is never imported to look for it: an entry is found by what is loaded and by
+A library is never imported to look for it: an entry is found by what is loaded and by
 attributes. Every device in use is synchronised, each entry is measured before and after, garbage is
 collected, the allocator's cache emptied, and the report tells for each entry what it held, what went, or why
 it was skipped:
@@ -130,10 +147,12 @@ From then on it is named, measured and cleared like the others.
 
 ## TransformerEngine #1935
 
-    from memtriage.treat.te_restore import EmptyAfterRestore
+```python
+from memtriage.treat.te_restore import EmptyAfterRestore
 
-    with EmptyAfterRestore():
-        train()
+with EmptyAfterRestore():
+    train()
+```
 
 Versions before 2.15 write saved tensors back into `ctx.tensor_objects` and leave them there when backward
 is done (`te.tensor_objects`). Inside the block the list is emptied as soon as backward has read it; gradients

@@ -6,11 +6,14 @@ import os
 import stat
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 import msgspec
 
 from memtriage.model import RunReport
+
+_NO_MARKS: Final = b'"marks":[]'
+_MARKS_A_PIECE: Final = 10_000
 
 
 def write(report: RunReport, path: Path) -> None:
@@ -39,9 +42,18 @@ def write(report: RunReport, path: Path) -> None:
 
 
 def write_stream(report: RunReport, stream: BinaryIO) -> None:
-    """Write a report as one line of JSON to a binary stream such as `sys.stdout.buffer`."""
-    stream.write(msgspec.json.encode(report))
-    stream.write(b"\n")
+    """Write a report as one line of JSON to a binary stream such as `sys.stdout.buffer`.
+
+    Marks go out in pieces: those of a thousand ranks would take hundreds of megabytes at once.
+    """
+    whole = msgspec.json.encode(msgspec.structs.replace(report, marks=[]))
+    before, found, after = whole.partition(_NO_MARKS)  # in a string its quotes would be escaped
+    assert found
+    stream.write(before + _NO_MARKS[:-1])
+    for first in range(0, len(report.marks), _MARKS_A_PIECE):
+        piece = msgspec.json.encode(report.marks[first : first + _MARKS_A_PIECE])
+        stream.write(piece[1:-1] if first == 0 else b"," + piece[1:-1])
+    stream.write(_NO_MARKS[-1:] + after + b"\n")
     stream.flush()
 
 

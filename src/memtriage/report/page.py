@@ -21,7 +21,17 @@ _HANGING: Final = (BULLET, "-> ", "!! ")
 def console_for(stream: TextIO) -> Console:
     """Return a console for a stream: plain and `FILE_WIDTH` wide unless it is a terminal."""
     width = None if stream.isatty() else FILE_WIDTH
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    # Inside a notebook rich would put all it prints into the cell's output, whatever stream it was given, and
+    # the kernel's environment asks for colours everywhere.
+    return Console(
+        file=stream,
+        width=width,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        force_jupyter=False,
+        force_terminal=stream.isatty(),
+    )
 
 
 class Page:

@@ -10,11 +10,13 @@ _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _ASCII: Final = " ._-=#"
 
 
-def area(values: Sequence[int], *, width: int, height: int = 4, ascii_only: bool = False) -> list[str]:
+def area(
+    values: Sequence[int], *, width: int, height: int = 4, ascii_only: bool = False, low: int | None = None
+) -> list[str]:
     """Return the chart's lines, top first, `width` characters or fewer.
 
-    The axis runs from the lowest value to the highest. A column shows the highest of the values that fall
-    on it; where there is room, a value is drawn several columns wide.
+    The axis runs from `low`, or else from the lowest value, to the highest. A column shows the highest of the
+    values that fall on it; where there is room, a value is drawn several columns wide.
 
     Raises:
         ValueError: there is nothing to draw, or no room.
@@ -22,7 +24,8 @@ def area(values: Sequence[int], *, width: int, height: int = 4, ascii_only: bool
     if not values or width < 1 or height < 1:
         raise ValueError(f"cannot draw {len(values)} values on {width} x {height} characters")
     marks = _ASCII if ascii_only else _BLOCKS
-    low, high = min(values), max(max(values), min(values) + 1)
+    low = min(values) if low is None else low
+    high = max(max(values), low + 1)
     levels = height * (len(marks) - 1)
     # The lowest value still shows one level: an empty column would read as "no figure".
     columns = [1 + round((value - low) / (high - low) * (levels - 1)) for value in _columns(values, width)]

@@ -12,12 +12,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import UnsetType
+
 from memtriage.diagnose.killed import fate
 from memtriage.diagnose.merge import RunContext
 from memtriage.model import DEVICE_HOST, RunReport
+from memtriage.model.rank_groups import RankGroups
 from memtriage.report.html.shell import report_page
 from memtriage.report.run_course import charts
 from memtriage.report.run_ledger import ledger
+from memtriage.report.run_ranks import compared_ranks
 from memtriage.report.run_words import (
     VERDICTS,
     FindingGroup,
@@ -65,13 +69,13 @@ def write_html(run: RunRecord, report: RunReport, context: RunContext, path: Pat
 def html(run: RunRecord, report: RunReport, context: RunContext) -> str:
     """Return the page of a run, of at most `html.shell.LARGEST` bytes."""
     title = Path(context.argv[0]).name if context.argv else "a run"
-    return report_page(title, _data(run, report, context, title), "run.js")
+    return report_page(title, _data(run, report, context, title), "ranks.js", "run.js")
 
 
 def _data(run: RunRecord, report: RunReport, context: RunContext, title: str) -> dict[str, Any]:
     groups = fold(report.findings, context.runs_out_in)
     word, level = VERDICTS[report.verdict]
-    labels = _Labels(run.ranks, groups)
+    labels = _Labels(run.ranks, groups, report.rank_groups)
     notable = _notable(run.ranks, labels, context)
     rest = groups[_FINDINGS:]
     return {
@@ -92,6 +96,7 @@ def _data(run: RunRecord, report: RunReport, context: RunContext, title: str) ->
             for rank in notable
             if rank.ledgers
         ][:_LEDGER_RANKS],
+        "compared": compared_ranks(report),
         "ranks": _ranks(run.ranks, notable, labels),
         "run": _what_ran(run.ranks, report, context),
         "notes": _notes(context),
@@ -132,9 +137,14 @@ def _runs_out(group: FindingGroup, report: RunReport) -> str | None:
 
 
 class _Labels:
-    """What makes a rank worth a look: findings that not all ranks have, and that it was killed."""
+    """What makes a rank worth a look: findings that not all ranks have, a bad end, and what stands out."""
 
-    def __init__(self, ranks: Sequence[RankRecord], groups: Sequence[FindingGroup]) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[RankRecord],
+        groups: Sequence[FindingGroup],
+        compared: RankGroups | UnsetType,
+    ) -> None:
         self._said: dict[int, list[tuple[str, bool | None]]] = {}
         for rank in ranks:
             if fate(rank) == "killed":
@@ -143,6 +153,10 @@ class _Labels:
             on_host = group.first.device in ("cpu", DEVICE_HOST)
             for number in group.ranks if len(group.ranks) < len(ranks) else ():
                 self._said.setdefault(number, []).append((KINDS[group.kind], on_host))
+        for outlier in () if isinstance(compared, UnsetType) else compared.outliers:
+            if outlier.rank not in self._said:  # the others' findings say it already
+                words = f"fewer {outlier.differs[0].figure}" if outlier.differs else "stands out"
+                self._said[outlier.rank] = [(words, None)]
 
     def __contains__(self, number: int) -> bool:
         return number in self._said

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Final
 
+from msgspec import UnsetType
 from rich.console import Console
 from rich.text import Text
 
 from memtriage.diagnose.merge import RunContext
 from memtriage.report import plot
 from memtriage.report.page import BULLET, Page, console_for
+from memtriage.report.rank_words import few_ranks, heading, rank_lines
 from memtriage.report.run_words import (
     COURSE_MARKS,
     OF_ONE_RANK,
@@ -30,13 +32,14 @@ from memtriage.report.run_words import (
     playbook_entry,
     sentence,
 )
-from memtriage.report.text import GROWING, UNKNOWN, size
+from memtriage.report.text import GROWING, UNKNOWN, count, size
 
 if TYPE_CHECKING:
     from memtriage.model import Finding, LedgerRow, Mark, RunReport
 
-__all__ = ["console_for", "findings_text", "render"]
+__all__ = ["console_for", "finding_block", "findings_text", "ledger_blocks", "render"]
 
+_RANK_LINES: Final = 12
 _DETAILED: Final = 90
 _CHART_WIDTH: Final = 72
 _FLAT: Final = 0.02  # a course within this share of its top is told in words
@@ -59,8 +62,9 @@ def render(report: RunReport, console: Console, context: RunContext | None = Non
     groups = fold(report.findings, context.runs_out_in)
     _verdict_block(page, report, context, groups)
     for number, group in enumerate(groups, 1):
-        _finding_block(page, number, group, report)
-    _ledger_blocks(page, report, context.ledger_rank)
+        finding_block(page, number, group, report)
+    _ranks_block(page, report)
+    ledger_blocks(page, report, context.ledger_rank)
     _course_block(page, report, groups, context.ledger_rank)
     _notes_block(page, context)
 
@@ -75,7 +79,7 @@ def findings_text(report: RunReport, findings: Sequence[Finding]) -> str:
     stream = StringIO()
     page = Page(console_for(stream))
     for number, group in enumerate(fold(findings, [None] * len(findings)), 1):
-        _finding_block(page, number, group, report)
+        finding_block(page, number, group, report)
     return stream.getvalue().strip()
 
 
@@ -96,7 +100,8 @@ def _verdict_block(
 # Findings
 
 
-def _finding_block(page: Page, number: int, group: FindingGroup, report: RunReport) -> None:
+def finding_block(page: Page, number: int, group: FindingGroup, report: RunReport) -> None:
+    """Print a finding, under its number."""
     finding = group.first
     page.gap()
     style = "bold red" if group.severe else "bold"
@@ -121,10 +126,27 @@ def _finding_block(page: Page, number: int, group: FindingGroup, report: RunRepo
         page.field("playbook", playbook_entry(finding.playbook, page.dot))
 
 
+# Ranks
+
+
+def _ranks_block(page: Page, report: RunReport) -> None:
+    lines = rank_lines(report)
+    if not lines or isinstance(report.rank_groups, UnsetType):
+        return
+    page.heading(f"{report.ranks.seen:,} ranks", heading(report.rank_groups))
+    for line in lines[:_RANK_LINES]:
+        style = "bold" if line.stands_out else ""
+        page.line(("  ", ""), (f"{line.who}: ", style), (line.what, ""), indent=4)
+    if rest := lines[_RANK_LINES:]:
+        ranks = [rank for line in rest for rank in line.ranks]
+        page.line(("  ", ""), (f"and {count(len(ranks), 'more rank')} ({few_ranks(ranks)})", "dim"), indent=4)
+
+
 # Ledger
 
 
-def _ledger_blocks(page: Page, report: RunReport, rank: int | None) -> None:
+def ledger_blocks(page: Page, report: RunReport, rank: int | None) -> None:
+    """Print the ledgers of a report, which are those of `rank`."""
     of = "" if rank is None else f" of rank {rank}"
     shown = {device: ledger_rows(rows) for device, rows in report.ledger.items()}
     names = [_name(page, row) for rows in shown.values() for row in rows]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,30 +15,36 @@ _LEVELS: Final = (RECORD_GLOB, f"*/{RECORD_GLOB}", f"*/*/{RECORD_GLOB}")
 """The directory of a restart, of a run, of all runs."""
 
 
+StartTime = Callable[[Path], float | None]
+"""Says when the run that a file records began (Unix time), of several the last; None where it is not told."""
+
+
 class RecordError(Exception):
     """A path holds no record that can be read. The text is one line for the user."""
 
 
-def newest_records(paths: Sequence[Path]) -> list[Path]:
+def newest_records(paths: Sequence[Path], start_time: StartTime | None = None) -> list[Path]:
     """Return the record files of the newest run, in its newest restart.
 
     Of several paths that share a run, the newest run they share is taken; otherwise each path's newest.
 
     Args:
         paths: each the directory of all runs, of a run, of a restart, or one rank's file.
+        start_time: asked for one file of each restart, where there are several; reads the file by default.
 
     Raises:
         RecordError: a path does not exist or holds no record.
     """
+    started = start_time or _last_start_time
     found = [_attempts(path) for path in paths]
     shared = (
         set.intersection(*({attempt.key for attempt in attempts} for attempts in found)) if found else set()
     )
     if shared:
         common = [attempt for attempts in found for attempt in attempts if attempt.key in shared]
-        newest = _newest(common).key
+        newest = _newest(common, started).key
         found = [[attempt for attempt in attempts if attempt.key == newest] for attempts in found]
-    chosen = [_newest(attempts) for attempts in found]
+    chosen = [_newest(attempts, started) for attempts in found]
     return list(dict.fromkeys(file for attempt in chosen for file in attempt.files))
 
 
@@ -87,15 +93,17 @@ def _by_directory(files: list[Path]) -> list[_Attempt]:
     return [_Attempt(folder.parent.name, folder.name, ranks) for folder, ranks in directories.items()]
 
 
-def _newest(attempts: list[_Attempt]) -> _Attempt:
-    return attempts[0] if len(attempts) == 1 else max(attempts, key=_started)
+def _newest(attempts: list[_Attempt], start_time: StartTime) -> _Attempt:
+    if len(attempts) == 1:
+        return attempts[0]
+    return max(attempts, key=lambda attempt: _started(attempt, start_time))
 
 
-def _started(attempt: _Attempt) -> tuple[float, str]:
+def _started(attempt: _Attempt, start_time: StartTime) -> tuple[float, str]:
     """Return when the attempt's first rank last started; the file's age where its record does not say."""
     file = attempt.files[0]
     try:
-        time = _last_start_time(file)
+        time = start_time(file)
         return (file.stat().st_mtime if time is None else time, attempt.restart)
     except OSError:  # unreadable or deleted meanwhile: the oldest, and reported if it is the only one
         return (0.0, attempt.restart)
@@ -105,11 +113,16 @@ class _StartTime(msgspec.Struct, tag_field="t", tag="start"):
     time: float | None = None
 
 
+def start_time_in(line: bytes) -> float | None:
+    """Return the time that a line of a record tells as its run's start; None where it is no such line."""
+    if b'"start"' not in line:
+        return None
+    try:
+        return msgspec.json.decode(line, type=_StartTime).time
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None  # a cut line, or the word in another line
+
+
 def _last_start_time(path: Path) -> float | None:
-    for line in reversed(path.read_bytes().split(b"\n")):
-        if b'"start"' in line:
-            try:
-                return msgspec.json.decode(line, type=_StartTime).time
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue  # a cut line, or the word in another line
-    return None
+    times = map(start_time_in, reversed(path.read_bytes().split(b"\n")))
+    return next((time for time in times if time is not None), None)

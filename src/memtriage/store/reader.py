@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import socket
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +29,9 @@ T = TypeVar("T")
 _STALE_AFTER_S: Final = 600.0
 """A rank that fell silent this long before another one started belongs to an earlier run (clocks of nodes
 differ, and nodes of one run start minutes apart)."""
+_READERS: Final = 4
+_FILES_AHEAD: Final = 16
+"""Files read before they are needed; 4 MB each for the longest watch's usual record."""
 
 
 @dataclass(slots=True)
@@ -97,24 +103,27 @@ class RunRecord:
     notes: list[str] = field(default_factory=list)
 
 
-def read_run(paths: Sequence[Path]) -> RunRecord:
+def read_run(paths: Sequence[Path], *, ahead: bool = False) -> RunRecord:
     """Read the newest run below `paths`: its newest restart, all its ranks.
 
     Args:
         paths: each the directory of all runs, of a run, of a restart, or one rank's file. Several are the
             node-local directories of one run.
+        ahead: read the files of many ranks in threads, while others are decoded. Not for a process that has
+            run out of memory: there `Thread.start` may wait for ever.
 
     Raises:
         RecordError: a path does not exist, holds no record, or nothing in it can be read.
     """
     files = newest_records(paths)
-    with _collector_paused():
-        ranks = [read_rank(file) for file in files]
-    readable = [rank for rank in ranks if rank.start != Start() or rank.marks or rank.end]
+    read = _read_ahead(files) if ahead else ((file, _contents(file)) for file in files)
+    with collector_paused():
+        ranks = [_record(file, data) for file, data in read]
+    readable = [rank for rank in ranks if _is_readable(rank)]
     if not readable:
         raise RecordError(f"{_listed(paths)}: no readable record ({len(files)} empty or garbled files)")
-    notes = [f"{rank.path} holds no readable line: ignored" for rank in ranks if rank not in readable]
-    kept, dropped = _one_run(readable)
+    notes = [f"{rank.path} holds no readable line: ignored" for rank in ranks if not _is_readable(rank)]
+    kept, dropped = one_run(readable)
     kept.sort(key=lambda rank: rank.number)
     return RunRecord(ranks=kept, notes=notes + dropped)
 
@@ -125,30 +134,74 @@ def read_rank(path: Path) -> RankRecord:
     Raises:
         RecordError: the file cannot be read at all.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RecordError(f"{path}: {error.strerror}") from error
+    return _record(path, _contents(path))
+
+
+def _record(path: Path, data: bytes) -> RankRecord:
     record = RankRecord(path)
-    mark_lines: list[bytes] = []
-    for line in data.split(b"\n"):
-        if line.startswith(_MARK_PREFIX):  # nearly all lines: decoded below in one call
-            mark_lines.append(line)
+    view = memoryview(data)
+    spans = _other_lines(data)
+    others = [data[start:end].lstrip(b"\n") for start, end in spans]
+    marks: list[bytes | memoryview] = []
+    done = 0
+    for (start, end), line, kind in zip(spans, others, _kinds(others), strict=True):
+        marks.append(view[done:start])
+        done = end
+        if kind == "mark":
+            marks.append(line)
+        elif kind == "start" and (first := _decode(_START, line)) is not None:
+            record = RankRecord(path, start=first)
+            marks = []
         elif line:
-            kind = _kind(line)
-            if kind == "mark":
-                mark_lines.append(line)
-            elif kind == "start" and (start := _decode(_START, line)) is not None:
-                record = RankRecord(path, start=start)
-                mark_lines = []
-            else:
-                _take(record, kind, line)
-    record.marks, cut = _decode_marks(mark_lines)
+            take_line(record, kind, line)
+    marks.append(view[done:])
+    record.marks, cut = _decode_marks(b"\n".join(marks))
     record.cut_lines += cut
     if record.start == Start() and record.marks:
         record.start.rank = record.marks[0].rank
-    record.alive = _is_alive(record.start)
+    record.alive = is_alive(record.start)
     return record
+
+
+def _other_lines(data: bytes) -> list[tuple[int, int]]:
+    """Return where the lines are that are no marks as `RankWriter` writes them, with the line break before.
+
+    Nearly all lines are marks, and thousands of ranks have millions: what is between these is decoded in one
+    call, without a step of Python for each.
+    """
+    spans = [match.span() for match in _OTHER_LINE.finditer(data)]
+    if not data.startswith(_MARK_PREFIXES):
+        end = data.find(b"\n")
+        spans.insert(0, (0, len(data) if end < 0 else end))
+    return spans
+
+
+def _is_readable(record: RankRecord) -> bool:
+    return bool(record.start != Start() or record.marks or record.end)
+
+
+def _contents(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror}") from error
+
+
+def _read_ahead(files: Sequence[Path]) -> Iterator[tuple[Path, bytes]]:
+    """Yield the files' contents, a few of them read while an earlier one is decoded.
+
+    On a shared file system opening a file takes longer than decoding it, and so it does on a cold disk.
+    """
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="memtriage-reader") as readers:
+        coming = deque((file, readers.submit(_contents, file)) for file in files[:_FILES_AHEAD])
+        for later in range(_FILES_AHEAD, len(files) + _FILES_AHEAD):
+            if not coming:
+                return
+            file, contents = coming.popleft()
+            data = contents.result()
+            if later < len(files):
+                coming.append((files[later], readers.submit(_contents, files[later])))
+            yield file, data
 
 
 # Lines
@@ -162,7 +215,8 @@ class _Final(msgspec.Struct):
     final: bool = False
 
 
-_MARK_PREFIX: Final = b'{"t":"mark",'  # as RankWriter writes it
+_MARK_PREFIXES: Final = (b'{"t":"mark",', b'{"t": "mark",')  # as RankWriter writes it, and as `json` would
+_OTHER_LINE: Final = re.compile(rb'\n(?!\{"t": ?"mark",)[^\n]*')
 _KIND: Final = msgspec.json.Decoder(_Kind)
 _START: Final = msgspec.json.Decoder(Start)
 _MARK: Final = msgspec.json.Decoder(Mark)
@@ -174,7 +228,23 @@ _NOTE: Final = msgspec.json.Decoder(Note)
 _END: Final = msgspec.json.Decoder(End)
 
 
-def _kind(line: bytes) -> str | None:
+def _kinds(lines: list[bytes]) -> list[str | None]:
+    """Return the types of lines, in one call where all of them are records; of an empty line the empty text.
+
+    Records that were not written by `RankWriter` can have their type in another place.
+    """
+    filled = list(filter(None, lines))
+    try:
+        heads = _KIND.decode_lines(b"\n".join(filled))
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        heads = []
+    if len(heads) != len(filled):  # garbled lines, or blanks, which are passed over
+        return [line_kind(line) if line else "" for line in lines]
+    kinds = iter(heads)
+    return [next(kinds).t if line else "" for line in lines]
+
+
+def line_kind(line: bytes) -> str | None:
     """Return the type of a line; None when the line is no record at all."""
     head = _decode(_KIND, line)
     return None if head is None else head.t
@@ -187,17 +257,17 @@ def _decode(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
         return None
 
 
-def _decode_marks(lines: list[bytes]) -> tuple[list[Mark], int]:
+def _decode_marks(lines: bytes) -> tuple[list[Mark], int]:
     """Return the marks and how many lines were none."""
     try:
-        return _MARK.decode_lines(b"\n".join(lines)), 0
+        return _MARK.decode_lines(lines), 0
     except (msgspec.DecodeError, UnicodeDecodeError):
-        decoded = [_decode(_MARK, line) for line in lines]
+        decoded = [_decode(_MARK, line) for line in lines.split(b"\n") if line]
         marks = [mark for mark in decoded if mark is not None]
-        return marks, len(lines) - len(marks)
+        return marks, len(decoded) - len(marks)
 
 
-def _take(record: RankRecord, kind: str | None, line: bytes) -> None:
+def take_line(record: RankRecord, kind: str | None, line: bytes) -> None:
     """Add a line that is neither a mark nor a start. An unknown type is left out, a garbled line counted."""
     match kind:
         case "host" if (sample := _decode(_HOST, line)) is not None:
@@ -232,7 +302,7 @@ def _cause(finding: Finding) -> tuple[str | None, ...]:
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Keep the cycle collector from walking a million marks again and again; they form no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -243,7 +313,7 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _one_run(records: list[RankRecord]) -> tuple[list[RankRecord], list[str]]:
+def one_run(records: list[RankRecord]) -> tuple[list[RankRecord], list[str]]:
     """Return the records of the newest run among `records`, and a note for each one left out.
 
     Two runs share a directory when the launcher gives them the same name (torchrun without `--rdzv-id`).
@@ -267,7 +337,7 @@ def _listed(paths: Sequence[Path]) -> str:
     return " ".join(str(path) for path in paths)
 
 
-def _is_alive(start: Start) -> bool | None:
+def is_alive(start: Start) -> bool | None:
     """Return whether the recorded process still runs, None when it is another machine's."""
     if start.pid is None or start.host != socket.gethostname():
         return None

@@ -7,6 +7,8 @@
   const root = document.documentElement;
   const THOUSANDTHS = 1000;
   const MOST_LINES = 16;
+  const QUIET_BESIDE_BAND = 1; // ranks that nothing is said of, where a band shows them all
+  const EDGES = ["lowest", "median", "highest"];
   const MOST_MARKS = 40;
   const SMALLEST_PART = 0.001; // of a bar
   const FEW = innerWidth < 640 ? 2 : 5; // options that fit on buttons
@@ -93,9 +95,11 @@
 
   // Several ranks: one counter, each rank's last figure at every instant of any of them.
   function together(chart, kind, key) {
-    const lanes = chart.lanes.slice(0, MOST_LINES);
-    const picked = lanes.map((lane) => rowsAt(lane, kind));
     const band = chart.band && kind === chart.usual ? chart.band : null;
+    const shown = chart.lanes.slice(0, MOST_LINES);
+    const beside = shown.filter((lane) => !lane.label).slice(0, QUIET_BESIDE_BAND);
+    const lanes = band ? shown.filter((lane) => lane.label || beside.includes(lane)) : shown;
+    const picked = lanes.map((lane) => rowsAt(lane, kind));
     const bandAt = band ? Array.from(unpack(band.at), (value) => value / THOUSANDTHS) : [];
     const at = [
       ...new Set([
@@ -135,16 +139,16 @@
     }));
     const bands = [];
     if (band) {
-      const [low, high] = band.values[key].map((edge, place) => ({
-        name: `${place ? "highest" : "lowest"} of ${whole(band.ranks)} ranks`,
-        colour: "hue-past",
-        width: 1,
+      const [low, middle, high] = band.values[key].map((edge, place) => ({
+        name: `${EDGES[place]} of ${whole(band.ranks)} ranks`,
+        colour: EDGES[place] === "median" ? "ink-2" : "hue-past",
+        width: EDGES[place] === "median" ? 2 : 1,
         values: carried(
           bandAt,
           Array.from(unpack(edge), (value) => (value < 0 ? null : value)),
         ),
       }));
-      lines.push(high, low);
+      lines.push(high, middle, low);
       bands.push({ high, low, fill: "releasable" });
     }
     const clocks = lanes.map((lane, place) => column(lane, picked[place], opened(lane).time));
@@ -345,6 +349,29 @@
     return card("Where the memory is", choice, board);
   }
 
+  // How the ranks compare: what is said of them, and a figure of each.
+  function compared() {
+    if (!data.compared) return [null, null];
+    const { heading, lines, more, plot } = data.compared;
+    const board = element("div");
+    const redraw = plot ? rankPlot(board, plot) : null;
+    const said = lines.map((line) =>
+      element(
+        "li",
+        {},
+        line.stands_out ? element("strong", {}, line.who) : line.who,
+        `: ${line.what}`,
+      ),
+    );
+    const place = card(
+      "How the ranks compare",
+      element("span", { class: "quiet small" }, heading),
+      element("ul", { class: "ranks" }, ...said, more ? element("li", {}, more) : null),
+      board,
+    );
+    return [place, redraw];
+  }
+
   function ranks() {
     if (!data.ranks) return null;
     const figure = (label, key, cell) => ({
@@ -377,6 +404,7 @@
   }
 
   report.masthead(data);
+  const [comparison, redrawComparison] = compared();
   const drawings = data.charts.map(course);
   const ended = data.ended
     ? card("How it ended", null, element("pre", { class: "ended" }, data.ended))
@@ -386,6 +414,7 @@
     ...data.findings.map(finding),
     data.more ? element("p", { class: "card" }, prose(data.more)) : null,
     ended,
+    comparison,
     ...drawings.map(([place]) => place),
     ledgers(),
     ranks(),
@@ -397,6 +426,7 @@
     report.notes("Notes", data.notes),
   ];
   document.getElementById("content").append(...parts.filter(Boolean));
+  if (redrawComparison) redrawComparison();
   drawings.forEach(([, redraw]) => redraw());
   document.getElementById("about").append(...data.about.map((line) => element("p", {}, line)));
   root.dataset.ready = "true";
