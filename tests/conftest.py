@@ -81,6 +81,15 @@ class Program:
         gc.collect()
 
 
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """The module `ray`, connected to a small cluster that all tests of a process share."""
+    from support.ray_cluster import started
+
+    with started() as ray:
+        yield ray
+
+
 @pytest.fixture
 def program(tmp_path: Path) -> Iterator[Program]:
     """A program named `train`."""

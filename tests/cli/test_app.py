@@ -33,7 +33,8 @@ def test_help_offers_the_commands_that_exist(arguments, capsys):
     out = capsys.readouterr().out
     commands = [line.split()[0] for line in out.partition("Commands:")[2].splitlines() if line.strip()]
     assert commands == [
-        *("run", "explain", "predict", "plan", "compare", "holders", "report", "snapshot", "doctor"),
+        *("run", "explain", "predict", "plan", "compare", "holders", "report", "snapshot", "metrics", "top"),
+        *("census", "doctor"),
     ]
 
 

@@ -45,6 +45,9 @@ def module(name: str, *args: str) -> ScriptTarget:
         ("-o d -h", RunOptions(None)),
         ("train.py --help", RunOptions(script("train.py", "--help"))),
         ("train.py -- --json x -h", RunOptions(script("train.py", "--", "--json", "x", "-h"))),
+        ("--metrics 9400 train.py", RunOptions(script("train.py"), metrics="9400")),
+        ("--metrics=0.0.0.0:80 -m pkg", RunOptions(module("pkg"), metrics="0.0.0.0:80")),
+        ("train.py --metrics 9400", RunOptions(script("train.py", "--metrics", "9400"))),
     ],
 )
 def test_parse(line: str, expected: RunOptions) -> None:
@@ -86,6 +89,7 @@ def test_what_follows_the_module_is_untouched(args: list[str]) -> None:
         ("-o", ["'-o'", "directory"]),
         ("--output=", ["'--output='", "directory"]),
         ("--json", ["'--json'", "file"]),
+        ("--metrics", ["'--metrics'", "[HOST:]PORT"]),
         ("-m", ["'-m'", "module"]),
         ("--", ["'--'"]),
         ("-- python", ["nothing to run"]),
@@ -124,6 +128,9 @@ def _assert_one_line(capsys: pytest.CaptureFixture[str], words: list[str]) -> No
         ("-o train.py train.py", ["'train.py' is a file", "-o"]),
         ("--json plain train.py", ["'plain' is a directory"]),
         ("--json missing/report.json train.py", ["'missing/report.json'"]),
+        ("--metrics train.py", ["nothing to run"]),
+        ("--metrics http train.py", ["--metrics", "'http'", "9400"]),
+        ("--metrics 123456 train.py", ["'123456'", "65535"]),
     ],
 )
 def test_unusable_input_is_one_line(
@@ -162,7 +169,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[ScriptTarget, Path, Pat
     seen: list[tuple[ScriptTarget, Path, Path | None]] = []
 
     def run_watched(
-        target: ScriptTarget, directory: Path, json_path: Path | None, *, per_microbatch: bool
+        target: ScriptTarget, directory: Path, json_path: Path | None, *, per_microbatch: bool, **_: object
     ) -> int:
         assert per_microbatch == ("--per-microbatch" in target.args)
         seen.append((target, directory, json_path))

@@ -18,7 +18,8 @@ from memtriage.model.blocks import DeviceCounters
 from memtriage.model.census import Census
 from memtriage.model.findings import Finding
 from memtriage.observe.counters import Reading
-from memtriage.session import core, sampler
+from memtriage.observe.host import InUse
+from memtriage.session import core, ends, sampler, stored_marks
 from memtriage.session.core import Session
 from memtriage.session.investigation import Investigator
 from memtriage.session.sampler import Sampler
@@ -92,7 +93,7 @@ def test_the_record_begins_with_who_runs_and_ends_with_how(session: Session) -> 
 
 def test_the_version_of_torch_is_known_before_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
-    assert core._torch_version() == torch.__version__
+    assert ends.torch_version() == torch.__version__
 
 
 def test_a_finished_session_does_nothing_more(session: Session) -> None:
@@ -110,8 +111,8 @@ def test_a_finished_session_does_nothing_more(session: Session) -> None:
 def test_later_marks_are_thinned_and_the_program_s_own_are_not(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core, "_DENSE_MARKS", 10)
-    monkeypatch.setattr(core, "_SPARSE_S", 1e9)
+    monkeypatch.setattr(stored_marks, "_DENSE_MARKS", 10)
+    monkeypatch.setattr(stored_marks, "_SPARSE_S", 1e9)
     for _ in range(30):
         session.mark("step")
     for _ in range(30):
@@ -417,3 +418,37 @@ def test_the_end_has_the_peaks(session: Session, monkeypatch: pytest.MonkeyPatch
     (end,) = lines(session, "end")
     assert (end["peak_allocated"], end["peak_reserved"]) == ({"cuda:1": 50}, {"cuda:1": 70})
     assert end["peak_rss"] > 0
+
+
+def test_when_memory_is_full_is_reckoned_from_a_mark_before_the_end(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the end the program's functions have returned, and what they kept is gone."""
+    asked = []
+    monkeypatch.setattr(
+        core, "limits_and_use", lambda host, readings: (asked.append((host, readings)), {}, {})[1:]
+    )
+    for name, mapped in (("step", 70), ("end", 30)):
+        monkeypatch.setattr(session._reader, "in_use", lambda mapped=mapped: InUse(mapped, 20, 10))
+        monkeypatch.setattr(session._reader, "read", lambda mapped=mapped: [Reading("cpu", allocated=mapped)])
+        session.mark(name)
+    session.finish()
+    assert asked[-1] == (InUse(70, 20, 10), [Reading("cpu", allocated=70)])
+
+
+def test_a_backward_begins_with_the_lock_that_a_census_for_somebody_holds(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases: list[str] = []
+
+    class Noting:
+        def __enter__(self) -> None:
+            phases.append(session.phase)
+
+        def __exit__(self, *error: object) -> None:
+            phases.append(session.phase)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "_lock", Noting())
+        session.backward_begins()
+    assert phases == ["setup", "backward"]

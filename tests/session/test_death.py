@@ -13,6 +13,7 @@ from memtriage.model.findings import Finding
 from memtriage.session.death import (
     FailedAllocation,
     Progress,
+    device_of,
     died_of_memory,
     error_frames,
     memory_error,
@@ -218,6 +219,20 @@ def test_an_earlier_failure_on_another_device_says_nothing() -> None:
 def test_a_message_without_figures_takes_the_observer_s() -> None:
     finding = died_of_memory(torch.OutOfMemoryError("CUDA out of memory."), failed(), progress(), [], None)
     assert (finding.device, finding.bytes) == ("cuda:0", 2 << 30)
+
+
+def test_without_an_observer_the_host_s_limit_is_no_device_s() -> None:
+    error = torch.OutOfMemoryError(OOM)
+    finding = died_of_memory(error, None, progress(), [("parameter", 5)], "MemTotal, 8.0 GiB")
+    assert finding.device == device_of(error) == "cuda:0"
+    assert not any("MemTotal" in sentence for sentence in finding.evidence)
+    assert "alive at that instant: parameter 5 B" in finding.evidence
+
+
+def test_what_names_no_device_is_the_host_s() -> None:
+    assert {device_of(caught(lambda: bytearray(1 << 62))), device_of(caught(lambda: torch.empty(PIB)))} == {
+        "cpu"
+    }
 
 
 def test_owners_are_summed_by_device_largest_first() -> None:

@@ -66,6 +66,16 @@ def test_the_highest_pressure_and_swap_are_kept() -> None:
     assert evidence.peak_rss == 2 * GIB
 
 
+def test_a_peak_from_before_the_watch_is_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_watch, "host_peak", lambda: 2 * GIB)
+    watch = HostWatch()
+    sampled(watch)
+    assert watch.evidence.peak_rss is None
+    for peak in (3 * GIB, GIB):  # a new one, and what is left after the mark was reset
+        watch.at_sample(HostSample(rss=GIB, pss=GIB, peak_rss=peak), [], None, 9 * GIB)
+    assert watch.evidence.peak_rss == 3 * GIB
+
+
 def test_without_a_limit_there_is_no_pressure() -> None:
     watch = HostWatch()
     sampled(watch, group=CgroupMemory(version=2, path="/g", usage=7 * GIB))

@@ -1,5 +1,6 @@
 """The lines of `memtriage run --per-microbatch`."""
 
+from memtriage.diagnose.judge import PROJECTION
 from memtriage.model.findings import Finding
 from memtriage.observe.counters import Reading
 from memtriage.session.microbatch_log import MicrobatchLog
@@ -37,3 +38,13 @@ def test_a_suspicion_is_told_once_and_only_if_it_grows_by_micro_batch() -> None:
     log.suspect([leak, Finding(kind="leak", device="cpu", bytes_per_step=1)])
     log.suspect([leak])
     assert said == ["grows by 164.0 MiB per micro-batch on cuda:0: losses[*]"]
+
+
+def test_with_a_suspicion_goes_what_is_projected() -> None:
+    said: list[str] = []
+    projected = f"{PROJECTION} cuda:0 (limit 24.0 GiB) is full 145 micro-batches into a step"
+    leak = Finding(
+        kind="leak", device="cuda:0", bytes_per_microbatch=MIB, holder="kept", evidence=["seen", projected]
+    )
+    MicrobatchLog(said.append).suspect([leak])
+    assert said == [f"grows by 1.0 MiB per micro-batch on cuda:0: kept; {projected}"]

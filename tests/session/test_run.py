@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -103,6 +104,47 @@ def test_a_cut_last_line_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(run, "time", clock)
     run.wait_for_ranks(session.path.parent, 1, 1.0)
     assert clock.sleeps > 0
+
+
+def test_of_many_ranks_each_end_is_looked_for_until_it_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = finished(tmp_path, identity(0, 64))
+    for rank in range(1, 63):
+        other_rank(tmp_path, rank, end=True, world_size=64).close()
+    last = other_rank(tmp_path, 63, end=False, world_size=64)
+    looked: Counter[str] = Counter()
+    has_end = run._has_end
+
+    def counted(path: Path) -> bool:
+        looked[path.name] += 1
+        return has_end(path)
+
+    monkeypatch.setattr(run, "_has_end", counted)
+    clock = Clock(lambda sleeps: last.write("end", End(verdict="clean")) if sleeps == 9 else None)
+    monkeypatch.setattr(run, "time", clock)
+    run.wait_for_ranks(session.path.parent, 64, 20.0)
+    assert clock.sleeps == 9
+    assert looked.pop("rank-00063.jsonl") == 10
+    assert set(looked.values()) == {1}
+
+
+def test_the_time_is_over_in_the_middle_of_a_look_at_many_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = finished(tmp_path, identity(0, 64))
+    for rank in range(1, 64):
+        other_rank(tmp_path, rank, end=False, world_size=64).close()
+    clock = Clock()
+    monkeypatch.setattr(run, "time", clock)
+
+    def slow(path: Path) -> bool:
+        clock.now += 1.0  # a shared file system under load
+        return False
+
+    monkeypatch.setattr(run, "_has_end", slow)
+    run.wait_for_ranks(session.path.parent, 64, 5.0)
+    assert clock.now == 105.0
 
 
 def test_a_folder_that_is_not_there_ends_with_the_time(

@@ -8,14 +8,17 @@ from typing import Annotated, Final, cast
 
 import typer
 
+from memtriage.cli.census import census
 from memtriage.cli.compare import compare
 from memtriage.cli.doctor import doctor
 from memtriage.cli.explain import explain
 from memtriage.cli.holders import holders
+from memtriage.cli.metrics import metrics
 from memtriage.cli.plan import plan
 from memtriage.cli.predict import predict
 from memtriage.cli.report import report
 from memtriage.cli.snapshot import snapshot
+from memtriage.cli.top import top
 
 SUMMARY: Final = "Where every byte of memory is in a PyTorch training run, who holds it, and what to change."
 USAGE_STATUS: Final = 2
@@ -60,6 +63,9 @@ def _application() -> typer.Typer:
     application.command("holders")(holders)
     application.command("report")(report)
     application.command("snapshot")(snapshot)
+    application.command("metrics")(metrics)
+    application.command("top")(top)
+    application.command("census")(census)
     application.command("doctor")(doctor)
     return application
 

@@ -10,8 +10,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from memtriage.session.runner import ScriptTarget
+
+if TYPE_CHECKING:
+    from memtriage.report.metrics.prometheus import Address
 
 HELP = """\
 Usage: memtriage run [-o DIR] [--json FILE] SCRIPT [ARGS...]
@@ -27,6 +31,10 @@ Options (before SCRIPT; everything behind SCRIPT or MODULE is the script's own):
   --host-tuning     set malloc's thresholds, so that freed host memory goes back to the system: starts
                     the process anew once; settings that the environment has already are kept
   --per-microbatch  say on stderr what every micro-batch left in use, and what seems to grow
+  --metrics [HOST:]PORT
+                    serve Prometheus metrics meanwhile, on this machine alone unless HOST says otherwise;
+                    several ranks listen at PORT plus their local rank
+  --listen          answer `memtriage census --pid N` meanwhile, at a socket that only you can reach
   -m MODULE         run a module, as python -m does
   -h, --help        show this text
 """
@@ -37,9 +45,10 @@ USAGE_STATUS = 2
 DEFAULT_DIRECTORY = "memtriage-run"
 DIRECTORY_VARIABLE = "MEMTRIAGE_DIR"
 
-_FLAGS = ("--host-tuning", "--per-microbatch")
+_FLAGS = ("--host-tuning", "--per-microbatch", "--listen")
 _LOCAL_RANK = re.compile(r"--local[_-]rank(=.*)?", re.DOTALL)
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?")
+_VALUES = {"-o": "a directory", "--json": "a file", "--metrics": "[HOST:]PORT"}
 _EXPECTED = "expected [-o DIR] [--json FILE] and then SCRIPT or -m MODULE"
 
 
@@ -57,6 +66,8 @@ class RunOptions:
         json_path: `--json` as given; None without it.
         host_tuning: `--host-tuning` was given.
         per_microbatch: `--per-microbatch` was given.
+        metrics: `--metrics` as given; None without it.
+        listen: `--listen` was given.
     """
 
     target: ScriptTarget | None
@@ -64,6 +75,8 @@ class RunOptions:
     json_path: Path | None = None
     host_tuning: bool = False
     per_microbatch: bool = False
+    metrics: str | None = None
+    listen: bool = False
 
 
 def main(argv: list[str]) -> int:
@@ -83,6 +96,7 @@ def main(argv: list[str]) -> int:
         check_target(options.target)
         directory = _output_directory(options.directory)
         json_path = _output_file(options.json_path)
+        metrics = _metrics_address(options.metrics)
     except UsageError as error:
         print(f"memtriage run: {error}", file=sys.stderr)
         return USAGE_STATUS
@@ -93,7 +107,14 @@ def main(argv: list[str]) -> int:
     # Imported late: a mistyped command line should not wait for the watch to load.
     from memtriage.session.run import run_watched
 
-    return run_watched(options.target, directory, json_path, per_microbatch=options.per_microbatch)
+    return run_watched(
+        options.target,
+        directory,
+        json_path,
+        per_microbatch=options.per_microbatch,
+        metrics=metrics,
+        listen=options.listen,
+    )
 
 
 def is_run(argv: Sequence[str]) -> bool:
@@ -136,6 +157,8 @@ def parse(argv: Sequence[str]) -> RunOptions:
         json_path=Path(values["--json"]) if "--json" in values else None,
         host_tuning="--host-tuning" in flags,
         per_microbatch="--per-microbatch" in flags,
+        metrics=values.get("--metrics"),
+        listen="--listen" in flags,
     )
 
 
@@ -169,16 +192,16 @@ def _is_own_option(word: str) -> bool:
 
 
 def _option(word: str, rest: list[str]) -> tuple[str, str]:
-    """Name (`-o` or `--json`) and value of an option, whose value may be taken from `rest`."""
+    """Name (one of `_VALUES`) and value of an option, whose value may be taken from `rest`."""
     name, has_value, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
     name = "-o" if name == "--output" else name
-    if name not in ("-o", "--json"):
+    if name not in _VALUES:
         raise UsageError(f"unknown option {word!r}; {_EXPECTED}: options of the script go behind its name")
     if not has_value and rest:
         value = rest.pop(0)
     if not value:
-        what = "a directory" if name == "-o" else "a file"
-        raise UsageError(f"{word!r} lacks its value; expected {what} behind it, then SCRIPT or -m MODULE")
+        expected = f"expected {_VALUES[name]} behind it, then SCRIPT or -m MODULE"
+        raise UsageError(f"{word!r} lacks its value; {expected}")
     return name, value
 
 
@@ -286,3 +309,14 @@ def _output_file(given: Path | None) -> Path | None:
             f"--json {str(given)!r} is in a directory that does not exist; expected one that does: make it"
         )
     return given.absolute()
+
+
+def _metrics_address(given: str | None) -> Address | None:
+    if given is None:
+        return None
+    from memtriage.report.metrics.prometheus import parse_address
+
+    try:
+        return parse_address(given)
+    except ValueError as error:
+        raise UsageError(f"--metrics: {error}") from None

@@ -5,9 +5,11 @@ trainer = Trainer(..., callbacks=[MemtriageCallback()])
 
 from __future__ import annotations
 
-from lightning.pytorch import Callback
-
+from memtriage._needs import needs
 from memtriage.integrations.lightning_hooks import LightningHooks
+
+with needs("lightning", "lightning", "Lightning's callback"):
+    from lightning.pytorch import Callback
 
 
 class MemtriageCallback(LightningHooks, Callback):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from memtriage import _active
 from memtriage.model.report import RunReport
-from memtriage.session.run import Watch
+from memtriage.session.run import Program, Watch
 
 _log = logging.getLogger("memtriage")
 
@@ -23,14 +23,15 @@ class WatchedTraining:
     def __init__(self) -> None:
         self._watch: Watch | None = None
 
-    def begin(self, directory: Path) -> None:
+    def begin(self, directory: Path | None, program: Program | None = None) -> None:
         """Training begins.
 
         Args:
-            directory: where the record goes, unless the process is watched already.
+            directory: where the record goes, unless the process is watched already; None for the default.
+            program: what is watched; by default what this process was started with.
         """
         if self._watch is None and (_active.session is None or not _active.session.running):
-            self._watch = Watch(directory, quiet=True)
+            self._watch = Watch(directory, quiet=True, program=program)
             self._watch.__enter__()
             atexit.register(self._at_exit)
         self.mark("train begin")

@@ -9,44 +9,46 @@ from __future__ import annotations
 
 import functools
 import os
-import platform
 import signal
-import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, cast
 
 from memtriage.account.census import View
 from memtriage.account.host_reading import HostReading, read_host
 from memtriage.account.job_ledger import take_job_ledger
 from memtriage.account.ledgers import take_ledgers
 from memtriage.diagnose.after_backward import left_after_backward
+from memtriage.diagnose.growth import Series
 from memtriage.diagnose.host_findings import host_findings, host_notes
 from memtriage.diagnose.judge import Evidence
 from memtriage.diagnose.moment import FrameState, Phase, moment_from_frames
 from memtriage.diagnose.verdict import verdict
+from memtriage.model.asked import Answer
 from memtriage.model.findings import Finding, Verdict
-from memtriage.model.marks import Mark
+from memtriage.model.standing import Standing
 from memtriage.model.units import size
 from memtriage.observe import cuda
 from memtriage.observe.cgroup import host_limit
 from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.hooks import TrainingHooks, inside_backward
-from memtriage.observe.host import has_children, host_peak
+from memtriage.observe.host import InUse, has_children, host_peak
 from memtriage.observe.inputs import batch_elements, caller_frames, running_functions
+from memtriage.session.asked import Lock, answer
 from memtriage.session.death import (
     FailedAllocation,
     Progress,
+    device_of,
     died_of_memory,
     error_frames,
-    error_text,
     lifted_limit,
     memory_error,
     owners_of,
 )
+from memtriage.session.ends import Terminated, exception_text, start_record
 from memtriage.session.follow import Clock, Follower
 from memtriage.session.host_watch import HostWatch
 from memtriage.session.investigation import Investigator
@@ -54,17 +56,18 @@ from memtriage.session.judgement import find_leaks, limits_and_use
 from memtriage.session.microbatch_log import MicrobatchLog
 from memtriage.session.phases import PhaseResidue
 from memtriage.session.sampler import Sampler
+from memtriage.session.standing import Board
+from memtriage.session.stored_marks import StoredMarks
 from memtriage.store.layout import RankIdentity, record_path
 from memtriage.store.records import End, Note, RecordedFinding, Start
 from memtriage.store.writer import RankWriter
 
 P = ParamSpec("P")
 
-_DENSE_MARKS = 4000
-_SPARSE_S = 0.1
 _LEDGER_SHARE = 0.002
 _INPUT_EVERY_S = 0.02
 _INPUT_SHARE = 0.002
+_ASK_WITHIN_S = 0.25
 
 
 def _never_raises(method: Callable[P, None]) -> Callable[P, None]:
@@ -92,6 +95,7 @@ class Session:
         script_root: folder of the program, for allocation sites.
         say: where progress goes (one line of text); None for silence.
         per_microbatch: say what every micro-batch left in use.
+        last_census: take one at the end of a run that had none, for its ledger.
     """
 
     def __init__(
@@ -103,6 +107,7 @@ class Session:
         say: Callable[[str], None] | None = None,
         *,
         per_microbatch: bool = False,
+        last_census: bool = True,
     ) -> None:
         self.identity = identity
         self.path = record_path(directory, identity)
@@ -113,6 +118,7 @@ class Session:
         self.died_of_memory = False
         self.exception_text: str | None = None
         self._judged = False
+        self._last_census = last_census
         self._limits: dict[str, int] = {}
         self._peak_allocated: dict[str, int] = {}
         self._peak_reserved: dict[str, int] = {}
@@ -121,6 +127,7 @@ class Session:
         self._log = MicrobatchLog(say) if per_microbatch and say is not None else None
         self._writer = RankWriter(self.path)
         self._reader = CounterReader()
+        self._stored = StoredMarks(self._writer, self._reader, identity.rank)
         self._hooks = TrainingHooks(self)
         self._host = HostWatch()
         self._sampler = Sampler(self, self._host)
@@ -132,10 +139,11 @@ class Session:
         self._running = False
         self._complaints: set[str] = set()
         # marks
-        self._stored_marks = 0
-        self._last_stored_s = 0.0
         self._last_mark_s = 0.0
         self._last: dict[str, Reading] = {}
+        self._at_work: tuple[InUse | None, list[Reading]] = (None, [])
+        self._board = Board(identity.rank, self._started_at)
+        self._growing: dict[str, Series] = {}
         self._manual_steps = False
         self._stepped = False
         self._stepped_inside = False
@@ -190,7 +198,7 @@ class Session:
             return
         self._stop_observing()
         self.mark("end")
-        self.exception_text = None if exception is None else _exception_text(exception)
+        self.exception_text = None if exception is None else exception_text(exception)
         error = memory_error(exception)
         self.died_of_memory = error is not None
         # Each for itself: where memory has run out, a census may find too little for its own work.
@@ -235,7 +243,8 @@ class Session:
     # --- events from the hooks ------------------------------------------------------------------------------
 
     def backward_begins(self) -> None:
-        self.phase = "backward"
+        with self._lock:  # not in the middle of a census that somebody asked for
+            self.phase = "backward"
         self._investigator.in_backward(True)
         self._host.while_training()
         self._read_input()
@@ -305,7 +314,10 @@ class Session:
             self._last_mark_s = now
             readings = self._reader.read()
             self._last = {reading.device: reading for reading in readings}
-            self._store(name, now, readings)
+            if name != "end":  # by then the program's functions have returned, and let go of what they had
+                self._at_work = self._reader.in_use(), readings
+            self._board.mark(name, now, self.step_count, self.microbatch, readings)
+            self._stored.add(name, now, readings, self.step_count, self.microbatch)
             if not self._observing and cuda.initialised():
                 self._observing = cuda.attach_oom_observer(self._out_of_memory)
             for reading in readings:
@@ -330,31 +342,6 @@ class Session:
     def elapsed(self) -> float:
         return time.perf_counter() - self._started
 
-    def _store(self, name: str, now: float, readings: list[Reading]) -> None:
-        """Every mark while they are few, later at most ten a second; the program's own always."""
-        dense = self._stored_marks < _DENSE_MARKS or now - self._last_stored_s >= _SPARSE_S
-        if not dense and name in ("backward", "step", "time"):
-            return
-        self._stored_marks += 1
-        self._last_stored_s = now
-        rss, pinned = self._reader.rss(), self._reader.pinned()
-        for reading in readings:
-            mark = Mark(
-                name=name,
-                step=self.step_count,
-                microbatch=self.microbatch,
-                rank=self.identity.rank,
-                time_s=round(now, 6),
-                device=reading.device,
-                allocated=reading.allocated,
-                reserved=reading.reserved,
-                requested=reading.requested,
-                outside=reading.outside,
-                host_rss=rss,
-                host_pinned=pinned,
-            )
-            self._writer.write("mark", mark)
-
     def _read_input(self) -> None:
         now = time.perf_counter()
         if now < self._input_due_s:
@@ -367,6 +354,34 @@ class Session:
         took = time.perf_counter() - now
         self._input_due_s = now + max(_INPUT_EVERY_S, took / _INPUT_SHARE)
         self.input_elements = found if found is not None else self.input_elements
+
+    # --- for whoever asks meanwhile -------------------------------------------------------------------------
+
+    def standings(self) -> list[Standing]:
+        """What is known of this rank now, asked from any thread; empty while it is not watched.
+
+        Never waits for a census that a mark is taking: growth is then what it was when last asked.
+        """
+        if not self.running:
+            return []
+        try:
+            if self._lock.acquire(timeout=_ASK_WITHIN_S):
+                try:
+                    self._growing = self._follower.growing()
+                finally:
+                    self._lock.release()
+            return self._board.standings(self._growing)
+        except Exception as error:  # whoever asks can do without
+            self.failed("metrics", error)
+            return []
+
+    def answer(self, within_s: float) -> Answer:
+        """A census for whoever asks from outside, or why there is none; for a thread of its own.
+
+        Args:
+            within_s: how long it may wait for an instant at which the program can be looked at.
+        """
+        return answer(self, cast(Lock, self._lock), self._context_baseline, self._script_root, within_s)
 
     # --- growth ---------------------------------------------------------------------------------------------
 
@@ -398,6 +413,7 @@ class Session:
         ledgers = take_ledgers(
             census.storages, self._context_baseline, self._script_root, self._on_host, census.parameters
         )
+        self._board.ledgers(ledgers, self.elapsed())
         for ledger in ledgers:
             self._writer.write("ledger", ledger)
         if has_children():
@@ -421,7 +437,7 @@ class Session:
             phase = moment_from_frames(running_functions(), state)
         progress = self._progress()
         if phase in ("forward", "evaluation"):
-            progress.input_elements = batch_elements(caller_frames(1)) or progress.input_elements
+            progress.input_elements = batch_elements(caller_frames(1, depth=None)) or progress.input_elements
         name = f"cuda:{device}"
         seen = FailedAllocation(
             name, requested, limit, free, phase, grad_enabled, progress, cuda.counters(device), times=times
@@ -449,12 +465,12 @@ class Session:
             elif error is not None and self.failed_allocation is None:
                 with lifted_limit():
                     point = self._follower.interrupted(self._clock(), error_frames(error))
-                self._owners_at_death = owners_of(point.census.storages, "cpu")
+                self._owners_at_death = owners_of(point.census.storages, device_of(error))
             else:
                 self._follower.end(self._clock(), None if exception is None else error_frames(exception))
         finally:
             self._investigator.stop()
-        if self._ledger_due_s is None and not brief:
+        if self._ledger_due_s is None and self._last_census and not brief:
             self._investigator.census(self.step_count, self._with_ledger)
 
     @_never_raises
@@ -489,7 +505,7 @@ class Session:
             self._log.suspect(leaks)
 
     def _leaks(self) -> list[Finding]:
-        limits, used = limits_and_use(self._reader.rss(), self._last.values())
+        limits, used = limits_and_use(*self._at_work)
         self._limits = limits
         done = [each.points[-1].position for each in self._follower.done if each.scale == "step"]
         evidence = Evidence(
@@ -499,10 +515,12 @@ class Session:
             self.step_count,
             self._microbatches_of_step,
             max(done, default=None),
+            0 if self._stepped else self.microbatch,
         )
         found = find_leaks(self._follower.done, evidence)
         for finding in found:
             finding.rank = self.identity.rank
+        self._board.leaks(found)
         return found
 
     # --- records --------------------------------------------------------------------------------------------
@@ -516,21 +534,7 @@ class Session:
         self._writer.write("finding", RecordedFinding(**fields, final=final))
 
     def _start_record(self) -> Start:
-        return Start(
-            run_id=self.identity.run_id,
-            restart=self.identity.restart,
-            rank=self.identity.rank,
-            world_size=self.identity.world_size,
-            local_rank=self.identity.local_rank,
-            pid=self._pid,
-            pid_start=_kernel_start_time(),
-            host=socket.gethostname(),
-            argv=self.argv,
-            python=platform.python_version(),
-            torch=_torch_version(),
-            time=self._started_at,
-            host_limit=host_limit().bytes,
-        )
+        return start_record(self.identity, self.argv, self._pid, self._started_at)
 
     def _end_record(self, exit_code: int | None) -> End:
         return End(
@@ -553,35 +557,3 @@ class Session:
                 if found.peak_allocated is not None and found.peak_reserved is not None:
                     self._peak_allocated[name] = found.peak_allocated
                     self._peak_reserved[name] = found.peak_reserved
-
-
-def _torch_version() -> str | None:
-    """torch's version, also when nothing has imported it yet; None where it is not installed."""
-    from importlib import metadata
-
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        return str(torch.__version__)  # a class of its own, not a str
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return None
-
-
-class Terminated(Exception):
-    """Stands for the end by a signal in the record."""
-
-
-def _exception_text(exception: BaseException) -> str:
-    if isinstance(exception, Terminated):
-        return str(exception)
-    name, text = type(exception).__name__, error_text(exception)
-    return f"{name}: {text}" if text else name
-
-
-def _kernel_start_time() -> int | None:
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        return int(fields[19])
-    except (OSError, IndexError, ValueError):
-        return None

@@ -17,7 +17,7 @@ from memtriage.diagnose.oom import describe
 from memtriage.diagnose.shapes import factor_request
 from memtriage.model.blocks import DeviceCounters
 from memtriage.model.census import StorageRecord
-from memtriage.model.findings import Finding
+from memtriage.model.findings import DEVICE_HOST, Finding
 from memtriage.observe.inputs import batch_elements, batch_shapes, traceback_frames
 
 
@@ -96,6 +96,12 @@ def error_text(error: BaseException) -> str:
         return ""
 
 
+def device_of(error: BaseException) -> str:
+    """The device that the error's message names, `cpu` for all of the host."""
+    device = read_message(f"{type(error).__name__}: {error_text(error)}").device
+    return "cpu" if device in (None, DEVICE_HOST) else device
+
+
 def error_frames(error: BaseException) -> list[FrameType]:
     """Frames of the error's traceback, innermost first; their variables are alive as long as it is."""
     return traceback_frames(error.__traceback__)
@@ -114,7 +120,7 @@ def died_of_memory(
         error: the error, with its traceback.
         failed: what the allocator's observer saw last; None where none fired (the host, other libraries).
         progress: how far training had come.
-        owners: live bytes by owner at the end, for a failure of the host.
+        owners: live bytes by owner at the end, for a failure that no observer saw.
         limit_source: what sets the host's limit.
     """
     text = f"{type(error).__name__}: {error}"
@@ -132,7 +138,8 @@ def died_of_memory(
     state = FrameState(training_begun=progress.backwards > 0, grad_enabled=recorded)
     where = [(f.f_code.co_filename, f.f_code.co_name, f.f_lineno) for f in frames]
     moment = _moment(moment_from_frames(where, state), progress, recorded, fields.device or "host")
-    return describe(text, moment, fields, list(owners), limit_source, factored=factored)
+    on_host = moment.device in (DEVICE_HOST, "cpu")
+    return describe(text, moment, fields, list(owners), limit_source if on_host else None, factored=factored)
 
 
 def _moment(phase: Phase, progress: Progress, grad_enabled: bool | None, device: str) -> Moment:

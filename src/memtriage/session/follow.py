@@ -91,6 +91,14 @@ class Follower:
         self._tries_within_step = 0
         self._training_seen = False
 
+    def growing(self) -> dict[str, Series]:
+        """Each device's counter at the end of steps, so far: copies."""
+        return {
+            counter: Series([*series.positions], [*series.values])
+            for (counter, name), series in self.series.items()
+            if name == "step" and counter != "shared"
+        }
+
     def new_step(self) -> None:
         """The first micro-batch after an optimizer step is about to be marked."""
         self._period_of_last_step = self._period_within_step()

@@ -24,7 +24,7 @@ from memtriage.diagnose.host_findings import POLICY
 from memtriage.model.census import StorageRecord
 from memtriage.observe.cgroup import CgroupMemory
 from memtriage.observe.counters import Reading
-from memtriage.observe.host import ChildSample, HostSample, ShmUse, has_children
+from memtriage.observe.host import ChildSample, HostSample, ShmUse, has_children, host_peak
 from memtriage.observe.malloc import malloc_info
 from memtriage.observe.populations import largest_population
 
@@ -43,6 +43,7 @@ class HostWatch:
         self._reading_due_s = 0.0
         self._much_kept = False
         self._shm_first: int | None = None
+        self._peak_before = host_peak()
 
     # --- at marks -------------------------------------------------------------------------------------------
 
@@ -110,8 +111,10 @@ class HostWatch:
         """Notes what children un-shared, and how near limits are."""
         with self._lock:
             evidence = self.evidence
-            # `host_step` resets the kernel's mark, so the highest seen counts.
-            evidence.peak_rss = max(evidence.peak_rss or 0, own.peak_rss or 0) or None
+            # A peak that stands as it did at the start is of what came before. `host_step` resets it, so the
+            # highest seen counts.
+            if own.peak_rss is not None and own.peak_rss != self._peak_before:
+                evidence.peak_rss = max(evidence.peak_rss or 0, own.peak_rss)
             swapped = (own.swap or 0) + sum(child.swap or 0 for child in below)
             evidence.swapped = max(evidence.swapped, swapped)
             for child in below:

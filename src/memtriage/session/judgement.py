@@ -8,8 +8,9 @@ from memtriage.diagnose.judge import Evidence, group_finding, host_finding, unna
 from memtriage.model.census import GroupDetail
 from memtriage.model.findings import Finding
 from memtriage.observe import cuda, driver
-from memtriage.observe.cgroup import host_limit
+from memtriage.observe.cgroup import counted, host_limit
 from memtriage.observe.counters import Reading
+from memtriage.observe.host import InUse
 from memtriage.session.investigation import Investigation
 
 
@@ -64,18 +65,19 @@ def _of_one(investigation: Investigation, evidence: Evidence) -> list[Finding]:
     return found
 
 
-def limits_and_use(rss: int | None, readings: Iterable[Reading]) -> tuple[dict[str, int], dict[str, int]]:
+def limits_and_use(host: InUse | None, readings: Iterable[Reading]) -> tuple[dict[str, int], dict[str, int]]:
     """Bytes at which memory runs out, and bytes in use as that limit counts them, by device.
 
     Args:
-        rss: the process's resident set.
-        readings: the last mark's counters.
+        host: what the process had of the host's memory at a mark while the program ran.
+        readings: the counters of that mark.
     """
     limits: dict[str, int] = {}
     used: dict[str, int] = {}
-    if rss is not None:
+    if host is not None:
+        limit_on_host = host_limit()
         for device in ("cpu", "host"):
-            limits[device], used[device] = host_limit().bytes, rss
+            limits[device], used[device] = limit_on_host.bytes, counted(limit_on_host, host)
     for reading in readings:
         if reading.device.startswith("cuda:") and reading.allocated is not None:
             limit = device_limit(int(reading.device[5:]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from memtriage.diagnose.judge import PROJECTION
 from memtriage.model.findings import Finding
 from memtriage.model.units import size
 from memtriage.observe.counters import Reading
@@ -40,7 +41,10 @@ class MicrobatchLog:
             rate = finding.bytes_per_microbatch
             if rate is not None and (finding.device, finding.holder) not in self._told:
                 self._told.add((finding.device, finding.holder))
-                self._say(f"grows by {size(rate)} per micro-batch on {finding.device}: {finding.holder}")
+                until = next((f"; {one}" for one in finding.evidence if one.startswith(PROJECTION)), "")
+                self._say(
+                    f"grows by {size(rate)} per micro-batch on {finding.device}: {finding.holder}{until}"
+                )
 
     def _in_words(self, reading: Reading) -> str:
         assert reading.allocated is not None

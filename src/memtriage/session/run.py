@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -12,20 +13,29 @@ from typing import TYPE_CHECKING
 from memtriage import _active
 from memtriage.model.report import RankCount, RunReport
 from memtriage.session.core import Session
+from memtriage.session.death import lifted_limit
+from memtriage.session.listen import Listener
 from memtriage.session.runner import ScriptTarget, execute, finish
 from memtriage.session.signals import TerminationGuard
-from memtriage.store.layout import identify
+from memtriage.store.layout import RECORD_GLOB, RankIdentity, identify
 from memtriage.store.locate import RecordError
 
 if TYPE_CHECKING:
     from memtriage.diagnose.merge import RunContext
+    from memtriage.report.metrics.prometheus import Address, MetricsServer
 
 _RANKS_WAIT_S = 20.0
 _RANKS_WAIT_DYING_S = 3.0
 
 
 def run_watched(
-    target: ScriptTarget, directory: Path, json_path: Path | None, *, per_microbatch: bool = False
+    target: ScriptTarget,
+    directory: Path,
+    json_path: Path | None,
+    *,
+    per_microbatch: bool = False,
+    metrics: Address | None = None,
+    listen: bool = False,
 ) -> int:
     """Runs a program under a watch; prints the report and writes the JSON at its end.
 
@@ -34,6 +44,8 @@ def run_watched(
         directory: where records go.
         json_path: where the result goes; None for no file.
         per_microbatch: say what every micro-batch left in use (the first rank does).
+        metrics: where to serve Prometheus metrics meanwhile; None for nowhere.
+        listen: answer those who ask this process for a census (`memtriage census --pid`).
 
     Returns:
         The status to exit with, the program's own.
@@ -47,24 +59,46 @@ def run_watched(
     argv = [target.name, *target.args]
     session = Session(directory, identity, argv, _root(target), say, per_microbatch=per_microbatch)
     _active.session = session
+    server = None if metrics is None else _serve_metrics(session, metrics)
+    listener = Listener(session.answer, say) if listen else None
 
     def conclude(wait_s: float) -> None:
         if leads:
             report_run(session, json_path, wait_s)
 
     def terminated(signum: int) -> None:
+        if listener is not None:
+            listener.stop()
         session.terminated(signum)
         conclude(_RANKS_WAIT_DYING_S)
 
     with TerminationGuard(terminated):
         session.start()
+        if listener is not None:
+            listener.start()
         outcome = execute(target)
         if outcome.in_forked_child:
             return finish(outcome)
+        if listener is not None:
+            listener.stop()
         session.finish(outcome.exception, outcome.exit_code)
         conclude(_RANKS_WAIT_S if outcome.exception is None else _RANKS_WAIT_DYING_S)
     outcome.release()
+    if server is not None:
+        server.close()
     return finish(outcome)
+
+
+def _serve_metrics(session: Session, address: Address) -> MetricsServer | None:
+    """The endpoint of this rank. The first rank says where; with port 0 every rank has to."""
+    from memtriage.report.metrics.prometheus import rank_address, serve
+
+    identity = session.identity
+    server = serve(session.standings, rank_address(address.host, address.port, identity), _say)
+    if server is not None and (not identity.rank or not address.port):
+        more = identity.world_size > 1 and address.port
+        _say(f"metrics at {server.url}" + ("; of other ranks at the ports above" if more else ""))
+    return server
 
 
 def report_run(
@@ -81,13 +115,14 @@ def report_run(
     try:
         from memtriage.report.jsonfile import write
 
-        report, told = _joined(session, wait_s)
-        if not quiet:
-            from memtriage.report.terminal import console_for, render
+        with lifted_limit():  # reading and judging take memory, and so does the stack of a thread
+            report, told = _joined(session, wait_s)
+            if not quiet:
+                from memtriage.report.terminal import console_for, render
 
-            render(report, console_for(sys.stderr), told)
-        if json_path is not None:
-            write(report, json_path)
+                render(report, console_for(sys.stderr), told)
+            if json_path is not None:
+                write(report, json_path)
         return report
     except Exception as error:  # the program has ended well or badly; a report must not change how
         if not quiet:
@@ -136,11 +171,20 @@ def _remembered(session: Session) -> tuple[RunReport, RunContext]:
 
 
 def wait_for_ranks(folder: Path, world_size: int, wait_s: float) -> None:
-    """Waits until every rank's record in a folder has its end, or the time is over."""
+    """Waits until every rank's record in a folder has its end, or the time is over.
+
+    A record that has its end is not looked at again: with a thousand ranks on a shared file system every look
+    takes long.
+    """
     deadline = time.monotonic() + wait_s
+    ended: set[Path] = set()
     while time.monotonic() < deadline:
-        ended = sum(_has_end(path) for path in folder.glob("rank-*.jsonl"))
-        if ended >= world_size:
+        for path in folder.glob(RECORD_GLOB):
+            if path not in ended and _has_end(path):
+                ended.add(path)
+            if time.monotonic() >= deadline:
+                return
+        if len(ended) >= world_size:
             return
         time.sleep(0.05)
 
@@ -167,16 +211,51 @@ def _say(text: str) -> None:
     print(f"memtriage: {text}", file=sys.stderr, flush=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is being watched, where it is no script that this process was started with.
+
+    Attributes:
+        identity: which rank of which run this is.
+        argv: the program and its arguments, for the record.
+        root: folder of the program, for allocation sites; None where unknown.
+    """
+
+    identity: RankIdentity
+    argv: list[str]
+    root: str | None = None
+
+
+def _this_program() -> Program:
+    identity = identify(os.environ, pid=os.getpid(), time_s=time.time())
+    root = os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else os.getcwd()
+    return Program(identity, list(sys.argv), root)
+
+
 class Watch:
     """A watch over a block of code: `with memtriage.watch() as watch: train()`.
 
     Attributes:
         report: the result, after the block; None inside it, and on every rank but the first.
+
+    Args:
+        directory, quiet: as `memtriage.watch` has them.
+        last_census: take a census for the ledger at the end of a short run, which had none.
+        program: what is watched; by default what this process was started with.
     """
 
-    def __init__(self, directory: str | os.PathLike[str] | None = None, *, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        quiet: bool = False,
+        last_census: bool = True,
+        program: Program | None = None,
+    ) -> None:
+        self._program = program
         self._directory = Path(directory or os.environ.get("MEMTRIAGE_DIR") or "memtriage-run")
         self._quiet = quiet
+        self._last_census = last_census
         self.report: RunReport | None = None
 
     @property
@@ -190,10 +269,16 @@ class Watch:
                 "memtriage.watch() was entered while this process is watched already (by `memtriage run` or "
                 "an outer watch()); one watch at a time: remove the inner one"
             )
-        identity = identify(os.environ, pid=os.getpid(), time_s=time.time())
-        root = os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else os.getcwd()
-        say = None if self._quiet or identity.rank else _say
-        self._session = Session(self._directory, identity, list(sys.argv), root, say)
+        program = self._program or _this_program()
+        say = None if self._quiet or program.identity.rank else _say
+        self._session = Session(
+            self._directory,
+            program.identity,
+            program.argv,
+            program.root,
+            say,
+            last_census=self._last_census,
+        )
         _active.session = self._session
         self._session.start()
         return self
@@ -207,4 +292,5 @@ class Watch:
             return  # a child that the block forked, or ended by a signal: no report from here
         session.finish(None if isinstance(error, SystemExit) else error)
         if not session.identity.rank:
-            self.report = report_run(session, None, _RANKS_WAIT_S, quiet=self._quiet)
+            wait_s = _RANKS_WAIT_S if error is None else _RANKS_WAIT_DYING_S
+            self.report = report_run(session, None, wait_s, quiet=self._quiet)

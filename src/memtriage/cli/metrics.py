@@ -1,0 +1,43 @@
+"""`memtriage metrics`: the names of the metrics, and the Grafana dashboard over them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+
+def metrics(
+    grafana: Annotated[
+        bool, typer.Option("--grafana", help="Print a Grafana dashboard instead, as JSON to import.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+) -> int:
+    """Show the metrics that runs serve: `memtriage run --metrics PORT`, `memtriage.serve_metrics()`."""
+    if grafana:
+        from memtriage.report.metrics.grafana import dashboard
+
+        print(dashboard(), end="")
+        return 0
+    from memtriage.report.metrics.gauges import GAUGES
+
+    if json:
+        from msgspec.json import encode
+
+        told = [
+            {
+                "prometheus": gauge.prometheus,
+                "opentelemetry": gauge.name,
+                "scalar": gauge.scalar_name,
+                "unit": gauge.unit,
+                "labels": gauge.labels,
+                "help": gauge.help,
+            }
+            for gauge in GAUGES
+        ]
+        sys.stdout.buffer.write(encode({"schema": 1, "metrics": told}) + b"\n")
+        return 0
+    for gauge in GAUGES:
+        print(f"{gauge.prometheus}{{{','.join(gauge.labels)}}}\n    {gauge.help}")
+    return 0

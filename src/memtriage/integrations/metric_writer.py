@@ -1,0 +1,96 @@
+"""Writes the gauges to what a training loop logs to: TensorBoard, Weights & Biases, MLflow, a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from memtriage import _active
+from memtriage.integrations.metrics import scalars
+from memtriage.report.metrics.gauges import SCALAR_PREFIX
+
+Sink = Callable[[dict[str, float], int], object]
+"""Takes values by name, and the step that they belong to."""
+
+_WANDB_STEP: Final = f"{SCALAR_PREFIX}step"
+
+
+class MetricWriter:
+    """Logs where memory stands, at the steps at which it is asked to.
+
+        writer = memtriage.MetricWriter(SummaryWriter("runs/gpt2"))
+        for batch in loader:
+            train(batch)
+            writer.write()
+
+    Args:
+        to: one or several of: TensorBoard's `SummaryWriter` (torch's or tensorboardX's), a run of Weights &
+            Biases, the module `mlflow` (its active run), a Lightning logger, or a function of values by name
+            and step.
+        every: write at each so many calls.
+
+    Raises:
+        TypeError: something else was given.
+        ValueError: `every` is below 1.
+
+    Limits: without a watch (`memtriage run`, `memtriage.watch()`) there is nothing to write.
+    """
+
+    def __init__(self, *to: Any, every: int = 1) -> None:
+        if every < 1:
+            raise ValueError(f"every must be at least 1, not {every!r}")
+        if not to:
+            raise TypeError(f"MetricWriter needs something to write to: {_EXPECTED}")
+        self._sinks = [_sink(one) for one in to]
+        self._every = every
+        self._calls = 0
+
+    def write(self, step: int | None = None) -> None:
+        """Writes the values of now.
+
+        Args:
+            step: that they belong to; the optimizer steps that the watch has counted when left out.
+        """
+        self._calls += 1
+        session = _active.session
+        if session is None or (self._calls - 1) % self._every:
+            return
+        values = scalars()
+        if values:
+            for sink in self._sinks:
+                sink(values, session.step_count if step is None else step)
+
+
+_EXPECTED: Final = (
+    "expected a TensorBoard SummaryWriter, a wandb run, the module mlflow, a Lightning logger, or a function "
+    "of (values, step)"
+)
+
+
+def _sink(to: Any) -> Sink:
+    """By what it can do, so that no library has to be imported to recognise its objects."""
+    if hasattr(to, "add_scalar"):
+        return _tensorboard(to)
+    if hasattr(to, "log_metrics"):
+        return lambda values, step: to.log_metrics(values, step=step)
+    if hasattr(to, "define_metric") and hasattr(to, "log"):
+        return _wandb(to)
+    if callable(to):
+        sink: Sink = to
+        return sink
+    raise TypeError(f"cannot write metrics to a {type(to).__name__}: {_EXPECTED}")
+
+
+def _tensorboard(writer: Any) -> Sink:
+    def write(values: Mapping[str, float], step: int) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+
+    return write
+
+
+def _wandb(run: Any) -> Sink:
+    """Against a step of their own: W&B's rows count its `log` calls, of which the program makes others."""
+    run.define_metric(_WANDB_STEP, hidden=True)
+    run.define_metric(f"{SCALAR_PREFIX}*", step_metric=_WANDB_STEP)
+    return lambda values, step: run.log({**values, _WANDB_STEP: step})

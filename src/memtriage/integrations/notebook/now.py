@@ -1,0 +1,53 @@
+"""What holds memory now, and letting go of what IPython keeps: behind the magics of one line."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+from memtriage.account.census import Look
+from memtriage.account.host_reading import read_host
+from memtriage.account.ledgers import take_ledgers
+from memtriage.diagnose import cell_runs
+from memtriage.integrations.notebook.outputs import behind_variables, drop_outputs, output_holds
+from memtriage.integrations.notebook.tracebacks import free_tracebacks
+from memtriage.integrations.notebook.watched_cell import freed_since, held_by_traceback
+from memtriage.integrations.notebook.words import census_in_words
+from memtriage.model.cell import Freed, MemoryNow, OutputHold
+from memtriage.model.census import Census
+
+
+def look(shell: Any) -> tuple[Census, list[OutputHold]]:
+    """A census of this instant, under a notebook's names, and what `Out` alone holds."""
+    behind_variables(shell.user_ns)
+    gc.collect()
+    with Look() as view:
+        return census_in_words(view.census()), output_holds(view, shell.user_ns.get("_oh", {}))
+
+
+def memory_now(shell: Any, top: int) -> MemoryNow:
+    """The ledgers, and the `top` largest holders."""
+    on_host = read_host()  # before the census, which takes memory itself
+    census, outputs = look(shell)
+    found = cell_runs.holders(census)
+    more: dict[str, int] = {}
+    for holder in found[top:]:
+        more[holder.device] = more.get(holder.device, 0) + holder.bytes
+    return MemoryNow(
+        ledgers=take_ledgers(census.storages, on_host=on_host, parameters=census.parameters),
+        holders=found[:top],
+        more=more,
+        outputs=outputs[:top],
+        traceback=held_by_traceback(census),
+    )
+
+
+def free_now(shell: Any, *, outputs: bool) -> tuple[Freed, list[OutputHold]]:
+    """Free the last traceback, and where asked the outputs that alone hold tensors; with what others hold."""
+    before, held = look(shell)
+    numbers = [one.number for one in held] if outputs else []
+    frames = free_tracebacks(shell)
+    drop_outputs(shell, numbers)
+    freed, _ = freed_since(before, frames)
+    freed.outputs = sorted(numbers)
+    return freed, [] if outputs else held

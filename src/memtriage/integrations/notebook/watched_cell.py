@@ -1,0 +1,306 @@
+"""One execution of a cell under the magic: what is looked at before it and after it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from memtriage import _active
+from memtriage.account.census import Look, View
+from memtriage.account.host_reading import read_host
+from memtriage.account.ledgers import take_ledgers
+from memtriage.diagnose import cell_runs
+from memtriage.diagnose.cell_runs import CellRun
+from memtriage.diagnose.leaks import CensusPoint, GroupGrowth
+from memtriage.diagnose.verdict import verdict
+from memtriage.integrations.notebook.outputs import behind_variables, output_holds
+from memtriage.integrations.notebook.tracebacks import free_tracebacks
+from memtriage.integrations.notebook.variables import Variables
+from memtriage.integrations.notebook.words import (
+    TRACEBACK,
+    census_in_words,
+    finding_in_words,
+    in_words,
+)
+from memtriage.model.cell import CellReport, DeviceUse, Freed
+from memtriage.model.census import Census
+from memtriage.model.findings import Finding
+from memtriage.model.report import RunReport
+from memtriage.model.units import size
+from memtriage.observe import cuda
+from memtriage.observe.host_peak import PeakMeter
+from memtriage.session.death import memory_error
+from memtriage.session.run import Program, Watch
+from memtriage.store.layout import identify
+from memtriage.store.locate import RecordError
+
+_RUNS_KEPT: Final = cell_runs.JUDGED_FROM
+_CELLS_KEPT: Final = 200
+_HOLDERS_AFTER_OOM: Final = 8
+_ALREADY: Final = (
+    "this process is watched already, from outside of the cell: steps and growth within the cell are in that "
+    "watch's report"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CellOptions:
+    """What the cell's first line asks for; see `options.cell_parser`."""
+
+    census: bool = False
+    top: int = 12
+    keep_traceback: bool = False
+    directory: str | None = None
+
+
+class CellHistory:
+    """The last executions of every cell, by its text. Censuses without their single storages."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, list[CellRun]] = {}
+        self._count: dict[str, int] = {}
+
+    def begin(self, cell: str) -> int:
+        """The number of the execution that begins."""
+        self._count[cell] = self._count.pop(cell, 0) + 1
+        for old in list(self._count)[:-_CELLS_KEPT]:
+            del self._count[old]
+            self._runs.pop(old, None)
+        return self._count[cell]
+
+    def add(self, cell: str, run: CellRun) -> list[CellRun]:
+        """The executions that are known, this one last."""
+        runs = [*self._runs.get(cell, ()), run][-_RUNS_KEPT:]
+        self._runs[cell] = runs
+        return runs
+
+
+class WatchedCell:
+    """A cell from `begin` to `end`.
+
+    Args:
+        shell: IPython's.
+        cell: the cell's text without its first line.
+        history: its earlier executions, and those of others.
+        options: what the first line asks for.
+    """
+
+    def __init__(self, shell: Any, cell: str, history: CellHistory, options: CellOptions) -> None:
+        self._shell = shell
+        self._cell = cell
+        self._history = history
+        self._options = options
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self._watch: Watch | None = None
+        self._peaks: dict[int, int] = {}
+        self._meter = PeakMeter()
+
+    def begin(self) -> None:
+        """Look, and begin the watch."""
+        self._number = self._history.begin(self._cell)
+        behind_variables(self._shell.user_ns)
+        gc.collect()
+        with Look() as view:
+            self._variables = Variables(view)
+            self._before = census_in_words(view.census())
+        for device in cuda.devices() if cuda.initialised() else ():
+            self._peaks[device] = cuda.counters(device).peak_allocated or 0
+        if _active.session is None or not _active.session.running:
+            directory = self._options.directory
+            if directory is None:
+                self._temporary = tempfile.TemporaryDirectory(prefix="memtriage-")
+                directory = self._temporary.name
+            identity = identify(os.environ, pid=os.getpid(), time_s=time.time())
+            program = Program(identity, ["notebook cell"], os.getcwd())
+            watch = Watch(directory, quiet=True, last_census=False, program=program)
+            watch.__enter__()
+            self._watch = watch
+        self._variables.begin()
+        self._meter.start()
+        self._started = time.perf_counter()
+
+    def end(self, error: BaseException | None, label: str) -> CellReport:
+        """End the watch, look again, free what an out-of-memory error keeps; tell what was found.
+
+        Args:
+            error: what ended the cell.
+            label: the cell's name, as `In[5]`.
+        """
+        seconds = time.perf_counter() - self._started
+        resident = self._meter.stop()
+        run_report, runs_out, notes = self._end_watch(error)
+        behind_variables(self._shell.user_ns)
+        gc.collect()
+        on_host = read_host()  # before the census, which takes memory itself
+        with Look() as view:
+            after = census_in_words(view.census())
+            heads = {(device, in_words(anchor)): head for (device, anchor), head in view.heads().items()}
+            run = self._run(after, heads)
+            runs = self._history.add(self._cell, run)
+            grown = [] if error is not None else self._grown(runs, view)
+            rebindings = self._variables.rebindings(view)
+            outputs = output_holds(view, self._shell.user_ns.get("_oh", {}))
+        if run_report is not None:
+            ledgers = take_ledgers(after.storages, on_host=on_host, parameters=after.parameters)
+            run_report.ledger = {ledger.device: ledger.rows for ledger in ledgers}
+        freed = None
+        out_of_memory = memory_error(error) is not None
+        if out_of_memory and not self._options.keep_traceback:
+            freed, after = freed_since(after, free_tracebacks(self._shell))
+        came, went = cell_runs.changes(self._before, after)
+        report = CellReport(
+            label=label,
+            run=self._number,
+            seconds=seconds,
+            devices=self._devices(after, resident),
+            came=came[: self._options.top],
+            went=went[: self._options.top],
+            rebindings=rebindings,
+            outputs=outputs[: self._options.top],
+            traceback={} if error is None else held_by_traceback(after),
+            freed=freed,
+            notes=notes,
+        )
+        if run_report is None:
+            report.notes.append(_ALREADY)
+        else:
+            report.run_report, report.runs_out_in = self._judged(
+                run_report, runs_out, grown, runs, report.notes
+            )
+        if self._options.census or out_of_memory:
+            most = self._options.top if self._options.census else _HOLDERS_AFTER_OOM
+            report.holders = cell_runs.holders(after)[:most]
+        return report
+
+    # --- the watch ------------------------------------------------------------------------------------------
+
+    def _end_watch(self, error: BaseException | None) -> tuple[RunReport | None, list[int | None], list[str]]:
+        watch = self._watch
+        if watch is None:
+            return None, [], []
+        watch.__exit__(None if error is None else type(error), error, None)
+        report = watch.report
+        runs_out: list[int | None] = []
+        notes: list[str] = []
+        if report is not None:
+            report = msgspec.structs.replace(
+                report, findings=[finding_in_words(one, self._cell_of) for one in report.findings]
+            )
+            runs_out, notes = _context(watch, report)
+            notes = [in_words(note) for note in notes]
+        if self._temporary is not None:
+            self._temporary.cleanup()
+        else:
+            notes.append(f"the record is kept: memtriage report {watch.folder}")
+        return report, runs_out, notes
+
+    def _cell_of(self, file: str) -> str | None:
+        """The cell that a file's name stands for: a kernel gives every cell's code a file of its own."""
+        for path, number in getattr(self._shell.compile, "_filename_map", {}).items():
+            if path == file or Path(path).name == file:
+                return f"In[{number}]"
+        return None
+
+    # --- what was found -------------------------------------------------------------------------------------
+
+    def _run(self, after: Census, heads: dict[tuple[str, str], bytes]) -> CellRun:
+        before = msgspec.structs.replace(self._before, storages=[])
+        return CellRun(
+            CensusPoint(self._number, before),
+            CensusPoint(self._number, msgspec.structs.replace(after, storages=[]), heads),
+        )
+
+    def _grown(self, runs: list[CellRun], view: View) -> list[tuple[GroupGrowth, Finding | None]]:
+        growths = cell_runs.growing(runs)
+        if not growths or len(runs) < cell_runs.JUDGED_FROM:
+            return [(growth, None) for growth in growths]
+        named = {(group.device, in_words(group.anchor)): group.anchor for group in view.census().groups}
+        keys = [(growth.group.device, named[growth.key]) for growth in growths]
+        details = view.details(keys, lambda _: None)
+        findings: list[tuple[GroupGrowth, Finding | None]] = []
+        for growth, key in zip(growths, keys, strict=True):
+            finding = cell_runs.run_finding(growth, details[key], runs)
+            if finding is not None:
+                findings.append((growth, finding_in_words(finding, self._cell_of)))
+        return findings
+
+    def _judged(
+        self,
+        report: RunReport,
+        runs_out: list[int | None],
+        grown: list[tuple[GroupGrowth, Finding | None]],
+        runs: list[CellRun],
+        notes: list[str],
+    ) -> tuple[RunReport, list[int | None]]:
+        """The watch's report with what grows from run to run."""
+        findings, told = list(report.findings), list(runs_out)
+        known = {(one.device, one.holder) for one in findings}
+        for growth, finding in grown:
+            if (growth.group.device, growth.holder) in known:
+                continue
+            if finding is None:
+                notes.append(
+                    f"{growth.group.anchor} grew in this run and in the one before, by "
+                    f"{size(round(growth.rate))}; run the cell once more, and it is judged"
+                )
+            else:
+                findings.append(finding)
+                told.append(None)
+        word = report.verdict
+        if word in ("clean", "residue", "fragmentation"):
+            word = verdict(findings, died_of_memory=False)
+        return msgspec.structs.replace(report, findings=findings, verdict=word), told
+
+    def _devices(self, after: Census, resident: int) -> list[DeviceUse]:
+        old, new = cell_runs.by_device(self._before), cell_runs.by_device(after)
+        found = []
+        indexes = cuda.devices() if cuda.initialised() else []
+        for name in sorted({*old, *new, "cpu", *(f"cuda:{index}" for index in indexes)}, reverse=True):
+            use = DeviceUse(device=name, before=old.get(name, 0), after=new.get(name, 0))
+            if name == "cpu":
+                use.peak = resident or None
+            elif name.startswith("cuda:"):
+                counters = cuda.counters(int(name[5:]))
+                use.reserved = counters.reserved
+                highest = counters.peak_allocated or 0
+                use.peak = highest if highest > self._peaks.get(int(name[5:]), 0) else None
+            found.append(use)
+        return found
+
+
+def _context(watch: Watch, report: RunReport) -> tuple[list[int | None], list[str]]:
+    """What the record tells beside the report: steps until memory is used up, and notes."""
+    from memtriage.diagnose.merge import context
+    from memtriage.store.reader import read_run
+
+    with suppress(RecordError, OSError):
+        told = context(read_run([watch.folder]), report, live=True)
+        return told.runs_out_in, told.notes
+    return [None] * len(report.findings), []
+
+
+def held_by_traceback(census: Census) -> dict[str, int]:
+    """Bytes that only the last traceback keeps, by device."""
+    total: dict[str, int] = {}
+    for group in census.groups:
+        if group.anchor.startswith(TRACEBACK):
+            total[group.device] = total.get(group.device, 0) + group.nbytes
+    return total
+
+
+def freed_since(before: Census, frames: int) -> tuple[Freed, Census]:
+    """What has gone since a census, and what is there now."""
+    with Look() as view:
+        after = census_in_words(view.census())
+    _, went = cell_runs.changes(before, after)
+    old, new = cell_runs.by_device(before), cell_runs.by_device(after)
+    gone = {device: old[device] - new.get(device, 0) for device in old if old[device] > new.get(device, 0)}
+    return Freed(bytes=gone, frames=frames, holders=went), after

@@ -1,0 +1,72 @@
+"""What the record says of a run at its start, and how its end is put in words."""
+
+from __future__ import annotations
+
+import platform
+import socket
+import sys
+from pathlib import Path
+
+from memtriage.observe.cgroup import host_limit
+from memtriage.session.death import error_text
+from memtriage.store.layout import RankIdentity
+from memtriage.store.records import Start
+
+
+def start_record(identity: RankIdentity, argv: list[str], pid: int, started_at: float) -> Start:
+    """The first line of a rank's record.
+
+    Args:
+        identity: which rank of which run this is.
+        argv: the program and its arguments.
+        pid: of this process.
+        started_at: when the watch began, in seconds since the epoch.
+    """
+    return Start(
+        run_id=identity.run_id,
+        restart=identity.restart,
+        rank=identity.rank,
+        world_size=identity.world_size,
+        local_rank=identity.local_rank,
+        pid=pid,
+        pid_start=_kernel_start_time(),
+        host=socket.gethostname(),
+        argv=argv,
+        python=platform.python_version(),
+        torch=torch_version(),
+        time=started_at,
+        host_limit=host_limit().bytes,
+    )
+
+
+def torch_version() -> str | None:
+    """torch's version, also when nothing has imported it yet; None where it is not installed."""
+    from importlib import metadata
+
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return str(torch.__version__)  # a class of its own, not a str
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+class Terminated(Exception):
+    """Stands for the end by a signal in the record."""
+
+
+def exception_text(exception: BaseException) -> str:
+    """What ended the program: its type and message, or the signal."""
+    if isinstance(exception, Terminated):
+        return str(exception)
+    name, text = type(exception).__name__, error_text(exception)
+    return f"{name}: {text}" if text else name
+
+
+def _kernel_start_time() -> int | None:
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        return int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None

@@ -1,0 +1,161 @@
+"""Answering those who ask a running job for a census: `memtriage run --listen`.
+
+A thread sleeps in `accept` and costs nothing until somebody connects. Only the user who runs the job, and
+root, are answered.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from memtriage.model.asked import Answer, Question
+from memtriage.session.listen_place import PlaceError, name_of, place, remove_stale
+
+CREDENTIALS: Final = struct.Struct("3i")
+"""`struct ucred` of `SO_PEERCRED`: process, user, group."""
+LONGEST_QUESTION: Final = 4096
+_READ_WITHIN_S: Final = 2.0
+_WRITE_WITHIN_S: Final = 30.0
+_STOP_WITHIN_S: Final = 2.0
+_BACKLOG: Final = 8
+
+
+class Listener:
+    """Listens at this process's socket, from `start` to `stop`. Nothing here raises into the program.
+
+    Args:
+        answer: takes the census; called with the seconds it may wait, in the listener's own thread.
+        say: told of what the user should know.
+    """
+
+    def __init__(self, answer: Callable[[float], Answer], say: Callable[[str], None] | None = None) -> None:
+        self.path: Path | None = None
+        self._answer = answer
+        self._say = say
+        self._pid = os.getpid()
+        self._socket: socket.socket | None = None
+        self._thread = threading.Thread(target=self._serve, name="memtriage listener", daemon=True)
+
+    def start(self) -> None:
+        """Begins to listen; where that cannot be, says so and lets the run go on."""
+        try:
+            directory = place()
+            remove_stale(directory)
+            path = directory / name_of(self._pid)
+            self._socket = _bound(path)
+            self.path = path
+            self._thread.start()
+        except (OSError, PlaceError, RuntimeError) as error:  # RuntimeError: no thread can be had
+            self.stop()
+            self._tell(f"cannot listen ({error}); the run goes on, and nobody can ask it for a census")
+            return
+        self._tell(f"listening: `memtriage census --pid {self._pid}` asks for a census while this runs")
+
+    def stop(self) -> None:
+        """Ends the thread and removes the socket. May be called twice; does nothing in a forked child."""
+        if self._socket is None or os.getpid() != self._pid:
+            return
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`, which closing would not
+        except OSError:
+            return  # already shut down
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout=_STOP_WITHIN_S)
+        self._socket.close()
+
+    def _tell(self, text: str) -> None:
+        if self._say is not None:
+            self._say(text)
+
+    def _serve(self) -> None:
+        assert self._socket is not None
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:  # shut down
+                return
+            with connection:
+                try:
+                    self._serve_one(connection)
+                except (OSError, ValueError):  # who asked has gone, or asked nonsense
+                    continue
+
+    def _serve_one(self, connection: socket.socket) -> None:
+        if peer(connection)[1] not in (os.geteuid(), 0):
+            return
+        connection.settimeout(_READ_WITHIN_S)
+        question = msgspec.json.decode(read_line(connection, LONGEST_QUESTION), type=Question)
+        try:
+            answer = self._answer(question.within_s)
+        except Exception as error:  # whatever a census fails at, the run goes on
+            answer = Answer(pid=self._pid, refused=f"the census failed ({type(error).__name__}: {error})")
+        connection.settimeout(_WRITE_WITHIN_S)
+        connection.sendall(msgspec.json.encode(answer) + b"\n")
+
+
+def peer(connection: socket.socket) -> tuple[int, int, int]:
+    """Process, user and group at the other end, as the kernel noted them."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, user, group = CREDENTIALS.unpack(data)
+    return pid, user, group
+
+
+def read_line(connection: socket.socket, longest: int) -> bytes:
+    """Everything up to the end of a line.
+
+    Raises:
+        ValueError: the line is longer than `longest` bytes, or was not finished.
+        OSError: the connection failed, or its timeout is over.
+    """
+    parts: list[bytes] = []
+    size = 0
+    while not parts or not parts[-1].endswith(b"\n"):
+        data = connection.recv(65536)
+        size += len(data)
+        if not data or size > longest:
+            raise ValueError(f"expected a line of at most {longest:,} bytes; got {size:,} and no end")
+        parts.append(data)
+    return b"".join(parts)
+
+
+def _bound(path: Path) -> socket.socket:
+    """A listening socket that only this user can connect to."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # Its directory keeps others out from the first instant on; the mode says so once more.
+        made.bind(str(path))
+        path.chmod(0o600)
+        made.listen(_BACKLOG)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
+class Deadline:
+    """So many seconds from now."""
+
+    def __init__(self, seconds: float) -> None:
+        self._began = time.monotonic()
+        self._at = self._began + max(0.0, seconds)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until then; never below 0."""
+        return max(0.0, self._at - time.monotonic())
+
+    @property
+    def passed_s(self) -> float:
+        """Seconds since the beginning."""
+        return time.monotonic() - self._began

@@ -1,0 +1,69 @@
+"""`memtriage top`: without a terminal one table, as JSON, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from memtriage.cli import app, top
+from support.live_runs import LiveRank
+
+
+@pytest.mark.parametrize("arguments", [[], ["--once"]])
+def test_one_table_where_there_is_no_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    LiveRank(tmp_path).steps(3)
+    assert app.main(["top", *arguments, str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("RUNNING") and "cuda:0" in out
+
+
+def test_json(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    LiveRank(tmp_path).steps(3)
+    assert app.main(["top", "--json", str(tmp_path)]) == 0
+    out, err = capsysbinary.readouterr()
+    assert json.loads(out)["by_rank"][0]["step"] == 3
+    assert err == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["absent"], "absent: no such file or directory"),
+        (["--once", "."], "no memtriage record in it"),
+        (["--sort", "colour", "."], "'colour' is no column; expected one of rank, host"),
+        (["--every", "0.01", "."], "0.01 is too short; expected at least 0.2 seconds"),
+    ],
+)
+def test_refused_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert app.main(["top", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and said in err and len(err.splitlines()) == 1
+
+
+class Terminal:
+    def isatty(self) -> bool:
+        return True
+
+
+def test_without_textual_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    LiveRank(tmp_path).steps(3)
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(top, "find_spec", lambda name: None)
+    assert app.main(["top", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert "pip install 'memtriage[top]'" in err and len(err.splitlines()) == 1

@@ -1,0 +1,76 @@
+"""A real IPython shell in this process, put away again with all that it changes."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from memtriage import _active
+from memtriage.account.census import Look
+from memtriage.model.census import Census
+from support import censuses
+from support.notebooks import run
+
+_BUILTINS = ("get_ipython", "display")
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Any]:
+    """IPython with memtriage loaded, and torch imported."""
+    interactive = pytest.importorskip("IPython.core.interactiveshell")
+    config = pytest.importorskip("traitlets.config").Config()
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "MEMTRIAGE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    config.InteractiveShell.ipython_dir = str(tmp_path)
+    main, hook, excepthook = sys.modules["__main__"], sys.displayhook, sys.excepthook
+    before = {name: getattr(builtins, name) for name in _BUILTINS if hasattr(builtins, name)}
+    made = interactive.InteractiveShell.instance(config=config)
+    try:
+        run(made, "%load_ext memtriage")
+        run(made, "import torch")
+        yield made
+    finally:
+        made.user_ns.clear()
+        interactive.InteractiveShell.clear_instance()
+        sys.modules["__main__"], sys.displayhook, sys.excepthook = main, hook, excepthook
+        for name in _BUILTINS:
+            if name in before:
+                setattr(builtins, name, before[name])
+            elif hasattr(builtins, name):
+                delattr(builtins, name)
+        for name in ("last_exc", "last_value", "last_type", "last_traceback"):
+            if hasattr(sys, name):
+                delattr(sys, name)
+        assert _active.session is None
+
+
+@pytest.fixture
+def no_census(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what is no question of a census: one of all that pytest has in memory takes its time."""
+    censuses.leave_out(monkeypatch)
+    monkeypatch.setattr("memtriage.integrations.notebook.watched_cell.Look", _NoLook)
+
+
+class _NoLook(Look):
+    def __enter__(self) -> Any:
+        return _Empty()
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+
+class _Empty:
+    class graph:
+        tensors: list[int] = []
+
+    def census(self) -> Census:
+        return Census(storages=[], groups=[], nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
+
+    def heads(self) -> dict[tuple[str, str], bytes]:
+        return {}

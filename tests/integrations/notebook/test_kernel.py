@@ -1,0 +1,206 @@
+"""A real notebook, run by a real kernel: what its cells show, and what is in their results."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient")
+pytest.importorskip("ipykernel")
+
+OOM = "torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79 GiB in all')"
+KEEPING = """
+    def work(error):
+        activations = [torch.zeros(1 << 18)]
+        refs.append(weakref.ref(activations[0]))
+        raise error
+"""
+GROWING = """
+    %%memtriage --json told
+    kept.append(torch.zeros(1 << 18))
+    model = torch.nn.Linear(1024, 1024)
+    len(kept)
+"""
+TRAINING = """
+    %%memtriage --json told
+    import asyncio
+    layer = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(20):
+        layer(torch.randn(8, 64)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        kept.append(torch.zeros(1 << 16))
+        await asyncio.sleep(0)
+"""
+CELLS = {
+    "load": "%load_ext memtriage\nimport json, sys, weakref\nimport torch",
+    "functions": KEEPING,
+    "lists": "kept, refs = [], []",
+    "model": "model = torch.nn.Linear(1024, 1024)\nheld = torch.optim.SGD(model.parameters(), lr=0.1)",
+    "run 1": GROWING,
+    "run 1 told": "print(json.dumps(told))\ndel held",
+    "run 2": GROWING,
+    "run 2 told": "print(json.dumps(told))",
+    "run 3": GROWING,
+    "run 3 told": "print(json.dumps(told))",
+    "training": TRAINING,
+    "training told": "print(json.dumps(told))",
+    "oom": f"%%memtriage --json told\nwork({OOM})",
+    "oom told": "print(json.dumps([refs[-1]() is None, hasattr(sys, 'last_traceback'), told]))",
+    "error": "work(KeyError('its own'))",
+    "shown": "x = torch.ones(1 << 18)\ntorch.ones(1 << 18)",
+    "shown too": "x",
+    "now": "%memtriage --json now",
+    "now told": "print(json.dumps(now))",
+    "free": "%memtriage_free --out --json freed",
+    "free told": "print(json.dumps([refs[-1]() is None, x.numel(), freed]))",
+}
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """The outputs of each cell of the notebook, which is a file that was read."""
+    folder = tmp_path_factory.mktemp("notebook")
+    cells = [nbformat.v4.new_code_cell(textwrap.dedent(text).strip()) for text in CELLS.values()]
+    path = folder / "demo.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), path)
+    notebook = nbformat.read(path, as_version=4)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "IPYTHONDIR": str(folder)}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "MEMTRIAGE_DIR"):
+        environment.pop(name, None)
+    client = nbclient.NotebookClient(notebook, timeout=120, allow_errors=True)
+    client.execute(cwd=str(folder), env=environment)
+    assert list(Path(folder).glob("memtriage*")) == []
+    return dict(zip(CELLS, (cell.outputs for cell in notebook.cells), strict=True))
+
+
+def printed(outputs: dict[str, list[Any]], cell: str) -> Any:
+    (output,) = outputs[cell]
+    return json.loads(output.text)
+
+
+def shown(outputs: dict[str, list[Any]], cell: str) -> Any:
+    """What the magic shows: the cell's last output."""
+    output = outputs[cell][-1]
+    assert output.output_type == "display_data"
+    return output.data
+
+
+def text_of(html: str) -> str:
+    found: list[str] = []
+
+    class Reader(HTMLParser):
+        def handle_data(self, data: str) -> None:
+            found.append(data)
+
+    Reader().feed(html.partition("</style>")[2])
+    return " ".join(" ".join(found).split())
+
+
+def test_the_cells_value_comes_before_the_report_in_both_forms(outputs: dict[str, list[Any]]) -> None:
+    value, report = outputs["run 1"]
+    assert value.data["text/plain"] == "1"
+    assert set(report.data) == {"text/html", "text/plain"}
+    for text in (report.data["text/plain"], text_of(report.data["text/html"])):
+        words = " ".join(text.split())
+        assert "\x1b" not in words
+        assert "tensors +5.0 MiB on cpu" in words
+        assert "kept[*]" in words
+
+
+def test_growth_from_run_to_run_is_found(outputs: dict[str, list[Any]]) -> None:
+    assert "run the cell once more" in " ".join(shown(outputs, "run 2")["text/plain"].split())
+    assert printed(outputs, "run 2 told")["verdict"] == "clean"
+    told = printed(outputs, "run 3 told")
+    (finding,) = told["findings"]
+    assert (told["verdict"], finding["kind"], finding["holder"]) == ("leak", "leak", "kept[*]")
+    assert "1.0 MiB more with every run of this cell" in finding["mechanism"]
+    assert finding["bytes"] == 3 << 20
+    assert told["cell"]["run"] == 3
+    assert sum(row["bytes"] for row in told["ledger"]["host"]) > 0
+    for form in shown(outputs, "run 3").values():
+        assert "kept[*] grows with every run of this cell" in form
+
+
+def test_a_leak_inside_a_cell_that_awaits_is_found_with_its_line(outputs: dict[str, list[Any]]) -> None:
+    told = printed(outputs, "training told")
+    assert (told["verdict"], told["steps"]) == ("leak", 20)
+    (finding,) = [one for one in told["findings"] if one["kind"] == "leak"]
+    assert finding["holder"] == "kept[*]"
+    assert finding["bytes_per_step"] == 4 << 16
+    assert finding["allocated_at"].partition(" in ")[0] == f"{told['cell']['label']}:9"
+    assert "256.0 KiB per step" in text_of(shown(outputs, "training")["text/html"])
+
+
+def test_a_model_made_anew_beside_the_old_one_is_told(outputs: dict[str, list[Any]]) -> None:
+    (held,) = printed(outputs, "run 1 told")["cell"]["rebindings"]
+    assert (held["name"], held["old"], held["new"]) == ("model", (4 << 20) + 4096, (4 << 20) + 4096)
+    assert any("held.param_groups" in holder for holder in held["still_held_by"])
+    (anew,) = printed(outputs, "run 2 told")["cell"]["rebindings"]
+    assert anew["still_held_by"] == []
+    assert anew["extra"] >= 2 << 20
+    assert "Old and new at once" in text_of(shown(outputs, "run 2")["text/html"])
+
+
+def test_an_out_of_memory_error_frees_its_traceback(outputs: dict[str, list[Any]]) -> None:
+    error, report = outputs["oom"]
+    assert error.output_type == "error"
+    assert any("activations = [" in line for line in error.traceback)  # shown before it was freed
+    gone, kept, told = printed(outputs, "oom told")
+    assert (gone, kept) == (True, False)
+    assert told["verdict"] == "out_of_memory"
+    assert told["cell"]["freed"]["bytes"] == {"cpu": 1 << 20}
+    holder = told["cell"]["freed"]["holders"][0]["holder"]
+    assert holder == "last traceback -> frame work(): activations[*]"
+    assert told["cell"]["traceback"] == {}
+    assert any(one["holder"] == "model.weight" for one in told["cell"]["holders"])
+    for form in report.data.values():
+        assert "freed 1.0 MiB on cpu" in form
+
+
+def test_what_holds_memory_now(outputs: dict[str, list[Any]]) -> None:
+    now = printed(outputs, "now told")
+    assert now["traceback"] == {"cpu": 1 << 20}
+    (output,) = now["outputs"]
+    assert (output["bytes"], output["kind"]) == ({"cpu": 1 << 20}, "Tensor")
+    holders = {one["holder"]: one["bytes"] for one in now["holders"]}
+    assert holders["x"] == 1 << 20
+    assert holders["Out[*]"] == 1 << 20
+    assert holders["model.weight"] == 4 << 20
+    (ledger,) = [one for one in now["ledgers"] if one["device"] == "host"]
+    assert sum(row["bytes"] for row in ledger["rows"]) == ledger["total"]
+    for text in (shown(outputs, "now")["text/plain"], text_of(shown(outputs, "now")["text/html"])):
+        assert "model.weight" in text
+        assert f"Out[{output['number']}] (Tensor) alone holds 1.0 MiB on cpu" in " ".join(text.split())
+
+
+def test_freeing_takes_the_traceback_and_what_only_outputs_hold(outputs: dict[str, list[Any]]) -> None:
+    gone, elements, told = printed(outputs, "free told")
+    assert gone
+    assert elements == 1 << 18
+    assert told["freed"]["bytes"] == {"cpu": 2 << 20}
+    assert len(told["freed"]["outputs"]) == 1
+    assert told["outputs"] == []
+
+
+def test_nothing_shown_loads_anything_or_runs_a_script(outputs: dict[str, list[Any]]) -> None:
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            assert tag not in ("script", "link", "img", "iframe", "object")
+            assert not {name for name, _ in attrs} & {"src", "href", "onclick", "onload"}
+
+    data = [one.get("data", {}) for cell in outputs.values() for one in cell]
+    pages = [each["text/html"] for each in data if "text/html" in each]
+    assert len(pages) >= 6
+    for page in pages:
+        Reader().feed(page)
+        assert "url(" not in page
+        assert "@import" not in page

@@ -1,0 +1,148 @@
+"""The magics in a real IPython: the cell stays what it is, and memory is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memtriage
+from memtriage import _active
+from support.notebooks import run
+
+# --- the cell stays what it is ------------------------------------------------------------------------------
+
+
+def test_names_the_last_value_and_line_numbers_are_an_ordinary_cells(
+    shell: Any, no_census: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run(
+        shell, "%%memtriage --quiet\nimport inspect\nline = inspect.currentframe().f_lineno\nx = 6\nx * 7"
+    )
+    assert result.success
+    assert result.result == 42
+    assert shell.user_ns["Out"][result.execution_count] == 42
+    assert shell.user_ns["x"] == 6
+    assert shell.user_ns["line"] == 3
+    assert "Out[3]: 42" in capsys.readouterr().out
+
+
+def test_a_semicolon_hides_the_value(shell: Any, no_census: None, capsys: pytest.CaptureFixture[str]) -> None:
+    run(shell, "%%memtriage -q\n6 * 7;")
+    assert "42" not in capsys.readouterr().out
+
+
+def test_an_error_is_shown_as_ever_and_ends_the_watch(
+    shell: Any, no_census: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run(shell, "%%memtriage\nkept = 1\nraise KeyError('its own')")
+    assert isinstance(result.error_in_exec, KeyError)
+    assert shell.user_ns["kept"] == 1
+    said = capsys.readouterr().out
+    assert "KeyError: 'its own'" in said
+    assert "----> 3 raise KeyError" in said
+    assert "memtriage/integrations" not in said
+    assert said.index("KeyError: 'its own'") < said.index("memtriage  CLEAN")
+    assert _active.session is None
+
+
+def test_a_cell_may_await(shell: Any, no_census: None) -> None:
+    result = run(shell, "%%memtriage -q\nimport asyncio\nawait asyncio.sleep(0)\ndone = 'yes'\ndone")
+    assert (result.result, shell.user_ns["done"]) == ("yes", "yes")
+
+
+@pytest.mark.parametrize("first", ["from __future__ import annotations", "'''words'''", "%time 1", "# words"])
+def test_whatever_may_stand_first_still_may(shell: Any, no_census: None, first: str) -> None:
+    result = run(shell, f"\n\n%%memtriage -q\n{first}\nafter = 1")
+    assert result.success
+    assert shell.user_ns["after"] == 1
+
+
+def test_a_syntax_error_is_the_cells_own(
+    shell: Any, no_census: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run(shell, "%%memtriage\nx = = 1")
+    assert isinstance(result.error_before_exec, SyntaxError)
+    assert "Cell In[3], line 2" in capsys.readouterr().out
+    assert _active.session is None
+
+
+@pytest.mark.parametrize("line", ["%%memtriage --bogus", "%%memtriage --json 1x", "%%memtriage 'open"])
+def test_wrong_options_say_so_and_run_nothing(
+    shell: Any, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    result = run(shell, f"{line}\nran = 1")
+    assert not result.success
+    assert "ran" not in shell.user_ns
+    assert "UsageError: %%memtriage: " in capsys.readouterr().err
+
+
+def test_help_is_shown_and_nothing_runs(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run(shell, "%%memtriage --help\nran = 1")
+    assert "ran" not in shell.user_ns
+    assert "--keep-traceback" in capsys.readouterr().out
+    for kind, name in (("cell", "memtriage"), ("line", "memtriage"), ("line", "memtriage_free")):
+        assert shell.find_magic(name, kind).__doc__.startswith("usage: %")
+
+
+def test_below_another_magic_it_watches_too(
+    shell: Any, no_census: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run(shell, "%%time\n%%memtriage\ny = 20\ny + 1")
+    assert (result.result, shell.user_ns["y"]) == (21, 20)
+    assert "memtriage  CLEAN" in capsys.readouterr().out
+    run(shell, "%%time\n%%memtriage\nraise KeyError('its own')")
+    said = capsys.readouterr().out
+    assert "its own" in said
+    assert "In[4]" in said
+    assert _active.session is None
+
+
+def test_above_another_magic_it_watches_too(shell: Any, no_census: None) -> None:
+    run(shell, "%%memtriage --json told -q\n%%capture words\nprint('inside')")
+    assert shell.user_ns["words"].stdout == "inside\n"
+    assert shell.user_ns["told"]["verdict"] == "clean"
+
+
+def test_below_another_magic_await_is_refused(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run(shell, "%%time\n%%memtriage\nimport asyncio\nawait asyncio.sleep(0)")
+    assert "only there may the cell await" in capsys.readouterr().err
+
+
+def test_from_python_the_magic_runs_the_text(shell: Any, no_census: None) -> None:
+    assert shell.run_cell_magic("memtriage", "-q", "w = 3\nw + 1") == 4
+    with pytest.raises(KeyError, match="its own"):
+        shell.run_cell_magic("memtriage", "-q", "raise KeyError('its own')")
+    assert shell.user_ns["w"] == 3
+
+
+def test_in_a_watched_process_the_cell_runs_and_says_so(
+    shell: Any, no_census: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with memtriage.watch(tmp_path, quiet=True) as outer:
+        result = run(shell, "%%memtriage\n1 + 1")
+    assert result.result == 2
+    assert "watched already" in " ".join(capsys.readouterr().out.split())
+    assert outer.report is not None
+
+
+def test_the_record_stays_where_it_is_asked_for(shell: Any, no_census: None, tmp_path: Path) -> None:
+    run(shell, f"%%memtriage -q --json told -o {tmp_path}\nmemtriage = __import__('memtriage').mark('here')")
+    assert list(tmp_path.glob("*/0/rank-00000.jsonl"))
+    assert "here" in {mark["name"] for mark in shell.user_ns["told"]["marks"]}
+
+
+def test_unloading_ends_the_watch_that_is_on(shell: Any, no_census: None) -> None:
+    assert run(shell, "%%memtriage\n%unload_ext memtriage\nx = 1").success
+    assert _active.session is None
+    assert shell.user_ns["x"] == 1
+
+
+def test_unloading_takes_everything_away(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    run(shell, "%unload_ext memtriage")
+    run(shell, "%%memtriage\nran = 1")
+    assert "ran" not in shell.user_ns
+    assert shell.find_line_magic("memtriage_free") is None
+    run(shell, "%load_ext memtriage")
+    assert shell.find_cell_magic("memtriage") is not None
