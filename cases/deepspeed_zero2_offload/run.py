@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any, Final
 
 HERE: Final = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import page  # noqa: E402
 from measure import Job  # noqa: E402
 
 TIME_LIMIT_S: Final = 240
@@ -192,28 +193,6 @@ def line(name: str, outcome: Outcome) -> str:
     return f"{name:52}" + "".join(f"{nbytes / parameters:10.2f}" for nbytes in figures)
 
 
-def rounds(job: Job) -> bool:
-    """Whether torch's allocator pins the large buffers."""
-    return job.device == "cuda" and job.optimizer == "deepspeed" and job.pin and not job.remedy
-
-
-def slopes(results: dict[str, Outcome]) -> Iterator[str]:
-    """Two sizes of one kind tell bytes a parameter from what every process pays once.
-
-    Not where torch pins: its rounding differs from size to size.
-    """
-    kinds: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for name, outcome in results.items():
-        if isinstance(outcome, list) and not rounds(Job(**outcome[0]["job"])):
-            held = sum(one["trimmed"] for one in outcome)
-            kinds[name.rpartition(",")[0]].append((outcome[0]["parameters"], held))
-    for kind, points in kinds.items():
-        if len(points) > 1:
-            (fewer, less), *_, (more, most) = sorted(points)
-            each = (most - less) / (more - fewer)
-            yield f"{kind:52}{each:10.3f} B/param and {(less - each * fewer) / 1e6:.0f} MB"
-
-
 def table(outcome: Sequence[dict[str, Any]]) -> Iterator[str]:
     """The ledger's growth of the first rank, largest rows first; rows that sum to it."""
     first = outcome[0]
@@ -279,7 +258,9 @@ def main() -> None:
                 results[job.name] = outcome
                 say(line(job.name, outcome))
                 save()
-    say("", "after a trim, from the smallest and the largest size:", *slopes(results))
+    say("", "after a trim, from the smallest and the largest size:")
+    for kind, (each, once) in page.slopes(results).items():
+        say(f"{kind:52}{each:10.3f} B/param and {once / 1e6:.0f} MB")
     for name, outcome in results.items():
         if isinstance(outcome, list):
             say("", f"{name}, by buffer:", *table(outcome))

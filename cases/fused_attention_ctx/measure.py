@@ -1,123 +1,123 @@
-"""Runs the case's variants and prints the table of its page: `measure.py --out FILE`.
+"""Runs the case's variants, plain and cured: `measure.py [--ranks 2] --out FILE`.
 
-Each run is a process of its own. Without a GPU, or without TransformerEngine, the twin's rows alone.
+Each run is a process of its own; some run side by side, for memory is measured and not time. Without a GPU,
+or without TransformerEngine, the twin's rows alone. Two minutes on a GPU, one more with `--ranks 2`.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
-import platform
-import re
-import subprocess
 import sys
-import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-SCRIPT = Path(__file__).with_name("train.py")
-MIB = 1 << 20
-COLUMNS = ("", "stays after backward", "with the cure", "peak", "with the cure", "losses", "memtriage says")
-LARGE = ("--layers", "12", "--batch", "2", "--sequence", "2048", "--heads", "16", "--head-size", "128")
-TE = (
-    "--library",
-    "te",
-    "--batch",
-    "2",
-    "--sequence",
-    "2048",
-    "--heads",
-    "16",
-    "--head-size",
-    "128",
-    "--layers",
-    "12",
-)
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import measuring  # noqa: E402
+
+import page  # noqa: E402
+
+SCRIPT = HERE / "train.py"
+AGAIN = ("--checkpoint-layer", "transformerlayer")
+TE = ("--library", "te")
+GROUPED = (*TE, "--layer-type", "groupedlinear")
+PLAIN, REMEDY, PATCH = "none", "remedy", "patch"
+STEPS = ("--num-iters", "3")
+AT_A_TIME = {"cuda": 5, "cpu": 2}
+ALL = (PLAIN, REMEDY, PATCH)
+SHARDED = (PLAIN, REMEDY)
 
 
-def variants(on_gpu: bool, with_te: bool) -> dict[str, tuple[str, ...]]:
-    """The script's arguments, by the row's name."""
-    rows = {"twin, checkpointed": LARGE if on_gpu else (), "twin, 16 bits": ("--no-fp8",)}
-    if on_gpu and with_te:
-        rows |= {
-            "TransformerLayer, FP8 attention, checkpointed": TE,
-            "GroupedLinear, checkpointed": (*TE, "--layer-type", "grouped"),
-            "GroupedLinear, current scaling": (
-                *TE, "--layer-type", "grouped", "--recipe", "current", "--checkpointed", "0"
-            ),
-            "operation fuser": (*TE, "--layer-type", "operations", "--checkpointed", "0"),
-        }  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A row: its name, the script's arguments, and which cures are tried."""
+
+    name: str
+    arguments: tuple[str, ...]
+    cures: tuple[str, ...] = ALL
+
+
+def variants(with_te: bool, ranks: int) -> list[Variant]:
+    if ranks > 1:
+        twins = [Variant(f"twin, FSDP {fsdp}", (*AGAIN, "--fsdp", str(fsdp)), SHARDED) for fsdp in (1, 2)]
+        return [
+            *([Variant("GroupedLinear, FSDP 2", (*GROUPED, "--fsdp", "2"), SHARDED)] if with_te else []),
+            *twins,
+        ]
+    rows = [Variant("twin, checkpointed", AGAIN), Variant("twin, 16 bits", ("--no-fp8", *AGAIN), (PLAIN,))]
+    if with_te:
+        rows += [
+            Variant("GroupedLinear, checkpointed", (*GROUPED, "--checkpoint-layer", "groupedlinear")),
+            Variant("operation fuser", (*TE, "--layer-type", "operations")),
+            Variant("TransformerLayer, checkpointed", (*TE, *AGAIN), (PLAIN,)),
+            Variant("TransformerLayer, 16 bits, checkpointed", (*TE, "--no-fp8", *AGAIN), (PLAIN,)),
+        ]
     return rows
 
 
-def run(arguments: tuple[str, ...], limit_s: float) -> dict[str, Any]:
-    """The last step's figures, and memtriage's report."""
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [sys.executable, "-m", "memtriage", "run", "-o", folder, "--json", f"{folder}/report.json",
-             str(SCRIPT), *arguments],
-            capture_output=True, text=True, timeout=limit_s,
-        )  # fmt: skip
-        report = json.loads(Path(folder, "report.json").read_text())
-    steps = re.findall(r"step \d+: loss ([\d.]+), ([-\d,]+) bytes stay(?:, peak ([\d,]+))?", done.stdout)
-    if not steps:
-        raise ValueError(f"no step was completed: {done.stderr[-500:]}")
-    _, stays, peak = steps[-1]
+def told(outcome: measuring.Outcome) -> dict[str, Any]:
+    """The figures of one run, and what memtriage said of it."""
+    if outcome.figures is None:
+        raise ValueError(f"no step was completed: {measuring.why(outcome)}")
+    report = outcome.report
     return {
-        "losses": [loss for loss, _, _ in steps],
-        "stays": int(stays.replace(",", "")),
-        "peak": int(peak.replace(",", "")) if peak else None,
-        "verdict": report["verdict"],
-        "findings": report["findings"],
+        **outcome.figures,
+        "seconds": outcome.seconds,
+        "verdict": None if report is None else report["verdict"],
+        "findings": measuring.findings(report, ("residue", "leak")),
     }
-
-
-def row(name: str, plain: dict[str, Any], cured: dict[str, Any]) -> str:
-    holder = next((one["holder"] for one in plain["findings"] if one["kind"] == "residue"), None)
-    said = plain["verdict"] if holder is None else f"{plain['verdict']}: `{holder.rpartition('-> ')[2]}`"
-    cells = [
-        name,
-        f"{plain['stays'] / MIB:,.1f} MiB",
-        f"{cured['stays'] / MIB:,.1f} MiB",
-        "" if plain["peak"] is None else f"{plain['peak'] / MIB:,.0f} MiB",
-        "" if cured["peak"] is None else f"{cured['peak'] / MIB:,.0f} MiB",
-        "equal" if plain["losses"] == cured["losses"] else "DIFFERENT",
-        said,
-    ]
-    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="where the JSON goes")
-    parser.add_argument("--limit", type=float, default=60, help="seconds that a process may take")
+    parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
+    parser.add_argument("--ranks", type=int, default=1, help="above 1: the rows under FSDP, with torchrun")
+    parser.add_argument("--only", nargs="+", default=(), help="rows whose name contains one of these")
+    parser.add_argument("--limit", type=float, default=75, help="seconds that a process may take")
+    parser.add_argument("--within", type=float, default=300, help="seconds after which nothing more begins")
+    parser.add_argument("--at-a-time", type=int, help="processes (with ranks: jobs) side by side")
     options = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     with_te = importlib.util.find_spec("transformer_engine") is not None
-    where = torch.cuda.get_device_name() if on_gpu else f"CPU, {platform.machine()}"
-    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    print(f"{time.strftime('%Y-%m-%d')}, {where}, {versions}\n")
-    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
-    found = {}
-    for name, arguments in variants(on_gpu, with_te).items():
+    rows = variants(on_gpu and with_te, options.ranks)
+    if options.only:
+        rows = [one for one in rows if any(word in one.name for word in options.only)]
+    results: dict[str, Any] = {
+        "about": measuring.about("transformer_engine"),
+        "ranks": options.ranks,
+        "rows": {one.name: {"arguments": one.arguments, "runs": {}} for one in rows},
+    }
+    jobs = [
+        measuring.Job(
+            f"{cure}: {one.name}",
+            SCRIPT,
+            (*one.arguments, *STEPS, "--cure", cure),
+            options.ranks,
+        )
+        for cure in ALL
+        for one in rows
+        if cure in one.cures
+    ]
+    began = time.perf_counter()
+    at_a_time = options.at_a_time or AT_A_TIME["cuda" if on_gpu else "cpu"]
+    for job, outcome in measuring.run_all(
+        jobs, at_a_time=at_a_time, limit_s=options.limit, within_s=options.within
+    ):
+        cure, _, name = job.name.partition(": ")
         try:
-            plain, cured = (run((*arguments, *more), options.limit) for more in ((), ("--cure",)))
-        except (subprocess.TimeoutExpired, OSError, ValueError) as error:
-            print(f"| {name} | {type(error).__name__}: {error} |", flush=True)
-            continue
-        found[name] = {"arguments": arguments, "plain": plain, "cured": cured}
-        print(row(name, plain, cured), flush=True)
-    if options.out is not None:
-        written = {"where": where, "versions": versions, "rows": found}
-        options.out.write_text(json.dumps(written, indent=1))
-    for name, one in found.items():
-        for finding in one["plain"]["findings"]:
-            print(f"\n{name}: {finding['kind']} on {finding['device']}, {finding['bytes'] / MIB:,.1f} MiB")
-            print(f"  {finding['holder']}")
+            found: Any = outcome if isinstance(outcome, str) else told(outcome)
+        except ValueError as error:
+            found = str(error)
+        results["rows"][name]["runs"][cure] = found
+        print(f"{time.perf_counter() - began:5.0f} s  {job.name}: {page.line(found)}", flush=True)
+        measuring.write(options.out, results)
+    print(f"\n{page.table(results)}\n\n{page.said(results)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,14 @@
-"""Runs the case's variants under `memtriage run` and prints the table of its page: `measure.py --out FILE`.
+"""Runs the case's variants under `memtriage run`, then times them: `measure.py --out FILE`.
 
-Each variant is a process of its own. FILE gets, for each, what memtriage reported and what happened.
+Each variant is a process of its own. On a GPU those whose memory is measured run side by side; then the
+speeds, alone. Two minutes on an H200, three on two CPU cores.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import re
-import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,39 +16,25 @@ from typing import Any
 
 import torch
 
-SCRIPT = Path(__file__).with_name("train.py")
-MIB = 1 << 20
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import measuring  # noqa: E402
+
+import page  # noqa: E402
+
 FIXED = ("--detach", "--free-batch")
-LARGE = (
-    "--hidden",
-    "4096",
-    "--intermediate",
-    "4096",
-    "--layers",
-    "1",
-    "--tokens",
-    "10496",
-    "--vocabulary",
-    "8192",
-)
-"""Keeps 2 x 82 MiB of each micro-batch, as much as the original did."""
-SMALL = (
-    "--hidden",
-    "4096",
-    "--intermediate",
-    "4096",
-    "--layers",
-    "1",
-    "--tokens",
-    "1024",
-    "--vocabulary",
-    "8192",
-)
+LIKE_THE_REPORT = (
+    "--hidden", "4096", "--intermediate", "4096", "--layers", "1", "--tokens", "10496",
+    "--vocabulary", "8192",
+)  # fmt: skip
+"""Keeps 2 x 82 MiB of each micro-batch, as much as the report's."""
+QUICK = ("--hidden", "4096", "--layers", "0", "--tokens", "10496", "--vocabulary", "256")
+"""The same bytes of each micro-batch, with next to nothing to compute: for the long steps."""
 ON_CPU = ("--hidden", "128", "--tokens", "256")
 CAP_GIB = 24
-COLUMNS = (
-    "", "micro-batches", "verdict", "completed", "leak a micro-batch", "named at", "after 8", "at end", "ms"
-)  # fmt: skip
+FIRST = 8
+"""Micro-batch by which growth shall be found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,105 +45,120 @@ class Variant:
     micro_batches: int
     arguments: tuple[str, ...]
 
+    def job(self, number: int) -> measuring.Job:
+        arguments = ("--micro-batches", str(self.micro_batches), *self.arguments)
+        return measuring.Job(str(number), HERE / "train.py", arguments, per_microbatch=True)
+
 
 def variants(on_gpu: bool) -> list[Variant]:
     if not on_gpu:
         return [
             Variant("as it was", 64, ON_CPU),
-            *(Variant("cured", n, (*ON_CPU, *FIXED)) for n in (64, 256)),
+            Variant("losses detached", 64, (*ON_CPU, "--detach")),
+            *(Variant("cured", count, (*ON_CPU, *FIXED)) for count in (64, 256)),
         ]
     cap = ("--memory", str(CAP_GIB))
+    within = f"in {CAP_GIB} GiB"
     return [
-        Variant(f"as it was, in {CAP_GIB} GiB", 1024, (*LARGE, *cap)),
-        Variant("as it was", 128, LARGE),
-        Variant("losses detached", 128, (*LARGE, "--detach")),
-        Variant("cured", 128, (*LARGE, *FIXED)),
-        Variant(f"cured, in {CAP_GIB} GiB", 1024, (*LARGE, *cap, *FIXED)),
-        Variant("as it was, small", 4096, (*SMALL, *cap)),
-        Variant("cured, small", 4096, (*SMALL, *FIXED)),
+        Variant(f"as it was, {within}", 1024, (*LIKE_THE_REPORT, *cap)),
+        Variant("as it was", 128, LIKE_THE_REPORT),
+        Variant("cured", 128, (*LIKE_THE_REPORT, *FIXED)),
+        Variant(f"cured, {within}, quick", 4096, (*QUICK, *cap, *FIXED)),
+        Variant(f"losses detached, {within}, quick", 4096, (*QUICK, *cap, "--detach")),
+        Variant(f"cured, {within}, quick", 1024, (*QUICK, *cap, *FIXED)),
+        Variant(f"as it was, {within}, quick", 1024, (*QUICK, *cap)),
+        Variant(f"as it was, {within}, quick", 4096, (*QUICK, *cap)),
     ]
 
 
-def measure(variant: Variant, limit_s: float) -> dict[str, Any]:
+def speeds(on_gpu: bool) -> dict[str, tuple[str, ...]]:
+    """Arguments of `speed.py` by the name of the row."""
+    if not on_gpu:
+        return {"": (*ON_CPU, "--micro-batches", "8", "--rounds", "6")}
+    return {
+        "like the report's": (*LIKE_THE_REPORT, "--micro-batches", "16", "--rounds", "6"),
+        "quick": (*QUICK, "--micro-batches", "96", "--rounds", "7"),
+    }
+
+
+def told(variant: Variant, outcome: measuring.Outcome) -> dict[str, Any]:
     """What memtriage reported of one variant, and what happened to it."""
-    with tempfile.TemporaryDirectory() as folder:
-        began = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-m", "memtriage", "run", "-o", folder, "--json", f"{folder}/report.json",
-             "--per-microbatch", str(SCRIPT), "--micro-batches", str(variant.micro_batches),
-             *variant.arguments],
-            capture_output=True, text=True, timeout=limit_s,
-        )  # fmt: skip
-        report = json.loads(Path(folder, "report.json").read_text())
-    lines = done.stderr.splitlines()
+    report = outcome.report
+    if report is None:
+        raise ValueError(f"no report: {measuring.why(outcome)}")
+    lines = outcome.said.splitlines()
     counted = [line for line in lines if re.match(r"memtriage: step \d+ micro-batch", line)]
-    named = next((i for i, line in enumerate(lines) if "memtriage: grows by" in line), None)
-    marks = [mark for mark in report["marks"] if mark["name"] == "backward" and mark["device"] != "cpu"] or [
-        mark for mark in report["marks"] if mark["name"] == "backward"
-    ]
-    took = re.search(r"([\d.]+) ms a micro-batch", done.stdout)
+    named = next((at for at, line in enumerate(lines) if "memtriage: grows by" in line), None)
+    before = [] if named is None else [line for line in lines[:named] if line in set(counted)]
+    projected = None if named is None else re.search(r"is full ([\d,]+) micro-batches into", lines[named])
+    marks = [one for one in report["marks"] if one["name"] == "backward"]
+    marks = [one for one in marks if one["device"] != "cpu"] or marks
+    first = next((one["allocated"] for one in marks if one["microbatch"] == FIRST), None)
+    named_at = None if not before else int(re.findall(r"micro-batch (\d+):", before[-1])[0])
     return {
         "variant": variant.name,
         "micro_batches": variant.micro_batches,
         "arguments": variant.arguments,
-        "seconds": round(time.perf_counter() - began, 1),
+        "seconds": outcome.seconds,
         "verdict": report["verdict"],
-        "done": len(counted),
-        "named_at": None if named is None else sum(line in counted for line in lines[:named]),
-        "allocated_8": marks[7]["allocated"] if len(marks) > 7 else None,
+        "completed": variant.micro_batches if outcome.figures else marks[-1]["microbatch"] if marks else 0,
+        "named_at": named_at,
+        "said": None if named is None else lines[named],
+        "projected": None if projected is None else int(projected[1].replace(",", "")),
+        "allocated_8": first,
         "allocated_last": marks[-1]["allocated"] if marks else None,
-        "ms": None if took is None else float(took[1]),
-        "findings": report["findings"],
+        "losses": None if outcome.figures is None else outcome.figures["losses"],
+        "findings": measuring.findings(report, ("leak", "out_of_memory")),
         "first_lines": counted[:10],
-        "exception": report["exception"],
     }
-
-
-def row(result: dict[str, Any]) -> str:
-    leak = next((one for one in result["findings"] if one["kind"] == "leak"), None)
-    cells = [
-        result["variant"],
-        f"{result['micro_batches']:,}",
-        result["verdict"].replace("_", " "),
-        f"{result['done']:,}",
-        "" if leak is None else f"{leak['bytes_per_microbatch'] / MIB:,.1f} MiB",
-        "" if result["named_at"] is None else str(result["named_at"]),
-        "" if result["allocated_8"] is None else f"{result['allocated_8'] / MIB:,.1f} MiB",
-        "" if result["allocated_last"] is None else f"{result['allocated_last'] / MIB:,.1f} MiB",
-        "" if result["ms"] is None else f"{result['ms']:.2f}",
-    ]
-    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="where the JSON goes")
-    parser.add_argument("--limit", type=float, default=150, help="seconds that a variant may take")
+    parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
+    parser.add_argument("--limit", type=float, default=150, help="seconds that a process may take")
+    parser.add_argument("--within", type=float, default=300, help="seconds after which nothing more begins")
+    parser.add_argument("--at-a-time", type=int, help="processes side by side, where nothing is timed")
+    parser.add_argument("--no-speed", action="store_true", help="leave the speeds out")
     options = parser.parse_args()
     on_gpu = torch.cuda.is_available()
-    where = torch.cuda.get_device_name() if on_gpu else f"CPU, {platform.machine()}"
-    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
-    print(f"{time.strftime('%Y-%m-%d')}, {where}, {versions}\n")
-    print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
-    results = []
-    for variant in variants(on_gpu):
+    rows = variants(on_gpu)
+    began = time.monotonic()
+    results: dict[str, Any] = {
+        "about": measuring.about("transformers"), "rows": [None for _ in rows], "speed": {}
+    }  # fmt: skip
+
+    def keep(text: str) -> None:
+        print(f"{time.monotonic() - began:5.0f} s  {text}", flush=True)
+        measuring.write(options.out, results)
+
+    for job, outcome in measuring.run_all(
+        [one.job(number) for number, one in enumerate(rows)], limit_s=options.limit, within_s=options.within,
+        at_a_time=options.at_a_time or (6 if on_gpu else 1),
+    ):  # fmt: skip
+        variant = rows[int(job.name)]
+        why = None
         try:
-            results.append(measure(variant, options.limit))
-        except (subprocess.TimeoutExpired, OSError, ValueError) as error:
-            print(
-                f"| {variant.name} | {variant.micro_batches:,} | {type(error).__name__}: {error} |",
-                flush=True,
-            )
-            continue
-        print(row(results[-1]), flush=True)
-    if options.out is not None:
-        options.out.write_text(
-            json.dumps({"where": where, "torch": torch.__version__, "rows": results}, indent=1)
-        )
-    for result in results[:1]:
-        for finding in result["findings"]:
-            print(f"\n{finding['kind']} on {finding['device']}: {finding['holder']}")
-            print(f"  {finding['fix']}\n  " + "\n  ".join(finding["evidence"]))
+            found = None if isinstance(outcome, str) else told(variant, outcome)
+        except ValueError as error:
+            found, why = None, str(error)
+        if found is None:
+            found = {
+                "variant": variant.name,
+                "micro_batches": variant.micro_batches,
+                "failed": why or outcome,
+            }
+        results["rows"][int(job.name)] = found
+        keep(page.line(found))
+    left = options.within - (time.monotonic() - began)
+    timings = [] if options.no_speed else [
+        measuring.Job(name, HERE / "speed.py", arguments, watched=False)
+        for name, arguments in speeds(on_gpu).items()
+    ]  # fmt: skip
+    for job, outcome in measuring.run_all(timings, at_a_time=1, limit_s=options.limit, within_s=left):
+        results["speed"][job.name] = outcome if isinstance(outcome, str) else outcome.figures
+        keep(f"speed {job.name}: {outcome if isinstance(outcome, str) else outcome.figures}")
+    print(f"\n{page.table(results)}\n\n{page.speed(results)}\n\n{page.said(results)}", flush=True)
 
 
 if __name__ == "__main__":

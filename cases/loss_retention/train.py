@@ -8,15 +8,18 @@ attached after all, and holds its context: the stage's input and the gradient of
 
     python train.py --micro-batches 128                        keeps everything until the end of the step
     python train.py --micro-batches 128 --detach --free-batch  flat
+    memtriage run --per-microbatch train.py                    a line of memory for each micro-batch
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,11 +84,13 @@ class Head(nn.Module):
         detach: log the loss without its graph. This is the fix.
     """
 
+    detach: bool
+
     def __init__(self, config: LlamaConfig, *, detach: bool) -> None:
         super().__init__()
         self.norm = LlamaRMSNorm(config.hidden_size)
         self.projection = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self._detach = detach
+        self.detach = detach
         self._loss = wrap_forward_backward(self._forward_backward, self._backward)
 
     def forward(self, hidden: torch.Tensor, labels: torch.Tensor, context: Context) -> torch.Tensor:
@@ -103,7 +108,7 @@ class Head(nn.Module):
         for weight, more in zip(weights, of_weights, strict=True):
             weight.grad = more if weight.grad is None else weight.grad.add_(more)
         loss = total.detach()
-        context.losses["lm_loss"].append(loss.detach() if self._detach else loss)
+        context.losses["lm_loss"].append(loss.detach() if self.detach else loss)
         return loss, (hidden, gradient)
 
     @staticmethod
@@ -119,8 +124,8 @@ class Schedule:
     """
 
     def __init__(self, body: Body, head: Head, optimizer: torch.optim.Optimizer, *, free_batch: bool) -> None:
-        self._body, self._head, self._optimizer = body, head, optimizer
-        self._free_batch = free_batch
+        self._body, self.head, self._optimizer = body, head, optimizer
+        self.free_batch = free_batch
 
     def run_step(self, micro_batches: int, draw: Callable[[], torch.Tensor]) -> float:
         """One optimizer step; the mean of the losses that were logged."""
@@ -139,10 +144,21 @@ class Schedule:
     def _run_micro_batch(self, number: int, context: Context) -> None:
         batch = context.batch[number]
         hidden = self._body(batch["inputs"])
-        loss = self._head(hidden, batch["labels"], context)
-        if self._free_batch:
+        loss = self.head(hidden, batch["labels"], context)
+        if self.free_batch:
             del context.batch[number]
         loss.backward()
+
+
+def sized(parser: argparse.ArgumentParser) -> None:
+    """The options of the model and of a micro-batch."""
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--intermediate", type=int, help="width of the layers' MLP [default: 4 x hidden]")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=256, help="of a micro-batch")
+    parser.add_argument("--vocabulary", type=int, default=512)
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
 
 
 def arguments() -> argparse.Namespace:
@@ -151,13 +167,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--detach", action="store_true", help="log losses without their graph")
     parser.add_argument("--free-batch", action="store_true", help="drop tokens after the last forward stage")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--intermediate", type=int, help="width of the layers' MLP [default: 4 x hidden]")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=256, help="of a micro-batch")
-    parser.add_argument("--vocabulary", type=int, default=512)
     parser.add_argument("--memory", type=float, help="cap the process to so many GiB of the GPU")
+    sized(parser)
     options = parser.parse_args()
     if options.memory is not None and not options.device.startswith("cuda"):
         parser.error(
@@ -166,14 +177,10 @@ def arguments() -> argparse.Namespace:
     return options
 
 
-def main() -> None:
-    options = arguments()
-    torch.manual_seed(0)
+def build(options: argparse.Namespace, *, detach: bool, free_batch: bool) -> Schedule:
+    """Model, optimizer and schedule: bf16 on a GPU, fp32 on a CPU."""
     device = torch.device(options.device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    if options.memory is not None:
-        total = torch.cuda.mem_get_info(device)[1]
-        torch.cuda.set_per_process_memory_fraction(options.memory * 2**30 / total)
     config = LlamaConfig(
         hidden_size=options.hidden, intermediate_size=options.intermediate or 4 * options.hidden,
         num_hidden_layers=options.layers,
@@ -181,18 +188,31 @@ def main() -> None:
         attn_implementation="sdpa",
     )  # fmt: skip
     body = Body(config).to(device, dtype)
-    head = Head(config, detach=options.detach).to(device, dtype)
+    head = Head(config, detach=detach).to(device, dtype)
     optimizer = torch.optim.AdamW([*body.parameters(), *head.parameters()], lr=1e-4)
-    schedule = Schedule(body, head, optimizer, free_batch=options.free_batch)
+    return Schedule(body, head, optimizer, free_batch=free_batch)
 
-    def draw() -> torch.Tensor:
-        return torch.randint(options.vocabulary, (1, options.tokens + 1), device=device)
 
+def drawer(options: argparse.Namespace) -> Callable[[], torch.Tensor]:
+    """Draws the tokens of a micro-batch."""
+    return lambda: torch.randint(options.vocabulary, (1, options.tokens + 1), device=options.device)
+
+
+def main() -> None:
+    options = arguments()
+    torch.manual_seed(0)
+    if options.memory is not None:
+        total = torch.cuda.mem_get_info(options.device)[1]
+        torch.cuda.set_per_process_memory_fraction(options.memory * 2**30 / total)
+    schedule = build(options, detach=options.detach, free_batch=options.free_batch)
+    losses = []
     for step in range(options.steps):
         began = time.perf_counter()
-        loss = schedule.run_step(options.micro_batches, draw)
+        losses.append(f"{schedule.run_step(options.micro_batches, drawer(options)):.6f}")
         took = time.perf_counter() - began
-        print(f"step {step}: loss {loss:.6f}, {1e3 * took / options.micro_batches:.2f} ms a micro-batch")
+        print(f"step {step}: loss {losses[-1]}, {1e3 * took / options.micro_batches:.2f} ms a micro-batch")
+    if options.out is not None:
+        options.out.write_text(json.dumps({"losses": losses, "micro_batches": options.micro_batches}))
 
 
 if __name__ == "__main__":

@@ -20,9 +20,10 @@ MIB = 1 << 20
 
 @pytest.fixture
 def case(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(CASE.parent))
     monkeypatch.syspath_prepend(str(CASE))
     yield importlib.import_module("run")
-    for name in ("run", "measure"):
+    for name in ("run", "measure", "page", "tables"):
         sys.modules.pop(name, None)
 
 
@@ -47,7 +48,10 @@ def test_what_is_measured_closes_and_has_the_states_names() -> None:
 
 
 def outcome(parameters: int, held: int, *, ranks: int = 1, **job: Any) -> list[dict[str, Any]]:
-    known = {"name": "", "optimizer": "memtriage", "layers": 1, "width": 1, "device": "cuda"}
+    known = {
+        "name": "", "optimizer": "memtriage", "layers": 1, "width": 1, "device": "cuda", "pin": True,
+        "remedy": False,
+    }  # fmt: skip
     one = {
         "job": known | job,
         "parameters": parameters,
@@ -78,7 +82,7 @@ def test_two_sizes_tell_the_constant(case: ModuleType) -> None:
         "rounded, 2": outcome(200_000_000, 2, optimizer="deepspeed"),
         "failed, 1": "why",
     }
-    assert [line.split() for line in case.slopes(found)] == [["ours", "12.000", "B/param", "and", "80", "MB"]]
+    assert case.page.slopes(found) == {"ours": (pytest.approx(12), pytest.approx(80_000_000))}
 
 
 def test_a_table_sums_up_what_is_small(case: ModuleType) -> None:

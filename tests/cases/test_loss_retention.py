@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SCRIPT = Path(__file__).parents[2] / "cases" / "loss_retention" / "train.py"
+import pytest
+
+CASE = Path(__file__).parents[2] / "cases" / "loss_retention"
 KEPT = 2 * 256 * 128 * 4 + 4
 """Of each micro-batch: the head's input and its gradient, 256 tokens of 128 floats each, and the loss."""
 
@@ -18,7 +20,7 @@ KEPT = 2 * 256 * 128 * 4 + 4
 def watched(tmp_path: Path, *arguments: str) -> tuple[dict[str, Any], str]:
     done = subprocess.run(
         [sys.executable, "-m", "memtriage", "run", "-o", str(tmp_path / "run"), "--json", "result.json",
-         "--per-microbatch", str(SCRIPT), "--device", "cpu", *arguments],
+         "--per-microbatch", str(CASE / "train.py"), "--device", "cpu", *arguments],
         cwd=tmp_path, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -37,7 +39,31 @@ def test_the_kept_losses_are_named_within_eight_micro_batches_and_the_cure_is_fl
     assert len(re.findall(r"step 0 micro-batch \d+: cpu .* allocated \(\+", said)) >= 12
     named = next(number for number, line in enumerate(lines) if "grows by 256.0 KiB per micro-batch" in line)
     assert "micro-batch 8:" in lines[named - 1]
+    assert re.search(
+        r"; at this rate cpu \(limit .*\) is full [\d,]+ micro-batches into a step$", lines[named]
+    )
 
     cured, said = watched(tmp_path, "--micro-batches", "16", "--detach", "--free-batch")
     assert cured["verdict"] == "clean"
     assert "grows by" not in said
+
+
+def test_the_speeds_compare_the_three_ways_within_rounds(tmp_path: Path) -> None:
+    out = tmp_path / "speed.json"
+    done = subprocess.run(
+        [sys.executable, str(CASE / "speed.py"), "--device", "cpu", "--hidden", "128", "--tokens", "16",
+         "--layers", "0", "--micro-batches", "2", "--rounds", "2", "--out", str(out)],
+        capture_output=True, text=True, timeout=200, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert {way: len(times) for way, times in found["all_ms"].items()} == {
+        "leaking": 2, "cured": 2, "cured, watched": 2
+    }  # fmt: skip
+    for pair in ("leaking to cured", "watched to unwatched"):
+        assert 0 < found[pair]["low"] <= found[pair]["ratio"] <= found[pair]["high"]
+    ratios = [
+        watched / cured
+        for watched, cured in zip(found["all_ms"]["cured, watched"], found["all_ms"]["cured"], strict=True)
+    ]
+    assert found["watched to unwatched"]["ratio"] == pytest.approx(sum(ratios) / 2, rel=0.02)

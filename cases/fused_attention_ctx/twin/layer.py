@@ -36,21 +36,34 @@ class FusedAttnFunc(torch.autograd.Function):
         return (*torch.autograd.grad(out, sources, gradients[0]), None)
 
 
-class TransformerLayer(nn.Module):
-    """Norm, attention, norm, MLP, with residuals. Takes and gives (batch, sequence, heads * head size)."""
+class MultiheadAttention(nn.Module):
+    """Norm and attention with a residual. Takes and gives (sequence, batch, heads * head size)."""
 
-    def __init__(self, heads: int, head_size: int, *, fp8: bool) -> None:
+    def __init__(self, heads: int, head_dim: int, *, fp8: bool) -> None:
         super().__init__()
-        width = heads * head_size
+        width = heads * head_dim
         self.heads, self.fp8 = heads, fp8
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.projection = nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, sequence, width = x.shape
-        qkv = self.qkv(self.norm_1(x)).view(batch, sequence, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        attended = FusedAttnFunc.apply(*qkv, self.fp8).transpose(1, 2).reshape(batch, sequence, width)
-        x = x + self.projection(attended)
-        return x + self.mlp(self.norm_2(x))
+        sequence, batch, width = x.shape
+        qkv = self.qkv(self.norm(x)).view(sequence, batch, 3, self.heads, -1).permute(2, 1, 3, 0, 4)
+        attended = FusedAttnFunc.apply(*qkv, self.fp8).permute(2, 0, 1, 3).reshape(sequence, batch, width)
+        return x + self.projection(attended)
+
+
+class TransformerLayer(nn.Module):
+    """Attention, norm, and an MLP three times as wide, as the issue's script has it."""
+
+    def __init__(self, heads: int, head_dim: int, *, fp8: bool) -> None:
+        super().__init__()
+        width = heads * head_dim
+        self.attention = MultiheadAttention(heads, head_dim, fp8=fp8)
+        self.norm = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 3 * width), nn.GELU(), nn.Linear(3 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.attention(x)
+        return x + self.mlp(self.norm(x))

@@ -1,0 +1,155 @@
+"""The generated part of the case's page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import Any, Final
+
+from tables import markdown, measured_on
+
+from memtriage.model.units import size
+from memtriage.prove.statistics import ratio
+
+INSTANTS: Final = {"bf16-none": "`bf16`", "fp8-none": "`fp8`", "fp8-clear": "`fp8-clear`"}
+
+
+def owners(results: Mapping[str, Any]) -> str:
+    """After the refit: what each owner holds, and what it keeps from going back to the driver."""
+    parts = [measured_on(results["about"])]
+    columns = (
+        "owner", "blocks", "bytes", "segments", "free bytes that it alone keeps", "that it keeps with others"
+    )  # fmt: skip
+    for name, row in INSTANTS.items():
+        found = results["after refit"][name]
+        in_use = f"{size(found['allocated'])} allocated, {size(found['reserved'])} reserved"
+        shares = [
+            [
+                one["owner"], f"{one['blocks']:,}", size(one["nbytes"]), str(one["segments"]),
+                size(one["strands_alone"]), size(one["strands_with_others"]),
+            ]
+            for one in found["shares"]
+        ]  # fmt: skip
+        parts.append(f"{row}: {in_use} after the refit.\n\n{markdown(columns, shares)}")
+    return "\n\n".join(parts)
+
+
+def segments(results: Mapping[str, Any]) -> str:
+    names = {
+        "map": f"map {results['gib']} GiB",
+        "unmap": "unmap",
+        "export": "export a bucket",
+        "open": "open it",
+    }
+    rows = [
+        [setting, *(f"{1e3 * times[name]:.1f} ms" for name in names)]
+        for setting, times in results["settings"].items()
+    ]
+    return f"{measured_on(results['about'])}\n\n{markdown(('setting', *names.values()), rows)}"
+
+
+def simulated(results: Mapping[str, Any]) -> str:
+    rows = [
+        [one["row"], size(one["steps"][-1]["allocated"]), size(one["steps"][-1]["reserved"])]
+        for one in results["rows"]
+    ]
+    arguments = " ".join(results["arguments"])
+    return (
+        f"{measured_on(results['about'])} `simulate.py {arguments}`, after the last step's refit:\n\n"
+        + markdown(("", "allocated", "reserved"), rows)
+    )
+
+
+def losses(results: Mapping[str, Any]) -> str:
+    told = results["losses"]
+    same = len({tuple(one) for one in told.values()}) == 1
+    ways = ", ".join(f"`{one}`" for one in told)
+    return (
+        f"Losses of the loop's steps with {ways}, on this CPU: {', '.join(told['none'])}; "
+        f"{'the same' if same else 'not the same'} to the last bit with all of them."
+    )
+
+
+def span(figure: Mapping[str, Any] | None) -> str:
+    """A size, or the range that ranks and trials span."""
+    if figure is None:
+        return ""
+    known = [*figure["by_rank"].values(), figure["lowest"], figure["highest"]]
+    low, high = size(min(known)), size(max(known))
+    return low if low == high else f"{low} to {high}"
+
+
+def trials(results: Mapping[str, Any]) -> str:
+    """The variants of a comparison."""
+    rows = []
+    for one in results["compare"]["variants"]:
+        figures = one["figures"]
+        if not one["finished"]:
+            why = one["failures"][0]["error"] if one["failures"] else "not run"
+            rows.append([f"`{one['name']}`", why, "", "", "", ""])
+            continue
+        time = figures["time_per_step"]
+        against = time["against_baseline"]
+        shortest, longest = f"{time['lowest']:.1f} s", f"{time['highest']:.1f} s"
+        rows.append(
+            [
+                f"`{one['name']}`", str(one["finished"]),
+                shortest if shortest == longest else f"{shortest} to {longest}",
+                "" if against is None else f"{against['ratio']:.3f}",
+                span(figures["allocated"]), span(figures["reserved"]),
+            ]
+        )  # fmt: skip
+    columns = (
+        "row",
+        "trials",
+        "time of a step",
+        "x bf16",
+        "allocated after refit",
+        "reserved after refit",
+    )
+    return markdown(columns, rows)
+
+
+def targets(results: Mapping[str, Any]) -> str:
+    rows = []
+    for one in results["compare"]["targets"]:
+        asked = f"{one['metric']} {one['sense'].replace('_', ' ')} {one['limit_text']}"
+        rows.append([f"`{one['variant']}`: {asked}", one["verdict"], one["why"]])
+    return markdown(("target", "verdict", "why"), rows)
+
+
+def turns(results: Mapping[str, Any]) -> str:
+    """Runs in which two treatments took turns within one process."""
+    rows = []
+    for run in results["runs"]:
+        measured = run["turns"][results["warm_up"] :]
+        plain, treated = (
+            [one["seconds"] for one in measured if one["treatment"] == name] for name in ("none", "memtriage")
+        )
+        found = ratio([treated], [plain])
+        assert found is not None
+        middle, interval = found
+        assert interval is not None
+        rows.append(
+            [
+                str(run["micro_batches"]), str(min(len(plain), len(treated))),
+                f"{median(plain):.2f} s", f"{median(treated):.2f} s", f"{middle:.4f}",
+                f"{interval.low:.4f} to {interval.high:.4f} ({100 * interval.confidence:.0f} %)",
+            ]
+        )  # fmt: skip
+    columns = (
+        "micro-batches", "pairs of turns", "plain FP8", "memtriage", "ratio, median of pairs", "its interval"
+    )  # fmt: skip
+    return f"{measured_on(results['about'])}\n\n{markdown(columns, rows)}"
+
+
+def blocks(results: Mapping[str, Any]) -> dict[str, str]:
+    two = results["two_gpus"]
+    return {
+        "said": owners(results["who"]),
+        "segments": segments(results["segment_cost"]),
+        "simulated": simulated(results["simulated"]),
+        "two gpus": f"{measured_on(two['about'])}\n\n{trials(two)}\n\n{targets(two)}",
+        "turns": turns(results["turns"]),
+        "cpu": f"{simulated(results['cpu'])}\n\n{losses(results['cpu'])}",
+    }  # fmt: skip
