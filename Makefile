@@ -2,6 +2,9 @@
 #   make demo    watch a real training script, with its leak and without
 #   make test    lint, type check and test
 #   make zoo     run the other scripts of the zoo too (many minutes)
+#   make extras  install each optional extra by itself and try it (many minutes)
+#   make cases   run the cases again, as far as this machine can, and write their pages anew
+#   make docs    build the documentation as a site, into site/
 # Again after the first time, both skip the installation unless pyproject.toml has changed.
 
 PYTHON ?= python3
@@ -18,7 +21,7 @@ STAMP := $(VENV)/.installed
 DEEPSPEED := $(VENV)/deepspeed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test zoo lint format bench clean
+.PHONY: help install demo test zoo extras cases docs lint format bench clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -58,6 +61,18 @@ test: lint $(DEEPSPEED)/.installed
 zoo: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
 
+extras: install
+	$(BIN)/python -m pytest -m packaging tests/integrations/test_extras.py
+
+# Cases that need a GPU, TransformerEngine or DeepSpeed say so where there is none. What would run here:
+# make cases CASES=--list; only some: make cases CASES='--only loss_retention'.
+cases: install $(DEEPSPEED)/.installed
+	$(BIN)/python cases/run_all.py $(CASES)
+
+# Strict: a broken link or anchor, a missing image, or a page that the navigation lacks is an error.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -77,7 +92,9 @@ bench: install
 	$(BIN)/python benchmarks/predict_ranks.py
 	$(BIN)/python benchmarks/offload.py
 	$(BIN)/python benchmarks/park.py
+	$(BIN)/python benchmarks/many_ranks.py
+	$(BIN)/python benchmarks/metrics.py
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis memtriage-run*/ memtriage-compare
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis site memtriage-run*/ memtriage-compare
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

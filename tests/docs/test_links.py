@@ -1,0 +1,51 @@
+"""Links and images of every page lead to something, in the repository as they do in the site."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from support import documents
+from support.documents import ROOT
+
+
+def _targets(page: Path) -> Iterator[tuple[int, str]]:
+    """The line (of its paragraph) and target of each link and image."""
+    for token in documents.tokens(page):
+        for child in token.children or ():
+            target = child.attrGet("href") or child.attrGet("src")
+            if target is not None:
+                yield (token.map or [0])[0] + 1, str(target)
+
+
+@cache
+def _anchors(page: Path) -> frozenset[str]:
+    """The headings of a page, as GitHub makes anchors of them."""
+    found = documents.tokens(page)
+    titles = [after.content for token, after in pairwise(found) if token.type == "heading_open"]
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title.replace("\\", "")) for title in titles]
+    return frozenset(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in plain)
+
+
+@pytest.mark.parametrize("page", documents.pages(), ids=documents.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for line, target in _targets(page):
+        parts = urlsplit(target)
+        if parts.scheme:
+            continue
+        there = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+        assert there.exists(), f"{documents.name(page)}:{line}: {target}"
+        assert there.is_relative_to(ROOT), f"{documents.name(page)}:{line}: {target}"
+        if parts.fragment and there.suffix == ".md":
+            assert parts.fragment in _anchors(there), f"{documents.name(page)}:{line}: {target}"
+
+
+def test_no_image_is_left_over() -> None:
+    shown = {Path(target).name for page in documents.pages() for _, target in _targets(page)}
+    assert not [path.name for path in (ROOT / "docs/images").iterdir() if path.name not in shown]
