@@ -1,4 +1,4 @@
-"""A user's program for tests to look at: a module of its own, with a real file outside site-packages."""
+"""The order of tests, and a user's program for them to look at: a module with a real file of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +19,25 @@ from memtriage.model.census import Census, StorageRecord
 # How long an example takes says something of the machine, not of the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+_LOADS_MUCH: Final = ("integrations", "docs", "cases", "report/metrics", "prove")
+"""Folders whose tests load libraries by the dozen. What they leave makes every census after them slower."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each worker begins with the tests of small programs: xdist deals the list out in equal runs."""
+    root = Path(__file__).parent
+    late = {id(item) for item in items if item.path.relative_to(root).as_posix().startswith(_LOADS_MUCH)}
+    first = [item for item in items if id(item) not in late]
+    last = [item for item in items if id(item) in late]
+    workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
+    items[:] = [
+        item
+        for worker in range(workers)
+        for part in (first, last)
+        for item in part[worker * len(part) // workers : (worker + 1) * len(part) // workers]
+    ]
 
 
 class Program:

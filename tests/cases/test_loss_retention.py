@@ -48,6 +48,7 @@ def test_the_kept_losses_are_named_within_eight_micro_batches_and_the_cure_is_fl
     assert "grows by" not in said
 
 
+@pytest.mark.slow
 def test_the_speeds_compare_the_three_ways_within_rounds(tmp_path: Path) -> None:
     out = tmp_path / "speed.json"
     done = subprocess.run(
