@@ -80,12 +80,10 @@ def test_treatments_change_no_loss_and_fp8_does(run: Callable[..., str], treatme
 
 
 def test_two_treatments_take_turns(run: Callable[..., str]) -> None:
-    turns = ("--engine", "inside", "--steps", "5", "--treatment", "none", "--against")
-    printed = run(*turns, "memtriage")
+    printed = run("--engine", "inside", "--steps", "5", "--treatment", "none", "--against", "memtriage")
     whose = re.findall(r"turn \d: (\S+) [0-9.]+ s", printed)
     assert whose == ["none", "memtriage", "none", "memtriage"]
     assert re.search(r"memtriage / none: [0-9.]+, the median of 1 pairs of turns", printed)
-    assert losses(printed) == losses(run(*turns, "clear"))
 
 
 def test_turns_are_balanced(case: Callable[[str], ModuleType]) -> None:

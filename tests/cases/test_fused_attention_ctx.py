@@ -88,6 +88,7 @@ def test_what_stays_after_backward_is_named_and_both_cures_let_it_go_with_the_sa
     assert kept["none"]["losses"] == kept["remedy"]["losses"] == kept["patch"]["losses"]
 
 
+@pytest.mark.slow
 def test_under_fsdp_every_rank_keeps_its_own(tmp_path: Path) -> None:
     sharded, _ = run(tmp_path, *AGAIN, "--num-iters", "1", "--num-layers", "2", "--fsdp", "2", ranks=2)
     assert [one["stays"] for one in sharded["ranks"]] == [KEPT // LAYERS * 2 + LOSS] * 2

@@ -80,7 +80,9 @@ def train_with_lightning(folder: Path, callback: Any, keep: bool, fails: bool = 
     trainer.fit(Module(keep, fails), loader, DataLoader(TensorDataset(torch.randn(2, 64))))
 
 
-@pytest.mark.parametrize("train", [train_with_trainer, train_with_lightning])
+@pytest.mark.parametrize(
+    "train", [train_with_trainer, pytest.param(train_with_lightning, marks=pytest.mark.slow)]
+)
 def test_a_leak_is_in_the_log_with_its_holder(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, train: Any
 ) -> None:
