@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,14 @@ if not (find_spec("torch") and find_spec("ray")):
 
 STEPS = 16
 KIB = 1024
+
+
+@pytest.fixture(autouse=True)
+def interrupts_as_before() -> Iterator[None]:
+    """Ray Train's controller leaves a handler of its own behind, after which Ctrl-C raises nothing."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def leaking_loop(config: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -63,7 +64,15 @@ def test_a_job_out_of_time_is_stopped_with_all_that_it_started(tmp_path: Path) -
     assert not runs(orphan(log))
 
 
-def test_an_interruption_stops_it_too(tmp_path: Path) -> None:
+@pytest.fixture
+def usual_interrupt() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, whatever a library of an earlier test has put there."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interruption_stops_it_too(tmp_path: Path, usual_interrupt: None) -> None:
     log = tmp_path / "log"
     command = ["sh", "-c", _ORPHAN + "kill -INT $PPID; sleep 600"]
     with pytest.raises(KeyboardInterrupt):
