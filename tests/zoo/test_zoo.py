@@ -1,7 +1,7 @@
 """The zoo: small real training scripts, leaking and healthy, run under `memtriage run` as a user would.
 
 `truth.toml` says of each script what is true; its head explains the fields. Every script is a process of its
-own, so an ordinary run of the tests takes one or two for each kind of holder; `make zoo` takes them all.
+own, so an ordinary run of the tests takes a few that differ most; `make zoo` takes the others.
 """
 
 from __future__ import annotations
@@ -39,24 +39,17 @@ FIELDS = {
 FIELDS |= {"tolerance", "allocated_at", "corpus", "exit", "prints"}
 TIMEOUT_S = 180
 EVERY_TIME = {
-    "leaking/auxiliary_losses_not_backwarded.py",
     "leaking/ctx_outputs_cycle.py",
     "leaking/forward_hook_closure.py",
-    "leaking/loader_thread_backlog.py",
     "leaking/losses_dict_of_lists.py",
-    "leaking/lru_cache_keyed_by_tensor.py",
     "leaking/microbatch_outputs_cleared_each_step.py",
-    "leaking/numpy_results_list.py",
     "leaking/out_of_memory_under_limit.py",
     "leaking/reentrant_checkpoint_cycle.py",
     "leaking/suspended_generators.py",
     "leaking/tree_nodes_collector_off.py",
     "healthy/adam_state_at_first_step.py",
-    "healthy/bounded_lru_cache.py",
-    "healthy/dataloader_two_workers.py",
     "healthy/gradient_accumulation.py",
     "healthy/optimizer_step_in_backward.py",
-    "healthy/variable_batch_lengths.py",
 }
 
 
