@@ -86,6 +86,12 @@ def test_two_treatments_take_turns(run: Callable[..., str]) -> None:
     assert re.search(r"memtriage / none: [0-9.]+, the median of 1 pairs of turns", printed)
 
 
+@pytest.mark.slow
+def test_who_takes_turns_changes_no_loss(run: Callable[..., str]) -> None:
+    turns = ("--engine", "inside", "--steps", "5", "--treatment", "none", "--against")
+    assert losses(run(*turns, "memtriage")) == losses(run(*turns, "clear"))
+
+
 def test_turns_are_balanced(case: Callable[[str], ModuleType]) -> None:
     whose = [case("treatment").InTurns.whose(turn) for turn in range(10)]
     assert whose == [0, 1, 0, 1, 1, 0, 0, 1, 1, 0]

@@ -10,7 +10,7 @@ from memtriage.model.units import size
 from memtriage.treat.park.choose import Choice, choose
 from memtriage.treat.park.errors import ParkError, ParkRefused
 from memtriage.treat.park.handle import Moved, Parked
-from memtriage.treat.park.parking import ARENAS, park_choice, unpark_entries
+from memtriage.treat.park.parking import ARENAS, no_work, park_choice, unpark_entries
 from memtriage.treat.park.registry import LOCK, PARKED, Entry
 
 
@@ -24,7 +24,7 @@ def park(*what: Any, despite_graphs: bool = False) -> Parked:
 
 
 def park_rest(
-    *what: Any, despite_graphs: bool = False, meanwhile: Callable[[], None] = lambda: None
+    *what: Any, despite_graphs: bool = False, meanwhile: Callable[[], None] = no_work
 ) -> Parked | None:
     """Parks what is not parked yet of it; None if all is. Otherwise as `park`.
 

@@ -36,8 +36,8 @@ ARENAS: Final = {pin: HostArena(pin=pin) for pin in (True, False)}
 """The process's host memory for parking: page-locked for devices that need it, and not."""
 
 
-def _nothing() -> None:
-    pass
+def no_work() -> None:
+    """The host has nothing to do while copies are under way."""
 
 
 def park_choice(
@@ -45,7 +45,7 @@ def park_choice(
     *,
     graphs: bool = False,
     find_ways: WaysTo = ways_to,
-    meanwhile: Callable[[], None] = _nothing,
+    meanwhile: Callable[[], None] = no_work,
 ) -> Parked:
     """Park what was chosen. See `memtriage.park`.
 
