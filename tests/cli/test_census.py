@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +21,10 @@ from memtriage.cli.run import parse
 pytest.importorskip("torch")
 
 _JOB = """
-import os, sys
+import faulthandler, os, signal, sys
 import torch
 
+faulthandler.register(signal.SIGUSR2, open("stacks", "w"))
 stop = sys.argv[1]
 
 def train():
@@ -50,6 +52,12 @@ class Job:
     pid: int
     folder: Path
     said: str
+
+    def stacks(self) -> str:
+        """What each of its threads is at."""
+        os.kill(self.pid, signal.SIGUSR2)
+        time.sleep(1.0)
+        return (self.folder / "stacks").read_text()
 
     def stop(self) -> str:
         """Ends the script; returns what the job said on stderr."""
@@ -107,9 +115,9 @@ def asked(capsysbinary: pytest.CaptureFixture[bytes], *arguments: str) -> tuple[
     return status, out, err.decode()
 
 
-def answer(capsysbinary: pytest.CaptureFixture[bytes], pid: int) -> dict[str, Any]:
-    status, out, err = asked(capsysbinary, "--pid", str(pid), "--json")
-    assert (status, err) == (0, "")
+def answer(capsysbinary: pytest.CaptureFixture[bytes], job: Job, pid: int | None = None) -> dict[str, Any]:
+    status, out, err = asked(capsysbinary, "--pid", str(pid or job.pid), "--json")
+    assert (status, err) == (0, ""), job.stacks()
     said = json.loads(out)
     assert (said["schema"], said["failed"], len(said["answers"])) == (1, [], 1)
     found: dict[str, Any] = said["answers"][0]
@@ -117,7 +125,7 @@ def answer(capsysbinary: pytest.CaptureFixture[bytes], pid: int) -> dict[str, An
 
 
 def test_who_holds_what_now(job: Job, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    found = answer(capsysbinary, job.pid)
+    found = answer(capsysbinary, job)
     assert (found["pid"], found["rank"]) == (job.pid, None)
     assert found["step"] >= 5 and found["doing"] in ("forward", "backward", "optimizer")
     kept = next(row for row in found["holders"] if row["holder"] == "frame train(): kept[*]")
@@ -129,8 +137,8 @@ def test_who_holds_what_now(job: Job, capsysbinary: pytest.CaptureFixture[bytes]
 
 
 def test_asking_keeps_nothing_and_stops_nothing(job: Job, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    first = answer(capsysbinary, job.pid)
-    second = answer(capsysbinary, job.pid)
+    first = answer(capsysbinary, job)
+    second = answer(capsysbinary, job)
     assert second["step"] > first["step"]
     assert job.launcher.poll() is None
 
@@ -145,7 +153,7 @@ def test_asking_keeps_nothing_and_stops_nothing(job: Job, capsysbinary: pytest.C
 
 
 def test_a_launcher_is_asked_for_its_ranks(job: Job, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    assert answer(capsysbinary, job.launcher.pid)["pid"] == job.pid
+    assert answer(capsysbinary, job, job.launcher.pid)["pid"] == job.pid
 
 
 def test_as_text(job: Job, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -169,7 +177,7 @@ def test_a_stopped_job_does_not_answer_in_time(job: Job, capsysbinary: pytest.Ca
         f"memtriage census: process {job.pid} did not answer within 100 ms: it is stopped, or in code that "
         "keeps the interpreter\n"
     )
-    assert answer(capsysbinary, job.pid)["step"] > 0
+    assert answer(capsysbinary, job)["step"] > 0
 
 
 def test_when_the_job_has_ended_its_socket_is_gone(

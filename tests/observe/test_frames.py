@@ -15,6 +15,40 @@ class Thing:
     pass
 
 
+_COLLECTING = """
+import gc, sys, threading
+from memtriage.observe.frames import current_frames
+
+class Slow:
+    gone = 0
+
+    def __del__(self):
+        Slow.gone += 1
+        sum(number for number in range(300_000))  # long enough for another thread to be given the interpreter
+
+def begin_threads():
+    while True:
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
+
+for _ in range(30):  # so many frames are made meanwhile that a collection falls due there
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+threading.Thread(target=begin_threads, daemon=True).start()
+gc.set_threshold(20)
+while Slow.gone < 50:
+    garbage = Slow()
+    garbage.itself = garbage
+    del garbage
+    assert threading.main_thread().ident in current_frames()
+    assert gc.isenabled()
+"""
+
+
+def test_a_collection_while_frames_are_listed_does_not_hang_the_process() -> None:
+    subprocess.run([sys.executable, "-c", _COLLECTING], check=True, timeout=60)
+
+
 def outer(free: Thing) -> tuple[dict[str, object], weakref.ref[Thing]]:
     mine = Thing()
     watched = weakref.ref(mine)

@@ -55,6 +55,29 @@ def test_a_main_thread_that_does_not_come_is_not_waited_for_and_not_called_later
     assert main_thread._waiting == set()
 
 
+def test_a_call_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    threads: list[threading.Thread] = []
+
+    class Called(Queue):
+        def Py_AddPendingCall(self, call: Any, argument: Any) -> int:
+            threads.append(threading.Thread(target=lambda: call(None)))  # stands in for the main thread
+            threads[0].start()
+            begun.wait()
+            return self.status
+
+    def slow() -> int:
+        begun.set()
+        go_on.wait()
+        return 5
+
+    monkeypatch.setattr(main_thread.ctypes, "pythonapi", Called(0))
+    assert MainThreadCall(slow).result(0.01, 0.01) == (True, None)
+    go_on.set()
+    threads[0].join()
+    assert main_thread._waiting == set()
+
+
 def test_a_full_queue_is_a_thread_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main_thread.ctypes, "pythonapi", Queue(-1))
     assert MainThreadCall(lambda: 5).result(60.0) == (False, None)

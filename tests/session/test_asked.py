@@ -72,7 +72,7 @@ def test_it_is_taken_by_the_main_thread(session: Session, monkeypatch: pytest.Mo
 def test_a_main_thread_that_hangs_is_looked_at_from_outside(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asked.MainThreadCall, "result", lambda self, within_s: (False, None))
+    monkeypatch.setattr(asked.MainThreadCall, "result", lambda self, within_s, done_within_s: (False, None))
     names: list[str] = []
 
     def take(baselines: object, root: object) -> Answer:

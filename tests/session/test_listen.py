@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -96,6 +97,21 @@ def test_a_census_that_fails_is_told_as_such(start: Start) -> None:
     answers, failed = ask_all([os.getpid()], 20.0)
     assert answers == []
     assert failed[0].why.endswith("gave no census: the census failed (RuntimeError: no heap)")
+
+
+def test_a_failure_to_accept_passes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, refused = socket.socket.accept, threading.Event()
+
+    def accept(listening: socket.socket) -> object:
+        if not refused.is_set():
+            refused.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    start(answering)
+    assert refused.wait(60.0)
+    assert ask(os.getpid(), 20.0).step == 7
 
 
 def test_an_answer_that_does_not_come_in_time(start: Start) -> None:

@@ -11,6 +11,8 @@ import time
 from types import FrameType
 from typing import Final
 
+from memtriage.observe.frames import current_frames
+
 _SLICE_S: Final = 0.1
 """Twenty of the usual slices: as long may whoever else needs the interpreter have to wait for it."""
 _fork_is_watched = False
@@ -49,7 +51,7 @@ def backward_runs() -> bool:
     The engine frees what nodes have saved without holding the interpreter: they must not be read meanwhile.
     Told by Python's stacks, where every way into the engine leaves the frame of `_engine_run_backward`.
     """
-    for top in sys._current_frames().values():
+    for top in current_frames().values():
         frame: FrameType | None = top
         while frame is not None:
             code = frame.f_code

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -45,6 +46,22 @@ def _every(name: str) -> bool:
     return True
 
 
+def current_frames() -> dict[int, FrameType]:
+    """`sys._current_frames()`: the innermost frame of each thread, by its identifier.
+
+    Automatic collection is off meanwhile. CPython before 3.11.9 and 3.12.3 holds a lock of the interpreter
+    while it makes the dict: a collection just then may hand the interpreter to a thread that needs that lock,
+    and the process hangs for ever (gh-106883).
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if collects:
+            gc.enable()
+
+
 def running_frames(skip_file: Callable[[str], bool]) -> Iterator[tuple[str | None, FrameType]]:
     """(thread name or None, frame) of every running function, innermost first.
 
@@ -56,7 +73,7 @@ def running_frames(skip_file: Callable[[str], bool]) -> Iterator[tuple[str | Non
     """
     names = {t.ident: t.name for t in threading.enumerate()}
     programs_own = (threading.main_thread().ident, threading.get_ident())
-    for ident, top in sys._current_frames().items():
+    for ident, top in current_frames().items():
         name = None if ident in programs_own else names.get(ident, f"id {ident}")
         frame: FrameType | None = top
         while frame is not None:

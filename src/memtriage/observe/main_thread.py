@@ -34,14 +34,15 @@ class MainThreadCall(Generic[T]):
         self._interrupted_by: type[BaseException] | None = None
         self._native = _Native(self._run)
 
-    def result(self, within_s: float) -> tuple[bool, T | None]:
+    def result(self, within_s: float, done_within_s: float | None = None) -> tuple[bool, T | None]:
         """Waits for the main thread. Not to be called in the main thread.
 
         Args:
             within_s: how long the main thread may take to come to the call; the call itself may take longer.
+            done_within_s: how long the call itself may take from then on; None for as long as it takes.
 
         Returns:
-            Whether the call was made, and what it returned.
+            Whether the call was made, and what it returned; None when it is not done in time.
         """
         _waiting.add(self)
         if ctypes.pythonapi.Py_AddPendingCall(self._native, None) != 0:  # the interpreter's queue is full
@@ -49,7 +50,8 @@ class MainThreadCall(Generic[T]):
             return False, None
         if not self._done.wait(within_s) and self._claim.acquire(blocking=False):
             return False, None
-        self._done.wait()
+        if not self._done.wait(done_within_s):
+            return True, None
         if self._interrupted_by is not None:
             _raise_in_main_thread(self._interrupted_by)
         return True, self._result

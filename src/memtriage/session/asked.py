@@ -74,7 +74,8 @@ def answer(
     if threading.current_thread() is threading.main_thread():  # a script of `sys.remote_exec`
         return look() or Answer(pid=os.getpid(), refused="it is inside a mark or a backward", retry=True)
     while session.running:
-        reached, found = MainThreadCall(look).result(min(_MAIN_WITHIN_S, deadline.left_s))
+        # Longer than this who asked does not wait for the census itself (`session.ask`).
+        reached, found = MainThreadCall(look).result(min(_MAIN_WITHIN_S, deadline.left_s), within_s)
         if not reached:
             with Alone():
                 found = look()

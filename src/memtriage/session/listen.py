@@ -6,6 +6,7 @@ root, are answered.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import struct
@@ -20,12 +21,15 @@ import msgspec
 from memtriage.model.asked import Answer, Question
 from memtriage.session.listen_place import PlaceError, name_of, place, remove_stale
 
+_log = logging.getLogger(__name__)
+
 CREDENTIALS: Final = struct.Struct("3i")
 """`struct ucred` of `SO_PEERCRED`: process, user, group."""
 LONGEST_QUESTION: Final = 4096
 _READ_WITHIN_S: Final = 2.0
 _WRITE_WITHIN_S: Final = 30.0
 _STOP_WITHIN_S: Final = 2.0
+_TRY_AGAIN_S: Final = 0.1
 _BACKLOG: Final = 8
 
 
@@ -43,6 +47,7 @@ class Listener:
         self._say = say
         self._pid = os.getpid()
         self._socket: socket.socket | None = None
+        self._stopping = False
         self._thread = threading.Thread(target=self._serve, name="memtriage listener", daemon=True)
 
     def start(self) -> None:
@@ -67,6 +72,7 @@ class Listener:
         if self.path is not None:
             self.path.unlink(missing_ok=True)
         try:
+            self._stopping = True
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`, which closing would not
         except OSError:
             return  # already shut down
@@ -83,8 +89,13 @@ class Listener:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:  # shut down
-                return
+            except OSError as error:
+                if self._stopping:
+                    return
+                # No file number to be had, and the like: it passes, and whoever asks then is answered.
+                _log.warning("cannot answer who asks for a census: %s", error)
+                time.sleep(_TRY_AGAIN_S)
+                continue
             with connection:
                 try:
                     self._serve_one(connection)
