@@ -108,6 +108,8 @@ class TestOneProcess:
         assert context(run, merge(run)).runs_out_in == [8]
         record.end.device_limits = {"cuda:0": 6 * GiB}
         assert context(run, merge(run)).runs_out_in == [4]
+        record.end.passing = {"cuda:0": 3 * GiB}
+        assert context(run, merge(run)).runs_out_in == [1]
         record.end.verdict = "out_of_memory"
         assert context(run, merge(run)).runs_out_in == [None]
 

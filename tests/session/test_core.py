@@ -426,7 +426,7 @@ def test_when_memory_is_full_is_reckoned_from_a_mark_before_the_end(
     """At the end the program's functions have returned, and what they kept is gone."""
     asked = []
     monkeypatch.setattr(
-        core, "limits_and_use", lambda host, readings: (asked.append((host, readings)), {}, {})[1:]
+        core, "limits_and_use", lambda host, readings, passing: (asked.append((host, readings)), {}, {})[1:]
     )
     for name, mapped in (("step", 70), ("end", 30)):
         monkeypatch.setattr(session._reader, "in_use", lambda mapped=mapped: InUse(mapped, 20, 10))

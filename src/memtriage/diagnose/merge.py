@@ -198,9 +198,12 @@ def _runs_out_in(finding: Finding, rank: RankRecord | None, live: bool) -> int |
 
 
 def _room(device: str, rank: RankRecord) -> tuple[int | None, int | None]:
-    """Return a device's limit and what is in use of it; free reserved memory counts as room."""
+    """Return a device's limit and what a step needs of it; free reserved memory counts as room."""
     if not device.startswith("cuda"):
         last = next((mark for mark in reversed(rank.marks) if mark.host_rss is not None), None)
         return rank.start.host_limit, None if last is None else last.host_rss
     mark = next((mark for mark in reversed(rank.marks) if mark.device == device), None)
-    return rank.device_limits.get(device), None if mark is None else mark.allocated
+    if mark is None or mark.allocated is None:
+        return rank.device_limits.get(device), None
+    passing = {} if rank.end is None else rank.end.passing
+    return rank.device_limits.get(device), mark.allocated + passing.get(device, 0)

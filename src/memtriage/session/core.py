@@ -54,6 +54,7 @@ from memtriage.session.host_watch import HostWatch
 from memtriage.session.investigation import Investigator
 from memtriage.session.judgement import find_leaks, limits_and_use
 from memtriage.session.microbatch_log import MicrobatchLog
+from memtriage.session.passing import Passing
 from memtriage.session.phases import PhaseResidue
 from memtriage.session.sampler import Sampler
 from memtriage.session.standing import Board
@@ -142,6 +143,7 @@ class Session:
         self._last_mark_s = 0.0
         self._last: dict[str, Reading] = {}
         self._at_work: tuple[InUse | None, list[Reading]] = (None, [])
+        self._passing = Passing()
         self._board = Board(identity.rank, self._started_at)
         self._growing: dict[str, Series] = {}
         self._manual_steps = False
@@ -316,6 +318,7 @@ class Session:
             self._last = {reading.device: reading for reading in readings}
             if name != "end":  # by then the program's functions have returned, and let go of what they had
                 self._at_work = self._reader.in_use(), readings
+                self._passing.at_mark(readings)
             self._board.mark(name, now, self.step_count, self.microbatch, readings)
             self._stored.add(name, now, readings, self.step_count, self.microbatch)
             if not self._observing and cuda.initialised():
@@ -505,7 +508,7 @@ class Session:
             self._log.suspect(leaks)
 
     def _leaks(self) -> list[Finding]:
-        limits, used = limits_and_use(*self._at_work)
+        limits, used = limits_and_use(*self._at_work, self._passing.most())
         self._limits = limits
         done = [each.points[-1].position for each in self._follower.done if each.scale == "step"]
         evidence = Evidence(
@@ -544,6 +547,7 @@ class Session:
             exit_code=exit_code,
             time_s=round(self.elapsed(), 3),
             device_limits=self._limits,
+            passing=self._passing.most(),
             peak_allocated=self._peak_allocated,
             peak_reserved=self._peak_reserved,
             peak_rss=host_peak(),

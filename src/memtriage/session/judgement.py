@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from memtriage.diagnose.judge import Evidence, group_finding, host_finding, unnamed_growth, without_repeats
 from memtriage.model.census import GroupDetail
@@ -65,12 +65,18 @@ def _of_one(investigation: Investigation, evidence: Evidence) -> list[Finding]:
     return found
 
 
-def limits_and_use(host: InUse | None, readings: Iterable[Reading]) -> tuple[dict[str, int], dict[str, int]]:
+def limits_and_use(
+    host: InUse | None, readings: Iterable[Reading], passing: Mapping[str, int]
+) -> tuple[dict[str, int], dict[str, int]]:
     """Bytes at which memory runs out, and bytes in use as that limit counts them, by device.
+
+    On a GPU memory runs out in the middle of a step, so that what only passes counts as in use. What the
+    allocator has reserved and nobody uses does not: it is given back before an allocation fails.
 
     Args:
         host: what the process had of the host's memory at a mark while the program ran.
         readings: the counters of that mark.
+        passing: what comes and goes between marks, by device (`session.passing`).
     """
     limits: dict[str, int] = {}
     used: dict[str, int] = {}
@@ -83,7 +89,7 @@ def limits_and_use(host: InUse | None, readings: Iterable[Reading]) -> tuple[dic
             limit = device_limit(int(reading.device[5:]))
             if limit is not None:
                 limits[reading.device] = limit
-                used[reading.device] = reading.allocated
+                used[reading.device] = reading.allocated + passing.get(reading.device, 0)
     return limits, used
 
 

@@ -110,6 +110,7 @@ class End(msgspec.Struct, kw_only=True):
         exit_code: exit status of the script; None when unknown.
         time_s: seconds since the watch began.
         device_limits: as in `Start`, known better at the end.
+        passing: the most that came and went between two marks beyond what stayed, by CUDA device.
         peak_allocated, peak_reserved: the allocator's own peaks, by CUDA device, since its start or since
             the script reset them.
         peak_rss: highest resident set of the process.
@@ -121,6 +122,7 @@ class End(msgspec.Struct, kw_only=True):
     exit_code: int | None = None
     time_s: float | None = None
     device_limits: dict[str, int] = msgspec.field(default_factory=dict)
+    passing: dict[str, int] = msgspec.field(default_factory=dict)
     peak_allocated: dict[str, int] = msgspec.field(default_factory=dict)
     peak_reserved: dict[str, int] = msgspec.field(default_factory=dict)
     peak_rss: int | None = None

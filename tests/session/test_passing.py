@@ -1,0 +1,74 @@
+"""What comes and goes between two marks, told from the allocator's peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from memtriage.model.blocks import DeviceCounters
+from memtriage.observe.counters import Reading
+from memtriage.session import judgement
+from memtriage.session.judgement import limits_and_use
+from memtriage.session.passing import Passing
+
+MIB = 1024**2
+
+
+def reading(allocated: int, peak: int, device: str = "cuda:0") -> list[Reading]:
+    counters = DeviceCounters(allocated=allocated, peak_allocated=peak)
+    return [Reading(device, allocated=allocated, counters=counters)]
+
+
+def passed(marks: Iterable[tuple[int, int]]) -> dict[str, int]:
+    passing = Passing()
+    for allocated, peak in marks:
+        passing.at_mark(reading(allocated, peak))
+    return passing.most()
+
+
+def test_a_leaking_step_needs_its_activations_beyond_what_stays() -> None:
+    assert passed((100 + 7 * step, 100 + 7 * step + 50) for step in range(9)) == {"cuda:0": 50}
+
+
+def test_what_a_stretch_leaves_behind_does_not_pass() -> None:
+    """The first step makes the optimizer's state: 80 of the 90 by which the peak rises stay."""
+    assert passed([(40, 40), (120, 130)]) == {"cuda:0": 10}
+    assert passed([(120, 120), (40, 130)]) == {"cuda:0": 10}
+
+
+def test_a_peak_that_stands_says_nothing() -> None:
+    assert passed([(40, 60)]) == {}
+    assert passed([(40, 60), (44, 60), (48, 60)]) == {}
+
+
+def test_a_peak_that_the_program_resets_counts_anew() -> None:
+    assert passed([(40, 90), (40, 55)]) == {"cuda:0": 15}
+
+
+def test_a_high_beginning_is_forgotten() -> None:
+    steps = [(step, 20 + step) for step in range(900, 970)]
+    assert passed([(10, 10), (10, 900), *steps[:9]]) == {"cuda:0": 890}
+    assert passed([(10, 10), (10, 900), *steps]) == {"cuda:0": 20}
+
+
+def test_devices_by_themselves_and_hosts_not_at_all() -> None:
+    passing = Passing()
+    for step in range(3):
+        passing.at_mark(
+            [
+                Reading("cpu", allocated=step),
+                *reading(10 + step, 40 + step),
+                *reading(10 + step, 90 + step, "cuda:1"),
+            ]
+        )
+    assert passing.most() == {"cuda:0": 30, "cuda:1": 80}
+
+
+def test_memory_is_full_when_the_step_no_longer_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fast-LLM PR 486 on an H200, in 24 GiB: 164 MiB a micro-batch, and 2.7 GiB pass; it died behind 128."""
+    monkeypatch.setattr(judgement, "device_limit", lambda index: 24_576 * MIB)
+    readings = reading(2_081 * MIB, 4_900 * MIB)
+    limits, used = limits_and_use(None, readings, {"cuda:0": 2_820 * MIB})
+    assert 8 + (limits["cuda:0"] - used["cuda:0"]) // (164 * MIB) == 127
+    assert limits_and_use(None, readings, {})[1] == {"cuda:0": 2_081 * MIB}
