@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from memtriage.store.reader import RankRecord, read_rank
 
 LLAMA = """
     import torch
@@ -107,6 +110,46 @@ def test_a_leak_is_named_and_its_cure_is_clean(tmp_path: Path) -> None:
     (tmp_path / "cured").mkdir()
     cured = run(tmp_path / "cured", LEAK.replace("KEEP", "loss.detach()"))
     assert cured["verdict"] == "clean", cured["findings"]
+
+
+FULL = """
+    import torch
+    from torch import nn
+
+    def main():
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(3 * 2**30 / total)
+        model = nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(8)]).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        kept = []
+        while True:
+            x = torch.randn(16_384, 1024, device="cuda")  # eight activations of 64 MiB come and go
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            kept.append(torch.zeros(8 * 2**20, device="cuda"))  # 32 MiB
+            del x, loss
+
+    main()
+"""
+
+
+def test_memory_is_full_at_the_step_that_was_told(tmp_path: Path) -> None:
+    report = run(tmp_path, FULL, expect=1)
+    assert report["verdict"] == "out_of_memory"
+    (path,) = (tmp_path / "runs").glob("**/*.jsonl")
+    told = [
+        int(found[1].replace(",", "")) for found in map(_TOLD.search, _evidence(read_rank(path))) if found
+    ]
+    assert told[0] == pytest.approx(report["steps"], abs=2)
+
+
+_TOLD = re.compile(r"is full at step ([\d,]+)")
+
+
+def _evidence(record: RankRecord) -> list[str]:
+    return [text for finding in record.interim_findings for text in finding.evidence]
 
 
 COUNTERS = """
