@@ -17,9 +17,11 @@ import pytest
 import memtriage
 from memtriage import _active
 from memtriage.diagnose.leaks import CensusPoint
+from memtriage.model.asked import Answer
 from memtriage.model.census import Census
 from memtriage.model.report import RunReport
 from memtriage.session import run as session_run
+from memtriage.session.ask import ask
 from memtriage.session.investigation import Investigator
 
 torch = pytest.importorskip("torch")
@@ -108,6 +110,22 @@ def test_a_quiet_watch_prints_nothing(no_census: None, capfd: pytest.CaptureFixt
         train(4)
     assert capfd.readouterr() == ("", "")
     assert judged(watch).steps == 4
+
+
+def test_a_watched_block_answers_who_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with memtriage.watch(tmp_path / "runs", listen=True):
+        found: list[Answer] = []
+        asker = threading.Thread(target=lambda: found.append(ask(os.getpid(), 60.0)))
+        asker.start()
+        while asker.is_alive():  # the main thread answers between two instructions
+            sum(range(100))
+    assert (found[0].pid, found[0].refused) == (os.getpid(), None)
+    assert found[0].ledgers and found[0].objects > 1000
+    assert list((tmp_path / "memtriage").iterdir()) == []
+    assert f"listening: `memtriage census --pid {os.getpid()}`" in capfd.readouterr().err
 
 
 def test_the_record_goes_where_the_variable_says(

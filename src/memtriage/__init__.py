@@ -108,7 +108,9 @@ def unload_ipython_extension(shell: Any) -> None:
     unload(shell)
 
 
-def watch(directory: str | os.PathLike[str] | None = None, *, quiet: bool = False) -> Watch:
+def watch(
+    directory: str | os.PathLike[str] | None = None, *, quiet: bool = False, listen: bool = False
+) -> Watch:
     """A context manager that watches the block inside it, as `memtriage run` watches a script.
 
     Marks are made by `torch.autograd.backward` and by optimizer steps. One census is taken for the ledger (at
@@ -119,6 +121,7 @@ def watch(directory: str | os.PathLike[str] | None = None, *, quiet: bool = Fals
     Args:
         directory: where the record goes; `$MEMTRIAGE_DIR` or `memtriage-run` by default.
         quiet: print nothing.
+        listen: meanwhile answer `memtriage census --pid N`, as `memtriage run --listen` does.
 
     Raises:
         RuntimeError: on entering, when this process is watched already.
@@ -128,7 +131,7 @@ def watch(directory: str | os.PathLike[str] | None = None, *, quiet: bool = Fals
     """
     from memtriage.session.run import Watch
 
-    return Watch(directory, quiet=quiet)
+    return Watch(directory, quiet=quiet, listen=listen)
 
 
 def mark(name: str) -> None:

@@ -239,7 +239,7 @@ class Watch:
         report: the result, after the block; None inside it, and on every rank but the first.
 
     Args:
-        directory, quiet: as `memtriage.watch` has them.
+        directory, quiet, listen: as `memtriage.watch` has them.
         last_census: take a census for the ledger at the end of a short run, which had none.
         program: what is watched; by default what this process was started with.
     """
@@ -249,12 +249,14 @@ class Watch:
         directory: str | os.PathLike[str] | None = None,
         *,
         quiet: bool = False,
+        listen: bool = False,
         last_census: bool = True,
         program: Program | None = None,
     ) -> None:
         self._program = program
         self._directory = Path(directory or os.environ.get("MEMTRIAGE_DIR") or "memtriage-run")
         self._quiet = quiet
+        self._listen = listen
         self._last_census = last_census
         self.report: RunReport | None = None
 
@@ -281,6 +283,9 @@ class Watch:
         )
         _active.session = self._session
         self._session.start()
+        self._listener = Listener(self._session.answer, say) if self._listen else None
+        if self._listener is not None:
+            self._listener.start()
         return self
 
     def __exit__(
@@ -288,6 +293,8 @@ class Watch:
     ) -> None:
         _active.session = None
         session = self._session
+        if self._listener is not None:
+            self._listener.stop()
         if not session.running:
             return  # a child that the block forked, or ended by a signal: no report from here
         session.finish(None if isinstance(error, SystemExit) else error)
