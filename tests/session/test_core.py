@@ -19,7 +19,7 @@ from memtriage.model.census import Census
 from memtriage.model.findings import Finding
 from memtriage.observe.counters import Reading
 from memtriage.observe.host import InUse
-from memtriage.session import core, ends, sampler, stored_marks
+from memtriage.session import core, death_watch, ends, sampler, stored_marks
 from memtriage.session.core import Session
 from memtriage.session.investigation import Investigator
 from memtriage.session.sampler import Sampler
@@ -197,7 +197,7 @@ def test_where_a_census_finds_no_memory_the_death_is_judged_all_the_same(
 
 
 def test_inputs_that_cannot_be_looked_at_are_noted(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core, "batch_elements", raising)
+    monkeypatch.setattr(death_watch, "batch_elements", raising)
     torch.ones(2, requires_grad=True).sum().backward()
     assert "(batch size)" in lines(session, "note")[0]["text"]
 
@@ -300,20 +300,20 @@ def test_a_backward_that_failed_is_no_micro_batch_and_over(session: Session) -> 
 def test_a_batch_counts_as_the_largest_once_it_has_fitted(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core, "_INPUT_EVERY_S", 0.0)
-    monkeypatch.setattr(core, "_INPUT_SHARE", 1e9)
+    monkeypatch.setattr(death_watch, "_INPUT_EVERY_S", 0.0)
+    monkeypatch.setattr(death_watch, "_INPUT_SHARE", 1e9)
     model, _ = training()
     PhaseSeen.session, PhaseSeen.phases = session, []
     seen = []
     for rows in (4, 16, 2, 8):
         x = torch.randn(rows, 8)
         model(x).sum().backward()
-        seen.append((session.input_elements, session.largest_input))
+        seen.append((session._death.input_elements, session._death.largest_input))
     assert seen == [(32, 32), (128, 128), (16, 128), (64, 128)]
     x = torch.randn(100, 8)
     with pytest.raises(ValueError, match="in the backward"):
         PhaseSeen.apply(model(x), True).sum().backward()
-    assert (session.input_elements, session.largest_input) == (800, 128)
+    assert (session._death.input_elements, session._death.largest_input) == (800, 128)
 
 
 def test_micro_batches_are_counted_within_their_step(session: Session) -> None:

@@ -10,11 +10,11 @@ from __future__ import annotations
 import functools
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, ParamSpec, cast
 
 from memtriage.account.census import View
@@ -25,29 +25,19 @@ from memtriage.diagnose.after_backward import left_after_backward
 from memtriage.diagnose.growth import Series
 from memtriage.diagnose.host_findings import host_findings, host_notes
 from memtriage.diagnose.judge import Evidence
-from memtriage.diagnose.moment import FrameState, Phase, moment_from_frames
+from memtriage.diagnose.leaks import CensusPoint
+from memtriage.diagnose.moment import Phase
 from memtriage.diagnose.verdict import verdict
 from memtriage.model.asked import Answer
 from memtriage.model.findings import Finding, Verdict
 from memtriage.model.standing import Standing
-from memtriage.model.units import size
 from memtriage.observe import cuda
-from memtriage.observe.cgroup import host_limit
 from memtriage.observe.counters import CounterReader, Reading
-from memtriage.observe.hooks import TrainingHooks, inside_backward
+from memtriage.observe.hooks import TrainingHooks
 from memtriage.observe.host import InUse, has_children, host_peak
-from memtriage.observe.inputs import batch_elements, caller_frames, running_functions
 from memtriage.session.asked import Lock, answer
-from memtriage.session.death import (
-    FailedAllocation,
-    Progress,
-    device_of,
-    died_of_memory,
-    error_frames,
-    lifted_limit,
-    memory_error,
-    owners_of,
-)
+from memtriage.session.death import error_frames, memory_error
+from memtriage.session.death_watch import DeathWatch
 from memtriage.session.ends import Terminated, exception_text, start_record
 from memtriage.session.follow import Clock, Follower
 from memtriage.session.host_watch import HostWatch
@@ -66,8 +56,6 @@ from memtriage.store.writer import RankWriter
 P = ParamSpec("P")
 
 _LEDGER_SHARE = 0.002
-_INPUT_EVERY_S = 0.02
-_INPUT_SHARE = 0.002
 _ASK_WITHIN_S = 0.25
 
 
@@ -156,15 +144,10 @@ class Session:
         self._follower = Follower(self._investigator, self._with_ledger, self._provisional)
         self._ledger_due_s: float | None = None
         self._residue = PhaseResidue()
-        # what the program is doing, for an out-of-memory error
-        self.phase: Phase = "setup"
-        self.input_elements: int | None = None
-        self.largest_input: int | None = None
-        self._input_due_s = 0.0
-        self._observing = False
         self._context_baseline: dict[int, int] = {}
-        self.failed_allocation: FailedAllocation | None = None
-        self._owners_at_death: list[tuple[str, int]] = []
+        # what the program is doing, and what it was doing when memory ran out
+        self.phase: Phase = "setup"
+        self._death = DeathWatch(self, self._look_at_death)
 
     # --- life -----------------------------------------------------------------------------------------------
 
@@ -180,6 +163,11 @@ class Session:
     def running(self) -> bool:
         """False before `start`, after `finish`, and in forked children."""
         return self._running and os.getpid() == self._pid
+
+    @property
+    def since_step(self) -> int:
+        """Completed backwards since the last step; 0 right behind it."""
+        return 0 if self._stepped else self.microbatch
 
     @property
     def record_error(self) -> str | None:
@@ -221,8 +209,7 @@ class Session:
     def _stop_observing(self) -> None:
         self._sampler.stop()
         self._hooks.remove()
-        if self._observing:
-            cuda.attach_oom_observer(None)
+        self._death.stop()
 
     @property
     def verdict(self) -> Verdict:
@@ -249,7 +236,7 @@ class Session:
             self.phase = "backward"
         self._investigator.in_backward(True)
         self._host.while_training()
-        self._read_input()
+        self._death.backward_begins()
 
     @_never_raises
     def backward_ends(self, failed: bool) -> None:
@@ -258,8 +245,7 @@ class Session:
         if failed:
             return
         self.backwards += 1
-        if self.input_elements is not None:
-            self.largest_input = max(self.largest_input or 0, self.input_elements)
+        self._death.backward_ends()
         if self._stepped:
             self._follower.new_step()
             self.microbatch = 0
@@ -321,8 +307,7 @@ class Session:
                 self._passing.at_mark(readings)
             self._board.mark(name, now, self.step_count, self.microbatch, readings)
             self._stored.add(name, now, readings, self.step_count, self.microbatch)
-            if not self._observing and cuda.initialised():
-                self._observing = cuda.attach_oom_observer(self._out_of_memory)
+            self._death.observe()
             for reading in readings:
                 if reading.outside is not None and reading.device.startswith("cuda:"):
                     self._context_baseline.setdefault(int(reading.device[5:]), reading.outside)
@@ -344,19 +329,6 @@ class Session:
 
     def elapsed(self) -> float:
         return time.perf_counter() - self._started
-
-    def _read_input(self) -> None:
-        now = time.perf_counter()
-        if now < self._input_due_s:
-            return
-        try:
-            found = batch_elements(caller_frames(3))
-        except Exception as error:  # foreign objects may do anything when looked at
-            self.failed("batch size", error)
-            return
-        took = time.perf_counter() - now
-        self._input_due_s = now + max(_INPUT_EVERY_S, took / _INPUT_SHARE)
-        self.input_elements = found if found is not None else self.input_elements
 
     # --- for whoever asks meanwhile -------------------------------------------------------------------------
 
@@ -426,38 +398,6 @@ class Session:
         cost = view.census().seconds + time.perf_counter() - started
         self._ledger_due_s = self.elapsed() + cost / _LEDGER_SHARE
 
-    # --- out of memory --------------------------------------------------------------------------------------
-
-    def _out_of_memory(self, device: int, requested: int, limit: int, free: int) -> None:
-        """Inside the failing allocation: takes what only this instant can tell. Nothing on the GPU."""
-        if not self.running or (self.failed_allocation is not None and self.failed_allocation.times >= 3):
-            return
-        times = 1 if self.failed_allocation is None else self.failed_allocation.times + 1
-        grad_enabled = bool(sys.modules["torch"].is_grad_enabled())
-        phase: Phase = "backward" if inside_backward() else self.phase
-        if phase in ("setup", "forward"):
-            state = FrameState(training_begun=self.backwards > 0, grad_enabled=grad_enabled)
-            phase = moment_from_frames(running_functions(), state)
-        progress = self._progress()
-        if phase in ("forward", "evaluation"):
-            progress.input_elements = batch_elements(caller_frames(1, depth=None)) or progress.input_elements
-        name = f"cuda:{device}"
-        seen = FailedAllocation(
-            name, requested, limit, free, phase, grad_enabled, progress, cuda.counters(device), times=times
-        )
-        self.failed_allocation = seen
-        try:
-            with self._lock:
-                point = self._follower.interrupted(self._clock(), ())
-            seen.owners = owners_of(point.census.storages, name)
-        except Exception as error:  # short of host memory too, perhaps: the counters must do
-            self.failed("census at the out-of-memory error", error)
-
-    def _progress(self) -> Progress:
-        largest = self.largest_input
-        since_step = 0 if self._stepped else self.microbatch
-        return Progress(self.step_count, since_step, self.backwards, largest, self.input_elements)
-
     # --- judgement ------------------------------------------------------------------------------------------
 
     @_never_raises
@@ -465,16 +405,16 @@ class Session:
         try:
             if brief:
                 self._follower.abandon()
-            elif error is not None and self.failed_allocation is None:
-                with lifted_limit():
-                    point = self._follower.interrupted(self._clock(), error_frames(error))
-                self._owners_at_death = owners_of(point.census.storages, device_of(error))
-            else:
+            elif error is None or not self._death.look_at(error):
                 self._follower.end(self._clock(), None if exception is None else error_frames(exception))
         finally:
             self._investigator.stop()
         if self._ledger_due_s is None and self._last_census and not brief:
             self._investigator.census(self.step_count, self._with_ledger)
+
+    def _look_at_death(self, frames: Sequence[FrameType]) -> CensusPoint:
+        with self._lock:
+            return self._follower.interrupted(self._clock(), frames)
 
     @_never_raises
     def _judge_growth(self) -> None:
@@ -493,9 +433,7 @@ class Session:
 
     @_never_raises
     def _judge_death(self, error: BaseException) -> None:
-        limit = host_limit()
-        source = f"{limit.source}, {size(limit.bytes)}"
-        died = died_of_memory(error, self.failed_allocation, self._progress(), self._owners_at_death, source)
+        died = self._death.finding(error)
         died.rank = self.identity.rank
         self.findings.insert(0, died)
 
@@ -518,7 +456,7 @@ class Session:
             self.step_count,
             self._microbatches_of_step,
             max(done, default=None),
-            0 if self._stepped else self.microbatch,
+            self.since_step,
         )
         found = find_leaks(self._follower.done, evidence)
         for finding in found:
