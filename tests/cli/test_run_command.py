@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from support.signals import AS_FROM_A_TERMINAL
+
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 KINDS = {
     "leak", "garbage_cycle", "residue", "fragmentation", "private_pool", "stream_pool", "out_of_memory",
@@ -367,7 +369,7 @@ def interrupted(folder: Path, source: str, signum: int) -> Run:
     """A script that waits for its input behind the line `ready` gets a signal there."""
     script = write(folder, source)
     with subprocess.Popen(
-        command(folder, str(script)), cwd=folder, env=ENV, text=True,
+        [*AS_FROM_A_TERMINAL, *command(folder, str(script))], cwd=folder, env=ENV, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         assert process.stdout is not None

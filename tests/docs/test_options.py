@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any, Final
@@ -28,11 +29,13 @@ _OTHERS: Final = {
 """Options that the documentation mentions, of programs that are not memtriage's."""
 
 
+@functools.cache
 def _subcommands() -> dict[str, Any]:
     application: Any = typer.main.get_command(commands._application())
     return dict(application.commands)
 
 
+@functools.cache
 def _options(command: str) -> set[str]:
     """The long options of a command."""
     if command == "run":  # which reads its own, and lets the script's through

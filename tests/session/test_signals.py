@@ -15,6 +15,7 @@ import pytest
 
 from memtriage.session import watchdog
 from memtriage.session.watchdog import ACKNOWLEDGED, Deadline, Process
+from support.signals import AS_FROM_A_TERMINAL
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the guard's watchdog needs /proc")
 
@@ -68,7 +69,7 @@ class Watched:
 @contextlib.contextmanager
 def running(program: str, prelude: str = PRELUDE) -> Iterator[Watched]:
     process = subprocess.Popen(
-        [sys.executable, "-c", prelude + textwrap.dedent(program)],
+        [*AS_FROM_A_TERMINAL, sys.executable, "-c", prelude + textwrap.dedent(program)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -41,9 +41,7 @@ TIMEOUT_S = 180
 EVERY_TIME = {
     "leaking/ctx_outputs_cycle.py",
     "leaking/forward_hook_closure.py",
-    "leaking/losses_dict_of_lists.py",
     "leaking/microbatch_outputs_cleared_each_step.py",
-    "leaking/out_of_memory_under_limit.py",
     "leaking/reentrant_checkpoint_cycle.py",
     "leaking/suspended_generators.py",
     "leaking/tree_nodes_collector_off.py",
