@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from memtriage._collector import collector_paused
+
 if TYPE_CHECKING:
     from memtriage.store.reader import RunRecord
 
@@ -33,6 +35,11 @@ def report(
     ] = False,
 ) -> int:
     """Show a recorded run again, also one that was killed or still runs."""
+    with collector_paused():  # of a million marks, which form no cycles, to the end of the process
+        return _report(directories, json, html, prometheus)
+
+
+def _report(directories: list[Path], json: bool, html: Path | None, prometheus: bool) -> int:
     from memtriage.diagnose.merge import context, merge
     from memtriage.store.locate import RecordError
     from memtriage.store.reader import read_run

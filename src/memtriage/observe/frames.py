@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FrameType
 from typing import Any
+
+from memtriage._collector import collector_paused
 
 Wanted = Callable[[str], object]
 """Says of a variable's name whether it is to be read (by truth)."""
@@ -53,13 +54,8 @@ def current_frames() -> dict[int, FrameType]:
     while it makes the dict: a collection just then may hand the interpreter to a thread that needs that lock,
     and the process hangs for ever (gh-106883).
     """
-    collects = gc.isenabled()
-    gc.disable()
-    try:
+    with collector_paused():
         return sys._current_frames()
-    finally:
-        if collects:
-            gc.enable()
 
 
 def running_frames(skip_file: Callable[[str], bool]) -> Iterator[tuple[str | None, FrameType]]:

@@ -11,7 +11,6 @@ process. It can run no code either way.
 from __future__ import annotations
 
 import contextlib
-import gc
 import gzip
 import io
 import lzma
@@ -25,6 +24,8 @@ from typing import Any, BinaryIO, Final, NoReturn, cast
 
 import psutil
 import zstandard
+
+from memtriage._collector import collector_paused
 
 MAGIC_GZIP: Final = b"\x1f\x8b"
 MAGIC_XZ: Final = b"\xfd7zXZ\x00"
@@ -64,13 +65,8 @@ def loaded(path: Path) -> Iterator[dict[str, Any]]:
         OSError: when the file cannot be read.
     """
     # Millions of new containers would set off collections that find nothing, at a third of the time.
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with collector_paused():
         yield _outline(_load(path), path)
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def _load(path: Path) -> Any:

@@ -6,20 +6,19 @@ what cannot is counted. Only a path without any record at all is an error.
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 
+from memtriage._collector import collector_paused
 from memtriage.model import Finding, Ledger, Mark
 from memtriage.store.locate import RecordError, newest_records
 from memtriage.store.records import End, HostSample, Note, Start
@@ -117,7 +116,7 @@ def read_run(paths: Sequence[Path], *, ahead: bool = False) -> RunRecord:
     """
     files = newest_records(paths)
     read = _read_ahead(files) if ahead else ((file, _contents(file)) for file in files)
-    with collector_paused():
+    with collector_paused():  # a million marks form no cycles, and would be walked again and again
         ranks = [_record(file, data) for file, data in read]
     readable = [rank for rank in ranks if _is_readable(rank)]
     if not readable:
@@ -299,18 +298,6 @@ def _update(findings: list[Finding], newer: Finding) -> None:
 
 def _cause(finding: Finding) -> tuple[str | None, ...]:
     return (finding.kind, finding.device, finding.holder, finding.allocated_at, finding.phase)
-
-
-@contextmanager
-def collector_paused() -> Iterator[None]:
-    """Keep the cycle collector from walking a million marks again and again; they form no cycles."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def one_run(records: list[RankRecord]) -> tuple[list[RankRecord], list[str]]:

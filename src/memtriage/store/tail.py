@@ -16,12 +16,12 @@ from typing import Final
 
 import msgspec
 
+from memtriage._collector import collector_paused
 from memtriage.model import Mark
 from memtriage.store.locate import RecordError, newest_records, start_time_in
 from memtriage.store.reader import (
     RankRecord,
     RunRecord,
-    collector_paused,
     is_alive,
     line_kind,
     one_run,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable
 from typing import TypeAlias
 
 import torch
 
+from memtriage._collector import collector_paused
 from memtriage.observe import cuda as allocator
 from memtriage.treat.compact.one_device import compact_device, predict_device
 from memtriage.treat.compact.result import Compaction
@@ -30,13 +30,8 @@ def compact(
     chosen = _chosen(devices)
     kept = tuple(keep)
     one_device = predict_device if dry_run else compact_device
-    collects = gc.isenabled()
-    gc.disable()  # A collection in the middle would take longer than all the rest.
-    try:
+    with collector_paused():  # a collection in the middle would take longer than all the rest
         done = [one_device(CudaDevice(index), Finder(kept)) for index in chosen]
-    finally:
-        if collects:
-            gc.enable()
     return Compaction(tuple(done), dry_run)
 
 

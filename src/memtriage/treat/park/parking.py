@@ -7,7 +7,6 @@ interrupts, the record says which storages are parked, and both directions can b
 
 from __future__ import annotations
 
-import gc
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import Final
 
 import torch
 
+from memtriage._collector import collector_paused
 from memtriage.model.units import size
 from memtriage.observe import cuda
 from memtriage.treat.park.arena import HostArena
@@ -57,7 +57,7 @@ def park_choice(
             All work on these devices is done but for the copies. What it raises stops the parking, with all
             values on the device.
     """
-    with LOCK, _collector_paused():
+    with LOCK, collector_paused():  # a collection would take longer than issuing all copies
         started = time.perf_counter()
         asked = _movable(choice.storages)
         ways = {device: find_ways(device) for device in dict.fromkeys(one.storage.device for one in asked)}
@@ -82,7 +82,7 @@ def park_choice(
 
 def unpark_entries(entries: Sequence[Entry], find_ways: WaysTo = ways_to) -> Moved:
     """Bring entries of `PARKED` back. See `memtriage.unpark`."""
-    with LOCK, _collector_paused():
+    with LOCK, collector_paused():
         started = time.perf_counter()
         _forget([entry for entry in entries if not entry.wanted])
         entries = [entry for entry in entries if entry.wanted]
@@ -114,18 +114,6 @@ def unpark_entries(entries: Sequence[Entry], find_ways: WaysTo = ways_to) -> Mov
             owners=_by_owner(back),
             seconds=time.perf_counter() - started,
         )
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No cyclic collection in the block: one would take longer than issuing all copies."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _movable(chosen: Sequence[Chosen]) -> list[Chosen]:
