@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from itertools import compress
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Final
 
@@ -47,6 +46,7 @@ _BAND_STRETCHES: Final = 400
 _UNKNOWN: Final = -1
 """Stands for a figure that was not read; no counter goes below zero."""
 _THOUSANDTHS: Final = 1000
+_STEP: Final = attrgetter("step")
 _VALUE_BITS: Final = 53
 """Bits of a figure on a page (exact in a browser's double); the rest of 63 are left for its place."""
 
@@ -115,10 +115,6 @@ def charts(
             break
         limit = max(_FEWEST_ROWS, limit * _CHARACTERS * 9 // (size * 10))
 
-    @cache
-    def marks_named(name: str) -> list[Mark]:
-        return [mark for rank in ranks for mark in rank.marks if mark.name == name]
-
     return [
         {
             **_heading(plan, interest),
@@ -126,9 +122,9 @@ def charts(
                 {**lane, "label": labels(of.course.rank.number, plan.of_host)}
                 for of, lane in zip(plan.lanes, lanes, strict=True)
             ],
-            "band": _band(ranks, plan, marks_named),
+            "band": band,
         }
-        for plan, lanes in zip(planned, packed, strict=True)
+        for plan, lanes, band in zip(planned, packed, _bands(ranks, planned), strict=True)
     ]
 
 
@@ -324,27 +320,70 @@ def _end(rank: RankRecord) -> str | None:
     return "exception" if rank.end.exception is not None else None
 
 
-def _band(
-    ranks: Sequence[RankRecord], plan: _Plan, marks_named: Callable[[str], list[Mark]]
-) -> dict[str, Any] | None:
-    """Return lowest, median and highest figures of all ranks by stretch; None where each has a lane."""
-    if plan.usual is None or len(plan.lanes) >= len(ranks):
-        return None
-    device = "cpu" if plan.of_host else plan.lanes[0].course.device.partition(":")[0]
-    named = marks_named(plan.usual)
-    devices = attrgetter("device")
-    own = {name for name in set(map(devices, named)) if name.partition(":")[0] == device}
-    marks = list(compress(named, map(own.__contains__, map(devices, named))))
-    steps = np.fromiter(map(attrgetter("step"), marks), np.int64, len(marks))
-    wide = -(-(int(steps.max()) + 1) // _BAND_STRETCHES)
-    places = steps // wide
-    stretches = np.flatnonzero(np.bincount(places))
-    spans = {one.key: _span(_figures(marks, one), places, stretches) for one in plan.measures}
-    return {
-        "ranks": len(ranks),
-        "at": pack(stretches * wide * _THOUSANDTHS),
-        "values": {key: [pack(edge) for edge in span] for key, span in spans.items()},
-    }
+def _bands(ranks: Sequence[RankRecord], plans: Sequence[_Plan]) -> list[dict[str, Any] | None]:
+    """Return each chart's band over all ranks; None where each has a lane.
+
+    Rank by rank: a million marks are scattered over hundreds of megabytes, and each is fetched once this way.
+    """
+    bands = [_Band.of(plan) if len(plan.lanes) < len(ranks) else None for plan in plans]
+    for rank in ranks:
+        by_device = cache(partial(_by_device, rank.marks))
+        for band in filter(None, bands):
+            for device, marks in by_device(band.name).items():
+                if device.partition(":")[0] == band.device:
+                    band.add(marks)
+    return [None if band is None else band.packed(len(ranks)) for band in bands]
+
+
+def _by_device(marks: Sequence[Mark], name: str) -> dict[str, list[Mark]]:
+    found: dict[str, list[Mark]] = defaultdict(list)
+    for mark in marks:
+        if mark.name == name:
+            found[mark.device].append(mark)
+    return found
+
+
+class _Band:
+    """Lowest, median and highest figures of all ranks, by stretch of steps.
+
+    Attributes:
+        name: of the marks that count.
+        device: `cuda` or `cpu`.
+    """
+
+    def __init__(self, name: str, device: str, measures: Sequence[Measure]) -> None:
+        self.name = name
+        self.device = device
+        self._steps: list[NDArray[np.int64]] = []
+        self._values: dict[Measure, list[NDArray[np.int64]]] = {one: [] for one in measures}
+
+    @classmethod
+    def of(cls, plan: _Plan) -> _Band | None:
+        """Return the band of a chart, empty; None where no usual mark occurs twice."""
+        if plan.usual is None:
+            return None
+        device = "cpu" if plan.of_host else plan.lanes[0].course.device.partition(":")[0]
+        return cls(plan.usual, device, plan.measures)
+
+    def add(self, marks: Sequence[Mark]) -> None:
+        """Take in a device's marks on one rank."""
+        self._steps.append(np.fromiter(map(_STEP, marks), np.int64, len(marks)))
+        for measure, values in self._values.items():
+            values.append(_figures(marks, measure))
+
+    def packed(self, ranks: int) -> dict[str, Any]:
+        steps = np.concatenate(self._steps)
+        wide = -(-(int(steps.max()) + 1) // _BAND_STRETCHES)
+        places = steps // wide
+        stretches = np.flatnonzero(np.bincount(places))
+        spans = {
+            one.key: _span(np.concatenate(values), places, stretches) for one, values in self._values.items()
+        }
+        return {
+            "ranks": ranks,
+            "at": pack(stretches * wide * _THOUSANDTHS),
+            "values": {key: [pack(edge) for edge in span] for key, span in spans.items()},
+        }
 
 
 def _span(
