@@ -45,10 +45,13 @@ class Variant:
 
 def variants(with_te: bool, ranks: int) -> list[Variant]:
     if ranks > 1:
-        twins = [Variant(f"twin, FSDP {fsdp}", (*AGAIN, "--fsdp", str(fsdp)), SHARDED) for fsdp in (1, 2)]
+        sharded = [("twin", AGAIN)]
+        if with_te:
+            sharded.insert(0, ("GroupedLinear", GROUPED))
         return [
-            *([Variant("GroupedLinear, FSDP 2", (*GROUPED, "--fsdp", "2"), SHARDED)] if with_te else []),
-            *twins,
+            Variant(f"{name}, FSDP {fsdp}", (*arguments, "--fsdp", str(fsdp)), SHARDED)
+            for name, arguments in sharded
+            for fsdp in (1, 2)
         ]
     rows = [Variant("twin, checkpointed", AGAIN), Variant("twin, 16 bits", ("--no-fp8", *AGAIN), (PLAIN,))]
     if with_te:
