@@ -99,6 +99,13 @@ def test_a_census_that_fails_is_told_as_such(start: Start) -> None:
     assert failed[0].why.endswith("gave no census: the census failed (RuntimeError: no heap)")
 
 
+def test_an_answer_that_cannot_be_written_is_told_as_such(start: Start) -> None:
+    answers = [Answer(pid=1, objects=2**70), Answer(pid=1, step=7)]
+    start(lambda within_s: answers.pop(0))
+    assert "OverflowError" in (ask(os.getpid(), 20.0).refused or "")
+    assert ask(os.getpid(), 20.0).step == 7
+
+
 def test_a_failure_to_accept_passes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     real, refused = socket.socket.accept, threading.Event()
 

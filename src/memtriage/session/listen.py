@@ -108,11 +108,12 @@ class Listener:
         connection.settimeout(_READ_WITHIN_S)
         question = msgspec.json.decode(read_line(connection, LONGEST_QUESTION), type=Question)
         try:
-            answer = self._answer(question.within_s)
-        except Exception as error:  # whatever a census fails at, the run goes on
-            answer = Answer(pid=self._pid, refused=f"the census failed ({type(error).__name__}: {error})")
+            text = msgspec.json.encode(self._answer(question.within_s))
+        except Exception as error:  # whatever a census fails at, the run goes on, and so does this thread
+            refused = f"the census failed ({type(error).__name__}: {error})"
+            text = msgspec.json.encode(Answer(pid=self._pid, refused=refused))
         connection.settimeout(_WRITE_WITHIN_S)
-        connection.sendall(msgspec.json.encode(answer) + b"\n")
+        connection.sendall(text + b"\n")
 
 
 def peer(connection: socket.socket) -> tuple[int, int, int]:
