@@ -9,6 +9,7 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -100,9 +101,14 @@ def test_a_census_that_fails_is_told_as_such(start: Start) -> None:
 
 
 def test_an_answer_that_cannot_be_written_is_told_as_such(start: Start) -> None:
-    answers = [Answer(pid=1, objects=2**70), Answer(pid=1, step=7)]
+    answers = [
+        Answer(pid=1, argv=["no text: \udc80"]),
+        Answer(pid=1, doing=cast(Any, object())),
+        Answer(pid=1, step=7),
+    ]
     start(lambda within_s: answers.pop(0))
-    assert "OverflowError" in (ask(os.getpid(), 20.0).refused or "")
+    assert "UnicodeEncodeError" in (ask(os.getpid(), 20.0).refused or "")
+    assert "TypeError" in (ask(os.getpid(), 20.0).refused or "")
     assert ask(os.getpid(), 20.0).step == 7
 
 
