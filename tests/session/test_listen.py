@@ -101,15 +101,10 @@ def test_a_census_that_fails_is_told_as_such(start: Start) -> None:
 
 
 def test_an_answer_that_cannot_be_written_is_told_as_such(start: Start) -> None:
-    answers = [
-        Answer(pid=1, argv=["no text: \udc80"]),
-        Answer(pid=1, doing=cast(Any, object())),
-        Answer(pid=1, step=7),
-    ]
+    answers = [Answer(pid=1, doing=cast(Any, object())), Answer(pid=1, argv=["no text: \udc80"])]
     start(lambda within_s: answers.pop(0))
-    assert "UnicodeEncodeError" in (ask(os.getpid(), 20.0).refused or "")
     assert "TypeError" in (ask(os.getpid(), 20.0).refused or "")
-    assert ask(os.getpid(), 20.0).step == 7
+    assert ask(os.getpid(), 20.0).argv == ["no text: \\udc80"]
 
 
 def test_a_failure_to_accept_passes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

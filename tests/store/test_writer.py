@@ -157,19 +157,17 @@ def test_threads_share_a_writer(path):
     assert sorted(texts) == sorted(f"{number}/{index}" for number in range(4) for index in range(50))
 
 
-def test_a_handler_may_write_while_its_thread_writes(path):
+def test_a_handler_may_write_while_its_thread_writes(path, monkeypatch):
     writer = RankWriter(path)
+    encode = writer_module.encode
 
-    class Interrupting:
-        """Stands for a signal handler that runs in the middle of a write."""
+    def interrupted(record):
+        """A signal handler runs in the middle of a write."""
+        if record.text == "outer":
+            writer.write("note", Note(text="inner"))
+        return encode(record)
 
-        def __call__(self, record):
-            if isinstance(record, Note) and record.text == "outer":
-                writer.write("note", Note(text="inner"))
-            return encode(record)
-
-    encode = writer._encode
-    writer._encode = Interrupting()
+    monkeypatch.setattr(writer_module, "encode", interrupted)
     writer.write("note", Note(text="outer"))
     writer.close()
     assert [line["text"] for line in lines(path)] == ["inner", "outer"]

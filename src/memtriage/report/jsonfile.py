@@ -10,6 +10,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from memtriage._json import encode
 from memtriage.model import RunReport
 
 _NO_MARKS: Final = b'"marks":[]'
@@ -46,7 +47,7 @@ def write_stream(report: RunReport, stream: BinaryIO) -> None:
 
     Marks go out in pieces: those of a thousand ranks would take hundreds of megabytes at once.
     """
-    whole = msgspec.json.encode(msgspec.structs.replace(report, marks=[]))
+    whole = encode(msgspec.structs.replace(report, marks=[]))
     before, found, after = whole.partition(_NO_MARKS)  # in a string its quotes would be escaped
     assert found
     stream.write(before + _NO_MARKS[:-1])

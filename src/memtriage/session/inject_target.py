@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from memtriage import _active
+from memtriage._json import encode
 from memtriage.account.asked import take_answer
 from memtriage.model.asked import Answer
 from memtriage.observe.alone import backward_runs
@@ -30,7 +29,7 @@ def answer_into(path: str, borrowed: str | None) -> None:
         )
     partial = Path(f"{path}.partial")
     if partial.parent.is_dir():
-        partial.write_bytes(msgspec.json.encode(answer))
+        partial.write_bytes(encode(answer))
         os.replace(partial, path)
 
 

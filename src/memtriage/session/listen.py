@@ -18,6 +18,7 @@ from typing import Final
 
 import msgspec
 
+from memtriage._json import encode
 from memtriage.model.asked import Answer, Question
 from memtriage.session.listen_place import PlaceError, name_of, place, remove_stale
 
@@ -108,10 +109,10 @@ class Listener:
         connection.settimeout(_READ_WITHIN_S)
         question = msgspec.json.decode(read_line(connection, LONGEST_QUESTION), type=Question)
         try:
-            text = msgspec.json.encode(self._answer(question.within_s))
+            text = encode(self._answer(question.within_s))
         except Exception as error:  # whatever a census fails at, the run goes on, and so does this thread
             refused = f"the census failed ({type(error).__name__}: {error})"
-            text = msgspec.json.encode(Answer(pid=self._pid, refused=refused))
+            text = encode(Answer(pid=self._pid, refused=refused))
         connection.settimeout(_WRITE_WITHIN_S)
         connection.sendall(text + b"\n")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from memtriage._json import encode
 from memtriage.store.records import RecordKind
 
 
@@ -37,7 +38,6 @@ class RankWriter:
         self.lost = 0
         self._pid = os.getpid()
         self._lock = threading.RLock()  # re-entrant: a signal handler may interrupt a write and write
-        self._encode = msgspec.json.Encoder().encode
         self._fd: int | None = None
         self._line_open = False
         try:
@@ -77,11 +77,7 @@ class RankWriter:
         self.close()
 
     def _line(self, kind: RecordKind, record: msgspec.Struct | dict[str, Any]) -> bytes:
-        try:
-            body = self._encode(record)
-        except UnicodeEncodeError:
-            # File names that are not UTF-8 reach argv and tracebacks as lone surrogates.
-            body = self._encode(_printable(msgspec.to_builtins(record)))
+        body = encode(record)
         comma = b"," if len(body) > 2 else b""
         return b'{"t":"%s"%s%s\n' % (kind.encode(), comma, body[1:])
 
@@ -107,14 +103,3 @@ def _ends_in_mid_line(fd: int) -> bool:
     """Return whether an existing record ends in a cut line, onto which nothing must be glued."""
     size = os.fstat(fd).st_size
     return size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-
-
-def _printable(value: Any) -> Any:
-    """Return `value` with lone surrogates in its strings written as `\\udcXX`."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "backslashreplace").decode("utf-8")
-    if isinstance(value, dict):
-        return {_printable(key): _printable(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_printable(item) for item in value]
-    return value
