@@ -24,6 +24,7 @@ class Session:
         self.identity = RankIdentity("job", 0, 3, 8, 3)
         self.argv = ["train.py"]
         self.step_count, self.microbatch, self.phase = 12, 1, "forward"
+        self.training_thread = threading.get_ident()
         self.running = True
         self.lock = threading.RLock()
 
@@ -91,6 +92,14 @@ def test_a_backward_is_waited_for(session: Session, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(asked, "take_answer", lambda baselines, root: takes.pop(0)())
     assert asking(session).step == 12
     assert takes == []
+
+
+def test_who_is_on_the_way_into_a_backward_is_looked_at_only_from_its_own_thread(session: Session) -> None:
+    session.phase = "backward"
+    assert asking(session).doing == "backward"
+    session.training_thread = None  # some other one, as in Ray Train's workers
+    found = asking(session, within_s=0.0)
+    assert found.ledgers == [LEDGER] and "inside a backward" in found.notes[0]
 
 
 def test_a_backward_that_does_not_end_leaves_the_ledgers(

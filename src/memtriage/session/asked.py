@@ -32,6 +32,7 @@ class Watched(Protocol):
     step_count: int
     microbatch: int
     phase: Any
+    training_thread: int | None
 
     @property
     def running(self) -> bool: ...
@@ -65,6 +66,9 @@ def answer(
         if lock._is_owned() or not lock.acquire(blocking=False):
             return None  # in the middle of a mark, which may be taking a census of its own
         try:
+            # Another thread that has said so may be on its way into the engine, where nobody sees it yet.
+            if session.phase == "backward" and session.training_thread != threading.get_ident():
+                return None
             return _placed(take_answer(baselines, script_root), session, deadline)
         except Exception as error:  # whatever a census fails at, the program goes on
             return Answer(pid=os.getpid(), refused=f"the census failed ({type(error).__name__}: {error})")

@@ -147,6 +147,7 @@ class Session:
         self._context_baseline: dict[int, int] = {}
         # what the program is doing, and what it was doing when memory ran out
         self.phase: Phase = "setup"
+        self.training_thread: int | None = None
         self._death = DeathWatch(self, self._look_at_death)
 
     # --- life -----------------------------------------------------------------------------------------------
@@ -234,6 +235,7 @@ class Session:
     def backward_begins(self) -> None:
         with self._lock:  # not in the middle of a census that somebody asked for
             self.phase = "backward"
+            self.training_thread = threading.get_ident()
         self._investigator.in_backward(True)
         self._host.while_training()
         self._death.backward_begins()
