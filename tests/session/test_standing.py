@@ -95,7 +95,7 @@ def board() -> Board:
 
 
 def stands(board: Board, growing: dict[str, Series] | None = None) -> Standing:
-    (found,) = board.standings(growing or {})
+    (found,) = board.standings(growing or {}, {})
     return found
 
 
@@ -104,7 +104,7 @@ def latest(found: Standing) -> dict[str, Mark]:
 
 
 def test_nothing_is_known_before_the_first_mark(board: Board) -> None:
-    assert board.standings({}) == []
+    assert board.standings({}, {}) == []
 
 
 def test_figures_are_those_of_the_last_mark(machine: Machine, board: Board) -> None:
@@ -249,12 +249,13 @@ def test_a_long_mark_of_the_program_does_not_hold_up_who_asks(
     assert found.growth == {}  # not told while the lock is held
     (found,) = session.standings()
     assert "cpu" in found.growth
+    assert found.passing == {}  # which on a CPU has no counter
 
 
 def test_what_fails_is_a_note_and_not_an_error_of_the_scrape(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: Board, growing: object) -> list[Standing]:
+    def fail(self: Board, growing: object, passing: object) -> list[Standing]:
         raise OSError("no /proc")
 
     monkeypatch.setattr(Board, "standings", fail)

@@ -40,6 +40,7 @@ def standing(rank: int | None = None, **changes: Any) -> Standing:
         "named": (mark("step", device, 4 * GIB, 7 * GIB), mark("after refit", device, GIB, 7 * GIB)),
         "stranded": {device: 3 * GIB},
         "peak_allocated": {device: 5 * GIB},
+        "passing": {device: GIB},
         "limits": {device: 80 * GIB, "host": 512 * GIB},
         "growth": {device: 164.0 * MIB, "cpu": 0.0},
         "host_rss": 5 * GIB,

@@ -134,6 +134,7 @@ class Session:
         self._passing = Passing()
         self._board = Board(identity.rank, self._started_at)
         self._growing: dict[str, Series] = {}
+        self._passed: dict[str, int] = {}
         self._manual_steps = False
         self._stepped = False
         self._stepped_inside = False
@@ -344,10 +345,10 @@ class Session:
         try:
             if self._lock.acquire(timeout=_ASK_WITHIN_S):
                 try:
-                    self._growing = self._follower.growing()
+                    self._growing, self._passed = self._follower.growing(), self._passing.most()
                 finally:
                     self._lock.release()
-            return self._board.standings(self._growing)
+            return self._board.standings(self._growing, self._passed)
         except Exception as error:  # whoever asks can do without
             self.failed("metrics", error)
             return []

@@ -80,7 +80,7 @@ class Board:
 
     # --- for whoever asks -----------------------------------------------------------------------------------
 
-    def standings(self, growing: Mapping[str, Series]) -> list[Standing]:
+    def standings(self, growing: Mapping[str, Series], passing: Mapping[str, int]) -> list[Standing]:
         """What is known now; nothing before the first mark.
 
         The resident set, page-locked memory, limits and now and then the classes of host memory are read
@@ -88,6 +88,7 @@ class Board:
 
         Args:
             growing: by device, its counter at the end of steps.
+            passing: as a standing has it.
         """
         newest = self._newest
         if newest is None:
@@ -113,6 +114,7 @@ class Board:
                 for device, (_, reading) in latest.items()
                 if reading.counters is not None and reading.counters.peak_allocated is not None
             },
+            passing=dict(passing),
             limits=_limits(latest),
             growth={device: growth for device, growth in growths.items() if growth is not None},
             host_rss=host.rss(),

@@ -14,7 +14,7 @@ from memtriage.report.metrics.grafana import dashboard
 OF_PROMETHEUS = {"job", "instance"}
 """Labels that a scrape adds."""
 GAUGE = {gauge.prometheus: gauge for gauge in GAUGES}
-FUNCTIONS = {"max", "min", "sum", "count", "deriv", "time", "sort_desc", "by"}
+FUNCTIONS = {"or", "max", "min", "sum", "count", "deriv", "time", "sort_desc", "by"}
 
 DASHBOARD: dict[str, Any] = json.loads(dashboard())
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]

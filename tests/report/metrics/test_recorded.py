@@ -11,7 +11,7 @@ from support.runs import GIB, MIB, gpu_rank, leak
 
 
 def test_a_rank_stands_where_its_last_mark_left_it() -> None:
-    end = End(verdict="leak", steps=41, peak_allocated={"cuda:2": 9 * GIB})
+    end = End(verdict="leak", steps=41, peak_allocated={"cuda:2": 9 * GIB}, passing={"cuda:2": 2 * GIB})
     record = gpu_rank(
         2, 4, growth=164 * MIB, findings=(leak(), leak(kind="host_limit")), end=end, own_mark="refit"
     )
@@ -25,6 +25,7 @@ def test_a_rank_stands_where_its_last_mark_left_it() -> None:
     assert where.limits == {"cuda:2": 79 * GIB, "host": 512 * GIB}
     assert where.stranded == {"cuda:2": 2 * GIB + 100 * MIB}
     assert where.peak_allocated == {"cuda:2": 9 * GIB}
+    assert where.passing == {"cuda:2": 2 * GIB}
     assert where.host_rss == record.marks[-1].host_rss and where.host_pinned == 512 * MIB
     assert sum(where.host_classes.values()) == record.ledgers["host"].total
     assert where.leaks == (leak(),)

@@ -24,6 +24,7 @@ def test_every_gauge_has_its_value() -> None:
     assert found["memory.outside", "0", "cuda:0"] == 600 * MIB
     assert found["memory.stranded", "0", "cuda:0"] == 3 * GIB
     assert found["memory.peak_allocated", "0", "cuda:0"] == 5 * GIB
+    assert found["memory.passing", "0", "cuda:0"] == GIB
     assert found["memory.limit", "0", "host"] == 512 * GIB
     assert found["memory.growth_per_step", "0", "cuda:0"] == 164 * MIB
     assert found["leak.growth_per_step", "0", "cuda:0", leak().holder or ""] == 164 * MIB

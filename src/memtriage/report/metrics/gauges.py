@@ -88,6 +88,11 @@ PEAK_ALLOCATED: Final = Gauge(
     "Highest allocated bytes since the allocator's start, or since the script last reset its peaks.",
     scalar="{device}/peak_allocated_bytes",
 )
+PASSING: Final = Gauge(
+    "memtriage.memory.passing",
+    "The most that came and went between two marks beyond what stayed: room that a step needs.",
+    scalar="{device}/passing_bytes",
+)
 LIMIT: Final = Gauge(
     "memtriage.memory.limit",
     "Bytes that the process may have: the device's memory or the cap set; of the host, the tightest limit.",
@@ -140,8 +145,8 @@ MARK_TIME: Final = Gauge("memtriage.mark.time", "Unix time of the last mark.", (
 STEPS: Final = Gauge("memtriage.steps", "Optimizer steps completed.", ("rank",), "steps")
 
 GAUGES: Final[tuple[Gauge, ...]] = (
-    ALLOCATED, RESERVED, REQUESTED, OUTSIDE, STRANDED, PEAK_ALLOCATED, LIMIT, GROWTH, LEAK, HOST_RSS,
-    HOST_PINNED, HOST_CLASS, LEDGER, LEDGER_TIME, MARK_ALLOCATED, MARK_RESERVED, MARK_TIME, STEPS,
+    ALLOCATED, RESERVED, REQUESTED, OUTSIDE, STRANDED, PEAK_ALLOCATED, PASSING, LIMIT, GROWTH, LEAK,
+    HOST_RSS, HOST_PINNED, HOST_CLASS, LEDGER, LEDGER_TIME, MARK_ALLOCATED, MARK_RESERVED, MARK_TIME, STEPS,
 )  # fmt: skip
 LABELS: Final[tuple[Label, ...]] = get_args(Label)
 

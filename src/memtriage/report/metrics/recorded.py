@@ -44,6 +44,7 @@ def standing_of(rank: RankRecord) -> Standing:
             if device.startswith("cuda:")
         },
         peak_allocated={} if rank.end is None else rank.end.peak_allocated,
+        passing={} if rank.end is None else rank.end.passing,
         limits=limits,
         growth={device: growth for device, growth in growths.items() if growth is not None},
         host_rss=None if last is None else last.host_rss,

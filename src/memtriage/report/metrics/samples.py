@@ -50,6 +50,7 @@ def _values(standing: Standing) -> Iterator[_Value]:
     for gauge, by_device in (
         (gauges.STRANDED, standing.stranded),
         (gauges.PEAK_ALLOCATED, standing.peak_allocated),
+        (gauges.PASSING, standing.passing),
         (gauges.LIMIT, standing.limits),
         (gauges.GROWTH, standing.growth),
     ):
