@@ -21,8 +21,11 @@ settings.register_profile("any machine", deadline=None, suppress_health_check=[H
 settings.load_profile("any machine")
 
 
-_LOADS_MUCH: Final = ("integrations", "docs", "cases", "report/metrics", "prove")
-"""Folders whose tests load libraries by the dozen. What they leave makes every census after them slower."""
+_LOADS_MUCH: Final = (
+    *("cli/test_plan_command", "cli/test_predict_command", "predict", "report/metrics"),
+    *("prove", "cases", "docs", "integrations"),
+)
+"""Tests that load libraries by the dozen. What they leave makes every census after them slower."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
