@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -41,6 +42,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for part in (first, last)
         for item in part[worker * len(part) // workers : (worker + 1) * len(part) // workers]
     ]
+
+
+def pytest_configure() -> None:
+    """Tests send SIGINT: neither they nor what they start ignore it, as a shell's `&` has it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class Program:

@@ -29,6 +29,8 @@ from memtriage.predict.tensors import is_gpu, parts
 from memtriage.predict.watch import Program, Watch
 
 _KEPT: Final = frozenset({"parameter", "buffer", "optimizer state"})
+_WAKES: Final = signal.SIGURG
+"""Hardly any program handles it, none is ended by it, and a shell's `&` does not have it ignored."""
 
 
 class _Enough(BaseException):
@@ -58,16 +60,13 @@ class Script(Program):
     def run(self, watch: ScriptWatch, steps: int) -> None:
         watch.last = steps
         ended = "ended"
-        threads = _Threads()
         try:
-            with _as_main(self._file, self._arguments), watch.awaiting_forward(), threads.heard():
+            with _as_main(self._file, self._arguments), watch.awaiting_forward(), _threads_heard():
                 runpy.run_path(self._file, run_name="__main__")
         except _Enough:
             pass
-        except KeyboardInterrupt:
-            if threads.failure is None:
-                raise
-            raise BuildError(threads.failure) from None
+        except _ThreadDied as died:
+            raise BuildError(str(died)) from None
         except SystemExit as error:
             ended = f"exited with status {error.code!r}"
         except Exception:
@@ -87,38 +86,48 @@ class Script(Program):
             )
 
 
-class _Threads:
-    """Hears of a thread that died of using the device, for which the script may wait forever.
+class _ThreadDied(BaseException):
+    """What is wrong with a thread of the script, and what to change."""
 
-    Attributes:
-        failure: what is wrong, and what to change; None as long as nothing is.
+
+@contextmanager
+def _threads_heard() -> Iterator[None]:
+    """A thread that dies of using the device ends the block, which may wait for that thread forever.
+
+    Outside the main thread, which alone gets signals, such a thread dies as usual.
+
+    Raises:
+        _ThreadDied: one did.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual = threading.excepthook
+    failures: list[str] = []
 
-    def __init__(self) -> None:
-        self.failure: str | None = None
+    def hook(died: threading.ExceptHookArgs) -> None:
+        if isinstance(died.exc_value, (RuntimeError, AssertionError)) and "CUDA" in str(died.exc_value):
+            name = "a thread" if died.thread is None else f"the thread {died.thread.name!r}"
+            failures.append(
+                f"{name} used the device; only the thread that runs the step is traced: send to the "
+                "device in that one, or give a build function"
+            )
+            # A true signal: it wakes a thread that waits for a lock.
+            signal.pthread_kill(threading.main_thread().ident or 0, _WAKES)
+        else:
+            usual(died)
 
-    @contextmanager
-    def heard(self) -> Iterator[None]:
-        """Such a thread interrupts the block."""
-        usual = threading.excepthook
+    def woken(signum: int, frame: object) -> None:
+        if failures:
+            raise _ThreadDied(failures[0])
 
-        def hook(died: threading.ExceptHookArgs) -> None:
-            if isinstance(died.exc_value, (RuntimeError, AssertionError)) and "CUDA" in str(died.exc_value):
-                name = "a thread" if died.thread is None else f"the thread {died.thread.name!r}"
-                self.failure = (
-                    f"{name} used the device; only the thread that runs the step is traced: send to the "
-                    "device in that one, or give a build function"
-                )
-                # A true signal: it wakes a thread that waits for a lock.
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            else:
-                usual(died)
-
-        threading.excepthook = hook
-        try:
-            yield
-        finally:
-            threading.excepthook = usual
+    before = signal.signal(_WAKES, woken)
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = usual
+        signal.signal(_WAKES, signal.SIG_DFL if before is None else before)
 
 
 @contextmanager
