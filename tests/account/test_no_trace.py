@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -14,9 +15,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import memtriage
 from memtriage.account import census as census_module
+from memtriage.account.asked import take_answer
 from memtriage.account.census import Look, View, take_census
+from memtriage.observe.alone import backward_runs
 from memtriage.observe.containers import container_lengths, grown_containers
+from memtriage.observe.frames import running_frames
 
 
 class Counting(TorchFunctionMode):
@@ -125,6 +130,44 @@ def test_tensors_die_at_once_after_a_census() -> None:
         assert watched() is None
     finally:
         gc.enable()
+
+
+def _in_a_backward(look: Callable[[], object]) -> None:
+    tensor = torch.ones(1, requires_grad=True)
+    tensor.register_hook(lambda gradient: None if look() else gradient)
+    tensor.exp().backward()
+
+
+LOOKS: dict[str, Callable[[], object]] = {
+    "census": take_census,
+    "asked": lambda: take_answer({}, None),
+    "ledger": memtriage.ledger,
+    "frames": lambda: [name for name, _ in running_frames(lambda file: False)],
+    "first frame": lambda: next(running_frames(lambda file: False))[0],
+    "backward": backward_runs,
+    "backward under way": lambda: _in_a_backward(backward_runs),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_variables_of_callers_die_as_they_return(look: str) -> None:
+    """A look at the stack meets its own frame: a cycle would keep all callers until the collector comes."""
+
+    def step() -> weakref.ref[Any]:
+        batch = torch.ones(10)
+        LOOKS[look]()
+        return weakref.ref(batch)
+
+    end = threading.Event()
+    other = threading.Thread(target=end.wait)
+    other.start()
+    gc.disable()
+    try:
+        assert step()() is None
+    finally:
+        gc.enable()
+        end.set()
+        other.join()
 
 
 def test_failure_in_the_census_leaves_no_guard(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,13 +69,19 @@ def running_frames(skip_file: Callable[[str], bool]) -> Iterator[tuple[str | Non
     """
     names = {t.ident: t.name for t in threading.enumerate()}
     programs_own = (threading.main_thread().ident, threading.get_ident())
-    for ident, top in current_frames().items():
-        name = None if ident in programs_own else names.get(ident, f"id {ident}")
-        frame: FrameType | None = top
-        while frame is not None:
-            if not skip_file(frame.f_code.co_filename):
-                yield name, frame
-            frame = frame.f_back
+    top: FrameType | None = None
+    frame: FrameType | None = None
+    try:
+        for ident, top in current_frames().items():
+            name = None if ident in programs_own else names.get(ident, f"id {ident}")
+            frame = top
+            while frame is not None:
+                if not skip_file(frame.f_code.co_filename):
+                    yield name, frame
+                frame = frame.f_back
+    finally:
+        # The frame of this generator is among them: a cycle, which would keep all below it alive.
+        top = frame = None
 
 
 def _variable_names(code: CodeType) -> tuple[str, ...]:
