@@ -53,7 +53,7 @@ class Beforehand:
         shared = [one for one in entries if one not in alone]
         arguments = ["measure.py", *shared, *(("--tiny",) if device == "cpu" else ())]
         threads = {
-            "OMP_NUM_THREADS": "1" if device == "cpu" else str(os.cpu_count())
+            "OMP_NUM_THREADS": "1" if device == "cpu" else str(len(os.sched_getaffinity(0)))
         }  # M10 steps on the host
         for line in lines_of(*arguments, environment=threads) if shared else ():
             if line.startswith("{"):
