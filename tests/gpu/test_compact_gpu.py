@@ -23,11 +23,11 @@ SLACK = 64 * 10**6
 TIME_LIMIT_S = 100
 
 
-def sparse_blocks(every: int = 7, count: int = 800, seed: int = 0) -> list[Tensor]:
+def sparse_blocks(every: int = 7, count: int = 800, seed: int = 0, device: str = "cuda") -> list[Tensor]:
     """Blocks of many sizes, one in `every` of those allocated, filled with random bytes."""
-    generator = torch.Generator("cuda").manual_seed(seed)
+    generator = torch.Generator(device).manual_seed(seed)
     sizes = [512 + 4096 * 3 ** (index % 8) + 24 * index for index in range(count)]
-    blocks = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
+    blocks = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
     kept = blocks[::every]
     for block in kept:
         block.random_(generator=generator)
@@ -172,6 +172,23 @@ def test_compiled_with_graphs_nothing_moves() -> None:
     assert GRAPH in found["refused"]
     assert found["same"]
     assert found["right"]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_several_devices_of_one_process() -> None:
+    devices = ["cuda:0", "cuda:1"]
+    kept = [sparse_blocks(seed=index, device=device) for index, device in enumerate(devices)]
+    values = [[block.cpu() for block in blocks] for blocks in kept]
+    alone = memtriage.compact("cuda:1")
+    assert [one.device for one in alone.devices] == ["cuda:1"]
+    assert alone.moved > 0
+    done = memtriage.compact()
+    assert [one.device for one in done.devices] == devices
+    assert [one.moved > 0 for one in done.devices] == [True, False]
+    assert compacted(done)
+    assert torch.cuda.current_device() == 0
+    for blocks, before in zip(kept, values, strict=True):
+        assert all(torch.equal(block.cpu(), value) for block, value in zip(blocks, before, strict=True))
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
