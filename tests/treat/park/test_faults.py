@@ -22,6 +22,7 @@ ERRORS = (RuntimeError, MemoryError, KeyboardInterrupt)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Each batch takes two of the tensors; nothing is parked before or after."""
     monkeypatch.setattr(parking, "BATCH", 2 * 400)
+    unpark_entries(list(PARKED.values()))
     assert not PARKED
     yield
     if PARKED:

@@ -230,6 +230,17 @@ def test_what_nobody_holds_any_more_is_dropped() -> None:
     assert ARENAS[False].used == 0
 
 
+def test_what_died_while_it_was_parked_leaves_its_host_memory_to_the_next() -> None:
+    memtriage.release_parking()
+    owned = set()
+    for _ in range(3):  # a model a cycle, none of them brought back
+        memtriage.park(torch.ones(1 << 18))
+        owned.add(ARENAS[False].owned)
+    assert len(owned) == 1
+    assert memtriage.release_parking() == owned.pop()
+    assert ARENAS[False].owned == 0
+
+
 def test_a_storage_without_tensors_is_wanted_while_the_program_has_it() -> None:
     tensor = torch.arange(10.0)
     storage = tensor.untyped_storage()

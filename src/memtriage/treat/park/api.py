@@ -10,7 +10,7 @@ from memtriage.model.units import size
 from memtriage.treat.park.choose import Choice, choose
 from memtriage.treat.park.errors import ParkError, ParkRefused
 from memtriage.treat.park.handle import Moved, Parked
-from memtriage.treat.park.parking import ARENAS, no_work, park_choice, unpark_entries
+from memtriage.treat.park.parking import ARENAS, forget_unwanted, no_work, park_choice, unpark_entries
 from memtriage.treat.park.registry import LOCK, PARKED, Entry
 
 
@@ -75,6 +75,7 @@ def is_parked(*what: Any) -> bool:
 def release_parking() -> int:
     """See `memtriage.release_parking`."""
     with LOCK:
+        forget_unwanted()
         return sum(arena.release() for arena in ARENAS.values())
 
 

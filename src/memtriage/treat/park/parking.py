@@ -59,6 +59,7 @@ def park_choice(
     """
     with LOCK, collector_paused():  # a collection would take longer than issuing all copies
         started = time.perf_counter()
+        forget_unwanted()
         asked = _movable(choice.storages)
         ways = {device: find_ways(device) for device in dict.fromkeys(one.storage.device for one in asked)}
         goers, refused = _sorted_out(asked, ways, graphs)
@@ -269,6 +270,12 @@ def _batches(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
             batch, nbytes = [], 0
     if batch:
         yield batch
+
+
+def forget_unwanted() -> None:
+    """Give the homes of storages free that nothing else has any more: they died while they were parked."""
+    with LOCK:
+        _forget([entry for entry in PARKED.values() if not entry.wanted])
 
 
 def _forget(entries: Iterable[Entry]) -> None:
