@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from memtriage.allocator.settings import MIB
-from memtriage.treat.compact.relocate import CompactionError, Relocation
+from memtriage.treat.compact.relocate import Batch, CompactionError, Relocation
 from memtriage.treat.device.protocol import Use
 from support.compaction import World, make_world
 
@@ -20,7 +20,7 @@ def full_world() -> World:
 
 def relocation_of(world: World, *, on_host: bool) -> Relocation:
     addresses = np.array([one.data_ptr() for one in world.storages], np.int64)
-    return Relocation(world.device, list(world.storages), addresses, 0, on_host=on_host)
+    return Relocation(world.device, Batch(list(world.storages), addresses), 0, on_host=on_host)
 
 
 def taken_by_another_process(world: World) -> None:

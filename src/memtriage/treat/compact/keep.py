@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from memtriage.allocator.settings import OWN_SEGMENT, SEGMENT_STEP
+from memtriage.allocator.settings import OWN_SEGMENT
 from memtriage.treat.device.layout import Int64s
 from memtriage.treat.device.protocol import Device
 
@@ -31,15 +31,21 @@ class Keep(Protocol):
 class OnDevice:
     """In one block of device memory.
 
+    Args:
+        device: which.
+        offsets, sizes: of the values.
+        stream: whose allocation it is.
+        page: what segments are made in multiples of.
+
     Raises:
         RuntimeError, MemoryError: there is no room for it.
     """
 
-    def __init__(self, device: Device, offsets: Int64s, sizes: Int64s, stream: int) -> None:
+    def __init__(self, device: Device, offsets: Int64s, sizes: Int64s, stream: int, page: int) -> None:
         self._device = device
         self._offsets, self._sizes = offsets, sizes
         # Whole segments: a rest behind the copy would draw storages, and they would pin it.
-        whole = -(-int(offsets[-1] + sizes[-1]) // SEGMENT_STEP) * SEGMENT_STEP
+        whole = -(-int(offsets[-1] + sizes[-1]) // page) * page
         self._address = device.allocate(max(whole, OWN_SEGMENT), stream)
 
     def save(self, addresses: Int64s) -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from memtriage.allocator.settings import MIB
+from memtriage.allocator.settings import MIB, SEGMENT_STEP
 from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.treat.compact.holds import Holds
 from memtriage.treat.compact.islands import Island
 from memtriage.treat.compact.keep import OnHost
 from memtriage.treat.compact.plan import Bin, Group, Plan, bins_for, by_size
 from memtriage.treat.compact.prepare import Prepared
-from memtriage.treat.compact.relocate import Relocation
+from memtriage.treat.compact.relocate import Batch, Relocation
 from memtriage.treat.device.layout import FREE, Int64s, Layout
 from memtriage.treat.device.protocol import Device, Storage, is_out_of_memory
 
@@ -46,16 +46,30 @@ class Mover:
         layout: as the plan was made from.
         storages: of the blocks to move, by index in the layout.
         prepared: bins that are there already.
+        emptying: told when the driver is about to take emptied segments back, which may take long.
     """
 
     def __init__(
-        self, device: Device, layout: Layout, storages: Mapping[int, Storage], prepared: Prepared
+        self,
+        device: Device,
+        layout: Layout,
+        storages: Mapping[int, Storage],
+        prepared: Prepared,
+        emptying: Callable[[], None],
     ) -> None:
         self._device = device
         self._layout = layout
         self._storages = storages
         self._prepared = prepared
+        self._emptying = emptying
+        self._batches: dict[int, Batch] = {}
         self.moved = Moved()
+
+    def prepare(self, plan: Plan) -> None:
+        """Make what `run` will need of the plan; nothing is asked of the device, so any thread may."""
+        for number, group in enumerate(plan.groups):
+            if group.way == "scratch":
+                self._batches[number] = self._batch(_blocks(group))
 
     def run(self, plan: Plan) -> None:
         """Do all groups; the cache is left to the caller to empty.
@@ -71,8 +85,7 @@ class Mover:
                     self._device.empty_cache()
                 self._direct(index, group)
             elif sum(one.live for one in group.islands) <= self._device.available() - SPARE:
-                blocks = [block for one in group.bins for block in one.blocks]
-                self._relocate(index, group, group.islands, blocks)
+                self._relocate(index, group, group.islands, _blocks(group))
             else:
                 self._in_batches(group, group.islands)
 
@@ -179,17 +192,18 @@ class Mover:
             blocks: in the order in which they are to be allocated.
             on_host: copy to the host.
         """
-        storages = list(map(self._storages.__getitem__, blocks))
-        index = np.array(blocks, np.int64)
+        made_before = self._batches.pop(number, None) if number is not None else None
+        batch = made_before or self._batch(blocks)
+        storages, sizes = batch.storages, batch.sizes
         with Holds(self._device, group.stream, self._layout.settings) as holds:
-            # A copy in a segment that is to go would keep it.
+            # A copy in a segment that is to go would keep it. An expandable one also grows from any hole at
+            # its end.
             if not group.small:
-                asked = int(self._layout.requested[index].sum())
-                holds.take_holes(self._layout, islands, at_least=asked)
-            relocation = self._relocation(group, storages, self._layout.address[index], on_host)
-        sizes = relocation.sizes
+                holds.take_holes(self._layout, islands, at_least=0 if group.expandable else sum(sizes))
+            relocation = self._relocation(group, batch, on_host)
 
         def refill() -> None:
+            self._emptying()
             self._device.empty_cache()
             if group.expandable:
                 return
@@ -210,20 +224,22 @@ class Mover:
 
         # Small ones: the segments just emptied take them in again, packed; what is left over goes back.
         relocation.run(None if group.small and not group.expandable else refill)
-        moved = self._count(index)
+        moved = self._count(np.array(blocks, np.int64))
         if isinstance(relocation.keep, OnHost):
             self.moved.through_host += moved
 
-    def _relocation(
-        self, group: Group, storages: Sequence[Storage], addresses: Int64s, on_host: bool
-    ) -> Relocation:
+    def _batch(self, blocks: Sequence[int]) -> Batch:
+        return Batch(list(map(self._storages.__getitem__, blocks)), self._layout.address[np.array(blocks)])
+
+    def _relocation(self, group: Group, batch: Batch, on_host: bool) -> Relocation:
         if not on_host:
+            page = self._layout.settings.large_segment_size if group.expandable else SEGMENT_STEP
             try:
-                return Relocation(self._device, storages, addresses, group.stream, on_host=False)
+                return Relocation(self._device, batch, group.stream, on_host=False, page=page)
             except NO_ROOM as error:
                 if not is_out_of_memory(error):
                     raise
-        return Relocation(self._device, storages, addresses, group.stream, on_host=True)
+        return Relocation(self._device, batch, group.stream, on_host=True)
 
     def _room(self, group: Group) -> int:
         """Bytes that a copy on the device may have: new memory, or the largest hole there is."""
@@ -241,6 +257,11 @@ class Mover:
         self.moved.storages += len(blocks)
         self.moved.bytes += moved
         return moved
+
+
+def _blocks(group: Group) -> list[int]:
+    """Of all its bins, in order."""
+    return [block for one in group.bins for block in one.blocks]
 
 
 def _batches(islands: Sequence[Island], room: int) -> Iterator[list[Island]]:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Final
 
@@ -19,7 +19,7 @@ from memtriage.treat.compact.plan import Movable, Plan, make_plan, tolerated
 from memtriage.treat.compact.prepare import Prepared, give_back, make_bins
 from memtriage.treat.compact.result import DeviceCompaction, Refusal
 from memtriage.treat.device.layout import AWAITING, Layout
-from memtriage.treat.device.protocol import Device, Storage, Use, is_out_of_memory
+from memtriage.treat.device.protocol import Device, Use, is_out_of_memory
 from memtriage.treat.device.shield import Beside
 from memtriage.treat.device.simulated import simulate
 
@@ -32,8 +32,8 @@ Find = Callable[[Layout, Sequence[int]], Movable]
 """Finds the storages of blocks; may be asked again for others."""
 Hope = tuple[Layout, Plan]
 """What is to be done if all blocks can move."""
-Order = tuple[Plan, Mapping[int, Storage]]
-"""What is to be done, and the storages of the blocks."""
+Order = tuple[Plan, Mover]
+"""What is to be done, and what does it."""
 
 
 def compact_device(device: Device, find: Find) -> DeviceCompaction:
@@ -51,16 +51,18 @@ def compact_device(device: Device, find: Find) -> DeviceCompaction:
             device.empty_cache()
             use = device.use()
             return DeviceCompaction(device.name, before, use, use, seconds=time.perf_counter() - began)
-        read = device.snapshot()
         movable, prepared = Movable(), Prepared(device)
-        under_way, leaving = threading.Event(), threading.Event()
+        stage = Stages()
+        starts: SimpleQueue[bool] = SimpleQueue()
         hopes: SimpleQueue[Hope | None] = SimpleQueue()
         orders: SimpleQueue[Order | None] = SimpleQueue()
         try:
-            working = Beside(lambda: _work(prepared, under_way, hopes, orders, leaving))
+            working = Beside(lambda: _work(prepared, stage, starts, hopes, orders))
             try:
+                read = device.snapshot()
+                starts.put(True)
                 # What follows holds the interpreter for long: not before the driver has begun its work.
-                under_way.wait()
+                stage.under_way.wait()
                 layout = read()
                 sight = look(layout)
                 plan = hoped = make_plan(layout, sight.open, None, before.allocated)
@@ -73,16 +75,21 @@ def compact_device(device: Device, find: Find) -> DeviceCompaction:
                     movable.storages.update(rest.storages)
                     movable.reasons.update(rest.reasons)
                     plan = make_plan(layout, sight.open, movable.storages.keys(), before.allocated)
-                orders.put((plan, movable.storages))
-                leaving.wait()
+                mover = Mover(device, layout, movable.storages, prepared, stage.emptying.set)
+                mover.prepare(plan)
+                orders.put((plan, mover))
+                del mover
                 # What is left to do here is done while the driver works.
+                stage.emptying.wait()
                 del read
                 if hoped.groups and plan is hoped:
                     movable.reasons.update(find(layout, sight.asked(layout, hoped.blocks)).reasons)
                 refused = sight.refusals(layout, movable.reasons)
+                stage.leaving.wait()
                 movable.storages.clear()
             finally:
-                hopes.put(None)  # So that it ends, too, when this was cut short.
+                starts.put(False)  # So that it ends, too, when this was cut short.
+                hopes.put(None)
                 orders.put(None)
                 moved, stopped = working.result()
         finally:
@@ -120,26 +127,43 @@ def predict_device(device: Device, find: Find) -> DeviceCompaction:
     return replace(done, device=device.name, before=before, predicted=done.after, after=None, seconds=seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """How far the work beside has come. All are set when it has ended, too.
+
+    Attributes:
+        under_way: the driver's work begins.
+        emptying: the driver is at work for long, moves under way or done.
+        leaving: only the driver's work is left.
+    """
+
+    under_way: threading.Event = field(default_factory=threading.Event)
+    emptying: threading.Event = field(default_factory=threading.Event)
+    leaving: threading.Event = field(default_factory=threading.Event)
+
+
 def _work(
     prepared: Prepared,
-    under_way: threading.Event,
+    stage: Stages,
+    starts: SimpleQueue[bool],
     hopes: SimpleQueue[Hope | None],
     orders: SimpleQueue[Order | None],
-    leaving: threading.Event,
 ) -> tuple[Moved, str | None]:
     """All that the allocator is asked for, in one thread: what was moved, and why it ended early.
 
     Args:
         prepared: of the device.
-        under_way: set when the driver's work begins.
+        stage: told of the progress.
+        starts: gives whether to do anything.
         hopes: gives what can be prepared while it is not known yet whose the blocks are; None for nothing.
         orders: gives what is to be done then; None for nothing.
-        leaving: set when only the driver's work is left.
     """
     try:
         # What the caller has entered does not hold in another thread.
         with prepared.device.entered():
-            under_way.set()
+            if not starts.get():
+                return Moved(), None
+            stage.under_way.set()
             give_back(prepared)
             hope = hopes.get()
             if hope is None:
@@ -149,24 +173,18 @@ def _work(
             order = orders.get()
             if order is None:
                 return Moved(), None
-            plan, storages = order
+            plan, mover = order
             if plan is not hoped:
                 prepared.drop()
-            return _move(prepared, layout, plan, storages, leaving)
+            return _move(prepared, plan, mover, stage)
     finally:
-        under_way.set()
-        leaving.set()
+        stage.under_way.set()
+        stage.emptying.set()
+        stage.leaving.set()
 
 
-def _move(
-    prepared: Prepared,
-    layout: Layout,
-    plan: Plan,
-    storages: Mapping[int, Storage],
-    leaving: threading.Event,
-) -> tuple[Moved, str | None]:
+def _move(prepared: Prepared, plan: Plan, mover: Mover, stage: Stages) -> tuple[Moved, str | None]:
     device = prepared.device
-    mover = Mover(device, layout, storages, prepared)
     stopped = None
     try:
         mover.run(plan)
@@ -177,7 +195,8 @@ def _move(
     if plan.groups:
         prepared.drop()
         device.synchronize()
-        leaving.set()
+        stage.emptying.set()
+        stage.leaving.set()
         device.empty_cache()
     return mover.moved, stopped
 

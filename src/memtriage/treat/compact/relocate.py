@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from memtriage.allocator.settings import MIN_BLOCK
+from memtriage.allocator.settings import MIN_BLOCK, SEGMENT_STEP
 from memtriage.model.units import size
 from memtriage.treat.compact.keep import Keep, OnDevice, OnHost
 from memtriage.treat.device.layout import Int64s
@@ -48,39 +48,55 @@ class CompactionError(RuntimeError):
         self._relocation.keep.drop()
 
 
+class Batch:
+    """Storages that move together. All about them that can be known before anything is done.
+
+    Args:
+        storages: in the order in which they are to be allocated again.
+        addresses: where they are.
+
+    Attributes:
+        storages, addresses: the same.
+        sizes: of the storages.
+        offsets: where each begins in a copy of all, one after the other.
+        by_address: the storages in the order of their addresses.
+    """
+
+    def __init__(self, storages: Sequence[Storage], addresses: Int64s) -> None:
+        self.storages = storages
+        self.addresses = addresses
+        self.sizes = list(map(_NBYTES, storages))
+        steps = -(-np.array(self.sizes, np.int64) // MIN_BLOCK) * MIN_BLOCK
+        self.offsets: Int64s = np.cumsum(steps) - steps
+        self.by_address = list(map(storages.__getitem__, np.argsort(addresses).tolist()))
+
+
 class Relocation:
     """Some storages of one stream, and the copy of their values.
 
     Args:
         device: where they are.
-        storages: to be moved, in the order in which they are to be allocated again.
-        addresses: where they are.
+        batch: to be moved.
         stream: whose allocations they are.
         on_host: keep the copy on the host.
+        page: what segments are made in multiples of.
 
     Raises:
         RuntimeError, MemoryError: there is no room for the copy; nothing has changed.
     """
 
     def __init__(
-        self,
-        device: Device,
-        storages: Sequence[Storage],
-        addresses: Int64s,
-        stream: int,
-        *,
-        on_host: bool,
+        self, device: Device, batch: Batch, stream: int, *, on_host: bool, page: int = SEGMENT_STEP
     ) -> None:
         self._device = device
-        self._storages = storages
-        self._old = addresses
+        self._batch = batch
+        self._storages = batch.storages
         self._stream = stream
-        self.sizes = list(map(_NBYTES, storages))
-        sizes = np.array(self.sizes, np.int64)
-        steps = -(-sizes // MIN_BLOCK) * MIN_BLOCK
-        offsets = np.cumsum(steps) - steps
+        sizes = np.array(batch.sizes, np.int64)
         self.keep: Keep = (
-            OnHost(device, offsets, sizes) if on_host else OnDevice(device, offsets, sizes, stream)
+            OnHost(device, batch.offsets, sizes)
+            if on_host
+            else OnDevice(device, batch.offsets, sizes, stream, page)
         )
 
     def run(self, refill: Callable[[], None] | None) -> None:
@@ -91,17 +107,15 @@ class Relocation:
             BaseException: whatever a step raised; every storage has its values, wherever it now is.
         """
         try:
-            self.keep.save(self._old)
+            self.keep.save(self._batch.addresses)
         except BaseException:
             self.keep.drop()
             raise
         try:
             # In order of address, so that each merges with the hole that the last one left.
-            order = np.argsort(self._old).tolist()
-            by_address = list(map(self._storages.__getitem__, order))
-            self._device.resize(by_address, [0] * len(order), self._stream)
+            self._device.resize(self._batch.by_address, [0] * len(self._storages), self._stream)
             if refill is None:
-                self._device.resize(self._storages, self.sizes, self._stream)
+                self._device.resize(self._storages, self._batch.sizes, self._stream)
                 self._load()
             else:
                 refill()
@@ -115,7 +129,9 @@ class Relocation:
         """Give memory to the storages that have none, then copy all values to all of them."""
         empty = [index for index, nbytes in enumerate(map(_NBYTES, self._storages)) if nbytes == 0]
         self._device.resize(
-            [self._storages[index] for index in empty], [self.sizes[index] for index in empty], self._stream
+            [self._storages[index] for index in empty],
+            [self._batch.sizes[index] for index in empty],
+            self._stream,
         )
         self._load()
 
@@ -128,8 +144,9 @@ class Relocation:
             return
         if isinstance(self.keep, OnDevice) and self._moved_to_host(self.keep) and self._tried():
             return
+        lost = size(sum(self._batch.sizes))
         text = (
-            f"{len(self._storages)} storages ({size(sum(self.sizes))}) could not get their memory back "
+            f"{len(self._storages)} storages ({lost}) could not get their memory back "
             f"after a failure ({type(error).__name__}: {error}); this error keeps their values: free "
             "device memory, then call its restore()"
         )
