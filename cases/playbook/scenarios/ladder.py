@@ -52,9 +52,9 @@ class Beforehand:
         alone = [one for one in entries if RUNGS[one].conf or (device == "cpu" and RUNGS[one].absent_on_cpu)]
         shared = [one for one in entries if one not in alone]
         arguments = ["measure.py", *shared, *(("--tiny",) if device == "cpu" else ())]
-        threads = {
-            "OMP_NUM_THREADS": "1" if device == "cpu" else str(len(os.sched_getaffinity(0)))
-        }  # M10 steps on the host
+        # M10 steps on the host. Either of these two holds torch to the fewer threads.
+        cores = "1" if device == "cpu" else str(len(os.sched_getaffinity(0)))
+        threads = {"OMP_NUM_THREADS": cores, "MKL_NUM_THREADS": cores}
         for line in lines_of(*arguments, environment=threads) if shared else ():
             if line.startswith("{"):
                 found = json.loads(line)

@@ -51,16 +51,14 @@ def compact_device(device: Device, find: Find) -> DeviceCompaction:
             device.empty_cache()
             use = device.use()
             return DeviceCompaction(device.name, before, use, use, seconds=time.perf_counter() - began)
+        read = device.snapshot()
         movable, prepared = Movable(), Prepared(device)
         stage = Stages()
-        starts: SimpleQueue[bool] = SimpleQueue()
         hopes: SimpleQueue[Hope | None] = SimpleQueue()
         orders: SimpleQueue[Order | None] = SimpleQueue()
         try:
-            working = Beside(lambda: _work(prepared, stage, starts, hopes, orders))
+            working = Beside(lambda: _work(prepared, stage, hopes, orders))
             try:
-                read = device.snapshot()
-                starts.put(True)
                 # What follows holds the interpreter for long: not before the driver has begun its work.
                 stage.under_way.wait()
                 layout = read()
@@ -88,8 +86,7 @@ def compact_device(device: Device, find: Find) -> DeviceCompaction:
                 stage.leaving.wait()
                 movable.storages.clear()
             finally:
-                starts.put(False)  # So that it ends, too, when this was cut short.
-                hopes.put(None)
+                hopes.put(None)  # So that it ends, too, when this was cut short.
                 orders.put(None)
                 moved, stopped = working.result()
         finally:
@@ -145,7 +142,6 @@ class Stages:
 def _work(
     prepared: Prepared,
     stage: Stages,
-    starts: SimpleQueue[bool],
     hopes: SimpleQueue[Hope | None],
     orders: SimpleQueue[Order | None],
 ) -> tuple[Moved, str | None]:
@@ -154,15 +150,12 @@ def _work(
     Args:
         prepared: of the device.
         stage: told of the progress.
-        starts: gives whether to do anything.
         hopes: gives what can be prepared while it is not known yet whose the blocks are; None for nothing.
         orders: gives what is to be done then; None for nothing.
     """
     try:
         # What the caller has entered does not hold in another thread.
         with prepared.device.entered():
-            if not starts.get():
-                return Moved(), None
             stage.under_way.set()
             give_back(prepared)
             hope = hopes.get()
