@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from statistics import median
 from typing import Any, Final
 
@@ -119,28 +120,41 @@ def targets(results: Mapping[str, Any]) -> str:
 
 
 def turns(results: Mapping[str, Any]) -> str:
-    """Runs in which two treatments took turns within one process."""
-    rows = []
-    for run in results["runs"]:
-        measured = run["turns"][results["warm_up"] :]
-        plain, treated = (
-            [one["seconds"] for one in measured if one["treatment"] == name] for name in ("none", "memtriage")
-        )
-        found = ratio([treated], [plain])
-        assert found is not None
-        middle, interval = found
-        assert interval is not None
-        rows.append(
-            [
-                str(run["micro_batches"]), str(min(len(plain), len(treated))),
-                f"{median(plain):.2f} s", f"{median(treated):.2f} s", f"{middle:.4f}",
-                f"{interval.low:.4f} to {interval.high:.4f} ({100 * interval.confidence:.0f} %)",
-            ]
-        )  # fmt: skip
+    """Runs in which two treatments took turns within one process, and all runs together."""
+    runs = [
+        (str(run["micro_batches"]), *_sides(run["turns"][results["warm_up"] :])) for run in results["runs"]
+    ]
+    rows = [_turns_row(title, [plain], [treated]) for title, plain, treated in runs]
+    rows.append(_turns_row("all runs", [plain for _, plain, _ in runs], [treated for *_, treated in runs]))
     columns = (
         "micro-batches", "pairs of turns", "plain FP8", "memtriage", "ratio, median of pairs", "its interval"
     )  # fmt: skip
     return f"{measured_on(results['about'])}\n\n{markdown(columns, rows)}"
+
+
+def _sides(turns: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+    """Seconds of both treatments' turns, which make pairs in order."""
+    plain = [one["seconds"] for one in turns if one["treatment"] == "none"]
+    treated = [one["seconds"] for one in turns if one["treatment"] == "memtriage"]
+    pairs = min(len(plain), len(treated))
+    return plain[:pairs], treated[:pairs]
+
+
+def _turns_row(title: str, plain: list[list[float]], treated: list[list[float]]) -> list[str]:
+    # Pairs are what is compared, whichever run they are of.
+    found = ratio([list(chain(*treated))], [list(chain(*plain))])
+    assert found is not None
+    middle, interval = found
+    assert interval is not None
+    alone = len(plain) == 1
+    return [
+        title,
+        str(sum(map(len, plain))),
+        f"{median(plain[0]):.2f} s" if alone else "",
+        f"{median(treated[0]):.2f} s" if alone else "",
+        f"{middle:.4f}",
+        f"{interval.low:.4f} to {interval.high:.4f} ({100 * interval.confidence:.0f} %)",
+    ]
 
 
 def blocks(results: Mapping[str, Any]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from memtriage.treat.compact.keep import OnHost
 from memtriage.treat.compact.plan import Bin, Group, Plan, bins_for, by_size
 from memtriage.treat.compact.prepare import Prepared
 from memtriage.treat.compact.relocate import Batch, Relocation
-from memtriage.treat.device.layout import FREE, Int64s, Layout
+from memtriage.treat.device.layout import FREE, Layout
 from memtriage.treat.device.protocol import Device, Storage, is_out_of_memory
 
 SPARE: Final = 64 * MIB
@@ -62,14 +62,14 @@ class Mover:
         self._storages = storages
         self._prepared = prepared
         self._emptying = emptying
-        self._batches: dict[int, Batch] = {}
+        self._ready: dict[int, tuple[Batch, int]] = {}
         self.moved = Moved()
 
     def prepare(self, plan: Plan) -> None:
         """Make what `run` will need of the plan; nothing is asked of the device, so any thread may."""
         for number, group in enumerate(plan.groups):
             if group.way == "scratch":
-                self._batches[number] = self._batch(_blocks(group))
+                self._ready[number] = self._batch(_blocks(group))
 
     def run(self, plan: Plan) -> None:
         """Do all groups; the cache is left to the caller to empty.
@@ -122,7 +122,7 @@ class Mover:
             if not is_out_of_memory(error):
                 raise
         finally:
-            self._count(index[:moved])
+            self._count(moved, sum(sizes[:moved]))
         return one.blocks[moved:]
 
     def _open_bin(self, number: int, group: Group, index: int, holds: Holds) -> bool:
@@ -192,8 +192,8 @@ class Mover:
             blocks: in the order in which they are to be allocated.
             on_host: copy to the host.
         """
-        made_before = self._batches.pop(number, None) if number is not None else None
-        batch = made_before or self._batch(blocks)
+        ready = None if number is None else self._ready.pop(number, None)
+        batch, nbytes = ready or self._batch(blocks)
         storages, sizes = batch.storages, batch.sizes
         with Holds(self._device, group.stream, self._layout.settings) as holds:
             # A copy in a segment that is to go would keep it. An expandable one also grows from any hole at
@@ -224,12 +224,15 @@ class Mover:
 
         # Small ones: the segments just emptied take them in again, packed; what is left over goes back.
         relocation.run(None if group.small and not group.expandable else refill)
-        moved = self._count(np.array(blocks, np.int64))
+        self._count(len(blocks), nbytes)
         if isinstance(relocation.keep, OnHost):
-            self.moved.through_host += moved
+            self.moved.through_host += nbytes
 
-    def _batch(self, blocks: Sequence[int]) -> Batch:
-        return Batch(list(map(self._storages.__getitem__, blocks)), self._layout.address[np.array(blocks)])
+    def _batch(self, blocks: Sequence[int]) -> tuple[Batch, int]:
+        """The storages of blocks, and the bytes of these."""
+        index = np.array(blocks, np.int64)
+        batch = Batch(list(map(self._storages.__getitem__, blocks)), self._layout.address[index])
+        return batch, int(self._layout.size[index].sum())
 
     def _relocation(self, group: Group, batch: Batch, on_host: bool) -> Relocation:
         if not on_host:
@@ -251,12 +254,10 @@ class Mover:
         ]
         return max([self._device.available() - SPARE, *holes])
 
-    def _count(self, blocks: Int64s) -> int:
-        """Note what was moved; its bytes."""
-        moved = int(self._layout.size[blocks].sum())
-        self.moved.storages += len(blocks)
-        self.moved.bytes += moved
-        return moved
+    def _count(self, storages: int, nbytes: int) -> None:
+        """Note what was moved."""
+        self.moved.storages += storages
+        self.moved.bytes += nbytes
 
 
 def _blocks(group: Group) -> list[int]:

@@ -188,8 +188,8 @@ def _move(prepared: Prepared, plan: Plan, mover: Mover, stage: Stages) -> tuple[
     if plan.groups:
         prepared.drop()
         device.synchronize()
-        stage.emptying.set()
         stage.leaving.set()
+        stage.emptying.set()  # last: what waits for it would hold the interpreter
         device.empty_cache()
     return mover.moved, stopped
 
