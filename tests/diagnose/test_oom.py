@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from memtriage.diagnose.errors import read_message
 from memtriage.diagnose.messages.message import OomFields
 from memtriage.diagnose.moment import Moment, Phase
-from memtriage.diagnose.oom import ADVICE, Cause, cause_of, describe
+from memtriage.diagnose.oom import ADVICE, Cause, cause_of, describe, name_the_leak
 from memtriage.model import Finding
 from memtriage.model.playbook import PLAYBOOK
 
@@ -274,3 +274,64 @@ def test_every_moment_gets_a_whole_finding(moment: Moment, text: str) -> None:
     assert found.mechanism is not None and found.mechanism.endswith(".") and "{" not in found.mechanism
     assert found.fix is not None and found.fix.endswith(".")
     assert all(found.evidence)
+
+
+def leak(device: str = "cuda:0", **rate: int) -> Finding:
+    return Finding(kind="leak", device=device, holder="train.losses[*]", fix="append loss.detach()", **rate)
+
+
+FITTED = {
+    "growth": replace(LATE, input_elements=300, largest_input_before=900),
+    "unmeasured": LATE,
+    "later optimizer step": replace(LATE, phase="optimizer"),
+}
+
+
+@pytest.mark.parametrize("cause", FITTED)
+@pytest.mark.parametrize(
+    ("rate", "said"),
+    [
+        ({"bytes_per_step": 30 * MIB}, "30.0 MiB per step over 40 steps is 1.2 GiB by now"),
+        ({"bytes_per_microbatch": 60 * MIB}, "60.0 MiB per micro-batch over 40 is 2.3 GiB by now"),
+    ],
+)
+def test_a_leak_that_led_there_is_named_and_its_cure_is_the_fix(
+    cause: Cause, rate: dict[str, int], said: str
+) -> None:
+    holders = [("autograd context", 3 * GIB)]
+    died = describe(FULL, FITTED[cause], OomFields(device="cuda:0", requested=GIB), holders, None)
+    assert cause_of(FULL, FITTED[cause], "cuda:0", holders) == cause
+    name_the_leak(died, [leak(bytes_per_step=1), leak(**rate)], 40, 40)
+    assert died.mechanism is not None
+    assert re.search(rf"fitted(?: before)?: a leak of {said}; most of what was alive: auto", died.mechanism)
+    assert died.fix == "Cure the leak of train.losses[*]: append loss.detach()"
+    assert died.playbook == "M20"
+    bare = describe(FULL, FITTED[cause], OomFields(device="cuda:0", requested=GIB), [], None)
+    name_the_leak(bare, [leak(**rate)], 40, 40)
+    assert bare.mechanism is not None
+    assert bare.mechanism.endswith(f": a leak of {said}.")
+
+
+@pytest.mark.parametrize(
+    ("moment", "leaks"),
+    [
+        pytest.param(LATE, [], id="no-leak"),
+        pytest.param(LATE, [leak(bytes_per_step=20 * MIB)], id="less-than-was-asked-for"),
+        pytest.param(LATE, [leak("cpu", bytes_per_step=GIB)], id="elsewhere"),
+        pytest.param(replace(LATE, step=0, backwards=0), [leak(bytes_per_step=GIB)], id="first-forward"),
+        pytest.param(
+            replace(LATE, input_elements=900, largest_input_before=300),
+            [leak(bytes_per_step=GIB)],
+            id="longest-batch",
+        ),
+    ],
+)
+def test_a_leak_that_did_not_lead_there_changes_nothing(moment: Moment, leaks: list[Finding]) -> None:
+    died = describe(FULL, moment, OomFields(device="cuda:0", requested=GIB), [], None)
+    before = said_of(died)
+    name_the_leak(died, leaks, 40, 40)
+    assert said_of(died) == before
+
+
+def said_of(finding: Finding) -> tuple[str | None, str | None, str | None]:
+    return finding.mechanism, finding.fix, finding.playbook

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Final, Literal
 
 from memtriage.diagnose.figures import POLICY, judge_figures
@@ -186,6 +187,10 @@ ADVICE: Final[Mapping[Cause, Advice]] = {
     ),
 }
 
+_HAD_FITTED: Final = ("M19", "M20")
+"""Entries of the causes that hold where earlier attempts had fitted."""
+_GROWN: Final = re.compile(r"(fitted(?: before)?): [^;]+?(;|\.$)")
+"""What `ADVICE` says of those causes: where it names what may have grown."""
 _OPTIMIZER_STATE: Final = "optimizer state"
 _SHOWN_HOLDERS: Final = 3
 
@@ -239,6 +244,40 @@ def describe(
         step=moment.step,
         evidence=evidence,
     )
+
+
+def name_the_leak(died: Finding, leaks: Sequence[Finding], steps: int, backwards: int) -> None:
+    """Say in the finding of an out-of-memory error that a leak led there, if one did.
+
+    One did where earlier attempts had fitted, and what leaked on that device since the beginning is at least
+    what the failing call asked for.
+
+    Args:
+        died: from `describe`; changed in place.
+        leaks: findings of the same process.
+        steps, backwards: completed until then.
+    """
+    if died.playbook not in _HAD_FITTED or died.bytes is None:
+        return
+    grown = [
+        (each.bytes_per_step * steps, each)
+        if each.bytes_per_step is not None
+        else ((each.bytes_per_microbatch or 0) * backwards, each)
+        for each in leaks
+        if each.kind in ("leak", "garbage_cycle") and each.device == died.device
+    ]
+    nbytes, leak = max(grown, key=itemgetter(0), default=(0, died))
+    if nbytes < died.bytes:
+        return
+    rate = (
+        f"{size(leak.bytes_per_step)} per step over {steps:,} steps"
+        if leak.bytes_per_step is not None
+        else f"{size(leak.bytes_per_microbatch)} per micro-batch over {backwards:,}"
+    )
+    of = leak.holder or "something without a holder"
+    died.mechanism = _GROWN.sub(rf"\1: a leak of {rate} is {size(nbytes)} by now\2", died.mechanism or "")
+    died.fix = f"Cure the leak of {of}" + (f": {leak.fix}" if leak.fix else ".")
+    died.playbook = "M20"
 
 
 def cause_of(error_text: str, moment: Moment, device: str, holders: Sequence[tuple[str, int]] = ()) -> Cause:
