@@ -22,6 +22,12 @@ from memtriage.treat.device.layout import ACTIVE, Layout
 SIZE = 4096
 
 
+@pytest.fixture(autouse=True)
+def memory_of_the_host_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CUDA build of torch can tell that no storage here is of its CUDA allocator."""
+    monkeypatch.delattr(torch._C, "_has_Standard_Deleter", raising=False)
+
+
 def layout_of(*addresses: int) -> Layout:
     """Blocks of `SIZE` bytes."""
     column = np.array(sorted(addresses), np.int64)
@@ -252,6 +258,7 @@ FROZEN = """
     sys.path.insert(0, {tests!r})
     from treat_storages import address_of, bytes_of, find
 
+    vars(torch._C).pop("_has_Standard_Deleter", None)
     before = bytes_of()
     gc.freeze()
     assert not find(address_of(before)).reasons, "frozen before the first call"

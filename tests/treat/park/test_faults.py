@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -152,13 +153,15 @@ def test_host_memory_is_refused_before_anything_moves(monkeypatch: pytest.Monkey
 def test_the_host_refuses_a_chunk_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[arena_module.PinnedMemory] = []
     closed: list[arena_module.PinnedMemory] = []
+    one_at_a_time = threading.Lock()
 
     class Scarce(arena_module.PinnedMemory):
         def __init__(self, nbytes: int, *, pin: bool) -> None:
-            if len(made) == 2:
-                raise MemoryError("no more")
-            super().__init__(nbytes, pin=pin)
-            made.append(self)
+            with one_at_a_time:  # chunks are made by several threads
+                if len(made) == 2:
+                    raise MemoryError("no more")
+                super().__init__(nbytes, pin=pin)
+                made.append(self)
 
         def close(self) -> None:
             closed.append(self)
