@@ -51,20 +51,14 @@ def backward_runs() -> bool:
     The engine frees what nodes have saved without holding the interpreter: they must not be read meanwhile.
     Told by Python's stacks, where every way into the engine leaves the frame of `_engine_run_backward`.
     """
-    top: FrameType | None = None
-    frame: FrameType | None = None
-    try:
-        for top in current_frames().values():
-            frame = top
-            while frame is not None:
-                code = frame.f_code
-                if code.co_name == _ENGINE and code.co_filename.endswith(_ENGINE_FILE):
-                    return True
-                frame = frame.f_back
-        return False
-    finally:
-        # The frame of this function is among them: a cycle, which would keep its callers' variables alive.
-        top = frame = None
+    for top in current_frames().values():
+        frame: FrameType | None = top
+        while frame is not None:
+            code = frame.f_code
+            if code.co_name == _ENGINE and code.co_filename.endswith(_ENGINE_FILE):
+                return True
+            frame = frame.f_back
+    return False
 
 
 _ENGINE: Final = "_engine_run_backward"

@@ -50,12 +50,18 @@ def _every(name: str) -> bool:
 def current_frames() -> dict[int, FrameType]:
     """`sys._current_frames()`: the innermost frame of each thread, by its identifier.
 
+    Of the calling thread it is the one that called the function which asks. That function would meet its own
+    frame otherwise, in a variable of its own: a cycle, which keeps the variables of all its callers alive
+    until the collector comes.
+
     Automatic collection is off meanwhile. CPython before 3.11.9 and 3.12.3 holds a lock of the interpreter
     while it makes the dict: a collection just then may hand the interpreter to a thread that needs that lock,
     and the process hangs for ever (gh-106883).
     """
     with collector_paused():
-        return sys._current_frames()
+        found = sys._current_frames()
+    found[threading.get_ident()] = sys._getframe(2)
+    return found
 
 
 def running_frames(skip_file: Callable[[str], bool]) -> Iterator[tuple[str | None, FrameType]]:
@@ -69,19 +75,13 @@ def running_frames(skip_file: Callable[[str], bool]) -> Iterator[tuple[str | Non
     """
     names = {t.ident: t.name for t in threading.enumerate()}
     programs_own = (threading.main_thread().ident, threading.get_ident())
-    top: FrameType | None = None
-    frame: FrameType | None = None
-    try:
-        for ident, top in current_frames().items():
-            name = None if ident in programs_own else names.get(ident, f"id {ident}")
-            frame = top
-            while frame is not None:
-                if not skip_file(frame.f_code.co_filename):
-                    yield name, frame
-                frame = frame.f_back
-    finally:
-        # The frame of this generator is among them: a cycle, which would keep all below it alive.
-        top = frame = None
+    for ident, top in current_frames().items():
+        name = None if ident in programs_own else names.get(ident, f"id {ident}")
+        frame: FrameType | None = top
+        while frame is not None:
+            if not skip_file(frame.f_code.co_filename):
+                yield name, frame
+            frame = frame.f_back
 
 
 def _variable_names(code: CodeType) -> tuple[str, ...]:
