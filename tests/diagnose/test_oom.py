@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from memtriage.diagnose.errors import read_message
 from memtriage.diagnose.messages.message import OomFields
 from memtriage.diagnose.moment import Moment, Phase
-from memtriage.diagnose.oom import ADVICE, Cause, cause_of, describe, name_the_leak
+from memtriage.diagnose.oom import ADVICE, Cause, cause_of, describe
 from memtriage.model import Finding
 from memtriage.model.playbook import PLAYBOOK
 
@@ -299,15 +299,15 @@ def test_a_leak_that_led_there_is_named_and_its_cure_is_the_fix(
     cause: Cause, rate: dict[str, int], said: str
 ) -> None:
     holders = [("autograd context", 3 * GIB)]
-    died = describe(FULL, FITTED[cause], OomFields(device="cuda:0", requested=GIB), holders, None)
+    fields = OomFields(device="cuda:0", requested=GIB)
+    leaks = [leak(bytes_per_step=1), leak(**rate)]
+    died = describe(FULL, FITTED[cause], fields, holders, None, leaks=leaks)
     assert cause_of(FULL, FITTED[cause], "cuda:0", holders) == cause
-    name_the_leak(died, [leak(bytes_per_step=1), leak(**rate)], 40, 40)
     assert died.mechanism is not None
     assert re.search(rf"fitted(?: before)?: a leak of {said}; most of what was alive: auto", died.mechanism)
     assert died.fix == "Cure the leak of train.losses[*]: append loss.detach()"
     assert died.playbook == "M20"
-    bare = describe(FULL, FITTED[cause], OomFields(device="cuda:0", requested=GIB), [], None)
-    name_the_leak(bare, [leak(**rate)], 40, 40)
+    bare = describe(FULL, FITTED[cause], fields, [], None, leaks=leaks)
     assert bare.mechanism is not None
     assert bare.mechanism.endswith(f": a leak of {said}.")
 
@@ -327,11 +327,5 @@ def test_a_leak_that_led_there_is_named_and_its_cure_is_the_fix(
     ],
 )
 def test_a_leak_that_did_not_lead_there_changes_nothing(moment: Moment, leaks: list[Finding]) -> None:
-    died = describe(FULL, moment, OomFields(device="cuda:0", requested=GIB), [], None)
-    before = said_of(died)
-    name_the_leak(died, leaks, 40, 40)
-    assert said_of(died) == before
-
-
-def said_of(finding: Finding) -> tuple[str | None, str | None, str | None]:
-    return finding.mechanism, finding.fix, finding.playbook
+    fields = OomFields(device="cuda:0", requested=GIB)
+    assert describe(FULL, moment, fields, [], None, leaks=leaks) == describe(FULL, moment, fields, [], None)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter
 from typing import Final, Literal
 
 from memtriage.diagnose.figures import POLICY, judge_figures
 from memtriage.diagnose.messages.message import SUM_ERROR, OomFields
 from memtriage.diagnose.moment import Moment
 from memtriage.model.explanation import Label
-from memtriage.model.findings import DEVICE_HOST, Finding
+from memtriage.model.findings import DEVICE_HOST, GROWING, Finding
 from memtriage.model.units import size
 
 _SHARED_MEMORY: Final = re.compile(r"bus error|shared memory|</torch_\w+>", re.IGNORECASE)
@@ -53,12 +53,14 @@ class Advice:
         why: the mechanism; `{phase}` and `{asked}` ("asked for 2.0 GiB") are filled in.
         fix: what to do, the first thing first.
         fix_on_cpu: the same for tensors on the CPU, where it differs.
+        suspects: where earlier attempts had fitted, what may have changed since; ends the mechanism.
     """
 
     entry: str
     why: str
     fix: str
     fix_on_cpu: str | None = None
+    suspects: str | None = None
 
 
 ADVICE: Final[Mapping[Cause, Advice]] = {
@@ -160,37 +162,34 @@ ADVICE: Final[Mapping[Cause, Advice]] = {
     ),
     "later optimizer step": Advice(
         "M20",
-        "The optimizer step {asked} although an earlier one fitted: something alive has grown since, this "
-        "step creates state that earlier ones did not, or free memory is in more pieces",
+        "The optimizer step {asked} although an earlier one fitted",
         "Compare allocated at the end of each step: if it rises, a leak led here; if not, look for "
         "parameters or optimizers that join later; fused=True or foreach=False spares temporaries as large "
         "as the weights.",
         "Compare memory in use at the end of each step: if it rises, a leak led here; if not, look for "
         "parameters or optimizers that join later.",
+        suspects="something alive has grown since, this step creates state that earlier ones did not, or "
+        "free memory is in more pieces",
     ),
     "growth": Advice(
         "M20",
-        "The {phase} {asked} although a batch at least as large had fitted before: something alive has grown "
-        "since, or free memory is in more pieces",
+        "The {phase} {asked} although a batch at least as large had fitted before",
         "Compare allocated with reserved at the same point of each step: where allocated rises, find what "
         "keeps it and detach() what is stored; where only reserved rises, turn on expandable segments (M8).",
         "Compare memory in use at the same point of each step: where it rises, find what keeps it and "
         "detach() what is stored.",
+        suspects="something alive has grown since, or free memory is in more pieces",
     ),
     "unmeasured": Advice(
         "M19",
-        "The {phase} {asked} although earlier ones had fitted: this batch is larger, something alive has "
-        "grown since, or free memory is in more pieces",
+        "The {phase} {asked} although earlier ones had fitted",
         "Compare memory in use at the same point of each step, and the sizes of the batches: where memory "
         "rises, find what keeps it and detach() what is stored; where this batch was the largest, cap or "
         "bucket lengths (M16).",
+        suspects="this batch is larger, something alive has grown since, or free memory is in more pieces",
     ),
 }
 
-_HAD_FITTED: Final = ("M19", "M20")
-"""Entries of the causes that hold where earlier attempts had fitted."""
-_GROWN: Final = re.compile(r"(fitted(?: before)?): [^;]+?(;|\.$)")
-"""What `ADVICE` says of those causes: where it names what may have grown."""
 _OPTIMIZER_STATE: Final = "optimizer state"
 _SHOWN_HOLDERS: Final = 3
 
@@ -203,8 +202,9 @@ def describe(
     limit_source: str | None,
     *,
     factored: str | None = None,
+    leaks: Sequence[Finding] = (),
 ) -> Finding:
-    """Make the finding of an out-of-memory error. A leak that led to it is a finding of its own.
+    """Make the finding of an out-of-memory error. A leak that led to it is a finding of its own, and named.
 
     Its `step` is the number of completed optimizer steps, its `bytes` what the failing call asked for.
 
@@ -215,12 +215,16 @@ def describe(
         holders: the largest live owners at that instant, with their bytes; empty where none were counted.
         limit_source: what sets the limit that was hit, in words (`cgroup memory.max, 8.0 GiB`).
         factored: the request as a product, from `factor_request`.
+        leaks: what the process was found to leak.
     """
     device = fields.device or moment.device
     cause = cause_of(error_text, moment, device, holders)
     advice = ADVICE[cause]
     fix = advice.fix_on_cpu if device == "cpu" and advice.fix_on_cpu is not None else advice.fix
     proof = _proof(error_text, fields, device)
+    if proof is not None and proof.first:
+        fix = f"{proof.first} {fix}"
+    leaked = None if advice.suspects is None else _leaked(leaks, fields.requested, moment, device)
     evidence = [
         _when(moment),
         _where(error_text, device),
@@ -237,47 +241,13 @@ def describe(
         kind="out_of_memory",
         device=device,
         bytes=fields.requested,
-        mechanism=_mechanism(advice, moment, fields, holders),
-        fix=f"{proof.first} {fix}" if proof is not None and proof.first else fix,
-        playbook=advice.entry,
+        mechanism=_mechanism(advice, moment, fields, holders, leaked),
+        fix=fix if leaked is None else leaked.cure,
+        playbook=advice.entry if leaked is None else "M20",
         phase=moment.phase,
         step=moment.step,
         evidence=evidence,
     )
-
-
-def name_the_leak(died: Finding, leaks: Sequence[Finding], steps: int, backwards: int) -> None:
-    """Say in the finding of an out-of-memory error that a leak led there, if one did.
-
-    One did where earlier attempts had fitted, and what leaked on that device since the beginning is at least
-    what the failing call asked for.
-
-    Args:
-        died: from `describe`; changed in place.
-        leaks: findings of the same process.
-        steps, backwards: completed until then.
-    """
-    if died.playbook not in _HAD_FITTED or died.bytes is None:
-        return
-    grown = [
-        (each.bytes_per_step * steps, each)
-        if each.bytes_per_step is not None
-        else ((each.bytes_per_microbatch or 0) * backwards, each)
-        for each in leaks
-        if each.kind in ("leak", "garbage_cycle") and each.device == died.device
-    ]
-    nbytes, leak = max(grown, key=itemgetter(0), default=(0, died))
-    if nbytes < died.bytes:
-        return
-    rate = (
-        f"{size(leak.bytes_per_step)} per step over {steps:,} steps"
-        if leak.bytes_per_step is not None
-        else f"{size(leak.bytes_per_microbatch)} per micro-batch over {backwards:,}"
-    )
-    of = leak.holder or "something without a holder"
-    died.mechanism = _GROWN.sub(rf"\1: a leak of {rate} is {size(nbytes)} by now\2", died.mechanism or "")
-    died.fix = f"Cure the leak of {of}" + (f": {leak.fix}" if leak.fix else ".")
-    died.playbook = "M20"
 
 
 def cause_of(error_text: str, moment: Moment, device: str, holders: Sequence[tuple[str, int]] = ()) -> Cause:
@@ -322,11 +292,58 @@ def _has_optimizer_state(holders: Sequence[tuple[str, int]]) -> bool:
     return not holders or any(owner == _OPTIMIZER_STATE and nbytes > 0 for owner, nbytes in holders)
 
 
-def _mechanism(advice: Advice, moment: Moment, fields: OomFields, holders: Sequence[tuple[str, int]]) -> str:
+def _mechanism(
+    advice: Advice,
+    moment: Moment,
+    fields: OomFields,
+    holders: Sequence[tuple[str, int]],
+    leaked: _Leaked | None,
+) -> str:
     asked = "asked for memory" if fields.requested is None else f"asked for {size(fields.requested)}"
+    because = advice.suspects if leaked is None else str(leaked)
     shown = [f"{owner} {size(nbytes)}" for owner, nbytes in holders[:_SHOWN_HOLDERS]]
     filled = f"; most of what was alive: {', '.join(shown)}" if shown else ""
-    return f"{advice.why.format(phase=moment.phase, asked=asked)}{filled}."
+    why = advice.why.format(phase=moment.phase, asked=asked)
+    return f"{why}{f': {because}' if because else ''}{filled}."
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaked:
+    """What a leak has come to.
+
+    Attributes:
+        nbytes: in all.
+        rate: bytes for each of `times`, which are steps or else micro-batches.
+    """
+
+    nbytes: int
+    rate: int
+    times: int
+    by_step: bool
+    leak: Finding
+
+    @classmethod
+    def of(cls, leak: Finding, moment: Moment) -> _Leaked:
+        by_step = leak.bytes_per_step is not None
+        rate = (leak.bytes_per_step if by_step else leak.bytes_per_microbatch) or 0
+        times = moment.step if by_step else moment.backwards
+        return cls(rate * times, rate, times, by_step, leak)
+
+    def __str__(self) -> str:
+        per = f"step over {self.times:,} steps" if self.by_step else f"micro-batch over {self.times:,}"
+        return f"a leak of {size(self.rate)} per {per} is {size(self.nbytes)} by now"
+
+    @property
+    def cure(self) -> str:
+        held = f"Cure the leak of {self.leak.holder or 'something without a holder'}"
+        return f"{held}: {self.leak.fix}" if self.leak.fix else f"{held}."
+
+
+def _leaked(leaks: Sequence[Finding], asked: int | None, moment: Moment, device: str) -> _Leaked | None:
+    """The leak without which there would have been room for what was asked: the one that has come to most."""
+    here = [_Leaked.of(each, moment) for each in leaks if each.kind in GROWING and each.device == device]
+    most = max(here, key=attrgetter("nbytes"), default=None)
+    return most if most is not None and asked is not None and most.nbytes >= asked else None
 
 
 # Evidence

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from memtriage.model import Finding, FindingKind, Verdict
+from memtriage.model.findings import GROWING
 
 _IN_ORDER: Final[tuple[tuple[Verdict, frozenset[FindingKind]], ...]] = (
-    ("leak", frozenset({"leak", "garbage_cycle"})),
+    ("leak", GROWING),
     ("residue", frozenset({"residue"})),
     ("fragmentation", frozenset({"fragmentation"})),
 )

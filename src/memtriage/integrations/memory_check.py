@@ -12,7 +12,7 @@ from memtriage import _active
 from memtriage.account.census import take_census
 from memtriage.diagnose.growth import POLICY
 from memtriage.diagnose.leaks import CensusPoint, GroupGrowth, growth_between
-from memtriage.model.findings import Finding
+from memtriage.model.findings import GROWING, Finding
 from memtriage.model.report import RankCount, RunReport
 from memtriage.model.units import parse_size, size
 from memtriage.observe import cuda
@@ -117,7 +117,7 @@ class MemoryCheck:
         report = watch.report
         if report is None:
             return ["memory: growth could not be judged: the watch came to no report"]
-        growing = [one for one in report.findings if one.kind in ("leak", "garbage_cycle")]
+        growing = [one for one in report.findings if one.kind in GROWING]
         if growing:
             from memtriage.report.terminal import findings_text
 

@@ -21,6 +21,8 @@ FindingKind = Literal[
     "host_limit",
     "rank_differs",
 ]
+GROWING: Final[frozenset[FindingKind]] = frozenset({"leak", "garbage_cycle"})
+"""Kinds of findings whose growth says more than their bytes."""
 Verdict = Literal["clean", "leak", "residue", "fragmentation", "out_of_memory", "killed", "error"]
 
 DEVICE_HOST: Final = "host"

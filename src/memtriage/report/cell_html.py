@@ -14,6 +14,7 @@ from typing import Final
 
 from memtriage.model import Ledger, Mark
 from memtriage.model.cell import CellReport, Freed, HolderChange, MemoryNow, OutputHold
+from memtriage.model.findings import GROWING
 from memtriage.report.cell_words import (
     change_in_words,
     devices_in_words,
@@ -30,7 +31,7 @@ from memtriage.report.cell_words import (
 from memtriage.report.html.shell import asset
 from memtriage.report.run_ledger import ledger as drawn_ledger
 from memtriage.report.run_words import COURSE_MARKS, FindingGroup, playbook_entry
-from memtriage.report.text import GROWING, UNKNOWN, count, size
+from memtriage.report.text import UNKNOWN, count, size
 
 _COLOURS: Final = re.compile(r":root \{(.*?)\n\}", re.DOTALL)
 _VARIABLE: Final = re.compile(r"^\s*(--[\w-]+):\s*(.+?);\s*$", re.MULTILINE)

@@ -7,9 +7,9 @@ from typing import Final
 
 from memtriage.diagnose.merge import RunContext
 from memtriage.model.cell import CellReport, DeviceUse, Freed, HolderChange, OutputHold, Rebinding
-from memtriage.model.findings import Finding
+from memtriage.model.findings import GROWING, Finding
 from memtriage.report.run_words import VERDICTS, FindingGroup, Level, fold, sentence
-from memtriage.report.text import GROWING, UNKNOWN, count, duration, size
+from memtriage.report.text import UNKNOWN, count, duration, size
 
 _LEAST_TOLD: Final = 1024
 _FREE_OUT: Final = "%memtriage_free --out"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from memtriage.diagnose.rank_groups import POLICY
-from memtriage.report.text import GROWING, count, rank_list, rate, size
+from memtriage.model.findings import GROWING
+from memtriage.report.text import count, rank_list, rate, size
 
 if TYPE_CHECKING:
     from memtriage.model import RunReport

@@ -17,6 +17,7 @@ from msgspec import UnsetType
 from memtriage.diagnose.killed import fate
 from memtriage.diagnose.merge import RunContext
 from memtriage.model import DEVICE_HOST, RunReport
+from memtriage.model.findings import GROWING
 from memtriage.model.rank_groups import RankGroups
 from memtriage.report.html.shell import report_page
 from memtriage.report.run_course import charts
@@ -31,7 +32,7 @@ from memtriage.report.run_words import (
     playbook_entry,
     sentence,
 )
-from memtriage.report.text import GROWING, KINDS, UNKNOWN, count, duration, rank_list, size
+from memtriage.report.text import KINDS, UNKNOWN, count, duration, rank_list, size
 from memtriage.store.reader import RankRecord, RunRecord
 
 _DRAWN_RANKS: Final = 48

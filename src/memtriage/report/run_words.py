@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from memtriage.diagnose.merge import RunContext
+from memtriage.model.findings import GROWING
 from memtriage.model.playbook import PLAYBOOK
-from memtriage.report.text import GROWING, KINDS, SEVERE, count, duration, rank_list, rate, size
+from memtriage.report.text import KINDS, SEVERE, count, duration, rank_list, rate, size
 
 if TYPE_CHECKING:
     from memtriage.model import Finding, FindingKind, LedgerRow, RunReport, Verdict

@@ -17,6 +17,7 @@ import msgspec
 
 from memtriage.model import Finding
 from memtriage.model.blocks import DEFAULT_POOL
+from memtriage.model.findings import GROWING
 from memtriage.model.playbook import PLAYBOOK
 from memtriage.model.recording import (
     NO_FRAMES,
@@ -32,7 +33,7 @@ from memtriage.report.html.shell import report_page
 from memtriage.report.snapshot_map import segment_map
 from memtriage.report.snapshot_timeline import timeline
 from memtriage.report.snapshot_words import amount, colour, meaning, owner_index, where
-from memtriage.report.text import GROWING, KINDS, SEVERE, count, duration, rate, size
+from memtriage.report.text import KINDS, SEVERE, count, duration, rate, size
 
 _TIMELINE_CHARACTERS: Final = 750_000
 _MAP_PARTS: Final = 28_000

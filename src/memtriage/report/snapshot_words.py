@@ -6,8 +6,9 @@ from typing import Final
 
 from memtriage.model import Finding
 from memtriage.model.blocks import DEFAULT_POOL
+from memtriage.model.findings import GROWING
 from memtriage.model.recording import OWNERS
-from memtriage.report.text import GROWING, rate, size
+from memtriage.report.text import rate, size
 
 COLOURS: Final[dict[str, str]] = {
     "parameter": "hue-1",

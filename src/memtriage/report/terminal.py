@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from memtriage.diagnose.merge import RunContext
+from memtriage.model.findings import GROWING
 from memtriage.report import plot
 from memtriage.report.page import BULLET, Page, console_for
 from memtriage.report.rank_words import few_ranks, heading, rank_lines
@@ -32,7 +33,7 @@ from memtriage.report.run_words import (
     playbook_entry,
     sentence,
 )
-from memtriage.report.text import GROWING, UNKNOWN, count, size
+from memtriage.report.text import UNKNOWN, count, size
 
 if TYPE_CHECKING:
     from memtriage.model import Finding, LedgerRow, Mark, RunReport

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from memtriage.model import FindingKind
+from memtriage.model.findings import GROWING
 from memtriage.model.units import UNKNOWN, count, duration, rank_list, size
 
-__all__ = ["GROWING", "KINDS", "SEVERE", "UNKNOWN", "count", "duration", "rank_list", "rate", "size"]
+__all__ = ["KINDS", "SEVERE", "UNKNOWN", "count", "duration", "rank_list", "rate", "size"]
 
 KINDS: Final[dict[FindingKind, str]] = {
     "leak": "leak",
@@ -25,8 +26,6 @@ KINDS: Final[dict[FindingKind, str]] = {
     "rank_differs": "rank differs",
 }
 """Kinds of findings in words."""
-GROWING: Final[frozenset[FindingKind]] = frozenset({"leak", "garbage_cycle"})
-"""Kinds of findings whose growth says more than their bytes."""
 SEVERE: Final[frozenset[FindingKind]] = GROWING | {"out_of_memory"}
 """Kinds of findings that end a run sooner or later."""
 

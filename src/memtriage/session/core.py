@@ -27,7 +27,6 @@ from memtriage.diagnose.host_findings import host_findings, host_notes
 from memtriage.diagnose.judge import Evidence
 from memtriage.diagnose.leaks import CensusPoint
 from memtriage.diagnose.moment import Phase
-from memtriage.diagnose.oom import name_the_leak
 from memtriage.diagnose.verdict import verdict
 from memtriage.model.asked import Answer
 from memtriage.model.findings import Finding, Verdict
@@ -437,9 +436,8 @@ class Session:
 
     @_never_raises
     def _judge_death(self, error: BaseException) -> None:
-        died = self._death.finding(error)
+        died = self._death.finding(error, self.findings)
         died.rank = self.identity.rank
-        name_the_leak(died, self.findings, self.step_count, self.backwards)
         self.findings.insert(0, died)
 
     def _provisional(self) -> None:

@@ -113,6 +113,7 @@ def died_of_memory(
     progress: Progress,
     owners: Sequence[tuple[str, int]],
     limit_source: str | None,
+    leaks: Sequence[Finding] = (),
 ) -> Finding:
     """The finding of a program that ended because memory ran out.
 
@@ -122,6 +123,7 @@ def died_of_memory(
         progress: how far training had come.
         owners: live bytes by owner at the end, for a failure that no observer saw.
         limit_source: what sets the host's limit.
+        leaks: what it was found to leak.
     """
     text = f"{type(error).__name__}: {error}"
     fields = read_message(text)
@@ -132,14 +134,15 @@ def died_of_memory(
         if fields.requested is None:
             fields = OomFields(device=failed.device, requested=failed.requested, free=failed.free)
         moment = _moment(failed.phase, failed.progress, failed.grad_enabled, failed.device)
-        return describe(text, moment, fields, failed.owners, None, factored=factored)
+        return describe(text, moment, fields, failed.owners, None, factored=factored, leaks=leaks)
     progress.input_elements = batch_elements(iter(frames)) if frames else progress.input_elements
     recorded = _recorded(frames)
     state = FrameState(training_begun=progress.backwards > 0, grad_enabled=recorded)
     where = [(f.f_code.co_filename, f.f_code.co_name, f.f_lineno) for f in frames]
     moment = _moment(moment_from_frames(where, state), progress, recorded, fields.device or "host")
     on_host = moment.device in (DEVICE_HOST, "cpu")
-    return describe(text, moment, fields, list(owners), limit_source if on_host else None, factored=factored)
+    source = limit_source if on_host else None
+    return describe(text, moment, fields, list(owners), source, factored=factored, leaks=leaks)
 
 
 def _moment(phase: Phase, progress: Progress, grad_enabled: bool | None, device: str) -> Moment:

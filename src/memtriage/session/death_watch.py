@@ -140,11 +140,11 @@ class DeathWatch:
         self._owners = owners_of(point.census.storages, device_of(error))
         return True
 
-    def finding(self, error: BaseException) -> Finding:
-        """What is told of a program that an error of memory has ended."""
+    def finding(self, error: BaseException, leaks: Sequence[Finding]) -> Finding:
+        """What is told of a program that an error of memory has ended, and that was found to leak."""
         limit = host_limit()
         source = f"{limit.source}, {size(limit.bytes)}"
-        return died_of_memory(error, self._failed, self._progress(), self._owners, source)
+        return died_of_memory(error, self._failed, self._progress(), self._owners, source, leaks)
 
     def _progress(self) -> Progress:
         session = self._session

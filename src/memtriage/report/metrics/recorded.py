@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from memtriage.account.gpu_ledger import STRANDED
 from memtriage.diagnose.growth import Series, policy_for, recent_growth
+from memtriage.model.findings import GROWING
 from memtriage.model.marks import Mark
 from memtriage.model.standing import MOST_NAMES, Standing, rows_of
 from memtriage.report.metrics.samples import HOST
-from memtriage.report.text import GROWING
 from memtriage.store.reader import RankRecord
 
 
