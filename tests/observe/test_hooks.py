@@ -340,7 +340,7 @@ without = graphs()
 hooks.install()
 watched = graphs()
 hooks.remove()
-print(without[:2] == watched[:2] and watched[2] <= without[2], *without)
+print(without == watched or (sys.version_info >= (3, 13) and without[:2] == watched[:2]), *without)
 print(*seen)
 """
     )
@@ -348,5 +348,6 @@ print(*seen)
     assert same == "True"
     assert (graphs, breaks) == ("2", "1")
     assert int(nodes) > 100
-    # A compiled step makes no mark, or as on Python 3.13 is left in Python around its graph and makes one.
-    assert lines[1].split() in (3 * BACKWARD, 3 * (BACKWARD + STEP))
+    # A compiled step makes no mark. On Python 3.13 torch left it in Python around its graph, and it made one.
+    seen = lines[1].split()
+    assert seen == 3 * BACKWARD or (sys.version_info >= (3, 13) and seen == 3 * (BACKWARD + STEP))

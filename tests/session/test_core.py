@@ -93,10 +93,9 @@ def test_the_record_begins_with_who_runs_and_ends_with_how(session: Session) -> 
 
 def test_the_version_of_torch_is_known_before_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
-    known = ends.torch_version()
-    assert known is not None
     # A wheel's metadata may leave out which CUDA it was built for.
-    assert known.partition("+")[0] == torch.__version__.partition("+")[0]
+    whole = str(torch.__version__)
+    assert ends.torch_version() in (whole, whole.partition("+cu")[0])
 
 
 def test_a_finished_session_does_nothing_more(session: Session) -> None:

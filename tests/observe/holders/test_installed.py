@@ -29,10 +29,9 @@ def test_an_entry_without_a_library_applies_everywhere() -> None:
 def test_the_version_of_torch_is_the_installed_one() -> None:
     import torch
 
-    found = installed_version(ENTRIES["torch.pinned_cache"])
-    assert found is not None
     # A wheel's metadata may leave out which CUDA it was built for.
-    assert found.partition("+")[0] == torch.__version__.partition("+")[0]
+    whole = str(torch.__version__)
+    assert installed_version(ENTRIES["torch.pinned_cache"]) in (whole, whole.partition("+cu")[0])
 
 
 @given(
