@@ -60,7 +60,8 @@ def current_frames() -> dict[int, FrameType]:
     """
     with collector_paused():
         found = sys._current_frames()
-    found[threading.get_ident()] = sys._getframe(2)
+    asking = sys._getframe(1)
+    found[threading.get_ident()] = asking.f_back or asking  # that of a module's body nobody has called
     return found
 
 
