@@ -161,9 +161,9 @@ def copied_bytes() -> Iterator[Counter[str]]:
     found: Counter[str] = Counter()
     copy, resize = CudaDevice.copy, CudaDevice.resize
 
-    def counted_copy(device: Any, targets: Any, sources: Any, sizes: Any) -> None:
+    def counted_copy(device: Any, targets: Any, sources: Any, sizes: Any, stream: int) -> None:
         found["bytes"] += 2 * int(sizes.sum())
-        copy(device, targets, sources, sizes)
+        copy(device, targets, sources, sizes, stream)
 
     def counted_resize(device: Any, storages: Any, sizes: Any, stream: int) -> None:
         same = [nbytes for storage, nbytes in zip(storages, sizes, strict=True) if storage.nbytes() == nbytes]
@@ -230,6 +230,7 @@ class Row:
     rate: float
     peak: float
     driver_s: float
+    all_driver_s: list[float]
     driver_calls: dict[str, int]
     driver_parts_s: dict[str, float]
     allocator_s: float
@@ -274,6 +275,7 @@ class Timed:
     intact: bool
     recording: Recording
     driver: Seconds
+    all_driver_s: list[float]
     allocator: Seconds
     watched_s: float
     stages: list[Stage]
@@ -340,6 +342,7 @@ def time_it(shape: Shape, repeats: int) -> Timed:
         intact=intact,
         recording=recording,
         driver=middle(driver),
+        all_driver_s=[one["all"] for one in driver],
         allocator=middle(allocator),
         watched_s=watched_s,
         stages=found,
@@ -381,6 +384,7 @@ def row_of(shape: Shape, timed: Timed, peak: float) -> Row:
         rate=copied / copies_s if copies_s else 0.0,
         peak=peak,
         driver_s=timed.driver["all"],
+        all_driver_s=timed.all_driver_s,
         driver_calls=timed.recording.counts(),
         driver_parts_s=dict(timed.driver),
         allocator_s=timed.allocator["all"],
@@ -466,7 +470,10 @@ def main() -> None:
             f"{row.allocator_parts_s[action] * 1e3:.1f} ms"
             for action, count in row.driver_calls.items()
         )
-        print(f"{row.shape}: {parts}; repeats {[round(one * 1e3, 1) for one in row.all_whole_s]} ms")
+        whole, driver = (
+            ", ".join(f"{one * 1e3:.1f}" for one in each) for each in (row.all_whole_s, row.all_driver_s)
+        )
+        print(f"{row.shape}: {parts}; repeats, whole {whole}, driver {driver} ms")
     for row in rows:
         for limit, held in row.limits().items():
             print(f"{'pass' if held else 'FAIL'}  {row.shape}: {limit}")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtriage.treat.device import cuda
-from memtriage.treat.device.copy_kernel import TILE, compiled, tiles_of
+from memtriage.treat.device.copy_kernel import TILE, compiled, ranges_of
 from memtriage.treat.device.cuda import CudaDevice
 from memtriage.treat.device.protocol import Device
 from memtriage.treat.device.simulated import SimulatedDevice
@@ -54,12 +54,13 @@ def test_ranges_of_any_size_are_copied(
     device: CudaDevice, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda, "compiled", lambda _: None)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
     sizes = np.array([1 + 3_000 * index for index in range(count)])
     sizes[1] = cuda.LARGE + 5
     offsets = np.cumsum(sizes) - sizes
     source = torch.randint(0, 255, (int(sizes.sum()),), dtype=torch.uint8)
     target = torch.zeros_like(source)
-    device.copy(target.data_ptr() + offsets, source.data_ptr() + offsets, sizes)
+    device.copy(target.data_ptr() + offsets, source.data_ptr() + offsets, sizes, stream=0)
     assert torch.equal(target, source)
 
 
@@ -78,20 +79,19 @@ def test_without_a_compiler_there_is_no_kernel() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 5 * TILE), st.integers(0, 1 << 40)), min_size=1, max_size=50))
-def test_tiles_cover_every_range_once(ranges: list[tuple[int, int]]) -> None:
+def test_every_byte_is_of_one_tile(ranges: list[tuple[int, int]]) -> None:
     sizes = np.array([size for size, _ in ranges])
     sources = np.array([source for _, source in ranges])
-    targets = sources + (1 << 41)
-    rows = tiles_of(targets, sources, sizes)
-    assert (rows[:, 2] > 0).all()
-    assert (rows[:, 2] <= TILE).all()
-    assert ((rows[:, 0] - rows[:, 1]) == 1 << 41).all()
-    covered: list[tuple[int, int]] = []
-    for _, source, size in rows.tolist():
-        if covered and covered[-1][0] + covered[-1][1] == source and covered[-1][1] % TILE == 0:
-            covered[-1] = (covered[-1][0], covered[-1][1] + size)
-        else:
-            covered.append((source, size))
-    assert sum(size for _, size in covered) == int(sizes.sum())
-    starts = set(sources.tolist())
-    assert {source for source, _ in covered} <= starts
+    rows, tiles = ranges_of(sources + (1 << 41), sources, sizes)
+    assert rows.flags.c_contiguous
+    assert (rows[:, 0] == sources + (1 << 41)).all()
+    assert (rows[:, 1] == sources).all()
+    assert (rows[:, 2] == sizes).all()
+    first = rows[:, 3]
+    # As the kernel looks it up: the last range whose first tile is not behind.
+    number = np.arange(tiles)
+    owner = np.searchsorted(first, number, side="right") - 1
+    offset = (number - first[owner]) * TILE
+    length = np.minimum(sizes[owner] - offset, TILE)
+    assert (length > 0).all()
+    assert (np.bincount(owner, length, minlength=len(sizes)) == sizes).all()

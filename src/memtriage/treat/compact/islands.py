@@ -42,12 +42,14 @@ class Island(NamedTuple):
 
 def holes_of(layout: Layout, islands: Sequence[Island], at_least: int = 0) -> tuple[Int64s, Int64s]:
     """Addresses and sizes of the free blocks, of some size, that lie in islands, in whole or in part."""
+    free = np.flatnonzero((layout.state == FREE) & (layout.size >= at_least))
+    if not len(free):
+        return layout.address[free], layout.size[free]
     spans = np.array([one.around for one in islands], np.int64).reshape(-1, 2)
     edges = np.zeros(len(layout.state) + 1, np.int64)
     np.add.at(edges, spans[:, 0], 1)
     np.add.at(edges, spans[:, 1], -1)
-    inside = np.cumsum(edges[:-1]) > 0
-    free = inside & (layout.state == FREE) & (layout.size >= at_least)
+    free = free[np.cumsum(edges[:-1])[free] > 0]
     return layout.address[free], layout.size[free]
 
 

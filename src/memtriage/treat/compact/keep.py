@@ -16,7 +16,7 @@ class Keep(Protocol):
     """A copy of the values of some storages, one after the other at the given offsets."""
 
     def save(self, addresses: Int64s) -> None:
-        """Copy from the device's addresses, and wait."""
+        """Copy from the device's addresses; what the stream is given next comes after it."""
         ...
 
     def load(self, addresses: Int64s) -> None:
@@ -34,7 +34,8 @@ class OnDevice:
     Args:
         device: which.
         offsets, sizes: of the values.
-        stream: whose allocation it is.
+        stream: whose allocations it and the values are: so whoever gets memory of either, once it is free,
+            writes to it after the copy, and `save` need not wait. The driver waits before it takes any back.
         page: what segments are made in multiples of.
 
     Raises:
@@ -46,16 +47,16 @@ class OnDevice:
         self._offsets, self._sizes = offsets, sizes
         # Whole segments: a rest behind the copy would draw storages, and they would pin it.
         whole = -(-int(offsets[-1] + sizes[-1]) // page) * page
+        self._stream = stream
         self._address = device.allocate(max(whole, OWN_SEGMENT), stream)
 
     def save(self, addresses: Int64s) -> None:
         """In one batch."""
-        self._device.copy(self._address + self._offsets, addresses, self._sizes)
-        self._device.synchronize()
+        self._device.copy(self._address + self._offsets, addresses, self._sizes, self._stream)
 
     def load(self, addresses: Int64s) -> None:
         """In one batch."""
-        self._device.copy(addresses, self._address + self._offsets, self._sizes)
+        self._device.copy(addresses, self._address + self._offsets, self._sizes, self._stream)
         self._device.synchronize()
 
     def drop(self) -> None:

@@ -82,9 +82,10 @@ def compact_device(device: Device, find: Find) -> DeviceCompaction:
                 del read
                 if hoped.groups and plan is hoped:
                     movable.reasons.update(find(layout, sight.asked(layout, hoped.blocks)).reasons)
-                refused = sight.refusals(layout, movable.reasons)
+                refused, freed = sight.refusals(layout, movable.reasons), plan.freed
                 stage.leaving.wait()
                 movable.storages.clear()
+                del layout, sight, hoped, plan
             finally:
                 hopes.put(None)  # So that it ends, too, when this was cut short.
                 orders.put(None)
@@ -95,7 +96,7 @@ def compact_device(device: Device, find: Find) -> DeviceCompaction:
     return DeviceCompaction(
         device=device.name,
         before=before,
-        predicted=Use(after.allocated, prepared.reserved - plan.freed),
+        predicted=Use(after.allocated, prepared.reserved - freed),
         after=after,
         moved=moved.bytes,
         storages=moved.storages,
@@ -169,29 +170,36 @@ def _work(
             plan, mover = order
             if plan is not hoped:
                 prepared.drop()
-            return _move(prepared, plan, mover, stage)
+            stopped, moved, planned = _carried_out(plan, mover), mover.moved, bool(plan.groups)
+            # The other thread takes all this apart while the driver works.
+            del hope, layout, hoped, order, plan, mover
+            if planned:
+                _empty(prepared, stage)
+            return moved, stopped
     finally:
         stage.under_way.set()
         stage.emptying.set()
         stage.leaving.set()
 
 
-def _move(prepared: Prepared, plan: Plan, mover: Mover, stage: Stages) -> tuple[Moved, str | None]:
-    device = prepared.device
-    stopped = None
+def _carried_out(plan: Plan, mover: Mover) -> str | None:
+    """Why it ended early."""
     try:
         mover.run(plan)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        stopped = f"out of memory while moving: {error}"
-    if plan.groups:
-        prepared.drop()
-        device.synchronize()
-        stage.leaving.set()
-        stage.emptying.set()  # last: what waits for it would hold the interpreter
-        device.empty_cache()
-    return mover.moved, stopped
+        return f"out of memory while moving: {error}"
+    return None
+
+
+def _empty(prepared: Prepared, stage: Stages) -> None:
+    """Give back what the moves have freed."""
+    prepared.drop()
+    prepared.device.synchronize()
+    stage.leaving.set()
+    stage.emptying.set()  # last: what waits for it would hold the interpreter
+    prepared.device.empty_cache()
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,9 @@ def make_bins(prepared: Prepared, layout: Layout, plan: Plan, spare: int) -> Non
         plan: what is to be done.
         spare: device memory to leave alone.
     """
+    wanted = sum(one.size for group in plan.groups for one in group.bins)
     # A scratch copy takes as much again.
-    if prepared.device.available() < 2 * sum(one.size for group in plan.groups for one in group.bins) + spare:
+    if wanted == 0 or prepared.device.available() < 2 * wanted + spare:
         return
     try:
         for number, group in enumerate(plan.groups):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from operator import methodcaller
 from typing import Final
 
 import numpy as np
@@ -20,9 +19,6 @@ from memtriage.model.units import size
 from memtriage.treat.compact.keep import Keep, OnDevice, OnHost
 from memtriage.treat.device.layout import Int64s
 from memtriage.treat.device.protocol import Device, Storage
-
-_NBYTES: Final = methodcaller("nbytes")
-_ADDRESS: Final = methodcaller("data_ptr")
 
 TRIES: Final = 3
 """How often bringing back is tried before the next resort."""
@@ -65,8 +61,9 @@ class Batch:
     def __init__(self, storages: Sequence[Storage], addresses: Int64s) -> None:
         self.storages = storages
         self.addresses = addresses
-        self.sizes = list(map(_NBYTES, storages))
-        steps = -(-np.array(self.sizes, np.int64) // MIN_BLOCK) * MIN_BLOCK
+        sizes = _column("nbytes", storages)
+        self.sizes = sizes.tolist()
+        steps = -(-sizes // MIN_BLOCK) * MIN_BLOCK
         self.offsets: Int64s = np.cumsum(steps) - steps
         self.by_address = list(map(storages.__getitem__, np.argsort(addresses).tolist()))
 
@@ -127,7 +124,7 @@ class Relocation:
 
     def bring_back(self) -> None:
         """Give memory to the storages that have none, then copy all values to all of them."""
-        empty = [index for index, nbytes in enumerate(map(_NBYTES, self._storages)) if nbytes == 0]
+        empty = np.flatnonzero(_column("nbytes", self._storages) == 0).tolist()
         self._device.resize(
             [self._storages[index] for index in empty],
             [self._batch.sizes[index] for index in empty],
@@ -136,7 +133,7 @@ class Relocation:
         self._load()
 
     def _load(self) -> None:
-        self.keep.load(np.fromiter(map(_ADDRESS, self._storages), np.int64, len(self._storages)))
+        self.keep.load(_column("data_ptr", self._storages))
 
     def _rescue(self, error: BaseException) -> None:
         """Bring everything back, or raise what holds it."""
@@ -175,3 +172,9 @@ class Relocation:
                 self.keep.drop()
             return True
         return False
+
+
+def _column(method: str, storages: Sequence[Storage]) -> Int64s:
+    """What a method gives for each storage. They are of one class: it is looked up there once."""
+    kind = type(storages[0])
+    return np.fromiter(map(getattr(kind, method), storages), np.int64, len(storages))

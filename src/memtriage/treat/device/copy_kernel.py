@@ -1,7 +1,8 @@
 """One launch that copies thousands of ranges of device memory, whatever their sizes.
 
 `torch._foreach_copy_` wants a tensor for every range, and some microseconds of Python for each. This kernel
-takes the ranges as a table of addresses: a block of threads copies one tile, 16 bytes a thread at a time.
+takes the ranges as a table of addresses: a block of threads looks up which one its tile is of, and copies it,
+16 bytes a thread at a time.
 
 It is compiled at its first use by NVRTC, which PyTorch's CUDA builds carry, for the GPU at hand (tens of
 milliseconds, once in a process); no header and no compiler is needed. Where that fails, `compiled` says so
@@ -25,20 +26,32 @@ TILE: Final = 128 << 10
 """Bytes that one block of threads copies: 32 vectors a thread, eight of them in flight at a time."""
 THREADS: Final = 256
 """Threads of a block; the kernel counts on it."""
-COLUMNS: Final = 3
 
 _NAME: Final = b"copy_tiles"
 _SOURCE: Final = rb"""
-struct Tile { unsigned long long target, source, size; };
+struct Range { unsigned long long target, source, size, first; };
 
-extern "C" __global__ void __launch_bounds__(256) copy_tiles(const Tile* tiles)
+extern "C" __global__ void __launch_bounds__(256) copy_tiles(const Range* ranges, unsigned long long count)
 {
-    const Tile tile = tiles[blockIdx.x];
+    // The last range whose first tile is not behind this one: all threads ask at once, so two rounds find it
+    // among 65,536. The first answer is always yes.
+    unsigned long long low = 0, high = count;
+    while (high - low > 1) {
+        const unsigned long long step = (high - low + 255) / 256;
+        const unsigned long long at = low + threadIdx.x * step;
+        const int yes = __syncthreads_count(at < high && ranges[at].first <= blockIdx.x);
+        low += (yes - 1) * step;
+        high = high < low + step ? high : low + step;
+    }
+    const Range range = ranges[low];
+    const unsigned long long offset = (blockIdx.x - range.first) * TILE_BYTES, rest = range.size - offset;
+    const unsigned long long target = range.target + offset, source = range.source + offset;
+    const unsigned long long size = rest < TILE_BYTES ? rest : TILE_BYTES;
     unsigned long long vectors = 0;
-    if (((tile.target | tile.source) & 15) == 0) {
-        uint4* out = reinterpret_cast<uint4*>(tile.target);
-        const uint4* in = reinterpret_cast<const uint4*>(tile.source);
-        vectors = tile.size >> 4;
+    if (((target | source) & 15) == 0) {
+        uint4* out = reinterpret_cast<uint4*>(target);
+        const uint4* in = reinterpret_cast<const uint4*>(source);
+        vectors = size >> 4;
         for (unsigned long long at = threadIdx.x; at < vectors; at += 8 * 256) {
             uint4 held[8];
             #pragma unroll
@@ -49,9 +62,9 @@ extern "C" __global__ void __launch_bounds__(256) copy_tiles(const Tile* tiles)
                 if (at + k * 256 < vectors) out[at + k * 256] = held[k];
         }
     }
-    char* out = reinterpret_cast<char*>(tile.target);
-    const char* in = reinterpret_cast<const char*>(tile.source);
-    for (unsigned long long at = (vectors << 4) + threadIdx.x; at < tile.size; at += 256)
+    char* out = reinterpret_cast<char*>(target);
+    const char* in = reinterpret_cast<const char*>(source);
+    for (unsigned long long at = (vectors << 4) + threadIdx.x; at < size; at += 256)
         out[at] = in[at];
 }
 """
@@ -59,16 +72,16 @@ extern "C" __global__ void __launch_bounds__(256) copy_tiles(const Tile* tiles)
 Int64s = NDArray[np.int64]
 
 
-def tiles_of(targets: Int64s, sources: Int64s, sizes: Int64s) -> Int64s:
-    """The rows (target, source, size) of at most `TILE` bytes that the ranges consist of."""
-    counts = -(-sizes // TILE)
-    owner = np.repeat(np.arange(len(sizes)), counts)
-    offset = (np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)) * TILE
-    rows = np.empty((len(owner), COLUMNS), np.int64)
-    rows[:, 0] = targets[owner] + offset
-    rows[:, 1] = sources[owner] + offset
-    rows[:, 2] = np.minimum(sizes[owner] - offset, TILE)
-    return rows
+def ranges_of(targets: Int64s, sources: Int64s, sizes: Int64s) -> tuple[Int64s, int]:
+    """The kernel's table, rows (target, source, size, index of the first tile), and how many tiles there are.
+
+    Args:
+        targets, sources: first bytes.
+        sizes: bytes, none of them 0.
+    """
+    tiles = -(-sizes // TILE)
+    until = np.cumsum(tiles)
+    return np.stack([targets, sources, sizes, until - tiles], axis=1), int(until[-1])
 
 
 class CopyKernel:
@@ -78,14 +91,19 @@ class CopyKernel:
         self._driver = driver
         self._function = function
 
-    def launch(self, table: int, tiles: int, stream: int) -> None:
-        """Copy the tiles of a table in device memory.
+    def launch(self, table: int, ranges: int, tiles: int, stream: int) -> None:
+        """Copy the ranges of a table in device memory.
+
+        Args:
+            table: its address, as `ranges_of` made it.
+            ranges, tiles: how many.
+            stream: handle.
 
         Raises:
             RuntimeError: the launch was refused.
         """
-        argument = ctypes.c_void_p(table)
-        arguments = (ctypes.c_void_p * 1)(ctypes.cast(ctypes.byref(argument), ctypes.c_void_p))
+        given = ctypes.c_uint64(table), ctypes.c_uint64(ranges)
+        arguments = (ctypes.c_void_p * 2)(*(ctypes.addressof(one) for one in given))
         grid = (ctypes.c_uint(tiles), 1, 1)
         block = (THREADS, 1, 1)
         status = self._driver.cuLaunchKernel(
@@ -109,13 +127,15 @@ def _compile(device: int) -> bytes:
 
     compiler = _compiler()
     major, minor = torch.cuda.get_device_capability(device)
-    option = ctypes.c_char_p(f"--gpu-architecture=sm_{major}{minor}".encode())
+    options = (ctypes.c_char_p * 2)(
+        f"--gpu-architecture=sm_{major}{minor}".encode(), f"--define-macro=TILE_BYTES={TILE}ull".encode()
+    )
     program = ctypes.c_void_p()
     _check("nvrtcCreateProgram", compiler.nvrtcCreateProgram(
         ctypes.byref(program), _SOURCE, b"copy_tiles.cu", 0, None, None
     ))  # fmt: skip
     try:
-        _check("nvrtcCompileProgram", compiler.nvrtcCompileProgram(program, 1, ctypes.byref(option)))
+        _check("nvrtcCompileProgram", compiler.nvrtcCompileProgram(program, len(options), options))
         size = ctypes.c_size_t()
         _check("nvrtcGetCUBINSize", compiler.nvrtcGetCUBINSize(program, ctypes.byref(size)))
         binary = ctypes.create_string_buffer(size.value)

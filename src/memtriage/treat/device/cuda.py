@@ -19,7 +19,7 @@ from torch import Tensor
 from memtriage.allocator.settings import parse_version
 from memtriage.allocator.what_if import settings_of
 from memtriage.observe import cuda as allocator
-from memtriage.treat.device.copy_kernel import COLUMNS, compiled, tiles_of
+from memtriage.treat.device.copy_kernel import compiled, ranges_of
 from memtriage.treat.device.layout import Int64s, Layout, layout_of_raw
 from memtriage.treat.device.protocol import Use
 
@@ -28,6 +28,7 @@ KERNEL_FROM: Final = 64
 LARGE: Final = 1 << 20
 """Bytes from which on a range fills the device by itself: a plain copy is as fast as any."""
 UNLIMITED: Final = 1.0
+_NOTHING: Final = contextlib.nullcontext()
 
 
 class CudaDevice:
@@ -101,17 +102,16 @@ class CudaDevice:
 
     def resize(self, storages: Sequence[torch.UntypedStorage], sizes: Sequence[int], stream: int) -> None:
         """`resize_` in one pass of C code: between two storages no Python runs, so no signal handler."""
-        # Asking is far cheaper than the context manager, which moves of single storages would feel.
-        if torch._C._cuda_getCurrentRawStream(self.index) == stream:
-            deque(map(torch.UntypedStorage.resize_, storages, sizes), maxlen=0)
-            return
-        with torch.cuda.stream(self._stream(stream)):
+        with self._on(stream):
             deque(map(torch.UntypedStorage.resize_, storages, sizes), maxlen=0)
 
-    def copy(self, targets: Int64s, sources: Int64s, sizes: Int64s) -> None:
+    def copy(self, targets: Int64s, sources: Int64s, sizes: Int64s, stream: int) -> None:
         """In one launch where there are many ranges, else one copy each."""
-        if len(sizes) >= KERNEL_FROM and self._copy_by_table(targets, sources, sizes):
-            return
+        with self._on(stream):
+            if len(sizes) < KERNEL_FROM or not self._copy_by_table(targets, sources, sizes):
+                self._copy_each(targets, sources, sizes)
+
+    def _copy_each(self, targets: Int64s, sources: Int64s, sizes: Int64s) -> None:
         large = sizes >= LARGE
         for target, source, size in zip(
             targets[large].tolist(), sources[large].tolist(), sizes[large].tolist(), strict=True
@@ -138,15 +138,14 @@ class CudaDevice:
         kernel = compiled(self.index)
         if kernel is None:
             return False
-        rows = tiles_of(targets, sources, sizes)
+        rows, tiles = ranges_of(targets, sources, sizes)
         try:
             table = torch.empty(rows.size, dtype=torch.int64, device=self._device)
         except torch.OutOfMemoryError:
             return False
         table.copy_(torch.from_numpy(rows.reshape(-1)))
-        kernel.launch(
-            table.data_ptr(), rows.size // COLUMNS, torch.cuda.current_stream(self.index).cuda_stream
-        )
+        stream = torch._C._cuda_getCurrentRawStream(self.index)
+        kernel.launch(table.data_ptr(), len(rows), tiles, stream)
         return True
 
     def _bytes(self, address: int, nbytes: int) -> Tensor:
@@ -154,10 +153,15 @@ class CudaDevice:
         storage = torch._C._construct_storage_from_data_pointer(address, self._device, nbytes)
         return torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
 
-    def _stream(self, handle: int) -> torch.cuda.Stream:
-        if handle == 0:
-            return torch.cuda.default_stream(self.index)
-        return torch.cuda.ExternalStream(handle, device=self._device)
+    def _on(self, stream: int) -> contextlib.AbstractContextManager[object]:
+        # Asking is far cheaper than torch's context manager, which moves of single storages would feel.
+        if torch._C._cuda_getCurrentRawStream(self.index) == stream:
+            return _NOTHING
+        other = torch.cuda.ExternalStream(stream, device=self._device) if stream else None
+        entered: contextlib.AbstractContextManager[object] = torch.cuda.stream(
+            other or torch.cuda.default_stream(self.index)
+        )
+        return entered
 
 
 def _snapshot() -> dict[str, Any]:

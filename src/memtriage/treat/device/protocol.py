@@ -105,8 +105,8 @@ class Device(Protocol):
         """
         ...
 
-    def copy(self, targets: Int64s, sources: Int64s, sizes: Int64s) -> None:
-        """Copy `sizes[i]` bytes from `sources[i]` to `targets[i]` on the current stream; none overlap.
+    def copy(self, targets: Int64s, sources: Int64s, sizes: Int64s, stream: int) -> None:
+        """Copy `sizes[i]` bytes from `sources[i]` to `targets[i]` on a stream; none overlap.
 
         Returns before it is done. On failure any part of the targets may be written.
         """

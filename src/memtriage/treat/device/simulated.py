@@ -200,7 +200,7 @@ class SimulatedDevice:
             if old is not None:
                 self.simulator.free(old)
 
-    def copy(self, targets: Int64s, sources: Int64s, sizes: Int64s) -> None:
+    def copy(self, targets: Int64s, sources: Int64s, sizes: Int64s, stream: int) -> None:
         """Range by range, at once."""
         for target, source, size in zip(targets.tolist(), sources.tolist(), sizes.tolist(), strict=True):
             self._about("copy")
