@@ -20,6 +20,7 @@ STAGES: Final = (
     (cuda_device, "layout_of_raw", "layout_of_raw"),
     (one_device, "look", "look"),
     (one_device, "make_plan", "make_plan"),
+    (Finder, "__enter__", "list_objects"),
     (Finder, "__call__", "find"),
     (CudaDevice, "allocate", "allocate"),
     (CudaDevice, "release", "release"),

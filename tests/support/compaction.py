@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from memtriage.allocator.driver import Driver
 from memtriage.allocator.settings import MIN_BLOCK, parse_conf
 from memtriage.allocator.simulator import Simulator
+from memtriage.treat.compact.one_device import Find
 from memtriage.treat.compact.plan import Movable
 from memtriage.treat.device.layout import Layout
 from memtriage.treat.device.simulated import SimulatedDevice, SimulatedMemory, SimulatedStorage
@@ -59,6 +61,10 @@ class World:
             and bool((self.memory.read(storage.data_ptr(), storage.nbytes()) == value).all())
             for storage, value in zip(self.storages, self.values, strict=True)
         )
+
+    def finder(self) -> AbstractContextManager[Find]:
+        """As `compact_device` asks for it."""
+        return nullcontext(self.find)
 
     def find(self, layout: Layout, blocks: Sequence[int]) -> Movable:
         """All storages can move."""

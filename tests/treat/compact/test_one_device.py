@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -36,9 +37,9 @@ def reserved_limit(allocated: int) -> float:
 def test_memory_goes_back_as_foretold_and_values_stay(sizes: list[int], conf: str) -> None:
     world = fragmented(sizes, 6, conf, grain=1)
     before = world.device.use()
-    foretold = predict_device(world.device, world.find)
+    foretold = predict_device(world.device, world.finder)
     assert world.device.use() == before
-    done = compact_device(world.device, world.find)
+    done = compact_device(world.device, world.finder)
     assert done.after is not None
     assert done.before == before
     assert done.after.allocated == sum(one.block.size for one in world.storages if one.block is not None)
@@ -53,8 +54,8 @@ def test_memory_goes_back_as_foretold_and_values_stay(sizes: list[int], conf: st
 
 def test_a_second_time_nothing_moves() -> None:
     world = fragmented(SMALL + LARGE, 6)
-    first = compact_device(world.device, world.find)
-    second = compact_device(world.device, world.find)
+    first = compact_device(world.device, world.finder)
+    second = compact_device(world.device, world.finder)
     assert first.moved > 0
     assert second.moved == 0
     assert second.after == second.before == first.after
@@ -68,7 +69,7 @@ def test_what_is_whole_is_not_looked_for() -> None:
     def find(*_: object) -> plan.Movable:
         raise AssertionError("nothing is stranded, so nobody is to be looked for")
 
-    assert compact_device(world.device, find).moved == 0
+    assert compact_device(world.device, lambda: nullcontext(find)).moved == 0
 
 
 def test_a_large_block_that_is_alone_goes_to_a_segment_of_its_size() -> None:
@@ -76,7 +77,7 @@ def test_a_large_block_that_is_alone_goes_to_a_segment_of_its_size() -> None:
     halves = [world.allocate(size * MIB) for size in (200, 11)]
     world.free(halves[:1])
     world.allocate(15 * MIB)  # Into the segment of 200 MiB.
-    done = compact_device(world.device, world.find)
+    done = compact_device(world.device, world.finder)
     assert done.storages == 1
     assert done.through_host == 0
     assert world.device.use().reserved == (12 + 16) * MIB
@@ -92,7 +93,7 @@ def test_a_search_that_fails_moves_nothing_and_keeps_nothing(error: type[BaseExc
         raise error
 
     with pytest.raises(error):
-        compact_device(world.device, find)
+        compact_device(world.device, lambda: nullcontext(find))
     assert [one.data_ptr() for one in world.storages] == addresses
     assert not world.device._held
     assert world.intact()
@@ -112,7 +113,7 @@ def test_the_driver_works_while_storages_are_looked_for() -> None:
         return world.find(layout, blocks)
 
     world.device.before = before
-    done = compact_device(world.device, find)
+    done = compact_device(world.device, lambda: nullcontext(find))
     assert done.moved > 0
     assert given_back[0], "the search begins only when what is free has been given back"
     assert world.intact()
@@ -132,7 +133,7 @@ def test_an_error_of_any_operation_passes(operation: str, time: int) -> None:
 
     world.device.before = before
     with pytest.raises(RuntimeError, match="a device error"):
-        compact_device(world.device, world.find)
+        compact_device(world.device, world.finder)
     world.device.before = None
     assert not world.device._held
     assert world.intact()
@@ -144,7 +145,7 @@ def test_blocks_of_every_stream_stay_with_their_stream() -> None:
         made = [world.allocate(size, stream) for size in SMALL + LARGE]
         world.free([one for index, one in enumerate(made) if index % 6])
     streams = [one.block.arena.stream for one in world.storages if one.block is not None]
-    done = compact_device(world.device, world.find)
+    done = compact_device(world.device, world.finder)
     assert done.moved > 0
     assert [one.block.arena.stream for one in world.storages if one.block is not None] == streams
     assert world.intact()
@@ -155,7 +156,7 @@ def test_private_pools_stay_and_are_told() -> None:
     made = [world.allocate(size, pool=(0, 3)) for size in LARGE]
     world.free(made[1:])
     address = made[0].data_ptr()
-    done = compact_device(world.device, world.find)
+    done = compact_device(world.device, world.finder)
     assert made[0].data_ptr() == address
     assert done.moved == 0
     (row,) = done.refused
@@ -170,7 +171,7 @@ def test_a_block_that_is_nobodys_keeps_its_segment_and_no_other() -> None:
     stranger = made[0]
     movable = World(world.device, world.storages[1:], world.values[1:])
     address = stranger.data_ptr()
-    done = compact_device(world.device, movable.find)
+    done = compact_device(world.device, movable.finder)
     assert stranger.data_ptr() == address
     assert [(row.reason, row.blocks) for row in done.refused] == [("nobody's", 1)]
     assert done.after is not None
@@ -185,7 +186,7 @@ def test_with_no_device_memory_left_it_goes_by_way_of_what_there_is(sizes: list[
     reserved = world.device.use().reserved
     driver = world.device.simulator.backing._driver
     driver.capacity = reserved
-    done = compact_device(world.device, world.find)
+    done = compact_device(world.device, world.finder)
     assert world.intact()
     assert done.stopped is None
     assert done.after is not None
@@ -200,7 +201,7 @@ def test_a_full_device_leaves_the_host() -> None:
     world.free(kept[:1])
     tenants = [world.allocate(9 * MIB) for _ in range(4)]
     assert tenants
-    done = compact_device(world.device, world.find)
+    done = compact_device(world.device, world.finder)
     assert world.intact()
     assert done.stopped is None
 
@@ -280,7 +281,7 @@ def assert_intact_after(world: World, faults: Faults) -> None:
     held: CompactionError | None = None
     with mock.patch.object(plan, "LEFT_BYTES", 0):
         try:
-            compact_device(world.device, world.find)
+            compact_device(world.device, world.finder)
         except CompactionError as raised:
             held = raised
         except (MemoryError, RuntimeError, KeyboardInterrupt):
@@ -312,7 +313,7 @@ def test_memory_taken_by_others_meanwhile_costs_no_value(world: World, when: int
     held: CompactionError | None = None
     with mock.patch.object(plan, "LEFT_BYTES", 0):
         try:
-            compact_device(device, world.find)
+            compact_device(device, world.finder)
         except CompactionError as raised:
             held = raised
     device.before = None
@@ -328,7 +329,7 @@ def test_the_copy_does_not_grow_from_a_hole_of_an_expandable_segment() -> None:
     made = [world.allocate(size) for size in (5 * MIB, 9 * MIB + 77, 9 * MIB + 77, 5 * MIB)]
     world.free(made[2:3])
     with mock.patch.object(plan, "LEFT_BYTES", 0):
-        done = compact_device(world.device, world.find)
+        done = compact_device(world.device, world.finder)
     assert done.after is not None
     assert (done.before.reserved, done.after.reserved) == (40 * MIB, 20 * MIB)
     assert world.intact()
@@ -337,8 +338,8 @@ def test_the_copy_does_not_grow_from_a_hole_of_an_expandable_segment() -> None:
 @given(worlds())
 def test_the_plan_comes_true_and_never_makes_it_worse(world: World) -> None:
     with mock.patch.object(plan, "LEFT_BYTES", 0):
-        foretold = predict_device(world.device, world.find)
-        done = compact_device(world.device, world.find)
+        foretold = predict_device(world.device, world.finder)
+        done = compact_device(world.device, world.finder)
     assert done.after is not None
     assert foretold.predicted == done.after
     assert done.after.reserved <= done.before.reserved

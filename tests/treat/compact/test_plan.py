@@ -64,7 +64,7 @@ def test_small_blocks_go_where_the_densest_islands_have_room() -> None:
     assert staying
     assert max(one.live for one in group.islands) <= min(one.live for one in staying)
     assert sum(one.live for one in group.islands) <= sum(one.stranded for one in staying)
-    done = compact_device(world.device, world.find)
+    done = compact_device(world.device, world.finder)
     assert done.after is not None
     assert done.after.reserved - done.after.allocated <= tolerated(done.after.allocated)
 
@@ -82,7 +82,7 @@ def test_small_blocks_may_claim_most_of_what_may_stay_beside_large_ones() -> Non
     assert allowed / 2 < wanted <= planning.FILL_SHARE * allowed
     (group,) = [group for group in plan.groups if group.small]
     assert sum(one.live for one in group.islands) < 0.8 * live[True]
-    done = compact_device(world.device, world.find)
+    done = compact_device(world.device, world.finder)
     assert done.after is not None
     assert done.after.reserved - done.after.allocated <= tolerated(done.after.allocated) + SMALL_SEGMENT
     assert world.intact()

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ def layout_of(*addresses: int) -> Layout:
 
 
 def find(*addresses: int, keep: tuple[Any, ...] = ()) -> Movable:
-    return Finder(keep)(layout_of(*addresses), list(range(len(addresses))))
+    with Finder(keep) as find:
+        return find(layout_of(*addresses), list(range(len(addresses))))
 
 
 def address_of(tensor: Tensor) -> int:
@@ -231,11 +233,12 @@ def test_it_may_be_asked_again_for_other_blocks() -> None:
     layout = layout_of(*addresses)
     at = {address: index for index, address in enumerate(addresses)}
     blocks = list(range(len(addresses)))
-    together = Finder()(layout, blocks)
+    with Finder() as find:
+        together = find(layout, blocks)
     assert together.reasons == {at[address_of(alias)]: SEVERAL}
     for first in (blocks[:3], [at[gradient]], blocks[3:]):
-        finder = Finder()
-        one, other = finder(layout, first), finder(layout, [block for block in blocks if block not in first])
+        with Finder() as find:
+            one, other = find(layout, first), find(layout, [block for block in blocks if block not in first])
         assert one.reasons | other.reasons == together.reasons
         found = one.storages | other.storages
         assert {block: storage.data_ptr() for block, storage in found.items()} == {
@@ -251,6 +254,19 @@ def test_nothing_is_kept_alive() -> None:
     find(address_of(tensor))
     assert sys.getrefcount(tensor) == uses
     assert torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) == storage_uses
+
+
+def test_nor_by_a_search_that_is_never_asked() -> None:
+    tensor = bytes_of()
+    alive = weakref.ref(tensor)
+    gc.disable()
+    try:
+        with Finder():
+            del tensor
+            assert alive() is not None
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 FROZEN = """

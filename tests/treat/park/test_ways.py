@@ -97,8 +97,8 @@ def test_compaction_looks_past_what_is_parked(monkeypatch: pytest.MonkeyPatch) -
     # As large as the segment's block, or other tensors of this process may lie in that.
     mover, parked = torch.zeros(2 * MIB, dtype=torch.uint8), torch.nn.Parameter(torch.ones(8))
     layout = Chip(mover).layout()
-    with memtriage.park(parked), torch._C.DisableTorchFunction():
-        found = Finder()(layout, [0])
+    with memtriage.park(parked), torch._C.DisableTorchFunction(), Finder() as find:
+        found = find(layout, [0])
     assert found.reasons == {}
     assert [one.data_ptr() for one in found.storages.values()] == [mover.data_ptr()]
     assert parked.sum().item() == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -31,7 +32,7 @@ def compact(
     kept = tuple(keep)
     one_device = predict_device if dry_run else compact_device
     with collector_paused():  # a collection in the middle would take longer than all the rest
-        done = [one_device(CudaDevice(index), Finder(kept)) for index in chosen]
+        done = [one_device(CudaDevice(index), partial(Finder, kept)) for index in chosen]
     return Compaction(tuple(done), dry_run)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import Final
@@ -30,13 +31,15 @@ IN_FLIGHT: Final = "freed, but a stream that uses it has not finished"
 
 Find = Callable[[Layout, Sequence[int]], Movable]
 """Finds the storages of blocks; may be asked again for others."""
+Search = Callable[[], AbstractContextManager[Find]]
+"""Gets ready to find what there is from now on; leaving it lets go of all that."""
 Hope = tuple[Layout, Plan]
 """What is to be done if all blocks can move."""
 Order = tuple[Plan, Mover]
 """What is to be done, and what does it."""
 
 
-def compact_device(device: Device, find: Find) -> DeviceCompaction:
+def compact_device(device: Device, search: Search) -> DeviceCompaction:
     """Look, plan, move, and give back what that frees.
 
     Raises:
@@ -51,48 +54,55 @@ def compact_device(device: Device, find: Find) -> DeviceCompaction:
             device.empty_cache()
             use = device.use()
             return DeviceCompaction(device.name, before, use, use, seconds=time.perf_counter() - began)
-        read = device.snapshot()
-        movable, prepared = Movable(), Prepared(device)
-        stage = Stages()
-        hopes: SimpleQueue[Hope | None] = SimpleQueue()
-        orders: SimpleQueue[Order | None] = SimpleQueue()
+        # First of all: what a snapshot consists of would only be more objects to look through.
+        with search() as find:
+            return _compact(device, find, before, began)
+
+
+def _compact(device: Device, find: Find, before: Use, began: float) -> DeviceCompaction:
+    """All of it but for what there is nothing to do for."""
+    read = device.snapshot()
+    movable, prepared = Movable(), Prepared(device)
+    stage = Stages()
+    hopes: SimpleQueue[Hope | None] = SimpleQueue()
+    orders: SimpleQueue[Order | None] = SimpleQueue()
+    try:
+        working = Beside(lambda: _work(prepared, stage, hopes, orders))
         try:
-            working = Beside(lambda: _work(prepared, stage, hopes, orders))
-            try:
-                # What follows holds the interpreter for long: not before the driver has begun its work.
-                stage.under_way.wait()
-                layout = read()
-                sight = look(layout)
-                plan = hoped = make_plan(layout, sight.open, None, before.allocated)
-                hopes.put((layout, hoped))
-                if hoped.groups:
-                    movable = find(layout, hoped.blocks)
-                if movable.reasons:
-                    # Some must stay: now it matters what all others may do.
-                    rest = find(layout, sight.asked(layout, hoped.blocks))
-                    movable.storages.update(rest.storages)
-                    movable.reasons.update(rest.reasons)
-                    plan = make_plan(layout, sight.open, movable.storages.keys(), before.allocated)
-                mover = Mover(device, layout, movable.storages, prepared, stage.emptying.set)
-                mover.prepare(plan)
-                orders.put((plan, mover))
-                del mover
-                # What is left to do here is done while the driver works.
-                stage.emptying.wait()
-                del read
-                if hoped.groups and plan is hoped:
-                    movable.reasons.update(find(layout, sight.asked(layout, hoped.blocks)).reasons)
-                refused, freed = sight.refusals(layout, movable.reasons), plan.freed
-                stage.leaving.wait()
-                movable.storages.clear()
-                del layout, sight, hoped, plan
-            finally:
-                hopes.put(None)  # So that it ends, too, when this was cut short.
-                orders.put(None)
-                moved, stopped = working.result()
+            # What follows holds the interpreter for long: not before the driver has begun its work.
+            stage.under_way.wait()
+            layout = read()
+            sight = look(layout)
+            plan = hoped = make_plan(layout, sight.open, None, before.allocated)
+            hopes.put((layout, hoped))
+            if hoped.groups:
+                movable = find(layout, hoped.blocks)
+            if movable.reasons:
+                # Some must stay: now it matters what all others may do.
+                rest = find(layout, sight.asked(layout, hoped.blocks))
+                movable.storages.update(rest.storages)
+                movable.reasons.update(rest.reasons)
+                plan = make_plan(layout, sight.open, movable.storages.keys(), before.allocated)
+            mover = Mover(device, layout, movable.storages, prepared, stage.emptying.set)
+            mover.prepare(plan)
+            orders.put((plan, mover))
+            del mover
+            # What is left to do here is done while the driver works.
+            stage.emptying.wait()
+            del read
+            if hoped.groups and plan is hoped:
+                movable.reasons.update(find(layout, sight.asked(layout, hoped.blocks)).reasons)
+            refused, freed = sight.refusals(layout, movable.reasons), plan.freed
+            stage.leaving.wait()
+            movable.storages.clear()
+            del layout, sight, hoped, plan
         finally:
-            prepared.drop()
-        after = device.use()
+            hopes.put(None)  # So that it ends, too, when this was cut short.
+            orders.put(None)
+            moved, stopped = working.result()
+    finally:
+        prepared.drop()
+    after = device.use()
     return DeviceCompaction(
         device=device.name,
         before=before,
@@ -107,19 +117,27 @@ def compact_device(device: Device, find: Find) -> DeviceCompaction:
     )
 
 
-def predict_device(device: Device, find: Find) -> DeviceCompaction:
+def predict_device(device: Device, search: Search) -> DeviceCompaction:
     """The same, on a simulated device of the same layout: what it would come to."""
     began = time.perf_counter()
     before = device.use()
     with device.entered():
         twin, twins = simulate(device.layout(), device.available())
 
-    def find_twins(layout: Layout, blocks: Sequence[int]) -> Movable:
-        # Blocks are where they are on the real device, so its storages are found by the twin's layout.
-        found = find(layout, blocks)
-        return Movable({block: twins[int(layout.address[block])] for block in found.storages}, found.reasons)
+    @contextmanager
+    def twin_search() -> Iterator[Find]:
+        with search() as find:
 
-    done = compact_device(twin, find_twins)
+            def find_twins(layout: Layout, blocks: Sequence[int]) -> Movable:
+                # Blocks are where they are on the real device: its storages are found by the twin's layout.
+                found = find(layout, blocks)
+                return Movable(
+                    {block: twins[int(layout.address[block])] for block in found.storages}, found.reasons
+                )
+
+            yield find_twins
+
+    done = compact_device(twin, twin_search)
     seconds = time.perf_counter() - began
     assert done.after is not None
     return replace(done, device=device.name, before=before, predicted=done.after, after=None, seconds=seconds)

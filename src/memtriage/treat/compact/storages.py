@@ -40,10 +40,9 @@ _HANDLE: Final = attrgetter("_cdata")
 
 
 class Finder:
-    """Finds the storages of blocks.
+    """Finds the storages of blocks, inside `with`, for one compaction.
 
-    Python's heap is listed at the first call and not again, so it is made for one compaction; until it is
-    dropped it keeps every tensor alive.
+    Python's heap is listed when it is entered and not again; until it is left every tensor is kept alive.
 
     Args:
         keep: must not move.
@@ -51,7 +50,15 @@ class Finder:
 
     def __init__(self, keep: Iterable[torch.Tensor | torch.UntypedStorage] = ()) -> None:
         self._keep = keep
+        self._objects: list[Any] | None = None
         self._heap: _Heap | None = None
+
+    def __enter__(self) -> Finder:
+        self._objects = gc.get_objects()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._objects = self._heap = None
 
     def __call__(self, layout: Layout, blocks: Sequence[int]) -> Movable:
         """The storages of some live blocks, and why the others may not move.
@@ -68,9 +75,9 @@ class Finder:
 
     def _find(self, search: _Search) -> Movable:
         found = Movable()
-        objects = None
+        objects, self._objects = self._objects, None
         if self._heap is None:
-            objects = gc.get_objects()
+            assert objects is not None, "it has not been entered"
             self._heap = _Heap(objects)
         if self._heap.captured:
             found.reasons = dict.fromkeys(search.blocks.tolist(), GRAPH)
