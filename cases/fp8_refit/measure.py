@@ -37,6 +37,8 @@ SIMULATED: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
 TREATMENTS = ("none", "clear", "memtriage")
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 WHO = ("--micro-batches", "10", "--steps", "2")
+FIRST_TIMES = 3
+"""Steps of a process in which something happens for the first time: pages locked, kernels tuned, a census."""
 FIGURES = ("time_per_step", "allocated", "reserved", "peak_reserved")
 
 
@@ -108,14 +110,36 @@ def trials(limit_s: float) -> dict[str, Any]:
 
     file = "trials_two_gpus.toml" if torch.cuda.device_count() > 1 else "trials.toml"
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [
-                sys.executable, "-m", "memtriage", "compare", str(HERE / file),
-                "-o", f"{folder}/trials", "--json",
-            ],
-            stdout=subprocess.PIPE, text=True, timeout=limit_s,
-        )  # fmt: skip
-    return {"compare": slim(json.loads(done.stdout))}
+        return compared(file, Path(folder), limit_s)
+
+
+def compared(file: str, folder: Path, limit_s: float) -> dict[str, Any]:
+    """What `memtriage compare` finds; and again, with more of each trial's steps left out as warming up."""
+    known = re.sub(
+        '^script = ".*"$',
+        f"script = {json.dumps(str(HERE / 'loop.py'))}",
+        (HERE / file).read_text(),
+        flags=re.M,
+    )
+
+    def result(text: str, *more: str) -> dict[str, Any]:
+        (folder / file).write_text(text)
+        command = [
+            sys.executable,
+            "-m",
+            "memtriage",
+            "compare",
+            str(folder / file),
+            "-o",
+            str(folder / "trials"),
+            "--json",
+        ]
+        done = subprocess.run([*command, *more], stdout=subprocess.PIPE, text=True, timeout=limit_s)
+        return slim(json.loads(done.stdout))
+
+    later = re.sub(r"^warmup = \d+$", f"warmup = {FIRST_TIMES}", known, flags=re.M)
+    first, rest = result(known), result(later, "--report")
+    return {"compare": first, "later": {part: rest[part] for part in ("warmup", "repeats", "targets")}}
 
 
 def turns(limit_s: float, micro_batches: int = 44, turns: int = 14) -> dict[str, Any]:

@@ -112,11 +112,28 @@ def trials(results: Mapping[str, Any]) -> str:
 
 
 def targets(results: Mapping[str, Any]) -> str:
+    found = [(one, "") for one in results["compare"]["targets"]]
+    later = results.get("later")
+    if later is not None:
+        since = f", from step {later['warmup'] + 1} on"
+        found += [(one, since) for one in later["targets"] if one["metric"] == "time_per_step"]
     rows = []
-    for one in results["compare"]["targets"]:
+    for one, when in found:
         asked = f"{one['metric']} {one['sense'].replace('_', ' ')} {one['limit_text']}"
-        rows.append([f"`{one['variant']}`: {asked}", one["verdict"], one["why"]])
+        rows.append([f"`{one['variant']}`: {asked}{when}", one["verdict"], f"{_measured(one)}{one['why']}"])
     return markdown(("target", "verdict", "why"), rows)
+
+
+def _measured(target: Mapping[str, Any]) -> str:
+    """Of a time what was measured and allowed, and the interval of their ratio."""
+    spread = target["spread"]
+    if target["metric"] != "time_per_step" or target["value"] is None:
+        return ""
+    against = f"{target['value']:.2f} s against {target['limit']:.2f} s"
+    if spread is not None:
+        sure = f"{100 * spread['confidence']:.0f} %"
+        against += f", {spread['low']:.3f} to {spread['high']:.3f} of it ({sure})"
+    return f"{against}: "
 
 
 def turns(results: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -267,6 +268,30 @@ def test_the_trials_name_the_five_rows_and_their_targets(file: str, ranks: int) 
     assert trials.names == ["bf16", "fp8", "fp8-clear", "fp8-clear-expandable", "fp8-memtriage"]
     assert {one.metric for one in trials.targets} == {"allocated", "reserved", "time_per_step", "loss"}
     assert all(one.variant == "fp8-memtriage" for one in trials.targets)
+
+
+@pytest.mark.parametrize("file", ["trials.toml", "trials_two_gpus.toml"])
+def test_measuring_reports_later_steps_of_the_same_trials(
+    case: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str
+) -> None:
+    measure = case("measure")
+    asked = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        asked.append((read_trials(Path(command[4])), command[5:]))
+        return subprocess.CompletedProcess(command, 0, json.dumps({"variants": [], "targets": []}))
+
+    monkeypatch.setattr(measure.subprocess, "run", run)
+    found = measure.compared(file, tmp_path, limit_s=1)
+    (first, ran), (later, reported) = asked
+    assert ran == ["-o", str(tmp_path / "trials"), "--json"]
+    assert reported == [*ran, "--report"]
+    assert (first.warmup, later.warmup) == (1, measure.FIRST_TIMES)
+    assert first.script == later.script == CASE / "loop.py"
+    assert first.variants == later.variants
+    steps = [int(one.args[-1]) for one in first.variants if one.name in ("fp8", "fp8-memtriage")]
+    assert all(number > measure.FIRST_TIMES + 1 for number in steps)
+    assert found["later"]["targets"] == []
 
 
 def test_small_survivors_strand_large_segments(
