@@ -24,6 +24,10 @@ SPARE: Final = 64 * MIB
 NO_ROOM: Final = (RuntimeError, MemoryError)
 
 
+Moving = tuple[Batch, int]
+"""Storages, and the bytes of their blocks."""
+
+
 @dataclass(slots=True)
 class Moved:
     """What was done, so far.
@@ -62,14 +66,14 @@ class Mover:
         self._storages = storages
         self._prepared = prepared
         self._emptying = emptying
-        self._ready: dict[int, tuple[Batch, int]] = {}
+        self._ready: dict[int, Moving] = {}
         self.moved = Moved()
 
     def prepare(self, plan: Plan) -> None:
-        """Make what `run` will need of the plan; nothing is asked of the device, so any thread may."""
+        """To be called before `run`, by any thread: nothing is asked of the device."""
         for number, group in enumerate(plan.groups):
             if group.way == "scratch":
-                self._ready[number] = self._batch(_blocks(group))
+                self._ready[number] = self._moving(group.blocks)
 
     def run(self, plan: Plan) -> None:
         """Do all groups; the cache is left to the caller to empty.
@@ -85,7 +89,7 @@ class Mover:
                     self._device.empty_cache()
                 self._direct(index, group)
             elif sum(one.live for one in group.islands) <= self._device.available() - SPARE:
-                self._relocate(index, group, group.islands, _blocks(group))
+                self._relocate(group, group.islands, self._ready.pop(index), group.bins, number=index)
             else:
                 self._in_batches(group, group.islands)
 
@@ -172,28 +176,30 @@ class Mover:
             here, sizes = by_size(self._layout, here)
             with Holds(self._device, group.stream, self._layout.settings) as holds:
                 holds.take_holes(self._layout, [island for later in batches[at + 1 :] for island in later])
-                self._relocate(None, group, batch, here, on_host=sum(sizes) > room)
+                bins = bins_for(self._layout, here, sizes)
+                self._relocate(group, batch, self._moving(here), bins, on_host=sum(sizes) > room)
 
     def _relocate(
         self,
-        number: int | None,
         group: Group,
         islands: Sequence[Island],
-        blocks: Sequence[int],
+        moving: Moving,
+        bins: Sequence[Bin],
         *,
+        number: int | None = None,
         on_host: bool = False,
     ) -> None:
         """Empty whole islands and fill their storages elsewhere.
 
         Args:
-            number: the group's, if `blocks` are all of it, for the bins that were made for it.
             group: which.
             islands: to be emptied.
-            blocks: in the order in which they are to be allocated.
+            moving: what is in them, in the order in which it is to be allocated.
+            bins: to take it in.
+            number: the group's in the plan, if some of its bins may have been made.
             on_host: copy to the host.
         """
-        ready = None if number is None else self._ready.pop(number, None)
-        batch, nbytes = ready or self._batch(blocks)
+        batch, nbytes = moving
         storages, sizes = batch.storages, batch.sizes
         with Holds(self._device, group.stream, self._layout.settings) as holds:
             # A copy in a segment that is to go would keep it. An expandable one also grows from any hole at
@@ -207,10 +213,6 @@ class Mover:
             self._device.empty_cache()
             if group.expandable:
                 return
-            layout = self._layout
-            bins = group.bins
-            if number is None:
-                bins = tuple(bins_for(layout, *by_size(layout, blocks)))
             done = 0
             for index, one in enumerate(bins):
                 made = self._prepared.take(number, index) if number is not None else None
@@ -224,12 +226,11 @@ class Mover:
 
         # Small ones: the segments just emptied take them in again, packed; what is left over goes back.
         relocation.run(None if group.small and not group.expandable else refill)
-        self._count(len(blocks), nbytes)
+        self._count(len(storages), nbytes)
         if isinstance(relocation.keep, OnHost):
             self.moved.through_host += nbytes
 
-    def _batch(self, blocks: Sequence[int]) -> tuple[Batch, int]:
-        """The storages of blocks, and the bytes of these."""
+    def _moving(self, blocks: Sequence[int]) -> Moving:
         index = np.array(blocks, np.int64)
         batch = Batch(list(map(self._storages.__getitem__, blocks)), self._layout.address[index])
         return batch, int(self._layout.size[index].sum())
@@ -258,11 +259,6 @@ class Mover:
         """Note what was moved."""
         self.moved.storages += storages
         self.moved.bytes += nbytes
-
-
-def _blocks(group: Group) -> list[int]:
-    """Of all its bins, in order."""
-    return [block for one in group.bins for block in one.blocks]
 
 
 def _batches(islands: Sequence[Island], room: int) -> Iterator[list[Island]]:

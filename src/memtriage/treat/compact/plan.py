@@ -76,6 +76,7 @@ class Group:
         expandable: new memory comes from expandable segments.
         islands: what is emptied.
         bins: the blocks to move, biggest first.
+        small: of the small pool.
     """
 
     way: Way
@@ -84,6 +85,11 @@ class Group:
     islands: tuple[Island, ...]
     bins: tuple[Bin, ...]
     small: bool
+
+    @property
+    def blocks(self) -> list[int]:
+        """Indices of all blocks to move, in the order in which they are to be allocated."""
+        return [block for one in self.bins for block in one.blocks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,7 @@ class Plan:
     @property
     def blocks(self) -> list[int]:
         """Indices of all blocks to move."""
-        return [block for group in self.groups for one in group.bins for block in one.blocks]
+        return [block for group in self.groups for block in group.blocks]
 
 
 @dataclass(slots=True)

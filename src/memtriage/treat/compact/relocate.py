@@ -54,6 +54,7 @@ class Batch:
     Attributes:
         storages, addresses: the same.
         sizes: of the storages.
+        lengths: the same, as a column.
         offsets: where each begins in a copy of all, one after the other.
         by_address: the storages in the order of their addresses.
     """
@@ -61,9 +62,9 @@ class Batch:
     def __init__(self, storages: Sequence[Storage], addresses: Int64s) -> None:
         self.storages = storages
         self.addresses = addresses
-        sizes = _column("nbytes", storages)
-        self.sizes = sizes.tolist()
-        steps = -(-sizes // MIN_BLOCK) * MIN_BLOCK
+        self.lengths = _column("nbytes", storages)
+        self.sizes = self.lengths.tolist()
+        steps = -(-self.lengths // MIN_BLOCK) * MIN_BLOCK
         self.offsets: Int64s = np.cumsum(steps) - steps
         self.by_address = list(map(storages.__getitem__, np.argsort(addresses).tolist()))
 
@@ -89,11 +90,10 @@ class Relocation:
         self._batch = batch
         self._storages = batch.storages
         self._stream = stream
-        sizes = np.array(batch.sizes, np.int64)
         self.keep: Keep = (
-            OnHost(device, batch.offsets, sizes)
+            OnHost(device, batch.offsets, batch.lengths)
             if on_host
-            else OnDevice(device, batch.offsets, sizes, stream, page)
+            else OnDevice(device, batch.offsets, batch.lengths, stream, page)
         )
 
     def run(self, refill: Callable[[], None] | None) -> None:
