@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from memtriage.diagnose.errors import read_message
 from memtriage.diagnose.messages.message import OomFields
 from memtriage.diagnose.moment import Moment, Phase
-from memtriage.diagnose.oom import ADVICE, Cause, cause_of, describe
+from memtriage.diagnose.oom import cause_of, describe
+from memtriage.diagnose.oom_advice import ADVICE, Cause
 from memtriage.model import Finding
 from memtriage.model.playbook import PLAYBOOK
 
