@@ -115,26 +115,18 @@ def trials(limit_s: float) -> dict[str, Any]:
 
 def compared(file: str, folder: Path, limit_s: float) -> dict[str, Any]:
     """What `memtriage compare` finds; and again, with more of each trial's steps left out as warming up."""
-    known = re.sub(
-        '^script = ".*"$',
-        f"script = {json.dumps(str(HERE / 'loop.py'))}",
-        (HERE / file).read_text(),
-        flags=re.M,
-    )
+    script = f"script = {json.dumps(str(HERE / 'loop.py'))}"
+    known = re.sub('^script = ".*"$', script, (HERE / file).read_text(), flags=re.M)
 
     def result(text: str, *more: str) -> dict[str, Any]:
         (folder / file).write_text(text)
-        command = [
-            sys.executable,
-            "-m",
-            "memtriage",
-            "compare",
-            str(folder / file),
-            "-o",
-            str(folder / "trials"),
-            "--json",
-        ]
-        done = subprocess.run([*command, *more], stdout=subprocess.PIPE, text=True, timeout=limit_s)
+        done = subprocess.run(
+            [
+                sys.executable, "-m", "memtriage", "compare", str(folder / file),
+                "-o", str(folder / "trials"), "--json", *more,
+            ],
+            stdout=subprocess.PIPE, text=True, timeout=limit_s,
+        )  # fmt: skip
         return slim(json.loads(done.stdout))
 
     later = re.sub(r"^warmup = \d+$", f"warmup = {FIRST_TIMES}", known, flags=re.M)

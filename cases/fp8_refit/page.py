@@ -7,10 +7,13 @@ from itertools import chain
 from statistics import median
 from typing import Any, Final
 
+import msgspec
 from tables import markdown, measured_on
 
+from memtriage.model.trials import TargetRow
 from memtriage.model.units import size
 from memtriage.prove.statistics import ratio
+from memtriage.report.trials_words import target, target_result
 
 INSTANTS: Final = {"bf16-none": "`bf16`", "fp8-none": "`fp8`", "fp8-clear": "`fp8-clear`"}
 
@@ -119,21 +122,9 @@ def targets(results: Mapping[str, Any]) -> str:
         found += [(one, since) for one in later["targets"] if one["metric"] == "time_per_step"]
     rows = []
     for one, when in found:
-        asked = f"{one['metric']} {one['sense'].replace('_', ' ')} {one['limit_text']}"
-        rows.append([f"`{one['variant']}`: {asked}{when}", one["verdict"], f"{_measured(one)}{one['why']}"])
+        row = msgspec.convert(one, TargetRow)
+        rows.append([f"{target(row)}{when}", row.verdict, target_result(row)])
     return markdown(("target", "verdict", "why"), rows)
-
-
-def _measured(target: Mapping[str, Any]) -> str:
-    """Of a time what was measured and allowed, and the interval of their ratio."""
-    spread = target["spread"]
-    if target["metric"] != "time_per_step" or target["value"] is None:
-        return ""
-    against = f"{target['value']:.2f} s against {target['limit']:.2f} s"
-    if spread is not None:
-        sure = f"{100 * spread['confidence']:.0f} %"
-        against += f", {spread['low']:.3f} to {spread['high']:.3f} of it ({sure})"
-    return f"{against}: "
 
 
 def turns(results: Mapping[str, Any]) -> str:
