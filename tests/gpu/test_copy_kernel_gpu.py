@@ -18,16 +18,8 @@ def test_every_range_is_copied_and_nothing_beside_it(ranges: int, *, aligned: bo
     assert compiled(0) is not None
     dice = np.random.default_rng(ranges)
     sizes = dice.integers(1, 2_000, ranges)
-    sizes[dice.choice(ranges, 8, replace=False)] = [
-        1,
-        15,
-        16,
-        TILE - 1,
-        TILE,
-        TILE + 1,
-        5 * TILE,
-        9 * TILE + 7,
-    ]
+    edges = [1, 15, 16, TILE - 1, TILE, TILE + 1, 5 * TILE, 9 * TILE + 7]
+    sizes[dice.choice(ranges, len(edges), replace=False)] = edges
     steps = sizes + dice.integers(1, 64, ranges)
     if aligned:
         steps = -(-steps // 512) * 512
