@@ -30,7 +30,8 @@ runs in two threads at once counts twice in the sums. The profiler comes last: i
 Limits, each printed with pass or fail: reserved <= 1.02 x allocated + 64 MB; copies at half of the peak rate
 or more; whole <= copies + 1.2 x driver, and the same with the allocator's calls; the small shape in 60 ms;
 ten times faster than the host (mixed, large). Values are compared by checksum before and after. A missed
-limit is a line in the table, no exit status.
+limit is a line in the table, no exit status. How many times what is allowed the whole took is also told pair
+by pair, a compaction and the driver's calls made right behind it, with an interval of that median.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ from compact_calls import (
 )
 from compact_stages import WORTH_TELLING_S, Stage, stages, told
 from memtriage.model.units import size
+from memtriage.prove.statistics import ratio
 from memtriage.treat.device import copy_kernel
 from memtriage.treat.device.cuda import CudaDevice
 
@@ -243,6 +245,17 @@ class Row:
 
     def allowed(self, calls_s: float) -> str:
         return f"{(self.copies_s + DRIVER_FACTOR * calls_s) * 1e3:.1f} ms"
+
+    def of_allowed(self) -> str:
+        """How many times what is allowed the whole took: each compaction beside the calls right behind it."""
+        allowed = [self.copies_s + DRIVER_FACTOR * calls_s for calls_s in self.all_driver_s]
+        found = ratio([self.all_whole_s], [allowed])
+        assert found is not None
+        middle, interval = found
+        told = f"{middle:.3f} of what is allowed, the median of {len(allowed)} pairs"
+        if interval is None:
+            return told
+        return f"{told} ({interval.low:.3f} to {interval.high:.3f}, {interval.confidence:.0%})"
 
     def limits(self) -> dict[str, bool]:
         found = {
@@ -473,7 +486,7 @@ def main() -> None:
         whole, driver = (
             ", ".join(f"{one * 1e3:.1f}" for one in each) for each in (row.all_whole_s, row.all_driver_s)
         )
-        print(f"{row.shape}: {parts}; repeats, whole {whole}, driver {driver} ms")
+        print(f"{row.shape}: {parts}; repeats, whole {whole}, driver {driver} ms; {row.of_allowed()}")
     for row in rows:
         for limit, held in row.limits().items():
             print(f"{'pass' if held else 'FAIL'}  {row.shape}: {limit}")

@@ -272,6 +272,7 @@ def test_nor_by_a_search_that_is_never_asked() -> None:
 FROZEN = """
     import gc, sys, torch
     sys.path.insert(0, {tests!r})
+    from memtriage.treat.compact import storages
     from treat_storages import address_of, bytes_of, find
 
     vars(torch._C).pop("_has_Standard_Deleter", None)
@@ -283,6 +284,8 @@ FROZEN = """
     after = bytes_of()
     for tensor in (before, between, after):
         assert not find(address_of(tensor)).reasons
+    assert any(reference() is between for reference in storages._frozen._known)
+    assert not any(reference() is after for reference in storages._frozen._known), "it is listed, too"
     address = address_of(before)
     del before, tensor
     assert find(address).reasons

@@ -109,7 +109,8 @@ class _Heap:
         listed = list(compress(objects, map(wanted.__contains__, map(type, objects))))
         ordinary = list(map(kinds.__contains__, map(type, listed)))
         known, others = list(compress(listed, ordinary)), list(compress(listed, map(not_, ordinary)))
-        for one in _frozen.objects([one for one in others if type(one) is _Marker], kinds | graph_kinds):
+        markers = [one for one in others if type(one) is _Marker]
+        for one in _frozen.objects(markers, known, kinds | graph_kinds):
             (known if type(one) in kinds else others).append(one)
         self.captured = any(_captured(one) for one in others if type(one) in graph_kinds)
         self.met = [] if self.captured else _by_address(known)
@@ -181,18 +182,22 @@ class _Frozen:
         self._marker: _Marker | None = None
         self._known: list[weakref.ref[Any]] = []
 
-    def objects(self, markers: Sequence[Any], kinds: Set[type]) -> list[Any]:
+    def objects(self, markers: Sequence[Any], listed: Sequence[Any], kinds: Set[type]) -> list[Any]:
         """Those of some classes that are alive.
 
         Args:
             markers: those that the collector lists now.
+            listed: objects of the classes that it lists now, too: there is no need to look them up.
             kinds: the classes.
         """
         # How many are frozen is counted one by one, so that is asked a single time.
         frozen = gc.get_freeze_count() > 0 if self._marker is None else self._marker not in markers
         if frozen:
+            met = set(map(id, listed))
             with Walk() as graph:
-                self._known = [weakref.ref(one) for one in graph.objects if type(one) in kinds]
+                self._known = [
+                    weakref.ref(one) for one in graph.objects if type(one) in kinds and id(one) not in met
+                ]
         if frozen or self._marker is None:
             self._marker = _Marker()
         return [one for reference in self._known if (one := reference()) is not None]
