@@ -89,7 +89,7 @@ class Mover:
                     self._device.empty_cache()
                 self._direct(index, group)
             elif sum(one.live for one in group.islands) <= self._device.available() - SPARE:
-                self._relocate(group, group.islands, self._ready.pop(index), group.bins, number=index)
+                self._relocate(group, group.islands, self._ready[index], group.bins, number=index)
             else:
                 self._in_batches(group, group.islands)
 

@@ -86,7 +86,6 @@ def _compact(device: Device, find: Find, before: Use, began: float) -> DeviceCom
             mover = Mover(device, layout, movable.storages, prepared, stage.emptying.set)
             mover.prepare(plan)
             orders.put((plan, mover))
-            del mover
             # What is left to do here is done while the driver works.
             stage.emptying.wait()
             del read
@@ -95,7 +94,7 @@ def _compact(device: Device, find: Find, before: Use, began: float) -> DeviceCom
             refused, freed = sight.refusals(layout, movable.reasons), plan.freed
             stage.leaving.wait()
             movable.storages.clear()
-            del layout, sight, hoped, plan
+            del layout, sight, hoped, plan, mover
         finally:
             hopes.put(None)  # So that it ends, too, when this was cut short.
             orders.put(None)

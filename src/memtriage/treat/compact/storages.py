@@ -75,10 +75,12 @@ class Finder:
 
     def _find(self, search: _Search) -> Movable:
         found = Movable()
-        objects, self._objects = self._objects, None
+        objects = self._objects
         if self._heap is None:
             assert objects is not None, "it has not been entered"
             self._heap = _Heap(objects)
+        else:
+            self._objects = None  # Not when the first question is answered: letting go of them takes a while.
         if self._heap.captured:
             found.reasons = dict.fromkeys(search.blocks.tolist(), GRAPH)
             return found
