@@ -129,6 +129,8 @@ it was skipped:
 - *graphs*: not while CUDA graphs are captured: they may be replayed with the addresses. *backward*: not while
   one is under way or pending (a graph that is alive, with what it saved); `between_steps=True` says that none
   of these will be run. While a capture is under way nothing is cleared.
+- A graph's pool outlives it where cuBLAS made its workspace during the capture. That looks like a graph that
+  only C++ holds, and forbids the same; with no graph left, `torch._C._cuda_clearCublasWorkspaces()` ends it.
 
 What goes at once is references. Bytes go when nothing else holds them: `freed` counts the storages that did.
 Reserved memory goes where a segment became empty: a tiny holder can pin a large one.

@@ -51,7 +51,9 @@ def read_situation(
         between_steps: the program says that no graph is pending.
 
     Known limitations: a capture on another stream or thread, and a backward that runs in another thread,
-    are not seen. A custom Function that keeps its tensors on `ctx` alone looks done before its backward.
+    are not seen. A custom Function that keeps its tensors on `ctx` alone looks done before its backward. The
+    workspace that cuBLAS made during a capture keeps the graph's pool when the graph has gone, which looks
+    like a graph that only C++ holds; `torch._C._cuda_clearCublasWorkspaces()` ends that.
     """
     reasons: dict[Condition, str] = {}
     graphs = _graphs(scene, segments or ())
