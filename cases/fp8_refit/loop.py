@@ -111,6 +111,8 @@ class Trainer:
             memtriage.mark("step complete")
             told = ", ".join(f"{name} {value:.2f}" for name, value in parts.items())
             self._say(f"step {number}: {seconds:.3f} s ({told}), loss {loss!r}")
+            if self.asked.against and number > 1:
+                self._tell_turn(number - 2)
         if self.asked.against:
             self._compare_turns()
 
@@ -223,15 +225,17 @@ class Trainer:
             row = f"{asked.precision}-{asked.treatment}"
             write_tables(f"{asked.who}.{row}.{instant}.{self.rank}.json", f"{row} {instant}")
 
+    def _tell_turn(self, turn: int) -> None:
+        """How long a turn took."""
+        name = (self.asked.treatment, self.asked.against)[treatment.InTurns.whose(turn)]
+        self._say(f"turn {turn}: {name} {self.turns[turn + 1] - self.turns[turn]:.3f} s")
+
     def _compare_turns(self) -> None:
-        """How long the turns took, and the ratio of each pair of neighbours: `--against` to `--treatment`."""
-        names = (self.asked.treatment, self.asked.against)
+        """The ratio of each pair of neighbouring turns: `--against` to `--treatment`."""
         seconds: tuple[list[float], list[float]] = ([], [])
         for turn, (begun, ended) in enumerate(itertools.pairwise(self.turns)):
-            whose = treatment.InTurns.whose(turn)
             if turn >= treatment.InTurns.WARM_UP:
-                seconds[whose].append(ended - begun)
-            self._say(f"turn {turn}: {names[whose]} {ended - begun:.3f} s")
+                seconds[treatment.InTurns.whose(turn)].append(ended - begun)
         found = ratio([seconds[1]], [seconds[0]])
         if found is None:
             return
@@ -242,7 +246,8 @@ class Trainer:
             else (f", {100 * interval.confidence:.0f} % interval {interval.low:.4f} to {interval.high:.4f}")
         )
         pairs = min(map(len, seconds))
-        self._say(f"{names[1]} / {names[0]}: {middle:.4f}{told}, the median of {pairs} pairs of turns")
+        names = f"{self.asked.against} / {self.asked.treatment}"
+        self._say(f"{names}: {middle:.4f}{told}, the median of {pairs} pairs of turns")
 
     def _say(self, text: str) -> None:
         print(f"[rank {self.rank}] {text}", flush=True)
