@@ -149,7 +149,7 @@ def turns(limit_s: float, micro_batches: int = 44, turns: int = 14) -> dict[str,
         [sys.executable, *launcher, str(HERE / "loop.py"), *arguments],
         capture_output=True, text=True, timeout=limit_s, check=True,
     )  # fmt: skip
-    run = {"micro_batches": micro_batches, "turns": turns_in(done.stdout)}
+    run = {"gpus": gpus, "micro_batches": micro_batches, "turns": turns_in(done.stdout)}
     return {"warm_up": InTurns.WARM_UP, "runs": [run]}
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from tables import markdown, measured_on
 
 from memtriage.model.trials import TargetRow
 from memtriage.model.units import size
-from memtriage.prove.statistics import ratio
+from memtriage.prove.statistics import paired
 from memtriage.report.trials_words import target, target_result
 
 INSTANTS: Final = {"bf16-none": "`bf16`", "fp8-none": "`fp8`", "fp8-clear": "`fp8-clear`"}
+LONG_S: Final = 10
+"""Seconds from which on a step is long enough to ask for one per cent of it."""
 
 
 def owners(results: Mapping[str, Any]) -> str:
@@ -90,7 +91,7 @@ def trials(results: Mapping[str, Any]) -> str:
         figures = one["figures"]
         if not one["finished"]:
             why = one["failures"][0]["error"] if one["failures"] else "not run"
-            rows.append([f"`{one['name']}`", why, "", "", "", ""])
+            rows.append([f"`{one['name']}`", why, "", "", "", "", ""])
             continue
         time = figures["time_per_step"]
         against = time["against_baseline"]
@@ -100,7 +101,7 @@ def trials(results: Mapping[str, Any]) -> str:
                 f"`{one['name']}`", str(one["finished"]),
                 shortest if shortest == longest else f"{shortest} to {longest}",
                 "" if against is None else f"{against['ratio']:.3f}",
-                span(figures["allocated"]), span(figures["reserved"]),
+                span(figures["allocated"]), span(figures["reserved"]), span(figures["peak_reserved"]),
             ]
         )  # fmt: skip
     columns = (
@@ -110,6 +111,7 @@ def trials(results: Mapping[str, Any]) -> str:
         "x bf16",
         "allocated after refit",
         "reserved after refit",
+        "peak reserved",
     )
     return markdown(columns, rows)
 
@@ -128,41 +130,60 @@ def targets(results: Mapping[str, Any]) -> str:
 
 
 def turns(results: Mapping[str, Any]) -> str:
-    """Runs in which two treatments took turns within one process, and all runs together."""
+    """Runs in which two treatments took turns within one process, and several runs together."""
     runs = [
-        (str(run["micro_batches"]), *_sides(run["turns"][results["warm_up"] :])) for run in results["runs"]
+        _Run(run["gpus"], run["micro_batches"], *_sides(run["turns"][results["warm_up"] :]))
+        for run in results["runs"]
     ]
-    rows = [_turns_row(title, [plain], [treated]) for title, plain, treated in runs]
-    rows.append(_turns_row("all runs", [plain for _, plain, _ in runs], [treated for *_, treated in runs]))
+    long = [run for run in runs if median(run.plain) >= LONG_S]
+    rows = [
+        [
+            str(run.gpus), str(run.micro_batches), str(len(run.plain)), f"{median(run.plain):.2f} s",
+            f"{median(run.treated):.2f} s", *_compared([run]),
+        ]
+        for run in runs
+    ] + [
+        [title, "", str(sum(len(run.plain) for run in some)), "", "", *_compared(some)]
+        for title, some in ((f"turns of {LONG_S} s or more", long), ("all", runs))
+    ]  # fmt: skip
     columns = (
-        "micro-batches", "pairs of turns", "plain FP8", "memtriage", "ratio, median of pairs", "its interval"
+        "GPUs", "micro-batches", "pairs of turns", "plain FP8", "memtriage", "ratio, median of pairs",
+        "its interval", "difference, median of pairs", "its interval",
     )  # fmt: skip
     return f"{measured_on(results['about'])}\n\n{markdown(columns, rows)}"
 
 
-def _sides(turns: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+class _Run(NamedTuple):
     """Seconds of both treatments' turns, which make pairs in order."""
+
+    gpus: int
+    micro_batches: int
+    plain: list[float]
+    treated: list[float]
+
+
+def _sides(turns: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
     plain = [one["seconds"] for one in turns if one["treatment"] == "none"]
     treated = [one["seconds"] for one in turns if one["treatment"] == "memtriage"]
     pairs = min(len(plain), len(treated))
     return plain[:pairs], treated[:pairs]
 
 
-def _turns_row(title: str, plain: list[list[float]], treated: list[list[float]]) -> list[str]:
-    # Pairs are what is compared, whichever run they are of.
-    found = ratio([list(chain(*treated))], [list(chain(*plain))])
-    assert found is not None
-    middle, interval = found
-    assert interval is not None
-    alone = len(plain) == 1
-    return [
-        title,
-        str(sum(map(len, plain))),
-        f"{median(plain[0]):.2f} s" if alone else "",
-        f"{median(treated[0]):.2f} s" if alone else "",
-        f"{middle:.4f}",
-        f"{interval.low:.4f} to {interval.high:.4f} ({100 * interval.confidence:.0f} %)",
-    ]
+def _compared(runs: Sequence[_Run]) -> list[str]:
+    """The ratio and the difference. Pairs are what is compared, whichever run they are of."""
+    pairs = [pair for run in runs for pair in zip(run.treated, run.plain, strict=True)]
+    told = []
+    for quantities, form in (
+        ([treated / plain for treated, plain in pairs], "{:.4f}"),
+        ([treated - plain for treated, plain in pairs], "{:+.3f} s"),
+    ):
+        found = paired([quantities])
+        assert found is not None
+        middle, interval = found
+        assert interval is not None
+        span = f"{form.format(interval.low)} to {form.format(interval.high)}"
+        told += [form.format(middle), f"{span} ({100 * interval.confidence:.0f} %)"]
+    return told
 
 
 def blocks(results: Mapping[str, Any]) -> dict[str, str]:
