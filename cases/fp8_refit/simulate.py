@@ -3,7 +3,8 @@
     python simulate.py --layers 8 --micro-batches 12 --precision fp8 --treatment clear
 
 The FP8 layers are the stand-in's, whose weights are kept as TransformerEngine keeps them, and there is no
-second process; the rest is the case's own loop. Printed: what is allocated and reserved after each refit.
+second process; the rest is the case's own loop. Printed: what is allocated and reserved after each refit, and
+the most that was reserved in the step.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,8 +45,16 @@ class _NoEngine:
         """Nothing to end."""
 
 
-def after_refits(asked: argparse.Namespace, conf: str = "") -> list[tuple[int, int]]:
-    """Bytes allocated and reserved after each step's refit.
+class AfterRefit(NamedTuple):
+    """Bytes allocated and reserved after a step's refit, and the most that was reserved in the step."""
+
+    allocated: int
+    reserved: int
+    peak: int
+
+
+def after_refits(asked: argparse.Namespace, conf: str = "") -> list[AfterRefit]:
+    """What there is after each step's refit.
 
     Args:
         asked: arguments of the loop.
@@ -55,7 +64,10 @@ def after_refits(asked: argparse.Namespace, conf: str = "") -> list[tuple[int, i
     found = trace(_program(asked), kind, _TORCH, asked.steps)
     counters = _at_releases(found.recording, Simulator(parse_conf(conf, _TORCH), device_memory=kind.memory))
     # The cache is emptied once before the first step, then twice in each: after training, after the refit.
-    return counters[2::2]
+    return [
+        last._replace(peak=max(trained.peak, last.peak))
+        for trained, last in zip(counters[1::2], counters[2::2], strict=True)
+    ]
 
 
 def _program(asked: argparse.Namespace) -> Callable[[Any], tuple[Any, Any, Callable[[], None]]]:
@@ -87,20 +99,24 @@ def _host(nbytes: int) -> Tensor:
     return torch.empty(nbytes, dtype=torch.uint8)
 
 
-def _at_releases(recording: Recording, simulator: Simulator) -> list[tuple[int, int]]:
+def _at_releases(recording: Recording, simulator: Simulator) -> list[AfterRefit]:
+    """What there is whenever the cache has been emptied; peaks since the time before."""
     live: dict[int, Any] = {}
     releases = set(recording.releases)
     found = []
+    peak = 0
     for position, event in enumerate([*recording.events, None]):
         if position in releases:
             simulator.empty_cache()
-            found.append((simulator.allocated, simulator.reserved))
+            found.append(AfterRefit(simulator.allocated, simulator.reserved, peak))
+            peak = simulator.reserved
         if event is None:
             break
         if event.size == FREE:
             simulator.free(live.pop(event.block))
         else:
             live[event.block] = simulator.malloc(event.size, recording.blocks[event.block].stream)
+            peak = max(peak, simulator.reserved)
     return found
 
 
@@ -108,7 +124,9 @@ if __name__ == "__main__":
     arguments = loop.arguments()
     arguments.library = "standin"
     settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    for number, (allocated, reserved) in enumerate(after_refits(arguments, settings), 1):
+    for number, after in enumerate(after_refits(arguments, settings), 1):
         print(
-            f"step {number}: {size(allocated)} allocated, {size(reserved)} reserved after refit", flush=True
+            f"step {number}: {size(after.allocated)} allocated, {size(after.reserved)} reserved after refit, "
+            f"{size(after.peak)} reserved at the peak",
+            flush=True,
         )

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -299,12 +300,12 @@ def test_small_survivors_strand_large_segments(
 ) -> None:
     """What the case is about, by the simulated allocator: clearing frees the bytes, not the segments."""
 
-    def after_refit(*arguments: str) -> tuple[int, int]:
+    def after_refit(*arguments: str) -> Any:
         shared = ["--library", "standin", "--layers", "1", "--micro-batches", "3", "--steps", "2"]
         monkeypatch.setattr(sys, "argv", ["simulate.py", *shared, *arguments])
         return case("simulate").after_refits(case("loop").arguments())[-1]
 
-    kept, _ = after_refit("--treatment", "none")
-    allocated, reserved = after_refit("--treatment", "clear")
-    assert allocated < kept / 2
-    assert reserved > 10 * allocated
+    kept, cleared = after_refit("--treatment", "none"), after_refit("--treatment", "clear")
+    assert cleared.allocated < kept.allocated / 2
+    assert cleared.reserved > 10 * cleared.allocated
+    assert cleared.peak > cleared.reserved and kept.peak > kept.reserved
