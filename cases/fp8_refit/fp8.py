@@ -62,26 +62,41 @@ class TorchBlocks:
 
 
 class StandInLinear(nn.Linear):
-    """Keeps two quantized copies of its weight from the first micro-batch on, as TransformerEngine does.
+    """Keeps quantized copies of its weight from the first micro-batch on, as TransformerEngine does.
 
     The product is that of the quantized weight; the second copy stands for the transposed one, which the
-    backward pass of Hopper's FP8 kernels needs.
+    backward pass of Hopper's FP8 kernels needs: so without gradients only the first one is made, and both
+    anew by the next pass with gradients (`get_weight_workspace` of 2.12). What is there is filled in place.
     """
 
     def __init__(self, *sizes: int, **place: Any) -> None:
         super().__init__(*sizes, bias=False, **place)
-        self._fp8_workspaces: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+        self._fp8_workspaces: dict[str, tuple[Tensor, Tensor | None, Tensor]] = {}
 
     def forward(self, x: Tensor, first: bool) -> Tensor:
-        if first or "weight" not in self._fp8_workspaces:
-            weight = self.weight.detach()
-            scale = _E4M3_LARGEST / weight.abs().amax().float().clamp(min=1e-12)
-            rows = (weight.float() * scale).to(torch.float8_e4m3fn)
-            self._fp8_workspaces["weight"] = (rows, rows.t().contiguous(), scale.reciprocal())
-        rows, _, inverse = self._fp8_workspaces["weight"]
+        rows, inverse = self._quantized(first)
         quantized = rows.to(x.dtype) * inverse.to(x.dtype)
         # Straight through: the gradient is that of the weight which was quantized.
         return F.linear(x, self.weight + (quantized - self.weight).detach())
+
+    def _quantized(self, first: bool) -> tuple[Tensor, Tensor]:
+        """The weight in FP8, and what undoes its scaling."""
+        weight, kept = self.weight.detach(), self._fp8_workspaces
+        if "weight" in kept and torch.is_grad_enabled() and kept["weight"][1] is None:
+            del kept["weight"]
+        if "weight" not in kept:
+            rows = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
+            columns = rows.t().contiguous() if torch.is_grad_enabled() else None
+            kept["weight"] = rows, columns, torch.empty((), device=weight.device)
+            first = True
+        rows, columns, inverse = kept["weight"]
+        if first:
+            scale = _E4M3_LARGEST / weight.abs().amax().float().clamp(min=1e-12)
+            rows.copy_(weight * scale.to(weight.dtype))
+            if columns is not None:
+                columns.copy_(rows.t())
+            inverse.copy_(scale.reciprocal())
+        return rows, inverse
 
 
 class _StandInNorm(nn.Module):
