@@ -81,16 +81,17 @@ class StandInLinear(nn.Linear):
 
     def _quantized(self, first: bool) -> tuple[Tensor, Tensor]:
         """The weight in FP8, and what undoes its scaling."""
-        weight, kept = self.weight.detach(), self._fp8_workspaces
-        if "weight" in kept and torch.is_grad_enabled() and kept["weight"][1] is None:
-            del kept["weight"]
-        if "weight" not in kept:
+        weight, cache = self.weight.detach(), self._fp8_workspaces
+        backward = torch.is_grad_enabled()
+        if backward and "weight" in cache and cache["weight"][1] is None:
+            del cache["weight"]
+        made = "weight" not in cache
+        if made:
             rows = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
-            columns = rows.t().contiguous() if torch.is_grad_enabled() else None
-            kept["weight"] = rows, columns, torch.empty((), device=weight.device)
-            first = True
-        rows, columns, inverse = kept["weight"]
-        if first:
+            columns = rows.t().contiguous() if backward else None
+            cache["weight"] = rows, columns, torch.empty((), device=weight.device)
+        rows, columns, inverse = cache["weight"]
+        if made or first:
             scale = _E4M3_LARGEST / weight.abs().amax().float().clamp(min=1e-12)
             rows.copy_(weight * scale.to(weight.dtype))
             if columns is not None:

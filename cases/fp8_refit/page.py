@@ -154,7 +154,7 @@ def turns(results: Mapping[str, Any]) -> str:
 
 
 class _Run(NamedTuple):
-    """Seconds of both treatments' turns, which make pairs in order."""
+    """Turns within one process: seconds of each, the same number with either treatment."""
 
     gpus: int
     micro_batches: int
@@ -163,6 +163,7 @@ class _Run(NamedTuple):
 
 
 def _sides(turns: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
+    """Seconds of both treatments' turns, which make pairs in order."""
     plain = [one["seconds"] for one in turns if one["treatment"] == "none"]
     treated = [one["seconds"] for one in turns if one["treatment"] == "memtriage"]
     pairs = min(len(plain), len(treated))
@@ -181,8 +182,8 @@ def _compared(runs: Sequence[_Run]) -> list[str]:
         assert found is not None
         middle, interval = found
         assert interval is not None
-        span = f"{form.format(interval.low)} to {form.format(interval.high)}"
-        told += [form.format(middle), f"{span} ({100 * interval.confidence:.0f} %)"]
+        low, high = form.format(interval.low), form.format(interval.high)
+        told += [form.format(middle), f"{low} to {high} ({100 * interval.confidence:.0f} %)"]
     return told
 
 

@@ -45,16 +45,16 @@ class _NoEngine:
         """Nothing to end."""
 
 
-class AfterRefit(NamedTuple):
-    """Bytes allocated and reserved after a step's refit, and the most that was reserved in the step."""
+class Reading(NamedTuple):
+    """Bytes allocated and reserved at an instant, and the most that was reserved since the reading before."""
 
     allocated: int
     reserved: int
     peak: int
 
 
-def after_refits(asked: argparse.Namespace, conf: str = "") -> list[AfterRefit]:
-    """What there is after each step's refit.
+def after_refits(asked: argparse.Namespace, conf: str = "") -> list[Reading]:
+    """After each step's refit; peaks are those of the whole step.
 
     Args:
         asked: arguments of the loop.
@@ -99,8 +99,8 @@ def _host(nbytes: int) -> Tensor:
     return torch.empty(nbytes, dtype=torch.uint8)
 
 
-def _at_releases(recording: Recording, simulator: Simulator) -> list[AfterRefit]:
-    """What there is whenever the cache has been emptied; peaks since the time before."""
+def _at_releases(recording: Recording, simulator: Simulator) -> list[Reading]:
+    """Whenever the cache has been emptied."""
     live: dict[int, Any] = {}
     releases = set(recording.releases)
     found = []
@@ -108,7 +108,7 @@ def _at_releases(recording: Recording, simulator: Simulator) -> list[AfterRefit]
     for position, event in enumerate([*recording.events, None]):
         if position in releases:
             simulator.empty_cache()
-            found.append(AfterRefit(simulator.allocated, simulator.reserved, peak))
+            found.append(Reading(simulator.allocated, simulator.reserved, peak))
             peak = simulator.reserved
         if event is None:
             break

@@ -146,6 +146,26 @@ class TestWorkspaces:
         torch.testing.assert_close(linear(x, False), before)
         assert not torch.allclose(linear(x, True), before)
 
+    def test_they_are_filled_in_place_and_turned_only_for_backward(
+        self, case: Callable[[str], ModuleType]
+    ) -> None:
+        linear = case("fp8").StandInLinear(16, 16, device="cpu", dtype=torch.float32)
+        x = torch.ones(1, 16)
+        with torch.no_grad():
+            linear(x, True)
+        scored, turned, _ = linear._fp8_workspaces["weight"]
+        assert turned is None
+        linear(x, False)
+        trained = linear._fp8_workspaces["weight"]
+        assert trained[0] is not scored
+        with torch.no_grad():
+            linear.weight.neg_()
+            linear(x, True)
+        assert linear._fp8_workspaces["weight"] is trained
+        rows, columns, inverse = (one.float() for one in trained)
+        torch.testing.assert_close(rows * inverse, linear.weight.detach(), rtol=0.1, atol=0.01)
+        assert torch.equal(columns, rows.t())
+
     def test_the_rotary_cache_holds_each_length(self, case: Callable[[str], ModuleType]) -> None:
         rotary = case("model").RotaryEmbedding(16, torch.device("cpu"))
         assert rotary(32) is rotary(32)
