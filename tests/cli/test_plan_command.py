@@ -28,15 +28,15 @@ def program(tmp_path):
     return file
 
 
-def test_json_alone_is_on_stdout(program, capsys):
-    assert app.main(["plan", f"{program}:build", "--budget", "1088MiB", "--json"]) == 0
-    shown = capsys.readouterr()
+def test_json_alone_is_on_stdout(program, capfd):
+    assert app.main(["plan", f"{program}:build", "--budget", "1088MiB", "--json", "--show-output"]) == 0
+    shown = capfd.readouterr()
     plan = json.loads(shown.out)
     assert plan["schema"] == 1 and plan["fits"] is True
     assert plan["budget"] == 1088 << 20
     assert plan["steps"][0]["rung"] == "micro-batch"
     assert plan["after"]["needs"] <= plan["budget"] < plan["before"]["needs"]
-    assert "building" in shown.err
+    assert "building" in shown.err  # asked for
 
 
 def test_the_report_says_what_to_change(program, capsys):
@@ -61,7 +61,7 @@ def test_a_program_that_cannot_fit(program, capsys):
         (["nowhere.py:build", "--budget", "1GiB"], "no such file"),
         (["{program}:build"], "--budget"),
         (["{program}:build", "--budget", "some"], "'some' is no size"),
-        (["--budget", "1GiB"], "nothing to plan"),
+        (["--budget", "1GiB"], "nothing to trace"),
         (["{program}:build", "--budget", "1GiB", "--seq", "8"], "--seq without --hf-config"),
         (["{program}:build", "--budget", "1GiB", "--hf-config", "config.json"], "both given"),
         (["{program}:build", "--budget", "1GiB", "--allow", "anything"], "anything"),

@@ -1,9 +1,14 @@
 import json
+import re
+from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from memtriage.cli import app
 from memtriage.model import Mark
+from memtriage.predict import commands
 from memtriage.store.layout import identify, record_path
 from memtriage.store.records import Start
 from memtriage.store.writer import RankWriter
@@ -31,13 +36,13 @@ def program(tmp_path):
     return file
 
 
-def test_json_alone_is_on_stdout(program, capsys):
+def test_json_alone_is_on_stdout_and_the_programs_output_is_hidden(program, capfd):
     assert app.main(["predict", f"{program}:build", "--json", "--gpu", "a100"]) == 0
-    shown = capsys.readouterr()
+    shown = capfd.readouterr()
     prediction = json.loads(shown.out)
     assert prediction["schema"] == 1
     assert prediction["by_owner"]["optimizer state"] == 2 * 256 * 256 * 4
-    assert "building" in shown.err
+    assert shown.err == ""
 
 
 def test_the_report_names_the_peak_and_its_owners(program, capsys):
@@ -133,20 +138,12 @@ def test_a_run_is_compared(program, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nowhere.py:build"], "no such file"),
-        (["{program}:train"], "it has build"),
-        (["{program}:build", "--gpu", "abacus"], "no GPU kind"),
-        (["{program}:build", "--allocator-conf", "nonsense:1"], "nonsense"),
-        (["{program}:build", "--steps", "0"], "steps=0"),
         (["{program}:build", "--", "--lr", "1"], "takes no arguments"),
-        (["{program}:build", "--against", "nowhere"], "nowhere: no such file"),
         (["{program}:build", "--batch", "4"], "--batch without --hf-config"),
-        ([], "nothing to predict"),
-        (["nowhere.py"], "no such file"),
-        (["{program}"], "after 0 optimizer steps"),
+        ([], "nothing to trace"),
         (["{program}:build", "--hf-config", "config.json"], "both given"),
-        (["--hf-config", "nowhere.json"], "No such file"),
-        (["--hf-config", "nowhere.json", "--precision", "fp8"], "precision='fp8'"),
+        (["{program}:build", "-m", "package.train", "--hf-config", "config.json"], "both given"),
+        (["nowhere.py:build"], "no such file"),  # found out by the child process
     ],
 )
 def test_bad_input_is_one_line_on_stderr(program, arguments, said, capsys):
@@ -156,3 +153,71 @@ def test_bad_input_is_one_line_on_stderr(program, arguments, said, capsys):
     lines = [line for line in shown.err.splitlines() if line.startswith("memtriage predict: ")]
     assert len(lines) == 1
     assert said in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "said"),
+    [
+        ({"name": "{program}:train"}, {}, "it has build"),
+        ({"name": "{program}:build"}, {"gpu": "abacus"}, "no GPU kind"),
+        ({"name": "{program}:build"}, {"allocator_conf": "nonsense:1"}, "nonsense"),
+        ({"name": "{program}:build"}, {"steps": 0}, "steps=0"),
+        ({"name": "{program}:build"}, {"against": "nowhere"}, "nowhere: no such file"),
+        ({"name": "nowhere.py"}, {}, "no such file"),
+        ({"module": "nowhere"}, {}, "no module named 'nowhere'"),
+        ({"hf_config": "nowhere.json"}, {}, "No such file"),
+        ({"hf_config": "nowhere.json", "training": {"precision": "fp8"}}, {}, "precision='fp8'"),
+    ],
+)
+def test_what_the_child_process_cannot_use_is_a_value_error(program, target, options, said):
+    named = {key: value.format(program=program) if key == "name" else value for key, value in target.items()}
+    with pytest.raises(ValueError, match=re.escape(said)):
+        commands.predict(named, options)
+
+
+SAVING = """
+import logging, os, sys
+import torch
+from torch import nn
+
+logging.basicConfig(filename="train.log", level=logging.INFO)
+model = nn.Linear(64, 64, bias=False).to("cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+if os.path.exists("model.pt"):
+    model.load_state_dict(torch.load("model.pt", map_location="cuda"))
+for step in range(1000):
+    loss = model(torch.randn(8, 64, device="cuda")).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    logging.info("loss %s", loss.item())
+    torch.save(model.state_dict(), "model.tmp")
+    os.replace("model.tmp", "model.pt")
+    model.load_state_dict(torch.load("model.pt"))
+"""
+
+
+def test_a_traced_script_changes_no_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    torch.save(nn.Linear(64, 64, bias=False).state_dict(), "model.pt")
+    Path("train.log").write_text("yesterday")
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text(SAVING)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert app.main(["predict", "-m", "package.train", "--json"]) == 0
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    prediction = json.loads(capsys.readouterr().out)
+    assert prediction["by_owner"]["optimizer state"] == 2 * 64 * 64 * 4
+    discarded = next(note for note in prediction["notes"] if "discarded" in note)
+    assert "model.pt" in discarded and "train.log" in discarded
+
+
+def test_a_script_that_ends_its_process_is_reported_with_its_output(tmp_path, capsys):
+    file = tmp_path / "train.py"
+    file.write_text("import os\nprint('no data', flush=True)\nos._exit(3)\n")
+    assert app.main(["predict", str(file)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "with status 3" in shown.err and "no data" in shown.err

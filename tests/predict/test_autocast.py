@@ -88,11 +88,11 @@ def test_cast_weights_are_kept_for_the_region_and_no_longer():
         return first - before, second - first, torch.cuda.memory_allocated()
 
     kept, more, after = seen_in_a_step(look)
-    weights = (8 * 8 + 8) * 2
+    weights = 2 * 512  # of 128 and 16 bytes, in blocks
     workspaces = (32 << 20) + (1 << 20)
     assert kept == workspaces + weights
     assert more == 0
-    assert after == workspaces + (8 * 8 + 8) * 4
+    assert after == workspaces + 2 * 512
 
 
 def test_nothing_is_cast_outside_and_where_it_is_off():

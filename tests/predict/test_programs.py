@@ -285,6 +285,24 @@ def test_what_is_assumed_is_said(program, said, net, training):
     assert any(said in note for note in prediction.notes)
 
 
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_last_states_of_a_recurrent_layer_can_be_its_next_first_ones(layer, training):
+    def build(device):
+        model = layer(32, 64, 2).to(device)
+
+        def loss():
+            inputs = random(device, 10, 4, 32)
+            _, states = model(inputs)
+            output, states = model(inputs, states)
+            last = states[0] if isinstance(states, tuple) else states
+            assert last.shape == (2, 4, 64)
+            return output.sum()
+
+        return training(model, loss)
+
+    assert memtriage.predict(build, steps=1).peak_allocated > 0
+
+
 def test_activations_saved_on_the_host_take_no_device_memory(training):
     def build(device, where):
         model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8))).to(device)

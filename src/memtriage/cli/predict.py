@@ -2,51 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from memtriage.cli.hf_options import (
-    Attention,
-    Batch,
-    GradientAccumulation,
-    GradientCheckpointing,
-    HfConfig,
-    Optimizer,
-    Precision,
-    Seq,
-    configured,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from memtriage.predict.watch import Program
+from memtriage.cli import trace_options as options
 
 
 def predict(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="FILE.py[:FUNCTION]",
-            help="A function `build(device)` that returns (model, optimizer, step), where step() runs one "
-            "optimizer step; or a whole training script, which runs until it has made its first steps.",
-        ),
-    ] = None,
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="ARG", help="The script's own arguments, behind --."),
-    ] = None,
+    target: options.TargetName = None,
+    arguments: options.Arguments = None,
+    module: options.Module = None,
     json: Annotated[bool, typer.Option("--json", help="Print the prediction as JSON.")] = False,
-    steps: Annotated[int, typer.Option(help="Steps to trace; the last one is reported.")] = 2,
-    gpu: Annotated[str, typer.Option(help="Kind of GPU.")] = "h200",
-    allocator_conf: Annotated[str, typer.Option(metavar="CONF", help="As in PYTORCH_CUDA_ALLOC_CONF.")] = "",
-    torch_version: Annotated[
-        str | None, typer.Option(metavar="VERSION", help="Whose allocator and kernels; the installed one's.")
-    ] = None,
+    steps: Annotated[
+        int, typer.Option(help="Steps to trace; of scripts the highest after the first counts.")
+    ] = 2,
+    gpu: options.Gpu = "h200",
+    allocator_conf: options.AllocatorConf = None,
+    torch_version: options.TorchVersion = None,
     world_size: Annotated[int, typer.Option(metavar="N", help="Ranks of the job.")] = 1,
     rank: Annotated[int, typer.Option(metavar="R", help="The rank that is predicted, from 0.")] = 0,
     explain: Annotated[bool, typer.Option("--explain", help="Show the peak by owner and module.")] = False,
@@ -54,19 +29,22 @@ def predict(
         Path | None,
         typer.Option(metavar="DIR", help="Compare with what `memtriage run -o DIR` recorded of a real run."),
     ] = None,
-    hf_config: HfConfig = None,
-    batch: Batch = None,
-    seq: Seq = None,
-    precision: Precision = None,
-    optimizer: Optimizer = None,
-    gradient_checkpointing: GradientCheckpointing = None,
-    gradient_accumulation: GradientAccumulation = None,
-    attention: Attention = None,
+    allow_network: options.AllowNetwork = False,
+    show_output: options.ShowOutput = False,
+    hf_config: options.HfConfig = None,
+    batch: options.Batch = None,
+    seq: options.Seq = None,
+    precision: options.Precision = None,
+    optimizer: options.Optimizer = None,
+    gradient_checkpointing: options.GradientCheckpointing = None,
+    gradient_accumulation: options.GradientAccumulation = None,
+    attention: options.Attention = None,
 ) -> int:
     """Predict the peak memory of a training step, without a GPU."""
     import msgspec
 
-    from memtriage.predict.api import predict as predict_program
+    from memtriage.model.prediction import Prediction
+    from memtriage.predict.sandbox.call import TraceFailed
 
     training = {
         "batch": batch,
@@ -78,21 +56,25 @@ def predict(
         "attention": attention,
     }
     try:
-        # What the program prints is not the result.
-        with contextlib.redirect_stdout(sys.stderr):
-            prediction = predict_program(
-                configured(hf_config, target, training) or _program(target, arguments or []),
-                steps=steps,
-                gpu=gpu,
-                allocator_conf=allocator_conf,
-                torch_version=torch_version,
-                world_size=world_size,
-                rank=rank,
-                explain=explain,
-                against=against,
-            )
-    except ValueError as error:
-        print(f"memtriage predict: {error}", file=sys.stderr)
+        prediction = options.trace(
+            "predict",
+            options.target_of(target, arguments, module, hf_config, training),
+            {
+                "steps": steps,
+                "gpu": gpu,
+                "allocator_conf": allocator_conf,
+                "torch_version": torch_version,
+                "world_size": world_size,
+                "rank": rank,
+                "explain": explain,
+                "against": None if against is None else str(against),
+            },
+            Prediction,
+            allow_network=allow_network,
+            show_output=show_output,
+        )
+    except (ValueError, TraceFailed) as error:
+        options.complain_of("memtriage predict", error)
         return 2
     if json:
         sys.stdout.write(msgspec.json.encode(prediction).decode() + "\n")
@@ -102,21 +84,3 @@ def predict(
 
         render(prediction, console_for(sys.stdout))
     return 0
-
-
-def _program(target: str | None, arguments: list[str]) -> Callable[[Any], Any] | Program:
-    """The build function or the script that a target names.
-
-    Raises:
-        ValueError: it names none.
-    """
-    if target is None:
-        raise ValueError("nothing to predict; expected FILE.py:FUNCTION, SCRIPT.py or --hf-config FILE")
-    from memtriage.predict.build import load
-    from memtriage.predict.script import Script
-
-    if ":" not in target:
-        return Script(target, arguments)
-    if arguments:
-        raise ValueError(f"{target!r} takes no arguments; only a script does: {' '.join(arguments)!r}")
-    return load(target)

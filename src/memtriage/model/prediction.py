@@ -90,8 +90,9 @@ class Prediction(msgspec.Struct, kw_only=True):
     """A predicted peak. Sizes are bytes.
 
     Attributes:
-        peak_allocated: most bytes of live blocks in the last traced step.
-        peak_reserved: most bytes of segments in it.
+        peak_allocated: most bytes of live blocks in the last traced step; of a script in the steps after the
+            first, which may differ.
+        peak_reserved: most bytes of segments in the same.
         peak_phase: the phase of the instant of `peak_allocated`: `forward`, `backward` or `optimizer`.
         by_owner: what the bytes of that instant are; sums to `peak_allocated`. `activation` is what forward
             made and backward will need, `temporary` what lives within a phase, `workspace` what kernels and
@@ -100,6 +101,8 @@ class Prediction(msgspec.Struct, kw_only=True):
         steps: every traced step; the first one lacks what the optimizer makes in it.
         seconds: time that the prediction took.
         notes: what had to be assumed.
+        cudnn_trials_bound: only where cuDNN chooses convolutions by trial (`cudnn.benchmark`): bytes that its
+            trials may take allocated and reserved to, in the first call of each shape. The peaks lack them.
         peak_table: the instant of the peak by owner and module, largest first; sums to `peak_allocated`.
             Only when asked for.
         against: the same of a recorded run. Only when asked for.
@@ -114,5 +117,6 @@ class Prediction(msgspec.Struct, kw_only=True):
     steps: list[PredictedStep]
     seconds: float
     notes: list[str]
+    cudnn_trials_bound: int | msgspec.UnsetType = msgspec.UNSET
     peak_table: list[PeakRow] | msgspec.UnsetType = msgspec.UNSET
     against: Against | msgspec.UnsetType = msgspec.UNSET

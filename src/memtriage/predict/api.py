@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -26,24 +27,34 @@ STEADY_STEPS: Final = 2
 """From this step on the optimizer's states are there before the step begins."""
 
 
+_TRIES: Final = (
+    "cuDNN chooses convolutions by trial (torch.backends.cudnn.benchmark): the first call of each shape "
+    "takes a workspace that may be gigabytes, at most what is free, and never fails for want of it; the "
+    "peaks lack these trials, and the workspaces of what cuDNN chose may be others"
+)
+
+
 def predict(
     build: Build | Program,
     *,
     steps: int = STEADY_STEPS,
-    allocator_conf: str = "",
+    allocator_conf: str | None = "",
     gpu: str = "h200",
     world_size: int = 1,
     rank: int = 0,
     torch_version: str | None = None,
     explain: bool = False,
     against: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Prediction:
     """See `memtriage.predict`.
 
     Args:
         build: a build function, or another program.
+        allocator_conf: None for the settings that the environment and the program set.
         explain: also the instant of the peak by module.
         against: also the record below this directory beside it.
+        progress: called with the number of each step that begins, from 1, and how many are wanted.
 
     Raises:
         BuildError: the program cannot be traced; the text says what to change.
@@ -52,20 +63,23 @@ def predict(
     begun = time.perf_counter()
     kind = machine(gpu)
     version = parse_version(torch_version)
-    settings = parse_conf(allocator_conf, version)
+    parse_conf(allocator_conf or "", version)
     if steps < 1:
         raise ValueError(f"steps={steps}; expected at least 1, and 2 for a step in steady state")
     # Read first: what is wrong with it is to be known before the trace.
     recorded = None if against is None else read_device(against, rank)
-    found = traced(build, kind, version, steps, world_size, rank, explain)
-    counters = replay(found.recording, settings, kind.memory, steps)
-    last = counters[-1]
+    found = traced(build, kind, version, steps, world_size, rank, explain, allocator_conf, progress)
+    counters = replay(found.recording, found.settings, kind.memory, found.steps)
+    # Steps of a script may differ. The first lacks what the optimizer makes in it.
+    settled = (counters[1:] or counters) if found.varies else counters[-1:]
+    highest = max(settled, key=lambda each: each.peak_allocated)
+    reserved = max(each.peak_reserved for each in settled)
     outside = kind.outside + nccl.outside(found.communicators)
     return Prediction(
-        peak_allocated=last.peak_allocated,
-        peak_reserved=last.peak_reserved,
-        peak_phase=phase_at(found.recording, last.peak_event),
-        by_owner=owners_at(found, last),
+        peak_allocated=highest.peak_allocated,
+        peak_reserved=reserved,
+        peak_phase=phase_at(found.recording, highest.peak_event),
+        by_owner=owners_at(found, highest),
         outside_allocator=outside,
         steps=[
             PredictedStep(
@@ -75,16 +89,18 @@ def predict(
             )
             for each in counters
         ],
+        cudnn_trials_bound=kind.memory - kind.outside if found.cudnn_tries else UNSET,
         seconds=time.perf_counter() - begun,
         notes=[
             *found.notes,
-            *_notes(kind, version, steps, last.peak_reserved + outside),
+            *([_TRIES] if found.cudnn_tries else []),
+            *_notes(kind, version, steps, reserved + outside),
             *nccl.notes(world_size, found.communicators, found.held),
         ],
-        peak_table=peak_table(found, last) if explain else UNSET,
+        peak_table=peak_table(found, highest) if explain else UNSET,
         against=UNSET
         if recorded is None
-        else compare(found, settings, kind.memory, steps, outside, *recorded),
+        else compare(found, found.settings, kind.memory, found.steps, outside, *recorded),
     )
 
 
@@ -96,6 +112,8 @@ def traced(
     world_size: int = 1,
     rank: int = 0,
     explain: bool = False,
+    allocator_conf: str | None = "",
+    progress: Callable[[int, int], None] | None = None,
 ) -> Trace:
     """What the program allocates, as one rank of `world_size`.
 
@@ -105,7 +123,7 @@ def traced(
     """
     check_world(world_size, rank)
     try:
-        return trace(build, kind, version, steps, world_size, rank, explain)
+        return trace(build, kind, version, steps, world_size, rank, explain, allocator_conf, progress)
     except BuildError:
         raise
     except Exception as error:

@@ -111,6 +111,8 @@ def failure(error: Exception, assumptions: Sequence[str] = ()) -> BuildError:
     """
     text = " ".join(str(error).split())[:_MESSAGE_LIMIT] or "no message"
     said = f"the program raised {type(error).__name__}{_place(error)}: {text}"
+    if isinstance(error, _UNRELATED):
+        return BuildError(said)
     for sign, advice in _ADVICE.items():
         if sign in f"{type(error).__name__}: {error}":
             return BuildError(f"{said}; {advice}")
@@ -122,9 +124,11 @@ def failure(error: Exception, assumptions: Sequence[str] = ()) -> BuildError:
             f"{said}; if a value of the device led here ({assumptions[-1]}), take it out of the step: such "
             "values are not known in a prediction"
         )
-    return BuildError(f"{said}; it must run with `device` being a CUDA device")
+    return BuildError(said)
 
 
+_UNRELATED: Final = (ImportError, OSError, SyntaxError, NameError)
+"""What no choice of device and no value of a tensor leads to."""
 _MESSAGE_LIMIT: Final = 400
 _NO_VALUES: Final = "values of the device are not known in a prediction: take this out of the step"
 _WORLD: Final = "it wants other ranks: say how many there are with world_size (--world-size N)"
@@ -158,6 +162,8 @@ _ADVICE_BY_FILE: Final = {
 
 def _place(error: Exception) -> str:
     """Where the program itself was, outside installed packages."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f" at {error.filename}:{error.lineno}"
     place = ""
     trace = error.__traceback__
     while trace is not None:

@@ -139,8 +139,14 @@ class Composites:
 
     def _cell_by_cell(self, overload: Any) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            self._notes.add("recurrent", "recurrent layers are traced cell by cell, not as cuDNN runs them")
-            return overload.decompose(*args, **kwargs)
+            self._notes.add(
+                "recurrent",
+                "recurrent layers are traced cell by cell: what cuDNN keeps for backward is not known",
+            )
+            output, *last = overload.decompose(*args, **kwargs)
+            # Some versions of PyTorch give the last states of an LSTM a dimension too many.
+            first = args[1] if isinstance(args[1], (list, tuple)) else [args[1]]
+            return output, *(each.view(given.shape) for each, given in zip(last, first, strict=True))
 
         return run
 

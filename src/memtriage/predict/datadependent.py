@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from memtriage.predict.notes import ASSUMED
 from memtriage.predict.tensors import CUDA, META, as_device, kernel, true_device
 
 if TYPE_CHECKING:
@@ -40,9 +39,9 @@ def _item(mode: Interpreter, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     if known is not None:
         return known.item()
     if tensor.dtype is torch.bool:
-        mode.notes.add(ASSUMED, f"a condition on unknown values is taken as False: {mode.where()}")
+        mode.notes.assume("a condition on unknown values is taken as False")
         return False
-    mode.notes.add(ASSUMED, f"an unknown number is taken as {NUMBER}: {mode.where()}")
+    mode.notes.assume(f"an unknown number is taken as {NUMBER}")
     return NUMBER if not tensor.is_floating_point() else float(NUMBER)
 
 
@@ -50,7 +49,7 @@ def _equal(mode: Interpreter, func: Any, args: tuple[Any, ...], kwargs: dict[str
     left, right = (_known(mode, each) for each in args[:2])
     if left is not None and right is not None:
         return torch.equal(left, right)
-    mode.notes.add(ASSUMED, f"tensors compared as a whole are taken as different: {mode.where()}")
+    mode.notes.assume("tensors compared as a whole are taken as different")
     return False
 
 
@@ -62,7 +61,7 @@ def _nonzero(mode: Interpreter, func: Any, args: tuple[Any, ...], kwargs: dict[s
         result = _make(mode, func, found.shape, torch.int64)
         mode.values.note(result, found)
         return result
-    mode.notes.add(ASSUMED, f"every element of an unknown mask is taken as true: {mode.where()}")
+    mode.notes.assume("every element of an unknown mask is taken as true")
     return _make(mode, func, (tensor.numel(), tensor.dim()), torch.int64)
 
 
@@ -92,7 +91,7 @@ def _unique(mode: Interpreter, func: Any, args: tuple[Any, ...], kwargs: dict[st
     if known is not None:
         results = func(known, *args[1:], **kwargs)
     else:
-        mode.notes.add(ASSUMED, f"unknown elements are taken as all different: {mode.where()}")
+        mode.notes.assume("unknown elements are taken as all different")
         results = func(torch.arange(args[0].numel()).view(args[0].shape), *args[1:], **kwargs)
     made = []
     for position, each in enumerate(results):
@@ -111,7 +110,7 @@ def _repeat_interleave(mode: Interpreter, func: Any, args: tuple[Any, ...], kwar
         mode.values.note(result, found)
         return result
     if size is None:
-        mode.notes.add(ASSUMED, f"unknown repeats are taken as {NUMBER} each: {mode.where()}")
+        mode.notes.assume(f"unknown repeats are taken as {NUMBER} each")
         size = args[0].numel() * NUMBER
     return _make(mode, func, (size,), args[0].dtype)
 
@@ -169,7 +168,7 @@ def _count(mode: Interpreter, mask: torch.Tensor) -> int:
     known = _known(mode, mask)
     if known is not None:
         return int(known.count_nonzero())
-    mode.notes.add(ASSUMED, f"every element of an unknown mask is taken as true: {mode.where()}")
+    mode.notes.assume("every element of an unknown mask is taken as true")
     everything: int = mask.numel()
     return everything
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any, Final
 
 import torch
@@ -13,8 +12,9 @@ from memtriage.predict import datadependent, shapes
 from memtriage.predict.composites import Composites
 from memtriage.predict.distributed.collectives import Collectives
 from memtriage.predict.engine import adds_in_place, uses_alone
+from memtriage.predict.known_shapes import KnownShapes
 from memtriage.predict.lifetimes import Lifetimes
-from memtriage.predict.notes import ASSUMED, Notes
+from memtriage.predict.notes import Notes
 from memtriage.predict.operators import Operator, facts, mapped, tensors_in
 from memtriage.predict.scratch import convolution, products
 from memtriage.predict.scratch.stages import AT_THE_END
@@ -37,8 +37,6 @@ HOST_LIMIT: Final = 1 << 20
 
 MULTIPLIES: Final = products.PRODUCTS | convolution.RULES.keys()
 """Operators that take no tensor of the host beside those of the device."""
-
-_NOT_THE_PROGRAM: Final = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
 
 
 class Interpreter(TorchDispatchMode):  # type: ignore[misc]
@@ -68,6 +66,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         self._scratch = scratch
         self._composites = composites.kernels
         self._collectives = collectives
+        self._shapes = KnownShapes()
         lifetimes.freed = values.forget
 
     def __torch_dispatch__(
@@ -94,6 +93,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         faked = any(is_gpu(each) or is_host_fake(each) for each in tensors)
         if not faked and ((operator.written and tensors) or not self._makes_fake(operator, args, kwargs)):
             return func(*args, **kwargs)
+        if operator.makes and self.lifetimes.over is not None:
+            self.lifetimes.over()
         if operator.collective:
             return self._collectives.answer(func, args, kwargs)
         if operator.composite and torch.is_inference_mode_enabled():
@@ -127,7 +128,11 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         if operator.has_device and kwargs.get("device") is not None:
             meta_kwargs["device"] = META
         with kernel():
-            made = shapes.RULES.get(func, func)(*meta_args, **meta_kwargs)
+            key = self._shapes.key(func, operator, meta_args, meta_kwargs)
+            made = self._shapes.find(key)
+            if made is None:
+                made = shapes.RULES.get(func, func)(*meta_args, **meta_kwargs)
+                self._shapes.keep(key, made, meta_args, meta_kwargs)
         result = mapped(made, lambda each: as_device(each, device))
         outputs = tensors_in(result)
         self._note(func, operator, args, kwargs, targets, outputs)
@@ -228,17 +233,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             return known.clone()
         if tensor.numel() > HOST_LIMIT:
             return tensor
-        self.notes.add(
-            ASSUMED, f"values copied to the host are taken as {datadependent.NUMBER}: {self.where()}"
-        )
+        self.notes.assume(f"values copied to the host are taken as {datadependent.NUMBER}")
         return torch.full(tensor.shape, datadependent.NUMBER, dtype=tensor.dtype, device=CPU)
-
-    def where(self) -> str:
-        """File and line of the program that asked, outside torch and memtriage."""
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_PROGRAM):
-            frame = frame.f_back
-        return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _check_places(func: Any, tensors: list[torch.Tensor]) -> None:

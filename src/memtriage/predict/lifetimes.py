@@ -110,8 +110,12 @@ class Lifetimes:
         stream: number of the current stream.
         owner: the owner of what is allocated now, where it is fixed; None: told from what it becomes.
         live: bytes asked for and not freed.
+        highest: the most that `live` has been.
+        over: called before each operator that makes a tensor from or on the device, once the last step is
+            done; None until then.
         freed: told the identity of each storage that goes.
         allocated: told the number of each new block.
+        begun: called before the first block.
     """
 
     def __init__(self, is_recording_grad: Callable[[], bool]) -> None:
@@ -123,10 +127,12 @@ class Lifetimes:
         self._used_beside: set[int] = set()
         self.freed: Callable[[int], None] = lambda identity: None
         self.allocated: Callable[[int], None] = lambda block: None
+        self.begun: Callable[[], object] = lambda: None
         self._blocks: dict[int, tuple[int, _StorageReference]] = {}
         self._grad_on = is_recording_grad
         self._open = True
-        self.live = 0
+        self.live = self.highest = 0
+        self.over: Callable[[], None] | None = None
         self.recording.markers.append(Marker(0, self.phase, self.step))
 
     def enter(self, phase: str, step: int) -> None:
@@ -203,10 +209,13 @@ class Lifetimes:
 
     def _allocate(self, size: int, op: str, owner: str | None) -> int:
         block = len(self.recording.blocks)
+        if not block:
+            self.begun()
         self.recording.blocks.append(Block(size, op, self.phase, self._grad_on(), owner, self.stream))
         if size and self._open:
             self.recording.events.append(Event(block, size))
             self.live += size
+            self.highest = max(self.highest, self.live)
         self.allocated(block)
         return block
 

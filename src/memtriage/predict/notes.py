@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Final
 
+import torch
+
+_NOT_THE_PROGRAM: Final = (os.path.dirname(torch.__file__), os.path.dirname(__file__))
 ASSUMED: Final = "values"
 """The kind of what was assumed of values that only a GPU would know."""
 
@@ -17,6 +22,13 @@ class Notes:
     def add(self, kind: str, text: str) -> None:
         """Say something, of a kind that groups what belongs together."""
         self._said.setdefault((kind, text))
+
+    def assume(self, text: str) -> None:
+        """Say what is assumed of values of the device, and where the program asked for them."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_PROGRAM):
+            frame = frame.f_back
+        self.add(ASSUMED, f"{text}: {frame.f_code.co_filename}:{frame.f_lineno}")
 
     def assumptions(self) -> list[str]:
         """What was assumed of values of the device."""

@@ -19,6 +19,7 @@ class Operator:
         written: positions of the arguments that it writes.
         written_names: names of the keyword arguments that it writes.
         resizes: whether a written argument may get another size (`resize_`, `set_`, `out=`).
+        makes: whether it makes a tensor, and does not only look at one, write to it or view it.
         has_device: whether it takes a `device`.
         composite: whether C++ breaks it up above autograd, which inference mode leaves out.
         collective: whether it is one of a process group's.
@@ -28,6 +29,7 @@ class Operator:
     written: tuple[int, ...]
     written_names: tuple[str, ...]
     resizes: bool
+    makes: bool
     has_device: bool
     composite: bool
     collective: bool
@@ -59,6 +61,7 @@ def facts(func: Any) -> Operator:
         written=tuple(written),
         written_names=tuple(names),
         resizes=short.startswith(("resize", "set_")) or any(argument.is_out for argument in schema.arguments),
+        makes=any(each.alias_info is None and "Tensor" in str(each.type) for each in schema.returns),
         has_device=any(argument.name == "device" for argument in schema.arguments),
         composite=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
         collective=schema.name.startswith("c10d::"),

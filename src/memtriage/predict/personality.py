@@ -2,43 +2,87 @@
 
 from __future__ import annotations
 
+import copyreg
+import functools
+import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch.utils import _device
 
+from memtriage.predict import legacy, transfers
+from memtriage.predict.allocator_conf import AllocatorConf
 from memtriage.predict.lifetimes import Lifetimes
 from memtriage.predict.machines import Machine
 from memtriage.predict.notes import Notes
+from memtriage.predict.simulate import LiveReplay
 from memtriage.predict.streams import Streams
-from memtriage.predict.tensors import CPU, CUDA, meaning_meta, played_device
+from memtriage.predict.tensors import CPU, CUDA, gpu, is_host_fake, meaning_meta, passing_for, played_device
 
 _META_FACTORIES: Final = ("empty", "empty_strided", "zeros", "ones", "full", "rand", "randn")
 _MISSING: Final = object()
 
 
-class _Place:
-    """`with torch.cuda.device(0):`"""
+_FACTORIES: Final = (
+    *(f"{name}_like" for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")),
+    *("randint", "randperm", "arange", "linspace", "logspace", "eye", "scalar_tensor", "empty_permuted"),
+    *("tril_indices", "triu_indices"),
+)
+_NEW_FACTORIES: Final = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "new_tensor")
 
-    def __init__(self, *args: Any) -> None:
-        pass
 
-    def __enter__(self) -> None: ...
-    def __exit__(self, *error: object) -> None: ...
+class _Quiet:
+    """A library of C functions that do nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return _always(0)
 
 
 @contextmanager
-def cuda_played(machine: Machine, lifetimes: Lifetimes, notes: Notes) -> Iterator[None]:
-    """Makes `torch.cuda` answer as one GPU of this kind; everything is put back at the end."""
+def cuda_played(
+    machine: Machine,
+    lifetimes: Lifetimes,
+    allocator: LiveReplay,
+    conf: AllocatorConf,
+    notes: Notes,
+    devices: int,
+) -> Iterator[None]:
+    """Makes `torch.cuda` answer as GPUs of this kind; everything is put back at the end.
+
+    Args:
+        devices: how many there are; the program's is `tensors.gpu()`.
+    """
     with ExitStack() as stack:
-        for owner, name, value in _replacements(machine, lifetimes, notes):
-            if hasattr(owner, name):  # not every version of torch has all of them
-                stack.enter_context(replaced(owner, name, value))
+        if not _numbers_are_devices():
+            stack.enter_context(_device_pickled(torch.device))
+        for owner, name, value in _replacements(machine, lifetimes, allocator, conf, notes, devices):
+            before = getattr(owner, name, _MISSING)
+            # Not every version of torch has all names, and only a build for CUDA has all of `torch._C`.
+            if before is not _MISSING or owner is torch._C:
+                stack.enter_context(replaced(owner, name, accepting(before, value)))
         yield
+
+
+def accepting(original: Any, answer: Any) -> Any:
+    """The stand-in for a function: it accepts what the original accepts, and raises its TypeErrors."""
+    if not callable(answer) or isinstance(original, type):
+        return answer
+    try:
+        signature = inspect.signature(original)
+    except (TypeError, ValueError):  # written in C, or not there; then the answer hands on what it is given
+        return answer
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        return answer(*bound.args, **bound.kwargs)
+
+    return call
 
 
 @contextmanager
@@ -55,36 +99,52 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             setattr(owner, name, before)
 
 
-def _replacements(machine: Machine, lifetimes: Lifetimes, notes: Notes) -> list[tuple[Any, str, Any]]:
+def _replacements(
+    machine: Machine,
+    lifetimes: Lifetimes,
+    allocator: LiveReplay,
+    conf: AllocatorConf,
+    notes: Notes,
+    devices: int,
+) -> list[tuple[Any, str, Any]]:
     """Every attribute that is replaced: its owner, its name, its value."""
     streams = Streams(lifetimes)
     of_cuda = {
-        **_of_device(machine),
-        **_of_memory(machine, lifetimes),
+        **_of_device(machine, devices),
+        **_of_memory(machine, lifetimes, allocator),
+        "_set_allocator_settings": conf.change,
         **_of_streams(streams),
         **_of_random(),
     }
+    of_accelerator = _of_accelerator(machine, lifetimes, allocator, streams, devices)
     found: list[tuple[Any, str, Any]] = []
-    for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random):
-        # Some functions are known by two names; `torch.cuda` has them all.
-        found += [(owner, name, value) for name, value in of_cuda.items() if name in vars(owner)]
+    for owners, answers in (
+        ((torch.cuda, torch.cuda.memory, torch.cuda.random), of_cuda),
+        ((torch.accelerator, getattr(torch.accelerator, "memory", torch.accelerator)), of_accelerator),
+    ):
+        # Some functions are known by two names.
+        found += [
+            (owner, name, value)
+            for owner in dict.fromkeys(owners)
+            for name, value in answers.items()
+            if name in vars(owner)
+        ]
     found += [(torch, "Stream", streams.stream_type), (torch, "Event", streams.event_type)]
-    found += _of_storages(lifetimes)
-    found += [(torch.accelerator, name, value) for name, value in _of_accelerator(streams).items()]
-    return [*found, *_of_torch(notes)]
+    return [*found, *transfers.replacements(lifetimes), *legacy.replacements(), *_of_torch(notes, conf)]
 
 
 def _always(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value
 
 
-def _of_device(machine: Machine) -> dict[str, Any]:
+def _of_device(machine: Machine, devices: int) -> dict[str, Any]:
     major, minor = machine.capability
     properties = SimpleNamespace(
         name=machine.name,
         major=major,
         minor=minor,
         multi_processor_count=machine.multiprocessors,
+        max_threads_per_multi_processor=machine.threads_per_multiprocessor,
         total_memory=machine.memory,
         warp_size=32,
         is_integrated=0,
@@ -96,39 +156,61 @@ def _of_device(machine: Machine) -> dict[str, Any]:
         "init": _always(None),
         "is_available": _always(True),
         "is_initialized": _always(True),
-        "device_count": _always(1),
-        "current_device": _always(0),
+        "device_count": _always(devices),
+        "current_device": _index,
         "set_device": _always(None),
-        "device": _Place,
+        "_exchange_device": _index,
+        "_maybe_exchange_device": _index,
+        "can_device_access_peer": _always(True),
         "get_device_capability": _always(machine.capability),
         "get_device_name": _always(machine.name),
         "get_device_properties": _always(properties),
         "get_arch_list": _always([f"sm_{major}{minor}"]),
+        "get_gencode_flags": _always(f"-gencode compute=compute_{major}{minor},code=sm_{major}{minor}"),
         "is_bf16_supported": _always(machine.capability >= (8, 0)),
+        "is_tf32_supported": _always(machine.capability >= (8, 0)),
         "is_current_stream_capturing": _always(False),
+        "cudart": _always(_Quiet()),
+        "check_error": _always(None),
+        "get_sync_debug_mode": _always(0),
+        "set_sync_debug_mode": _always(None),
+        **dict.fromkeys(
+            ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate"), _always(0)
+        ),
     }
 
 
-def _of_memory(machine: Machine, lifetimes: Lifetimes) -> dict[str, Any]:
-    def allocated(*args: Any, **kwargs: Any) -> int:
-        return lifetimes.live
+def _index(*args: Any, **kwargs: Any) -> int:
+    """Index of the program's GPU, which stays the current one whatever it switches to."""
+    index: int = gpu().index
+    return index
 
-    def free_and_total(*args: Any) -> tuple[int, int]:
-        return machine.memory - machine.outside - lifetimes.live, machine.memory
 
+def _of_memory(machine: Machine, lifetimes: Lifetimes, allocator: LiveReplay) -> dict[str, Any]:
+    """What PyTorch's own functions (`max_memory_allocated`, `memory_summary`) ask, and what writes files."""
     return {
-        "mem_get_info": free_and_total,
-        "memory_allocated": allocated,
-        "memory_reserved": allocated,
-        "max_memory_allocated": allocated,
-        "max_memory_reserved": allocated,
-        "reset_peak_memory_stats": _always(None),
+        "mem_get_info": _free_and_total(machine, allocator),
+        "memory_stats": lambda *args: allocator.stats(),
+        "host_memory_stats": lambda: defaultdict(int),
+        "reset_peak_memory_stats": lambda *args: allocator.reset_peaks(),
         "reset_accumulated_memory_stats": _always(None),
-        "memory_summary": _always(""),
-        "memory_stats": lambda *args: defaultdict(int),
+        "reset_peak_host_memory_stats": _always(None),
+        "reset_accumulated_host_memory_stats": _always(None),
         "empty_cache": lifetimes.cache_emptied,
         "ipc_collect": _always(None),
+        "set_per_process_memory_fraction": _always(None),
+        "get_per_process_memory_fraction": _always(1.0),
+        "device_memory_used": lambda *args: allocator.reserved() + machine.outside,
+        "list_gpu_processes": _always(""),
+        "memory_snapshot": _always([]),
+        "_record_memory_history": _always(None),
+        "_snapshot": _always({"segments": [], "device_traces": []}),
+        "_dump_snapshot": _always(None),
     }
+
+
+def _free_and_total(machine: Machine, allocator: LiveReplay) -> Callable[..., tuple[int, int]]:
+    return lambda *args: (machine.memory - machine.outside - allocator.reserved(), machine.memory)
 
 
 def _of_streams(streams: Streams) -> dict[str, Any]:
@@ -142,31 +224,6 @@ def _of_streams(streams: Streams) -> dict[str, Any]:
         "set_stream": streams.set,
         "synchronize": streams.synchronize,
     }
-
-
-def _of_storages(lifetimes: Lifetimes) -> list[tuple[Any, str, Any]]:
-    """What bypasses the dispatcher."""
-    storage = torch.UntypedStorage
-    resize, address = storage.resize_, storage.data_ptr
-
-    def resized(self: Any, size: int) -> Any:
-        result = resize(self, size)
-        lifetimes.resized(self, "resize_")
-        return result
-
-    def data_ptr(self: Any) -> int:
-        if self.device.type != "meta":
-            return int(address(self))
-        return int(self._cdata) if self.nbytes() else 0  # told apart by it, never read
-
-    def record_stream(self: torch.Tensor, stream: Any) -> None:
-        lifetimes.used_on(self.untyped_storage(), stream.stream_id)
-
-    return [
-        (storage, "resize_", resized),
-        (storage, "data_ptr", data_ptr),
-        (torch.Tensor, "record_stream", record_stream),
-    ]
 
 
 def _of_random() -> dict[str, Any]:
@@ -183,22 +240,43 @@ def _of_random() -> dict[str, Any]:
     }
 
 
-def _of_accelerator(streams: Streams) -> dict[str, Any]:
+def _of_accelerator(
+    machine: Machine, lifetimes: Lifetimes, allocator: LiveReplay, streams: Streams, devices: int
+) -> dict[str, Any]:
     return {
         "is_available": _always(True),
         "current_accelerator": _always(torch.device("cuda")),
-        "device_count": _always(1),
-        "current_device_index": _always(0),
-        "current_device_idx": _always(0),
+        "device_count": _always(devices),
+        "current_device_index": _index,
+        "current_device_idx": _index,
         "set_device_index": _always(None),
         "set_device_idx": _always(None),
+        "get_device_capability": _always({"supported_dtypes": set()}),
         "synchronize": streams.synchronize,
         "current_stream": lambda *args: streams.current,
         "set_stream": streams.set,
+        "empty_cache": lifetimes.cache_emptied,
+        "empty_host_cache": _always(None),
+        "memory_stats": lambda *args: allocator.stats(),
+        "get_memory_info": _free_and_total(machine, allocator),
+        "reset_peak_memory_stats": lambda *args: allocator.reset_peaks(),
+        "reset_accumulated_memory_stats": _always(None),
     }
 
 
-def _of_torch(notes: Notes) -> list[tuple[Any, str, Any]]:
+def _readable(original: Callable[..., Any], notes: Notes) -> Callable[..., Any]:
+    """`Tensor.numpy`: a host tensor without data gets some, ones, when the program reads it."""
+
+    def numpy(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if is_host_fake(self):
+            notes.assume("large tensors of the host are taken as ones where they are read")
+            return np.ones(self.shape, original(torch.empty(0, dtype=self.dtype)).dtype)
+        return original(self, *args, **kwargs)
+
+    return numpy
+
+
+def _of_torch(notes: Notes, conf: AllocatorConf) -> list[tuple[Any, str, Any]]:
     # Before its members are replaced: the set is made once and kept for good.
     _device._device_constructors()
     context = _device.DeviceContext
@@ -207,14 +285,34 @@ def _of_torch(notes: Notes) -> list[tuple[Any, str, Any]]:
     )
     grouped = _grouped(torch._C._group_tensors_by_device_and_dtype)
     return [
-        *((torch, name, meaning_meta(getattr(torch, name), _meta_asked)) for name in _META_FACTORIES),
+        *(
+            (torch, name, _numbered(meaning_meta(getattr(torch, name), _meta_asked)))
+            for name in _META_FACTORIES
+        ),
+        *((torch, name, _numbered(getattr(torch, name))) for name in _FACTORIES),
+        *((torch.Tensor, name, _numbered(getattr(torch.Tensor, name))) for name in _NEW_FACTORIES),
+        (torch._C._nn, "_parse_to", _first_numbered(torch._C._nn._parse_to)),
+        (
+            torch,
+            "device",
+            torch.device
+            if _numbers_are_devices()
+            else passing_for(torch.device, _first_numbered(torch.device)),
+        ),
         (context, "__torch_function__", asked_by_context),
         (torch, "compile", _not_compiled(notes)),
-        (torch, "Generator", _generator(torch.Generator)),
+        # Compares values, which are not known.
+        (torch.distributions.Distribution, "_validate_args", False),
+        (torch, "Generator", passing_for(torch.Generator, _host_generator(torch.Generator))),
+        (torch.Tensor, "numpy", _readable(torch.Tensor.numpy, notes)),
         (torch, "tensor", _made_on_host(torch.tensor)),
         (torch, "as_tensor", _made_on_host(torch.as_tensor)),
         (torch, "asarray", _made_on_host(torch.asarray)),
         (torch._C, "_group_tensors_by_device_and_dtype", grouped),
+        (torch._C, "_accelerator_setAllocatorSettings", conf.change),
+        (torch._C, "_accelerator_exchangeDevice", _index),
+        (torch._C, "_accelerator_maybeExchangeDevice", _index),
+        (torch.cuda.nvtx, "_nvtx", _Quiet()),
         (torch.version, "cuda", torch.version.cuda or "13.0"),
         (torch.backends.cuda, "is_built", _always(True)),
         (torch.backends.cudnn, "is_available", _always(True)),
@@ -243,6 +341,45 @@ def _grouped(original: Callable[..., Any]) -> Callable[..., Any]:
     return group
 
 
+def _numbers_are_devices() -> bool:
+    """Whether this build takes `torch.device(0)` for a GPU, as one for CUDA does."""
+    try:
+        return bool(torch.device(0).type == "cuda")
+    except RuntimeError:
+        return False
+
+
+@contextmanager
+def _device_pickled(original: Any) -> Iterator[None]:
+    """In the block devices are pickled by the name `torch.device`, whatever that is."""
+    copyreg.pickle(original, lambda each: (torch.device, (str(each),)))
+    try:
+        yield
+    finally:
+        del copyreg.dispatch_table[original]
+
+
+def _as_device(given: Any) -> Any:
+    return torch.device("cuda", given) if type(given) is int else given
+
+
+def _numbered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, for which `device=0` is a GPU."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs:
+            kwargs["device"] = _as_device(kwargs["device"])
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _first_numbered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, for which a number as `device` or as its first argument is a GPU."""
+    return lambda *args, **kwargs: _numbered(function)(*map(_as_device, args[:1]), *args[1:], **kwargs)
+
+
 def _meta_asked(*args: Any, device: Any = None, **kwargs: Any) -> bool:
     return device is not None and torch.device(device).type == "meta"
 
@@ -255,13 +392,7 @@ def _made_on_host(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
         if device is None:
             # Of `with torch.device(...):`, not by `get_default_device`, which would come back here.
             device = _device.CURRENT_DEVICE
-        wanted = (
-            None
-            if device is None
-            else torch.device("cuda", device)
-            if isinstance(device, int)
-            else torch.device(device)
-        )
+        wanted = None if device is None else torch.device(_as_device(device))
         if args and isinstance(args[0], torch.Tensor):
             # A tensor that has its place already: C++ would compare with the true device.
             source = args[0] if wanted is None else args[0].to(wanted)
@@ -276,15 +407,6 @@ def _made_on_host(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
     return make
 
 
-def _generator(original: type) -> type:
-    """`torch.Generator(device="cuda")`: a generator of the host in its place."""
-
-    class _Type(type):
-        def __instancecheck__(cls, instance: object) -> bool:
-            return isinstance(instance, original)
-
-    class Generator(metaclass=_Type):
-        def __new__(cls, device: Any = None) -> Any:
-            return original()
-
-    return Generator
+def _host_generator(original: Callable[[], Any]) -> Callable[..., Any]:
+    """`torch.Generator(device="cuda")`: one of the host instead."""
+    return lambda device=None: original()

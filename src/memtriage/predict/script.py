@@ -1,20 +1,26 @@
-"""A whole training script, run as `__main__` under a trace until it has made its first optimizer steps.
+"""A whole training script, run as `__main__` under a trace until it has made its first steps.
 
-A step ends with the last optimizer that steps before the next backward, and with whatever is freed right
-after it (`zero_grad`). When the last step is done, an exception that no program expects ends the script at
-its next allocation: what it would do after training (evaluation, checkpoints) does not run.
+A step ends where an optimizer steps that has stepped in it already: after the last optimizer before that, and
+after whatever is freed next (`zero_grad`). In a script without a `torch.optim.Optimizer` each backward is a
+step, up to the next forward. A script without a backward is one step: all that it does with its model.
+
+When the last step is done, an exception that no program expects ends the script at its next operator on the
+device: what it would do after training (evaluation, checkpoints, callbacks) does not run.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
+import re
 import runpy
 import signal
 import sys
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 from weakref import ref
@@ -24,13 +30,16 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from memtriage.predict.build import BuildError
-from memtriage.predict.lifetimes import FREE, Event, Lifetimes
+from memtriage.predict.lifetimes import FREE, Event, Lifetimes, Marker
 from memtriage.predict.tensors import is_gpu, parts
 from memtriage.predict.watch import Program, Watch
 
 _KEPT: Final = frozenset({"parameter", "buffer", "optimizer state"})
 _WAKES: Final = signal.SIGURG
 """Hardly any program handles it, none is ended by it, and a shell's `&` does not have it ignored."""
+CALLS_WITHOUT_GROWTH: Final = 32
+"""A script that never trains is ended when its first model was called so often without a new highest: a loop
+over equal batches is settled by then, and generation grows with every token."""
 
 
 class _Enough(BaseException):
@@ -38,52 +47,101 @@ class _Enough(BaseException):
 
 
 class Script(Program):
-    """A script and its arguments.
+    """A script or module and its arguments.
 
     Args:
-        file: path of a Python file.
+        target: path of a Python file, or the name of a module.
         arguments: what it finds in `sys.argv`, without its own name.
+        module: whether `target` is a module, run as `python -m` does.
 
     Raises:
-        BuildError: there is no such file.
+        BuildError: there is no such file or module.
     """
 
-    def __init__(self, file: str, arguments: Sequence[str] = ()) -> None:
-        if not os.path.isfile(file):
-            raise BuildError(f"no such file: {file!r}; expected a training script, or FILE.py:FUNCTION")
-        self._file = file
+    varies = True
+
+    def __init__(self, target: str, arguments: Sequence[str] = (), *, module: bool = False) -> None:
+        if module:
+            _check_module(target)
+        elif not os.path.isfile(target):
+            raise BuildError(f"no such file: {target!r}; expected a training script, or FILE.py:FUNCTION")
+        self._target = target
         self._arguments = list(arguments)
+        self._module = module
 
     def watch(self, lifetimes: Lifetimes) -> ScriptWatch:
         return ScriptWatch(lifetimes)
 
-    def run(self, watch: ScriptWatch, steps: int) -> None:
+    def run(self, watch: ScriptWatch, steps: int) -> int:
         watch.last = steps
-        ended = "ended"
+        exited: str | None = None
         try:
-            with _as_main(self._file, self._arguments), watch.awaiting_forward(), _threads_heard():
-                runpy.run_path(self._file, run_name="__main__")
+            with self._as_main(), watch.following_forward(), _threads_heard():
+                if self._module:
+                    runpy.run_module(self._target, run_name="__main__", alter_sys=True)
+                else:
+                    runpy.run_path(self._target, run_name="__main__")
         except _Enough:
             pass
         except _ThreadDied as died:
             raise BuildError(str(died)) from None
         except SystemExit as error:
-            ended = f"exited with status {error.code!r}"
+            exited = f"exited with status {error.code!r}"
         except Exception:
-            if watch.done < steps:
+            if watch.made() < steps:
                 raise
+        made = watch.made()
         watch.conclude()
-        if watch.done < steps:
+        if watch.backwards and made < steps:
             raise BuildError(
-                f"{self._file} {ended} after {watch.done} optimizer steps; expected at least {steps}: pass a "
-                "smaller --steps, arguments with which it trains, or a build function if its optimizer is no "
-                "torch.optim.Optimizer or steps in a process of its own"
+                f"{self._target} {exited or 'ended'} after {made} training step{'s' * (made != 1)}; "
+                f"expected at least {steps}: pass a smaller --steps, arguments with which it trains, or a "
+                "build function if its steps are made in a process of its own"
             )
         if "parameter" not in watch.owners.values():
+            if exited is not None:
+                raise BuildError(
+                    f"{self._target} {exited} before it ran a model on the GPU: see what it printed, and "
+                    "pass arguments with which it trains"
+                )
             raise BuildError(
-                f"{self._file} trained no model on the GPU; expected a script that trains on `cuda` where "
+                f"{self._target} ran no model on the GPU; expected a script that uses `cuda` where "
                 "torch.cuda.is_available()"
             )
+        return made
+
+    @contextmanager
+    def _as_main(self) -> Iterator[None]:
+        """`sys.argv` and `sys.path` as the interpreter would set them."""
+        argv, path = list(sys.argv), list(sys.path)
+        folder = os.getcwd() if self._module else os.path.dirname(os.path.realpath(self._target))
+        sys.argv[:] = [self._target, *self._arguments]
+        sys.path.insert(0, folder)
+        try:
+            yield
+        finally:
+            sys.argv[:], sys.path[:] = argv, path
+
+
+def _check_module(name: str) -> None:
+    """Whether `python -m` would find the first part of this name; the rest is found when it runs.
+
+    Raises:
+        BuildError: it would not.
+    """
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.util.find_spec(name.partition(".")[0])
+    except (ImportError, ValueError):
+        found = None
+    finally:
+        sys.path.pop(0)
+    if found is None:
+        raise BuildError(f"no module named {name!r}; expected one that `python -m` can run here")
+
+
+_MISSES_A_GPU: Final = re.compile("cuda|nvidia", re.IGNORECASE)
+"""What torch misses: CUDA in a build without it, an NVIDIA driver or `cudaGetDeviceCount` in others."""
 
 
 class _ThreadDied(BaseException):
@@ -106,7 +164,9 @@ def _threads_heard() -> Iterator[None]:
     failures: list[str] = []
 
     def hook(died: threading.ExceptHookArgs) -> None:
-        if isinstance(died.exc_value, (RuntimeError, AssertionError)) and "CUDA" in str(died.exc_value):
+        if isinstance(died.exc_value, (RuntimeError, AssertionError)) and _MISSES_A_GPU.search(
+            str(died.exc_value)
+        ):
             name = "a thread" if died.thread is None else f"the thread {died.thread.name!r}"
             failures.append(
                 f"{name} used the device; only the thread that runs the step is traced: send to the "
@@ -130,51 +190,88 @@ def _threads_heard() -> Iterator[None]:
         signal.signal(_WAKES, signal.SIG_DFL if before is None else before)
 
 
-@contextmanager
-def _as_main(file: str, arguments: list[str]) -> Iterator[None]:
-    """`sys.argv` and `sys.path` as the interpreter would set them for a script."""
-    argv, path = list(sys.argv), list(sys.path)
-    sys.argv[:] = [file, *arguments]
-    sys.path.insert(0, os.path.dirname(os.path.realpath(file)))
-    try:
-        yield
-    finally:
-        sys.argv[:], sys.path[:] = argv, path
-
-
 class ScriptWatch(Watch):
-    """Follows a script: finds its models and optimizers, and tells where its steps begin and end.
+    """Follows a script: finds its models and optimizers, and where its steps begin and end.
 
     Attributes:
         last: how many steps are wanted.
-        done: how many were made.
+        backwards: how many backward passes have begun.
     """
 
     def __init__(self, lifetimes: Lifetimes) -> None:
         super().__init__(lifetimes)
         self.last = 0
-        self.done = 0
-        self._stepped = False  # since the last backward began
+        self.backwards = 0
+        self._done = 0  # steps after which an optimizer came again
+        self._ended = False  # the step is done, unless another optimizer follows
+        self._stepped: set[int] = set()  # optimizers, in this step
+        self._stepped_before: set[int] | None = None  # in the step before
+        self._ever_stepped: set[int] = set()
+        self._running: list[int] = []  # optimizers whose step has begun, the outermost first
         self._inside = False  # an optimizer stepped inside this backward
-        self._ends = 0  # of optimizers, in this step
-        self._ends_before: int | None = None
         self._looked_in = -1
         self._models: list[ref[nn.Module]] = []
         self._optimizers: list[ref[Any]] = []
+        self._forwards: list[int] = []  # events at which forward follows a backward
+        self._after_backward = False
+        self._used_at: int | None = None  # the event at which a model was first called
+        self._first_model: ref[nn.Module] | None = None
+        self._calls = self._highest = 0
+        self._left_out = 0  # optimizers that have not stepped
 
     @contextmanager
-    def awaiting_forward(self) -> Iterator[None]:
-        """The first step begins when a module is first called to be trained."""
-        with ExitStack() as stack:
-
-            def called(module: nn.Module, inputs: Any) -> None:
-                trains = self.step < 0 and module.training and torch.is_grad_enabled()
-                if trains and any(is_gpu(each) for each in module.parameters()):
-                    self._begin(0)
-                    stack.close()
-
-            stack.callback(register_module_forward_pre_hook(called).remove)
+    def following_forward(self) -> Iterator[None]:
+        """In the block calls of modules are seen: where training begins, and where steps without an optimizer
+        end."""
+        handle = register_module_forward_pre_hook(self._called)
+        try:
             yield
+        finally:
+            handle.remove()
+
+    def _called(self, module: nn.Module, inputs: Any) -> None:
+        if self._used_at is not None and self._first_model is not None and self._first_model() is module:
+            self._called_again()
+        trains = module.training and torch.is_grad_enabled()
+        if not (self._used_at is None or (trains and (self.step < 0 or self._after_backward))):
+            return
+        if not any(is_gpu(each) for each in module.parameters()):
+            return
+        if self._used_at is None:
+            self._used_at = len(self.lifetimes.recording.events)
+            self._first_model = ref(module)
+            self._look()
+            self.lifetimes.enter("forward", self.step)
+        if trains and self.step < 0:
+            self._begin(0)
+        if trains and self._after_backward:
+            self._forward_follows()
+
+    def _called_again(self) -> None:
+        """Ends a script that only infers once it needs no more memory."""
+        if self.backwards:
+            return
+        if self.lifetimes.highest > self._highest:
+            self._highest, self._calls = self.lifetimes.highest, 0
+            return
+        self._calls += 1
+        if self._calls >= CALLS_WITHOUT_GROWTH and not self._has_optimizer():
+            raise _Enough
+
+    def _forward_follows(self) -> None:
+        """A step ends here, in a script without an optimizer."""
+        self._after_backward = False
+        if self._ever_stepped:
+            return
+        self._forwards.append(len(self.lifetimes.recording.events))
+        if len(self._forwards) >= self.last and not self._has_optimizer():
+            raise _Enough
+
+    def _has_optimizer(self) -> bool:
+        """Whether there is a `torch.optim.Optimizer`, which may be about to step."""
+        if not self.optimizers():
+            self._look()
+        return any(self._is_traced(each) for each in self._given_to_optimizers())
 
     def models(self) -> tuple[nn.Module, ...]:
         """Modules that are part of no other, as of the last look."""
@@ -185,12 +282,16 @@ class ScriptWatch(Watch):
 
     def parameters(self) -> Iterable[torch.Tensor]:
         found = {id(each): each for model in self.models() for each in model.parameters()}
-        for optimizer in self.optimizers():
-            found.update((id(each), each) for group in optimizer.param_groups for each in group["params"])
+        found.update((id(each), each) for each in self._given_to_optimizers())
         return found.values()
 
+    def _given_to_optimizers(self) -> Iterator[torch.Tensor]:
+        for optimizer in self.optimizers():
+            for group in optimizer.param_groups:
+                yield from group["params"]
+
     def _look(self) -> None:
-        """Finds what the script has made; references are weak, as it may let go of it."""
+        """Finds what the script has made; references are weak, as it may drop it."""
         modules, optimizers = [], []
         for each in gc.get_objects():
             # Not isinstance, which asks the object: dead proxies raise.
@@ -205,13 +306,12 @@ class ScriptWatch(Watch):
         self.note_model()
 
     def backward_begins(self) -> None:
-        if self.done >= self.last:
-            raise _Enough
         if self.step < 0:
             self._begin(0)
-        self._stepped = self._inside = False
-        if self._ends:
-            self._ends_before, self._ends = self._ends, 0
+        if self._after_backward:  # forward called no module
+            self._forward_follows()
+        self.backwards += 1
+        self._inside = False
         if self._looked_in != self.step:
             self._looked_in = self.step
             self._look()
@@ -219,27 +319,70 @@ class ScriptWatch(Watch):
 
     def backward_ends(self, failed: bool) -> None:
         super().backward_ends(failed)
+        self._after_backward = True
         if self._inside:
             self.note_instant("step")
             self._end()
 
-    def optimizer_begins(self) -> None:
-        if not self.done and not self._ends:  # an optimizer may be made as late as this
+    def optimizer_begins(self, optimizer: Any) -> None:
+        number = id(optimizer)
+        if number in self._running:  # its last step raised
+            del self._running[self._running.index(number) :]
+        if not self._running:
+            self._comes(number)
+        self._running.append(number)
+        super().optimizer_begins(optimizer)
+
+    def _comes(self, optimizer: int) -> None:
+        """An optimizer steps, and not as a part of another one."""
+        if not self._ever_stepped:  # it may have been made as late as this
             self._look()
-        super().optimizer_begins()
+        if self._ended:
+            if optimizer in self._stepped:
+                self._confirm()
+            else:
+                self._resume()
+        self._stepped.add(optimizer)
 
     def optimizer_ends(self, inside_backward: bool) -> None:
-        if self._stepped:
-            self._resume()
         super().optimizer_ends(inside_backward)
+        self._ever_stepped.update(self._running[-1:])
+        del self._running[-1:]
+        if self._running:
+            return
         if inside_backward:
             self._inside = True
         else:
             self._end()
 
+    def made(self) -> int:
+        """How many steps were made."""
+        if self._ever_stepped:
+            return min(self._done + self._ended, self.last)
+        if self.backwards:
+            return min(len(self._forwards) + self._after_backward, self.last)
+        return int(self._used_at is not None)
+
+    def remarks(self) -> list[str]:
+        if not self.backwards:
+            return [
+                "no backward ran: the figures are those of all that the script did with its model, until it "
+                f"ended or needed no more memory for {CALLS_WITHOUT_GROWTH} calls"
+            ]
+        if not self._ever_stepped:
+            return ["no torch.optim.Optimizer stepped: each backward counts as a step"]
+        if self._left_out:
+            return [
+                f"{self._left_out} of the script's optimizers did not step in the traced steps: pass a "
+                "larger --steps to have their states in the figures"
+            ]
+        return []
+
     def conclude(self) -> None:
         """The script has ended: what came after its last step goes, and each step ends with its frees."""
         recording = self.lifetimes.recording
+        if not self._ever_stepped:
+            self._divide()
         events = recording.events
         for position, marker in enumerate(recording.markers):
             if marker.phase == "forward" and position and recording.markers[position - 1].step < marker.step:
@@ -252,6 +395,29 @@ class ScriptWatch(Watch):
         self.instants = [each for each in self.instants if each.step < self.last]
         recording.releases[:] = [each for each in recording.releases if each <= len(events)]
         recording.uses[:] = [each for each in recording.uses if each.event < len(events)]
+
+    def _divide(self) -> None:
+        """Divide what a script without an optimizer did into steps, where forward follows a backward.
+
+        A script without a backward has one step, from the first call of a model on.
+        """
+        recording = self.lifetimes.recording
+        if not self.backwards:
+            if self._used_at is not None:
+                recording.markers[:] = [
+                    *(each for each in recording.markers if each.event < self._used_at),
+                    Marker(self._used_at, "forward", 0),
+                ]
+            return
+        starts = self._forwards
+        markers = [Marker(event, "forward", step) for step, event in enumerate(starts, 1)]
+        markers += [
+            replace(each, step=each.step + bisect_right(starts, each.event)) for each in recording.markers
+        ]
+        recording.markers[:] = sorted(markers, key=lambda each: each.event)
+        self.instants = [
+            replace(each, step=each.step + bisect_left(starts, each.event)) for each in self.instants
+        ]
 
     def _is_traced(self, tensor: torch.Tensor) -> bool:
         """Whether it lies on the device of this trace."""
@@ -269,25 +435,56 @@ class ScriptWatch(Watch):
     def _begin(self, step: int) -> None:
         self.step = step
         self.lifetimes.enter("forward", step)
+        if step == 0:
+            self.progress(1, self.last)
 
     def _end(self) -> None:
-        """A step is done, unless another optimizer steps before the next backward."""
-        self._stepped = True
-        self._ends += 1
-        self.done += 1
-        self._begin(self.step + 1)
-        # Whether another optimizer follows is known from the step before.
-        if self.done >= self.last and self._ends == self._ends_before:
-            self.lifetimes.allocated = _stop
+        """The step is done, unless another optimizer follows."""
+        if not self._ended:
+            self._ended = True
+            self._begin(self.step + 1)
+        if self._done + 1 < self.last:
+            return
+        self._note_left_out()
+        # Whether another optimizer follows is known from the step before, or from those that there are.
+        before = self._stepped_before
+        if self._stepped == before if before is not None else not self._left_out:
+            self.lifetimes.over = _stop
+
+    def _confirm(self) -> None:
+        """An optimizer comes again: the step ended before."""
+        self._ended = False
+        self._done += 1
+        self._stepped, self._stepped_before = set(), self._stepped
+        if self._done >= self.last:
+            self._note_left_out()
+            raise _Enough
+        self.progress(self._done + 1, self.last)
 
     def _resume(self) -> None:
-        """No backward since what was taken for the end of a step: the step has gone on until now."""
-        self.done -= 1
+        """Another optimizer comes: what was taken for the end of the step was not."""
+        self._ended = False
         self.step -= 1
         markers = self.lifetimes.recording.markers
         markers[:] = [replace(each, step=min(each.step, self.step)) for each in markers]
         self.lifetimes.step = self.step
+        self.instants = [replace(each, step=min(each.step, self.step)) for each in self.instants]
+
+    def _note_left_out(self) -> None:
+        stepped = {
+            id(parameter)
+            for optimizer in self.optimizers()
+            if id(optimizer) in self._ever_stepped
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        self._left_out = sum(
+            any(id(each) not in stepped and self._is_traced(each) for each in group["params"])
+            for optimizer in self.optimizers()
+            if id(optimizer) not in self._ever_stepped
+            for group in optimizer.param_groups[:1]
+        )
 
 
-def _stop(block: int) -> None:
+def _stop() -> None:
     raise _Enough

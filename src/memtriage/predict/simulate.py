@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
+from typing import Final
 
 from memtriage.allocator.blocks import SimBlock
 from memtriage.allocator.settings import Settings
 from memtriage.allocator.simulator import Simulator
-from memtriage.predict.lifetimes import FREE, Recording, StreamUse
+from memtriage.predict.lifetimes import FREE, Recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +23,130 @@ class StepCounters:
     peak_event: int
 
 
+class Replay:
+    """Feeds a recording to the simulated allocator, part by part; it may grow meanwhile.
+
+    Args:
+        limit: bytes that the process may reserve; None for no limit.
+
+    Attributes:
+        simulator: the allocator.
+        position: index of the next event.
+        peak, peak_event: most bytes of live blocks since `reset_peaks`, and the event after which they were.
+    """
+
+    def __init__(
+        self, recording: Recording, settings: Settings, device_memory: int, limit: int | None = None
+    ) -> None:
+        self.simulator = Simulator(settings, device_memory=device_memory, limit=limit)
+        self.position = self.peak = self.peak_event = 0
+        self._recording = recording
+        self._live: dict[int, SimBlock] = {}
+        self._released = self._used = 0  # of the recording's lists
+
+    def reset_peaks(self) -> None:
+        """Highest are the bytes that there are now."""
+        self.simulator.reset_peaks()
+        self.peak, self.peak_event = self.simulator.allocated, self.position
+
+    def advance(self, end: int) -> None:
+        """Feed the events up to this index.
+
+        Raises:
+            memtriage.allocator.events.OutOfMemory: the limit is too small, even after the cache was flushed.
+        """
+        recording, simulator, live = self._recording, self.simulator, self._live
+        while self.position < end:
+            self.settle()
+            event = recording.events[self.position]
+            if event.size == FREE:
+                simulator.free(live.pop(event.block))
+            else:
+                live[event.block] = simulator.malloc(event.size, recording.blocks[event.block].stream)
+                if simulator.allocated > self.peak:
+                    self.peak, self.peak_event = simulator.allocated, self.position
+            self.position += 1
+
+    def settle(self) -> None:
+        """Do what comes before the next event: emptied caches, uses by other streams."""
+        releases, uses = self._recording.releases, self._recording.uses
+        while self._released < len(releases) and releases[self._released] <= self.position:
+            self._released += 1
+            self.simulator.empty_cache()
+        while self._used < len(uses) and uses[self._used].event <= self.position:
+            use = uses[self._used]
+            self._used += 1
+            if use.block is None:
+                self.simulator.stream_done(use.stream)
+            else:
+                self.simulator.record_stream(self._live[use.block], use.stream)
+
+
+_STATISTICS: Final = (
+    *(
+        f"{what}.{pool}.{value}"
+        for what, pool, value in product(
+            (
+                *("allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes"),
+                *("active_bytes", "inactive_split_bytes", "requested_bytes"),
+            ),
+            ("all", "small_pool", "large_pool"),
+            ("current", "peak", "allocated", "freed"),
+        )
+    ),
+    *(
+        f"oversize_{what}.{value}"
+        for what, value in product(("allocations", "segments"), ("current", "peak", "allocated", "freed"))
+    ),
+    *("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free"),
+    "max_split_size",
+)
+"""Keys of `torch.cuda.memory_stats`."""
+
+
+class LiveReplay:
+    """What a program that is being traced may ask the allocator. Nothing is simulated until it does."""
+
+    def __init__(self, recording: Recording, settings: Callable[[], Settings], device_memory: int) -> None:
+        self._recording = recording
+        self._settings = settings
+        self._device_memory = device_memory
+        self._replay: Replay | None = None
+
+    def reset_peaks(self) -> None:
+        """`torch.cuda.reset_peak_memory_stats`."""
+        self._now().reset_peaks()
+
+    def reserved(self) -> int:
+        """Bytes of segments."""
+        return self._now().reserved
+
+    def stats(self) -> dict[str, int]:
+        """`torch.cuda.memory_stats`: current and highest bytes of live blocks and segments; others are 0."""
+        simulator = self._now()
+        found = dict.fromkeys(_STATISTICS, 0)
+        for name, current, peak in (
+            ("allocated_bytes", simulator.allocated, simulator.peak_allocated),
+            ("active_bytes", simulator.active, max(simulator.active, simulator.peak_allocated)),
+            ("reserved_bytes", simulator.reserved, simulator.peak_reserved),
+        ):
+            found[f"{name}.all.current"] = current
+            found[f"{name}.all.peak"] = peak
+        found["requested_bytes.all.current"] = simulator.requested
+        return found
+
+    def _now(self) -> Simulator:
+        if self._replay is None:
+            self._replay = Replay(self._recording, self._settings(), self._device_memory)
+        self._replay.advance(len(self._recording.events))
+        self._replay.settle()
+        return self._replay.simulator
+
+
 def replay(
     recording: Recording, settings: Settings, device_memory: int, steps: int, limit: int | None = None
 ) -> list[StepCounters]:
-    """Feeds a recording to the simulated allocator.
+    """The counters of each step of a recording.
 
     Args:
         limit: bytes that the process may reserve; None for no limit.
@@ -31,43 +154,18 @@ def replay(
     Raises:
         memtriage.allocator.events.OutOfMemory: the limit is too small, even after the cache was flushed.
     """
-    simulator = Simulator(settings, device_memory=device_memory, limit=limit)
-    live: dict[int, SimBlock] = {}
+    fed = Replay(recording, settings, device_memory, limit)
+    simulator = fed.simulator
     begins = _step_starts(recording, steps)
-    releases = set(recording.releases)
-    uses = _uses_by_event(recording)
     counters: list[StepCounters] = []
-    position = 0
     for step in range(-1, steps):
-        end = begins[step + 1] if step + 1 < steps else len(recording.events)
-        simulator.reset_peaks()
-        peak, peak_event = simulator.allocated, position
-        while position < end:
-            if position in releases:
-                simulator.empty_cache()
-            for use in uses.get(position, ()):
-                if use.block is None:
-                    simulator.stream_done(use.stream)
-                else:
-                    simulator.record_stream(live[use.block], use.stream)
-            event = recording.events[position]
-            if event.size == FREE:
-                simulator.free(live.pop(event.block))
-            else:
-                live[event.block] = simulator.malloc(event.size, recording.blocks[event.block].stream)
-                if simulator.allocated > peak:
-                    peak, peak_event = simulator.allocated, position
-            position += 1
+        fed.reset_peaks()
+        fed.advance(begins[step + 1] if step + 1 < steps else len(recording.events))
         if step >= 0:
-            counters.append(StepCounters(peak, simulator.peak_reserved, simulator.allocated, peak_event))
+            counters.append(
+                StepCounters(fed.peak, simulator.peak_reserved, simulator.allocated, fed.peak_event)
+            )
     return counters
-
-
-def _uses_by_event(recording: Recording) -> dict[int, list[StreamUse]]:
-    found: dict[int, list[StreamUse]] = {}
-    for use in recording.uses:
-        found.setdefault(use.event, []).append(use)
-    return found
 
 
 def _step_starts(recording: Recording, steps: int) -> list[int]:

@@ -12,20 +12,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from memtriage.predict.lifetimes import DEFAULT_STREAM, Lifetimes
-from memtriage.predict.tensors import CUDA
+from memtriage.predict.tensors import gpu
 
 
 class Stream:
     """`torch.cuda.Stream`."""
 
-    device = CUDA
-    device_index = 0
     streams: Streams
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.stream_id = self.cuda_stream = self.streams.number()
         self._left: list[Stream] = []
+
+    @property
+    def device(self) -> torch.device:
+        return gpu()
+
+    @property
+    def device_index(self) -> int:
+        index: int = gpu().index
+        return index
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream) and other.stream_id == self.stream_id
@@ -65,12 +74,15 @@ class Stream:
 class Event:
     """`torch.cuda.Event`."""
 
-    device = CUDA
     cuda_event = 0
     streams: Streams
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._recorded: Stream | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return gpu()
 
     def query(self) -> bool:
         return True

@@ -9,6 +9,7 @@ trace and says `cuda:0` or `cpu` for them.
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -27,14 +28,28 @@ _true_is_cuda: Final = torch.Tensor.is_cuda
 _true_is_cpu: Final = torch.Tensor.is_cpu
 _true_is_meta: Final = torch.Tensor.is_meta
 
-_in_kernel = False
-_meta_meant = False
+_played = CUDA
+
+
+class _Thread(threading.local):
+    """Where this thread is. Others (a DataLoader's that pins memory) make tensors at the same time."""
+
+    in_kernel = False
+    meta_meant = False
+
+
+_thread = _Thread()
 
 
 def true_device(tensor: torch.Tensor) -> torch.device:
     """Where the storage really is."""
     device: torch.device = _true_device.__get__(tensor)
     return device
+
+
+def gpu() -> torch.device:
+    """The GPU that the program sees: `cuda:N`, N being the rank of its process."""
+    return _played
 
 
 def is_gpu(tensor: torch.Tensor) -> bool:
@@ -62,11 +77,11 @@ def as_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def played_device(tensor: torch.Tensor) -> torch.device:
     """The device that the program sees."""
     device = true_device(tensor)
-    if device.type != "meta" or _in_kernel:
+    if device.type != "meta" or _thread.in_kernel:
         return device
     keys = _keys_of(tensor)
     if keys.has(_KEY.CUDA):
-        return CUDA
+        return _played
     if keys.has(_KEY.CPU):
         return CPU
     inner = parts(tensor)
@@ -84,13 +99,12 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 @contextmanager
 def devices_true() -> Iterator[None]:
     """In the block tensors say where they are: it works with other tensors without data (`FakeTensor`)."""
-    global _in_kernel
-    before = _in_kernel
-    _in_kernel = True
+    before = _thread.in_kernel
+    _thread.in_kernel = True
     try:
         yield
     finally:
-        _in_kernel = before
+        _thread.in_kernel = before
 
 
 @contextmanager
@@ -103,7 +117,7 @@ def kernel() -> Iterator[None]:
 
 def meta_is_meant() -> bool:
     """Whether the program itself asked for the meta device, and not C++ for the options of some tensor."""
-    return _meta_meant
+    return _thread.meta_meant
 
 
 def meaning_meta(function: Callable[..., Any], asks: Callable[..., bool]) -> Callable[..., Any]:
@@ -111,30 +125,46 @@ def meaning_meta(function: Callable[..., Any], asks: Callable[..., bool]) -> Cal
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        global _meta_meant
-        before = _meta_meant
-        _meta_meant = before or asks(*args, **kwargs)
+        before = _thread.meta_meant
+        _thread.meta_meant = before or asks(*args, **kwargs)
         try:
             return function(*args, **kwargs)
         finally:
-            _meta_meant = before
+            _thread.meta_meant = before
 
     return call
 
 
+def passing_for(original: type, make: Callable[..., Any], module: str = "torch") -> type:
+    """A class of the same name whose calls make something else, which counts as its instance."""
+
+    class _Type(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, original)
+
+    names = {"__module__": module, "__new__": lambda cls, *args, **kwargs: make(*args, **kwargs)}
+    return _Type(original.__name__, (), names)
+
+
 @contextmanager
-def devices_played() -> Iterator[None]:
-    """Replaces the device attributes and conversions of `torch.Tensor` for the time of the block."""
+def devices_played(index: int) -> Iterator[None]:
+    """Replaces the device attributes and conversions of `torch.Tensor` for the time of the block.
+
+    Args:
+        index: of the GPU, as the program sees it.
+    """
+    global _played
     replaced: dict[str, Any] = {
         "device": property(played_device),
         "is_cuda": property(lambda self: played_device(self).type == "cuda"),
         "is_cpu": property(lambda self: played_device(self).type == "cpu"),
         "is_meta": property(lambda self: played_device(self).type == "meta"),
-        "get_device": lambda self: 0 if played_device(self).type == "cuda" else -1,
+        "get_device": lambda self: index if played_device(self).type == "cuda" else -1,
         "to": _wrapped_to(torch.Tensor.to),
         "cuda": _moved_to("cuda", torch.Tensor.cuda),
         "cpu": _moved_to("cpu", torch.Tensor.cpu),
         "tolist": _valued(torch.Tensor.tolist),
+        "new_tensor": _like_self(torch.Tensor.new_tensor),
         "__repr__": _described(torch.Tensor.__repr__),
         "pin_memory": lambda self, device=None: self,
         "is_pinned": lambda self, device=None: False,
@@ -145,9 +175,11 @@ def devices_played() -> Iterator[None]:
     before = {name: torch.Tensor.__dict__.get(name) for name in replaced}
     for name, value in replaced.items():
         setattr(torch.Tensor, name, value)
+    _played = torch.device("cuda", index)
     try:
         yield
     finally:
+        _played = CUDA
         uninitialized._allowed_methods = allowed
         for name, value in before.items():
             if value is None:
@@ -199,11 +231,22 @@ def _valued(original: Callable[..., Any]) -> Callable[..., Any]:
     return tolist
 
 
+def _like_self(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`Tensor.new_tensor`, on the device that the tensor plays."""
+
+    def new_tensor(self: torch.Tensor, data: Any, **kwargs: Any) -> torch.Tensor:
+        if played_device(self).type != "cuda":
+            return original(self, data, **kwargs)
+        return torch.tensor(data, **{"dtype": self.dtype, "device": played_device(self), **kwargs})
+
+    return new_tensor
+
+
 def _described(original: Callable[..., str]) -> Callable[..., str]:
-    """`repr` of a tensor without values."""
+    """`repr` of a tensor without values, and of any inside a kernel: torch's would compute there."""
 
     def represent(self: torch.Tensor, *args: Any, **kwargs: Any) -> str:
-        if true_device(self).type != "meta":
+        if true_device(self).type != "meta" and not _thread.in_kernel:
             return original(self, *args, **kwargs)
         return (
             f"tensor(..., device={str(played_device(self))!r}, size={tuple(self.shape)}, dtype={self.dtype})"

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from memtriage.allocator.settings import Settings
 from memtriage.observe.hooks import TrainingHooks
+from memtriage.predict.allocator_conf import AllocatorConf
 from memtriage.predict.autocast import Autocast
 from memtriage.predict.build import EXPECTED, BuildError, check_built, check_done, failure
 from memtriage.predict.composites import Composites
@@ -23,7 +25,8 @@ from memtriage.predict.overrides import Overrides
 from memtriage.predict.personality import cuda_played
 from memtriage.predict.places import Places
 from memtriage.predict.scratch.table import Scratch
-from memtriage.predict.tensors import CUDA, devices_played
+from memtriage.predict.simulate import LiveReplay
+from memtriage.predict.tensors import devices_played, gpu
 from memtriage.predict.values import Values
 from memtriage.predict.watch import Instant, Program, Watch
 
@@ -36,21 +39,31 @@ class Trace:
 
     Attributes:
         recording: allocations and frees.
+        conf: the allocator's settings, as text.
+        settings: the same, parsed.
         owners: of blocks, where known: `parameter`, `gradient`, `optimizer state`, `buffer`.
         notes: what was assumed.
         modules: paths of the modules that blocks belong to, where known.
         instants: where a watched run makes marks.
         communicators: process groups that NCCL makes a communicator for.
         held: bytes of DDP's first bucket, where another has replaced it.
+        steps: how many steps were traced.
+        varies: whether the steps may differ (`Program.varies`).
+        cudnn_tries: whether cuDNN chooses convolutions by trial.
     """
 
     recording: Recording
+    conf: str
+    settings: Settings
     owners: dict[int, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     modules: dict[int, str] = field(default_factory=dict)
     instants: list[Instant] = field(default_factory=list)
     communicators: int = 0
     held: int = 0
+    steps: int = 0
+    varies: bool = False
+    cudnn_tries: bool = False
 
 
 class BuildFunction(Program):
@@ -62,18 +75,20 @@ class BuildFunction(Program):
     def watch(self, lifetimes: Lifetimes) -> Watch:
         return Watch(lifetimes)
 
-    def run(self, watch: Watch, steps: int) -> None:
+    def run(self, watch: Watch, steps: int) -> int:
         try:
-            built = watch.built = check_built(self._build(CUDA))
+            built = watch.built = check_built(self._build(gpu()))
             watch.note_model()
             for step in range(steps):
                 watch.step = step
+                watch.progress(step + 1, steps)
                 watch.lifetimes.enter("forward", step)
                 check_done(built.step())
                 watch.note_states()
         except SystemExit as left:
             raise BuildError(f"the program ended itself (sys.exit({left.code})); {EXPECTED}") from left
         watch.note_model()
+        return steps
 
 
 def trace(
@@ -84,17 +99,24 @@ def trace(
     world_size: int = 1,
     rank: int = 0,
     explain: bool = False,
+    allocator_conf: str | None = "",
+    progress: Callable[[int, int], None] | None = None,
 ) -> Trace:
     """Runs `build` and `steps` steps as one rank of `world_size`.
 
     Args:
         explain: also find out which module makes what.
+        allocator_conf: as in `PYTORCH_CUDA_ALLOC_CONF`; None for what the environment and the program set.
+        progress: called with the number of each step that begins, from 1, and how many are wanted.
 
     Raises:
         BuildError: the program cannot be traced; the text says what to change.
+        ConfError: torch would refuse `allocator_conf`.
     """
     notes = Notes()
+    conf = AllocatorConf(allocator_conf, version, notes)
     lifetimes = Lifetimes(torch.is_grad_enabled)
+    lifetimes.begun = conf.use
     scratch = Scratch(machine, version, lifetimes)
     composites = Composites(machine, version, notes)
     collectives = Collectives(lifetimes)
@@ -103,14 +125,17 @@ def trace(
     autocast = Autocast(version)
     program = build if isinstance(build, Program) else BuildFunction(build)
     watch = program.watch(lifetimes)
+    if progress is not None:
+        watch.progress = progress
     hooks = TrainingHooks(watch)
+    allocator = LiveReplay(lifetimes.recording, lambda: conf.use()[1], machine.memory)
     with ExitStack() as stack:
         stack.callback(overrides.remove)
         autocast.register(overrides)
         composites.register(overrides)
         stack.enter_context(world_played(world_size, rank, lifetimes))
-        stack.enter_context(devices_played())
-        stack.enter_context(cuda_played(machine, lifetimes, notes))
+        stack.enter_context(devices_played(rank))
+        stack.enter_context(cuda_played(machine, lifetimes, allocator, conf, notes, world_size))
         stack.enter_context(autocast.cache_kept())
         stack.callback(hooks.remove)
         hooks.install()
@@ -120,27 +145,25 @@ def trace(
             lifetimes.allocated = places.note
             stack.enter_context(places.followed())
         try:
-            program.run(watch, steps)
+            made = program.run(watch, steps)
         except BuildError:
             raise
         except Exception as error:
             raise failure(error, notes.assumptions()) from error
         lifetimes.close()
-    if torch.backends.cudnn.benchmark and any(
-        "convolution" in each.op for each in lifetimes.recording.blocks
-    ):
-        notes.add(
-            "cudnn", "cuDNN chooses convolutions by trial (cudnn.benchmark): their workspaces may be others"
-        )
-    if watch.built is not None and (missing := watch.missing()):
-        notes.add("step", missing)
+    for remark in watch.remarks():
+        notes.add("step", remark)
     made_in = {} if watch.places is None else watch.places.of
     return Trace(
         lifetimes.recording,
+        *conf.use(),
         watch.owners,
         notes.all(),
         modules={**made_in, **watch.homes},
         instants=watch.instants,
         communicators=len(collectives.groups),
         held=collectives.held,
+        steps=made,
+        varies=program.varies,
+        cudnn_tries=scratch.tried,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -44,6 +44,7 @@ class Watch:
         built: the model and its optimizers, once they are known.
         places: which module makes what; None when nobody asks.
         step: the step, counted from 0; -1 while building.
+        progress: called with the number of each step that begins, from 1, and how many are wanted.
     """
 
     def __init__(self, lifetimes: Lifetimes) -> None:
@@ -54,6 +55,7 @@ class Watch:
         self.built: Built | None = None
         self.places: Places | None = None
         self.step = -1
+        self.progress: Callable[[int, int], None] = lambda step, steps: None
         self._home_of: dict[int, str] = {}
         self._steps_taken: set[int] = set()
 
@@ -77,7 +79,7 @@ class Watch:
         self.note_instant("backward")
         self.lifetimes.enter("forward", self.step)
 
-    def optimizer_begins(self) -> None:
+    def optimizer_begins(self, optimizer: Any) -> None:
         self.note_gradients()
         self.lifetimes.enter("optimizer", self.step)
 
@@ -89,16 +91,16 @@ class Watch:
         else:
             self.note_instant("step")
 
-    def missing(self) -> str:
-        """What a training step does and the last one of a build function's did not, in words."""
+    def remarks(self) -> list[str]:
+        """What a training step does and the last traced one did not, in words."""
         optimizers = self.optimizers()
-        if self.step in self._steps_taken or not all(
-            isinstance(each, torch.optim.Optimizer) for each in optimizers
-        ):
-            return ""
+        if self.built is None or self.step in self._steps_taken:
+            return []
+        if not all(isinstance(each, torch.optim.Optimizer) for each in optimizers):
+            return []
         if any(instant.step == self.step for instant in self.instants):
-            return "no optimizer stepped in the step: its states are not part of the figures"
-        return "the step ran neither backward nor an optimizer: this is the memory of forward alone"
+            return ["no optimizer stepped in the step: its states are not part of the figures"]
+        return ["the step ran neither backward nor an optimizer: this is the memory of forward alone"]
 
     def note_instant(self, name: Literal["backward", "step"]) -> None:
         """A watched run would make a mark here."""
@@ -141,15 +143,23 @@ class Watch:
 
 
 class Program(ABC):
-    """What is traced."""
+    """What is traced.
+
+    Attributes:
+        varies: whether its steps may differ, so that the highest after the first counts and not the last.
+    """
+
+    varies = False
 
     @abstractmethod
     def watch(self, lifetimes: Lifetimes) -> Watch:
         """What follows it."""
 
     @abstractmethod
-    def run(self, watch: Any, steps: int) -> None:
-        """Runs it to the end of a number of optimizer steps; `watch` is what `watch` returned.
+    def run(self, watch: Any, steps: int) -> int:
+        """Run it to the end of a number of optimizer steps; `watch` is what `watch` returned.
+
+        Returns the number of steps that were traced: fewer than asked for where it has only one.
 
         Raises:
             BuildError: it is not what is expected.

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from memtriage.predict.build import BuildError
 from memtriage.predict.lifetimes import Lifetimes
 from memtriage.predict.personality import replaced
-from memtriage.predict.tensors import CUDA, devices_true
+from memtriage.predict.tensors import devices_true, gpu
 
 NCCL_VERSION: Final = (2, 27, 3)
 """What `torch.cuda.nccl.version` answers: new enough for bfloat16 everywhere."""
@@ -45,7 +45,7 @@ def check_world(size: int, rank: int) -> None:
 
 @contextmanager
 def world_played(size: int, rank: int, lifetimes: Lifetimes) -> Iterator[None]:
-    """This process is one rank of a job of `size`, on the only GPU of its node."""
+    """This process is one rank of a job of `size` on one node, with the GPU of its rank."""
     if size == 1:
         yield
         return
@@ -56,8 +56,8 @@ def world_played(size: int, rank: int, lifetimes: Lifetimes) -> Iterator[None]:
     environment = {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": "29500",
     }
@@ -99,7 +99,7 @@ def _replacements(size: int) -> list[tuple[Any, str, Any]]:
         (torch._C, "_get_accelerator", lambda *args: torch.device("cuda")),
         (torch.cuda.nccl, "version", lambda: NCCL_VERSION),
         # `torch.device` of a number asks C++ for the accelerator.
-        (_init_utils, "_get_compute_device", lambda *args: CUDA),
+        (_init_utils, "_get_compute_device", lambda *args: gpu()),
         (random_of_shards, "_rng_tracker", _Unseeded()),
         (ShardingPropagator, _SHAPES, _unwatched(getattr(ShardingPropagator, _SHAPES))),
         # A build for CUDA would make a tensor there, where it is told that there is a GPU.

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from memtriage.allocator.settings import parse_conf, parse_version
 from memtriage.model.plan import Cheaper, PassedOver, Plan, PlanStep
 from memtriage.model.units import parse_size
 from memtriage.predict.machines import Machine, machine
-from memtriage.predict.plan.changes import Build, Changes, Rung
+from memtriage.predict.plan.changes import Build, Changes, Offer, Rung
 from memtriage.predict.plan.evaluate import Evaluated, Evaluator
+from memtriage.predict.plan.facts import Facts
 from memtriage.predict.plan.ladder import ladder
 from memtriage.predict.plan.search import Found, Search
+from memtriage.predict.watch import Program
 
 MARGIN: Final = 0.05
 """Share of the budget that a plan leaves free (M4: the first that fits with 5 % to spare)."""
 STEPS: Final = 2
-"""Optimizer steps that are traced: the second finds the optimizer's states in place."""
+"""Steps that are traced: the second finds the optimizer's states in place."""
+
+_AS_IT_IS: Final = (
+    "a script is planned as it is: only options of the allocator are tried; for changes of the program give "
+    "a build function (FILE.py:FUNCTION)"
+)
 
 
 def plan(
-    build: Build,
+    build: Build | Program,
     budget: int | str,
     *,
-    allocator_conf: str = "",
+    allocator_conf: str | None = "",
     gpu: str = "h200",
     torch_version: str | None = None,
     world_size: int = 1,
@@ -36,9 +44,8 @@ def plan(
     size = parse_size(budget, "budget")
     kind = machine(gpu)
     version = parse_version(torch_version)
-    parse_conf(allocator_conf, version)
-    rungs = ladder(allocator_conf, world_size)
-    requested = _requested(rungs, allow)
+    parse_conf(allocator_conf or "", version)
+    requested = _requested(ladder("", world_size), allow)
     room = int(size * (1 - MARGIN)) - kind.outside
     if room <= 0:
         raise ValueError(
@@ -46,6 +53,9 @@ def plan(
             f"({kind.name}), and {MARGIN:.0%} stay free; expected more than these"
         )
     evaluator = Evaluator(build, kind, version, allocator_conf, STEPS, room, world_size)
+    rungs = ladder(evaluator.conf(), world_size)
+    if isinstance(build, Program):
+        rungs = tuple(each if each.configures else replace(each, offer=_not_for_scripts) for each in rungs)
     found = Search(evaluator, rungs, requested).run(evaluator.facts())
     before = evaluator.of(())
     after = found.evaluated
@@ -63,8 +73,16 @@ def plan(
         passed_over=found.passed_over,
         traces=evaluator.traces,
         seconds=time.perf_counter() - begun,
-        notes=[*evaluator.notes, *_notes(kind, size, after, found.passed_over, world_size)],
+        notes=[
+            *evaluator.notes,
+            *([_AS_IT_IS] if isinstance(build, Program) else []),
+            *_notes(kind, size, after, found.passed_over, world_size),
+        ],
     )
+
+
+def _not_for_scripts(facts: Facts) -> Offer:
+    return Offer(absent="it changes the program: give a build function instead of a script")
 
 
 def _requested(rungs: tuple[Rung, ...], allow: Iterable[str]) -> frozenset[str]:

@@ -85,12 +85,14 @@ class Rung:
         playbook: the entry, M1 to M20.
         offer: what it has for a program.
         on_request: it changes the task, so is only taken when asked for.
+        configures: its changes are options of the allocator, so a script can take it as it is.
     """
 
     name: str
     playbook: str
     offer: Callable[[Facts], Offer]
     on_request: bool = False
+    configures: bool = False
 
 
 def changed(build: Build, changes: Changes) -> Build:

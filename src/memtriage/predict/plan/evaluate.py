@@ -15,10 +15,11 @@ from memtriage.predict.lifetimes import FREE, Event, Recording
 from memtriage.predict.machines import Machine
 from memtriage.predict.owners import owners_at
 from memtriage.predict.plan.changes import Build, Changes, changed, conf_of
-from memtriage.predict.plan.facts import Facts, Observer
+from memtriage.predict.plan.facts import UNKNOWN, Facts, Observer
 from memtriage.predict.plan.work import Work
 from memtriage.predict.simulate import phase_at, replay
 from memtriage.predict.trace import Trace
+from memtriage.predict.watch import Program
 
 KEPT_TRACES: Final = 3
 """Traces that stay for another allocator setting: the last ones serve, and each may take tens of MB."""
@@ -68,10 +69,10 @@ class Evaluator:
     """Evaluates sets of changes to one program, each once.
 
     Args:
-        build: the program.
+        build: the program; of a script only options of the allocator can be changed.
         kind: the GPU.
         version: whose torch is meant.
-        conf: the allocator's options, as given.
+        conf: the allocator's options, as given; None for what the environment and the program set.
         steps: optimizer steps to trace.
         limit: bytes that the allocator may reserve.
         world_size: GPUs of the job, of which this is the first.
@@ -83,10 +84,10 @@ class Evaluator:
 
     def __init__(
         self,
-        build: Build,
+        build: Build | Program,
         kind: Machine,
         version: tuple[int, int],
-        conf: str,
+        conf: str | None,
         steps: int,
         limit: int,
         world_size: int = 1,
@@ -105,16 +106,25 @@ class Evaluator:
         self.notes: dict[str, None] = {}
 
     def facts(self) -> Facts:
-        """What the rungs must know of the program; traces it as it is.
+        """What the rungs must know of the program; traces it as it is. Of a script nothing is known.
 
         Raises:
             BuildError: it cannot be traced; the text says what to change.
         """
+        if isinstance(self._build, Program):
+            return UNKNOWN
         if self._facts is None:
             observer = Observer()
             self._traced((), observer)
             self._facts = observer.facts()
         return self._facts
+
+    def conf(self) -> str:
+        """The allocator's options; where none were given, those that the first trace finds."""
+        if self._conf is None:
+            self.facts()
+            self._conf = self._traced(()).trace.conf
+        return self._conf
 
     def of(self, changes: Changes) -> Evaluated:
         """The program with these changes, in this order.
@@ -124,13 +134,13 @@ class Evaluator:
         """
         key = tuple(change.action for change in changes)
         if key not in self._known:
-            settings = parse_conf(conf_of(self._conf, changes), self._version)
+            settings = parse_conf(conf_of(self.conf(), changes), self._version)
             self._known[key] = self._evaluate(self._traced(changes), settings)
         return self._known[key]
 
     def _evaluate(self, found: _Traced, settings: Settings) -> Evaluated:
         recording = found.trace.recording
-        counters = replay(recording, settings, self._kind.memory, self._steps)
+        counters = replay(recording, settings, self._kind.memory, found.trace.steps)
         highest = max(counters, key=lambda each: each.peak_allocated)
         reserved = max(each.peak_reserved for each in counters)
         peak = PlannedPeak(
@@ -156,7 +166,7 @@ class Evaluator:
 
     def _runs(self, trace: Trace, settings: Settings, limit: int) -> bool:
         try:
-            replay(trace.recording, settings, self._kind.memory, self._steps, limit)
+            replay(trace.recording, settings, self._kind.memory, trace.steps, limit)
         except OutOfMemory:
             return False
         return True
@@ -170,21 +180,12 @@ class Evaluator:
             return known
         work = Work()
         counted = [0]
-
-        def watched(device: Any) -> Any:
-            built = Built(*changed(self._build, changes)(device))
-            if observer is not None:
-                built = observer.observe(self._build, built)
-
-            def step() -> None:
-                before = work.flops
-                with work:
-                    built.step()
-                counted[0] = work.flops - before
-
-            return built.model, built.optimizers, step
-
-        found = traced(watched, self._kind, self._version, self._steps, self._world_size)
+        program = self._build
+        if not isinstance(program, Program):
+            program = self._watched(program, changes, observer, work, counted)
+        found = traced(
+            program, self._kind, self._version, self._steps, self._world_size, allocator_conf=self._conf
+        )
         if any(change.loads for change in changes):
             drop_before_training(found.recording)
         self.traces += 1
@@ -196,3 +197,23 @@ class Evaluator:
         while len(self._traces) > KEPT_TRACES:
             self._traces.popitem(last=False)
         return made
+
+    def _watched(
+        self, build: Build, changes: Changes, observer: Observer | None, work: Work, counted: list[int]
+    ) -> Build:
+        """The changed build function, whose last step's operations are counted."""
+
+        def watched(device: Any) -> Any:
+            built = Built(*changed(build, changes)(device))
+            if observer is not None:
+                built = observer.observe(build, built)
+
+            def step() -> None:
+                before = work.flops
+                with work:
+                    built.step()
+                counted[0] = work.flops - before
+
+            return built.model, built.optimizers, step
+
+        return watched

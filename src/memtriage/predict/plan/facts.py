@@ -137,6 +137,25 @@ class Facts:
     parallel: str
 
 
+UNKNOWN: Final = Facts(
+    batch=None,
+    accumulation=None,
+    length=None,
+    optimizers=(),
+    keeps_gradients=False,
+    autocast=False,
+    parameter_types=frozenset(),
+    trained=0,
+    frozen=False,
+    levels=(),
+    called=frozenset(),
+    recomputed=frozenset(),
+    huggingface=None,
+    parallel="",
+)
+"""Of a program that runs as it is."""
+
+
 class Observer:
     """Looks at a program while it is traced. `facts()` is to be called afterwards."""
 

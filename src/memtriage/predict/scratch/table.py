@@ -8,6 +8,7 @@ import torch
 
 from memtriage.predict.lifetimes import Lifetimes
 from memtriage.predict.machines import Machine
+from memtriage.predict.operators import tensors_in
 from memtriage.predict.scratch import (
     attention,
     convolution,
@@ -27,12 +28,16 @@ class Scratch:
     def __init__(self, machine: Machine, version: tuple[int, int], lifetimes: Lifetimes) -> None:
         self._machine = machine
         self._workspaces = Workspaces(machine, version, lifetimes)
+        self._lifetimes = lifetimes
+        self._tried: set[tuple[Any, ...]] = set()
         self._rules = {**attention.RULES, **embedding.RULES, **normalisation.RULES}
 
     def keep(self, func: Any, args: tuple[Any, ...]) -> None:
-        """Makes what libraries keep from here on; called when the results are allocated."""
+        """Make what libraries keep or drop from here on; called when the results are allocated."""
         if func in products.PRODUCTS:
             self._workspaces.keep(func, args)
+        elif func in convolution.RULES:
+            self._try_kernels(func, args)
 
     def __call__(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]
@@ -49,3 +54,29 @@ class Scratch:
             buffers = [] if rule is None else rule(args, kwargs, outputs, self._machine)
             buffers = copies.buffers(func, args) + buffers
         return {AT_THE_END: buffers} if buffers else {}
+
+    @property
+    def tried(self) -> bool:
+        """Whether cuDNN chose a convolution by trial."""
+        return bool(self._tried)
+
+    def _try_kernels(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Note the first call of each kind with `cudnn.benchmark`.
+
+        It runs every kernel, in one workspace that is large enough for all and at most what is free; then the
+        cache is emptied (`run_single_conv`, Conv_v8.cpp).
+        """
+        if not (torch.backends.cudnn.benchmark and torch.backends.cudnn.enabled):
+            return
+        kind = (
+            func,
+            *((each.shape, each.stride(), each.dtype) for each in tensors_in(args)),
+            *(
+                tuple(each) if isinstance(each, list) else each
+                for each in args
+                if isinstance(each, (list, int))
+            ),
+        )
+        if kind not in self._tried:
+            self._tried.add(kind)
+            self._lifetimes.cache_emptied()

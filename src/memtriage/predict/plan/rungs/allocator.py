@@ -35,4 +35,4 @@ def rung(conf: str) -> Rung:
             )
         )
 
-    return Rung("expandable segments", "M8", offer)
+    return Rung("expandable segments", "M8", offer, configures=True)

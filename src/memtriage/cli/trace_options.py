@@ -1,0 +1,181 @@
+"""What the commands that trace a program have in common: their options, and the traced child process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+
+from memtriage._messages import complain
+from memtriage.model.target import Target
+
+T = TypeVar("T")
+
+_STDERR: Final = 2
+_TRAINING: Final = "With --hf-config: "
+
+TargetName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="FILE.py[:FUNCTION]",
+        help="A function `build(device)` that returns (model, optimizer, step), where step() runs one "
+        "optimizer step; or a whole training script, which runs until it has made its first steps.",
+    ),
+]
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="ARG", help="Arguments of the script or module, after --."),
+]
+Module = Annotated[
+    str | None, typer.Option("-m", metavar="MODULE", help="Trace a module, as python -m runs it.")
+]
+Gpu = Annotated[str, typer.Option(help="Kind of GPU.")]
+AllocatorConf = Annotated[
+    str | None,
+    typer.Option(metavar="CONF", help="As in PYTORCH_CUDA_ALLOC_CONF; the environment's by default."),
+]
+TorchVersion = Annotated[
+    str | None, typer.Option(metavar="VERSION", help="Whose allocator and kernels; the installed one's.")
+]
+AllowNetwork = Annotated[
+    bool, typer.Option("--allow-network", help="Let the program open connections while it is traced.")
+]
+ShowOutput = Annotated[
+    bool,
+    typer.Option("--show-output", help="Show on stderr what the program prints; its values mean nothing."),
+]
+HfConfig = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Instead of a program: a Hugging Face model's config.json, trained as by `Trainer`.",
+    ),
+]
+Batch = Annotated[
+    int | None, typer.Option(help=f"{_TRAINING}samples per micro-batch (8).", show_default=False)
+]
+Seq = Annotated[int | None, typer.Option(help=f"{_TRAINING}tokens per sample (2048).", show_default=False)]
+Precision = Annotated[
+    str | None,
+    typer.Option(
+        help=f"{_TRAINING}amp-bf16 (default) or fp16-amp (fp32 weights under autocast), fp32, or bf16 "
+        "(weights too).",
+    ),
+]
+Optimizer = Annotated[
+    str | None,
+    typer.Option(
+        help=f"{_TRAINING}adamw (default), adamw-fused, sgd, sgd-momentum, adafactor, adagrad or rmsprop.",
+    ),
+]
+GradientCheckpointing = Annotated[
+    bool | None,
+    typer.Option("--gradient-checkpointing", help=f"{_TRAINING}compute blocks again in backward."),
+]
+GradientAccumulation = Annotated[int | None, typer.Option(help=f"{_TRAINING}micro-batches per step (1).")]
+Attention = Annotated[
+    str | None, typer.Option(help=f"{_TRAINING}sdpa, eager, ...; Transformers' choice by default.")
+]
+
+
+def target_of(
+    name: str | None,
+    arguments: list[str] | None,
+    module: str | None,
+    hf_config: Path | None,
+    training: dict[str, Any],
+) -> Target:
+    """The program that a command line names.
+
+    Args:
+        name: `FILE.py:FUNCTION` or a script.
+        arguments: what follows `--`.
+        module: of `-m`; then `name` is its first argument.
+        hf_config: the file or folder of a Hugging Face configuration.
+        training: the options that only go with it, None where not given.
+
+    Raises:
+        ValueError: none, or more than one.
+    """
+    given = {option: value for option, value in training.items() if value is not None}
+    rest = list(arguments or ())
+    if module is not None:
+        rest, name = [*([] if name is None else [name]), *rest], None
+    named = [
+        each for each in (name, module, None if hf_config is None else "--hf-config") if each is not None
+    ]
+    if len(named) > 1:
+        raise ValueError(f"{' and '.join(map(repr, named))} are both given; expected one of them")
+    if not named:
+        raise ValueError(
+            "nothing to trace; expected FILE.py:FUNCTION, SCRIPT.py, -m MODULE or --hf-config FILE"
+        )
+    if given and hf_config is None:
+        options = ", ".join(f"--{option.replace('_', '-')}" for option in given)
+        raise ValueError(f"{options} without --hf-config; a program of your own sets these itself")
+    if rest and (hf_config is not None or (name is not None and ":" in name)):
+        raise ValueError(
+            f"{named[0]!r} takes no arguments; only a script or a module does: {' '.join(rest)!r}"
+        )
+    return Target(
+        name=name,
+        module=module,
+        arguments=rest,
+        hf_config=None if hf_config is None else str(hf_config),
+        training=given,
+    )
+
+
+def trace(
+    function: str,
+    target: Target,
+    options: dict[str, Any],
+    returned: type[T],
+    *,
+    allow_network: bool,
+    show_output: bool,
+) -> T:
+    """Call a function that traces a program in a child process that can change no file.
+
+    Args:
+        function: its name in `memtriage.predict.commands`; it takes `target` and `options`.
+        returned: the type of what it returns.
+
+    Raises:
+        ValueError: the program or an option cannot be used.
+        TraceFailed: the child process ended without a result.
+    """
+    import msgspec
+
+    from memtriage.predict.sandbox.call import call
+    from memtriage.report.progress import progress_line
+
+    with progress_line(sys.stderr) as show:
+        return call(
+            f"memtriage.predict.commands:{function}",
+            {"target": msgspec.to_builtins(target), "options": options},
+            returned,
+            wanted=_likely_written(target),
+            network=allow_network,
+            output=_STDERR if show_output else None,
+            progress=show,
+        )
+
+
+def complain_of(speaker: str, error: Exception) -> None:
+    """Print why a trace failed: one line, and the end of what a child that ended by itself has printed."""
+    complain(speaker, error)
+    if output := getattr(error, "output", ""):
+        print(f"its last output:\n{output}", file=sys.stderr)
+
+
+def _likely_written(target: Target) -> list[str]:
+    """The folder of the program, and whatever among its arguments may be a path."""
+    folder = [os.path.dirname(os.path.abspath(target.name.partition(":")[0]))] if target.name else []
+    values = [
+        each.partition("=")[2] or each for each in target.arguments if not each.startswith("-") or "=" in each
+    ]
+    return folder + values
