@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from memtriage.session.core import Session
 
 session: Session | None = None
+loaded_before = frozenset(sys.modules)
+"""Modules that were loaded when memtriage was: mostly by the interpreter's own start."""

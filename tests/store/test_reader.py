@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtriage.model import Finding, Ledger, LedgerRow, Mark
+from memtriage.store import reader
 from memtriage.store.locate import RecordError
 from memtriage.store.reader import read_rank, read_run
 from memtriage.store.records import End, HostSample, Note, RecordedFinding, Start
@@ -241,14 +242,14 @@ def test_reading_ahead_changes_nothing(write_rank, tmp_path):
 def test_a_file_that_vanishes_while_reading_ahead_is_told(write_rank, tmp_path, monkeypatch):
     for rank in range(40):
         write_rank(rank, world_size=40)
-    read_bytes = Path.read_bytes
+    open_record = reader.open_record
 
     def vanished(path):
         if path.name == "rank-00033.jsonl":
             raise FileNotFoundError(2, "No such file or directory")
-        return read_bytes(path)
+        return open_record(path)
 
-    monkeypatch.setattr(Path, "read_bytes", vanished)
+    monkeypatch.setattr(reader, "open_record", vanished)
     for ahead in (False, True):
         with pytest.raises(RecordError, match=r"rank-00033.jsonl: No such file"):
             read_run([tmp_path / "runs"], ahead=ahead)

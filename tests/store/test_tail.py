@@ -76,7 +76,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
             found.append((Path(str(self.name)).parent.parent.name, len(data)))
             return data
 
-    monkeypatch.setattr(tail, "open", lambda path, mode, buffering: Counted(path, mode), raising=False)
+    monkeypatch.setattr(tail, "open_record", lambda path: Counted(path, "rb"))
     monkeypatch.setattr(tail, "_LOOK_AGAIN_S", 0.0)
     return found
 

@@ -95,7 +95,7 @@ def test_full_disk_loses_lines_and_what_follows_is_readable(path, capfd, monkeyp
 
     def write(fd, data):
         nonlocal room
-        if fd != writer._fd:
+        if fd != writer._file.number:
             return real_write(fd, data)
         if room == 0:
             raise OSError(errno.ENOSPC, "No space left on device")

@@ -6,23 +6,22 @@ root, are answered.
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import struct
-import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from memtriage._descriptors import Descriptor, close_socket, own_socket
 from memtriage._json import encode
+from memtriage._threads import OwnThread
 from memtriage.model.asked import Answer, Question
-from memtriage.session.listen_place import PlaceError, name_of, place, remove_stale
-
-_log = logging.getLogger(__name__)
+from memtriage.session.listen_place import PlaceError, leave, name_of, place, remove_stale
 
 CREDENTIALS: Final = struct.Struct("3i")
 """`struct ucred` of `SO_PEERCRED`: process, user, group."""
@@ -48,17 +47,17 @@ class Listener:
         self._say = say
         self._pid = os.getpid()
         self._socket: socket.socket | None = None
+        self._descriptor: Descriptor | None = None
         self._stopping = False
-        self._thread = threading.Thread(target=self._serve, name="memtriage listener", daemon=True)
+        self._thread = OwnThread(self._serve)
 
     def start(self) -> None:
         """Begins to listen; where that cannot be, says so and lets the run go on."""
         try:
-            directory = place()
-            remove_stale(directory)
-            path = directory / name_of(self._pid)
-            self._socket = _bound(path)
-            self.path = path
+            try:
+                self._listen_at(place())
+            except FileNotFoundError:  # the last process that listened there has just removed it
+                self._listen_at(place())
             self._thread.start()
         except (OSError, PlaceError, RuntimeError) as error:  # RuntimeError: no thread can be had
             self.stop()
@@ -66,35 +65,38 @@ class Listener:
             return
         self._tell(f"listening: `memtriage census --pid {self._pid}` asks for a census while this runs")
 
+    def _listen_at(self, directory: Path) -> None:
+        remove_stale(directory)
+        path = directory / name_of(self._pid)
+        self._socket, self._descriptor = own_socket(_bound(path))
+        self.path = path
+
     def stop(self) -> None:
         """Ends the thread and removes the socket. May be called twice; does nothing in a forked child."""
-        if self._socket is None or os.getpid() != self._pid:
+        if self._socket is None or self._descriptor is None or self._stopping or os.getpid() != self._pid:
             return
+        self._stopping = True
         if self.path is not None:
-            self.path.unlink(missing_ok=True)
-        try:
-            self._stopping = True
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`, which closing would not
-        except OSError:
-            return  # already shut down
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(timeout=_STOP_WITHIN_S)
-        self._socket.close()
+            leave(self.path)
+        if self._descriptor.ours:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes `accept`, which closing would not
+        self._thread.join(timeout=_STOP_WITHIN_S)
+        close_socket(self._socket, self._descriptor)
 
     def _tell(self, text: str) -> None:
         if self._say is not None:
             self._say(text)
 
     def _serve(self) -> None:
-        assert self._socket is not None
-        while True:
+        assert self._socket is not None and self._descriptor is not None
+        while self._descriptor.ours:  # else the program has closed it, and nobody can ask any more
             try:
                 connection, _ = self._socket.accept()
-            except OSError as error:
+            except OSError:
                 if self._stopping:
                     return
                 # No file number to be had, and the like: it passes, and whoever asks then is answered.
-                _log.warning("cannot answer who asks for a census: %s", error)
                 time.sleep(_TRY_AGAIN_S)
                 continue
             with connection:

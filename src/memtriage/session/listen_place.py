@@ -6,6 +6,7 @@ import os
 import socket
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -64,6 +65,13 @@ def remove_stale(directory: Path) -> None:
                 path.unlink(missing_ok=True)
             except OSError:  # slow, gone, or not ours
                 continue
+
+
+def leave(path: Path) -> None:
+    """Remove a process's socket, and its directory where it was the last one there."""
+    path.unlink(missing_ok=True)
+    with suppress(OSError):  # others listen there
+        path.parent.rmdir()
 
 
 def socket_of(pid: int) -> Path | None:

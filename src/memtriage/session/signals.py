@@ -9,18 +9,22 @@ import signal
 import sys
 import threading
 import traceback
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from memtriage._descriptors import Descriptor
+from memtriage._forks import call_in_forked_children
+from memtriage._replaced import Replaced
 from memtriage.session import watchdog
+from memtriage.session.interrupts import HeldHandler, held, programs_own
 
 Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
 
 # asm-generic/signal.h. As a C int: the flag is bit 31.
 _SA_RESETHAND = -0x80000000
+_SA_RESTART = 0x10000000
 # Machines on which glibc and musl lay out `struct sigaction` as _KernelAction has it; s390x and mips differ.
 _KNOWN_LAYOUT = {"x86_64", "aarch64", "ppc64le", "riscv64"}
 _NO_FD = -1
@@ -78,7 +82,7 @@ class TerminationGuard:
         return self._wake.watchdog_pid if self._wake else None
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is not threading.main_thread():
+        if threading.get_ident() != threading.main_thread().ident:
             return self
         found: dict[int, Handler] = {signum: signal.getsignal(signum) for signum in watchdog.GUARDED}
         guarded = [signum for signum, handler in found.items() if callable(handler)]
@@ -88,9 +92,8 @@ class TerminationGuard:
         if self._wake:
             guarded += deadly
         self._found = {signum: found[signum] for signum in guarded}
-        if self._found:
-            os.register_at_fork(after_in_child=functools.partial(_call, weakref.WeakMethod(self._leave)))
-            self._hide()
+        call_in_forked_children(self._leave)
+        self._hide()
         for signum in self._found:
             self._install(signum)
         return self
@@ -108,6 +111,7 @@ class TerminationGuard:
     def _leave(self) -> None:
         """Puts back what is still the guard's: at its end, and in each forked child."""
         self._functions.restore()
+        self._functions.release_held()
         for signum, found in self._found.items():
             if self._functions.getsignal(signum) is self._handler:
                 self._functions.signal(signum, found)
@@ -158,17 +162,18 @@ class TerminationGuard:
         @functools.wraps(original.signal)
         def set_handler(signalnum: int, handler: Handler) -> Handler:
             if signalnum not in self._found:
-                return original.signal(signalnum, handler)
+                replaced: Handler = programs_own(original.signal(signalnum, held(handler)))
+                return replaced
             previous = get_handler(signalnum)
             if self._stands_for(signalnum, handler):
                 self._install(signalnum)
             else:
-                original.signal(signalnum, handler)
+                original.signal(signalnum, held(handler))
             return previous
 
         @functools.wraps(original.getsignal)
         def get_handler(signalnum: int) -> Handler:
-            handler = original.getsignal(signalnum)
+            handler: Handler = programs_own(original.getsignal(signalnum))
             return self._found.get(signalnum, handler) if handler is self._handler else handler
 
         @functools.wraps(original.set_wakeup_fd)
@@ -179,7 +184,7 @@ class TerminationGuard:
             self._reinstall()
             return previous
 
-        original.replace(signal=set_handler, getsignal=get_handler, set_wakeup_fd=set_wakeup_fd)
+        original.put(signal=set_handler, getsignal=get_handler, set_wakeup_fd=set_wakeup_fd)
 
     def _stands_for(self, signum: int, handler: Handler) -> bool:
         """Whether to set this handler means to go back to what the guard has found."""
@@ -194,26 +199,24 @@ class TerminationGuard:
                 self._install(signum)
 
 
-class _SignalFunctions:
+class _SignalFunctions(Replaced):
     """The functions of `signal` as they were, and what the guard has put in their place."""
 
     def __init__(self) -> None:
+        super().__init__(signal)
         self.signal = signal.signal
         self.getsignal = signal.getsignal
         self.set_wakeup_fd = signal.set_wakeup_fd
-        self._replaced: dict[str, Callable[..., Any]] = {}
 
-    def replace(self, **wrappers: Callable[..., Any]) -> None:
-        self._replaced = wrappers
-        for name, wrapper in wrappers.items():
-            setattr(signal, name, wrapper)
-
-    def restore(self) -> None:
-        """Takes the wrappers out; one that somebody has wrapped in turn stays, and passes everything on."""
-        for name, wrapper in self._replaced.items():
-            if getattr(signal, name) is wrapper:
-                setattr(signal, name, getattr(self, name))
-        self._replaced = {}
+    def release_held(self) -> None:
+        """Install the program's handlers themselves, which were held back while the watch was at work."""
+        for signum in signal.valid_signals():
+            handler = self.getsignal(signum)
+            if type(handler) is HeldHandler:
+                action = _read_action(signum)
+                self.signal(signum, handler.handler)
+                if action is not None and action.flags & _SA_RESTART:
+                    signal.siginterrupt(signum, False)  # what installing a handler has undone
 
 
 class _WakePipe:
@@ -222,7 +225,7 @@ class _WakePipe:
     This process keeps the reading end open as well, so that a watchdog that was killed costs no SIGPIPE.
     """
 
-    def __init__(self, reading: int, writing: int, watchdog_pid: int) -> None:
+    def __init__(self, reading: Descriptor, writing: Descriptor, watchdog_pid: int) -> None:
         self._reading = reading
         self._writing = writing
         self.watchdog_pid = watchdog_pid
@@ -231,39 +234,43 @@ class _WakePipe:
     @classmethod
     def open(cls, grace_s: float, report_s: float) -> _WakePipe | None:
         """None where no watchdog can be had, or where somebody else uses the wakeup descriptor."""
-        reading, writing = os.pipe()
-        os.set_blocking(writing, False)
+        reading, writing = map(Descriptor, os.pipe())
+        os.set_blocking(writing.number, False)
         # Below 3, the program's own output would go into the pipe.
-        pid = watchdog.start(reading, grace_s, report_s) if min(reading, writing) > 2 else None
-        previous = signal.set_wakeup_fd(writing, warn_on_full_buffer=False) if pid is not None else _NO_FD
+        usable = min(reading.number, writing.number) > 2
+        pid = watchdog.start(reading.number, grace_s, report_s) if usable else None
+        previous = _NO_FD
+        if pid is not None:
+            previous = signal.set_wakeup_fd(writing.number, warn_on_full_buffer=False)
         if previous != _NO_FD:
             signal.set_wakeup_fd(previous)
         if pid is None or previous != _NO_FD:
-            os.close(writing)
-            os.close(reading)
+            writing.close()
+            reading.close()
             return None
         return cls(reading, writing, pid)
 
     def tell(self, byte: int) -> None:
         # A full pipe or a dead watchdog: nobody listens, and nothing depends on it.
         with suppress(OSError):
-            os.write(self._writing, bytes([byte]))
+            self._writing.write(bytes([byte]))
 
     def share(self, functions: _SignalFunctions, fd: int, warn_on_full_buffer: bool) -> int:
         """`signal.set_wakeup_fd` as the program sees it, for which no descriptor is set but its own."""
-        if fd == _NO_FD:
-            previous = functions.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        own = self._writing.number
+        if fd == _NO_FD and self._writing.ours:
+            previous = functions.set_wakeup_fd(own, warn_on_full_buffer=False)
         else:
             previous = functions.set_wakeup_fd(fd, warn_on_full_buffer=warn_on_full_buffer)
-        self.is_ours = fd == _NO_FD
-        return _NO_FD if previous == self._writing else previous
+        self.is_ours = fd == _NO_FD and self._writing.ours
+        return _NO_FD if previous == own else previous
 
     def close(self, functions: _SignalFunctions) -> None:
         previous = functions.set_wakeup_fd(_NO_FD)
-        if previous not in (_NO_FD, self._writing):
+        if previous not in (_NO_FD, self._writing.number):
             functions.set_wakeup_fd(previous)
-        os.close(self._writing)
-        os.close(self._reading)
+        self._writing.close()
+        self._reading.close()
 
 
 class _KernelAction(ctypes.Structure):
@@ -300,10 +307,3 @@ def _reset_after_first(signum: int) -> bool:
     action.flags |= _SA_RESETHAND
     failed: int = ctypes.CDLL(None).sigaction(signum, ctypes.byref(action), None)
     return not failed
-
-
-def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
-    """A hook on fork can't be taken back: it holds no guard, and does nothing once the guard is gone."""
-    leave = method()
-    if leave is not None:
-        leave()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 import msgspec
 
+from memtriage.model.bounds import Seconds
 from memtriage.store.layout import RECORD_GLOB
+from memtriage.store.records import UNREADABLE
 
 _LEVELS: Final = (RECORD_GLOB, f"*/{RECORD_GLOB}", f"*/*/{RECORD_GLOB}")
 """The directory of a restart, of a run, of all runs."""
@@ -55,7 +60,7 @@ def all_records(paths: Iterable[Path]) -> list[Path]:
         RecordError: a path does not exist or holds no record.
     """
     found = (file for path in paths for attempt in _attempts(path) for file in attempt.files)
-    return list(dict.fromkeys(found))
+    return [file for file in dict.fromkeys(found) if file.is_file()]  # no pipe, no device
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,19 @@ class _Attempt:
     @property
     def key(self) -> tuple[str, str]:
         return (self.run, self.restart)
+
+
+def open_record(path: Path) -> BinaryIO:
+    """Open a record for reading.
+
+    Raises:
+        OSError: it cannot be read, or is a pipe or a device, whose reading need not end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is not a regular file", str(path))
+    return os.fdopen(descriptor, "rb", buffering=0)
 
 
 def _attempts(path: Path) -> list[_Attempt]:
@@ -110,7 +128,7 @@ def _started(attempt: _Attempt, start_time: StartTime) -> tuple[float, str]:
 
 
 class _StartTime(msgspec.Struct, tag_field="t", tag="start"):
-    time: float | None = None
+    time: Seconds | None = None
 
 
 def start_time_in(line: bytes) -> float | None:
@@ -119,10 +137,11 @@ def start_time_in(line: bytes) -> float | None:
         return None
     try:
         return msgspec.json.decode(line, type=_StartTime).time
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None  # a cut line, or the word in another line
 
 
 def _last_start_time(path: Path) -> float | None:
-    times = map(start_time_in, reversed(path.read_bytes().split(b"\n")))
+    with open_record(path) as file:
+        times = map(start_time_in, reversed(file.read().split(b"\n")))
     return next((time for time in times if time is not None), None)

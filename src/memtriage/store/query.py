@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from memtriage.model import Ledger, Mark
+from memtriage.store.limited import interrupted_after
 from memtriage.store.locate import RecordError, all_records
 from memtriage.store.records import End, HostSample, Note, RecordedFinding, Start
 
@@ -42,8 +43,9 @@ def sql(paths: Iterable[Path], query: str) -> tuple[list[str], list[tuple[Any, .
         try:
             for view, (kind, struct) in _VIEWS.items():
                 connection.execute(_create_view(view, kind, _columns(struct), files))
-            result = connection.execute(query)
-            return [column[0] for column in result.description or []], result.fetchall()
+            with interrupted_after(connection):
+                result = connection.execute(query)
+                return [column[0] for column in result.description or []], result.fetchall()
         except duckdb.Error as error:
             raise RecordError(f"query failed: {error}") from error
 

@@ -20,8 +20,8 @@ import msgspec
 
 from memtriage._collector import collector_paused
 from memtriage.model import Finding, Ledger, Mark
-from memtriage.store.locate import RecordError, newest_records
-from memtriage.store.records import End, HostSample, Note, Start
+from memtriage.store.locate import RecordError, newest_records, open_record
+from memtriage.store.records import UNREADABLE, End, HostSample, Note, Start
 
 T = TypeVar("T")
 
@@ -181,7 +181,8 @@ def _is_readable(record: RankRecord) -> bool:
 
 def _contents(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with open_record(path) as file:
+            return file.read()
     except OSError as error:
         raise RecordError(f"{path}: {error.strerror}") from error
 
@@ -235,7 +236,7 @@ def _kinds(lines: list[bytes]) -> list[str | None]:
     filled = list(filter(None, lines))
     try:
         heads = _KIND.decode_lines(b"\n".join(filled))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         heads = []
     if len(heads) != len(filled):  # garbled lines, or blanks, which are passed over
         return [line_kind(line) if line else "" for line in lines]
@@ -252,7 +253,7 @@ def line_kind(line: bytes) -> str | None:
 def _decode(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
     try:
         return decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         return None
 
 
@@ -260,7 +261,7 @@ def _decode_marks(lines: bytes) -> tuple[list[Mark], int]:
     """Return the marks and how many lines were none."""
     try:
         return _MARK.decode_lines(lines), 0
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNREADABLE:
         decoded = [_decode(_MARK, line) for line in lines.split(b"\n") if line]
         marks = [mark for mark in decoded if mark is not None]
         return marks, len(decoded) - len(marks)
@@ -296,8 +297,8 @@ def _update(findings: list[Finding], newer: Finding) -> None:
     findings.append(newer)
 
 
-def _cause(finding: Finding) -> tuple[str | None, ...]:
-    return (finding.kind, finding.device, finding.holder, finding.allocated_at, finding.phase)
+def _cause(finding: Finding) -> tuple[object, ...]:
+    return (finding.kind, finding.device, finding.held_at, finding.allocated_at, finding.phase)
 
 
 def one_run(records: list[RankRecord]) -> tuple[list[RankRecord], list[str]]:

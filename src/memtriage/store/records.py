@@ -11,10 +11,15 @@ from typing import Final, Literal
 
 import msgspec
 
+from memtriage.model.bounds import Rank, Ranks, Seconds
 from memtriage.model.findings import Finding, Verdict
+from memtriage.model.judged import Judged
 
 SCHEMA: Final = 1
 """Version of the line format, written in every `start` line."""
+
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding a line raises that is cut, garbled, out of bounds or nested without end."""
 
 RecordKind = Literal["start", "mark", "host", "finding", "ledger", "note", "end"]
 
@@ -41,8 +46,8 @@ class Start(msgspec.Struct, kw_only=True):
     schema: int = SCHEMA
     run_id: str = ""
     restart: int = 0
-    rank: int | None = None
-    world_size: int = 1
+    rank: Rank | None = None
+    world_size: Ranks = 1
     local_rank: int | None = None
     pid: int | None = None
     pid_start: int | None = None
@@ -52,7 +57,7 @@ class Start(msgspec.Struct, kw_only=True):
     torch: str | None = None
     cuda: str | None = None
     gpus: list[str] = msgspec.field(default_factory=list)
-    time: float | None = None
+    time: Seconds | None = None
     host_limit: int | None = None
     device_limits: dict[str, int] = msgspec.field(default_factory=dict)
 
@@ -71,7 +76,7 @@ class HostSample(msgspec.Struct, kw_only=True):
         available: what the machine could still hand out (`MemAvailable`).
     """
 
-    time_s: float | None = None
+    time_s: Seconds | None = None
     step: int | None = None
     rss: int | None = None
     pss: int | None = None
@@ -114,15 +119,17 @@ class End(msgspec.Struct, kw_only=True):
         peak_allocated, peak_reserved: the allocator's own peaks, by CUDA device, since its start or since
             the script reset them.
         peak_rss: highest resident set of the process.
+        judged: by device, what the judgement of growth rests on.
     """
 
     verdict: Verdict
     steps: int = 0
     exception: str | None = None
     exit_code: int | None = None
-    time_s: float | None = None
+    time_s: Seconds | None = None
     device_limits: dict[str, int] = msgspec.field(default_factory=dict)
     passing: dict[str, int] = msgspec.field(default_factory=dict)
     peak_allocated: dict[str, int] = msgspec.field(default_factory=dict)
     peak_reserved: dict[str, int] = msgspec.field(default_factory=dict)
     peak_rss: int | None = None
+    judged: dict[str, Judged] = msgspec.field(default_factory=dict)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from memtriage.model.blocks import BlockState, Segment
 from memtriage.model.recording import EVENT_KINDS, OWNERS, DeviceRecording, Recording, Stack
+from memtriage.store.limited import LONGEST_QUERY_S, interrupted_after
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -86,8 +87,12 @@ def query(recording: Recording, sql: str) -> tuple[list[str], list[tuple[Any, ..
             statements = connection.extract_statements(sql)
             if len(statements) != 1 or statements[0].type is not duckdb.StatementType.SELECT:
                 raise SnapshotQueryError(f"expected one SELECT statement, got: {_shortened(sql)}")
-            result = connection.execute(statements[0])
-            return [column[0] for column in result.description or []], result.fetchall()
+            with interrupted_after(connection):
+                result = connection.execute(statements[0])
+                return [column[0] for column in result.description or []], result.fetchall()
+        except duckdb.InterruptException as error:
+            limit = f"{LONGEST_QUERY_S:g} s"
+            raise SnapshotQueryError(f"the query took longer than {limit}: ask for less") from error
         except duckdb.Error as error:
             raise SnapshotQueryError(f"the query failed: {error}; tables: {_tables_in_words()}") from error
 

@@ -18,7 +18,7 @@ import msgspec
 
 from memtriage._collector import collector_paused
 from memtriage.model import Mark
-from memtriage.store.locate import RecordError, newest_records, start_time_in
+from memtriage.store.locate import RecordError, newest_records, open_record, start_time_in
 from memtriage.store.reader import (
     RankRecord,
     RunRecord,
@@ -27,7 +27,7 @@ from memtriage.store.reader import (
     one_run,
     take_line,
 )
-from memtriage.store.records import Start
+from memtriage.store.records import UNREADABLE, Start
 
 COURSE_POINTS: Final = 128
 """Marks kept of one name on one device; then every second is dropped, and every second that follows."""
@@ -116,7 +116,7 @@ class RankTail:
         self.behind = state.st_size - self._offset
         if self.behind == 0:
             return False
-        with open(self.path, "rb", buffering=0) as file:
+        with open_record(self.path) as file:
             file.seek(self._offset)
             data = file.read(_CHUNK)
         self._offset += len(data)
@@ -162,7 +162,7 @@ class RankTail:
         """A start: several runs may have written the same file, and the last one counts."""
         try:
             self._begin(_START.decode(line))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             self.record.cut_lines += 1
 
     def _take_marks(self, lines: list[bytes]) -> None:
@@ -183,12 +183,12 @@ class RankTail:
     def _decoded(self, lines: list[bytes]) -> list[Mark]:
         try:
             return _MARK.decode_lines(b"\n".join(lines))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             found = []
             for line in lines:
                 try:
                     found.append(_MARK.decode(line))
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                except UNREADABLE:
                     self.record.cut_lines += 1
             return found
 
@@ -291,7 +291,7 @@ class _StartScan:
         self._time: float | None = None
 
     def read(self, path: Path) -> float | None:
-        with open(path, "rb", buffering=0) as file:
+        with open_record(path) as file:
             file.seek(self._offset)
             data = file.read()
         self._offset += len(data)

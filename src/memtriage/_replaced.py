@@ -1,0 +1,37 @@
+"""Functions of a module, replaced so that the program sees what it would see without a watch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+
+class Replaced:
+    """Replaces functions of a module and puts them back.
+
+    Not seen: calls through a name that was bound before (`from signal import signal` in a module imported
+    earlier).
+
+    Args:
+        module: whose functions are replaced.
+    """
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._wrappers: dict[str, Callable[..., Any]] = {}
+        self._originals: dict[str, Any] = {}
+
+    def put(self, **wrappers: Callable[..., Any]) -> None:
+        """Replace functions by name."""
+        self._wrappers = wrappers
+        self._originals = {name: getattr(self._module, name) for name in wrappers}
+        for name, wrapper in wrappers.items():
+            setattr(self._module, name, wrapper)
+
+    def restore(self) -> None:
+        """Take the wrappers out; one that somebody has wrapped in turn stays, and passes everything on."""
+        for name, wrapper in self._wrappers.items():
+            if getattr(self._module, name, None) is wrapper:
+                setattr(self._module, name, self._originals[name])
+        self._wrappers = {}

@@ -1,0 +1,149 @@
+"""Modes of the interpreter and of torch that a recording borrows, unseen by the program.
+
+The program may read, set and leave each of them meanwhile as it would without the recording: its own setting
+counts, and is what remains. Forked children have the program's setting.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from memtriage._forks import call_in_forked_children
+from memtriage._replaced import Replaced
+
+
+class Tracing:
+    """`tracemalloc`, which the program finds off while only the watch has it on.
+
+    Starting it takes it over: what was traced until then is dropped, as the program does not expect it.
+    """
+
+    def __init__(self) -> None:
+        self._functions = Replaced(tracemalloc)
+        self._start, self._stop, self._is_tracing = (
+            tracemalloc.start, tracemalloc.stop, tracemalloc.is_tracing
+        )  # fmt: skip
+        self._borrowed = False
+        self._reading = False
+        call_in_forked_children(self.stop)
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether it is on for the watch alone."""
+        return self._borrowed and self._is_tracing()
+
+    def install(self) -> None:
+        """Replace the functions of `tracemalloc`. Called before the program can bind their names."""
+        while_off = {
+            "stop": None,
+            "clear_traces": None,
+            "reset_peak": None,
+            "is_tracing": False,
+            "get_traced_memory": (0, 0),
+            "get_traceback_limit": 1,
+            "get_object_traceback": None,
+        }
+        self._functions.put(
+            start=self._started_by_program,
+            **{name: self._unseen(getattr(tracemalloc, name), idle) for name, idle in while_off.items()},
+        )
+
+    def remove(self) -> None:
+        """Put the functions back, and tracing off if it is the watch's."""
+        self.stop()
+        self._functions.restore()
+
+    def start(self, frames: int) -> bool:
+        """Switch it on unless it is on already; return whether it is on for the watch."""
+        if not self._is_tracing():
+            self._start(frames)
+            self._borrowed = True
+        return self._borrowed
+
+    def stop(self) -> None:
+        """Switch it off if it is the watch's."""
+        if self.borrowed:
+            self._stop()
+        self._borrowed = False
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Let the functions of `tracemalloc` speak of what the watch has traced."""
+        self._reading = True
+        try:
+            yield
+        finally:
+            self._reading = False
+
+    def _started_by_program(self, nframe: int = 1) -> None:
+        self.stop()
+        self._start(nframe)
+
+    def _unseen(self, function: Callable[..., Any], idle: object) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def asked(*args: Any) -> Any:
+            return idle if self.borrowed and not self._reading else function(*args)
+
+        return asked
+
+
+class AnomalyMode:
+    """Autograd's anomaly mode without its NaN check: every node remembers the stack of its forward call.
+
+    Off while a backward runs, where it would tie new nodes to those they came from. Once the program has
+    switched the mode on itself, its setting alone counts.
+    """
+
+    def __init__(self) -> None:
+        self._functions: Replaced | None = None
+        self._set: Callable[[bool, bool], None] | None = None
+        self._programs = (False, True)
+        self._inside_backward = False
+        call_in_forked_children(self.stop)
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether it is on for the watch, or would be but for a backward."""
+        return self._set is not None and not self._programs[0]
+
+    def start(self) -> bool:
+        """Switch it on unless it is on already; return whether it is on for the watch."""
+        torch = sys.modules.get("torch")
+        if torch is None or self._set is not None or torch.is_anomaly_enabled():
+            return self.borrowed
+        self._set = torch.set_anomaly_enabled
+        self._programs = (False, torch.is_anomaly_check_nan_enabled())
+        self._functions = Replaced(torch)
+        self._functions.put(
+            set_anomaly_enabled=self._set_by_program,
+            is_anomaly_enabled=lambda: self._programs[0],
+            is_anomaly_check_nan_enabled=lambda: self._programs[1],
+        )
+        self._apply()
+        return True
+
+    def in_backward(self, inside: bool) -> None:
+        """A backward begins or has ended."""
+        self._inside_backward = inside
+        self._apply()
+
+    def stop(self) -> None:
+        """Leave the mode as the program has it. May be called twice."""
+        if self._functions is not None and self._set is not None:
+            self._functions.restore()
+            self._set(*self._programs)
+        self._functions = self._set = None
+
+    def _set_by_program(self, enabled: bool, check_nan: bool = True) -> None:
+        self._programs = (bool(enabled), bool(check_nan))
+        self._apply()
+
+    def _apply(self) -> None:
+        if self._set is not None:
+            ours = not self._programs[0] and not self._inside_backward
+            self._set(*((True, False) if ours else self._programs))

@@ -1,0 +1,149 @@
+"""Files that nobody vouches for: damaged, endless or hostile ones end in one line, or in what can be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memtriage.observe.snapshot_file import SnapshotError, loaded
+from memtriage.store.locate import RecordError
+from memtriage.store.reader import read_run
+
+BLOCK = {"size": 512, "requested_size": 500, "address": 1 << 40, "state": "active_allocated", "frames": []}
+SEGMENT = {"device": 0, "address": 1 << 40, "total_size": 2 << 20, "stream": 0, "blocks": [BLOCK] * 4}
+TRACE = [{"action": "alloc", "addr": 1 << 40, "size": 512, "stream": 0, "time_us": 1}] * 4
+SNAPSHOT = pickle.dumps({"segments": [SEGMENT] * 3, "device_traces": [TRACE]}, protocol=4)
+
+
+def mutated(data: bytes, seed: int) -> bytes:
+    """The same with a few bytes changed, left out or doubled."""
+    dice = random.Random(seed)
+    changed = bytearray(data)
+    for _ in range(dice.randint(1, 4)):
+        at = dice.randrange(len(changed))
+        end = at + dice.randint(1, 8)
+        match dice.randrange(4):
+            case 0:
+                changed[at] = dice.randrange(256)
+            case 1:
+                del changed[at:end]
+            case 2:
+                changed[at:at] = changed[at:end]
+            case _:
+                changed[at:end] = dice.randbytes(end - at)
+    return bytes(changed)
+
+
+def test_two_thousand_damaged_snapshots(tmp_path: Path) -> None:
+    path = tmp_path / "damaged.pickle"
+    refused = 0
+    for seed in range(2000):
+        path.write_bytes(mutated(SNAPSHOT, seed))
+        try:
+            with loaded(path) as raw:
+                assert isinstance(raw["segments"], list)
+        except SnapshotError as error:
+            assert str(error).startswith(str(path))
+            refused += 1
+    assert 200 < refused < 2000
+
+
+def test_a_snapshot_that_overflows_the_stack(tmp_path: Path) -> None:
+    path = tmp_path / "deep.pickle"
+    path.write_bytes(b"\x80\x02})" + b"\x85" * 3_000_000 + b"K\x01s.")
+    found = subprocess.run(
+        [sys.executable, "-m", "memtriage", "snapshot", str(path)], capture_output=True, text=True
+    )
+    assert (found.returncode, found.stdout, found.stderr.count("\n")) == (2, "", 1)
+    assert signal.SIGSEGV.name in found.stderr
+
+
+START = {"t": "start", "schema": 1, "run_id": "x", "rank": None, "world_size": 1, "time": 1.0, "pid": 1}
+MARK = (
+    '{"t":"mark","name":"step","step":1,"microbatch":0,"rank":null,"time_s":%s,"device":"cpu",'
+    '"allocated":1,"reserved":2}'
+)
+LINES = {
+    "nested": [START, '{"t":"note","text":' + "[" * 1_000_000, MARK % 1],
+    "late": [START, MARK % "1e308"],
+    "ranks": [{**START, "rank": 0, "world_size": 2_000_000_000}, MARK % 1],
+}
+
+
+def record(folder: Path) -> Path:
+    path = folder / "run" / "0" / "rank-00000.jsonl"
+    path.parent.mkdir(parents=True)
+    return path
+
+
+def written(folder: Path, lines: list[object]) -> Path:
+    text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    record(folder).write_text(text + "\n")
+    return folder
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_a_record_out_of_all_bounds(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from memtriage.cli.app import main
+
+    assert main(["report", str(written(tmp_path, LINES[name]))]) == 0
+    assert "1 cut or garbled line" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device"])
+def test_a_record_that_never_ends(tmp_path: Path, kind: str) -> None:
+    path = record(tmp_path)
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(RecordError, match="not a regular file"):
+        read_run([tmp_path])
+
+
+def test_a_thousand_damaged_records(tmp_path: Path) -> None:
+    whole = written(tmp_path, [START, *(MARK % number for number in range(20))]) / "run/0/rank-00000.jsonl"
+    data = whole.read_bytes()
+    read = 0
+    for seed in range(1000):
+        whole.write_bytes(mutated(data, seed))
+        try:
+            (rank,) = read_run([tmp_path]).ranks
+        except RecordError:
+            continue
+        read += 1
+        assert len(rank.marks) <= 22
+    assert read > 900
+
+
+@pytest.mark.parametrize("command", ["snapshot", "report", "explain"])
+def test_a_file_name_moves_no_cursor(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from memtriage.cli.app import main
+
+    assert main([command, str(tmp_path / "\033]0;title\007x.pickle")]) == 2
+    err = capsys.readouterr().err
+    assert "\033" not in err and "\\x1b]0;title" in err
+
+
+def test_a_query_without_end() -> None:
+    import duckdb
+
+    from memtriage.store.limited import interrupted_after
+
+    endless = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT count(*) FROM n"
+    with (
+        duckdb.connect() as connection,
+        pytest.raises(duckdb.InterruptException),
+        interrupted_after(connection, 0.2),
+    ):
+        connection.execute(endless)
