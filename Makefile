@@ -1,10 +1,11 @@
 # Needs GNU make and python3 3.11 or newer, nothing else: the rest goes into $(VENV).
-#   make demo    watch a real training script, with its leak and without
-#   make test    lint, type check and test
-#   make zoo     run the other scripts of the zoo too (many minutes)
-#   make extras  install each optional extra by itself and try it (many minutes)
-#   make cases   run the cases again, as far as this machine can, and write their pages anew
-#   make docs    build the documentation as a site, into site/
+#   make demo       watch a real training script, with its leak and without
+#   make test       lint, type check and test
+#   make test-slow  the tests that `make test` leaves out for their length (many minutes)
+#   make zoo-agree  run each script of the zoo three times; the answers must agree (many minutes)
+#   make extras     install each optional extra by itself and try it (many minutes)
+#   make cases      run the cases again, as far as this machine can, and write their pages anew
+#   make docs       build the documentation as a site, into site/
 # Again after the first time, both skip the installation unless pyproject.toml has changed.
 
 PYTHON ?= python3
@@ -21,7 +22,7 @@ STAMP := $(VENV)/.installed
 DEEPSPEED := $(VENV)/deepspeed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test zoo extras cases docs lint format bench clean
+.PHONY: help install demo test test-slow zoo-agree extras cases docs lint format bench clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -58,8 +59,11 @@ demo: install
 test: lint $(DEEPSPEED)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
-zoo: install
+test-slow: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
+
+zoo-agree: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m agree tests/zoo
 
 extras: install
 	$(BIN)/python -m pytest -m packaging tests/integrations/test_extras.py

@@ -32,7 +32,7 @@ from typing import Any, Final
 import torch
 
 import memtriage
-from memtriage.session.standing import Board
+from memtriage.session.live_state import LiveState
 
 STEPS: Final = 200
 MARKS: Final = 200
@@ -92,7 +92,7 @@ def train(device: str) -> None:
 
 def mark_rows(url: str, rounds: int) -> Iterator[Row]:
     conditions: dict[str, Callable[[], AbstractContextManager[None]]] = {
-        "nothing left for metrics": without_board,
+        "nothing left for metrics": without_live_state,
         "as it is": nullcontext,
         "while scraped": lambda: scraped(url),
     }
@@ -120,13 +120,13 @@ def marks() -> float:
 
 
 @contextmanager
-def without_board() -> Iterator[None]:
-    kept = Board.mark
-    Board.mark = lambda *_: None  # type: ignore[method-assign]
+def without_live_state() -> Iterator[None]:
+    kept = LiveState.at_mark
+    LiveState.at_mark = lambda *_: None  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Board.mark = kept  # type: ignore[method-assign]
+        LiveState.at_mark = kept  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def scrape_rows(url: str) -> Iterator[Row]:
     assert session is not None
     with_classes, between, values = [], [], []
     for _ in range(SCRAPES):
-        session._board._classes_due_s = 0.0
+        session._live._classes_due_s = 0.0
         with_classes.append(milliseconds(lambda: fetch(url)))
         between.append(milliseconds(lambda: fetch(url)))
         values.append(milliseconds(memtriage.metrics))

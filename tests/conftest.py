@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from memtriage.account.census import Look, View
 from memtriage.model.census import Census, StorageRecord
+from memtriage.observe import heap
 
 # How long an example takes says something of the machine, not of the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -45,7 +46,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure() -> None:
-    """Tests send SIGINT: neither they nor what they start ignore it, as a shell's `&` has it."""
+    """This process is ready for the tests.
+
+    They send SIGINT: neither they nor what they start ignore it, as a shell's `&` has it. And a process that
+    has run thousands of tests holds more than a program does, so a census here may take its time.
+    """
+    heap.BUDGET = heap.CensusBudget(objects=50_000_000, seconds=300.0)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -26,6 +26,7 @@ import torch.distributed as dist
 import memtriage
 from memtriage.account.host_reading import read_host
 from memtriage.model.host_step import HostStep
+from memtriage.model.paths import in_words
 from memtriage.observe.host import rss
 from memtriage.observe.host_peak import PeakMeter
 
@@ -272,7 +273,9 @@ def ledger_rows(model: torch.nn.Module, owned: Any) -> tuple[dict[str, int], int
         if row.row not in TENSORS:
             rows[row.row] += row.bytes
     for place in reading.places(on_host):
-        holder = (place.holder or place.owner).replace("frame ledger_rows(): owned", "optimizer")
+        holder = (in_words(place.path) if place.path else place.owner).replace(
+            "frame ledger_rows(): owned", "optimizer"
+        )
         label = known.get(place.address, holder)
         kind = "pinned" if place.row == "pinned tensors" else "pageable"
         shown = place.nbytes >= SHOWN * parameters

@@ -90,7 +90,7 @@ def said(results: Mapping[str, Any]) -> str:
     leak = leak_of(first)
     if leak is not None:
         lines += ["", f"leak on {leak['device']}, {size(leak['bytes_per_microbatch'])} per micro-batch"]
-        lines += [f"  held by       {leak['holder']}", f"  allocated at  {leak['allocated_at']}"]
+        lines += [f"  kept alive by  {leak['holder']}", f"  allocated at   {leak['allocated_at']}"]
         lines += [f"  why           {leak['mechanism']}", f"  fix           {leak['fix']}"]
     return verbatim("\n".join(lines))
 

@@ -13,6 +13,7 @@ from memtriage.account import asked
 from memtriage.account.asked import take_answer, told
 from memtriage.model.asked import Answer
 from memtriage.model.census import HolderGroup
+from support.paths import named
 
 torch = pytest.importorskip("torch")
 
@@ -20,8 +21,8 @@ torch = pytest.importorskip("torch")
 def group(nbytes: int, device: str = "cpu") -> HolderGroup:
     return HolderGroup(
         device=device,
-        anchor=f"kept[{nbytes}]",
-        holder=f"kept[{nbytes}]",
+        anchor=named(f"kept[{nbytes}]"),
+        path=named(f"kept[{nbytes}]"),
         count=2,
         nbytes=nbytes,
         tails={},
@@ -40,6 +41,7 @@ def test_small_holders_are_told_together_so_that_the_sum_stays(monkeypatch: pyte
         (None, 3),
     ]
     assert rows[3].owners == {"variable": 3} and rows[3].count == 4
+    assert rows[0].holder_path == named("kept[30]") and rows[2].holder_path is None
     assert sum(row.bytes for row in rows) == 58
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from memtriage.account.census import View
 from memtriage.model.census import GroupDetail
+from memtriage.model.paths import in_words
+from support.paths import of_module
 
 SAVERS = ("Sin", "Cos")
 
@@ -162,9 +164,11 @@ ANCHORS = (
         "train.records[*].value",
         "train.plain",
         "train.graphs[*]",
+        "train.weights[*]",
     ),
-    *("train.recent[*]", "train.endless[*]", "train.many[*]", "train.nowhere", CACHE),
+    *("train.recent[*]", "train.endless[*]", "train.many[*]", CACHE),
 )
+NOWHERE = ("cpu", of_module("train", "nowhere"))
 
 
 class Closer:
@@ -176,7 +180,9 @@ class Closer:
         self.details: dict[str, GroupDetail] = {}
         self.heads: dict[str, bytes] = {}
         program.look(self.ask)
-        self.groups = {group.anchor: group for group in program.census.groups if group.device == "cpu"}
+        self.groups = {
+            in_words(group.anchor): group for group in program.census.groups if group.device == "cpu"
+        }
 
     def site_of(self, obj: Any) -> str | None:
         if id(obj) in self.many:
@@ -184,9 +190,15 @@ class Closer:
         return "train.py:2 in build" if len(self.asked) == 3 else None
 
     def ask(self, view: View) -> None:
-        found = view.details([("cpu", anchor) for anchor in ANCHORS], self.site_of)
-        self.details = {anchor: found["cpu", anchor] for anchor in ANCHORS}
-        self.heads = {anchor: head for (device, anchor), head in view.heads().items() if device == "cpu"}
+        groups = {
+            in_words(group.anchor): group.key for group in view.census().groups if group.device == "cpu"
+        }
+        keys = [groups[anchor] for anchor in ANCHORS]
+        found = view.details([*keys, NOWHERE], self.site_of)
+        self.details = {in_words(anchor): detail for (_, anchor), detail in found.items()}
+        self.heads = {
+            in_words(anchor): head for (device, anchor), head in view.heads().items() if device == "cpu"
+        }
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +218,9 @@ def closer(gallery: Callable[..., Any]) -> Closer:
             x = torch.ones(256, requires_grad=True)
             return x.exp().sin().sum()
         graphs = [graph() for _ in range(2)]
+        weights = [torch.nn.Parameter(build()) for _ in range(3)]
+        for each in weights: each.grad = build()
+        del each
         recent = collections.deque([build() for _ in range(3)], maxlen=5)
         endless = collections.deque([build()])
         masks = functools.lru_cache(maxsize=7)(build); [masks(i) for i in range(4)]
@@ -222,10 +237,14 @@ def test_retained_bytes_leave_out_what_others_hold(closer: Closer) -> None:
     assert found["train.alone[*]"].retained == 3 * KiB
     assert found["train.half[*]"].retained == KiB
     assert found["train.loss"].retained == 0
-    assert found["train.loss"].also_held_by == ["train.half[*]", "train.losses[*]"]
+    assert [in_words(path) for path in found["train.loss"].also_held_by] == [
+        "train.half[*]",
+        "train.losses[*]",
+    ]
     assert found["train.records[*].value"].retained == 3 * KiB
     assert found["train.plain"].retained == KiB  # not the whole module's
     assert found["train.nowhere"] == GroupDetail()
+    assert found["train.weights[*]"].retained == 3 * KiB  # the gradients are a group of their own
 
 
 def test_a_graph_is_retained_as_a_whole(closer: Closer) -> None:

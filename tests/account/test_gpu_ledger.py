@@ -23,6 +23,7 @@ from memtriage.model.blocks import DEFAULT_POOL, Block, DriverUse, Segment
 from memtriage.model.census import StorageRecord
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.observe.cuda import parse_segments
+from support.paths import named
 
 MIB = 1 << 20
 DATA = Path(__file__).parent.parent / "data"
@@ -53,7 +54,7 @@ def storage(address: int, nbytes: int, owner: str = "variable", holder: str | No
         address=address,
         nbytes=nbytes,
         owner=owner,
-        holder=holder,  # type: ignore[arg-type]
+        path=None if holder is None else named(holder),  # type: ignore[arg-type]
     )
 
 

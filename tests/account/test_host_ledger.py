@@ -17,6 +17,7 @@ from memtriage.observe.host import PinnedStats, memory_classes
 from memtriage.observe.malloc import MallocInfo, malloc_info
 from memtriage.observe.malloc_arenas import MallocArena
 from memtriage.observe.smaps import MappingClass, MemoryClasses, MemoryMapping
+from support.paths import named
 
 MIB = 1 << 20
 PAGE = 4096
@@ -36,7 +37,12 @@ def storage(
     address: int, nbytes: int, owner: Owner = "parameter", *, pinned: bool = False, holder: str | None = None
 ) -> StorageRecord:
     return StorageRecord(
-        device="cpu", address=address, nbytes=nbytes, owner=owner, pinned=pinned, holder=holder
+        device="cpu",
+        address=address,
+        nbytes=nbytes,
+        owner=owner,
+        pinned=pinned,
+        path=None if holder is None else named(holder),
     )
 
 
@@ -188,7 +194,7 @@ def test_a_plain_process() -> None:
         ("stacks", None): MIB,
     }
     assert ledger.device == "host"
-    assert ledger.rows[0].detail == "2 storages; largest held by train.model.weight"
+    assert ledger.rows[0].detail == "2 storages; largest kept alive by train.model.weight"
 
 
 def test_after_a_trim_free_chunks_that_are_not_resident_are_not_retained() -> None:

@@ -16,6 +16,7 @@ from memtriage.account.host_step import HostPicture, host_step, subtract
 from memtriage.model.host_step import HostStep
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.observe.host_peak import PeakMeter
+from support.paths import named
 
 MIB = 1 << 20
 needs_smaps = pytest.mark.skipif(read_host() is None, reason="needs /proc/self/smaps")
@@ -33,7 +34,12 @@ def picture(*places: TensorPlace, other: int = 0) -> HostPicture:
 
 def place(address: int, nbytes: int, resident: int | None = None, holder: str | None = None) -> TensorPlace:
     return TensorPlace(
-        address, nbytes, "CPU tensors", "variable", nbytes if resident is None else resident, holder
+        address,
+        nbytes,
+        "CPU tensors",
+        "variable",
+        nbytes if resident is None else resident,
+        None if holder is None else named(holder),
     )
 
 
@@ -58,8 +64,8 @@ def test_new_first_touched_and_gone_are_told_apart() -> None:
 
 def test_a_tensor_that_gets_another_owner_moves_and_its_first_touch_is_no_new_tensor() -> None:
     """Optimizer state that lies untouched in a mapping until the first step."""
-    then = place(1, 1000, 100)._replace(holder="pool")
-    now = then._replace(owner="optimizer state", resident=1000, holder="state")
+    then = place(1, 1000, 100)._replace(path=named("pool"))
+    now = then._replace(owner="optimizer state", resident=1000, path=named("state"))
     result = difference(picture(then), picture(now))
     told = {delta.owner: (delta.bytes, delta.new, delta.first_touch, delta.moved) for delta in result.deltas}
     assert told == {"optimizer state": (1000, 0, 900, 100), "variable": (-100, 0, 0, -100)}
@@ -72,7 +78,7 @@ places = st.builds(
     row=st.sampled_from(["CPU tensors", "pinned tensors"]),
     owner=st.sampled_from(["parameter", "variable"]),
     resident=st.integers(0, 100),
-    holder=st.none(),
+    path=st.none(),
 )
 pictures = st.lists(places, max_size=6, unique_by=lambda one: one.address).map(lambda found: picture(*found))
 

@@ -14,6 +14,7 @@ from memtriage.model.blocks import Block, DriverUse, Segment
 from memtriage.model.census import Census, StorageRecord
 from memtriage.observe.holders.catalogue import BUILT_IN
 from support.holder_standins import NBYTES, STANDINS, Stage, tensor
+from support.paths import named
 
 MIB = 1 << 20
 ENTRIES = {one.name: one for one in BUILT_IN}
@@ -78,7 +79,7 @@ def test_rows_of_a_ledger_name_the_entry_also_where_it_pins_a_segment() -> None:
         device=0, address=MIB, size=20 * MIB, stream=0, pool=(0, 0), expandable=False, blocks=(block, free)
     )
     storage = StorageRecord(
-        device="cuda:0", address=MIB, nbytes=MIB, owner="known cache", holder="rope.forward[*]",
+        device="cuda:0", address=MIB, nbytes=MIB, owner="known cache", path=named("rope.forward[*]"),
         known="megatron.rotary",
     )  # fmt: skip
     use = DriverUse(total=80 * MIB, used=20 * MIB, processes=(), own=20 * MIB, source="test")

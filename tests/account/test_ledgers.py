@@ -11,6 +11,7 @@ from memtriage.account.host_reading import read_host
 from memtriage.account.ledgers import take_ledgers
 from memtriage.model.blocks import Block, DriverUse, Segment
 from memtriage.model.census import StorageRecord
+from support.paths import named
 
 MiB = 1024**2
 
@@ -44,7 +45,9 @@ def test_a_device_gets_its_own_storages(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(ledgers_module.cuda, "segments", lambda device, root: [segment])
     monkeypatch.setattr(ledgers_module.driver, "driver_use", lambda device: use if device == 1 else None)
     storages = [
-        StorageRecord(device=device, address=4096, nbytes=2 * MiB - 100, owner="parameter", holder="train.w")
+        StorageRecord(
+            device=device, address=4096, nbytes=2 * MiB - 100, owner="parameter", path=named("train.w")
+        )
         for device in ("cuda:1", "cuda:0")
     ]
     gpu, host = take_ledgers(storages, {1: 3 * MiB})

@@ -112,7 +112,7 @@ def test_nothing_is_kept_alive() -> None:
         module, tensor = Local(), torch.ones(100, requires_grad=True)
         out = Function.apply(tensor)
         with Look() as view:
-            view.details([(group.device, group.anchor) for group in view.census().groups], lambda obj: None)
+            view.details([group.key for group in view.census().groups], lambda obj: None)
         return [weakref.ref(each) for each in (Local, Function, module, tensor, out, out.grad_fn.stash)]
 
     gone = step()
@@ -290,8 +290,8 @@ def test_no_code_of_the_program_runs(program: Any) -> None:
     program.run(ODD_THINGS)
 
     def ask(view: View) -> None:
-        anchors = [group.anchor for group in view.census().groups if group.anchor.startswith("train.")]
-        view.details([("cpu", anchor) for anchor in anchors], lambda obj: None)
+        keys = [group.key for group in view.census().groups if group.anchor[0].name == "train"]
+        view.details(keys, lambda obj: None)
         view.heads()
         grown_containers(view.graph, container_lengths(view.graph))
 

@@ -10,6 +10,7 @@ import pytest
 from memtriage.account.census import View
 from memtriage.account.owners import PRIORITY, RANK
 from memtriage.model.census import Owner
+from memtriage.model.paths import in_words
 
 PRELUDE = """
 import functools
@@ -232,9 +233,9 @@ def test_saving_nodes_are_told_with_their_module(program: Any) -> None:
     saved_by: dict[str, str | None] = {}
 
     def ask(view: View) -> None:
-        anchors = ("train.losses[*]", "train.others[*]", "train.loose")
-        found = view.details([("cpu", anchor) for anchor in anchors], lambda obj: None)
-        saved_by.update({anchor: found["cpu", anchor].saved_by for anchor in anchors})
+        keys = [group.key for group in view.census().groups if group.device == "cpu"]
+        found = view.details(keys, lambda obj: None)
+        saved_by.update({in_words(anchor): found["cpu", anchor].saved_by for _, anchor in keys})
 
     program.look(ask)
     assert saved_by["train.losses[*]"] == "ReluBackward0 in train.model.fc"  # told by the layer before it

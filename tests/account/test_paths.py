@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.account.paths import dict_labels, extend, render
+from memtriage.account.paths import dict_labels, extend
+from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind
 
 PRELUDE = """
 import collections, contextlib, dataclasses, functools, gc, queue, threading, types, weakref
@@ -284,22 +285,31 @@ through_cpp()
     assert program.holders("context") == {"C++ -> grad_fn KeepsBackward -> ctx.big"}
 
 
-@given(st.lists(st.sampled_from([".next", "[*]", "-> cell", ".t"]), max_size=200))
-def test_folding_keeps_paths_short(segments: list[str]) -> None:
-    path: tuple[str, ...] = ("train",)
-    for segment in segments:
-        path = extend(path, segment)
-        assert path[0] == "train"
-        assert path[-1] == segment
+HOPS: list[HolderPath] = [
+    (Segment(SegmentKind.ATTRIBUTE, "next"),),
+    (ANY_ITEM,),
+    (Segment(SegmentKind.CLOSURE, "f"), Segment(SegmentKind.VARIABLE, "cell")),
+    (Segment(SegmentKind.ATTRIBUTE, "t"),),
+]
+ROOT: HolderPath = (Segment(SegmentKind.MODULE, "train"),)
+
+
+@given(st.lists(st.sampled_from(HOPS), max_size=200))
+def test_folding_keeps_paths_short(hops: list[HolderPath]) -> None:
+    path: tuple[HolderPath, ...] = (ROOT,)
+    for hop in hops:
+        path = extend(path, hop)
+        assert path[0] == ROOT
+        assert path[-1] == hop
         assert len(path) <= 2 * 4 + 2
 
 
-@given(st.lists(st.text(max_size=4), min_size=1, max_size=6))
-def test_folding_leaves_short_chains_alone(segments: list[str]) -> None:
-    path: tuple[str, ...] = ()
-    for segment in dict.fromkeys(segments):
-        path = extend(path, segment)
-    assert path == tuple(dict.fromkeys(segments))
+@given(st.lists(st.sampled_from(HOPS), unique=True))
+def test_folding_leaves_short_chains_alone(hops: list[HolderPath]) -> None:
+    path: tuple[HolderPath, ...] = ()
+    for hop in hops:
+        path = extend(path, hop)
+    assert path == tuple(hops)
 
 
 @given(
@@ -308,20 +318,15 @@ def test_folding_leaves_short_chains_alone(segments: list[str]) -> None:
     ),
     st.booleans(),
 )
-def test_every_value_of_a_dict_has_a_label(holder: dict[Any, object], namespace: bool) -> None:
-    labels = dict_labels(holder, namespace)
-    assert set(labels) == {id(value) for value in holder.values()}
-    assert all(label[0] in "[." for label in labels.values())
-    assert len(set(labels.values())) <= 33 or namespace
+def test_every_value_of_a_dict_has_a_segment(holder: dict[Any, object], namespace: bool) -> None:
+    found = dict_labels(holder, namespace)
+    assert set(found) == {id(value) for value in holder.values()}
+    kinds = {SegmentKind.ITEM, SegmentKind.ATTRIBUTE, SegmentKind.HOOKS}
+    assert {segment.kind for segment in found.values()} <= kinds
+    assert len(set(found.values())) <= 33 or namespace
 
 
 @given(st.integers(3, 400))
-def test_numbered_keys_share_one_label(count: int) -> None:
+def test_numbered_keys_share_one_segment(count: int) -> None:
     values = {f"layer_{number}": object() for number in range(count)}
-    assert set(dict_labels(values, False).values()) == {"['layer_*']"}
-
-
-def test_render() -> None:
-    assert render(("train", ".losses", "['lm']", "[*]", "grad_fn WrapBackward", "ctx.context", "[1]")) == (
-        "train.losses['lm'][*] -> grad_fn WrapBackward -> ctx.context[1]"
-    )
+    assert set(dict_labels(values, False).values()) == {Segment(SegmentKind.ITEM, "'layer_*'")}

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from memtriage.model.blocks import DEFAULT_POOL, Block, Segment
 from memtriage.model.census import StorageRecord
 from memtriage.prove.trials import read_trials
+from support.paths import named
 
 CASE = Path(__file__).parents[2] / "cases" / "fp8_refit"
 NAMES = [path.stem for path in CASE.glob("*.py")]
@@ -279,7 +280,7 @@ class TestWhoHolds:
 
 
 def record(address: int, nbytes: int, holder: str, owner: str = "variable") -> StorageRecord:
-    return StorageRecord(device="cuda:0", address=address, nbytes=nbytes, owner=owner, holder=holder)
+    return StorageRecord(device="cuda:0", address=address, nbytes=nbytes, owner=owner, path=named(holder))
 
 
 @pytest.mark.parametrize(("file", "ranks"), [("trials.toml", 1), ("trials_two_gpus.toml", 2)])

@@ -80,15 +80,13 @@ def test_the_json_names_all_that_stand_out(directory: Path, job: Any) -> None:
 def test_the_terminal_says_it_in_a_few_lines(directory: Path, job: Any) -> None:
     lines = reported(directory).splitlines()
     first = next(place for place, line in enumerate(lines) if line.startswith(f"{RANKS} ranks"))
-    assert (
-        lines[first] == f"{RANKS} ranks  4 of them stand out; compared at the step mark of step {job.steps}"
-    )
+    assert lines[first] == f"{RANKS} ranks  4 of them stand out; compared at the end of step {job.steps}"
     block = " ".join(" ".join(lines[first + 1 : lines.index("", first)]).split())
     assert "45 ranks alike (" in block and "15 ranks alike (" in block
     assert f"rank {job.leaking}: leaks 24.0 MiB per step" in block
     assert f"rank {job.reserving}: +5.9 GiB reserved" in block
     assert f"rank {job.killed}: killed at step {job.steps // 3}" in block
-    assert f"rank {job.sparse}: 52 marks where the others have 100" in block
+    assert f"rank {job.sparse}: 52 marks (readings of the counters) where the others have 100" in block
     assert f"  - rank {job.killed} was killed: last seen at step {job.steps // 3}" in "\n".join(lines)
     assert "1 cut or garbled line left out, in 1 of 64 records" in "\n".join(lines)
 

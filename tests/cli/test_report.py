@@ -47,7 +47,7 @@ def test_terminal_report(tmp_path, capsys):
     assert app.main(["report", str(tmp_path / "out")]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert out.startswith("LEAK  1.0 MiB per step on cuda:0\n")
+    assert out.startswith("LEAK: 1.0 MiB per step on cuda:0\n")
     assert "leak on cuda:0, rank 1 only" in out
     assert "losses[*]" in out
 
@@ -124,7 +124,7 @@ writer = RankWriter(Path({str(tmp_path)!r}) / "run" / "0" / "rank-00000.jsonl")
 writer.write("start", Start(run_id="run", pid=os.getpid(), host=socket.gethostname()))
 for step in range(1, 101):
     writer.write("mark", Mark(name="step", step=step, microbatch=0, rank=None, time_s=0.1, device="cpu"))
-os.write(writer._fd, b'{{"t":"mark","name":"st')
+os.write(writer._file.number, b'{{"t":"mark","name":"st')
 os.kill(os.getpid(), signal.SIGKILL)
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == -9

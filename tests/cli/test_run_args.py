@@ -48,6 +48,8 @@ def module(name: str, *args: str) -> ScriptTarget:
         ("--metrics 9400 train.py", RunOptions(script("train.py"), metrics="9400")),
         ("--metrics=0.0.0.0:80 -m pkg", RunOptions(module("pkg"), metrics="0.0.0.0:80")),
         ("train.py --metrics 9400", RunOptions(script("train.py", "--metrics", "9400"))),
+        ("--fail-on leak,residue train.py", RunOptions(script("train.py"), fail_on="leak,residue")),
+        ("--fail-on=leak train.py", RunOptions(script("train.py"), fail_on="leak")),
     ],
 )
 def test_parse(line: str, expected: RunOptions) -> None:
@@ -90,6 +92,7 @@ def test_what_follows_the_module_is_untouched(args: list[str]) -> None:
         ("--output=", ["'--output='", "directory"]),
         ("--json", ["'--json'", "file"]),
         ("--metrics", ["'--metrics'", "[HOST:]PORT"]),
+        ("--fail-on", ["'--fail-on'", "verdicts"]),
         ("-m", ["'-m'", "module"]),
         ("--", ["'--'"]),
         ("-- python", ["nothing to run"]),
@@ -131,6 +134,9 @@ def _assert_one_line(capsys: pytest.CaptureFixture[str], words: list[str]) -> No
         ("--metrics train.py", ["nothing to run"]),
         ("--metrics http train.py", ["--metrics", "'http'", "9400"]),
         ("--metrics 123456 train.py", ["'123456'", "65535"]),
+        ("--fail-on leak,leek train.py", ["--fail-on 'leek'", "residue", "not_judged"]),
+        ("--fail-on leak, train.py", ["--fail-on ''", "leak"]),
+        ("--fail-on killed train.py", ["--fail-on 'killed'", "out_of_memory"]),
     ],
 )
 def test_unusable_input_is_one_line(

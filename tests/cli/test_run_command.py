@@ -25,12 +25,15 @@ KINDS = {
 NUMBER, TEXT, NOTHING = (int,), (str,), (type(None),)
 REPORT = {
     "schema": NUMBER, "verdict": TEXT, "steps": NUMBER, "findings": (list,), "marks": (list,),
-    "ledger": (dict,), "exception": TEXT + NOTHING, "ranks": (dict,),
+    "ledger": (dict,), "ledger_steps": (dict,), "exception": TEXT + NOTHING, "judged": (dict,),
+    "ranks": (dict,),
 }  # fmt: skip
 FINDING = {
     "kind": TEXT, "device": TEXT, "rank": NUMBER + NOTHING, "bytes": NUMBER + NOTHING,
-    "bytes_per_step": NUMBER + NOTHING, "bytes_per_microbatch": NUMBER + NOTHING, "holder": TEXT + NOTHING,
-    "also_held_by": (list,), "allocated_at": TEXT + NOTHING, "mechanism": TEXT + NOTHING,
+    "bytes_per_step": NUMBER + NOTHING, "bytes_per_microbatch": NUMBER + NOTHING,
+    "bytes_per_second": NUMBER + NOTHING, "certainty": TEXT + NOTHING, "holder": TEXT + NOTHING,
+    "holder_path": (list,) + NOTHING, "also_held_by": (list,), "also_held_by_paths": (list,),
+    "projection": (dict,) + NOTHING, "allocated_at": TEXT + NOTHING, "mechanism": TEXT + NOTHING,
     "fix": TEXT + NOTHING, "playbook": TEXT + NOTHING, "phase": TEXT + NOTHING, "step": NUMBER + NOTHING,
     "evidence": (list,),
 }  # fmt: skip
@@ -116,6 +119,10 @@ def assert_report(report: dict[str, Any]) -> None:
     for finding in report["findings"]:
         assert_shape(finding, FINDING)
         assert finding["kind"] in KINDS
+        for path in [finding["holder_path"] or [], *finding["also_held_by_paths"]]:
+            for segment in path:
+                assert_shape(segment, {"kind": TEXT, "name": TEXT})
+        assert len(finding["also_held_by_paths"]) == len(finding["also_held_by"])
         assert all(type(text) is str for text in [*finding["also_held_by"], *finding["evidence"]])
     for rows in report["ledger"].values():
         assert rows
@@ -314,6 +321,23 @@ def test_the_record_gives_the_same_report_again(leak: Run) -> None:
 
 
 # --- how a script ends --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "source", "status"),
+    [
+        ("clean,not_judged", "pass", 3),
+        ("leak,out_of_memory", "pass", 0),
+        ("clean,not_judged", "raise SystemExit(4)", 4),
+    ],
+)
+def test_a_listed_verdict_fails_a_script_that_succeeded(
+    fail_on: str, source: str, status: int, tmp_path: Path
+) -> None:
+    words = command(tmp_path, "--fail-on", fail_on, str(write(tmp_path, source)))
+    done = subprocess.run(words, cwd=tmp_path, env=ENV, capture_output=True, text=True, timeout=120)
+    assert done.returncode == status, done.stderr
+
 
 HOST_LEAK = """
     import os, signal, sys

@@ -7,10 +7,15 @@ from typing import Any
 from memtriage.diagnose.after_backward import ENTRY, left_after_backward
 from memtriage.diagnose.residue import POLICY
 from memtriage.model.census import StorageRecord
+from support.paths import named
 
 
 def record(nbytes: int, **fields: Any) -> StorageRecord:
-    usual = {"device": "cuda:0", "owner": "autograd context", "holder": "loss -> ctx.tensor_objects[2]._data"}
+    usual = {
+        "device": "cuda:0",
+        "owner": "autograd context",
+        "path": named("loss -> ctx.tensor_objects[2]._data"),
+    }
     return StorageRecord(address=4096, nbytes=nbytes, **(usual | fields))
 
 
@@ -18,7 +23,7 @@ def test_all_layers_are_one_finding_for_each_device() -> None:
     half = POLICY.floor // 2
     found = left_after_backward(
         [
-            record(half, known=ENTRY, holder="loss -> ctx.tensor_objects[0]._scale_inv"),
+            record(half, known=ENTRY, path=named("loss -> ctx.tensor_objects[0]._scale_inv")),
             record(half + 1, known=ENTRY),
             record(POLICY.floor, known=ENTRY, device="cuda:1"),
             record(POLICY.floor, known="te.fp8_workspaces", device="cuda:2"),

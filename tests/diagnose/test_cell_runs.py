@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from memtriage.diagnose.cell_runs import CellRun, by_device, changes, growing, holders, run_finding
 from memtriage.diagnose.leaks import CensusPoint
 from memtriage.model.census import Census, GroupDetail, HolderGroup
+from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind, in_words
+from support.paths import named
 
 MIB = 1 << 20
 Held = Mapping[str, tuple[int, int]]
@@ -19,12 +21,18 @@ Held = Mapping[str, tuple[int, int]]
 def census(held: Held) -> Census:
     groups = [
         HolderGroup(
-            device="cpu", anchor=holder, holder=holder, count=count, nbytes=nbytes, tails={holder: nbytes},
+            device="cpu", anchor=path(holder), path=path(holder), count=count, nbytes=nbytes,
+            tails={path(holder): nbytes},
             owners={"variable": nbytes}, attached=False,
         )
         for holder, (count, nbytes) in held.items()
     ]  # fmt: skip
     return Census(storages=[], groups=groups, nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
+
+
+def path(holder: str) -> HolderPath:
+    """`Out` is a notebook's shown values."""
+    return (Segment(SegmentKind.OUTPUT), ANY_ITEM) if holder == "Out[*]" else named(holder)
 
 
 def runs(*held: tuple[Held, Held]) -> list[CellRun]:
@@ -66,10 +74,10 @@ def test_changes_sum_to_the_difference(before: Held, after: Held) -> None:
 def test_growth_is_told_from_the_second_run_and_judged_from_the_third() -> None:
     three = runs((kept(0), kept(1)), (kept(1), kept(2)), (kept(2), kept(3)))
     assert growing(three[:1]) == []
-    assert [one.group.anchor for one in growing(three[:2])] == ["kept[*]"]
+    assert [in_words(one.group.anchor) for one in growing(three[:2])] == ["kept[*]"]
     (growth,) = growing(three)
     assert (growth.nbytes, growth.rate) == (2 * MIB, MIB)
-    finding = run_finding(growth, GroupDetail(also_held_by=["other"]), three)
+    finding = run_finding(growth, GroupDetail(also_held_by=[named("other")]), three)
     assert finding is not None
     assert (finding.kind, finding.bytes, finding.also_held_by) == ("leak", 3 * MIB, ["other"])
     assert "1.0 MiB more with every run of this cell" in (finding.mechanism or "")

@@ -29,6 +29,7 @@ from memtriage.diagnose.host_findings import (
 )
 from memtriage.diagnose.host_findings import host_limit as host_limit_rule
 from memtriage.diagnose.verdict import verdict
+from support.paths import named
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -45,7 +46,7 @@ def worker(copied: int, pid: int = 1) -> WorkerGrowth:
     return WorkerGrowth(pid, "pt_data_worker", copied, copied + 10 * MIB)
 
 
-STRINGS = Population("train.names[*]", "list", 2_000_000, 160 * MIB)
+STRINGS = Population(named("train.names[*]"), "list", 2_000_000, 160 * MIB)
 
 
 def test_a_process_of_which_nothing_is_known_has_no_findings() -> None:
@@ -61,7 +62,9 @@ def test_an_ordinary_training_process_has_no_findings() -> None:
         mapped_files_first=9 * MIB,
         retention=kept(150 * MIB),
         workers=[worker(68 * MIB), worker(68 * MIB, 2)],
-        pinned=PinnedUse((PinnedBlock(100 * MIB, "a"), PinnedBlock(20 * MIB, "b")), 160 * MIB, "2.11.0"),
+        pinned=PinnedUse(
+            (PinnedBlock(100 * MIB, named("a")), PinnedBlock(20 * MIB, named("b"))), 160 * MIB, "2.11.0"
+        ),
         pressure=Pressure(usage=6 * GIB, limit=8 * GIB, available=100 * GIB, job=5 * GIB),
         shared_memory=SharedMemoryUse(used=20 * MIB, total=64 * MIB, grown=20 * MIB),
         swapped=2 * MIB,
@@ -117,7 +120,7 @@ def test_workers_that_copy_very_much_need_no_named_container() -> None:
 
 
 def test_a_small_container_explains_nothing() -> None:
-    small = Population("train.index[*]", "list", 20_000, MIB)
+    small = Population(named("train.index[*]"), "list", 20_000, MIB)
     assert worker_copy_on_write(HostEvidence(workers=[worker(100 * MIB)], population=small)) is None
 
 
@@ -154,7 +157,7 @@ def test_swapped_memory_is_a_finding() -> None:
 
 def test_rounding_of_the_measured_tensor() -> None:
     """1.1 GiB pinned cost 2.00 GiB of RSS on an H200 with torch 2.11."""
-    block = PinnedBlock(1_181_116_006, "train.buffer")
+    block = PinnedBlock(1_181_116_006, named("train.buffer"))
     finding = pinned_rounding(PinnedUse((block,), 2 * GIB, "2.11.0+cu130"))
     assert finding is not None
     assert finding.bytes == 2 * GIB - 1_181_116_006

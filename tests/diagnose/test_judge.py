@@ -19,13 +19,16 @@ from memtriage.diagnose.judge import (
 )
 from memtriage.diagnose.leaks import GroupGrowth
 from memtriage.model.census import GroupDetail, HolderGroup
-from memtriage.model.findings import Finding
+from memtriage.model.findings import Finding, Projection
+from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind
+from memtriage.model.position import TrainingPosition
+from support.paths import items_of, local, named, of_module
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
-LOSSES = "frame main(): losses[*]"
-HOLDER = f"{LOSSES} -> grad_fn MulBackward0 -> saved self"
+LOSSES = items_of("main", "losses")
+HOLDER = (*LOSSES, Segment(SegmentKind.GRAD_FN, "MulBackward0"), Segment(SegmentKind.SAVED, "self"))
 
 
 def series(values: list[int], first: int = 1) -> Series:
@@ -42,22 +45,20 @@ def evidence(
     into_step: int = 0,
 ) -> Evidence:  # fmt: skip
     return Evidence(
-        {} if values is None else {(device, "step"): series(values)},
+        {} if values is None else {device: series(values)},
         {} if limit is None else {device: limit},
         {} if used is None else {device: used},
-        step,
-        microbatches,
+        TrainingPosition(step=step, microbatch=into_step, microbatches_per_step=microbatches),
         quiet_since,
-        into_step,
     )
 
 
 def grown(
-    anchor: str = LOSSES, holder: str = HOLDER, *, count: int = 4, nbytes: int = 4 * MIB, distance: int = 4,
-    device: str = "cpu", owner: str = "saved for backward",
+    anchor: HolderPath = LOSSES, holder: HolderPath = HOLDER, *, count: int = 4, nbytes: int = 4 * MIB,
+    distance: int = 4, device: str = "cpu", owner: str = "saved for backward",
 ) -> GroupGrowth:  # fmt: skip
     whole = HolderGroup(
-        device=device, anchor=anchor, holder=holder, count=16, nbytes=4 * nbytes,
+        device=device, anchor=anchor, path=holder, count=16, nbytes=4 * nbytes,
         tails={holder: 4 * nbytes}, owners={owner: 3 * nbytes, "variable": nbytes}, attached=holder != anchor,
     )  # fmt: skip
     return GroupGrowth(whole, holder, count, nbytes, distance)
@@ -80,14 +81,20 @@ def certain(finding: Finding | None) -> Finding:
 
 def test_a_growing_group_is_a_leak_with_all_that_is_known() -> None:
     detail = GroupDetail(
-        retained=3 * MIB, also_held_by=["train.last"], allocated_at="train.py:7 in main", holder_kind="list"
+        retained=3 * MIB,
+        also_held_by=[of_module("train", "last")],
+        allocated_at="train.py:7 in main",
+        holder_kind="list",
     )
     facts = evidence(limit=GIB, used=GIB - 100 * MIB, step=20, microbatches=4)
     finding = certain(judged(grown(), detail, evidence=facts))
     assert (finding.kind, finding.device, finding.playbook, finding.step) == ("leak", "cpu", "M20", 12)
     assert (finding.bytes, finding.bytes_per_step, finding.bytes_per_microbatch) == (16 * MIB, MIB, MIB // 4)
-    assert finding.holder == HOLDER
+    assert finding.holder == "frame main(): losses[*] -> grad_fn MulBackward0 -> saved self"
+    assert finding.holder_path == HOLDER
     assert finding.also_held_by == ["train.last"]
+    assert finding.also_held_by_paths == [of_module("train", "last")]
+    assert finding.projection == Projection(device="cpu", limit=GIB, step=120)
     assert finding.allocated_at == "train.py:7 in main"
     assert "detach" in (finding.fix or "") and finding.mechanism
     came, retained, full = finding.evidence
@@ -97,7 +104,7 @@ def test_a_growing_group_is_a_leak_with_all_that_is_known() -> None:
     assert finding.rank is None and finding.phase is None
 
 
-MASKS = "frame main(): masks[*]"
+MASKS = items_of("main", "masks")
 
 
 @pytest.mark.parametrize(("nbytes", "named"), [(9 * MIB, True), (8 * MIB, False)])
@@ -123,7 +130,8 @@ def test_a_container_with_a_bound_of_its_own_is_no_leak() -> None:
 
 @pytest.mark.parametrize(("collector_off", "kind"), [(True, "garbage_cycle"), (False, None)])
 def test_garbage_is_a_finding_only_while_nothing_collects_it(collector_off: bool, kind: str | None) -> None:
-    one = grown("garbage cycle of Node: .value", "garbage cycle of Node: .value", owner="garbage")
+    cycle = (Segment(SegmentKind.GARBAGE_CYCLE, "Node"), Segment(SegmentKind.ATTRIBUTE, "value"))
+    one = grown(cycle, cycle, owner="garbage")
     finding = judged(one, collector_off=collector_off)
     assert (finding and finding.kind) == kind
     if finding is not None:
@@ -179,20 +187,18 @@ def test_without_limit_or_use_nothing_is_projected(known: dict[str, int]) -> Non
 
 
 def test_what_most_of_the_bytes_are_decides_the_explanation() -> None:
-    one = grown(
-        "frame main(): optimizer.state[*]", "frame main(): optimizer.state[*]", owner="optimizer state"
-    )
+    one = grown(MASKS, MASKS, owner="optimizer state")
     assert "optimizer" in (certain(judged(one)).mechanism or "")
 
 
 def test_a_lengthening_tensor_is_called_one() -> None:
-    finding = certain(judged(grown("frame main(): seen", "frame main(): seen", count=0), lengthening=True))
+    finding = certain(judged(grown(local("main", "seen"), local("main", "seen"), count=0), lengthening=True))
     assert "longer" in (finding.mechanism or "")
     assert finding.evidence[0] == "two censuses 4 steps apart: 4.0 MiB at the same place of the program"
 
 
 def test_shared_memory_has_its_own_fix() -> None:
-    finding = judged(grown("frame main(): seen[*]", "frame main(): seen[*]"), GroupDetail(shared=True))
+    finding = judged(grown(items_of("main", "seen"), items_of("main", "seen")), GroupDetail(shared=True))
     assert "clone()" in (certain(finding).fix or "")
 
 
@@ -200,7 +206,9 @@ def test_shared_memory_has_its_own_fix() -> None:
 
 
 def host(facts: Evidence) -> Finding | None:
-    return host_finding("train.texts[*]", "list", 4 * MIB, 4, "train.py:9 in train", facts, 12)
+    return host_finding(
+        (*of_module("train", "texts"), ANY_ITEM), "list", 4 * MIB, 4, "train.py:9 in train", facts, 12
+    )
 
 
 def test_a_growing_container_of_data_is_a_leak_of_the_host() -> None:
@@ -286,19 +294,26 @@ def test_the_undisturbed_part_behind_the_last_census_gives_the_rate() -> None:
 @pytest.mark.parametrize(
     ("holder", "fix"),
     [
-        (NativeHolder("train.losses[*] -> grad_fn", "autograd nodes", 4), "loss.detach()"),
-        (NativeHolder("train.groups[*]", "ProcessGroup", 4), "destroy_process_group"),
         (
-            NativeHolder("torch.distributed.distributed_c10d._world.pg_map[*]", "X", 4),
+            NativeHolder(
+                (*of_module("train", "losses"), ANY_ITEM, Segment(SegmentKind.GRAD_FN)), "autograd nodes", 4
+            ),
+            "loss.detach()",
+        ),
+        (NativeHolder(of_module("train", "groups"), "ProcessGroup", 4), "destroy_process_group"),
+        (
+            NativeHolder(of_module("torch.distributed.distributed_c10d", "_world"), "X", 4),
             "destroy_process_group",
         ),
-        (NativeHolder("train.tables[*]", "Table", 4), "clear it"),
+        (NativeHolder(of_module("train", "tables"), "Table", 4), "clear it"),
     ],
 )
 def test_a_holder_of_native_objects_is_named(holder: NativeHolder, fix: str) -> None:
     facts = evidence(growing(24, MIB))
-    finding = certain(unnamed_growth("cpu", facts, [], [holder, NativeHolder("other", "Table", 1)]))
-    assert (finding.holder, finding.playbook) == (holder.holder, "M20")
+    finding = certain(
+        unnamed_growth("cpu", facts, [], [holder, NativeHolder(of_module("other", "tables"), "Table", 1)])
+    )
+    assert (finding.holder_path, finding.playbook) == (holder.path, "M20")
     assert fix in (finding.fix or "")
     assert any(f"4 more objects ({holder.what})" in line for line in finding.evidence)
 
@@ -310,12 +325,12 @@ def test_a_leak_seen_on_two_scales_is_one() -> None:
     within = Finding(
         kind="leak",
         device="cuda:0",
-        holder=HOLDER,
+        holder_path=HOLDER,
         bytes=5,
         bytes_per_microbatch=300,
         allocated_at="a.py:1 in f",
     )
-    across = Finding(kind="leak", device="cuda:0", holder=HOLDER, bytes=9, bytes_per_step=1200)
+    across = Finding(kind="leak", device="cuda:0", holder_path=HOLDER, bytes=9, bytes_per_step=1200)
     for findings in ([within, across], [across, within]):
         copies = [Finding(**{name: getattr(f, name) for name in f.__struct_fields__}) for f in findings]
         (one,) = without_repeats(copies)
@@ -326,8 +341,8 @@ def test_a_leak_seen_on_two_scales_is_one() -> None:
 def test_the_same_holder_on_two_devices_is_two_leaks_the_larger_first() -> None:
     found = without_repeats(
         [
-            Finding(kind="leak", device="cpu", holder=HOLDER, bytes_per_step=10),
-            Finding(kind="leak", device="cuda:0", holder=HOLDER, bytes_per_step=1000),
+            Finding(kind="leak", device="cpu", holder_path=HOLDER, bytes_per_step=10),
+            Finding(kind="leak", device="cuda:0", holder_path=HOLDER, bytes_per_step=1000),
             Finding(kind="leak", device="cpu", holder="other", bytes_per_microbatch=100),
         ]
     )
@@ -338,7 +353,11 @@ def test_the_same_holder_on_two_devices_is_two_leaks_the_larger_first() -> None:
     st.lists(
         st.builds(
             lambda device, holder, step, micro: Finding(
-                kind="leak", device=device, holder=holder, bytes_per_step=step, bytes_per_microbatch=micro
+                kind="leak",
+                device=device,
+                holder_path=named(holder),
+                bytes_per_step=step,
+                bytes_per_microbatch=micro,
             ),
             st.sampled_from(["cpu", "cuda:0"]),
             st.sampled_from(["a", "b", "c"]),

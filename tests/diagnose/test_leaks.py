@@ -16,7 +16,9 @@ from memtriage.diagnose.leaks import (
     lengthens,
     persistent,
 )
-from memtriage.model.census import Census, HolderGroup
+from memtriage.model.census import Census, GroupKey, HolderGroup
+from memtriage.model.paths import HolderPath, in_words
+from support.paths import named
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -24,12 +26,13 @@ LOSSES = "frame main(): losses[*]"
 
 
 def group(
-    anchor: str, count: int, nbytes: int, *, device: str = "cpu", tails: dict[str, int] | None = None
+    name: str, count: int, nbytes: int, *, device: str = "cpu", tails: dict[HolderPath, int] | None = None
 ) -> HolderGroup:
+    anchor = named(name)
     paths = tails or {anchor: nbytes}
-    attached = any(text != anchor for text in paths)
+    attached = any(path != anchor for path in paths)
     return HolderGroup(
-        device=device, anchor=anchor, holder=max(paths, key=lambda text: paths[text]), count=count,
+        device=device, anchor=anchor, path=max(paths, key=lambda path: paths[path]), count=count,
         nbytes=nbytes, tails=paths, owners={"variable": nbytes}, attached=attached,
     )  # fmt: skip
 
@@ -37,7 +40,7 @@ def group(
 def point(
     position: int,
     *groups: HolderGroup,
-    heads: dict[tuple[str, str], bytes] | None = None,
+    heads: dict[GroupKey, bytes] | None = None,
     interrupted: bool = False,
 ) -> CensusPoint:
     census = Census(storages=[], groups=list(groups), nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
@@ -49,7 +52,7 @@ def kept(position: int, count: int, each: int = 64 * KIB, anchor: str = LOSSES) 
 
 
 def anchors(growths: list[GroupGrowth]) -> list[str]:
-    return [growth.group.anchor for growth in growths]
+    return [in_words(growth.group.anchor) for growth in growths]
 
 
 # --- between two censuses -----------------------------------------------------------------------------------
@@ -67,13 +70,13 @@ def test_growth_is_what_came_since() -> None:
         group("a", 9, 9 * MIB, device="cuda:0"),
     )
     found = growth_between(before, after)
-    assert [(g.group.device, g.group.anchor, g.count, g.nbytes) for g in found] == [
+    assert [(g.group.device, in_words(g.group.anchor), g.count, g.nbytes) for g in found] == [
         ("cuda:0", "a", 8, 9 * MIB - 7),
         ("cpu", "a", 2, 300),
         ("cpu", "new", 3, 30),
     ]
     assert found[1].distance == 4 and found[1].rate == 75.0
-    assert found[1].key == ("cpu", "a")
+    assert found[1].key == ("cpu", named("a"))
 
 
 def test_fewer_but_larger_storages_are_no_growth() -> None:
@@ -81,12 +84,12 @@ def test_fewer_but_larger_storages_are_no_growth() -> None:
 
 
 def test_the_path_that_grew_most_is_the_holder() -> None:
-    saved, context = f"{LOSSES} -> grad_fn M -> saved self", f"{LOSSES} -> grad_fn W -> ctx.x"
+    saved, context = (*named(LOSSES), *named("saved")), (*named(LOSSES), *named("context"))
     before = point(1, group(LOSSES, 4, 1100, tails={saved: 1000, context: 100}))
     after = point(2, group(LOSSES, 6, 1700, tails={saved: 1050, context: 650}))
     (growth,) = growth_between(before, after)
-    assert growth.group.holder == saved
-    assert growth.holder == context
+    assert growth.group.path == saved
+    assert growth.path == context
 
 
 def test_what_a_failing_step_holds_anew_is_not_growth() -> None:
@@ -107,9 +110,9 @@ def test_growth_is_positive_sorted_and_of_the_later_census(
     found = growth_between(before, after)
     assert [growth.nbytes for growth in found] == sorted((g.nbytes for g in found), reverse=True)
     for growth in found:
-        count, nbytes = one.get(growth.group.anchor, (0, 0))
-        assert growth.nbytes == other[growth.group.anchor][1] - nbytes > 0
-        assert growth.count == other[growth.group.anchor][0] - count >= 0
+        count, nbytes = one.get(in_words(growth.group.anchor), (0, 0))
+        assert growth.nbytes == other[in_words(growth.group.anchor)][1] - nbytes > 0
+        assert growth.count == other[in_words(growth.group.anchor)][0] - count >= 0
     assert growth_between(after, after) == []
 
 
@@ -117,8 +120,8 @@ def test_growth_is_positive_sorted_and_of_the_later_census(
 
 
 def growth(count: int, nbytes: int, distance: int = 4, *, attached: bool = False) -> GroupGrowth:
-    tails = {f"{LOSSES} -> grad_fn M": nbytes} if attached else None
-    return GroupGrowth(group(LOSSES, 99, nbytes, tails=tails), LOSSES, count, nbytes, distance)
+    tails = {(*named(LOSSES), *named("node")): nbytes} if attached else None
+    return GroupGrowth(group(LOSSES, 99, nbytes, tails=tails), named(LOSSES), count, nbytes, distance)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +148,7 @@ HEAD = b"\1\2\3\4" * 16
 
 def longer(sizes: list[int], heads: list[bytes | None], positions: list[int]) -> bool:
     points = [
-        point(at, group("seen", 1, size), heads={} if head is None else {("cpu", "seen"): head})
+        point(at, group("seen", 1, size), heads={} if head is None else {("cpu", named("seen")): head})
         for at, size, head in zip(positions, sizes, heads, strict=True)
     ]
     growths = [g for a, b in pairwise(points) for g in growth_between(a, b)]
@@ -179,7 +182,9 @@ def test_less_than_a_kib_a_step_does_not_lengthen() -> None:
 
 
 def test_a_group_of_several_storages_does_not_lengthen() -> None:
-    points = [point(at, group("seen", 2, at * MIB), heads={("cpu", "seen"): HEAD}) for at in (3, 8, 12)]
+    points = [
+        point(at, group("seen", 2, at * MIB), heads={("cpu", named("seen")): HEAD}) for at in (3, 8, 12)
+    ]
     growths = [g for a, b in pairwise(points) for g in growth_between(a, b)]
     assert len(growths) == 2 and not lengthens(growths, points)
 
@@ -208,7 +213,7 @@ def test_a_third_census_spans_the_whole_growth() -> None:
 
 def test_a_storage_that_lengthens_needs_the_baseline() -> None:
     def seen(position: int) -> CensusPoint:
-        return point(position, group("seen", 1, position * MIB), heads={("cpu", "seen"): HEAD})
+        return point(position, group("seen", 1, position * MIB), heads={("cpu", named("seen")): HEAD})
 
     assert persistent([seen(8), seen(12)]) == []
     (found,) = persistent([seen(8), seen(12)], seen(3))
@@ -243,7 +248,10 @@ def test_small_fry_beside_a_large_leak_is_left_out_on_its_own_device_only() -> N
         )
 
     found = persistent([both(8), both(12)])
-    assert [(g.group.device, g.group.anchor) for g in found] == [("cuda:0", LOSSES), ("cpu", "small")]
+    assert [(g.group.device, in_words(g.group.anchor)) for g in found] == [
+        ("cuda:0", LOSSES),
+        ("cpu", "small"),
+    ]
 
 
 @given(st.integers(1, 64), st.integers(1, 1 << 20), st.lists(st.integers(1, 20), min_size=2, max_size=4))

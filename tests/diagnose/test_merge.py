@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from memtriage.diagnose.killed import fate
 from memtriage.diagnose.merge import context, merge
 from memtriage.model import Finding, Ledger, LedgerRow, Mark
+from memtriage.model.findings import Projection
 from memtriage.model.units import size
 from memtriage.store.reader import RankRecord, RunRecord
 from memtriage.store.records import End, HostSample, Start
@@ -97,6 +98,31 @@ class TestOneProcess:
             ("pinned_rounding", None),
         ]
 
+    def test_what_ended_the_run_comes_first_and_suspicions_last(self):
+        record = rank_record(
+            findings=[
+                leak(bytes_per_step=GiB, certainty="suspected"),
+                leak(bytes_per_step=1, certainty="proven"),
+                Finding(kind="malloc_retention", device="host", bytes=GiB),
+                Finding(kind="out_of_memory", device="cuda:0", bytes=5),
+            ],
+            end="out_of_memory",
+        )
+        assert [(finding.kind, finding.certainty) for finding in merged(record).findings] == [
+            ("out_of_memory", None),
+            ("leak", "proven"),
+            ("malloc_retention", None),
+            ("leak", "suspected"),
+        ]
+
+    def test_a_ledger_says_its_step(self):
+        record = rank_record()
+        record.ledgers = {
+            "cuda:0": Ledger(device="cuda:0", total=0, source="s", rows=[], step=7),
+            "host": Ledger(device="host", total=0, source="s", rows=[]),  # as older records have it
+        }
+        assert merged(record).ledger_steps == {"cuda:0": 7}
+
     def test_out_of_memory_in_how_many_steps(self):
         record = rank_record(
             findings=[leak(bytes_per_step=GiB)],
@@ -112,6 +138,12 @@ class TestOneProcess:
         assert context(run, merge(run)).runs_out_in == [1]
         record.end.verdict = "out_of_memory"
         assert context(run, merge(run)).runs_out_in == [None]
+
+    def test_the_headline_names_the_step_of_the_evidence(self):
+        full = Projection(device="cpu", limit=10 * GiB, step=94)
+        finding = Finding(kind="leak", device="cpu", bytes_per_step=MiB, projection=full)
+        run = RunRecord([rank_record(findings=[finding], end="leak", host_limit=10 * GiB)])
+        assert context(run, merge(run)).runs_out_in == [94 - 12]
 
     def test_a_host_leak_runs_into_the_host_limit(self):
         finding = Finding(kind="leak", device="cpu", bytes_per_step=GiB)
@@ -183,7 +215,10 @@ class TestKilled:
     )
     def test_a_full_host_is_evidence(self, sample, limit):
         record = rank_record(end=None, alive=False, host=[sample], host_limit=limit)
-        (finding,) = by_kind(merged(record), "host_limit")
+        record.interim_findings = [leak(bytes_per_step=MiB)]
+        report = merged(record)
+        (finding,) = by_kind(report, "host_limit")
+        assert report.findings[0] is finding
         assert finding.device == "host"
         assert finding.playbook == "M3"
         assert "who killed it is not in the record" in finding.mechanism

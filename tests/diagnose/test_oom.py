@@ -1,24 +1,24 @@
-"""The finding of a program that died of memory: the moment, the figures, and the advice that follows."""
+"""The finding of a program that died of memory: the position, the figures, and the advice that follows."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from memtriage.diagnose.errors import read_message
 from memtriage.diagnose.messages.message import OomFields
-from memtriage.diagnose.moment import Moment, Phase
 from memtriage.diagnose.oom import cause_of, describe
 from memtriage.diagnose.oom_advice import ADVICE, Cause
 from memtriage.model import Finding
 from memtriage.model.playbook import PLAYBOOK
+from memtriage.model.position import Phase, TrainingPosition
 
 MIB = 1024**2
 GIB = 1024**3
@@ -44,82 +44,97 @@ FULL, HOLES, SPILLED, OTHERS, CAPPED, REFUSED, ASYNC, CPU, NUMPY, WORKER, SHM, B
 )
 
 
-LATE = Moment(phase="forward", step=40, microbatch=0, backwards=40, device="cuda:0")
-MOMENTS = [
-    pytest.param(Moment("setup", 0, device="cuda:0"), "setup", "M4", id="setup"),
-    pytest.param(Moment("setup", 0, device="cpu"), "setup on the host", "M3", id="setup-cpu"),
-    pytest.param(Moment("forward", 0, device="cuda:0"), "first forward", "M4", id="first-forward"),
-    pytest.param(Moment("forward", 0, device="cpu"), "first forward", "M4", id="first-forward-cpu"),
-    pytest.param(Moment("backward", 0, device="cuda:0"), "first backward", "M14", id="first-backward"),
-    pytest.param(Moment("forward", 0, 1, 1, device="cuda:0"), "second micro-batch", "M14", id="accumulation"),
+def at(
+    phase: Phase,
+    step: int = 0,
+    microbatch: int = 0,
+    backwards: int = 0,
+    elements: int | None = None,
+    largest: int | None = None,
+    *,
+    grad_enabled: bool | None = None,
+) -> TrainingPosition:
+    """Where training stood; `elements` of the batch in work, after one of `largest`."""
+    return TrainingPosition(
+        phase=phase, step=step, microbatch=microbatch, backwards=backwards, grad_enabled=grad_enabled,
+        batch_elements=elements, largest_batch=largest,
+    )  # fmt: skip
+
+
+LATE = at("forward", 40, 0, 40)
+POSITIONS = [
+    pytest.param(at("setup"), "cuda:0", "setup", "M4", id="setup"),
+    pytest.param(at("setup"), "cpu", "setup on the host", "M3", id="setup-cpu"),
+    pytest.param(at("forward"), "cuda:0", "first forward", "M4", id="first-forward"),
+    pytest.param(at("forward"), "cpu", "first forward", "M4", id="first-forward-cpu"),
+    pytest.param(at("backward"), "cuda:0", "first backward", "M14", id="first-backward"),
+    pytest.param(at("forward", 0, 1, 1), "cuda:0", "second micro-batch", "M14", id="accumulation"),
+    pytest.param(at("optimizer", 0, 1, 1), "cuda:0", "first optimizer step", "M17", id="first-step"),
+    pytest.param(at("optimizer", 0, 4, 4), "cpu", "first optimizer step", "M17", id="first-step-cpu"),
+    pytest.param(at("forward", 1, 0, 1), "cuda:0", "after the first step", "M17", id="second-forward"),
+    pytest.param(at("backward", 1, 0, 1), "cuda:0", "after the first step", "M17", id="second-backward"),
     pytest.param(
-        Moment("optimizer", 0, 1, 1, device="cuda:0"), "first optimizer step", "M17", id="first-step"
-    ),
-    pytest.param(
-        Moment("optimizer", 0, 4, 4, device="cpu"), "first optimizer step", "M17", id="first-step-cpu"
-    ),
-    pytest.param(
-        Moment("forward", 1, 0, 1, device="cuda:0"), "after the first step", "M17", id="second-forward"
-    ),
-    pytest.param(
-        Moment("backward", 1, 0, 1, device="cuda:0"), "after the first step", "M17", id="second-backward"
-    ),
-    pytest.param(
-        Moment("forward", 1, 0, 1, 900, 300, device="cuda:0"),
+        at("forward", 1, 0, 1, 900, 300),
+        "cuda:0",
         "after the first step",
         "M17",
         id="second-and-longer",
     ),
-    pytest.param(Moment("evaluation", 7, 0, 7, device="cuda:0"), "evaluation", "M15", id="evaluation"),
+    pytest.param(at("evaluation", 7, 0, 7), "cuda:0", "evaluation", "M15", id="evaluation"),
     pytest.param(
-        Moment("evaluation", 7, 0, 7, grad_enabled=True, device="cuda:0"),
+        at("evaluation", 7, 0, 7, grad_enabled=True),
+        "cuda:0",
         "evaluation with gradients",
         "M15",
         id="evaluation-records",
     ),
     pytest.param(
-        Moment("evaluation", 0, grad_enabled=False, device="cpu"),
+        at("evaluation", 0, grad_enabled=False),
+        "cpu",
         "evaluation without gradients",
         "M15",
         id="evaluation-before-training",
     ),
     pytest.param(
-        replace(LATE, input_elements=9, largest_input_before=8), "longest batch", "M16", id="longest"
+        replace(LATE, batch_elements=9, largest_batch=8), "cuda:0", "longest batch", "M16", id="longest"
     ),
-    pytest.param(replace(LATE, input_elements=8, largest_input_before=8), "growth", "M20", id="not-longer"),
-    pytest.param(LATE, "unmeasured", "M19", id="sizes-unknown"),
-    pytest.param(replace(LATE, phase="optimizer"), "later optimizer step", "M20", id="later-step"),
     pytest.param(
-        Moment("backward", 0, 900, 900, 64, 64, device="cuda:0"),
+        replace(LATE, batch_elements=8, largest_batch=8), "cuda:0", "growth", "M20", id="not-longer"
+    ),
+    pytest.param(LATE, "cuda:0", "unmeasured", "M19", id="sizes-unknown"),
+    pytest.param(replace(LATE, phase="optimizer"), "cuda:0", "later optimizer step", "M20", id="later-step"),
+    pytest.param(
+        at("backward", 0, 900, 900, 64, 64),
+        "cuda:0",
         "growth",
         "M20",
         id="micro-batches-without-steps",
     ),
-    pytest.param(Moment("forward", 5, 0, 5, device="host"), "host", "M3", id="host"),
+    pytest.param(at("forward", 5, 0, 5), "host", "host", "M3", id="host"),
 ]
 
 
-@pytest.mark.parametrize(("moment", "cause", "entry"), MOMENTS)
-def test_the_moment_decides(moment: Moment, cause: Cause, entry: str) -> None:
-    assert cause_of("", moment, moment.device) == cause
-    found = describe("", moment, OomFields(), [], None)
+@pytest.mark.parametrize(("position", "device", "cause", "entry"), POSITIONS)
+def test_the_position_decides(position: TrainingPosition, device: str, cause: Cause, entry: str) -> None:
+    assert cause_of("", position, device) == cause
+    found = describe("", position, device, OomFields(), [], None)
     assert found.playbook == entry
-    assert (found.kind, found.device, found.phase) == ("out_of_memory", moment.device, moment.phase)
-    assert found.step == moment.step
+    assert (found.kind, found.device, found.phase) == ("out_of_memory", device, position.phase)
+    assert found.step == position.step
     assert found.bytes is None
 
 
 def test_without_optimizer_state_alive_the_second_step_is_like_any_other() -> None:
-    moment = Moment("forward", 1, 0, 1, 64, 64, device="cuda:0")
+    position = at("forward", 1, 0, 1, 64, 64)
     assert (
-        cause_of("", moment, "cuda:0", [("parameter", GIB), ("optimizer state", 2 * GIB)])
+        cause_of("", position, "cuda:0", [("parameter", GIB), ("optimizer state", 2 * GIB)])
         == "after the first step"
     )
-    assert cause_of("", moment, "cuda:0", [("parameter", GIB), ("variable", 70 * GIB)]) == "growth"
+    assert cause_of("", position, "cuda:0", [("parameter", GIB), ("variable", 70 * GIB)]) == "growth"
 
 
 def test_every_cause_is_reached_and_names_an_entry() -> None:
-    reached = {cause_of("", moment, moment.device) for moment, *_ in (case.values for case in MOMENTS)}
+    reached = {cause_of("", position, device) for position, device, *_ in (case.values for case in POSITIONS)}
     reached |= {cause_of(text, LATE, "host") for text in (SHM, WORKER)}
     assert reached == set(ADVICE) == set(get_args(Cause))
     for advice in ADVICE.values():
@@ -147,16 +162,18 @@ def test_advice_for_the_cpu_names_no_settings_of_the_gpu(cause: Cause) -> None:
 # The finding
 
 
-def found_for(text: str, moment: Moment = LATE, **more: Any) -> Finding:
+def found_for(text: str, position: TrainingPosition = LATE, device: str = "cuda:0", **more: Any) -> Finding:
     return describe(
-        text, moment, read_message(text), more.pop("holders", []), more.pop("limit", None), **more
+        text, position, device, read_message(text), more.pop("holders", []), more.pop("limit", None), **more
     )
 
 
 def test_the_finding_of_a_full_card_in_the_first_backward() -> None:
     holders = [("saved for backward", 60 * GIB), ("parameter", 10 * GIB), ("buffer", GIB), ("variable", MIB)]
-    moment = Moment("backward", 0, device="cuda:1")
-    found = found_for(FULL, moment, holders=holders, factored="1.96 GiB = 8 x 9 x 4 bytes (a x b)")
+    position = at("backward")
+    found = found_for(
+        FULL, position, device="cuda:1", holders=holders, factored="1.96 GiB = 8 x 9 x 4 bytes (a x b)"
+    )
     assert found.device == "cuda:0", "what the message says goes before what was guessed"
     assert found.bytes == 2104533975
     assert found.playbook == "M14"
@@ -178,7 +195,7 @@ def test_the_finding_of_a_full_card_in_the_first_backward() -> None:
 
 
 def test_the_finding_of_a_cpu_tensor() -> None:
-    found = found_for(CPU, Moment("forward", 0, device="host"), limit="cgroup memory.max, 8.0 GiB")
+    found = found_for(CPU, at("forward"), device="host", limit="cgroup memory.max, 8.0 GiB")
     assert (found.device, found.bytes, found.playbook) == ("cpu", 116813856768, "M4")
     assert found.evidence[1:] == [
         "a host allocation failed (a CPU tensor): GPU advice does not help",
@@ -241,14 +258,14 @@ def test_messages_without_sizes_say_who_may_have_asked() -> None:
 
 
 def test_the_longest_batch_is_shown_with_both_sizes() -> None:
-    found = found_for(FULL, replace(LATE, input_elements=65536, largest_input_before=8192))
+    found = found_for(FULL, replace(LATE, batch_elements=65536, largest_batch=8192))
     assert found.playbook == "M16"
     assert "the batch in work has 65,536 elements, the largest before it 8,192 (8.00 times)" in found.evidence
 
 
 @pytest.mark.parametrize(("enabled", "word"), [(True, "enabled"), (False, "disabled")])
 def test_evaluation_says_whether_gradients_were_on(enabled: bool, word: str) -> None:
-    found = found_for(FULL, Moment("evaluation", 3, 0, 3, grad_enabled=enabled, device="cuda:0"))
+    found = found_for(FULL, at("evaluation", 3, 0, 3, grad_enabled=enabled))
     assert f"gradients were {word}" in found.evidence
     assert found.fix is not None
     assert ("no_grad" in found.fix) == enabled
@@ -257,20 +274,20 @@ def test_evaluation_says_whether_gradients_were_on(enabled: bool, word: str) -> 
 @settings(deadline=None)
 @given(
     st.builds(
-        Moment,
+        TrainingPosition,
         phase=st.sampled_from(get_args(Phase)),
         step=st.integers(0, 3),
         microbatch=st.integers(0, 3),
         backwards=st.integers(0, 3),
-        input_elements=st.none() | st.integers(0, 100),
-        largest_input_before=st.none() | st.integers(0, 100),
+        batch_elements=st.none() | st.integers(0, 100),
+        largest_batch=st.none() | st.integers(0, 100),
         grad_enabled=st.none() | st.booleans(),
-        device=st.sampled_from(["cpu", "host", "cuda:3"]),
     ),
+    st.sampled_from(["cpu", "host", "cuda:3"]),
     st.sampled_from([FULL, CPU, NUMPY, SHM, BARE, CUBLAS, ASYNC, ""]),
 )
-def test_every_moment_gets_a_whole_finding(moment: Moment, text: str) -> None:
-    found = found_for(text, moment)
+def test_every_position_gets_a_whole_finding(position: TrainingPosition, device: str, text: str) -> None:
+    found = found_for(text, position, device)
     assert found.playbook in PLAYBOOK
     assert found.mechanism is not None and found.mechanism.endswith(".") and "{" not in found.mechanism
     assert found.fix is not None and found.fix.endswith(".")
@@ -282,7 +299,7 @@ def leak(device: str = "cuda:0", **rate: int) -> Finding:
 
 
 FITTED = {
-    "growth": replace(LATE, input_elements=300, largest_input_before=900),
+    "growth": replace(LATE, batch_elements=300, largest_batch=900),
     "unmeasured": LATE,
     "later optimizer step": replace(LATE, phase="optimizer"),
 }
@@ -302,31 +319,35 @@ def test_a_leak_that_led_there_is_named_and_its_cure_is_the_fix(
     holders = [("autograd context", 3 * GIB)]
     fields = OomFields(device="cuda:0", requested=GIB)
     leaks = [leak(bytes_per_step=1), leak(**rate)]
-    died = describe(FULL, FITTED[cause], fields, holders, None, leaks=leaks)
+    died = describe(FULL, FITTED[cause], "cuda:0", fields, holders, None, leaks=leaks)
     assert cause_of(FULL, FITTED[cause], "cuda:0", holders) == cause
     assert died.mechanism is not None
     assert re.search(rf"fitted(?: before)?: a leak of {said}; most of what was alive: auto", died.mechanism)
     assert died.fix == "Cure the leak of train.losses[*]: append loss.detach()"
     assert died.playbook == "M20"
-    bare = describe(FULL, FITTED[cause], fields, [], None, leaks=leaks)
+    bare = describe(FULL, FITTED[cause], "cuda:0", fields, [], None, leaks=leaks)
     assert bare.mechanism is not None
     assert bare.mechanism.endswith(f": a leak of {said}.")
 
 
 @pytest.mark.parametrize(
-    ("moment", "leaks"),
+    ("position", "leaks"),
     [
         pytest.param(LATE, [], id="no-leak"),
         pytest.param(LATE, [leak(bytes_per_step=20 * MIB)], id="less-than-was-asked-for"),
         pytest.param(LATE, [leak("cpu", bytes_per_step=GIB)], id="elsewhere"),
         pytest.param(replace(LATE, step=0, backwards=0), [leak(bytes_per_step=GIB)], id="first-forward"),
         pytest.param(
-            replace(LATE, input_elements=900, largest_input_before=300),
+            replace(LATE, batch_elements=900, largest_batch=300),
             [leak(bytes_per_step=GIB)],
             id="longest-batch",
         ),
     ],
 )
-def test_a_leak_that_did_not_lead_there_changes_nothing(moment: Moment, leaks: list[Finding]) -> None:
+def test_a_leak_that_did_not_lead_there_changes_nothing(
+    position: TrainingPosition, leaks: list[Finding]
+) -> None:
     fields = OomFields(device="cuda:0", requested=GIB)
-    assert describe(FULL, moment, fields, [], None, leaks=leaks) == describe(FULL, moment, fields, [], None)
+    assert describe(FULL, position, "cuda:0", fields, [], None, leaks=leaks) == describe(
+        FULL, position, "cuda:0", fields, [], None
+    )

@@ -14,13 +14,14 @@ from memtriage.diagnose.residue import (
     residue_rows,
 )
 from memtriage.model.census import Owner, StorageRecord
+from support.paths import named
 
 MIB = 1 << 20
 DEVICES = {"cuda:0", "cuda:1"}
 
 
 def record(address: int, nbytes: int = MIB, **fields: Any) -> StorageRecord:
-    known = {"device": "cuda:0", "owner": "known cache", "holder": "train.cache[*]"}
+    known = {"device": "cuda:0", "owner": "known cache", "path": named("train.cache[*]")}
     return StorageRecord(address=address, nbytes=nbytes, **(known | fields))
 
 
@@ -34,8 +35,10 @@ def test_what_a_model_has_between_phases_is_none(owner: Owner) -> None:
 
 
 def test_storages_of_one_holder_are_one_row_and_the_largest_comes_first() -> None:
-    found = rows(record(1), record(2), record(3, 5 * MIB, holder="train.graph"), record(4, device="cuda:1"))
-    assert [(row.device, row.holder, row.nbytes, row.storages) for row in found] == [
+    found = rows(
+        record(1), record(2), record(3, 5 * MIB, path=named("train.graph")), record(4, device="cuda:1")
+    )
+    assert [(row.device, row.name, row.nbytes, row.storages) for row in found] == [
         ("cuda:0", "train.graph", 5 * MIB, 1),
         ("cuda:0", "train.cache[*]", 2 * MIB, 2),
         ("cuda:1", "train.cache[*]", MIB, 1),
@@ -62,15 +65,15 @@ def test_variables_count_where_all_was_to_go_or_where_they_hang_on_something() -
 
 
 def test_a_row_without_a_path_is_called_by_its_owner() -> None:
-    assert rows(record(1, holder=None))[0].name == "known cache"
+    assert rows(record(1, path=None))[0].name == "known cache"
 
 
 def test_findings_name_the_large_holders_of_each_device() -> None:
     found = residue_findings(
         rows(
             record(1, 80 * MIB),
-            record(2, 15 * MIB, holder="train.graph", owner="saved for backward"),
-            record(3, MIB, holder="train.small"),
+            record(2, 15 * MIB, path=named("train.graph"), owner="saved for backward"),
+            record(3, MIB, path=named("train.small")),
             record(4, MIB, device="cuda:1"),
         ),
         "train",

@@ -82,7 +82,7 @@ def test_commands_within_the_text_name_what_exists(where: str, code: str) -> Non
     beside = (documents.ROOT / where).parent
     if words[0] == "make":
         targets = re.findall(
-            r"^([a-z]+):", (documents.ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+            r"^([a-z-]+):", (documents.ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
         )
         assert set(words[1:]) <= set(targets), where
     for word in words:

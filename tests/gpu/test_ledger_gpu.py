@@ -18,6 +18,7 @@ from memtriage.model.census import Owner, StorageRecord
 from memtriage.model.ledger import Ledger
 from memtriage.observe import cuda, driver
 from memtriage.observe.cuda import AllocationHistory
+from support.paths import named
 
 MIB = 1 << 20
 
@@ -43,7 +44,11 @@ def storages(owned: dict[int, tuple[Owner, str]]) -> list[StorageRecord]:
             address = storage.data_ptr()
             owner, holder = owned.get(address, ("variable", "a variable"))
             found[address] = StorageRecord(
-                device=str(one.device), address=address, nbytes=storage.nbytes(), owner=owner, holder=holder
+                device=str(one.device),
+                address=address,
+                nbytes=storage.nbytes(),
+                owner=owner,
+                path=named(holder),
             )
     return list(found.values())
 

@@ -97,7 +97,7 @@ def test_scrapes_beside_training_and_capture_change_nothing(
 
     def scrape() -> None:
         while not stop.is_set():
-            watched()._board._classes_due_s = 0.0
+            watched()._live._classes_due_s = 0.0
             scraped.append(memtriage.metrics())
 
     with memtriage.watch(tmp_path, quiet=True):

@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from memtriage.observe import edges, heap
-from memtriage.observe.heap import HeapGraph, Walk
+from memtriage.observe.heap import CensusBudget, HeapGraph, Walk
 from memtriage.observe.kinds import (
     BOUNDARY,
     FUTURE,
@@ -299,3 +299,27 @@ def test_asking_a_failed_future_leaves_no_trace_on_its_error(raised_before: bool
     for _ in range(2):
         edges.future_referents(future)
     assert [frame for frame, _ in traceback.walk_tb(error.__traceback__)] == frames
+
+
+def test_a_walk_beyond_its_budget_is_partial_and_says_so() -> None:
+    many = [[number] for number in range(20_000)]
+    kept = [torch.ones(8) for _ in range(3)]
+    with Walk(budget=CensusBudget(objects=2_000)) as graph:
+        assert graph.cut is not None and "the most that a census takes" in graph.cut
+        found = {id(graph.objects[position]) for position in graph.tensors}
+        assert {id(tensor) for tensor in kept} <= found
+        assert graph.first_garbage == len(graph.objects)
+    with Walk(budget=CensusBudget(seconds=0.0)) as graph:
+        assert graph.cut is not None and "the longest time" in graph.cut
+    del many
+
+
+def test_very_many_entries_do_not_hide_what_else_there_is() -> None:
+    many = [[number] for number in range(60_000)]
+    deep = {"one": {"two": {"three": [torch.ones(8)]}}}
+    budget = CensusBudget(objects=len(gc.get_objects()), wide=50_000, wide_seconds=0.0)
+    with Walk(budget=budget) as graph:
+        assert graph.cut is not None
+        position = graph.index[id(deep["one"]["two"]["three"][0])]
+        assert graph.parents[position] >= 0  # reached through its holders, not entered as a remainder
+    del many

@@ -31,7 +31,7 @@ class Events:
     def backward_ends(self, failed: bool) -> None:
         self.seen.append("failed" if failed else "done")
 
-    def optimizer_begins(self) -> None:
+    def optimizer_begins(self, optimizer) -> None:
         self.seen.append("optimizer")
 
     def optimizer_ends(self, inside_backward: bool) -> None:
@@ -196,11 +196,11 @@ def test_steps_are_coalesced_until_the_next_backward(session: Session) -> None:
     for step in range(1, 4):
         for microbatch in range(1, 3):
             (x * y).sum().backward()
-            assert session.microbatch == microbatch
+            assert session.position.microbatch == microbatch
         for optimizer in optimizers:
             optimizer.step()
-            assert session.step_count == step
-    assert session.backwards == 6
+            assert session.position.step == step
+    assert session.position.backwards == 6
 
 
 def test_optimizers_inside_backward_make_one_step(session: Session) -> None:
@@ -210,7 +210,7 @@ def test_optimizers_inside_backward_make_one_step(session: Session) -> None:
         parameter.register_post_accumulate_grad_hook(lambda _, optimizer=optimizer: optimizer.step())
     for step in range(1, 4):
         sum(parameter.sum() for parameter in parameters).backward()
-        assert (session.step_count, session.backwards) == (step, step)
+        assert (session.position.step, session.position.backwards) == (step, step)
 
 
 def test_a_failed_backward_counts_nothing(session: Session) -> None:
@@ -218,7 +218,7 @@ def test_a_failed_backward_counts_nothing(session: Session) -> None:
     x.register_hook(lambda gradient: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         x.sum().backward()
-    assert (session.backwards, session.microbatch) == (0, 0)
+    assert (session.position.backwards, session.position.microbatch) == (0, 0)
 
 
 # --- put back ---
@@ -260,7 +260,7 @@ seen = []
 class Events:
     def backward_begins(self): seen.append('backward')
     def backward_ends(self, failed): seen.append('done')
-    def optimizer_begins(self): seen.append('optimizer')
+    def optimizer_begins(self, optimizer): seen.append('optimizer')
     def optimizer_ends(self, inside): seen.append('stepped')
 from memtriage.observe.hooks import TrainingHooks
 hooks = TrainingHooks(Events())

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from memtriage.account.census import Look
+from memtriage.model.paths import in_words
 from memtriage.observe.populations import largest_population
 
 torch = pytest.importorskip("torch")
@@ -22,7 +23,7 @@ def test_the_largest_container_of_objects() -> None:
             found = largest_population(view.graph)
             assert found is not None
             position, entries, nbytes = found
-            assert view.path_text(position).endswith("names")
+            assert view.path(position)[-1].name == "names"
     finally:
         names.clear()
         table.clear()
@@ -38,7 +39,7 @@ def test_tensors_are_counted_as_their_headers() -> None:
         with Look() as view:
             found = largest_population(view.graph)
             position = -1 if found is None else found[0]
-            named = "" if found is None else view.path_text(position)
+            named = "" if found is None else in_words(view.path(position))
     finally:
         kept.clear()
     assert found is None or not named.endswith("kept") or found[2] < 20_000 * 200

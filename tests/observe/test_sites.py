@@ -136,25 +136,25 @@ def test_everything_is_put_back(recorder: SiteRecorder, tmp_path: Path) -> None:
     assert recorder.recording
     recorder.trace_nodes()
     assert not tracemalloc.is_tracing()  # one at a time
-    assert torch.is_anomaly_enabled()
-    assert not torch.is_anomaly_check_nan_enabled()
+    assert torch._C.is_anomaly_enabled()
+    assert not torch._C.is_anomaly_check_nan_enabled()
     (torch.nn.Linear(4, 4)(torch.ones(4)) * leaf()[:4]).sum()
     assert len(linecache.cache) > 1
     recorder.stop()
     recorder.stop()
     assert not recorder.recording
-    assert not torch.is_anomaly_enabled()
-    assert torch.is_anomaly_check_nan_enabled()
+    assert not torch._C.is_anomaly_enabled()
+    assert torch._C.is_anomaly_check_nan_enabled()
     assert set(linecache.cache) == {__file__}
 
 
 def test_anomaly_mode_is_off_inside_backward(recorder: SiteRecorder) -> None:
     recorder.trace_nodes()
     recorder.in_backward(True)
-    assert not torch.is_anomaly_enabled()
+    assert not torch._C.is_anomaly_enabled()
     recorder.in_backward(False)
-    assert torch.is_anomaly_enabled()
-    assert not torch.is_anomaly_check_nan_enabled()
+    assert torch._C.is_anomaly_enabled()
+    assert not torch._C.is_anomaly_check_nan_enabled()
 
 
 def test_nan_in_backward_is_no_error(recorder: SiteRecorder) -> None:

@@ -9,8 +9,10 @@ import pytest
 
 from memtriage.model import Finding, Ledger, LedgerRow, Mark, RankCount, RunReport
 from memtriage.model.cell import CellReport, DeviceUse, Freed, HolderChange, MemoryNow, OutputHold, Rebinding
+from memtriage.model.paths import ANY_ITEM, Segment, SegmentKind
 from memtriage.report.cell_html import cell_html, freed_html, now_html
 from memtriage.report.cell_text import cell_text, freed_text, now_text
+from support.paths import named
 
 MIB = 1 << 20
 HOSTILE = "cache['</div><script>alert(1)</script>']"
@@ -147,10 +149,20 @@ def test_what_ipython_keeps_and_what_was_freed() -> None:
         assert "nothing was kept" in words
 
 
+STATE = named("optimizer.state")
+OUTPUT = (Segment(SegmentKind.OUTPUT), ANY_ITEM)
+
+
 def test_a_variable_made_anew() -> None:
     gone = Rebinding(name="model", device="cuda:0", old=4 * MIB, new=4 * MIB, extra=5 * MIB)
-    held = Rebinding(name="net", device="cuda:0", old=MIB, new=MIB, still_held_by=["optimizer.state"])
-    shown = Rebinding(name="x", device="cuda:0", old=MIB, new=MIB, still_held_by=["Out[*]"])
+    held = Rebinding(name="net", device="cuda:0", old=MIB, new=MIB, still_held_by_paths=[STATE])
+    shown = Rebinding(
+        name="x",
+        device="cuda:0",
+        old=MIB,
+        new=MIB,
+        still_held_by_paths=[OUTPUT],
+    )
     for words in both(report(rebindings=[gone, held, shown])):
         plain = words.replace("`", "")
         assert (

@@ -20,7 +20,9 @@ def test_the_json_has_exactly_the_fields_of_the_schema(make_report, leak):
         "findings",
         "marks",
         "ledger",
+        "ledger_steps",
         "exception",
+        "judged",
         "ranks",
     ]
     assert report["schema"] == 1
@@ -33,14 +35,19 @@ def test_the_json_has_exactly_the_fields_of_the_schema(make_report, leak):
         "bytes",
         "bytes_per_step",
         "bytes_per_microbatch",
+        "bytes_per_second",
+        "certainty",
         "holder",
+        "holder_path",
         "also_held_by",
+        "also_held_by_paths",
         "allocated_at",
         "mechanism",
         "fix",
         "playbook",
         "phase",
         "step",
+        "projection",
         "evidence",
     ]
     assert report["findings"][0]["rank"] is None

@@ -27,7 +27,7 @@ def test_ranks_that_are_alike_are_one_line() -> None:
     assert said(report) == [
         ("8 ranks alike (0-7)", "18.0 GiB allocated, 27.0 GiB reserved, 5.0 GiB resident on the host")
     ]
-    assert heading(report.rank_groups) == "none stands out; compared at the step mark of step 41"
+    assert heading(report.rank_groups) == "none stands out; compared at the end of step 41"
 
 
 def test_a_leaking_rank_is_said_to_leak_and_one_without_a_finding_to_grow() -> None:
@@ -70,7 +70,7 @@ def test_ends_and_counts() -> None:
     assert said(merge(run(*records)))[1:] == [
         ("rank 1", "killed at step 9"),
         ("rank 6", "at step 20 when the others were at 41"),
-        ("rank 7", "82 marks where the others have 247"),
+        ("rank 7", "82 marks (readings of the counters) where the others have 247"),
     ]
 
 

@@ -7,41 +7,31 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memtriage.diagnose.leaks import CensusPoint
 from memtriage.model.blocks import DeviceCounters
-from memtriage.model.census import Census
 from memtriage.model.findings import Finding
 from memtriage.observe.counters import Reading
 from memtriage.observe.host import InUse
-from memtriage.session import core, death_watch, ends, sampler, stored_marks
+from memtriage.session import death_watch, ends, growth_watch
+from memtriage.session import marks as marks_module
 from memtriage.session.core import Session
 from memtriage.session.investigation import Investigator
-from memtriage.session.sampler import Sampler
 from memtriage.store.layout import RankIdentity
-from memtriage.store.records import HostSample
+from support import censuses
 from support.builds import versions_of_torch
 
 torch = pytest.importorskip("torch")
 
 
 @pytest.fixture(autouse=True)
-def censuses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Positions at which a census was asked for; none is taken: it would walk all that pytest holds."""
-    taken: list[int] = []
-    nothing = Census(storages=[], groups=[], nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
-
-    def census(self: Investigator, position: int, also: object = None, frames: object = None) -> CensusPoint:
-        taken.append(position)
-        return CensusPoint(position, nothing)
-
-    monkeypatch.setattr(Investigator, "census", census)
-    return taken
+    return censuses.leave_out(monkeypatch)
 
 
 @pytest.fixture
@@ -102,7 +92,6 @@ def test_a_finished_session_does_nothing_more(session: Session) -> None:
     before = session.path.read_bytes()
     session.mark("late")
     session.user_step()
-    session.write_host(HostSample())
     session.finish(exit_code=1)
     session.terminated(signal.SIGTERM)
     assert session.path.read_bytes() == before
@@ -112,8 +101,8 @@ def test_a_finished_session_does_nothing_more(session: Session) -> None:
 def test_later_marks_are_thinned_and_the_program_s_own_are_not(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_marks, "_DENSE_MARKS", 10)
-    monkeypatch.setattr(stored_marks, "_SPARSE_S", 1e9)
+    monkeypatch.setattr(marks_module, "_DENSE_MARKS", 10)
+    monkeypatch.setattr(marks_module, "_SPARSE_S", 1e9)
     for _ in range(30):
         session.mark("step")
     for _ in range(30):
@@ -130,7 +119,7 @@ def test_each_device_has_its_line_of_a_mark(session: Session, monkeypatch: pytes
     assert (cpu["device"], cpu["allocated"], cpu["requested"]) == ("cpu", 5, None)
     assert (gpu["device"], gpu["allocated"], gpu["reserved"], gpu["outside"]) == ("cuda:0", 7, 8, 3)
     assert cpu["host_rss"] == gpu["host_rss"] > 0
-    assert session._context_baseline == {0: 3}
+    assert session._ledgers.baselines == {0: 3}
 
 
 def test_residue_of_a_phase_is_found_once_with_its_latest_figures(session: Session) -> None:
@@ -170,13 +159,13 @@ def test_a_mark_that_fails_is_noted_once(session: Session, monkeypatch: pytest.M
         optimizer.step()
     (note,) = lines(session, "note")
     assert note["text"].endswith("(mark): OSError: a file that vanished")
-    assert session.step_count == 3
+    assert session.position.step == 3
 
 
 def test_a_judgement_that_fails_is_noted_and_the_record_ended(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "_leaks", raising)
+    monkeypatch.setattr(session._growth, "leaks", raising)
     session.finish()
     assert "(judge growth)" in lines(session, "note")[0]["text"]
     (end,) = lines(session, "end")
@@ -222,7 +211,7 @@ def test_a_forked_child_is_not_watched(session: Session) -> None:
             optimizer.step()
             session.mark("in the child")
             session.finish(exit_code=9)
-            status = int(session.running or session.step_count)
+            status = int(session.running or session.position.step)
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
@@ -233,24 +222,26 @@ def test_a_forked_child_is_not_watched(session: Session) -> None:
 # --- how it ends --------------------------------------------------------------------------------------------
 
 
-def test_a_termination_signal_takes_no_census(session: Session, censuses: list[int]) -> None:
+def test_a_termination_signal_takes_no_census(session: Session, asked: list[int]) -> None:
     session.terminated(signal.SIGTERM)
     (end,) = lines(session, "end")
     assert (end["exception"], end["exit_code"]) == ("terminated by SIGTERM", 128 + signal.SIGTERM)
-    assert censuses == []
+    assert asked == []
 
 
-def test_an_ordinary_end_takes_one_for_the_ledger(session: Session, censuses: list[int]) -> None:
+def test_an_ordinary_end_takes_one_for_the_ledger(session: Session, asked: list[int]) -> None:
     session.finish()
-    assert censuses == [0]
+    assert asked == [0]
 
 
 def test_findings_so_far_are_replaced_by_the_last_word(session: Session) -> None:
-    session._provisional()
-    assert lines(session, "finding") == []
+    session._suspected([Finding(kind="leak", device="cpu", holder="train.kept[*]")])
+    (suspicion,) = lines(session, "finding")
+    assert (suspicion["holder"], suspicion["final"]) == ("train.kept[*]", False)
     session.finish(MemoryError(), 1)
     (finding,) = deaths(session)
     assert (finding["kind"], finding["device"], finding["final"]) == ("out_of_memory", "host", True)
+    assert not any(each["final"] for each in lines(session, "finding") if each["kind"] == "leak")
     (end,) = lines(session, "end")
     assert (end["verdict"], end["exception"]) == ("out_of_memory", "MemoryError")
 
@@ -271,7 +262,7 @@ class PhaseSeen(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        PhaseSeen.phases.append(PhaseSeen.session.phase)
+        PhaseSeen.phases.append(PhaseSeen.session.position.phase)
         if ctx.fail:
             raise ValueError("in the backward")
         return grad, None
@@ -280,12 +271,12 @@ class PhaseSeen(torch.autograd.Function):
 def test_the_phase_follows_the_program(session: Session) -> None:
     model, optimizer = training()
     PhaseSeen.session, PhaseSeen.phases = session, []
-    optimizer.register_step_pre_hook(lambda *args: PhaseSeen.phases.append(session.phase))
-    assert session.phase == "setup"
+    optimizer.register_step_pre_hook(lambda *args: PhaseSeen.phases.append(session.position.phase))
+    assert session.position.phase == "setup"
     PhaseSeen.apply(model(torch.randn(2, 8)), False).sum().backward()
-    assert session.phase == "forward"
+    assert session.position.phase == "forward"
     optimizer.step()
-    assert session.phase == "forward"
+    assert session.position.phase == "forward"
     assert PhaseSeen.phases == ["backward", "optimizer"]
 
 
@@ -294,7 +285,7 @@ def test_a_backward_that_failed_is_no_micro_batch_and_over(session: Session) -> 
     PhaseSeen.session, PhaseSeen.phases = session, []
     with pytest.raises(ValueError, match="in the backward"):
         PhaseSeen.apply(model(torch.randn(2, 8)), True).sum().backward()
-    assert (session.backwards, session.phase) == (0, "forward")
+    assert (session.position.backwards, session.position.phase) == (0, "forward")
     assert marks(session) == [("start", 0, 0)]
 
 
@@ -309,12 +300,12 @@ def test_a_batch_counts_as_the_largest_once_it_has_fitted(
     for rows in (4, 16, 2, 8):
         x = torch.randn(rows, 8)
         model(x).sum().backward()
-        seen.append((session._death.input_elements, session._death.largest_input))
+        seen.append((session._death.batch_elements, session._death.largest_batch))
     assert seen == [(32, 32), (128, 128), (16, 128), (64, 128)]
     x = torch.randn(100, 8)
     with pytest.raises(ValueError, match="in the backward"):
         PhaseSeen.apply(model(x), True).sum().backward()
-    assert (session._death.input_elements, session._death.largest_input) == (800, 128)
+    assert (session._death.batch_elements, session._death.largest_batch) == (800, 128)
 
 
 def test_micro_batches_are_counted_within_their_step(session: Session) -> None:
@@ -343,78 +334,11 @@ def test_marks_of_several_threads_do_not_mix(session: Session) -> None:
     assert lines(session, "note") == []
 
 
-# --- the sampler --------------------------------------------------------------------------------------------
-
-
-class Quiet:
-    """A session in which nothing happens, which tells when the sampler has done something."""
-
-    def __init__(self, quiet_s: float, stop_at: Callable[[str], bool]) -> None:
-        self.step_count = 7
-        self.done: list[str] = []
-        self.samples: list[HostSample] = []
-        self.reached = threading.Event()
-        self._quiet_s = quiet_s
-        self._stop_at = stop_at
-
-    def _did(self, what: str) -> None:
-        self.done.append(what)
-        if self._stop_at(what):
-            self.reached.set()
-
-    def elapsed(self) -> float:
-        return 1.5
-
-    def seconds_since_mark(self) -> float:
-        return self._quiet_s
-
-    def mark(self, name: str) -> None:
-        self._did(name)
-
-    def write_host(self, sample: HostSample) -> None:
-        self.samples.append(sample)
-        self._did("sample")
-
-    def failed(self, where: str, error: Exception) -> None:
-        self._did(f"{where}: {error}")
-
-
-def sampled(quiet: Quiet, monkeypatch: pytest.MonkeyPatch) -> Quiet:
-    """The sampler at work until the session has what it waits for."""
-    monkeypatch.setattr(sampler, "_WAKE_S", 0.001)
-    thread = Sampler(quiet)
-    thread.start()
-    assert quiet.reached.wait(30)
-    thread.stop()
-    thread.stop()
-    assert "memtriage sampler" not in {each.name for each in threading.enumerate()}
-    return quiet
-
-
-def test_where_no_marks_are_made_the_sampler_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    quiet = sampled(Quiet(5.0, lambda what: what == "time"), monkeypatch)
-    assert quiet.done[:2] == ["sample", "time"]
-    (sample,) = quiet.samples  # of one instant: the next is due after five seconds
-    assert (sample.time_s, sample.step) == (1.5, 7)
-    assert (sample.rss or 0) > 0 and (sample.available or 0) > 0
-
-
-def test_where_marks_are_made_the_sampler_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    quiet = sampled(Quiet(0.5, lambda what: what == "sample"), monkeypatch)
-    assert "time" not in quiet.done
-
-
-def test_a_sample_that_fails_does_not_end_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "host_sample", raising)
-    quiet = sampled(Quiet(5.0, lambda what: what == "time"), monkeypatch)
-    assert quiet.done[0] == "host sample: a file that vanished"
-
-
 def test_the_end_has_the_peaks(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     reading = Reading("cuda:1", allocated=5, reserved=7)
     monkeypatch.setattr(session._reader, "read", lambda: [Reading("cpu", allocated=1), reading])
     figures = DeviceCounters(peak_allocated=50, peak_reserved=70)
-    monkeypatch.setattr(core.cuda, "counters", lambda device: figures if device == 1 else DeviceCounters())
+    monkeypatch.setattr(ends.cuda, "counters", lambda device: figures if device == 1 else DeviceCounters())
     session.finish()
     (end,) = lines(session, "end")
     assert (end["peak_allocated"], end["peak_reserved"]) == ({"cuda:1": 50}, {"cuda:1": 70})
@@ -425,31 +349,25 @@ def test_when_memory_is_full_is_reckoned_from_a_mark_before_the_end(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the end the program's functions have returned, and what they kept is gone."""
-    asked = []
+    judged = []
     monkeypatch.setattr(
-        core, "limits_and_use", lambda host, readings, passing: (asked.append((host, readings)), {}, {})[1:]
+        growth_watch,
+        "limits_and_use",
+        lambda host, readings, passing: (judged.append((host, readings)), {}, {})[1:],
     )
     for name, mapped in (("step", 70), ("end", 30)):
         monkeypatch.setattr(session._reader, "in_use", lambda mapped=mapped: InUse(mapped, 20, 10))
         monkeypatch.setattr(session._reader, "read", lambda mapped=mapped: [Reading("cpu", allocated=mapped)])
         session.mark(name)
     session.finish()
-    assert asked[-1] == (InUse(70, 20, 10), [Reading("cpu", allocated=70)])
+    assert judged[-1] == (InUse(70, 20, 10), [Reading("cpu", allocated=70)])
 
 
 def test_a_backward_begins_with_the_lock_that_a_census_for_somebody_holds(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    phases: list[str] = []
-
-    class Noting:
-        def __enter__(self) -> None:
-            phases.append(session.phase)
-
-        def __exit__(self, *error: object) -> None:
-            phases.append(session.phase)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(session, "_lock", Noting())
-        session.backward_begins()
-    assert phases == ["setup", "backward"]
+    owned: list[bool] = []
+    lock: Any = session._lock
+    monkeypatch.setattr(session._progress, "backward_begins", lambda: owned.append(lock._is_owned()))
+    session.backward_begins()
+    assert owned == [True]

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from memtriage.model.blocks import DeviceCounters
 from memtriage.model.census import StorageRecord
 from memtriage.model.findings import Finding
+from memtriage.model.position import TrainingPosition
 from memtriage.session.death import (
     FailedAllocation,
-    Progress,
     device_of,
     died_of_memory,
     error_frames,
@@ -24,8 +25,8 @@ torch = pytest.importorskip("torch")
 PIB = 1 << 50
 
 
-def progress(steps: int = 3, backwards: int = 3, largest: int | None = None) -> Progress:
-    return Progress(steps, 0, backwards, largest, None)
+def at(steps: int = 3, backwards: int = 3, largest: int | None = None) -> TrainingPosition:
+    return TrainingPosition(step=steps, backwards=backwards, largest_batch=largest)
 
 
 def caught(action: Callable[[], Any]) -> BaseException:
@@ -34,8 +35,8 @@ def caught(action: Callable[[], Any]) -> BaseException:
     return error.value
 
 
-def died(action: Callable[[], Any], at: Progress | None = None) -> Finding:
-    return died_of_memory(caught(action), None, at or progress(), [], "RAM, 8.0 GiB")
+def died(action: Callable[[], Any], position: TrainingPosition | None = None) -> Finding:
+    return died_of_memory(caught(action), None, position or at(), [], "RAM, 8.0 GiB")
 
 
 # --- which error --------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ def train_step(rows: int = 8) -> None:
 
 
 def test_in_the_forward_of_a_longer_batch() -> None:
-    finding = died(train_step, progress(largest=16))
+    finding = died(train_step, at(largest=16))
     assert (finding.phase, finding.playbook, finding.step) == ("forward", "M16", 3)
     assert (finding.kind, finding.device, finding.bytes) == ("out_of_memory", "cpu", PIB)
     assert any("32 elements, the largest before it 16 (2.00 times)" in line for line in finding.evidence)
@@ -137,12 +138,12 @@ def test_in_the_forward_of_a_longer_batch() -> None:
 
 
 def test_in_the_forward_of_a_batch_as_any() -> None:
-    finding = died(train_step, progress(largest=32))
+    finding = died(train_step, at(largest=32))
     assert (finding.phase, finding.playbook) == ("forward", "M20")
 
 
 def test_in_the_very_first_forward() -> None:
-    finding = died(train_step, progress(steps=0, backwards=0))
+    finding = died(train_step, at(steps=0, backwards=0))
     assert (finding.phase, finding.step) == ("forward", 0)
 
 
@@ -150,7 +151,7 @@ def test_in_the_first_backward() -> None:
     def step() -> None:
         Burst.apply(torch.randn(4, requires_grad=True)).sum().backward()
 
-    finding = died(step, progress(steps=0, backwards=0))
+    finding = died(step, at(steps=0, backwards=0))
     assert (finding.phase, finding.playbook) == ("backward", "M14")
 
 
@@ -158,7 +159,7 @@ def test_in_the_first_optimizer_step() -> None:
     weight = torch.nn.Parameter(torch.zeros(1).expand(PIB))
     weight.grad = torch.zeros(1).expand(PIB)
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, foreach=False)
-    finding = died(optimizer.step, progress(steps=0, backwards=1))
+    finding = died(optimizer.step, at(steps=0, backwards=1))
     assert (finding.phase, finding.playbook) == ("optimizer", "M17")
 
 
@@ -199,31 +200,33 @@ OOM = (
 
 def failed(device: str = "cuda:0", phase: Any = "optimizer") -> FailedAllocation:
     return FailedAllocation(
-        device, 2 << 30, 140 << 30, 1 << 30, phase, True, progress(0, 1), DeviceCounters(),
+        device, 2 << 30, 140 << 30, 1 << 30,
+        replace(at(0, 1), phase=phase, grad_enabled=True),
+        DeviceCounters(),
         owners=[("parameter", 100 << 30), ("gradient", 37 << 30)],
     )  # fmt: skip
 
 
 def test_the_observer_s_word_counts_for_the_device_that_failed() -> None:
-    finding = died_of_memory(torch.OutOfMemoryError(OOM), failed(), progress(9, 9), [("variable", 5)], None)
+    finding = died_of_memory(torch.OutOfMemoryError(OOM), failed(), at(9, 9), [("variable", 5)], None)
     assert (finding.device, finding.phase, finding.playbook) == ("cuda:0", "optimizer", "M17")
     assert (finding.step, finding.bytes) == (0, 2 << 30)
     assert "parameter 100.0 GiB" in (finding.mechanism or "")
 
 
 def test_an_earlier_failure_on_another_device_says_nothing() -> None:
-    finding = died_of_memory(torch.OutOfMemoryError(OOM), failed("cuda:1"), progress(9, 9), [], None)
+    finding = died_of_memory(torch.OutOfMemoryError(OOM), failed("cuda:1"), at(9, 9), [], None)
     assert (finding.device, finding.step) == ("cuda:0", 9)
 
 
 def test_a_message_without_figures_takes_the_observer_s() -> None:
-    finding = died_of_memory(torch.OutOfMemoryError("CUDA out of memory."), failed(), progress(), [], None)
+    finding = died_of_memory(torch.OutOfMemoryError("CUDA out of memory."), failed(), at(), [], None)
     assert (finding.device, finding.bytes) == ("cuda:0", 2 << 30)
 
 
 def test_without_an_observer_the_host_s_limit_is_no_device_s() -> None:
     error = torch.OutOfMemoryError(OOM)
-    finding = died_of_memory(error, None, progress(), [("parameter", 5)], "MemTotal, 8.0 GiB")
+    finding = died_of_memory(error, None, at(), [("parameter", 5)], "MemTotal, 8.0 GiB")
     assert finding.device == device_of(error) == "cuda:0"
     assert not any("MemTotal" in sentence for sentence in finding.evidence)
     assert "alive at that instant: parameter 5 B" in finding.evidence

@@ -1,7 +1,6 @@
 """The lines of `memtriage run --per-microbatch`."""
 
-from memtriage.diagnose.judge import PROJECTION
-from memtriage.model.findings import Finding
+from memtriage.model.findings import Finding, Projection
 from memtriage.observe.counters import Reading
 from memtriage.session.microbatch_log import MicrobatchLog
 
@@ -42,9 +41,10 @@ def test_a_suspicion_is_told_once_and_only_if_it_grows_by_micro_batch() -> None:
 
 def test_with_a_suspicion_goes_what_is_projected() -> None:
     said: list[str] = []
-    projected = f"{PROJECTION} cuda:0 (limit 24.0 GiB) is full 145 micro-batches into a step"
-    leak = Finding(
-        kind="leak", device="cuda:0", bytes_per_microbatch=MIB, holder="kept", evidence=["seen", projected]
-    )
+    full = Projection(device="cuda:0", limit=24 << 30, microbatches=145)
+    leak = Finding(kind="leak", device="cuda:0", bytes_per_microbatch=MIB, holder="kept", projection=full)
     MicrobatchLog(said.append).suspect([leak])
-    assert said == [f"grows by 1.0 MiB per micro-batch on cuda:0: kept; {projected}"]
+    assert said == [
+        "grows by 1.0 MiB per micro-batch on cuda:0: kept; "
+        "at this rate cuda:0 (limit 24.0 GiB) is full 145 micro-batches into a step"
+    ]

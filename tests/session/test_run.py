@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from memtriage._messages import Messages
 from memtriage.model.report import RunReport
 from memtriage.session import run
 from memtriage.session.core import Session
+from memtriage.session.ends import start_record
 from memtriage.store.layout import RankIdentity
 from memtriage.store.records import End, Start
 from memtriage.store.writer import RankWriter
@@ -26,9 +28,9 @@ def identity(rank: int | None = None, world_size: int = 1) -> RankIdentity:
 def finished(directory: Path, who: RankIdentity | None = None) -> Session:
     """The session of a rank that has written its record, made without watching anything."""
     session = Session(directory, who or identity(), ["train.py"], None)
-    session._writer.write("start", session._start_record())
-    session._writer.write("end", End(verdict="clean", steps=3, time_s=1.0))
-    session._writer.close()
+    with RankWriter(session.path) as record:
+        record.write("start", start_record(session.identity, session.argv, os.getpid(), time.time()))
+        record.write("end", End(verdict="clean", steps=3, time_s=1.0))
     return session
 
 
@@ -93,7 +95,7 @@ def test_the_wait_for_a_rank_that_died_is_bounded(
     clock = Clock()
     monkeypatch.setattr(run, "time", clock)
     run.wait_for_ranks(session.path.parent, 2, 3.0)
-    assert clock.now == pytest.approx(103.0, abs=0.1)
+    assert clock.now == pytest.approx(103.0 if started else 102.0, abs=0.1)
 
 
 def test_a_cut_last_line_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +167,7 @@ def certain(report: RunReport | None) -> RunReport:
 
 
 def test_the_report_is_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report = certain(run.report_run(finished(tmp_path / "runs"), tmp_path / "report.json", 0.0))
+    report = certain(run.report_run(finished(tmp_path / "runs"), tmp_path / "report.json", 0.0, Messages()))
     assert (report.verdict, report.steps) == ("clean", 3)
     assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "clean"
     out, err = capsys.readouterr()
@@ -175,7 +177,7 @@ def test_the_report_is_printed_and_written(tmp_path: Path, capsys: pytest.Captur
 def test_a_quiet_report_is_written_but_not_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run.report_run(finished(tmp_path / "runs"), tmp_path / "report.json", 0.0, quiet=True)
+    assert run.report_run(finished(tmp_path / "runs"), tmp_path / "report.json", 0.0)
     assert (tmp_path / "report.json").exists()
     assert capsys.readouterr() == ("", "")
 
@@ -187,7 +189,7 @@ def test_the_ranks_that_were_seen_are_counted(
     monkeypatch.setattr(run, "time", Clock())
     session = finished(tmp_path, identity(0, 3))
     other_rank(tmp_path, 1, end=ended, world_size=3)
-    report = certain(run.report_run(session, None, 3.0, quiet=True))
+    report = certain(run.report_run(session, None, 3.0))
     assert (report.verdict, report.ranks.seen, report.ranks.of) == ("clean", 2, 3)
 
 
@@ -196,7 +198,7 @@ def test_a_report_that_cannot_be_written_is_no_error(
 ) -> None:
     session = finished(tmp_path / "runs")
     (tmp_path / "file").write_text("")
-    assert run.report_run(session, tmp_path / "file" / "report.json", 0.0) is None
+    assert run.report_run(session, tmp_path / "file" / "report.json", 0.0, Messages()) is None
     err = capsys.readouterr().err
     assert f"memtriage report {session.path.parent}" in err and "Traceback" not in err
 
@@ -207,10 +209,11 @@ def test_without_a_record_the_rank_s_own_findings_are_reported(
     clock = Clock()
     monkeypatch.setattr(run, "time", clock)
     session = finished(Path("/proc/no/such"), identity(0, 2))
-    session.step_count = 5
+    for _ in range(5):
+        session.user_step()
     session.died_of_memory = True
     session.exception_text = "MemoryError"
-    report = certain(run.report_run(session, tmp_path / "report.json", 2.0))
+    report = certain(run.report_run(session, tmp_path / "report.json", 2.0, Messages()))
     assert (report.verdict, report.steps, report.exception) == ("out_of_memory", 5, "MemoryError")
     assert (report.ranks.seen, report.ranks.of) == (1, 2)
     assert "could not be written" in capsys.readouterr().err

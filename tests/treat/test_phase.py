@@ -23,6 +23,7 @@ from memtriage.model.holders import AllocatorFigures
 from memtriage.treat import phase as phase_module
 from memtriage.treat.park import is_parked, parking
 from memtriage.treat.phase import phase_end
+from support.paths import named
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -246,7 +247,7 @@ def test_a_phase_needs_a_name(name: Any) -> None:
 
 
 def held(nbytes: int, owner: str = "variable", holder: str = "train.kept[*]") -> StorageRecord:
-    return StorageRecord(device="cuda:0", address=nbytes, nbytes=nbytes, owner=owner, holder=holder)
+    return StorageRecord(device="cuda:0", address=nbytes, nbytes=nbytes, owner=owner, path=named(holder))
 
 
 def test_what_stays_is_told_with_its_holder(
@@ -314,7 +315,7 @@ def test_a_phase_that_parks_nothing_asks_only_for_what_came(
     with memtriage.phase("train", PhasePolicy(clear=False)) as phase:
         device["cuda:0"] = AllocatorFigures(allocated=12 * GIB, reserved=30 * GIB)
     assert phase.report is not None
-    assert [row.holder for row in phase.report.residue] == ["train.loss -> grad_fn"]
+    assert [row.name for row in phase.report.residue] == ["train.loss -> grad_fn"]
 
 
 def test_thresholds_are_the_policys(

@@ -48,6 +48,7 @@ def take_answer(baselines: Mapping[int, int] | None = None, script_root: str | N
         holders=told(census.groups),
         objects=census.objects,
         nodes=census.nodes,
+        notes=[] if census.partial is None else [f"a partial census: {census.partial}"],
     )
 
 
@@ -57,7 +58,7 @@ def told(groups: list[HolderGroup]) -> list[HeldHere]:
     rows = [
         HeldHere(
             device=group.device,
-            holder=group.holder,
+            holder_path=group.path,
             count=group.count,
             bytes=group.nbytes,
             owners=group.owners,
@@ -67,7 +68,7 @@ def told(groups: list[HolderGroup]) -> list[HeldHere]:
     ]
     rest: dict[str, HeldHere] = {}
     for group in ordered[MOST_HOLDERS:]:
-        row = rest.setdefault(group.device, HeldHere(device=group.device, holder=None, count=0, bytes=0))
+        row = rest.setdefault(group.device, HeldHere(device=group.device, count=0, bytes=0))
         row.count += group.count
         row.bytes += group.nbytes
         for owner, nbytes in group.owners.items():

@@ -1,7 +1,7 @@
 """The census: every storage that is alive, who holds it, what it is.
 
 `Look` walks the heap and gives a `View` that lives only inside its `with` block; everything a `View`
-returns is numbers and text, so nothing of the program stays alive through a census.
+returns is numbers and names, so nothing of the program stays alive through a census.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
-from memtriage.account.dominators import immediate_dominators, retained, top_down
+from memtriage.account.dominators import dominated, immediate_dominators
 from memtriage.account.known import known_holders, owner_with
 from memtriage.account.owners import RANK, declared_owners, module_of_nodes, owner_of
 from memtriage.account.paths import PathNamer
-from memtriage.model.census import Census, GroupDetail, HolderGroup, Owner, StorageRecord
+from memtriage.model.census import Census, GroupDetail, GroupKey, HolderGroup, Owner, StorageRecord
+from memtriage.model.paths import HolderPath, in_words
 from memtriage.observe.classes import name_of
 from memtriage.observe.heap import HeapGraph, Walk
+from memtriage.observe.identity import Identities, module_namespaces
 from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
-from memtriage.observe.tensors import StorageFacts, first_bytes, is_pinned, is_shared, storage_facts
+from memtriage.observe.tensors import StorageFacts, first_bytes, is_pinned, is_shared, plain, storage_facts
 
 _HEAD = 64
 _HEAD_FROM = 4096
@@ -43,9 +45,8 @@ class _Held:
 
 @dataclass(slots=True)
 class _Retention:
-    """Of each object by position: bytes it retains, its immediate dominator (-1: none), who refers to it."""
+    """Of each object by position: its immediate dominator (-1: none), and what refers to it."""
 
-    nbytes: list[int]
     dominator: list[int]
     referrers: list[list[int]]
 
@@ -55,17 +56,19 @@ class Look:
 
     Args:
         frames: frames that ended, whose variables an exception's traceback keeps alive.
+        identities: where groups are to say which objects hold them, so that later censuses can be compared.
     """
 
-    def __init__(self, frames: Sequence[FrameType] = ()) -> None:
+    def __init__(self, frames: Sequence[FrameType] = (), identities: Identities | None = None) -> None:
         self._frames = frames
+        self._identities = identities
 
     def __enter__(self) -> View:
         started = time.perf_counter()
         self._walk = Walk(self._frames)
         graph = self._walk.__enter__()
         try:
-            self._view = View(graph, started)
+            self._view = View(graph, started, self._identities)
         except BaseException:
             self._walk.__exit__()
             raise
@@ -85,8 +88,9 @@ def take_census() -> Census:
 class View:
     """A census while the heap graph is still at hand."""
 
-    def __init__(self, graph: HeapGraph, started: float) -> None:
+    def __init__(self, graph: HeapGraph, started: float, identities: Identities | None = None) -> None:
         self._graph = graph
+        self._identities = identities
         self._namer = PathNamer(graph)
         self._started = started
         self._holders: dict[int, tuple[int, int]] = {}
@@ -111,6 +115,7 @@ class View:
                 nodes=len(self._graph.nodes),
                 seconds=time.perf_counter() - self._started,
                 parameters=sum(self._elements(held) for held in self._held.values()),
+                partial=self._graph.cut,
             )
         return self._census
 
@@ -119,24 +124,27 @@ class View:
         """The walked heap, for other questions about the same instant. Keep nothing of it."""
         return self._graph
 
-    def path_text(self, position: int) -> str:
+    def path(self, position: int) -> HolderPath:
         """Holder path of any object of the graph."""
-        return self._namer.path(position).text
+        return self._namer.path(position).whole
 
-    def heads(self) -> dict[tuple[str, str], bytes]:
+    def heads(self) -> dict[GroupKey, bytes]:
         """First bytes of storages that are alone in their group, by (device, anchor).
 
         Reading device memory waits for its stream; a census is no fast path.
         """
-        alone = {(g.device, g.anchor) for g in self.census().groups if g.count == 1 and not g.attached}
+        alone = {g.key for g in self.census().groups if g.count == 1 and not g.attached}
         found = {}
         for held in self._held.values():
-            key = (held.facts.device, self._namer.path(held.position).anchor_text)
+            key = self._key(held)
             if key in alone and held.owner == "variable" and held.facts.nbytes >= _HEAD_FROM:
                 head = first_bytes(self._graph.objects[held.position], held.facts, _HEAD)
                 if head is not None:
                     found[key] = head
         return found
+
+    def _key(self, held: _Held) -> GroupKey:
+        return held.facts.device, self._namer.path(held.position).anchor
 
     def _storages(self) -> dict[tuple[str, int], _Held]:
         graph, namer = self._graph, self._namer
@@ -167,7 +175,7 @@ class View:
             address=held.facts.address,
             nbytes=held.facts.nbytes,
             owner=held.owner,
-            holder=self._namer.path(held.position).text,
+            path=self._namer.path(held.position).whole,
             pinned=on_host and held.facts.nbytes >= 4096 and is_pinned(tensor),
             shared=on_host and held.facts.nbytes >= 4096 and is_shared(tensor),
             known=held.known,
@@ -177,43 +185,69 @@ class View:
         """Elements of a parameter's storage; 0 of any other."""
         if held.owner != "parameter":
             return 0
-        return held.facts.nbytes // int(self._graph.objects[held.position].dtype.itemsize)
+        return held.facts.nbytes // int(plain(self._graph.objects[held.position]).dtype.itemsize)
 
     def _groups(self) -> list[HolderGroup]:
-        groups: dict[tuple[str, str], HolderGroup] = {}
+        groups: dict[GroupKey, HolderGroup] = {}
         for held in self._held.values():
             path = self._namer.path(held.position)
-            anchor, text, nbytes = path.anchor_text, path.text, held.facts.nbytes
+            anchor, whole, nbytes = path.anchor, path.whole, held.facts.nbytes
             group = groups.get((held.facts.device, anchor))
             if group is None:
                 group = HolderGroup(
-                    device=held.facts.device, anchor=anchor, holder=text, count=0, nbytes=0,
+                    device=held.facts.device, anchor=anchor, path=whole, count=0, nbytes=0,
                     tails={}, owners={}, attached=False,
                 )  # fmt: skip
                 groups[held.facts.device, anchor] = group
             group.count += 1
             group.nbytes += nbytes
-            group.tails[text] = group.tails.get(text, 0) + nbytes
+            group.tails[whole] = group.tails.get(whole, 0) + nbytes
             group.owners[held.owner] = group.owners.get(held.owner, 0) + nbytes
-            group.attached = group.attached or path.anchor < len(path.segments)
+            group.attached = group.attached or path.attached
             if held.known is not None:
                 group.known[held.known] = group.known.get(held.known, 0) + nbytes
+        if self._identities is not None:
+            self._note_holders(groups, self._identities)
         for group in groups.values():
-            group.holder = max(group.tails, key=lambda text: group.tails[text])
+            group.path = max(group.tails, key=lambda path: group.tails[path])
         return list(groups.values())
 
-    def _nodes_by_anchor(self) -> dict[str, int]:
+    def _note_holders(self, groups: dict[GroupKey, HolderGroup], identities: Identities) -> None:
+        identities.begin()
+        modules = module_namespaces()
+        held_by: dict[int, tuple[Any, list[_Held]]] = {}
+        for held in self._held.values():
+            obj = self._holding_object(held.position, modules)
+            held_by.setdefault(id(obj), (obj, []))[1].append(held)
+        for obj, all_held in held_by.values():
+            token = identities.token(obj, [self._graph.objects[held.position] for held in all_held])
+            for held in all_held:
+                holders = groups[self._key(held)].holders
+                holders[token] = holders.get(token, 0) + held.facts.nbytes
+
+    def _holding_object(self, position: int, modules: dict[int, ModuleType]) -> Any:
+        """The container that holds a storage's chain; of a namespace the instance or module that it is of."""
+        graph = self._graph
+        at, _ = self._holder_of(position)
+        while self._namer.path(at).namespace:
+            above = graph.parents[at]
+            if above < 0:
+                return modules.get(id(graph.objects[at]), graph.objects[at])
+            at = above
+        return graph.objects[at]
+
+    def _nodes_by_anchor(self) -> dict[HolderPath, int]:
         """Nodes by anchor. A node below another has its anchor: no path is made for every one of them."""
         graph = self._graph
-        anchors: dict[int, str] = {}
+        anchors: dict[int, HolderPath] = {}
         for position in graph.nodes:
             above = anchors.get(graph.parents[position])
-            anchors[position] = self._namer.path(position).anchor_text if above is None else above
+            anchors[position] = self._namer.path(position).anchor if above is None else above
         return Counter(anchors.values())
 
     def details(
-        self, wanted: list[tuple[str, str]], site_of: SiteOf, prefer: dict[tuple[str, str], str] | None = None
-    ) -> dict[tuple[str, str], GroupDetail]:
+        self, wanted: list[GroupKey], site_of: SiteOf, prefer: dict[GroupKey, HolderPath] | None = None
+    ) -> dict[GroupKey, GroupDetail]:
         """A closer look at some groups: retained bytes, other holders, allocation sites, bounds.
 
         Args:
@@ -222,14 +256,15 @@ class View:
                 oldest first.
             prefer: for a group the whole path whose storages are to be asked for their site.
         """
-        members: dict[tuple[str, str], list[_Held]] = {key: [] for key in wanted}
+        members: dict[GroupKey, list[_Held]] = {key: [] for key in wanted}
         for held in self._held.values():
-            key = (held.facts.device, self._namer.path(held.position).anchor_text)
+            key = self._key(held)
             if key in members:
                 members[key].append(held)
         if not any(members.values()):
             return {key: GroupDetail() for key in members}
-        retention = self._retention()
+        # Of a partial census sizes and sites are known; what else holds a group is not.
+        retention = self._retention() if self._graph.cut is None else None
         modules = module_of_nodes(self._graph, self._namer)
         found = {}
         for key, group in members.items():
@@ -237,7 +272,7 @@ class View:
             found[key].saved_by = self._saved_by(group, modules)
         return found
 
-    def _saved_by(self, group: list[_Held], modules: dict[int, str]) -> str | None:
+    def _saved_by(self, group: list[_Held], modules: dict[int, HolderPath]) -> str | None:
         """`AddmmBackward0 in model.fc`: the node that keeps the largest storage of a group for backward."""
         graph = self._graph
         saved = [held for held in group if held.owner in ("saved for backward", "autograd context")]
@@ -250,14 +285,14 @@ class View:
             return None
         node = graph.objects[at]
         module = modules.get(id(node))
-        return name_of(type(node)) + (f" in {module}" if module else "")
+        return name_of(type(node)) + (f" in {in_words(module)}" if module else "")
 
     def _detail(
         self,
         group: list[_Held],
-        preferred: str | None,
+        preferred: HolderPath | None,
         site_of: SiteOf,
-        retention: _Retention,
+        retention: _Retention | None,
     ) -> GroupDetail:
         if not group:
             return GroupDetail()
@@ -265,45 +300,48 @@ class View:
         sample = max(group, key=lambda held: held.facts.nbytes)
         holder, _ = self._holder_of(sample.position)
         obj = graph.objects[holder]
-        detail = GroupDetail(retained=self._retained(group, retention), holder_kind=_kind_of_holder(obj))
+        detail = GroupDetail(holder_kind=_kind_of_holder(obj))
         detail.bound, detail.entries = _capacity(obj)
         detail.shared = sample.facts.device == "cpu" and is_shared(graph.objects[sample.position])
-        others: dict[str, None] = {}
-        for held in group[:64]:
-            _, own_element = self._holder_of(held.position)
-            others.update(dict.fromkeys(self._others(own_element, retention)))
-        detail.also_held_by = list(others)[:5]
-        preferring = [held for held in group if namer.path(held.position).text == preferred]
+        if retention is not None:
+            detail.retained = self._retained(group, retention)
+            others: dict[HolderPath, None] = {}
+            for held in group[:64]:
+                _, own_element = self._holder_of(held.position)
+                others.update(dict.fromkeys(self._others(own_element, retention)))
+            detail.also_held_by = list(others)[:5]
+        preferring = [held for held in group if namer.path(held.position).whole == preferred]
         for held in (_from_the_ends(preferring) + _from_the_ends(group))[:_SITES_ASKED]:
             detail.allocated_at = self._site(held.position, site_of)
             if detail.allocated_at is not None:
                 break
         return detail
 
-    def _others(self, element: int, retention: _Retention) -> list[str]:
+    def _others(self, element: int, retention: _Retention) -> list[HolderPath]:
         """Paths by which an element is held besides its holder; what lies below it does not count."""
         graph, namer = self._graph, self._namer
-        inside = namer.path(element).anchor_text
-        texts = [
-            namer.edge(other, element).text
+        inside = namer.path(element).anchor
+        paths = [
+            namer.edge(other, element).whole
             for other in retention.referrers[element]
             if other != graph.parents[element] and graph.kind(other) != NODE
         ]
-        return [text for text in texts if not _is_below(text, inside)]
+        return [path for path in paths if path[: len(inside)] != inside]
 
     def _retained(self, group: list[_Held], retention: _Retention) -> int:
-        """Bytes that go when the group's holders let go: what others hold as well stays.
+        """Return the bytes of a group that its holders alone keep alive, never more than the group has.
 
         Counted by element: a variable's holder is the namespace of a whole module, of which it is one name.
         """
-        total = 0
+        alone = []
         for holder, element in {self._holder_of(held.position) for held in group}:
             if element != holder and retention.dominator[element] != holder:
                 continue
             if self._namer.path(holder).namespace and self._others(element, retention):
                 continue  # another name of the same namespace keeps it
-            total += retention.nbytes[element]
-        return total
+            alone.append(element)
+        nbytes = {held.position: held.facts.nbytes for held in group}
+        return sum(nbytes[position] for position in dominated(retention.dominator, alone, nbytes))
 
     def _site(self, position: int, site_of: SiteOf) -> str | None:
         """Where a storage was made: by its tensor, else by the node that keeps it."""
@@ -321,31 +359,31 @@ class View:
         The element is what the anchor path names; its parent is the container to empty or to detach in.
         """
         graph, namer, known = self._graph, self._namer, self._holders
-        anchor = namer.path(position).anchor
+        outside = namer.path(position).outside
         climbed = []
         at = position
         while True:
             climbed.append(at)
             found = known.get(at)
-            if found is not None and namer.path(at).anchor == anchor:
+            if found is not None and namer.path(at).outside == outside:
                 break
             above = graph.parents[at]
             if above < 0:
                 found = at, at
                 break
             path = namer.path(at)
-            outside = not path.in_graph and graph.kind(above) not in (NODE, TENSOR)
-            if outside and len(path.segments) <= anchor:
+            in_python = not path.in_graph and graph.kind(above) not in (NODE, TENSOR)
+            if in_python and len(path.hops) <= outside:
                 found = above, at
                 break
             at = above
         for at in climbed:
-            if namer.path(at).anchor == anchor:
+            if namer.path(at).outside == outside:
                 known[at] = found
         return found
 
     def _retention(self) -> _Retention:
-        """Dominators and retained bytes, over what can reach a storage."""
+        """Dominators over what can reach a storage."""
         graph = self._graph
         size = len(graph.objects)
         index = graph.index
@@ -378,14 +416,9 @@ class View:
         slim = [[place[after] for after in successors[position] if relevant[after]] for position in queue]
         roots = [number for number, position in enumerate(queue) if graph.parents[position] < 0]
         slim.append(roots)
-        weights = [0] * len(slim)
-        for held in self._held.values():
-            weights[place[held.position]] += held.facts.nbytes
         dominator = immediate_dominators(slim, len(slim) - 1)
-        total = retained(dominator, weights, top_down(dominator, len(slim) - 1))
-        retention = _Retention([0] * size, [-1] * size, referrers)
+        retention = _Retention([-1] * size, referrers)
         for number, position in enumerate(queue):
-            retention.nbytes[position] = total[number]
             if 0 <= dominator[number] < len(queue):
                 retention.dominator[position] = queue[dominator[number]]
         return retention
@@ -397,11 +430,6 @@ def _from_the_ends(group: list[_Held]) -> list[_Held]:
     half = len(inwards) // 2
     mixed = [held for pair in zip(inwards, inwards[::-1], strict=True) for held in pair]
     return mixed[: 2 * half] + inwards[half : len(inwards) - half]
-
-
-def _is_below(text: str, holder: str) -> bool:
-    """Whether a holder path is that of a holder, or leads on from it (`losses` is not below `loss`)."""
-    return text == holder or (text.startswith(holder) and text[len(holder)] in ".[ ")
 
 
 def _kind_of_holder(obj: Any) -> str:

@@ -6,7 +6,7 @@ iterative algorithm, and fast on the deep, narrow graphs that autograd makes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def immediate_dominators(successors: Sequence[Sequence[int]], root: int) -> list[int]:
@@ -71,29 +71,20 @@ def immediate_dominators(successors: Sequence[Sequence[int]], root: int) -> list
     return dominator
 
 
-def retained(dominator: Sequence[int], weights: Sequence[int], order: Sequence[int]) -> list[int]:
-    """Bytes that each node keeps alive: its own and those of every node it dominates.
+def dominated(dominator: Sequence[int], by: Iterable[int], nodes: Iterable[int]) -> list[int]:
+    """Return those of `nodes` that one of `by` dominates, or is.
 
     Args:
-        dominator: as `immediate_dominators` gives it.
-        weights: bytes of each node itself.
-        order: nodes in an order in which a dominator comes before what it dominates.
+        dominator: as `immediate_dominators` gives it; -1 where a node has none.
     """
-    total = list(weights)
-    for node in reversed(order):
-        above = dominator[node]
-        if above >= 0:
-            total[above] += total[node]
-    return total
-
-
-def top_down(dominator: Sequence[int], root: int) -> list[int]:
-    """Nodes of the dominator tree, parents before children."""
-    children: list[list[int]] = [[] for _ in dominator]
-    for node, above in enumerate(dominator):
-        if above >= 0:
-            children[above].append(node)
-    order = [root]
-    for node in order:
-        order.extend(children[node])
-    return order
+    goes = {-1: False} | dict.fromkeys(by, True)
+    found = []
+    for node in nodes:
+        passed, at = [], node
+        while at not in goes:
+            passed.append(at)
+            at = dominator[at]
+        goes.update(dict.fromkeys(passed, goes[at]))
+        if goes[node]:
+            found.append(node)
+    return found

@@ -15,6 +15,7 @@ import msgspec
 
 from memtriage.model.census import Owner, StorageRecord
 from memtriage.model.ledger import Ledger, LedgerRow
+from memtriage.model.paths import HolderPath
 from memtriage.model.units import size
 from memtriage.observe.host import PinnedStats
 from memtriage.observe.malloc import MallocInfo
@@ -88,7 +89,7 @@ class TensorPlace(NamedTuple):
     row: str
     owner: Owner
     resident: int
-    holder: str | None
+    path: HolderPath | None
 
 
 def tensor_places(
@@ -99,7 +100,7 @@ def tensor_places(
     return [
         TensorPlace(
             tensor.start, tensor.nbytes, _place(tensor), tensor.storage.owner, tensor.resident,
-            tensor.storage.holder,
+            tensor.storage.path,
         )
         for tensor in measured
     ]  # fmt: skip
@@ -214,7 +215,7 @@ def _tensor_detail(group: list[_Tensor]) -> str:
     parts = [f"{count} storage" if count == 1 else f"{count} storages"]
     largest = max(group, key=lambda item: item.resident)
     if largest.storage.named:
-        parts.append(f"largest held by {largest.storage.named}")
+        parts.append(f"largest kept alive by {largest.storage.named}")
     untouched = sum(item.nbytes - item.resident for item in group)
     if untouched:
         parts.append(f"{size(untouched)} more allocated and not resident")

@@ -14,6 +14,7 @@ from memtriage.account.host_reading import HostReading, read_host
 from memtriage.model.census import StorageRecord
 from memtriage.model.host_step import HostDelta, HostStep
 from memtriage.model.ledger import Ledger
+from memtriage.model.paths import HolderPath
 from memtriage.observe.host_peak import PeakMeter
 from memtriage.observe.malloc import trim
 
@@ -108,7 +109,7 @@ def subtract(
                     first_touch=change.first_touch,
                     gone=change.gone,
                     moved=change.moved,
-                    holder=change.holder,
+                    holder_path=change.path,
                 )
             )
     kept = ("malloc retained", None)
@@ -132,12 +133,12 @@ class _Change:
     first_touch: int = 0
     gone: int = 0
     moved: int = 0
-    holder: str | None = None
+    path: HolderPath | None = None
     largest: int = 0
 
-    def came(self, nbytes: int, holder: str | None) -> None:
+    def came(self, nbytes: int, path: HolderPath | None) -> None:
         if nbytes > self.largest:
-            self.largest, self.holder = nbytes, holder
+            self.largest, self.path = nbytes, path
 
 
 def _tensor_changes(before: Sequence[TensorPlace], after: Sequence[TensorPlace]) -> Mapping[RowKey, _Change]:
@@ -147,7 +148,7 @@ def _tensor_changes(before: Sequence[TensorPlace], after: Sequence[TensorPlace])
         change = changes[place.row, place.owner]
         known = earlier.pop((place.address, place.nbytes), None)
         more = place.resident - (0 if known is None else known.resident)
-        change.came(more, place.holder)
+        change.came(more, place.path)
         if known is None:
             change.new += more
             continue

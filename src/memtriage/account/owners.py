@@ -7,11 +7,13 @@ from typing import Any
 
 from memtriage.account.paths import PathNamer
 from memtriage.model.census import Owner
+from memtriage.model.paths import HolderPath, SegmentKind, has
 from memtriage.observe import autograd
 from memtriage.observe.classes import declares, instance_dict, module_of
 from memtriage.observe.edges import is_sparse
 from memtriage.observe.heap import HeapGraph
 from memtriage.observe.kinds import TENSOR
+from memtriage.observe.tensors import plain
 
 PRIORITY: tuple[Owner, ...] = (
     "parameter",
@@ -62,7 +64,7 @@ def declared_owners(graph: HeapGraph) -> dict[int, Owner]:
         if key not in owners or RANK[saved] < RANK[owners[key]]:
             owners[key] = saved
     for position in graph.tensors:
-        tensor = graph.objects[position]
+        tensor = plain(graph.objects[position])
         try:
             gradient = tensor.grad if tensor.grad_fn is None or tensor.retains_grad else None
         except RuntimeError:  # a functorch wrapper
@@ -117,12 +119,12 @@ def _is_inner(graph: HeapGraph, wrapper: Any) -> bool:
 
 def _by_path(graph: HeapGraph, namer: PathNamer, position: int) -> Owner:
     path = namer.path(position)
-    tail = path.segments[path.anchor :]
-    if any(segment.startswith("ctx.") for segment in tail):
+    tail = path.whole[len(path.anchor) :]
+    if any(segment.kind is SegmentKind.CONTEXT and segment.name for segment in tail):
         return "autograd context"
-    if any(segment.startswith("saved") for segment in tail):
+    if has(tail, SegmentKind.SAVED):
         return "saved for backward"
-    if any(segment.startswith("functools.lru_cache") for segment in path.segments):
+    if has(path.whole, SegmentKind.LRU_CACHE):
         return "known cache"
     at, steps = position, 0
     while at >= 0 and steps < 8:
@@ -134,8 +136,8 @@ def _by_path(graph: HeapGraph, namer: PathNamer, position: int) -> Owner:
     return "variable"
 
 
-def module_of_nodes(graph: HeapGraph, namer: PathNamer) -> dict[int, str]:
-    """For each autograd node (by id), the module that most likely ran the operation.
+def module_of_nodes(graph: HeapGraph, namer: PathNamer) -> dict[int, HolderPath]:
+    """For each autograd node (by id), the path of the module that most likely ran the operation.
 
     Autograd does not record modules, and hooks that would are not installed (they break graphs of
     torch.compile). The parameters do tell: a node whose next edge accumulates into `model.fc.weight` ran in
@@ -146,7 +148,7 @@ def module_of_nodes(graph: HeapGraph, namer: PathNamer) -> dict[int, str]:
         own = instance_dict(graph.objects[position]) or {}
         for parameter in _tensors_in(graph, own.get("_parameters"), 1):
             homes.setdefault(id(parameter), position)
-    names: dict[int, str] = {}
+    names: dict[int, HolderPath] = {}
     order: list[tuple[int, Any]] = []
     for position in graph.nodes:
         node = graph.objects[position]
@@ -154,7 +156,7 @@ def module_of_nodes(graph: HeapGraph, namer: PathNamer) -> dict[int, str]:
         if variable is not None:
             home = homes.get(id(variable))  # other leaves belong to no module
             if home is not None:
-                names[id(node)] = namer.path(home).text
+                names[id(node)] = namer.path(home).whole
         else:
             order.append((_sequence(node), node))
     order.sort(key=lambda pair: pair[0])

@@ -1,16 +1,11 @@
-"""Holder paths: the chain from a root to an object, in the words of the program.
+"""Holder paths: the chain from a root to an object, as segments that name what the program wrote.
 
-A path is a tuple of segments. Segments that begin with `.` or `[` are appended as they are, others are
-joined with ` -> `:
+`memtriage.model.paths` says what segments are. A hop from one object to the next adds one to three of them:
+a function's closure and the variable in it are one hop.
 
-    train.losses['lm'][*] -> grad_fn WrapBackward -> ctx.context[1]
-    frame evaluate(): acts[*]
-    train.model.fc._forward_hooks[*] -> closure of hook grab: captured['n1'][*]
-    functools.lru_cache causal_mask[*]
-
-Folding keeps the number of different paths small: positions in lists and varying keys become `[*]`, a walk
-along the graph keeps only its first and its last node, and a run of segments that repeats (linked lists,
-chains of contexts) is cut to two rounds.
+Folding keeps the number of different paths small: positions in lists and varying keys become `*`, a walk
+along the graph keeps only its first and its last node, and a run of hops that repeats (linked lists, chains
+of contexts) is cut to two rounds.
 """
 
 from __future__ import annotations
@@ -20,8 +15,10 @@ import re
 import types
 from collections import Counter, deque
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
+from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind
 from memtriage.observe.classes import (
     attributes_of,
     bases_of,
@@ -35,6 +32,7 @@ from memtriage.observe.edges import is_sparse
 from memtriage.observe.frames import frame_locals
 from memtriage.observe.heap import HeapGraph
 from memtriage.observe.kinds import FUTURE, KLASS, MODULE, NODE, PLACEHOLDER, SAVED, TENSOR, FrameLocals
+from memtriage.observe.tensors import plain
 
 _MODULE_DICTS = ("_modules", "_parameters", "_buffers")
 _MAX_DICT_KEYS = 32
@@ -48,55 +46,75 @@ _TRACEBACK = vars(BaseException)["__traceback__"]
 _NAMED = (types.FunctionType, types.BuiltinFunctionType, _LRU)
 
 
-@dataclass(frozen=True, slots=True)
+Hop = HolderPath
+"""The segments that one hop adds."""
+
+_OPEN = (SegmentKind.CLOSURE, SegmentKind.HOOK_CLOSURE, SegmentKind.DEFAULT_ARGUMENT)
+"""Kinds of segments that a function's own tuple or dict of values adds: the variable follows."""
+
+
+@dataclass(frozen=True)
 class Path:
     """A folded path.
 
     Attributes:
-        segments: the pieces; see the module's docstring.
-        anchor: how many segments lead up to the first hop into the autograd graph (all, if there is none):
-            what the program itself holds.
+        hops: the segments, by the hop that added them.
+        outside: how many hops lead up to the first one into the autograd graph (all, if there is none).
         namespace: the object is a dict whose keys are attribute names.
         in_graph: the object is an autograd node.
     """
 
-    segments: tuple[str, ...]
-    anchor: int
+    hops: tuple[Hop, ...]
+    outside: int
     namespace: bool = False
     in_graph: bool = False
 
-    @property
-    def text(self) -> str:
-        return render(self.segments)
+    @functools.cached_property
+    def whole(self) -> HolderPath:
+        return tuple(chain.from_iterable(self.hops))
+
+    @functools.cached_property
+    def anchor(self) -> HolderPath:
+        """What the program itself holds: the path before the autograd graph."""
+        if not self.attached:
+            return self.whole
+        return tuple(chain.from_iterable(self.hops[: self.outside]))
 
     @property
-    def anchor_text(self) -> str:
-        return render(self.segments[: self.anchor])
+    def attached(self) -> bool:
+        """It leads through the autograd graph."""
+        return self.outside < len(self.hops)
+
+    @property
+    def last(self) -> Segment:
+        return self.hops[-1][-1]
 
 
-def render(segments: tuple[str, ...]) -> str:
-    """Joins segments: `.` and `[` stick to what is before them, others follow ` -> `."""
-    text = ""
-    for segment in segments:
-        if not text or segment[0] in ".[":
-            text += segment
-        else:
-            text += f" -> {segment}"
-    return text
+def extend(hops: tuple[Hop, ...], hop: Hop) -> tuple[Hop, ...]:
+    """Appends a hop, folding a third occurrence back to the second (a chain that repeats)."""
+    if len(hops) > 3 and hops.count(hop) >= 2:
+        first = hops.index(hop)
+        second = hops.index(hop, first + 1)
+        return hops[: second + 1]
+    return (*hops, hop)
 
 
-def extend(segments: tuple[str, ...], segment: str) -> tuple[str, ...]:
-    """Appends a segment, folding a third occurrence back to the second (a chain that repeats)."""
-    if len(segments) > 3 and segments.count(segment) >= 2:
-        first = segments.index(segment)
-        second = segments.index(segment, first + 1)
-        return segments[: second + 1]
-    return segments + (segment,)
+def _root_path(*segments: Segment, namespace: bool = False, in_graph: bool = False) -> Path:
+    return Path((segments,), 1, namespace, in_graph)
 
 
 def _without_last(path: Path) -> Path:
-    """The path before its last segment, which is about to be replaced by a longer one."""
-    return Path(path.segments[:-1], min(path.anchor, len(path.segments) - 1), in_graph=path.in_graph)
+    """The path before its last hop, which is about to be replaced by a longer one."""
+    return Path(path.hops[:-1], min(path.outside, len(path.hops) - 1), in_graph=path.in_graph)
+
+
+def _item(place: object) -> Segment:
+    return Segment(SegmentKind.ITEM, str(place))
+
+
+def _attribute(name: str) -> Segment:
+    """An attribute, or a module's variable; those that keep hooks are named like `_forward_hooks`."""
+    return Segment(SegmentKind.HOOKS if "_hooks" in name else SegmentKind.ATTRIBUTE, name)
 
 
 class PathNamer:
@@ -105,7 +123,8 @@ class PathNamer:
     def __init__(self, graph: HeapGraph) -> None:
         self._graph = graph
         self._known: dict[int, Path] = {}
-        self._labels: dict[int, dict[int, str]] = {}
+        self._saved: dict[int, dict[int, Hop]] = {}
+        self._keys: dict[int, dict[int, Segment]] = {}
 
     def _kind(self, kind: type) -> int:
         return self._graph.kinds[kind]
@@ -134,23 +153,28 @@ class PathNamer:
         name = graph.root_names[position]
         obj = graph.objects[position]
         if name:
-            return Path((name,), 1, namespace=type(obj) is dict)
+            if type(obj) is dict:
+                return _root_path(Segment(SegmentKind.MODULE, name), namespace=True)
+            return _root_path(Segment(SegmentKind.CLASS, name))
+        if position in graph.not_searched:
+            return _root_path(Segment(SegmentKind.NOT_SEARCHED))
         if type(obj) is FrameLocals:
-            where = f"frame {obj.code.co_name}():"
-            return Path((f'thread "{obj.thread}" {where}' if obj.thread else where,), 1)
+            frame = Segment(SegmentKind.FRAME, obj.code.co_name)
+            return _root_path(*((Segment(SegmentKind.THREAD, obj.thread), frame) if obj.thread else (frame,)))
         if position >= graph.first_garbage:
-            return Path((f"garbage cycle of {self._garbage_name(position)}",), 1)
+            return _root_path(Segment(SegmentKind.GARBAGE_CYCLE, self._garbage_name(position)))
         return self._unrooted(obj)
 
     def _unrooted(self, obj: Any) -> Path:
         kind = type(obj)
         if issubclass(kind, _GENERATORS):
-            return Path((f"generator {obj.__name__}()",), 1)
+            return _root_path(Segment(SegmentKind.GENERATOR, obj.__name__))
         if self._kind(kind) == NODE:
-            return Path(("C++", f"grad_fn {name_of(kind)}"), 1, in_graph=True)
+            node = Segment(SegmentKind.GRAD_FN, name_of(kind))
+            return Path(((Segment(SegmentKind.NATIVE),), (node,)), 1, in_graph=True)
         if self._kind(kind) == TENSOR:
-            return Path((f"C++ -> {name_of(kind)}",), 1)
-        return Path((f"C++ or an evaluation stack -> {name_of(kind)}",), 1)
+            return _root_path(Segment(SegmentKind.NATIVE, name_of(kind)))
+        return _root_path(Segment(SegmentKind.UNSEEN, name_of(kind)))
 
     def _step(self, position: int) -> Path:
         return self._from(self._graph.parents[position], position)
@@ -165,113 +189,125 @@ class PathNamer:
         if kind == NODE:
             return self._from_node(before, parent, holder, obj)
         if kind == KLASS:
-            return self._add(before, "", namespace=type(obj) is dict)
+            return self._add(before, namespace=type(obj) is dict)
         if type(holder) is FrameLocals:
             name = next((n for n, v in zip(holder.names, holder.values, strict=True) if v is obj), "?")
-            return Path((f"{before.segments[0]} {name}",), 1)
+            return _root_path(*before.hops[0], Segment(SegmentKind.VARIABLE, name))
         return self._from_python(before, parent, holder, obj)
 
-    def _add(self, before: Path, segment: str, namespace: bool = False) -> Path:
+    def _add(self, before: Path, *hop: Segment, namespace: bool = False) -> Path:
         """Extends a path inside Python; a hop out of the graph keeps the anchor where it was."""
-        segments = extend(before.segments, segment) if segment else before.segments
-        inside = before.anchor < len(before.segments) or before.in_graph
-        anchor = min(before.anchor, len(segments)) if inside else len(segments)
-        return Path(segments, anchor, namespace)
+        hops = extend(before.hops, hop) if hop else before.hops
+        inside = before.attached or before.in_graph
+        return Path(hops, min(before.outside, len(hops)) if inside else len(hops), namespace)
 
     def _from_tensor(self, before: Path, tensor: Any, obj: Any) -> Path:
         if self._kind(type(obj)) == NODE:
-            segment = f"grad_fn {name_of(type(obj))}"
-            segments = extend(before.segments, segment)
-            return Path(segments, min(before.anchor, len(segments)), in_graph=True)
+            hops = extend(before.hops, (Segment(SegmentKind.GRAD_FN, name_of(type(obj))),))
+            return Path(hops, min(before.outside, len(hops)), in_graph=True)
         if type(obj) is dict:
-            return self._add(before, "", namespace=True)
-        if (tensor.grad_fn is None or tensor.retains_grad) and tensor.grad is obj:
-            return self._add(before, ".grad")
-        if tensor._is_view() and tensor._base is obj:
-            return self._add(before, "._base")
+            return self._add(before, namespace=True)
+        own = plain(tensor)
+        if (own.grad_fn is None or own.retains_grad) and own.grad is obj:
+            return self._add(before, Segment(SegmentKind.GRADIENT, "grad"))
+        if own._is_view() and own._base is obj:
+            return self._add(before, _attribute("_base"))
         if self._kind(type(obj)) == TENSOR and is_sparse(tensor):
-            return self._add(before, "")  # its indices or values
+            return self._add(before)  # its indices or values
         if issubclass(type(obj), dict):
-            return self._add(before, "._hooks")
-        return self._add(before, f".{_slot_name(tensor, obj)}")
+            return self._add(before, Segment(SegmentKind.HOOKS, "_hooks"))
+        return self._add(before, _attribute(_slot_name(tensor, obj)))
 
     def _from_node(self, before: Path, parent: int, node: Any, obj: Any) -> Path:
         if self._kind(type(obj)) == NODE:
-            hop = f"… -> {name_of(type(obj))}"
-            last = before.segments[-1]
-            kept = before.segments[:-1] if last.startswith("… -> ") else before.segments
-            return Path(kept + (hop,), min(before.anchor, len(kept)), in_graph=True)
+            hop = (Segment(SegmentKind.LATER_NODE, name_of(type(obj))),)
+            kept = before.hops[:-1] if before.last.kind is SegmentKind.LATER_NODE else before.hops
+            return Path((*kept, hop), min(before.outside, len(kept)), in_graph=True)
         label = self._node_labels(parent, node).get(id(obj))
         if label is not None:
-            return self._add(before, label)
+            return self._add(before, *label)
         if type(obj) is dict and obj is getattr(node, "__dict__", None):
-            return Path(before.segments, before.anchor, namespace=True, in_graph=True)
+            return Path(before.hops, before.outside, namespace=True, in_graph=True)
         if getattr(node, "variable", None) is obj:
-            return self._add(before, "variable")
-        return self._add(before, "hooks")
+            return self._add(before, Segment(SegmentKind.LEAF, "variable"))
+        return self._add(before, Segment(SegmentKind.NODE_HOOKS, "hooks"))
 
-    def _node_labels(self, parent: int, node: Any) -> dict[int, str]:
-        labels = self._labels.get(parent)
+    def _node_labels(self, parent: int, node: Any) -> dict[int, Hop]:
+        labels = self._saved.get(parent)
         if labels is None:
-            labels = {id(value): name for name, value in self._graph.reader.saved_values(node)}
-            self._labels[parent] = labels
+            labels = {}
+            for name, place, value in self._graph.reader.saved_values(node):
+                saved = Segment(SegmentKind.SAVED, name)
+                labels[id(value)] = (saved,) if place is None else (saved, _item(place))
+            self._saved[parent] = labels
         return labels
 
     def _from_python(self, before: Path, parent: int, holder: Any, obj: Any) -> Path:
         kind = type(holder)
         if issubclass(kind, _CONTAINERS) and type(obj) is dict and obj is instance_dict(holder):
-            return self._add(before, "", namespace=True)
+            return self._add(before, namespace=True)
         if issubclass(kind, dict):
             return self._from_dict(before, parent, holder, obj)
         if issubclass(kind, (list, deque, set, frozenset)):
-            if before.segments[-1].startswith("ctx.") and kind is list and len(holder) <= 8:
+            last = before.last
+            if last.kind is SegmentKind.CONTEXT and last.name and kind is list and len(holder) <= 8:
                 at = next((at for at, value in enumerate(holder) if value is obj), "*")
-                return self._add(before, f"[{at}]")  # a context's list is a record: its places have meaning
-            return self._add(before, "[*]")
+                return self._add(before, _item(at))  # a context's list is a record: its places have meaning
+            return self._add(before, ANY_ITEM)
         if issubclass(kind, tuple):
             return self._from_tuple(before, parent, holder, obj)
         if self._kind(kind) == FUTURE:
-            return self._add(before, "Future.value()" if type(obj) is not dict else "", type(obj) is dict)
+            if type(obj) is dict:
+                return self._add(before, namespace=True)
+            return self._add(before, Segment(SegmentKind.FUTURE, "value"))
         if self._kind(kind) == SAVED:
-            return self._add(before, "")
+            return self._add(before)
         if self._kind(kind) == PLACEHOLDER and type(obj) is not dict:
-            return self._add(before, "checkpoint")
+            return self._add(before, Segment(SegmentKind.CHECKPOINT, "checkpoint"))
         if kind is types.FunctionType:
             return self._from_function(before, holder, obj)
         if kind is types.CellType:
-            return self._add(before, "")
+            return self._add(before)
         if kind is _LRU:
-            name = f"functools.lru_cache {_short(holder)}"
+            cache = (Segment(SegmentKind.LRU_CACHE, _short(holder)),)
             if type(obj) is dict and obj is not getattr(holder, "__dict__", None):
-                return Path((name,), 1)  # the unbounded cache's own dict
-            return Path((name, "[*]"), 2)
+                return Path((cache,), 1)  # the unbounded cache's own dict
+            return Path((cache, (ANY_ITEM,)), 2)
         if name_of(kind) == "_lru_list_elem":
-            return before if before.segments[-1] == "[*]" else self._add(before, "[*]")
+            return before if before.last == ANY_ITEM else self._add(before, ANY_ITEM)
         if kind is types.MethodType:
-            return self._add(before, ".__self__" if obj is holder.__self__ else "")
+            return self._add(before, *((_attribute("__self__"),) if obj is holder.__self__ else ()))
         if kind is functools.partial:
-            return self._add(before, f"functools.partial {_short(holder.func)}")
+            return self._add(before, Segment(SegmentKind.PARTIAL, _short(holder.func)))
         if issubclass(kind, _GENERATORS):
             return self._from_generator(before, holder, obj)
         if kind is types.TracebackType:
-            return self._add(before, "")
+            return self._add(before)
         if kind is types.FrameType:
             name = next((name for name, value in frame_locals(holder) if value is obj), "?")
-            return self._add(before, f"frame {holder.f_code.co_name}(): {name}")
+            frame = Segment(SegmentKind.FRAME, holder.f_code.co_name)
+            return self._add(before, frame, Segment(SegmentKind.VARIABLE, name))
         return self._from_instance(before, holder, obj)
 
     def _from_dict(self, before: Path, parent: int, holder: dict[Any, Any], obj: Any) -> Path:
-        labels = self._labels.get(parent)
+        labels = self._keys.get(parent)
         if labels is None:
             labels = dict_labels(holder, before.namespace)
-            self._labels[parent] = labels
-        label = labels.get(id(obj), "[*]")  # a key, or a value that came meanwhile
+            self._keys[parent] = labels
+        label = labels.get(id(obj), ANY_ITEM)  # a key, or a value that came meanwhile
         if before.in_graph:
-            return Path(before.segments + (f"ctx{label}",), before.anchor)
-        if before.segments[-1].endswith(":"):  # keyword-only defaults
-            return self._add(_without_last(before), f"{before.segments[-1]} {label[1:]}")
-        if before.namespace and label[1:] in _MODULE_DICTS and self._belongs_to_module(parent):
-            return self._add(before, "", namespace=True)
+            if label.kind is SegmentKind.ITEM:
+                hop: Hop = (Segment(SegmentKind.CONTEXT), label)
+            else:
+                hop = (Segment(SegmentKind.CONTEXT, label.name),)
+            return Path((*before.hops, hop), before.outside)
+        if before.last.kind in _OPEN:  # keyword-only defaults
+            variable = Segment(SegmentKind.VARIABLE, label.name)
+            return self._add(_without_last(before), *before.hops[-1], variable)
+        if before.namespace and label.name in _MODULE_DICTS and self._belongs_to_module(parent):
+            return self._add(before, namespace=True)
+        if before.last.kind is SegmentKind.MODULE and label.kind is SegmentKind.ATTRIBUTE:
+            return self._add(before, Segment(SegmentKind.VARIABLE, label.name))
         return self._add(before, label)
 
     def _belongs_to_module(self, position: int) -> bool:
@@ -280,49 +316,50 @@ class PathNamer:
 
     def _from_tuple(self, before: Path, parent: int, holder: tuple[Any, ...], obj: Any) -> Path:
         above = self._graph.parents[parent]
-        if above >= 0 and before.segments[-1].endswith(":"):
+        if above >= 0 and before.last.kind in _OPEN:
             names = _tuple_names(self._graph.objects[above], holder)
             for name, value in zip(names, holder, strict=False):
                 if value is obj:
-                    return self._add(_without_last(before), f"{before.segments[-1]} {name}")
+                    variable = Segment(SegmentKind.VARIABLE, name)
+                    return self._add(_without_last(before), *before.hops[-1], variable)
         fields = getattr(type(holder), "_fields", ())
         values = tuple(tuple.__iter__(holder))
         for at, value in enumerate(values):
             if value is obj:
                 if type(fields) is tuple and at < len(fields):
-                    return self._add(before, f".{fields[at]}")
-                return self._add(before, f"[{at}]" if len(values) <= 8 else "[*]")
-        return self._add(before, "[*]")
+                    return self._add(before, _attribute(fields[at]))
+                return self._add(before, _item(at) if len(values) <= _MAX_TUPLE else ANY_ITEM)
+        return self._add(before, ANY_ITEM)
 
     def _from_function(self, before: Path, function: types.FunctionType, obj: Any) -> Path:
         if obj is function.__closure__:
-            hook = "hook " if any("hook" in segment for segment in before.segments) else ""
-            return self._add(before, f"closure of {hook}{_short(function)}:")
-        if obj is function.__defaults__:
-            return self._add(before, f"default argument of {_short(function)}:")
-        if obj is function.__kwdefaults__:
-            return self._add(before, f"default argument of {_short(function)}:", namespace=True)
-        return self._add(before, "", namespace=type(obj) is dict)
+            kind = SegmentKind.HOOK_CLOSURE if _leads_to_hook(before) else SegmentKind.CLOSURE
+            return self._add(before, Segment(kind, _short(function)))
+        if obj is function.__defaults__ or obj is function.__kwdefaults__:
+            arguments = Segment(SegmentKind.DEFAULT_ARGUMENT, _short(function))
+            return self._add(before, arguments, namespace=obj is function.__kwdefaults__)
+        return self._add(before, namespace=type(obj) is dict)
 
     def _from_generator(self, before: Path, generator: Any, obj: Any) -> Path:
         frames = (getattr(generator, attribute, None) for attribute in ("gi_frame", "cr_frame", "ag_frame"))
         pairs = [pair for frame in frames if frame is not None for pair in frame_locals(frame)]
         name = next((name for name, value in pairs if value is obj), "?")
-        return self._add(before, f"generator {generator.__name__}(): {name}")
+        running = Segment(SegmentKind.GENERATOR, generator.__name__)
+        return self._add(before, running, Segment(SegmentKind.VARIABLE, name))
 
     def _from_instance(self, before: Path, holder: Any, obj: Any) -> Path:
         if issubclass(type(holder), BaseException) and obj is read_member(_TRACEBACK, holder):
-            return self._add(before, ".__traceback__")
+            return self._add(before, Segment(SegmentKind.TRACEBACK, "__traceback__"))
         own = instance_dict(holder)
         if own is not None:
             if obj is own:
-                return self._add(before, "", namespace=True)
+                return self._add(before, namespace=True)
             for name, value in list(own.items()):
                 if value is obj:
                     if name in _MODULE_DICTS and self._kind(type(holder)) == MODULE:
-                        return self._add(before, "", namespace=True)
-                    return self._add(before, f".{name}")
-        return self._add(before, f".{_slot_name(holder, obj)}")
+                        return self._add(before, namespace=True)
+                    return self._add(before, _attribute(name))
+        return self._add(before, _attribute(_slot_name(holder, obj)))
 
     def _garbage_name(self, position: int) -> str:
         """The most telling type of a cycle: the first class instance met from its entry."""
@@ -338,8 +375,16 @@ class PathNamer:
         return fallback
 
 
-def dict_labels(holder: dict[Any, Any], namespace: bool) -> dict[int, str]:
-    """Text of every value's key, by the value's id.
+def _leads_to_hook(path: Path) -> bool:
+    """Whether a function at the end of a path is called as a hook: something on the way says so."""
+    return any(
+        segment.kind in (SegmentKind.HOOKS, SegmentKind.HOOK_CLOSURE) or "hook" in segment.name
+        for segment in path.whole
+    )
+
+
+def dict_labels(holder: dict[Any, Any], namespace: bool) -> dict[int, Segment]:
+    """The segment of every value's key, by the value's id.
 
     Keys that are no strings vary by nature (`[*]`). String keys that differ only in digits fold once there
     are enough of them, and a dict of many keys is a table, not a record.
@@ -353,18 +398,18 @@ def dict_labels(holder: dict[Any, Any], namespace: bool) -> dict[int, str]:
             patterns[_DIGITS.sub("*", text)] += 1
     enough = 8 if namespace else 3
     many = not namespace and len(patterns) > _MAX_DICT_KEYS
-    labels: dict[int, str] = {}
+    labels: dict[int, Segment] = {}
     for text, value_id in keys:
         if text is None or many:
-            label = "[*]"
+            label = ANY_ITEM
         else:
             pattern = _DIGITS.sub("*", text)
             if pattern != text and patterns[pattern] >= enough:
                 text = pattern
-            if namespace:
-                label = "[*]" if text == "*" or text.isdigit() else f".{text}"
+            if text == "*" or (namespace and text.isdigit()):
+                label = ANY_ITEM
             else:
-                label = "[*]" if text == "*" else f"[{text!r}]"
+                label = _attribute(text) if namespace else _item(repr(text))
         labels.setdefault(value_id, label)
     return labels
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
+from memtriage._messages import complain
 from memtriage.cli import run
 
 
@@ -21,6 +23,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         KeyboardInterrupt: Ctrl-C, so that the process ends as the shell expects.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and arguments[:1] == ["snapshot"]:
+        status = _in_child()
+        if status is not None:
+            return status
     if run.is_run(arguments):
         # Before any parser sees them: what follows the script is the script's own.
         return run.main(arguments)
@@ -35,3 +41,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader went away (`| head`). Point stdout elsewhere, or the interpreter complains at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _in_child() -> int | None:
+    """Fork; return None in the child, which goes on, and the child's exit status in this process.
+
+    A snapshot made for that purpose overflows the C stack of the process that reads it
+    (`observe.snapshot_file`). Then this process is left to say so.
+    """
+    child = os.fork()
+    if not child:
+        return None
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the child's, too
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return code
+    if -code == signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    name = signal.Signals(-code).name
+    given = " ".join(sys.argv[2:])
+    why = "expected a memory snapshot: it is damaged, or made to do that"
+    complain("memtriage snapshot", f"{given}: reading it ended the process ({name}); {why}")
+    return 2

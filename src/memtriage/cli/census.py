@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from memtriage._messages import complain
+
 
 def census(
     pid: Annotated[
@@ -56,5 +58,5 @@ def census(
 
 
 def _refused(text: str) -> int:
-    print(f"memtriage census: {text}", file=sys.stderr)
+    complain("memtriage census", text)
     return 2

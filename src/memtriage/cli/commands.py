@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from importlib.metadata import version
 from typing import Annotated, Final, cast
 
 import typer
 
+from memtriage._messages import complain
 from memtriage.cli.census import census
 from memtriage.cli.compare import compare
 from memtriage.cli.doctor import doctor
@@ -39,7 +39,7 @@ def dispatch(arguments: list[str]) -> int:
     except _UsageError as error:
         text = error.format_message() if hasattr(error, "format_message") else str(error)
         line = " ".join(text.split()).rstrip(".")
-        print(f"memtriage: {line}; see `memtriage --help`", file=sys.stderr)
+        complain("memtriage", f"{line}; see `memtriage --help`")
         return USAGE_STATUS
     except typer.Abort as error:
         raise KeyboardInterrupt from error

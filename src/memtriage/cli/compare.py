@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from memtriage._messages import complain
+
 if TYPE_CHECKING:
     from memtriage.prove.campaign import Campaign
     from memtriage.prove.state import State
@@ -85,12 +87,12 @@ def compare(
             )
         return _print_report(trials, state, json, html)
     except TrialsError as error:
-        print(f"memtriage compare: {error}", file=sys.stderr)
+        complain("memtriage compare", error)
         return 2
     except BrokenPipeError:
         raise  # the reader of the report went away: `memtriage.cli.app` ends quietly
     except OSError as error:
-        print(f"memtriage compare: {error.filename or 'output'}: {error.strerror or error}", file=sys.stderr)
+        complain("memtriage compare", f"{error.filename or 'output'}: {error.strerror or error}")
         return 2
     except Terminated as error:
         _say("terminated; the same command goes on")
@@ -166,4 +168,4 @@ def _print_report(trials: Trials, state: State, json: bool, html: Path | None) -
 
 
 def _say(text: str) -> None:
-    print(f"memtriage compare: {text}", file=sys.stderr, flush=True)
+    complain("memtriage compare", text)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from memtriage._messages import complain
+
 if TYPE_CHECKING:
     from memtriage.diagnose.logfile import LogReading
 
@@ -48,7 +50,7 @@ def explain(
         reading = _read(what)
     except (_InputError, OSError) as error:
         reason = f"{what}: {error.strerror or error}" if isinstance(error, OSError) else str(error)
-        print(f"memtriage explain: {reason}", file=sys.stderr)
+        complain("memtriage explain", reason)
         return 2
     from memtriage.diagnose.explain import explain_reading
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from memtriage._collector import collector_paused
+from memtriage._messages import complain
 
 if TYPE_CHECKING:
     from memtriage.store.reader import RunRecord
@@ -47,7 +48,7 @@ def _report(directories: list[Path], json: bool, html: Path | None, prometheus: 
     try:
         run = read_run(directories, ahead=True)
     except RecordError as error:
-        print(f"memtriage report: {error}", file=sys.stderr)
+        complain("memtriage report", error)
         return 2
     merged = merge(run)
     told = context(run, merged)
@@ -57,7 +58,7 @@ def _report(directories: list[Path], json: bool, html: Path | None, prometheus: 
         try:
             write_html(run, merged, told, html)
         except OSError as error:
-            print(f"memtriage report: {html}: {error.strerror or error}", file=sys.stderr)
+            complain("memtriage report", f"{html}: {error.strerror or error}")
             return 2
     if prometheus:
         return _prometheus(run)
@@ -74,12 +75,12 @@ def _report(directories: list[Path], json: bool, html: Path | None, prometheus: 
 
 def _prometheus(run: RunRecord) -> int:
     from memtriage.report.metrics.prometheus import exposition
-    from memtriage.report.metrics.recorded import standing_of
+    from memtriage.report.metrics.recorded import status_of
 
     try:
-        text = exposition(standing_of(rank) for rank in run.ranks)
+        text = exposition(status_of(rank) for rank in run.ranks)
     except ImportError as error:
-        print(f"memtriage report: {error}", file=sys.stderr)
+        complain("memtriage report", error)
         return 2
     print(text, end="")
     return 0

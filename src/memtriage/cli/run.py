@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memtriage._messages import complain
 from memtriage.session.runner import ScriptTarget
 
 if TYPE_CHECKING:
+    from memtriage.model import Verdict
     from memtriage.report.metrics.prometheus import Address
 
 HELP = """\
@@ -23,11 +25,14 @@ Usage: memtriage run [-o DIR] [--json FILE] SCRIPT [ARGS...]
        torchrun ... -m memtriage run [-o DIR] [--json FILE] SCRIPT [ARGS...]
 
 Run a training script and account for every byte of memory that it uses: what grows, what holds it, what to
-change. The script runs as it would under python, and memtriage exits as the script does.
+change. The script runs as it would under python, and memtriage exits as the script does (see --fail-on).
 
 Options (before SCRIPT; everything behind SCRIPT or MODULE is the script's own):
   -o, --output DIR  where the record of the run goes [default: $MEMTRIAGE_DIR, else ./memtriage-run]
   --json FILE       also write the report to FILE, as JSON
+  --fail-on VERDICT[,VERDICT...]
+                    exit with 3 if the script succeeds and the verdict is one of these: clean, leak,
+                    residue, fragmentation, out_of_memory, not_judged, error
   --host-tuning     set malloc's thresholds, so that freed host memory goes back to the system: starts
                     the process anew once; settings that the environment has already are kept
   --per-microbatch  say on stderr what every micro-batch left in use, and what seems to grow
@@ -48,7 +53,7 @@ DIRECTORY_VARIABLE = "MEMTRIAGE_DIR"
 _FLAGS = ("--host-tuning", "--per-microbatch", "--listen")
 _LOCAL_RANK = re.compile(r"--local[_-]rank(=.*)?", re.DOTALL)
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?")
-_VALUES = {"-o": "a directory", "--json": "a file", "--metrics": "[HOST:]PORT"}
+_VALUES = {"-o": "a directory", "--json": "a file", "--metrics": "[HOST:]PORT", "--fail-on": "verdicts"}
 _EXPECTED = "expected [-o DIR] [--json FILE] and then SCRIPT or -m MODULE"
 
 
@@ -68,6 +73,7 @@ class RunOptions:
         per_microbatch: `--per-microbatch` was given.
         metrics: `--metrics` as given; None without it.
         listen: `--listen` was given.
+        fail_on: `--fail-on` as given; None without it.
     """
 
     target: ScriptTarget | None
@@ -77,10 +83,13 @@ class RunOptions:
     per_microbatch: bool = False
     metrics: str | None = None
     listen: bool = False
+    fail_on: str | None = None
 
 
 def main(argv: list[str]) -> int:
     """Runs `memtriage run` and returns the status to exit with: the script's, or 2 on bad usage.
+
+    Where the script succeeded and `--fail-on` lists the verdict, it is 3.
 
     Args:
         argv: see `parse`.
@@ -97,8 +106,9 @@ def main(argv: list[str]) -> int:
         directory = _output_directory(options.directory)
         json_path = _output_file(options.json_path)
         metrics = _metrics_address(options.metrics)
+        fail_on = _verdicts(options.fail_on)
     except UsageError as error:
-        print(f"memtriage run: {error}", file=sys.stderr)
+        complain("memtriage run", error)
         return USAGE_STATUS
     if options.host_tuning:
         from memtriage.treat.host_tuning import restart_tuned
@@ -114,6 +124,7 @@ def main(argv: list[str]) -> int:
         per_microbatch=options.per_microbatch,
         metrics=metrics,
         listen=options.listen,
+        fail_on=fail_on,
     )
 
 
@@ -159,6 +170,7 @@ def parse(argv: Sequence[str]) -> RunOptions:
         per_microbatch="--per-microbatch" in flags,
         metrics=values.get("--metrics"),
         listen="--listen" in flags,
+        fail_on=values.get("--fail-on"),
     )
 
 
@@ -268,7 +280,7 @@ def _hint(name: str) -> str:
         return ": leave out the interpreter, as in `memtriage run train.py`"
     if name == "run":
         return ": give `run` once"
-    return f" below {os.getcwd()}: check the path, or give a module with -m"
+    return f" below {_absolute(Path())}: check the path, or give a module with -m"
 
 
 def _has_main(directory: str) -> bool:
@@ -280,7 +292,7 @@ def _check_module(name: str) -> None:
     if not first or first in sys.modules or importlib.util.find_spec(first):
         return
     # The directory that -m searches first is not in sys.path yet.
-    if not sys.flags.safe_path and importlib.machinery.PathFinder.find_spec(first, [os.getcwd()]):
+    if not sys.flags.safe_path and importlib.machinery.PathFinder.find_spec(first, [str(_absolute(Path()))]):
         return
     raise UsageError(
         f"no module named {first!r}; expected one that this interpreter can import: check the name, start "
@@ -295,7 +307,7 @@ def _output_directory(given: Path | None) -> Path:
         raise UsageError(
             f"{str(directory)!r} is a file; expected a directory for the record: give one with -o"
         )
-    return directory.absolute()
+    return _absolute(directory)
 
 
 def _output_file(given: Path | None) -> Path | None:
@@ -304,11 +316,19 @@ def _output_file(given: Path | None) -> Path | None:
         return None
     if os.path.isdir(given):
         raise UsageError(f"--json {str(given)!r} is a directory; expected a file: name one in it")
-    if not os.path.isdir(given.absolute().parent):
+    if not os.path.isdir(_absolute(given).parent):
         raise UsageError(
             f"--json {str(given)!r} is in a directory that does not exist; expected one that does: make it"
         )
-    return given.absolute()
+    return _absolute(given)
+
+
+def _absolute(path: Path) -> Path:
+    """An absolute path; a relative one stays so where the current directory was removed."""
+    try:
+        return path.absolute()
+    except OSError:
+        return path
 
 
 def _metrics_address(given: str | None) -> Address | None:
@@ -320,3 +340,17 @@ def _metrics_address(given: str | None) -> Address | None:
         return parse_address(given)
     except ValueError as error:
         raise UsageError(f"--metrics: {error}") from None
+
+
+def _verdicts(given: str | None) -> frozenset[Verdict]:
+    if given is None:
+        return frozenset()
+    from memtriage.model.findings import VERDICTS_OF_A_RUN
+
+    names = [name.strip() for name in given.split(",")]
+    unknown = next((name for name in names if name not in VERDICTS_OF_A_RUN), None)
+    if unknown is not None:
+        raise UsageError(
+            f"invalid --fail-on {unknown!r}; expected one or more of {','.join(VERDICTS_OF_A_RUN)}"
+        )
+    return frozenset(word for word in VERDICTS_OF_A_RUN if word in names)

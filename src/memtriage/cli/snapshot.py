@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from memtriage._messages import complain, printable
+
 if TYPE_CHECKING:
     from memtriage.model.recording import Recording
 
@@ -68,7 +70,7 @@ def snapshot(
 
 
 def _refuse(reason: str) -> int:
-    print(f"memtriage snapshot: {reason}", file=sys.stderr)
+    complain("memtriage snapshot", reason)
     return BAD_INPUT
 
 
@@ -139,5 +141,5 @@ def _query(recording: Recording, sql: str, as_json: bool) -> int:
         return 0
     print("\t".join(columns))
     for row in rows:
-        print("\t".join("" if value is None else str(value) for value in row))
+        print("\t".join("" if value is None else printable(str(value)) for value in row))
     return 0

@@ -9,6 +9,8 @@ from typing import Annotated, Final
 
 import typer
 
+from memtriage._messages import complain
+
 _LEAST_S: Final = 0.2
 
 
@@ -67,5 +69,5 @@ def top(
 
 
 def _refused(text: str) -> int:
-    print(f"memtriage top: {text}", file=sys.stderr)
+    complain("memtriage top", text)
     return 2

@@ -39,7 +39,7 @@ def _finding(device: str, records: list[StorageRecord], step: int) -> Finding:
         kind="residue",
         device=device,
         bytes=sum(one.nbytes for one in records),
-        holder=max(records, key=lambda one: one.nbytes).holder,
+        holder_path=max(records, key=lambda one: one.nbytes).path,
         mechanism="contexts of custom autograd Functions keep the quantised tensors that their backward has "
         "restored into ctx.tensor_objects, until the loss is bound anew; under checkpointing those of all "
         "layers gather during one backward",

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from memtriage.diagnose.messages.message import SUM_ERROR, Message, OomFields, figures
-from memtriage.diagnose.moment import FrameState, Phase, moment_from_frames
+from memtriage.diagnose.phase import FrameState, phase_from_frames
 from memtriage.diagnose.shapes import Product
 from memtriage.model.explanation import Label
+from memtriage.model.position import Phase
 
 _LOADS: Final = re.compile(
     r"to|cuda|_apply|load\w*|from_pretrained|convert|empty|materialize|init\w*|__init__"
@@ -86,7 +87,7 @@ def phase_of(frames: Sequence[tuple[str, str, int]]) -> Phase | None:
     """Which part of training a traceback shows; None where it does not tell."""
     if not frames:
         return None
-    phase = moment_from_frames(frames, FrameState(training_begun=False))
+    phase = phase_from_frames(frames, FrameState(training_begun=False))
     if phase == "setup" and not any(_LOADS.fullmatch(name) for _, name, _ in frames[:3]):
         return None
     return phase

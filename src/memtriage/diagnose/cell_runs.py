@@ -11,6 +11,7 @@ from memtriage.diagnose.mechanisms import Explanation, Held, explain
 from memtriage.model.cell import HolderChange
 from memtriage.model.census import Census, GroupDetail, HolderGroup
 from memtriage.model.findings import Finding
+from memtriage.model.paths import SegmentKind, has
 from memtriage.model.units import size
 
 JUDGED_FROM: Final = 3
@@ -28,8 +29,8 @@ class CellRun:
 
 def changes(before: Census, after: Census) -> tuple[list[HolderChange], list[HolderChange]]:
     """Holders that have more than before and those that have less, each largest first."""
-    old = {(group.device, group.anchor): group for group in before.groups}
-    new = {(group.device, group.anchor): group for group in after.groups}
+    old = {group.key: group for group in before.groups}
+    new = {group.key: group for group in after.groups}
     found = []
     for key in {**old, **new}:
         here, there = new.get(key), old.get(key)
@@ -53,7 +54,7 @@ def holders(census: Census) -> list[HolderChange]:
 
 def _change(group: HolderGroup, nbytes: int, count: int) -> HolderChange:
     owner = max(group.owners, key=lambda name: group.owners[name])
-    return HolderChange(device=group.device, holder=group.holder, bytes=nbytes, count=count, owner=owner)
+    return HolderChange(device=group.device, holder_path=group.path, bytes=nbytes, count=count, owner=owner)
 
 
 def by_device(census: Census) -> dict[str, int]:
@@ -110,11 +111,9 @@ def run_finding(growth: GroupGrowth, detail: GroupDetail, runs: Sequence[CellRun
         kind="leak",
         device=growth.group.device,
         bytes=growth.group.nbytes,
-        holder=growth.holder,
-        also_held_by=detail.also_held_by,
-        mechanism=f"{said.mechanism}: {size(rate)} more with every run of this cell".replace(
-            "at every step", "at every run"
-        ),
+        holder_path=growth.path,
+        also_held_by_paths=detail.also_held_by,
+        mechanism=f"{said.mechanism}: {size(rate)} more with every run of this cell",
         fix=said.fix,
         playbook="M20",
         evidence=[f"censuses before and after the cell: {each}"],
@@ -122,7 +121,7 @@ def run_finding(growth: GroupGrowth, detail: GroupDetail, runs: Sequence[CellRun
 
 
 def _explanation(growth: GroupGrowth, detail: GroupDetail) -> Explanation:
-    if growth.group.anchor.startswith("Out["):
+    if has(growth.group.anchor, SegmentKind.OUTPUT):
         return Explanation(
             "the cell's last line shows a value, and IPython keeps every value that it has shown in Out",
             "end the cell's last line with `;`, or show a number (`loss.item()`); %memtriage_free --out lets "
@@ -131,12 +130,13 @@ def _explanation(growth: GroupGrowth, detail: GroupDetail) -> Explanation:
     owner = max(growth.group.owners, key=lambda name: growth.group.owners[name])
     return explain(
         Held(
-            holder=growth.holder,
+            path=growth.path,
             anchor=growth.group.anchor,
             attached=growth.group.attached,
             owner=owner,
             kind=detail.holder_kind,
             lengthens=growth.count == 0,
             shared=detail.shared,
+            every="run",
         )
     )

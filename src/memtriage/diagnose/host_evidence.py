@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from memtriage.model.paths import HolderPath
+
 
 @dataclass(frozen=True, slots=True)
 class Retention:
@@ -48,13 +50,13 @@ class Population:
     """A container of many Python objects in the parent: what workers un-share by counting references.
 
     Attributes:
-        holder: its holder path.
+        path: its holder path.
         kind: its type's name.
         entries: how many.
         nbytes: estimated bytes of the entries, from a sample of them.
     """
 
-    holder: str
+    path: HolderPath
     kind: str
     entries: int
     nbytes: int
@@ -65,7 +67,7 @@ class PinnedBlock:
     """One live page-locked tensor of torch's own allocator: its size as asked for, and its holder path."""
 
     nbytes: int
-    holder: str | None
+    path: HolderPath | None
 
 
 @dataclass(frozen=True, slots=True)

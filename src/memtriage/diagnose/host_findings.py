@@ -98,8 +98,8 @@ def malloc_retention(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Fin
         mechanism="freed memory stays with the C library: after the first large block is freed, malloc "
         "serves blocks up to 32 MiB from its heap, where one survivor keeps all below it resident",
         fix="call memtriage.malloc_trim() where a phase ends (after loading, after evaluation): it returns "
-        f"{size(kept.trimmable)} here; or start with `memtriage run --host-tuning`, which sets malloc's "
-        "thresholds so that large blocks go back when they are freed",
+        f"{size(idle)} that no step takes again; or start with `memtriage run --host-tuning`, which sets "
+        "malloc's thresholds so that large blocks go back when they are freed",
         playbook="M3",
         step=kept.step,
         evidence=[
@@ -128,7 +128,7 @@ def worker_copy_on_write(evidence: HostEvidence, policy: HostPolicy = POLICY) ->
         kind="worker_copy_on_write",
         device=DEVICE_HOST,
         bytes=sum(worker.copied for worker in grown),
-        holder=None if large is None else large.holder,
+        holder_path=None if large is None else large.path,
         mechanism="forked workers share the parent's pages until one side writes to them, and reading a "
         "Python object writes its reference count: each worker ends with a copy of its own",
         fix="keep the data set in a few large arrays (numpy, torch, Arrow; strings as one byte array with "
@@ -226,7 +226,7 @@ def pinned_rounding(use: PinnedUse | None, policy: HostPolicy = POLICY) -> Findi
         kind="pinned_rounding",
         device=DEVICE_HOST,
         bytes=waste,
-        holder=largest.holder,
+        holder_path=largest.path,
         mechanism="torch's allocator of page-locked memory rounds each block up to a power of two and keeps "
         "freed blocks for good",
         fix=pinned_remedy(use.torch_version),
@@ -293,7 +293,8 @@ def host_notes(evidence: HostEvidence, policy: HostPolicy = POLICY) -> list[str]
         above = peak - high
         if above >= max(policy.transient, policy.transient_share * high):
             notes.append(
-                f"host memory peaked at {size(peak)}, {size(above)} above the highest mark ({size(high)}): a "
-                "transient, as of loading or copying; memtriage.host_step() tells which call makes it"
+                f"host memory peaked at {size(peak)}, {size(above)} above the highest reading between steps "
+                f"({size(high)}): a transient, as of loading or copying; memtriage.host_step() shows which "
+                "call makes it"
             )
     return notes

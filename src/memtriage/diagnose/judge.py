@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Literal
 
 from memtriage.diagnose.growth import Series, floor_growth, steps_left, went_on
 from memtriage.diagnose.leaks import GroupGrowth
 from memtriage.diagnose.mechanisms import Held, explain
 from memtriage.model.census import GroupDetail
-from memtriage.model.findings import Finding
+from memtriage.model.findings import Finding, Projection
+from memtriage.model.paths import HolderPath, SegmentKind, has, in_words, without_last_item
+from memtriage.model.position import Scale, TrainingPosition
 from memtriage.model.units import size
 
-Scale = Literal["step", "microbatch", "second"]
-"""What a rate is counted by."""
-PROJECTION: Final = "at this rate"
-"""How the sentence of evidence begins that says when memory runs out."""
 _UNNAMED_FLOOR = 32 * 1024
 _UNNAMED_MARKS = 16
 _UNNAMED_STEADY = 0.9
@@ -30,50 +27,37 @@ class NativeHolder:
     """Something in Python that keeps more and more objects whose memory only C++ knows of.
 
     Attributes:
-        holder: its path.
+        path: its holder path; of autograd nodes up to `grad_fn`.
         what: `autograd nodes`, or the C++ type of its entries.
         more: objects that came between two censuses.
     """
 
-    holder: str
+    path: HolderPath
     what: str
     more: int
 
 
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """What a run's counters say, for the judgement.
 
     Attributes:
-        series: counter by (device, mark name), over completed steps.
+        series: counter at the end of steps, by device.
         limits: bytes at which memory runs out, by device.
         used: bytes in use at the last mark, by device, as that limit counts them.
-        step: completed steps.
-        microbatches: micro-batches in a step (the last whole one).
-        into_step: micro-batches of the running step that the last mark comes after.
+        position: where training stands.
         quiet_since: step of the last census; recorders and censuses move malloc's counter a little.
     """
 
-    def __init__(
-        self,
-        series: Mapping[tuple[str, str], Series],
-        limits: Mapping[str, int],
-        used: Mapping[str, int],
-        step: int,
-        microbatches: int,
-        quiet_since: int | None = None,
-        into_step: int = 0,
-    ) -> None:
-        self.into_step = into_step
-        self.quiet_since = quiet_since
-        self.series = series
-        self.limits = limits
-        self.used = used
-        self.step = step
-        self.microbatches = microbatches
+    series: Mapping[str, Series]
+    limits: Mapping[str, int]
+    used: Mapping[str, int]
+    position: TrainingPosition
+    quiet_since: int | None = None
 
     def went_on(self, device: str, since: int, rate: float) -> bool | None:
         """Whether a growth of `rate` bytes a step went on behind step `since`; None: too short to tell."""
-        series = self.series.get((device, "step"))
+        series = self.series.get(device)
         return None if series is None else went_on(series, since, rate)
 
 
@@ -93,7 +77,7 @@ def group_finding(
     No leak: a container with a bound of its own, a cycle that the collector will free, growth that stopped.
     Rates are for each completed backward; `period` of them make one pass of the program over a micro-batch.
     """
-    garbage = growth.group.anchor.startswith("garbage cycle")
+    garbage = has(growth.group.anchor, SegmentKind.GARBAGE_CYCLE)
     if garbage and not collector_off:
         return None
     if detail.bound is not None:
@@ -104,7 +88,7 @@ def group_finding(
     owner = max(growth.group.owners, key=lambda name: growth.group.owners[name])
     explanation = explain(
         Held(
-            holder=growth.holder,
+            path=growth.path,
             anchor=growth.group.anchor,
             attached=growth.group.attached,
             owner=owner,
@@ -115,25 +99,27 @@ def group_finding(
         )
     )
     per_step, per_microbatch = _rates(growth, evidence, scale)
+    projection = _projection(growth.group.device, per_step, per_microbatch, evidence)
     return Finding(
         kind="garbage_cycle" if garbage else "leak",
         device=growth.group.device,
         bytes=growth.group.nbytes,
         bytes_per_step=per_step,
         bytes_per_microbatch=per_microbatch,
-        holder=growth.holder,
-        also_held_by=detail.also_held_by,
+        holder_path=growth.path,
+        also_held_by_paths=detail.also_held_by,
         allocated_at=detail.allocated_at,
         mechanism=explanation.mechanism,
         fix=explanation.fix,
         playbook="M20",
         step=last_step,
+        projection=projection,
         evidence=[
             _came(growth, scale),
             *_of_several(growth, period),
             *_retained(detail, growth),
             *([f"the largest storage is kept for backward by {detail.saved_by}"] if detail.saved_by else []),
-            *_projection(growth.group.device, per_step, per_microbatch, evidence),
+            *_said(projection),
         ],
     )
 
@@ -148,15 +134,15 @@ def _known_holder(growth: GroupGrowth) -> str | None:
 def _rates(growth: GroupGrowth, evidence: Evidence, scale: Scale) -> tuple[int | None, int | None]:
     if scale == "microbatch":
         # From step to step it may be there as well, or be gone at the end of each step.
-        series = evidence.series.get((growth.group.device, "step"))
+        series = evidence.series.get(growth.group.device)
         by_step = None if series is None else floor_growth(series)
-        of_a_step = growth.rate * evidence.microbatches
+        of_a_step = growth.rate * evidence.position.microbatches_per_step
         stays = by_step is not None and by_step >= _STAYS * of_a_step > 0
         return (round(of_a_step) if stays else None), round(growth.rate)
     if scale == "second":
         return None, None
     per_step = round(growth.rate)
-    return per_step, round(growth.rate / max(1, evidence.microbatches))
+    return per_step, round(growth.rate / max(1, evidence.position.microbatches_per_step))
 
 
 def _came(growth: GroupGrowth, scale: Scale) -> str:
@@ -188,20 +174,25 @@ def _retained(detail: GroupDetail, growth: GroupGrowth) -> list[str]:
 
 def _projection(
     device: str, per_step: int | None, per_microbatch: int | None, evidence: Evidence
-) -> list[str]:
+) -> Projection | None:
     limit, used = evidence.limits.get(device), evidence.used.get(device)
+    if limit is None:
+        return None
     left = steps_left(limit, used, per_step)
     if left is not None:
-        return [f"{PROJECTION} {device} (limit {size(limit)}) is full at step {evidence.step + left:,}"]
+        return Projection(device=device, limit=limit, step=evidence.position.step + left)
     left = steps_left(limit, used, per_microbatch)
     if left is not None:
-        at = evidence.into_step + left
-        return [f"{PROJECTION} {device} (limit {size(limit)}) is full {at:,} micro-batches into a step"]
-    return []
+        return Projection(device=device, limit=limit, microbatches=evidence.position.into_step + left)
+    return None
+
+
+def _said(projection: Projection | None) -> list[str]:
+    return [] if projection is None else [str(projection)]
 
 
 def host_finding(
-    holder: str | None,
+    path: HolderPath,
     kind: str | None,
     nbytes: int,
     steps: int,
@@ -213,23 +204,25 @@ def host_finding(
     rate = nbytes / max(1, steps)
     if evidence.went_on("cpu", last_step, rate) is False:
         return None
-    subject = (holder or "").removesuffix("[*]")
+    subject = in_words(without_last_item(path))
+    projection = _projection("host", round(rate), None, evidence)
     return Finding(
         kind="leak",
         device="host",
         bytes=nbytes,
         bytes_per_step=round(rate),
-        bytes_per_microbatch=round(rate / max(1, evidence.microbatches)),
-        holder=holder,
+        bytes_per_microbatch=round(rate / max(1, evidence.position.microbatches_per_step)),
+        holder_path=path,
         allocated_at=allocated_at,
         mechanism=f"{subject} ({kind}) gets new entries at every step and never lets go of old ones",
         fix="clear it when its content has been used, keep reduced values, write entries out, or bound it "
         "(`collections.deque(maxlen=...)`)",
         playbook="M20",
         step=last_step,
+        projection=projection,
         evidence=[
             f"{size(nbytes)} more in {steps} steps, tensors not counted",
-            *_projection("host", round(rate), None, evidence),
+            *_said(projection),
         ],
     )
 
@@ -242,7 +235,7 @@ def unnamed_growth(
     It needs a long, steady rise: nine of ten marks higher than the one before, and a floor that rises over
     four successive windows. (What awaits the cyclic collector falls back now and then.)
     """
-    series = evidence.series.get((device, "step"))
+    series = evidence.series.get(device)
     if series is None or len(series.values) < _UNNAMED_MARKS:
         return None
     settled = Series(series.positions[4:], series.values[4:])
@@ -261,22 +254,25 @@ def unnamed_growth(
     where = "host" if device == "cpu" else device
     holder = holders[0] if holders else None
     mechanism, fix = _native_cause(holder)
+    projection = _projection(where, round(missing), None, evidence)
     return Finding(
         kind="leak",
         device=where,
         bytes=round(missing * (settled.positions[-1] - settled.positions[0])),
         bytes_per_step=round(missing),
-        bytes_per_microbatch=round(missing / max(1, evidence.microbatches)),
-        holder=holder.holder if holder else "C++ only (no Python object and no autograd node leads to it)",
+        bytes_per_microbatch=round(missing / max(1, evidence.position.microbatches_per_step)),
+        holder=None if holder else "C++ only (no Python object and no autograd node leads to it)",
+        holder_path=holder.path if holder else None,
         mechanism=mechanism,
         fix=fix,
         playbook="M20" if holder else "M19",
-        step=evidence.step,
+        step=evidence.position.step,
+        projection=projection,
         evidence=[
             f"the counter of {device} rises by {size(round(rate))} a step; censuses name "
             f"{size(round(known))} of it",
             *([f"{holder.more} more objects ({holder.what}) between two censuses"] if holder else []),
-            *_projection(where, round(missing), None, evidence),
+            *_said(projection),
         ],
     )
 
@@ -288,28 +284,28 @@ def _native_cause(holder: NativeHolder | None) -> tuple[str, str]:
             "look at native libraries called once a step (tokenizers, data loaders, script modules); a "
             "profiler of native allocations such as `memray run --native` names the call",
         )
-    if holder.what == "autograd nodes":
+    if holder.path[-1].kind is SegmentKind.GRAD_FN:
         return (
-            f"{holder.holder.removesuffix(' -> grad_fn')} keeps tensors with a grad_fn; backward has freed "
+            f"{in_words(holder.path[:-1])} keeps tensors with a grad_fn; backward has freed "
             "what their graphs had saved, but the graphs' nodes themselves stay, in host memory",
             "append `loss.detach()` or `loss.item()` instead of the tensor itself",
         )
-    if "ProcessGroup" in holder.what or "distributed" in holder.holder:
+    if "ProcessGroup" in holder.what or holder.path[0].name.startswith("torch.distributed"):
         return (
             "process groups are made again and again; torch.distributed keeps each until it is destroyed",
             "make a group once and reuse it, or call torch.distributed.destroy_process_group(group) for each",
         )
     return (
-        f"{holder.holder} gets new objects of type {holder.what}, which hold memory of a C++ library",
+        f"{in_words(holder.path)} gets new objects of type {holder.what}, which hold memory of a C++ library",
         "clear it when its content has been used, or close what the objects stand for",
     )
 
 
 def without_repeats(findings: Sequence[Finding]) -> list[Finding]:
     """One finding for each holder: a growth seen inside a step and from step to step is one leak."""
-    merged: dict[tuple[str, str | None], Finding] = {}
+    merged: dict[tuple[str, HolderPath | str | None], Finding] = {}
     for finding in findings:
-        key = (finding.device, finding.holder)
+        key = (finding.device, finding.held_at)
         known = merged.get(key)
         if known is None:
             merged[key] = finding

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from memtriage.model.census import Census, HolderGroup
+from memtriage.model.census import Census, GroupKey, HolderGroup
+from memtriage.model.paths import HolderPath, SegmentKind, has
 
 _LOG_ENTRY = 512
 """Storages up to this size that hang on no graph are log entries (a loss kept detached is 4 bytes; the CUDA
@@ -30,7 +31,7 @@ class CensusPoint:
 
     position: int
     census: Census
-    heads: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    heads: dict[GroupKey, bytes] = field(default_factory=dict)
     interrupted: bool = False
 
 
@@ -40,22 +41,22 @@ class GroupGrowth:
 
     Attributes:
         group: as the later census saw it.
-        holder: the whole path of what grew most.
+        path: the whole path of what grew most.
         count, nbytes: storages and bytes that came.
         distance: how far apart the two censuses are.
         interrupted: the later one was taken in the middle of a position.
     """
 
     group: HolderGroup
-    holder: str
+    path: HolderPath
     count: int
     nbytes: int
     distance: int
     interrupted: bool = False
 
     @property
-    def key(self) -> tuple[str, str]:
-        return self.group.device, self.group.anchor
+    def key(self) -> GroupKey:
+        return self.group.key
 
     @property
     def rate(self) -> float:
@@ -65,18 +66,20 @@ class GroupGrowth:
 
 def growth_between(before: CensusPoint, after: CensusPoint) -> list[GroupGrowth]:
     """Groups with more bytes than before, largest first. Nothing is judged yet."""
-    earlier = {(group.device, group.anchor): group for group in before.census.groups}
+    earlier = {group.key: group for group in before.census.groups}
     distance = after.position - before.position
     grown = []
     for group in after.census.groups:
-        old = earlier.get((group.device, group.anchor))
+        old = earlier.get(group.key)
         count = group.count - (old.count if old else 0)
         nbytes = group.nbytes - (old.nbytes if old else 0)
         if nbytes <= 0 or count < 0 or (after.interrupted and old is None):
             continue
-        tails = {text: size - (old.tails.get(text, 0) if old else 0) for text, size in group.tails.items()}
-        holder = max(tails, key=lambda text: tails[text])
-        grown.append(GroupGrowth(group, holder, count, nbytes, distance, after.interrupted))
+        if has(group.anchor, SegmentKind.NOT_SEARCHED):  # two partial censuses leave out different ones
+            continue
+        tails = {path: size - (old.tails.get(path, 0) if old else 0) for path, size in group.tails.items()}
+        most = max(tails, key=lambda path: tails[path])
+        grown.append(GroupGrowth(group, most, count, nbytes, distance, after.interrupted))
     return sorted(grown, key=lambda growth: -growth.nbytes)
 
 

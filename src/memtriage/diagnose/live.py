@@ -14,7 +14,7 @@ from memtriage.account.gpu_ledger import STRANDED
 from memtriage.diagnose.growth import Series, policy_for, recent_growth
 from memtriage.diagnose.merge import RunContext, context, merge
 from memtriage.model import Mark, RankCount, RunReport
-from memtriage.model.standing import rows_of
+from memtriage.model.run_status import rows_of
 from memtriage.store.locate import RecordError
 from memtriage.store.reader import RankRecord, RunRecord
 from memtriage.store.tail import RankTail, RunTail

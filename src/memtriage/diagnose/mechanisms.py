@@ -1,11 +1,22 @@
-"""Why a holder keeps memory, and what to change, read off its path: the first rule that applies."""
+"""Why a holder keeps memory, and what to change: the first rule that applies to its path's segments."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
 
+from memtriage.model.paths import (
+    ANY_ITEM,
+    HolderPath,
+    Segment,
+    SegmentKind,
+    has,
+    in_words,
+    last_name,
+    without_last_item,
+)
 from memtriage.observe.holders.catalogue import holders
 from memtriage.observe.holders.entry import Holder
 
@@ -15,7 +26,7 @@ class Held:
     """What the rules look at.
 
     Attributes:
-        holder: whole path of what grew most.
+        path: whole path of what grew most.
         anchor: its part before the autograd graph.
         attached: it hangs on the autograd graph.
         owner: what most of the bytes are.
@@ -23,16 +34,18 @@ class Held:
         lengthens: it is one storage that grows at its end.
         shared: its storages lie in shared memory.
         known: the entry of the catalogue of known holders that keeps most of it.
+        every: what it grows with, for the sentence.
     """
 
-    holder: str
-    anchor: str
+    path: HolderPath
+    anchor: HolderPath
     attached: bool
     owner: str
     kind: str | None = None
     lengthens: bool = False
     shared: bool = False
     known: str | None = None
+    every: Literal["step", "run"] = "step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +67,27 @@ def explain(held: Held) -> Explanation:
     return _collection(held)
 
 
-def _subject(held: Held) -> str:
-    """The variable to talk about: the anchor without its frame and its last `[*]`."""
-    return re.sub(r"^(thread \".*\" )?frame [^:]*: ", "", held.anchor).removesuffix("[*]")
+def _subject(held: Held) -> HolderPath:
+    """The variable to talk about: the anchor without its frame, and without a place in the last container."""
+    path = held.anchor[1:] if held.anchor[0].kind is SegmentKind.THREAD else held.anchor
+    if len(path) > 1 and path[0].kind is SegmentKind.FRAME:
+        path = path[1:]
+    return without_last_item(path)
 
 
 def _context_attribute(held: Held) -> str:
-    found = re.search(r"ctx\.\w+", held.holder)
-    return found.group(0) if found else "ctx"
+    return in_words((next(filter(_is_context_attribute, held.path)),))
+
+
+def _is_context_attribute(segment: Segment) -> bool:
+    return segment.kind is SegmentKind.CONTEXT and bool(segment.name)
 
 
 def _garbage(held: Held) -> Explanation:
+    first, *rest = held.anchor
+    members = in_words((Segment(SegmentKind.CLASS, first.name), *rest))
     return Explanation(
-        f"objects that refer to each other in a cycle ({held.anchor.removeprefix('garbage cycle of ')}) keep "
+        f"objects that refer to each other in a cycle ({members}) keep "
         "their tensors until the cyclic collector runs, and it is switched off",
         "break the cycle (weakref for the back reference), or switch the collector on again with "
         "gc.enable(), or call gc.collect() every some steps",
@@ -92,8 +113,8 @@ def explain_known(entry: Holder) -> Explanation:
 
 def _lengthening(held: Held) -> Explanation:
     return Explanation(
-        f"{_subject(held)} is one tensor that is made anew, longer, at every step (as torch.cat does), and "
-        "holds all that was ever added",
+        f"{in_words(_subject(held))} is one tensor that is made anew, longer, at every {held.every} (as "
+        "torch.cat does), and holds all that was ever added",
         "reduce the values before you keep them, move them to the host in blocks, or clear the tensor at the "
         "end of each epoch; a preallocated buffer avoids the copies",
     )
@@ -102,9 +123,9 @@ def _lengthening(held: Held) -> Explanation:
 def _shared_batches(held: Held) -> Explanation:
     subject = _subject(held)
     return Explanation(
-        f"{subject} keeps tensors that lie in shared memory (a DataLoader worker's batches): each kept view "
-        "holds the whole segment, and a file descriptor with it",
-        f"clone() what {_last_name(subject)} keeps (`item.clone()`), so that the batch's segment can go; or "
+        f"{in_words(subject)} keeps tensors that lie in shared memory (a DataLoader worker's batches): each "
+        "kept view holds the whole segment, and a file descriptor with it",
+        f"clone() what {last_name(subject)} keeps (`item.clone()`), so that the batch's segment can go; or "
         "set torch.multiprocessing.set_sharing_strategy('file_system') where descriptors run out",
     )
 
@@ -120,7 +141,7 @@ def _gradient_graph(held: Held) -> Explanation:
 
 def _context(held: Held) -> Explanation:
     attribute = _context_attribute(held)
-    where = _subject(held)
+    where = in_words(_subject(held))
     return Explanation(
         f"a custom autograd.Function keeps tensors on `{attribute}`; they live as long as its node, and "
         f"{where} keeps the node alive through grad_fn",
@@ -141,7 +162,7 @@ def _context_cycle(held: Held) -> Explanation:
 
 def _hook(held: Held) -> Explanation:
     return Explanation(
-        f"a hook keeps the tensors it is given: {held.anchor}",
+        f"a hook keeps the tensors it is given: {in_words(held.anchor)}",
         "detach() in the hook and keep no more than you need, clear the list after each step, and remove() "
         "the hook's handle when it is no longer needed",
     )
@@ -149,7 +170,8 @@ def _hook(held: Held) -> Explanation:
 
 def _lru(held: Held) -> Explanation:
     return Explanation(
-        f"{held.anchor.removesuffix('[*]')} keeps every value (and every key, `self` among them) it has seen",
+        f"{in_words(without_last_item(held.anchor))} keeps every value (and every key, `self` among them) it "
+        "has seen",
         "bound it (`maxsize=`), make the key a plain number and cache on the instance instead of a method, "
         "or call cache_clear() at the end of a phase",
     )
@@ -172,7 +194,7 @@ def _generator(held: Held) -> Explanation:
 
 def _thread(held: Held) -> Explanation:
     return Explanation(
-        f"a thread keeps what it was given: {held.anchor}",
+        f"a thread keeps what it was given: {in_words(held.anchor)}",
         "bound the queue (`queue.Queue(maxsize=...)`), consume it as fast as it is filled, and clear what "
         "the thread has done with",
     )
@@ -180,21 +202,21 @@ def _thread(held: Held) -> Explanation:
 
 def _default_argument(held: Held) -> Explanation:
     return Explanation(
-        f"a mutable default argument is made once and kept for ever: {held.anchor}",
+        f"a mutable default argument is made once and kept for ever: {in_words(held.anchor)}",
         "use `None` as the default and make the list inside the function; keep detach()ed values",
     )
 
 
 def _module_grows(held: Held) -> Explanation:
     return Explanation(
-        f"the model itself grows: {held.anchor} gets new entries while it trains",
+        f"the model itself grows: {in_words(held.anchor)} gets new entries while it trains",
         "register buffers, parameters and sub-modules once, before training, and reuse or clear them",
     )
 
 
 def _optimizer_grows(held: Held) -> Explanation:
     return Explanation(
-        f"the optimizer gets new parameters while it trains, each with its state: {held.anchor}",
+        f"the optimizer gets new parameters while it trains, each with its state: {in_words(held.anchor)}",
         "call add_param_group once for each set of parameters; remove old groups from optimizer.param_groups "
         "with their entries in optimizer.state, or make a new optimizer",
     )
@@ -202,10 +224,11 @@ def _optimizer_grows(held: Held) -> Explanation:
 
 def _carried_state(held: Held) -> Explanation:
     subject = _subject(held)
+    name = last_name(subject)
     return Explanation(
-        f"{subject} is carried from step to step with its history: its graph gets longer, and every step's "
-        "saved activations stay alive",
-        f"detach it where it is carried over (`{_last_name(subject)} = {_last_name(subject)}.detach()`), or "
+        f"{in_words(subject)} is carried from step to step with its history: its graph gets longer, and "
+        "every step's saved activations stay alive",
+        f"detach it where it is carried over (`{name} = {name}.detach()`), or "
         "add `.item()` to a running total",
     )
 
@@ -213,10 +236,10 @@ def _carried_state(held: Held) -> Explanation:
 def _attached_collection(held: Held) -> Explanation:
     subject = _subject(held)
     return Explanation(
-        f"{subject} keeps tensors that still carry a grad_fn; each keeps its whole graph and what that saved "
-        "for backward",
+        f"{in_words(subject)} keeps tensors that still carry a grad_fn; each keeps its whole graph and what "
+        "that saved for backward",
         "append `loss.detach()` (or `loss.item()`) instead of the tensor itself, and clear "
-        f"{_last_name(subject)} when it has been read",
+        f"{last_name(subject)} when it has been read",
     )
 
 
@@ -230,34 +253,48 @@ def _only_cpp(held: Held) -> Explanation:
 def _collection(held: Held) -> Explanation:
     subject = _subject(held)
     return Explanation(
-        f"{subject} gets new tensors and never lets go of old ones",
-        f"clear {_last_name(subject)} when its content has been used, bound it (`deque(maxlen=...)`), or "
+        f"{in_words(subject)} gets new tensors and never lets go of old ones",
+        f"clear {last_name(subject)} when its content has been used, bound it (`deque(maxlen=...)`), or "
         "keep reduced values (`.item()`, `.detach().cpu()`) instead of the tensors",
     )
 
 
-def _last_name(subject: str) -> str:
-    words = re.findall(r"[A-Za-z_]\w*", subject)
-    return words[-1] if words else subject
+def _carries_graph(held: Held) -> bool:
+    """Whether a gradient on the way carries a graph, or is what is held."""
+    hops = pairwise(segment.kind for segment in held.path)
+    graph = (SegmentKind.GRADIENT, SegmentKind.GRAD_FN) in hops
+    return graph or held.anchor[-1].kind is SegmentKind.GRADIENT
+
+
+def _on_context(held: Held) -> bool:
+    return any(map(_is_context_attribute, held.path))
+
+
+def _only_native(held: Held) -> bool:
+    return held.anchor[0].kind in (SegmentKind.NATIVE, SegmentKind.UNSEEN)
+
+
+def _in_optimizer(held: Held) -> bool:
+    return held.owner == "optimizer state" or Segment(SegmentKind.ATTRIBUTE, "param_groups") in held.anchor
 
 
 _RULES: tuple[Rule, ...] = (
-    (lambda h: h.anchor.startswith("garbage cycle"), _garbage),
+    (lambda h: has(h.anchor, SegmentKind.GARBAGE_CYCLE), _garbage),
     (lambda h: h.known is not None and not h.attached, _known_holder),
     (lambda h: h.lengthens, _lengthening),
     (lambda h: h.shared and not h.attached, _shared_batches),
-    (lambda h: ".grad -> grad_fn" in h.holder or h.anchor.endswith(".grad"), _gradient_graph),
-    (lambda h: "-> ctx." in h.holder and h.anchor.startswith("C++"), _context_cycle),
-    (lambda h: "-> ctx." in h.holder, _context),
-    (lambda h: "closure of hook" in h.anchor or "_hooks" in h.anchor, _hook),
-    (lambda h: "functools.lru_cache" in h.anchor, _lru),
-    (lambda h: "__traceback__" in h.anchor, _traceback),
-    (lambda h: "generator " in h.anchor, _generator),
-    (lambda h: "default argument of" in h.anchor, _default_argument),
-    (lambda h: h.anchor.startswith("thread "), _thread),
-    (lambda h: h.owner == "optimizer state" or ".param_groups" in h.anchor, _optimizer_grows),
+    (_carries_graph, _gradient_graph),
+    (lambda h: _on_context(h) and _only_native(h), _context_cycle),
+    (_on_context, _context),
+    (lambda h: has(h.anchor, SegmentKind.HOOKS, SegmentKind.HOOK_CLOSURE), _hook),
+    (lambda h: has(h.anchor, SegmentKind.LRU_CACHE), _lru),
+    (lambda h: has(h.anchor, SegmentKind.TRACEBACK), _traceback),
+    (lambda h: has(h.anchor, SegmentKind.GENERATOR), _generator),
+    (lambda h: has(h.anchor, SegmentKind.DEFAULT_ARGUMENT), _default_argument),
+    (lambda h: has(h.anchor, SegmentKind.THREAD), _thread),
+    (_in_optimizer, _optimizer_grows),
     (lambda h: h.owner in ("parameter", "buffer"), _module_grows),
-    (lambda h: h.attached and "[*]" not in h.anchor, _carried_state),
+    (lambda h: h.attached and ANY_ITEM not in h.anchor, _carried_state),
     (lambda h: h.attached, _attached_collection),
-    (lambda h: h.anchor.startswith("C++"), _only_cpp),
+    (_only_native, _only_cpp),
 )

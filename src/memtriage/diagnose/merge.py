@@ -19,11 +19,11 @@ from memtriage.store.reader import RankRecord, RunRecord
 from memtriage.store.records import SCHEMA
 
 _FIRST_KINDS: Final[tuple[FindingKind, ...]] = (
+    "out_of_memory",
     "leak",
     "garbage_cycle",
     "residue",
     "fragmentation",
-    "out_of_memory",
 )
 _KILLED_TOLD: Final = 3
 
@@ -55,6 +55,8 @@ class RunContext:
 def merge(run: RunRecord, *, live: bool = False, policy: RankPolicy = POLICY) -> RunReport:
     """Join the ranks of a run.
 
+    Of the findings, what killed the run comes first and what is only suspected last.
+
     The ledger is that of rank 0, or of the first rank that wrote one. A rank without an end whose process
     is gone was killed, which is the verdict unless a rank that was not killed says worse than clean.
 
@@ -68,18 +70,19 @@ def merge(run: RunRecord, *, live: bool = False, policy: RankPolicy = POLICY) ->
     findings = [finding for rank in run.ranks for finding in _own_findings(rank)]
     compared = compare_ranks(run.ranks, live=live, policy=policy)
     findings += compared.findings
-    findings += [
+    killed_by = [
         finding
         for rank, end in zip(run.ranks, fates, strict=True)
         if end == "killed" and (finding := host_limit_finding(rank, run.ranks)) is not None
     ]
-    findings.sort(key=_weight)
+    findings = sorted(killed_by, key=_weight) + sorted(findings, key=_place)
     return RunReport(
         verdict=_verdict(run.ranks, fates, live),
         steps=max((rank.last_step for rank in run.ranks), default=0),
         findings=findings,
         marks=list(chain.from_iterable(rank.marks for rank in run.ranks)),
         ledger=_ledger(run.ranks),
+        ledger_steps=_ledger_steps(run.ranks),
         exception=_exception(run.ranks),
         ranks=RankCount(seen=len(run.ranks), of=_world_size(run.ranks)),
         rank_groups=msgspec.UNSET if compared.groups is None else compared.groups,
@@ -110,6 +113,10 @@ def _own_findings(rank: RankRecord) -> list[Finding]:
         msgspec.structs.replace(finding, rank=rank.start.rank) if finding.rank is None else finding
         for finding in rank.findings
     ]
+
+
+def _place(finding: Finding) -> tuple[bool, tuple[int, int, int]]:
+    return finding.certainty == "suspected", _weight(finding)
 
 
 def _weight(finding: Finding) -> tuple[int, int, int]:
@@ -153,6 +160,12 @@ def _ledger(ranks: Sequence[RankRecord]) -> dict[str, list[LedgerRow]]:
     return {} if rank is None else {device: ledger.rows for device, ledger in rank.ledgers.items()}
 
 
+def _ledger_steps(ranks: Sequence[RankRecord]) -> dict[str, int]:
+    rank = _ledger_rank(ranks)
+    ledgers = {} if rank is None else rank.ledgers
+    return {device: ledger.step for device, ledger in ledgers.items() if ledger.step is not None}
+
+
 # Notes
 
 
@@ -193,6 +206,8 @@ def _runs_out_in(finding: Finding, rank: RankRecord | None, live: bool) -> int |
         return None
     if rank.end is not None and rank.end.verdict == "out_of_memory":
         return None
+    if finding.projection is not None and finding.projection.step is not None:
+        return max(0, finding.projection.step - rank.last_step)  # the step that its evidence names
     limit, used = _room(finding.device, rank)
     return steps_left(limit, used, finding.bytes_per_step)
 

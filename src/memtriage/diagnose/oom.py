@@ -1,7 +1,7 @@
 """The script died of memory: what the error says, when it happened, and what to do about it then.
 
 Pure functions over texts and numbers. The same error has other causes, and so other fixes, in the first
-backward, the first optimizer step, evaluation, or on the longest batch: `describe` decides by the moment.
+backward, the first optimizer step, evaluation, or on the longest batch: `describe` decides by the position.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Final
 
 from memtriage.diagnose.figures import POLICY, judge_figures
 from memtriage.diagnose.messages.message import SUM_ERROR, OomFields
-from memtriage.diagnose.moment import Moment
 from memtriage.diagnose.oom_advice import ADVICE, Advice, Cause
 from memtriage.model.explanation import Label
 from memtriage.model.findings import DEVICE_HOST, GROWING, Finding
+from memtriage.model.position import TrainingPosition
 from memtriage.model.units import size
 
 _SHARED_MEMORY: Final = re.compile(r"bus error|shared memory|</torch_\w+>", re.IGNORECASE)
@@ -29,7 +29,8 @@ _SHOWN_HOLDERS: Final = 3
 
 def describe(
     error_text: str,
-    moment: Moment,
+    position: TrainingPosition,
+    device: str,
     fields: OomFields,
     holders: Sequence[tuple[str, int]],
     limit_source: str | None,
@@ -43,27 +44,28 @@ def describe(
 
     Args:
         error_text: the message with its class in front, as the last line of a traceback prints it.
-        moment: what the program was doing.
+        position: where training stood, and what the program was doing.
+        device: what ran out, as far as known without the message.
         fields: what `read_message` or the observer told.
         holders: the largest live owners at that instant, with their bytes; empty where none were counted.
         limit_source: what sets the limit that was hit, in words (`cgroup memory.max, 8.0 GiB`).
         factored: the request as a product, from `factor_request`.
         leaks: what the process was found to leak.
     """
-    device = fields.device or moment.device
-    cause = cause_of(error_text, moment, device, holders)
+    device = fields.device or device
+    cause = cause_of(error_text, position, device, holders)
     advice = ADVICE[cause]
     fix = advice.fix_on_cpu if device == "cpu" and advice.fix_on_cpu is not None else advice.fix
     proof = _proof(error_text, fields, device)
     if proof is not None and proof.first:
         fix = f"{proof.first} {fix}"
-    leaked = None if advice.suspects is None else _leaked(leaks, fields.requested, moment, device)
+    leaked = None if advice.suspects is None else _leaked(leaks, fields.requested, position, device)
     evidence = [
-        _when(moment),
+        _when(position),
         _where(error_text, device),
         *_arithmetic(fields, device),
         *([proof.fact] if proof is not None else []),
-        *_circumstances(moment),
+        *_circumstances(position),
         *_alive(holders),
     ]
     if factored is not None:
@@ -74,38 +76,40 @@ def describe(
         kind="out_of_memory",
         device=device,
         bytes=fields.requested,
-        mechanism=_mechanism(advice, moment, fields, holders, leaked),
+        mechanism=_mechanism(advice, position, fields, holders, leaked),
         fix=fix if leaked is None else leaked.cure,
         playbook=advice.entry if leaked is None else "M20",
-        phase=moment.phase,
-        step=moment.step,
+        phase=position.phase,
+        step=position.step,
         evidence=evidence,
     )
 
 
-def cause_of(error_text: str, moment: Moment, device: str, holders: Sequence[tuple[str, int]] = ()) -> Cause:
-    """Tell by the moment why memory ran out just then; the first rule that holds.
+def cause_of(
+    error_text: str, position: TrainingPosition, device: str, holders: Sequence[tuple[str, int]] = ()
+) -> Cause:
+    """Tell by the position why memory ran out just then; the first rule that holds.
 
     The first of each kind sets a new peak: gradients exist from the first backward on, the optimizer's state
     from the first step on. What fitted there and fails later has grown, or is larger.
     """
     if device == DEVICE_HOST:
         return _host_cause(error_text)
-    if moment.phase == "setup":
+    if position.phase == "setup":
         return "setup on the host" if device == "cpu" else "setup"
-    if moment.phase == "evaluation":
-        return _evaluation_cause(moment)
-    if moment.phase == "optimizer":
-        return "first optimizer step" if moment.step == 0 else "later optimizer step"
-    if moment.step == 0 and moment.backwards == 0:
-        return "first forward" if moment.phase == "forward" else "first backward"
-    if moment.step == 0 and moment.backwards == 1:
+    if position.phase == "evaluation":
+        return _evaluation_cause(position)
+    if position.phase == "optimizer":
+        return "first optimizer step" if position.step == 0 else "later optimizer step"
+    if position.step == 0 and position.backwards == 0:
+        return "first forward" if position.phase == "forward" else "first backward"
+    if position.step == 0 and position.backwards == 1:
         return "second micro-batch"
-    if moment.step == 1 and moment.microbatch <= 1 and _has_optimizer_state(holders):
+    if position.step == 1 and position.into_step <= 1 and _has_optimizer_state(holders):
         return "after the first step"
-    if moment.longest_batch is None:
+    if position.longest_batch is None:
         return "unmeasured"
-    return "longest batch" if moment.longest_batch else "growth"
+    return "longest batch" if position.longest_batch else "growth"
 
 
 def _host_cause(text: str) -> Cause:
@@ -114,10 +118,10 @@ def _host_cause(text: str) -> Cause:
     return "worker" if _WORKER.search(text) else "host"
 
 
-def _evaluation_cause(moment: Moment) -> Cause:
-    if moment.grad_enabled is None:
+def _evaluation_cause(position: TrainingPosition) -> Cause:
+    if position.grad_enabled is None:
         return "evaluation"
-    return "evaluation with gradients" if moment.grad_enabled else "evaluation without gradients"
+    return "evaluation with gradients" if position.grad_enabled else "evaluation without gradients"
 
 
 def _has_optimizer_state(holders: Sequence[tuple[str, int]]) -> bool:
@@ -127,7 +131,7 @@ def _has_optimizer_state(holders: Sequence[tuple[str, int]]) -> bool:
 
 def _mechanism(
     advice: Advice,
-    moment: Moment,
+    position: TrainingPosition,
     fields: OomFields,
     holders: Sequence[tuple[str, int]],
     leaked: _Leaked | None,
@@ -136,7 +140,7 @@ def _mechanism(
     because = advice.suspects if leaked is None else str(leaked)
     shown = [f"{owner} {size(nbytes)}" for owner, nbytes in holders[:_SHOWN_HOLDERS]]
     filled = f"; most of what was alive: {', '.join(shown)}" if shown else ""
-    why = advice.why.format(phase=moment.phase, asked=asked)
+    why = advice.why.format(phase=position.phase, asked=asked)
     return f"{why}{f': {because}' if because else ''}{filled}."
 
 
@@ -157,12 +161,11 @@ class _Leaked:
     over: str
 
     @classmethod
-    def of(cls, leak: Finding, moment: Moment) -> _Leaked:
+    def of(cls, leak: Finding, position: TrainingPosition) -> _Leaked:
         if leak.bytes_per_step is not None:
-            return cls(leak, leak.bytes_per_step, moment.step, f"step over {moment.step:,} steps")
-        return cls(
-            leak, leak.bytes_per_microbatch or 0, moment.backwards, f"micro-batch over {moment.backwards:,}"
-        )
+            return cls(leak, leak.bytes_per_step, position.step, f"step over {position.step:,} steps")
+        over = f"micro-batch over {position.backwards:,}"
+        return cls(leak, leak.bytes_per_microbatch or 0, position.backwards, over)
 
     @property
     def nbytes(self) -> int:
@@ -177,9 +180,11 @@ class _Leaked:
         return f"{held}: {self.leak.fix}" if self.leak.fix else f"{held}."
 
 
-def _leaked(leaks: Sequence[Finding], asked: int | None, moment: Moment, device: str) -> _Leaked | None:
+def _leaked(
+    leaks: Sequence[Finding], asked: int | None, position: TrainingPosition, device: str
+) -> _Leaked | None:
     """The leak without which there would have been room for what was asked: the one that has come to most."""
-    here = [_Leaked.of(each, moment) for each in leaks if each.kind in GROWING and each.device == device]
+    here = [_Leaked.of(each, position) for each in leaks if each.kind in GROWING and each.device == device]
     most = max(here, key=attrgetter("nbytes"), default=None)
     return most if most is not None and asked is not None and most.nbytes >= asked else None
 
@@ -187,10 +192,10 @@ def _leaked(leaks: Sequence[Finding], asked: int | None, moment: Moment, device:
 # Evidence
 
 
-def _when(moment: Moment) -> str:
-    steps = f"{moment.step:,} optimizer step{'s' * (moment.step != 1)}"
-    backwards = f"{moment.backwards:,} backward{'s' * (moment.backwards != 1)}"
-    return f"died in the {moment.phase}, after {steps} and {backwards}"
+def _when(position: TrainingPosition) -> str:
+    steps = f"{position.step:,} optimizer step{'s' * (position.step != 1)}"
+    backwards = f"{position.backwards:,} backward{'s' * (position.backwards != 1)}"
+    return f"died in the {position.phase}, after {steps} and {backwards}"
 
 
 def _where(text: str, device: str) -> str:
@@ -229,15 +234,15 @@ def _arithmetic(fields: OomFields, device: str) -> Iterator[str]:
         yield f"{device} has {size(fields.total)}" + (f": {', '.join(known)}" if known else "")
 
 
-def _circumstances(moment: Moment) -> Iterator[str]:
-    if moment.phase == "evaluation" and moment.grad_enabled is not None:
-        yield f"gradients were {'enabled' if moment.grad_enabled else 'disabled'}"
-    if moment.input_elements is None or not moment.largest_input_before:
+def _circumstances(position: TrainingPosition) -> Iterator[str]:
+    if position.phase == "evaluation" and position.grad_enabled is not None:
+        yield f"gradients were {'enabled' if position.grad_enabled else 'disabled'}"
+    if position.batch_elements is None or not position.largest_batch:
         return
-    times = moment.input_elements / moment.largest_input_before
+    times = position.batch_elements / position.largest_batch
     yield (
-        f"the batch in work has {moment.input_elements:,} elements, the largest before it "
-        f"{moment.largest_input_before:,} ({times:.2f} times)"
+        f"the batch in work has {position.batch_elements:,} elements, the largest before it "
+        f"{position.largest_batch:,} ({times:.2f} times)"
     )
 
 
@@ -246,7 +251,7 @@ def _alive(holders: Sequence[tuple[str, int]]) -> Iterator[str]:
         yield "alive at that instant: " + ", ".join(f"{owner} {size(nbytes)}" for owner, nbytes in holders)
 
 
-# What the figures prove, whatever the moment
+# What the figures prove, whatever the position
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from memtriage.diagnose.mechanisms import Explanation, explain_known
-from memtriage.model.census import Owner, StorageRecord
+from memtriage.model.census import Owner, StorageRecord, known_path
 from memtriage.model.findings import Finding
+from memtriage.model.paths import HolderPath, in_words
 from memtriage.model.units import size
 from memtriage.observe.holders.catalogue import holders
 
@@ -50,7 +51,7 @@ class ResidueRow:
     Attributes:
         device: `cuda:N` or `cpu`.
         owner: what it is.
-        holder: the shortest holder path; None where none is known.
+        path: the shortest holder path; None where none is known.
         known: name of the entry of the catalogue of known holders that it belongs to; None for none.
         nbytes: bytes of its storages.
         storages: how many.
@@ -58,7 +59,7 @@ class ResidueRow:
 
     device: str
     owner: Owner
-    holder: str | None
+    path: HolderPath | None
     known: str | None
     nbytes: int
     storages: int
@@ -66,8 +67,8 @@ class ResidueRow:
     @property
     def name(self) -> str:
         """Entry and holder path, as far as known."""
-        named = [part for part in (self.known, self.holder) if part]
-        return ": ".join(named) if named else self.owner
+        path = known_path(self.known, self.path)
+        return self.owner if path is None else in_words(path)
 
 
 def residue_rows(
@@ -90,19 +91,19 @@ def residue_rows(
             counts.
         ours: addresses of memory that memtriage itself keeps.
     """
-    sums: dict[tuple[str, Owner, str | None, str | None], tuple[int, int]] = {}
+    sums: dict[tuple[str, Owner, HolderPath | None, str | None], tuple[int, int]] = {}
     for one in storages:
         if one.owner in KEPT_OWNERS or one.device not in devices or one.address in ours:
             continue
         known = one.known or generic.get((one.device, one.address))
         if one.owner == "variable" and not variables and known is None:
             continue
-        key = (one.device, one.owner, one.holder, known)
+        key = (one.device, one.owner, one.path, known)
         nbytes, count = sums.get(key, (0, 0))
         sums[key] = (nbytes + one.nbytes, count + 1)
     rows = [
-        ResidueRow(device=device, owner=owner, holder=holder, known=known, nbytes=nbytes, storages=count)
-        for (device, owner, holder, known), (nbytes, count) in sums.items()
+        ResidueRow(device=device, owner=owner, path=path, known=known, nbytes=nbytes, storages=count)
+        for (device, owner, path, known), (nbytes, count) in sums.items()
     ]
     return sorted(rows, key=lambda row: -row.nbytes)
 
@@ -128,7 +129,7 @@ def _finding(row: ResidueRow, total: int, phase: str, step: int | None) -> Findi
         kind="residue",
         device=row.device,
         bytes=row.nbytes,
-        holder=row.holder if row.known is None else row.name,
+        holder_path=known_path(row.known, row.path),
         mechanism=cause.mechanism,
         fix=cause.fix,
         playbook="M19",

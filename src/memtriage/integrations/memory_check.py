@@ -191,7 +191,7 @@ def _residue(growth: GroupGrowth) -> Finding:
         kind="residue",
         device=growth.group.device,
         bytes=growth.nbytes,
-        holder=growth.holder,
+        holder_path=growth.path,
         mechanism=f"{growth.count} storages that were not there before are alive after it",
         fix="let go of them, or keep them in a fixture, which is set up before the demands count",
         playbook="M19",

@@ -58,7 +58,7 @@ class MetricWriter:
         values = scalars()
         if values:
             for sink in self._sinks:
-                sink(values, session.step_count if step is None else step)
+                sink(values, session.position.step if step is None else step)
 
 
 _EXPECTED: Final = (

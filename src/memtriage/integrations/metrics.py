@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from typing import TYPE_CHECKING
 
 import memtriage
 from memtriage import _active
-from memtriage.model.standing import Standing
+from memtriage._messages import complain
+from memtriage.model.run_status import RunStatus
 from memtriage.report.metrics.samples import samples
 from memtriage.report.metrics.samples import scalars as named_scalars
 from memtriage.store.layout import identify
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from memtriage.report.metrics.prometheus import MetricsServer
 
 
-def standings() -> list[Standing]:
+def standings() -> list[RunStatus]:
     """Where the rank of this process stands; empty while nothing watches it."""
-    return [] if _active.session is None else _active.session.standings()
+    return [] if _active.session is None else _active.session.statuses()
 
 
 def scalars() -> dict[str, float]:
     """The gauges by name, for a logger of training."""
-    return named_scalars(sample for standing in standings() for sample in samples(standing))
+    return named_scalars(sample for status in standings() for sample in samples(status))
 
 
 def serve(port: int, host: str) -> MetricsServer | None:
@@ -46,4 +46,4 @@ def observe(provider: MeterProvider | None) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"memtriage: {text}", file=sys.stderr, flush=True)
+    complain("memtriage", text)

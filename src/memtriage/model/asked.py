@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from memtriage.model.ledger import Ledger
+from memtriage.model.paths import HolderPath, in_words
 
 
 class HeldHere(msgspec.Struct, kw_only=True):
@@ -12,7 +13,9 @@ class HeldHere(msgspec.Struct, kw_only=True):
 
     Attributes:
         device: `cuda:N` or `cpu`.
-        holder: holder path of the largest kind of them; None in the row that stands for all smaller ones.
+        holder: holder path of the largest kind of them, as printed; None in the row that stands for all
+            smaller ones. Made from `holder_path` where that is given.
+        holder_path: its segments.
         count: storages.
         bytes: their bytes.
         owners: bytes by owner.
@@ -20,11 +23,16 @@ class HeldHere(msgspec.Struct, kw_only=True):
     """
 
     device: str
-    holder: str | None
+    holder: str | None = None
+    holder_path: HolderPath | None = None
     count: int
     bytes: int
     owners: dict[str, int] = msgspec.field(default_factory=dict)
     known: dict[str, int] = msgspec.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.holder is None and self.holder_path is not None:
+            self.holder = in_words(self.holder_path)
 
 
 class Answer(msgspec.Struct, kw_only=True):

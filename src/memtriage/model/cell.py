@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from memtriage.model.ledger import Ledger
+from memtriage.model.paths import HolderPath, in_words
 from memtriage.model.report import RunReport
 
 
@@ -35,17 +36,22 @@ class HolderChange(msgspec.Struct, kw_only=True):
 
     Attributes:
         device: `cuda:N` or `cpu`.
-        holder: its path.
+        holder: its path as printed; made from `holder_path` where that is given.
+        holder_path: its path.
         bytes: the difference; below zero where it let go.
         count: storages more or less.
         owner: what most of its bytes are.
     """
 
     device: str
-    holder: str
+    holder: str = ""
+    holder_path: HolderPath = ()
     bytes: int
     count: int
     owner: str
+
+    def __post_init__(self) -> None:
+        self.holder = self.holder or in_words(self.holder_path)
 
 
 class Rebinding(msgspec.Struct, kw_only=True):
@@ -57,7 +63,8 @@ class Rebinding(msgspec.Struct, kw_only=True):
         old, new: bytes of the old value's tensors and of the new one's.
         extra: bytes in use, above those before the cell, at the instant when the old value went; None when
             it is still alive.
-        still_held_by: what keeps the old value alive now; empty when it went.
+        still_held_by: what keeps the old value alive now, as printed; empty when it went.
+        still_held_by_paths: its paths.
     """
 
     name: str
@@ -66,6 +73,10 @@ class Rebinding(msgspec.Struct, kw_only=True):
     new: int
     extra: int | None = None
     still_held_by: list[str] = msgspec.field(default_factory=list)
+    still_held_by_paths: list[HolderPath] = msgspec.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.still_held_by = self.still_held_by or [in_words(path) for path in self.still_held_by_paths]
 
 
 class OutputHold(msgspec.Struct, kw_only=True):

@@ -1,10 +1,12 @@
-"""What a census says about storages and about groups of them. Numbers and text only: nothing is held."""
+"""What a census says about storages and about groups of them. Numbers and names only: nothing is held."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 import msgspec
+
+from memtriage.model.paths import HolderPath, Segment, SegmentKind, in_words
 
 Owner = Literal[
     "parameter",
@@ -29,7 +31,7 @@ class StorageRecord(msgspec.Struct, kw_only=True):
         address: base address (`untyped_storage().data_ptr()`); 0 for an empty storage.
         nbytes: size in bytes as asked for (the allocator may round it up).
         owner: what it is.
-        holder: shortest holder path, folded (`train.losses['lm'][*] -> grad_fn MulBackward0 -> saved self`).
+        path: shortest holder path, folded.
         pinned: page-locked host memory.
         shared: in shared memory (`share_memory_`, DataLoader worker batches).
         known: the entry of the catalogue of known holders that keeps it, e.g. `te.fp8_workspaces`.
@@ -39,17 +41,28 @@ class StorageRecord(msgspec.Struct, kw_only=True):
     address: int
     nbytes: int
     owner: Owner
-    holder: str | None = None
+    path: HolderPath | None = None
     pinned: bool = False
     shared: bool = False
     known: str | None = None
 
     @property
+    def holder(self) -> str | None:
+        """The path as printed: `train.losses['lm'][*] -> grad_fn MulBackward0 -> saved self`."""
+        return None if self.path is None else in_words(self.path)
+
+    @property
     def named(self) -> str | None:
-        """The holder path, behind the name of the entry of the catalogue that keeps it."""
-        if self.known is None:
-            return self.holder
-        return self.known if self.holder is None else f"{self.known}: {self.holder}"
+        """The path as printed, after the name of the entry of the catalogue that keeps it."""
+        path = known_path(self.known, self.path)
+        return None if path is None else in_words(path)
+
+
+def known_path(known: str | None, path: HolderPath | None) -> HolderPath | None:
+    """A path after the entry of the catalogue of known holders that it belongs to; None without both."""
+    if known is None:
+        return path
+    return (Segment(SegmentKind.KNOWN, known), *(path or ()))
 
 
 class HolderGroup(msgspec.Struct, kw_only=True):
@@ -58,32 +71,50 @@ class HolderGroup(msgspec.Struct, kw_only=True):
     Attributes:
         device: `cuda:N` or `cpu`.
         anchor: what the program itself holds: the holder path up to its first hop into the autograd graph.
-        holder: the whole path of the group's largest kind of storage.
+        path: the whole path of the group's largest kind of storage.
         count: storages in the group.
         nbytes: their bytes.
         tails: bytes by whole path.
         owners: bytes by owner.
         attached: some of it hangs on the autograd graph.
         known: bytes by entry of the catalogue of known holders, as far as one keeps them.
+        holders: bytes by token of the object that holds them: a container, an instance, a module. Censuses
+            that share `observe.identity.Identities` give the same object the same token as long as it lives,
+            and never another object; empty in others. A variable's holder is its module, instance or
+            function: token and anchor together tell which variable.
     """
 
     device: str
-    anchor: str
-    holder: str
+    anchor: HolderPath
+    path: HolderPath
     count: int
     nbytes: int
-    tails: dict[str, int]
+    tails: dict[HolderPath, int]
     owners: dict[str, int]
     attached: bool
     known: dict[str, int] = msgspec.field(default_factory=dict)
+    holders: dict[int, int] = msgspec.field(default_factory=dict)
+
+    @property
+    def key(self) -> GroupKey:
+        return self.device, self.anchor
+
+    @property
+    def holder(self) -> str:
+        """The whole path as printed."""
+        return in_words(self.path)
+
+
+GroupKey = tuple[str, HolderPath]
+"""What tells the groups of a census apart: device and anchor."""
 
 
 class GroupDetail(msgspec.Struct, kw_only=True):
     """What a closer look at a group told.
 
     Attributes:
-        retained: bytes that would be freed if this holder let go; less than the group's own bytes when
-            others hold some of them too.
+        retained: bytes of the group that would be freed if its holders released them; less than all of them
+            where others keep some alive too.
         also_held_by: paths of those others.
         allocated_at: `file.py:line in function` of a recent allocation.
         bound: number of entries at which the holding container stops growing; None for no bound.
@@ -94,7 +125,7 @@ class GroupDetail(msgspec.Struct, kw_only=True):
     """
 
     retained: int | None = None
-    also_held_by: list[str] = msgspec.field(default_factory=list)
+    also_held_by: list[HolderPath] = msgspec.field(default_factory=list)
     allocated_at: str | None = None
     bound: int | None = None
     entries: int | None = None
@@ -115,13 +146,16 @@ class Census(msgspec.Struct, kw_only=True):
         nodes: autograd nodes walked.
         seconds: how long it took.
         parameters: elements of the parameters that this process holds (a rank's shards, not the whole model).
+        partial: why not everything was searched; None for a whole census. Sizes of a partial one are complete
+            for tensors that have a Python object; holders are not.
     """
 
     storages: list[StorageRecord]
     groups: list[HolderGroup]
-    nodes_by_anchor: dict[str, int]
+    nodes_by_anchor: dict[HolderPath, int]
     garbage: int = 0
     objects: int
     nodes: int
     seconds: float
     parameters: int = 0
+    partial: str | None = None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 import msgspec
+
+from memtriage.model.paths import HolderPath, in_words
+from memtriage.model.units import size
 
 FindingKind = Literal[
     "leak",
@@ -23,10 +26,38 @@ FindingKind = Literal[
 ]
 GROWING: Final[frozenset[FindingKind]] = frozenset({"leak", "garbage_cycle"})
 """Kinds of findings whose growth says more than their bytes."""
-Verdict = Literal["clean", "leak", "residue", "fragmentation", "out_of_memory", "killed", "error"]
+Verdict = Literal[
+    "clean", "leak", "residue", "fragmentation", "out_of_memory", "killed", "not_judged", "error"
+]
+VERDICTS_OF_A_RUN: Final[tuple[Verdict, ...]] = tuple(word for word in get_args(Verdict) if word != "killed")
+"""Those that a run can have at its own end; a process that was killed is judged from its record."""
+Certainty = Literal["proven", "suspected"]
+"""Of growth: whether one holder was seen to grow over several intervals and no counter contradicts it."""
 
 DEVICE_HOST: Final = "host"
 """Device name for memory of the process that is no tensor's (`cpu` is CPU tensors, `cuda:N` a GPU)."""
+
+
+class Projection(msgspec.Struct, frozen=True, kw_only=True):
+    """When memory runs out if a growth goes on at its rate.
+
+    Attributes:
+        device: as the finding has it.
+        limit: bytes at which it is full.
+        step: the optimizer step at which it is full; None where the growth is within a step only.
+        microbatches: micro-batches into a step after which it is full; None where `step` is known.
+    """
+
+    device: str
+    limit: int
+    step: int | None = None
+    microbatches: int | None = None
+
+    def __str__(self) -> str:
+        full = f"at this rate {self.device} (limit {size(self.limit)}) is full"
+        if self.step is not None:
+            return f"{full} at step {self.step:,}"
+        return f"{full} {self.microbatches:,} micro-batches into a step"
 
 
 class Finding(msgspec.Struct, kw_only=True):
@@ -39,14 +70,20 @@ class Finding(msgspec.Struct, kw_only=True):
         bytes: what it holds at the end (for an OOM: what was asked).
         bytes_per_step: growth per optimizer step.
         bytes_per_microbatch: growth per completed `torch.autograd.backward`.
-        holder: the holder path, e.g. `train.losses['lm'][*] -> grad_fn WrapBackward -> ctx.context[1]`.
-        also_held_by: other holder paths that must let go as well.
+        bytes_per_second: growth over time, in a program without steps and backwards.
+        certainty: of growth, whether it is proven; None in findings of other kinds.
+        holder: the holder path as printed, e.g. `train.losses['lm'][*] -> grad_fn WrapBackward ->
+            ctx.context[1]`. Made from `holder_path` where that is given.
+        holder_path: its segments; None where no object is known, and in records from before they were kept.
+        also_held_by: other holder paths that must release it as well, as printed.
+        also_held_by_paths: their segments.
         allocated_at: `file.py:line in function` of the allocation.
         mechanism: in one sentence, why this keeps memory.
         fix: what to change.
         playbook: `M1` ... `M20`.
         phase: forward, backward, optimizer, evaluation, or a user's phase name.
         step: the step at which it was found (for an OOM: at which it died).
+        projection: when memory runs out at this rate; None where that is unknown.
         evidence: the measurements that the finding rests on, one sentence each.
     """
 
@@ -56,12 +93,28 @@ class Finding(msgspec.Struct, kw_only=True):
     bytes: int | None = None
     bytes_per_step: int | None = None
     bytes_per_microbatch: int | None = None
+    bytes_per_second: int | None = None
+    certainty: Certainty | None = None
     holder: str | None = None
+    holder_path: HolderPath | None = None
     also_held_by: list[str] = msgspec.field(default_factory=list)
+    also_held_by_paths: list[HolderPath] = msgspec.field(default_factory=list)
     allocated_at: str | None = None
     mechanism: str | None = None
     fix: str | None = None
     playbook: str | None = None
     phase: str | None = None
     step: int | None = None
+    projection: Projection | None = None
     evidence: list[str] = msgspec.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.holder is None and self.holder_path is not None:
+            self.holder = in_words(self.holder_path)
+        if not self.also_held_by:
+            self.also_held_by = [in_words(path) for path in self.also_held_by_paths]
+
+    @property
+    def held_at(self) -> HolderPath | str | None:
+        """What tells holders apart: the segments, or the words in a record that has no segments."""
+        return self.holder if self.holder_path is None else self.holder_path

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from memtriage.model.paths import HolderPath, in_words
 from memtriage.model.units import size
 
 
@@ -21,7 +22,7 @@ class HostDelta(msgspec.Struct, frozen=True, kw_only=True):
         gone: of tensors that were there before and are no more.
         moved: of tensors that were there before and counted in another row, e.g. because they had another
             owner; negative in the row that they left.
-        holder: holder path of the tensor with most new or first-touched bytes.
+        holder_path: holder path of the tensor with most new or first-touched bytes.
     """
 
     row: str
@@ -31,7 +32,12 @@ class HostDelta(msgspec.Struct, frozen=True, kw_only=True):
     first_touch: int = 0
     gone: int = 0
     moved: int = 0
-    holder: str | None = None
+    holder_path: HolderPath | None = None
+
+    @property
+    def holder(self) -> str | None:
+        """The holder path as printed."""
+        return None if self.holder_path is None else in_words(self.holder_path)
 
 
 class HostStep(msgspec.Struct, frozen=True, kw_only=True):

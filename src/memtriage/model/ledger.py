@@ -31,6 +31,7 @@ class Ledger(msgspec.Struct, kw_only=True):
         rows: the rows.
         parameters: elements of the parameters that this process holds; None when no census was taken or no
             parameter is known.
+        step: completed optimizer steps at that instant; None outside of a watched run.
     """
 
     device: str
@@ -38,6 +39,7 @@ class Ledger(msgspec.Struct, kw_only=True):
     source: str
     rows: list[LedgerRow]
     parameters: int | None = None
+    step: int | None = None
 
     def per_parameter(self, row: LedgerRow) -> float | None:
         """Bytes of a row for each parameter; None without a model."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from memtriage.model.bounds import Rank, Seconds
+
 
 class Mark(msgspec.Struct, kw_only=True, gc=False):
     """Counters of one device at one named instant. Sizes in bytes, None where there is no such counter.
@@ -26,8 +28,8 @@ class Mark(msgspec.Struct, kw_only=True, gc=False):
     name: str
     step: int
     microbatch: int
-    rank: int | None
-    time_s: float
+    rank: Rank | None
+    time_s: Seconds
     device: str
     allocated: int | None = None
     reserved: int | None = None

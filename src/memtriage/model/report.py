@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from memtriage.model.findings import Finding, Verdict
+from memtriage.model.judged import Judged
 from memtriage.model.ledger import LedgerRow
 from memtriage.model.marks import Mark
 from memtriage.model.rank_groups import RankGroups
@@ -18,9 +19,12 @@ class RankCount(msgspec.Struct, kw_only=True):
 
 
 class RunReport(msgspec.Struct, kw_only=True):
-    """Verdict, findings, marks and ledgers of a run. `ledger` maps `cuda:N` and `host` to their rows.
+    """Verdict, findings, marks and ledgers of a run. `ledger` maps `cuda:N` and `host` to their rows,
+    `ledger_steps` to the step at which each was taken.
 
-    `rank_groups` is there for runs of several ranks only; in JSON its key is missing otherwise.
+    `judged` says of each device what its judgement rests on: how small a leak would have been seen, or why
+    growth could not be judged. `rank_groups` is there for runs of several ranks only; in JSON its key is
+    missing otherwise.
     """
 
     schema: int = 1
@@ -29,6 +33,8 @@ class RunReport(msgspec.Struct, kw_only=True):
     findings: list[Finding]
     marks: list[Mark]
     ledger: dict[str, list[LedgerRow]]
+    ledger_steps: dict[str, int] = msgspec.field(default_factory=dict)
     exception: str | None = None
+    judged: dict[str, Judged] = msgspec.field(default_factory=dict)
     ranks: RankCount
     rank_groups: RankGroups | msgspec.UnsetType = msgspec.UNSET

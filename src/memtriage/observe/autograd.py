@@ -14,7 +14,9 @@ from typing import Any
 
 from memtriage.observe.classes import declares
 
-Edge = tuple[str, Any]
+SavedValue = tuple[str, int | None, Any]
+"""Name of the saved attribute, empty for a custom Function's saved tensors; place in it where it is a tuple;
+what is saved: a tensor, or what a pack hook returned."""
 
 
 def is_node_type(kind: type) -> bool:
@@ -38,8 +40,8 @@ class NodeReader:
             self._names[kind] = names
         return names
 
-    def saved_values(self, node: Any) -> Iterator[Edge]:
-        """(`saved NAME`, tensor or packed object) of everything the node keeps for its backward.
+    def saved_values(self, node: Any) -> Iterator[SavedValue]:
+        """Everything the node keeps for its backward.
 
         Freed and never-set values are left out. A tensor that was modified in place since it was saved is
         given as it is now (only unpacking it would raise).
@@ -56,17 +58,16 @@ class NodeReader:
                 for position, item in enumerate(raw):
                     value = _packed(item)
                     if value is not None:
-                        label = f"saved[{position}]" if name == "tensors" else f"saved {name}[{position}]"
-                        yield label, value
+                        yield ("" if name == "tensors" else name), position, value
             else:
                 value = _packed(raw)
                 if value is not None:
-                    yield f"saved {name}", value
+                    yield name, None, value
 
     def referents(self, node: Any) -> list[Any]:
         """What a node keeps alive: the next nodes, saved values, context attributes, hooks, its leaf."""
         found = next_nodes(node)
-        saved = [value for _, value in self.saved_values(node)]
+        saved = [value for _, _, value in self.saved_values(node)]
         self.saved.update(map(id, saved))
         found += saved
         found += gc.get_referents(node)

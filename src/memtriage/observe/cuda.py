@@ -127,8 +127,13 @@ def expandable_segments() -> bool:
     if told is not None:
         text = str(told())
     else:
-        text = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
+        text = allocator_conf_of_environment()
     return bool(_EXPANDABLE.search(text))
+
+
+def allocator_conf_of_environment() -> str:
+    """The allocator's settings in the environment, as torch reads them; empty where there are none."""
+    return os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF") or ""
 
 
 def capacity(device: int) -> int | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from memtriage.observe import autograd
 from memtriage.observe.kinds import FUTURE, LOCALS, NODE, PLACEHOLDER, SAVED, TENSOR
+from memtriage.observe.tensors import plain
 
 
 def edges(obj: Any, kind: int, reader: autograd.NodeReader) -> list[Any]:
@@ -52,6 +53,7 @@ def _forget_raise(error: Exception) -> None:
 def tensor_referents(tensor: Any) -> list[Any]:
     """What a tensor keeps alive: its Python attributes and hooks, `.grad`, `.grad_fn`, its view base."""
     found = gc.get_referents(tensor)
+    tensor = plain(tensor)
     try:
         node = tensor.grad_fn
         if node is not None:
@@ -75,6 +77,7 @@ def sparse_parts(tensor: Any) -> list[Any]:
 
     New Python objects at each call, of the same storages.
     """
+    tensor = plain(tensor)
     names = _COO_PARTS if tensor.is_sparse else _COMPRESSED_PARTS
     found = []
     with sys.modules["torch"].no_grad():
@@ -92,4 +95,4 @@ _COMPRESSED_PARTS = ("crow_indices", "col_indices", "ccol_indices", "row_indices
 
 def is_sparse(tensor: Any) -> bool:
     """Whether a tensor has one of the sparse layouts."""
-    return str(tensor.layout).startswith("torch.sparse")
+    return str(plain(tensor).layout).startswith("torch.sparse")

@@ -2,7 +2,7 @@
 
 The result is a `HeapGraph` that **holds every object it lists**: it must be dropped before anything is
 measured or the watched script goes on (`with Walk() as graph:`). Nothing is called that could run user code,
-except attribute access on tensors, which is made under `DisableTorchFunctionSubclass`.
+except attribute access on tensors, which is that of `torch.Tensor` itself (`observe.tensors.plain`).
 
 Roots, in this order; a later one never takes what an earlier one reached:
 
@@ -19,10 +19,13 @@ import contextlib
 import gc
 import os
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, Final
 
+from memtriage._collector import pause_collector, resume_collector
 from memtriage.observe import autograd
 from memtriage.observe.classes import module_of, qualified_name_of
 from memtriage.observe.edges import edges, tensor_referents
@@ -45,6 +48,30 @@ from memtriage.observe.kinds import (
     KindTable,
 )
 from memtriage.observe.origin import CodeOrigin
+from memtriage.observe.tensors import plain, undisturbed
+
+
+@dataclass(frozen=True, slots=True)
+class CensusBudget:
+    """How much of a program one walk looks through. Beyond it the walk is partial, and says so.
+
+    Attributes:
+        objects: the most objects that are walked. A million take about 120 MB of host memory for the walk's
+            duration, and a second.
+        seconds: of the processor, the longest that a walk may take; the program stands still meanwhile.
+        wide: entries from which a container is walked last, where there is more than half of `objects` to
+            walk: a data set kept as Python objects must not hide the model.
+        wide_seconds: the longest that those containers take.
+    """
+
+    objects: int = 1_000_000
+    seconds: float = 5.0
+    wide: int = 10_000
+    wide_seconds: float = 1.0
+
+
+BUDGET = CensusBudget()
+_LOOK_AT_CLOCK_EVERY: Final = 4096
 
 
 class HeapGraph:
@@ -54,6 +81,7 @@ class HeapGraph:
         objects: the objects, roots and what was reached from them, in order of discovery.
         parents: index of the object through which each was first reached; -1 for a root.
         root_names: text for each root index.
+        not_searched: roots of a partial walk: what leads to them was not walked.
         tensors: indexes of tensors.
         nodes: indexes of autograd nodes.
         modules, optimizers: indexes of `nn.Module`s and of optimizers (torch's, and what looks like one).
@@ -61,6 +89,7 @@ class HeapGraph:
         first_own: objects from this index up to `first_unrooted` are memtriage's own.
         first_unrooted: objects from this index on are held by C++ or by the interpreter only.
         first_garbage: objects from this index on are held by nothing but each other.
+        cut: why the walk is partial; None when it is whole.
     """
 
     def __init__(self) -> None:
@@ -70,6 +99,7 @@ class HeapGraph:
         self.kinds = KindTable()
         self.reader = autograd.NodeReader()
         self.root_names: dict[int, str] = {}
+        self.not_searched: set[int] = set()
         self.tensors: list[int] = []
         self.nodes: list[int] = []
         self.modules: list[int] = []
@@ -78,6 +108,7 @@ class HeapGraph:
         self.first_own = 0
         self.first_unrooted = 0
         self.first_garbage = 0
+        self.cut: str | None = None
 
     def drop(self) -> None:
         """Lets go of every object."""
@@ -86,6 +117,7 @@ class HeapGraph:
         self.objects.clear()
         self.index.clear()
         self.root_names.clear()
+        self.not_searched.clear()
         self.kinds.clear()
         self.reader = autograd.NodeReader()
 
@@ -108,22 +140,20 @@ class Walk:
 
     Args:
         frames: frames that no longer run but whose variables are alive (an exception's traceback).
+        budget: when to stop; `BUDGET` where none is given.
     """
 
-    def __init__(self, frames: Sequence[FrameType] = ()) -> None:
+    def __init__(self, frames: Sequence[FrameType] = (), budget: CensusBudget | None = None) -> None:
         self._frames = frames
+        self._budget = budget or BUDGET
 
     def __enter__(self) -> HeapGraph:
-        self._collects = gc.isenabled()
-        gc.disable()
+        self._collects = pause_collector()
         self._guards = contextlib.ExitStack()
-        torch = sys.modules.get("torch")
-        if torch is not None and hasattr(torch, "_C"):  # else its import has only begun
-            self._guards.enter_context(torch._C.DisableTorchFunction())
-            self._guards.enter_context(torch._C._DisableTorchDispatch())
+        self._guards.enter_context(undisturbed())
         self._graph = HeapGraph()
         try:
-            _Walker(self._graph, self._frames).run()
+            _Walker(self._graph, self._frames, self._budget).run()
         except BaseException:
             self.__exit__()
             raise
@@ -132,12 +162,13 @@ class Walk:
     def __exit__(self, *exception: object) -> None:
         self._graph.drop()
         self._guards.close()
-        if self._collects:
-            gc.enable()
+        resume_collector(self._collects)
 
 
 class _Walker:
-    def __init__(self, graph: HeapGraph, ended: Sequence[FrameType]) -> None:
+    def __init__(self, graph: HeapGraph, ended: Sequence[FrameType], budget: CensusBudget) -> None:
+        self.budget = budget
+        self.deadline_s = time.thread_time() + budget.seconds
         self.graph = graph
         self.ended = ended
         self.origin = CodeOrigin()
@@ -148,6 +179,9 @@ class _Walker:
         self.waiting_nodes: list[tuple[Any, int]] = []
         self.waiting_optimizers: list[tuple[Any, int]] = []
         self.everything = gc.get_objects()
+        large = len(self.everything) > budget.objects // 2
+        self.widest = budget.wide if large else sys.maxsize
+        self.wide: list[int] = []
         self.reader.find_checkpoints(self.everything)
         for own in (graph.__dict__, *graph.__dict__.values(), self.everything, *self.__dict__.values()):
             self._fence(own)
@@ -179,7 +213,12 @@ class _Walker:
             self._enter_class(klass)
         self._exhaust()
         self._release()
+        self._enter_wide()
         graph = self.graph
+        if graph.cut is not None:
+            self._rescue()
+            graph.first_own = graph.first_unrooted = graph.first_garbage = len(graph.objects)
+            return
         graph.first_own = len(graph.objects)
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] == "memtriage":
@@ -239,10 +278,20 @@ class _Walker:
         referents = gc.get_referents
         head = self.head
         size = len(objects)
-        while head < size:
+        look_at_clock = head + _LOOK_AT_CLOCK_EVERY
+        while head < size and graph.cut is None:
+            if head >= look_at_clock:
+                look_at_clock = head + _LOOK_AT_CLOCK_EVERY
+                if self._is_spent():
+                    break
             obj = objects[head]
             kind = kinds[type(obj)]
-            for child in referents(obj) if kind == PLAIN else self._children(obj, kind, head):
+            children = referents(obj) if kind == PLAIN else self._children(obj, kind, head)
+            if len(children) > self.widest and kind == PLAIN:
+                self.wide.append(head)
+                head += 1
+                continue
+            for child in children:
                 child_kind = kinds[type(child)]
                 if child_kind == ATOM:  # half of all edges are a dict's string keys
                     continue
@@ -267,6 +316,67 @@ class _Walker:
             head += 1
         self.head = head
 
+    def _is_spent(self) -> bool:
+        """Whether the budget is used up, after which nothing more is walked."""
+        graph, budget = self.graph, self.budget
+        if graph.cut is None:
+            walked = f"{len(graph.objects):,} of more than {len(self.everything):,} objects"
+            if len(graph.objects) > budget.objects:
+                graph.cut = f"searched {walked}, the most that a census takes"
+            elif time.thread_time() > self.deadline_s:
+                graph.cut = f"searched {walked}, in the longest time that a census takes"
+        return graph.cut is not None
+
+    def _enter_wide(self) -> None:
+        """Walks the containers that were put off because they have very many entries."""
+        self.widest = sys.maxsize
+        graph, kinds = self.graph, self.kinds
+        if self.wide:
+            self.deadline_s = min(self.deadline_s, time.thread_time() + self.budget.wide_seconds)
+        for position in self.wide:
+            for number, child in enumerate(gc.get_referents(graph.objects[position])):
+                if number % _LOOK_AT_CLOCK_EVERY == 0 and self._is_spent():
+                    return
+                kind = kinds[type(child)]
+                if kind in (ATOM, BOUNDARY) or id(child) in graph.index:
+                    continue
+                if kind == KLASS:
+                    self._meet_class(child)
+                elif kind == OPTIMIZER:
+                    self.waiting_optimizers.append((child, position))
+                elif kind == NODE:
+                    self.waiting_nodes.append((child, position))
+                else:
+                    self._enter(child, position)
+            self._exhaust()
+        self._release()
+
+    def _enter(self, obj: Any, holder: int) -> None:
+        graph = self.graph
+        graph.index[id(obj)] = len(graph.objects)
+        graph.objects.append(obj)
+        graph.parents.append(holder)
+
+    def _rescue(self) -> None:
+        """Enters the tensors, modules and optimizers that a partial walk has not come to.
+
+        So the sizes are complete, as far as tensors have Python objects, where the holders are not.
+        """
+        graph, kinds = self.graph, self.kinds
+        wanted = frozenset((TENSOR, MODULE, OPTIMIZER))
+        for position in range(self.head, len(graph.objects)):
+            kind = kinds[type(graph.objects[position])]
+            if kind in wanted:
+                self._children(graph.objects[position], kind, position)
+        for obj in self.everything:
+            kind = kinds[type(obj)]
+            if kind in wanted and graph.index.get(id(obj), -1) < 0:
+                graph.not_searched.add(len(graph.objects))
+                self._root(obj, "")
+                self._children(obj, kind, len(graph.objects) - 1)
+        self.head = len(graph.objects)
+        self.everything.clear()
+
     def _release(self) -> None:
         """Enters what has waited, graphs before optimizers, and walks what they lead to."""
         graph = self.graph
@@ -274,9 +384,7 @@ class _Walker:
             waiting = self.waiting_nodes or self.waiting_optimizers
             for obj, holder in waiting:
                 if id(obj) not in graph.index:
-                    graph.index[id(obj)] = len(graph.objects)
-                    graph.objects.append(obj)
-                    graph.parents.append(holder)
+                    self._enter(obj, holder)
             waiting.clear()
             self._exhaust()
 
@@ -363,6 +471,7 @@ def _held_from_outside(left: list[Any], kinds: KindTable) -> list[Any]:
 
 
 def _carries_gradient(tensor: Any) -> bool:
+    tensor = plain(tensor)
     try:
         return tensor.grad_fn is None and tensor.grad is not None
     except (RuntimeError, AttributeError):

@@ -26,7 +26,7 @@ class TrainingEvents(Protocol):
 
     def backward_begins(self) -> None: ...
     def backward_ends(self, failed: bool) -> None: ...
-    def optimizer_begins(self) -> None: ...
+    def optimizer_begins(self, optimizer: Any) -> None: ...
     def optimizer_ends(self, inside_backward: bool) -> None: ...
 
 
@@ -109,7 +109,7 @@ class TrainingHooks:
         from torch.compiler import is_compiling
 
         if not is_compiling() and os.getpid() == self._pid:
-            self._events.optimizer_begins()
+            self._events.optimizer_begins(optimizer)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         from torch.compiler import is_compiling
@@ -120,10 +120,9 @@ class TrainingHooks:
 
 def inside_backward() -> bool:
     """Whether the calling thread is inside a running backward."""
-    import torch
-
-    task: int = torch._C._current_graph_task_id()
-    return task != -1
+    # Not `import torch`: the program may have put another module there meanwhile.
+    native = sys.modules.get("torch._C")
+    return native is not None and native._current_graph_task_id() != -1
 
 
 class _TorchImport(importlib.abc.MetaPathFinder):

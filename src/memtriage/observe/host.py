@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from memtriage._descriptors import Descriptor
 from memtriage.observe.smaps import MemoryClasses, parse_smaps, tmpfs_devices
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ class _Statm:
     """`/proc/self/statm`, opened once a process: once open it describes the process that opened it."""
 
     def __init__(self) -> None:
-        self._opened: tuple[int, int] | None = None
+        self._opened: tuple[int, Descriptor] | None = None
         self._page = os.sysconf("SC_PAGE_SIZE") if sys.platform == "linux" else 0
 
     def column(self, number: int) -> int | None:
@@ -280,18 +281,17 @@ class _Statm:
         5 data and stack.
         """
         pid = os.getpid()
-        if self._opened is not None and self._opened[0] == pid:
+        if self._opened is not None and self._opened[0] == pid and self._opened[1].ours:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 return self._read(self._opened[1], number)
-            # Somebody closed our descriptor (a daemon closes all): it may be another file's by now.
         try:
-            self._opened = (pid, os.open("/proc/self/statm", os.O_RDONLY))
+            self._opened = (pid, Descriptor(os.open("/proc/self/statm", os.O_RDONLY)))
             return self._read(self._opened[1], number)
         except OSError:
             return None
 
-    def _read(self, descriptor: int, number: int) -> int:
-        return int(os.pread(descriptor, 128, 0).split()[number]) * self._page
+    def _read(self, opened: Descriptor, number: int) -> int:
+        return int(os.pread(opened.number, 128, 0).split()[number]) * self._page
 
 
 _STATM: Final = _Statm()

@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Final, Literal
 
+from memtriage._threads import OwnThread
 from memtriage.observe.host import SELF, host_peak, rss
 
 _SAMPLED_EVERY_S: Final = 0.002
@@ -25,7 +26,7 @@ class PeakMeter:
         self.source: Literal["kernel", "sampled"] = "kernel"
         self._highest = 0
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread: OwnThread | None = None
 
     def start(self) -> None:
         """Begin."""
@@ -34,7 +35,7 @@ class PeakMeter:
         _running.append(self)
         if not _reset():
             self.source = "sampled"
-            self._thread = threading.Thread(target=self._sample, name="memtriage peak", daemon=True)
+            self._thread = OwnThread(self._sample)
             self._thread.start()
 
     def stop(self) -> int:

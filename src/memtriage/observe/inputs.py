@@ -14,6 +14,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from memtriage.observe.frames import frame_locals
+from memtriage.observe.tensors import plain, undisturbed
 
 _NAMES = re.compile(
     r"^(x|xs|y|inputs?|input_ids|labels|targets?|batch|micro_?batch|data|examples?|samples?|images?|img|imgs|"
@@ -31,12 +32,13 @@ def batch_elements(frames: Iterator[FrameType]) -> int | None:
     import torch
 
     largest: int | None = None
-    for frame in frames:
-        for _, value in frame_locals(frame, _NAMES.match) or list(_module_variables(frame)):
-            for tensor in _tensors(value, torch.Tensor):
-                if tensor.grad_fn is None and not tensor.requires_grad:
-                    elements = tensor.numel()
-                    largest = elements if largest is None else max(largest, elements)
+    with undisturbed():
+        for frame in frames:
+            for _, value in frame_locals(frame, _NAMES.match) or list(_module_variables(frame)):
+                for tensor in map(plain, _tensors(value, torch.Tensor)):
+                    if tensor.grad_fn is None and not tensor.requires_grad:
+                        elements = tensor.numel()
+                        largest = elements if largest is None else max(largest, elements)
     return largest
 
 
@@ -50,19 +52,20 @@ def batch_shapes(frames: Sequence[FrameType]) -> dict[str, int]:
 
     found: dict[str, int] = {}
     largest = 0
-    for frame in frames:
-        for name, value in frame_locals(frame):
-            if _NAMES.match(name):
-                for tensor in _tensors(value, torch.Tensor):
-                    if tensor.dim() >= 2 and tensor.numel() > largest:
-                        largest = tensor.numel()
-                        found.update(batch=tensor.shape[0], sequence=tensor.shape[1])
-            config = value if name == "config" else getattr(value, "config", None)
-            for label, attributes in _CONFIG_SIZES:
-                for attribute in attributes:
-                    size = getattr(config, attribute, None)
-                    if type(size) is int:
-                        found.setdefault(label, size)
+    with undisturbed():
+        for frame in frames:
+            for name, value in frame_locals(frame):
+                if _NAMES.match(name):
+                    for tensor in map(plain, _tensors(value, torch.Tensor)):
+                        if tensor.dim() >= 2 and tensor.numel() > largest:
+                            largest = tensor.numel()
+                            found.update(batch=tensor.shape[0], sequence=tensor.shape[1])
+                config = value if name == "config" else getattr(value, "config", None)
+                for label, attributes in _CONFIG_SIZES:
+                    for attribute in attributes:
+                        size = getattr(config, attribute, None)
+                        if type(size) is int:
+                            found.setdefault(label, size)
     return found
 
 

@@ -8,7 +8,8 @@ Three recorders of others are switched on for a few steps and put back as they w
 * autograd's anomaly mode without its NaN check, which has every node remember the stack of its forward
   call: that names the line of a tensor that only the graph holds.
 
-None of them changes what the program computes. They slow those few steps down.
+None of them changes what the program computes, and it does not see them (`observe.modes`). They slow those
+few steps down.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from memtriage.observe import cuda
 from memtriage.observe.autograd import creation_site
 from memtriage.observe.cuda import allocation_site, blamed_frame
 from memtriage.observe.kinds import NODE, TENSOR, KindTable
+from memtriage.observe.modes import AnomalyMode, Tracing
 from memtriage.observe.origin import package_folder
-from memtriage.observe.tensors import storage_facts
+from memtriage.observe.tensors import plain, storage_facts
 
 _FRAMES = 24
 _OWN_FOLDER = package_folder()
@@ -55,17 +57,26 @@ class SiteRecorder:
     def __init__(self, script_root: str | None) -> None:
         self._root = script_root
         self._history = cuda.AllocationHistory()
-        self._tracing = False
-        self._anomaly = False
+        self._tracing = Tracing()
+        self._anomaly = AnomalyMode()
         self._blocks: dict[int, str] | None = None
-        self._sources: set[str] = set()
+        self._sources: set[str] | None = None
         self._objects: dict[int, tuple[weakref.ref[Any], Trace]] = {}
         self._live: dict[Line, int] = {}
 
     @property
     def recording(self) -> bool:
         """Whether a recorder that takes host memory itself is on."""
-        return self._tracing or self._anomaly
+        return self._tracing.borrowed or self._anomaly.borrowed
+
+    def install(self) -> None:
+        """Make ready to record unseen. Called before the program runs."""
+        self._tracing.install()
+
+    def remove(self) -> None:
+        """Undo `install`, and stop."""
+        self.stop()
+        self._tracing.remove()
 
     def start(self) -> None:
         """The CUDA allocator remembers stacks from now on, unless somebody has it do so already."""
@@ -73,9 +84,7 @@ class SiteRecorder:
 
     def trace_objects(self) -> None:
         """tracemalloc on, unless somebody has it on: Python objects remember where they were made."""
-        if not tracemalloc.is_tracing():
-            tracemalloc.start(_FRAMES)
-            self._tracing = True
+        self._tracing.start(_FRAMES)
 
     def trace_nodes(self) -> None:
         """Notes what tracemalloc knows, and has autograd nodes remember where they were made instead.
@@ -84,17 +93,13 @@ class SiteRecorder:
         milliseconds.
         """
         self._note_objects()
-        torch = sys.modules.get("torch")
-        if torch is not None and not torch.is_anomaly_enabled():
-            self._sources = set(linecache.cache)
-            torch.set_anomaly_enabled(True, False)
-            self._anomaly = True
+        sources = set(linecache.cache)
+        if self._anomaly.start():
+            self._sources = sources
 
     def in_backward(self, inside: bool) -> None:
         """Anomaly mode off while a backward runs: there it would tie new nodes to those they came from."""
-        torch = sys.modules.get("torch")
-        if self._anomaly and torch is not None:
-            torch.set_anomaly_enabled(not inside, inside)
+        self._anomaly.in_backward(inside)
 
     def collect(self) -> None:
         """Notes all sites and stops recording. They stay readable until `forget`.
@@ -108,11 +113,13 @@ class SiteRecorder:
 
     def _note_objects(self) -> None:
         """Sites of the tensors, nodes and other memory that were made since `trace_objects`."""
-        if not self._tracing:
-            return
-        self._tracing = False
-        if not tracemalloc.is_tracing():
-            return  # the program has switched it off meanwhile
+        if not self._tracing.borrowed:
+            return  # not begun, or the program has its own by now
+        with self._tracing.reading():
+            self._read_traces()
+        self._tracing.stop()
+
+    def _read_traces(self) -> None:
         kinds = KindTable()
         traced = frozenset((TENSOR, NODE))  # made once: tracemalloc follows whatever the loop allocates
         for obj in gc.get_objects():
@@ -128,7 +135,6 @@ class SiteRecorder:
             if blamed is not None:
                 line = blamed["filename"], blamed["line"]
                 self._live[line] = self._live.get(line, 0) + stat.size
-        tracemalloc.stop()
 
     def forget(self) -> None:
         """Lets go of what `collect` noted."""
@@ -138,26 +144,22 @@ class SiteRecorder:
 
     def stop(self) -> None:
         """Puts everything back as it was. May be called twice."""
-        if self._tracing:
-            tracemalloc.stop()
-            self._tracing = False
-        torch = sys.modules.get("torch")
-        if self._anomaly and torch is not None:
-            torch.set_anomaly_enabled(False, True)
-            self._anomaly = False
+        self._tracing.stop()
+        if self._sources is not None:
+            self._anomaly.stop()
             for name in set(linecache.cache) - self._sources:
                 del linecache.cache[name]  # source text that the stacks of anomaly mode pulled in
-            self._sources = set()
+            self._sources = None
         self._history.stop()
 
     def site_of(self, obj: Any) -> str | None:
         """`file.py:line in function` of a tensor's memory, a node's forward call or a Python object."""
-        facts = storage_facts(obj) if hasattr(obj, "untyped_storage") else None
+        facts = storage_facts(obj) if issubclass(type(obj), sys.modules["torch"].Tensor) else None
         if facts is not None and facts.device != "cpu":
             site = self._block_sites().get(facts.address)
             if site is not None:
                 return site
-        node = getattr(obj, "grad_fn", None) if facts is not None else obj
+        node = plain(obj).grad_fn if facts is not None else obj
         if node is not None and hasattr(node, "next_functions"):
             stack = creation_site(node)
             if stack:

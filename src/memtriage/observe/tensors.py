@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +20,47 @@ class StorageFacts:
     nbytes: int
 
 
+class _Plain:
+    """A tensor's attributes as `torch.Tensor` has them, whatever its subclass makes of these names."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    def __getattr__(self, name: str) -> Any:
+        tensor = self._tensor
+        return getattr(_loaded("torch").Tensor, name).__get__(tensor, type(tensor))
+
+
+def plain(tensor: Any) -> Any:
+    """Return what to read a tensor's attributes from: no property or method of a subclass runs.
+
+    Call it, and what it gives, inside `undisturbed()`.
+    """
+    return tensor if type(tensor) in _plain_types() or type(tensor) is _Plain else _Plain(tensor)
+
+
+@functools.cache
+def _plain_types() -> tuple[type, ...]:
+    return _loaded("torch").Tensor, _loaded("torch.nn").Parameter
+
+
+def _loaded(name: str) -> Any:
+    return sys.modules[name]
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keep the program's `__torch_function__` and `__torch_dispatch__` from running in the block."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "_C"):  # else its import has only begun
+        yield
+        return
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        yield
+
+
 _device_names: dict[Any, str] = {}
 
 
@@ -24,10 +69,10 @@ def storage_facts(tensor: Any) -> StorageFacts | None:
 
     None for meta and fake tensors, wrapper subclasses (their inner tensors carry the bytes), sparse
     layouts (their index and value tensors are walked on their own), and functorch's batched wrappers.
-    Call it under `torch._C.DisableTorchFunction`, so that no subclass code runs.
+    Call it inside `undisturbed()`.
     """
     try:
-        storage = tensor.untyped_storage()
+        storage = plain(tensor).untyped_storage()
         device = storage.device  # where it really is: a fake tensor names the device that it plays
         if device.type == "meta":
             return None  # torch warns when one asks for the address
@@ -54,6 +99,7 @@ def first_bytes(tensor: Any, facts: StorageFacts, count: int) -> bytes | None:
         return ctypes.string_at(facts.address, count)
     import torch
 
+    tensor = plain(tensor)
     try:
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
             return None
@@ -71,7 +117,7 @@ def is_pinned(tensor: Any) -> bool:
     if not torch.cuda.is_initialized():
         return False
     try:
-        return bool(tensor.is_pinned())
+        return bool(plain(tensor).is_pinned())
     except (RuntimeError, NotImplementedError):
         return False
 
@@ -79,6 +125,6 @@ def is_pinned(tensor: Any) -> bool:
 def is_shared(tensor: Any) -> bool:
     """Whether a CPU tensor lies in shared memory (`share_memory_`, a DataLoader worker's batch)."""
     try:
-        return bool(tensor.untyped_storage().is_shared())
+        return bool(plain(tensor).untyped_storage().is_shared())
     except (RuntimeError, NotImplementedError, AttributeError):
         return False

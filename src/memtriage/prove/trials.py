@@ -16,7 +16,7 @@ REPEATS: Final = 5
 """Default number of processes a variant: the fewest whose lowest and highest enclose the median with a
 confidence above 90 % (1 - 2 x 0.5^5 = 94 %)."""
 CENSUS_STEP: Final = 3
-"""Optimizer step at whose end `memtriage run` takes its census (`BASELINE_STEP` of `session.follow`)."""
+"""Optimizer step at whose end `memtriage run` takes its census (`baseline_step` of `session.schedule`)."""
 WARMUP: Final = CENSUS_STEP + 1
 """Default number of steps left out: the first make optimizer state and compile, and the census's time falls
 into the step behind it."""

@@ -106,10 +106,10 @@ def _finding(group: FindingGroup, name: str) -> str:
     first = group.first
     holder = first.holder or (UNKNOWN if first.kind in GROWING else None)
     rows = [
-        ("held by", _code(holder)),
-        ("also held by", "<br>".join(map(_code, first.also_held_by))),
+        ("kept alive by", _code(holder)),
+        ("also kept alive by", "<br>".join(map(_code, first.also_held_by))),
         ("allocated at", _code(first.allocated_at)),
-        ("seen", _text(group.seen)),
+        ("detected", _text(group.detected)),
         ("why", _prose(first.mechanism)),
         ("fix", _prose(first.fix)),
         ("evidence", "<br>".join(map(_prose, group.evidence))),

@@ -8,6 +8,7 @@ from typing import Final
 from memtriage.diagnose.merge import RunContext
 from memtriage.model.cell import CellReport, DeviceUse, Freed, HolderChange, OutputHold, Rebinding
 from memtriage.model.findings import GROWING, Finding
+from memtriage.model.paths import SegmentKind, has
 from memtriage.report.run_words import VERDICTS, FindingGroup, Level, fold, sentence
 from memtriage.report.text import UNKNOWN, count, duration, size
 
@@ -38,6 +39,9 @@ def headline(report: CellReport) -> tuple[str, Level, str]:
     if run.verdict == "clean":
         steps = f"no growth in {count(run.steps, 'step')}; " if run.steps else ""
         return word, level, steps + tensors_in_words(report)
+    if run.verdict == "not_judged":
+        steps = f"too few of {count(run.steps, 'step')} to judge growth; " if run.steps else ""
+        return "cell", "good", steps + tensors_in_words(report)
     grown = next((group.first for group in groups if group.kind in GROWING), None)
     if run.verdict == "leak" and grown is not None and _of_runs(grown):
         return word, level, f"{grown.holder} grows with every run of this cell"
@@ -88,7 +92,7 @@ def devices_in_words(nbytes: Mapping[str, int]) -> str:
 def rebinding_in_words(one: Rebinding) -> str:
     """What happened, and what to do."""
     if one.still_held_by:
-        shown = all(path.startswith("Out[") for path in one.still_held_by)
+        shown = all(has(path, SegmentKind.OUTPUT) for path in one.still_held_by_paths)
         cure = f"`{_FREE_OUT}` lets go of it" if shown else "Make those anew as well, or `del` them"
         paths = ", ".join(f"`{path}`" for path in one.still_held_by)
         return (

@@ -7,6 +7,8 @@ from typing import Final, TextIO
 from rich.console import Console
 from rich.text import Text
 
+from memtriage._messages import printable
+
 FILE_WIDTH: Final = 100
 """Columns of a report that goes into a file or a pipe."""
 
@@ -54,7 +56,7 @@ class Page:
 
     def plain(self, text: str) -> str:
         """Return text that cannot move the cursor, and that the stream can encode."""
-        shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+        shown = printable(text)
         return shown.encode("ascii", "backslashreplace").decode("ascii") if self.ascii_only else shown
 
     def gap(self) -> None:

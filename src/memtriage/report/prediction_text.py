@@ -38,6 +38,11 @@ def render(prediction: Prediction, console: Console) -> None:
             "dim",
         )
     )
+    if prediction.cudnn_trials_bound is not UNSET:
+        page.line(
+            (f"up to {size(prediction.cudnn_trials_bound)} while cuDNN tries convolutions", "bold"),
+            (" (cudnn.benchmark), in the first call of each shape: at most what is free", ""),
+        )
     page.heading("At the peak")
     for owner, held in prediction.by_owner.items():
         _row(page, owner, size(held), f"{held / max(prediction.peak_allocated, 1):.1%}")

@@ -76,7 +76,14 @@ def heading(found: RankGroups) -> str:
     """Return how many ranks stand out, and where they were compared."""
     alone = len(found.outliers)
     said = f"{alone} of them stand{'s' * (alone == 1)} out" if alone else "none stands out"
-    return said if found.step is None else f"{said}; compared at the {found.mark} mark of step {found.step:,}"
+    if found.step is None:
+        return said
+    at = (
+        f"the end of step {found.step:,}"
+        if found.mark == "step"
+        else f"{found.mark!r} of step {found.step:,}"
+    )
+    return f"{said}; compared at {at}"
 
 
 def few_ranks(ranks: Collection[int], longest: int = _LONGEST_LIST) -> str:
@@ -148,7 +155,7 @@ def _difference(same: Sequence[RankDifference], leaks: bool, words: Mapping[Rank
         case "steps":
             return f"at step {_counts(values)} when the others were at {first.usual:,}"
         case "marks":
-            return f"{_counts(values)} marks where the others have {first.usual:,}"
+            return f"{_counts(values)} marks (readings of the counters) where the others have {first.usual:,}"
         case _:
             away = sorted((one.value - one.usual for one in same), key=abs)
             low_text, high_text = (

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from memtriage.model import Ledger, LedgerRow
-from memtriage.report.run_words import ledger_rows
+from memtriage.report.run_words import ledger_rows, ledger_summary
 from memtriage.report.snapshot_words import COLOURS
-from memtriage.report.text import size
 
 _OWNER_COLOURS: Final = {
     **COLOURS,
@@ -45,7 +44,7 @@ def ledger(one: Ledger) -> dict[str, Any]:
         "device": one.device,
         "total": one.total,
         "source": one.source,
-        "summary": f"{size(one.total)} in use",
+        "summary": ledger_summary(one.total, one.step),
         "rows": [_row(row) for row in ledger_rows(one.rows)],
     }
 

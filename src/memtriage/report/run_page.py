@@ -24,6 +24,7 @@ from memtriage.report.run_course import charts
 from memtriage.report.run_ledger import ledger
 from memtriage.report.run_ranks import compared_ranks
 from memtriage.report.run_words import (
+    TO_CONFIRM,
     VERDICTS,
     FindingGroup,
     facts,
@@ -47,6 +48,7 @@ _LONGEST: Final = 1200
 _LONGEST_EXCEPTION: Final = 8000
 
 _ABOUT: Final = (
+    "A mark is an instant at which the counters were read, such as the end of a step or of a backward.",
     "Sizes are bytes in binary units. Allocated: what live tensors take of the allocator. Reserved: what the "
     "allocator holds of the device. A ledger's rows never overlap and sum to the total that was measured.",
     "Everything on this page is in this file; it loads nothing.",
@@ -118,14 +120,20 @@ def _finding(group: FindingGroup, report: RunReport) -> dict[str, Any]:
         "holder": None if holder is None else _cut(holder),
         "also_held_by": [_cut(path) for path in first.also_held_by[:_EVIDENCE]],
         "allocated_at": None if first.allocated_at is None else _cut(first.allocated_at),
-        "holds": " · ".join(group.holds),
-        "seen": _cut(group.seen),
+        "size": _piled_up(group),
+        "detected": _cut(group.detected),
+        "to_confirm": TO_CONFIRM if group.suspected else None,
         "runs_out": _runs_out(group, report),
         "mechanism": None if first.mechanism is None else _cut(first.mechanism),
         "fix": None if first.fix is None else _cut(first.fix),
         "evidence": [_cut(line) for line in group.evidence[:_EVIDENCE]],
         "playbook": None if first.playbook is None else playbook_entry(first.playbook, " · "),
     }
+
+
+def _piled_up(group: FindingGroup) -> list[str]:
+    label, values = group.piled_up
+    return [label, " · ".join(values)]
 
 
 def _runs_out(group: FindingGroup, report: RunReport) -> str | None:

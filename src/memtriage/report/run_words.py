@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Literal
 
 from memtriage.diagnose.merge import RunContext
@@ -24,7 +25,8 @@ VERDICTS: Final[dict[Verdict, tuple[str, Level]]] = {
     "fragmentation": ("fragmentation", "warn"),
     "out_of_memory": ("out of memory", "bad"),
     "killed": ("killed", "bad"),
-    "error": ("not judged", "warn"),
+    "not_judged": ("not judged", "warn"),
+    "error": ("error", "warn"),
 }
 """Each verdict in words."""
 
@@ -34,8 +36,11 @@ COURSE_MARKS: Final = ("step", "backward")
 """Marks whose course tells most, the best first."""
 
 _RANKS_IN_EVIDENCE: Final = 6
-_LEDGER_ROWS: Final = 24
-_SMALL_SHARE: Final = 0.001
+_SMALL_SHARE: Final = 0.01
+_WORTH_ACTING: Final = 3
+"""Findings that the verdict's line names where the verdict is about none."""
+TO_CONFIRM: Final = "watch a longer run: growth is proven once the same holder grew over three intervals"
+"""What turns a suspicion into a proof, or ends it."""
 
 
 @dataclass(slots=True)
@@ -54,8 +59,12 @@ class FindingGroup:
         return self.first.kind
 
     @property
+    def suspected(self) -> bool:
+        return self.first.certainty == "suspected"
+
+    @property
     def severe(self) -> bool:
-        return self.kind in SEVERE
+        return self.kind in SEVERE and not self.suspected
 
     @property
     def ranks(self) -> list[int]:
@@ -68,30 +77,26 @@ class FindingGroup:
     @property
     def amount(self) -> str:
         """The growth, or else the size, over all ranks."""
-        first = self.first
-        if first.bytes_per_step is not None:
-            return _spread([finding.bytes_per_step for finding in self.findings], "step")
-        if first.bytes_per_microbatch is not None:
-            return _spread([finding.bytes_per_microbatch for finding in self.findings], "micro-batch")
+        for per, of in _RATES.items():
+            if of(self.first) is not None:
+                return _spread([of(finding) for finding in self.findings], per)
         return _spread([finding.bytes for finding in self.findings], None)
 
     @property
-    def holds(self) -> list[str]:
-        """What has piled up, where the headline gives the growth only."""
+    def piled_up(self) -> tuple[str, list[str]]:
+        """Label and values of what the headline leaves out where it gives a rate: the size, other rates."""
         finding = self.first
-        grows = finding.bytes_per_step is not None or finding.bytes_per_microbatch is not None
-        parts = []
-        if finding.bytes is not None and grows:
-            parts.append(size(finding.bytes))
-        if finding.bytes_per_step is not None and finding.bytes_per_microbatch is not None:
-            parts.append(rate(finding.bytes_per_microbatch, "micro-batch"))
-        return parts
+        rates = [rate(amount, per) for per, of in _RATES.items() if (amount := of(finding)) is not None]
+        if not rates:
+            return "", []
+        values = ([] if finding.bytes is None else [size(finding.bytes)]) + rates[1:]
+        return "size" if finding.step is None else f"size at step {finding.step:,}", values
 
     @property
-    def seen(self) -> str:
+    def detected(self) -> str:
         """When it was found; empty where that is unknown."""
         finding = self.first
-        step = "" if finding.step is None else f"at step {finding.step}"
+        step = "" if finding.step is None else f"at step {finding.step:,}"
         return step if finding.phase is None else f"{step}, in {finding.phase}".removeprefix(", ")
 
     @property
@@ -109,7 +114,8 @@ class FindingGroup:
     def title(self, report: RunReport) -> str:
         """Return what it is, on which device and ranks."""
         on = "" if self.kind == "host_limit" else f" on {self.device}"
-        return f"{KINDS[self.kind]}{on}{self._where(report)}"
+        sure = "suspected " if self.suspected else ""
+        return f"{sure}{KINDS[self.kind]}{on}{self._where(report)}"
 
     def _where(self, report: RunReport) -> str:
         if report.ranks.of == 1 or not self.ranks:
@@ -119,6 +125,14 @@ class FindingGroup:
         if len(self.ranks) == report.ranks.seen:
             return f", all {report.ranks.seen:,} ranks"
         return f", {len(self.ranks):,} of {report.ranks.seen:,} ranks ({rank_list(self.ranks)})"
+
+
+_RATES: Final[dict[str, Callable[[Finding], int | None]]] = {
+    "step": attrgetter("bytes_per_step"),
+    "micro-batch": attrgetter("bytes_per_microbatch"),
+    "second": attrgetter("bytes_per_second"),
+}
+"""Rates of growth, those first that tell most."""
 
 
 def _spread(amounts: Sequence[int | None], per: str | None) -> str:
@@ -163,16 +177,17 @@ def fold(findings: Sequence[Finding], runs_out_in: Sequence[int | None]) -> list
 
 def _cause(finding: Finding) -> tuple[object, ...]:
     device = finding.device.partition(":")[0]  # every rank has its own cuda:N
-    return (finding.kind, device, finding.holder, finding.allocated_at, finding.phase, finding.mechanism)
+    return (finding.kind, device, finding.held_at, finding.allocated_at, finding.phase, finding.mechanism)
 
 
 def sentence(report: RunReport, context: RunContext, groups: Sequence[FindingGroup]) -> str:
     """Return what stands behind the verdict's word."""
-    growing = [group for group in groups if group.kind in GROWING]
+    growing = [group for group in groups if group.kind in GROWING and not group.suspected]
     match report.verdict:
         case "clean":
-            found = f"no leak, residue or fragmentation found in {count(report.steps, 'step')}"
-            return f"{found}; {count(len(groups), 'other finding')}" if groups else found
+            return "; ".join([_limits(report, context), *_worth_acting(groups)])
+        case "not_judged":
+            return "; ".join([_not_judged(report, groups), *_worth_acting(groups)])
         case "leak" if growing:
             more = f"; {count(len(growing) - 1, 'more leak')} below" if len(growing) > 1 else ""
             return f"{growing[0].amount} on {growing[0].device}{_until_full(growing[0])}{more}"
@@ -198,6 +213,55 @@ def sentence(report: RunReport, context: RunContext, groups: Sequence[FindingGro
             return "memtriage could not judge this run"
         case _:
             return "see below"
+
+
+def _limits(report: RunReport, context: RunContext) -> str:
+    """Return how small a leak would have been found, and in how long a run."""
+    devices: dict[str, list[str]] = {}
+    scales = []
+    for device, judged in report.judged.items():
+        if judged.detection_limit is not None:
+            limit = rate(judged.detection_limit.bytes, judged.detection_limit.per)
+            devices.setdefault(limit, []).append(device)
+            scales.append((judged.scale, judged.points))
+    if not devices:
+        return f"no leak, residue or fragmentation found in {count(report.steps, 'step')}"
+    limits = " and ".join(f"{limit} on {devices_in_words(names)}" for limit, names in devices.items())
+    match scales[0]:
+        case "time", _ if context.duration_s is not None:
+            rests_on = duration(context.duration_s)
+        case "microbatch", points:
+            rests_on = count(points, "backward")
+        case "step", _:
+            rests_on = count(report.steps, "step")
+        case _, points:
+            rests_on = count(points, "reading")
+    return f"no growth above {limits} in {rests_on}"
+
+
+def _not_judged(report: RunReport, groups: Sequence[FindingGroup]) -> str:
+    """Return what is suspected, or else why growth could not be judged, by device where there are several."""
+    suspected = next((group for group in groups if group.suspected), None)
+    if suspected is not None:
+        return f"suspected growth of {suspected.amount} on {suspected.device}; a longer run would settle it"
+    reasons: dict[str, list[str]] = {}
+    for device, judged in report.judged.items():
+        if judged.reason is not None:
+            reasons.setdefault(judged.reason, []).append(device)
+    if len(report.judged) < 2:
+        return next(iter(reasons), "growth could not be judged")
+    return "; ".join(f"{devices_in_words(devices)}: {why}" for why, devices in reasons.items())
+
+
+def _worth_acting(groups: Sequence[FindingGroup]) -> list[str]:
+    """Return what needs action and no verdict is about, e.g. `workers un-share memory: 2.0 GiB`."""
+    parts = [
+        f"{KINDS[group.kind]}{': ' if group.amount else ''}{group.amount}"
+        for group in groups
+        if not group.suspected
+    ]
+    rest = parts[_WORTH_ACTING:]
+    return parts[:_WORTH_ACTING] + ([f"{count(len(rest), 'more finding')} below"] if rest else [])
 
 
 def _until_full(group: FindingGroup) -> str:
@@ -233,15 +297,22 @@ def playbook_entry(name: str, dot: str) -> str:
 
 
 def ledger_rows(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
-    """Return the rows; of a long ledger the small ones as one, so that the sum stays."""
+    """Return the rows, those below 1 % of the whole as one, so that the sum stays."""
     total = sum(row.bytes for row in rows)
-    if len(rows) <= _LEDGER_ROWS:
-        return list(rows)
     small = [row for row in rows if abs(row.bytes) < _SMALL_SHARE * total]
     if len(small) < 2:
         return list(rows)
     large = [row for row in rows if abs(row.bytes) >= _SMALL_SHARE * total]
     return [*large, type(rows[0])(row=f"{len(small)} smaller rows", bytes=sum(row.bytes for row in small))]
+
+
+def ledger_summary(total: int, step: int | None) -> str:
+    """Return how much a ledger sums to, and when it was taken.
+
+    >>> ledger_summary(3 << 30, 12)
+    '3.0 GiB in use, ledger at step 12'
+    """
+    return f"{size(total)} in use" + ("" if step is None else f", ledger at step {step:,}")
 
 
 def notes(context: RunContext) -> list[str]:

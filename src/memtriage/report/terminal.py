@@ -7,7 +7,7 @@ they can be searched for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Final
 
@@ -23,12 +23,14 @@ from memtriage.report.rank_words import few_ranks, heading, rank_lines
 from memtriage.report.run_words import (
     COURSE_MARKS,
     OF_ONE_RANK,
+    TO_CONFIRM,
     VERDICTS,
     FindingGroup,
     Level,
     facts,
     fold,
     ledger_rows,
+    ledger_summary,
     notes,
     playbook_entry,
     sentence,
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["console_for", "finding_block", "findings_text", "ledger_blocks", "render"]
 
+_WHOLE: Final = frozenset({"kept alive by", "also kept alive by", "allocated at"})
+"""What is searched for, and so stays on one line in a file."""
 _RANK_LINES: Final = 12
 _DETAILED: Final = 90
 _CHART_WIDTH: Final = 72
@@ -91,7 +95,7 @@ def _verdict_block(
     page: Page, report: RunReport, context: RunContext, groups: Sequence[FindingGroup]
 ) -> None:
     word, level = VERDICTS[report.verdict]
-    page.line((word.upper(), _STYLES[level]), ("  ", ""), (sentence(report, context, groups), "bold"))
+    page.line((f"{word.upper()}:", _STYLES[level]), (" ", ""), (sentence(report, context, groups), "bold"))
     page.line((page.dot.join(facts(report, context)), "dim"))
     if report.exception:
         page.gap()
@@ -103,28 +107,39 @@ def _verdict_block(
 
 def finding_block(page: Page, number: int, group: FindingGroup, report: RunReport) -> None:
     """Print a finding, under its number."""
-    finding = group.first
     page.gap()
     style = "bold red" if group.severe else "bold"
     page.line((f"{number}  ", "dim"), (group.title(report), "bold"), (f"   {group.amount}", style), indent=3)
+    known = list(_fields(page, group))
+    labels = max((len(label) for label, _, _ in known), default=0) + 4
+    for label, values, style in known:
+        page.field(label, *values, style=style, whole=label in _WHOLE, labels=labels)
+
+
+def _fields(page: Page, group: FindingGroup) -> Iterator[tuple[str, Sequence[str], str]]:
+    """Yield what is known of a finding: label, values and style."""
+    finding = group.first
     if finding.holder is not None or finding.kind in GROWING:
-        page.field("held by", finding.holder or UNKNOWN, style="cyan", whole=True)
+        yield "kept alive by", [finding.holder or UNKNOWN], "cyan"
     if finding.also_held_by:
-        page.field("also held by", *finding.also_held_by, style="cyan", whole=True)
+        yield "also kept alive by", finding.also_held_by, "cyan"
     if finding.allocated_at is not None:
-        page.field("allocated at", finding.allocated_at, whole=True)
-    if group.holds:
-        page.field("holds", page.dot.join(group.holds))
-    if group.seen:
-        page.field("seen", group.seen)
+        yield "allocated at", [finding.allocated_at], ""
+    label, values = group.piled_up
+    if values:
+        yield label, [page.dot.join(values)], ""
+    if group.detected:
+        yield "detected", [group.detected], ""
     if finding.mechanism is not None:
-        page.field("why", finding.mechanism)
+        yield "why", [finding.mechanism], ""
     if finding.fix is not None:
-        page.field("fix", finding.fix, style="green")
+        yield "fix", [finding.fix], "green"
+    if group.suspected:
+        yield "To confirm", [TO_CONFIRM], ""
     if evidence := group.evidence:
-        page.field("evidence", *(BULLET + line for line in evidence))
+        yield "evidence", [BULLET + line for line in evidence], ""
     if finding.playbook is not None:
-        page.field("playbook", playbook_entry(finding.playbook, page.dot))
+        yield "playbook", [playbook_entry(finding.playbook, page.dot)], ""
 
 
 # Ranks
@@ -155,7 +170,7 @@ def ledger_blocks(page: Page, report: RunReport, rank: int | None) -> None:
     width = min(widest, max((name.cell_len for name in names), default=0))
     for device, rows in shown.items():
         total = sum(row.bytes for row in report.ledger[device])
-        page.heading(f"{device}{of}", f"{size(total)} in use")
+        page.heading(f"{device}{of}", ledger_summary(total, report.ledger_steps.get(device)))
         for row in rows:
             _ledger_row(page, row, total, width)
 
@@ -207,7 +222,7 @@ def _course_block(
     if len(values) < 2:
         return
     of = "" if rank is None else f" of rank {rank}"
-    page.heading(f"{_COURSE.get(device or '', 'allocated')} on {device}{of}", f"at each {what}")
+    page.heading(f"{_COURSE.get(device or '', 'allocated')} on {device}{of}", _AT[what])
     low, high = min(values), max(values)
     steps = f"step {marks[0].step} to {marks[-1].step}"
     if high - low < _FLAT * high and not any(group.kind in GROWING for group in groups):
@@ -229,7 +244,12 @@ def _chart(page: Page, values: Sequence[int], steps: str) -> None:
     page.raw(Text(f"{'':>{label}}  {steps}", style="dim"))
 
 
-_COURSE: Final = {"cpu": "malloc in use", "host": "resident"}
+_AT: Final = {
+    "step": "at the end of each step",
+    "backward": "at the end of each backward",
+    "mark": "at each mark, which is a reading of the counters",
+}
+_COURSE: Final = {"cpu": "malloc in use, tensors included,", "host": "resident"}
 
 
 def _of_interest(

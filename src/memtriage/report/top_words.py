@@ -133,7 +133,7 @@ def headline(view: LiveView) -> tuple[str, str, Level]:
         return "waiting", view.waiting or "", "warn"
     word, weight = VERDICTS[view.report.verdict]
     said = sentence(view.report, view.context, groups_of(view))
-    if view.report.verdict == "clean" and not view.finished:
+    if view.report.verdict in ("clean", "not_judged") and not view.finished:
         return "running", f"{said} so far", "good"
     return word, said, weight
 

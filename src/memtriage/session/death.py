@@ -10,26 +10,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
+from msgspec.structs import replace
+
 from memtriage.diagnose.errors import is_out_of_memory, read_message
 from memtriage.diagnose.messages.message import OomFields
-from memtriage.diagnose.moment import FrameState, Moment, Phase, moment_from_frames
 from memtriage.diagnose.oom import describe
+from memtriage.diagnose.phase import FrameState, phase_from_frames
 from memtriage.diagnose.shapes import factor_request
 from memtriage.model.blocks import DeviceCounters
 from memtriage.model.census import StorageRecord
 from memtriage.model.findings import DEVICE_HOST, Finding
+from memtriage.model.position import TrainingPosition
 from memtriage.observe.inputs import batch_elements, batch_shapes, traceback_frames
-
-
-@dataclass(slots=True)
-class Progress:
-    """How far training had come: completed steps, micro-batches since the last, backwards in all."""
-
-    step: int
-    microbatch: int
-    backwards: int
-    largest_input: int | None
-    input_elements: int | None
+from memtriage.observe.tensors import plain, undisturbed
 
 
 @dataclass(slots=True)
@@ -41,9 +34,7 @@ class FailedAllocation:
         requested: asked of the driver.
         limit: the process's cap where one is set, else the device's memory.
         free: free on the device.
-        phase: forward, backward, optimizer or evaluation.
-        grad_enabled: whether the failing thread recorded a graph.
-        progress: how far training had come.
+        position: where training stood.
         counters: the allocator's, then.
         owners: live bytes by owner, largest first.
         times: how many allocations have failed so far.
@@ -53,9 +44,7 @@ class FailedAllocation:
     requested: int
     limit: int
     free: int
-    phase: Phase
-    grad_enabled: bool | None
-    progress: Progress
+    position: TrainingPosition
     counters: DeviceCounters
     owners: list[tuple[str, int]] = field(default_factory=list)
     times: int = 1
@@ -110,7 +99,7 @@ def error_frames(error: BaseException) -> list[FrameType]:
 def died_of_memory(
     error: BaseException,
     failed: FailedAllocation | None,
-    progress: Progress,
+    position: TrainingPosition,
     owners: Sequence[tuple[str, int]],
     limit_source: str | None,
     leaks: Sequence[Finding] = (),
@@ -120,7 +109,7 @@ def died_of_memory(
     Args:
         error: the error, with its traceback.
         failed: what the allocator's observer saw last; None where none fired (the host, other libraries).
-        progress: how far training had come.
+        position: where training stood when the error came to the top of the program.
         owners: live bytes by owner at the end, for a failure that no observer saw.
         limit_source: what sets the host's limit.
         leaks: what it was found to leak.
@@ -133,31 +122,24 @@ def died_of_memory(
     if failed is not None and (fields.device or failed.device) == failed.device:
         if fields.requested is None:
             fields = OomFields(device=failed.device, requested=failed.requested, free=failed.free)
-        moment = _moment(failed.phase, failed.progress, failed.grad_enabled, failed.device)
-        return describe(text, moment, fields, failed.owners, None, factored=factored, leaks=leaks)
-    progress.input_elements = batch_elements(iter(frames)) if frames else progress.input_elements
+        return describe(
+            text, failed.position, failed.device, fields, failed.owners, None, factored=factored, leaks=leaks
+        )
     recorded = _recorded(frames)
-    state = FrameState(training_begun=progress.backwards > 0, grad_enabled=recorded)
+    state = FrameState(training_begun=position.backwards > 0, grad_enabled=recorded)
     where = [(f.f_code.co_filename, f.f_code.co_name, f.f_lineno) for f in frames]
-    moment = _moment(moment_from_frames(where, state), progress, recorded, fields.device or "host")
-    on_host = moment.device in (DEVICE_HOST, "cpu")
-    source = limit_source if on_host else None
-    return describe(text, moment, fields, list(owners), source, factored=factored, leaks=leaks)
-
-
-def _moment(phase: Phase, progress: Progress, grad_enabled: bool | None, device: str) -> Moment:
-    return Moment(
-        phase=phase,
-        step=progress.step,
-        microbatch=progress.microbatch,
-        backwards=progress.backwards,
-        input_elements=progress.input_elements,
-        largest_input_before=progress.largest_input,
-        grad_enabled=grad_enabled,
-        device=device,
+    position = replace(
+        position,
+        phase=phase_from_frames(where, state),
+        grad_enabled=recorded,
+        batch_elements=batch_elements(iter(frames)) if frames else position.batch_elements,
     )
+    device = fields.device or DEVICE_HOST
+    source = limit_source if device in (DEVICE_HOST, "cpu") else None
+    return describe(text, position, device, fields, list(owners), source, factored=factored, leaks=leaks)
 
 
+@undisturbed()
 def _recorded(frames: Sequence[FrameType]) -> bool | None:
     """Whether the failing operations recorded a graph: told by what the innermost functions had computed.
 
@@ -170,7 +152,7 @@ def _recorded(frames: Sequence[FrameType]) -> bool | None:
     from memtriage.observe.frames import frame_locals
 
     for frame in frames[:12]:
-        results = [value for _, value in frame_locals(frame) if isinstance(value, torch.Tensor)]
+        results = [plain(value) for _, value in frame_locals(frame) if isinstance(value, torch.Tensor)]
         if any(value.grad_fn is not None for value in results):
             return True
         modules = [value for _, value in frame_locals(frame) if isinstance(value, torch.nn.Module)]

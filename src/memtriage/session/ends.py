@@ -5,8 +5,10 @@ from __future__ import annotations
 import platform
 import socket
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+from memtriage.observe import cuda
 from memtriage.observe.cgroup import host_limit
 from memtriage.session.death import error_text
 from memtriage.store.layout import RankIdentity
@@ -62,6 +64,18 @@ def exception_text(exception: BaseException) -> str:
         return str(exception)
     name, text = type(exception).__name__, error_text(exception)
     return f"{name}: {text}" if text else name
+
+
+def allocator_peaks(devices: Iterable[str]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the most that the allocator had allocated and reserved, in bytes, by CUDA device."""
+    allocated, reserved = {}, {}
+    for name in devices:
+        if name.startswith("cuda:"):
+            found = cuda.counters(int(name[5:]))
+            if found.peak_allocated is not None and found.peak_reserved is not None:
+                allocated[name] = found.peak_allocated
+                reserved[name] = found.peak_reserved
+    return allocated, reserved
 
 
 def _kernel_start_time() -> int | None:

@@ -22,6 +22,7 @@ from memtriage.diagnose.host_evidence import (
 )
 from memtriage.diagnose.host_findings import POLICY
 from memtriage.model.census import StorageRecord
+from memtriage.model.paths import ANY_ITEM
 from memtriage.observe.cgroup import CgroupMemory
 from memtriage.observe.counters import Reading
 from memtriage.observe.host import ChildSample, HostSample, ShmUse, has_children, host_peak
@@ -101,7 +102,7 @@ class HostWatch:
         if has_children() and (found := largest_population(view.graph)) is not None:
             position, entries, nbytes = found
             kind = type(view.graph.objects[position]).__name__
-            evidence.population = Population(f"{view.path_text(position)}[*]", kind, entries, nbytes)
+            evidence.population = Population((*view.path(position), ANY_ITEM), kind, entries, nbytes)
 
     # --- at samples -----------------------------------------------------------------------------------------
 
@@ -171,7 +172,7 @@ def _pinned_use(storages: list[StorageRecord], reading: HostReading) -> PinnedUs
     if reading.pinned is None or torch is None:
         return None
     blocks = [
-        PinnedBlock(storage.nbytes, storage.holder)
+        PinnedBlock(storage.nbytes, storage.path)
         for storage in storages
         if storage.pinned and reading.in_driver_memory(storage)
     ]

@@ -6,24 +6,31 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import FrameType
 
 from memtriage.account.census import Look, View
-from memtriage.diagnose.judge import NativeHolder, Scale
+from memtriage.diagnose.judge import NativeHolder
 from memtriage.diagnose.leaks import CensusPoint, GroupGrowth, accumulates, growth_between, persistent
-from memtriage.model.census import Census, GroupDetail
+from memtriage.model.census import Census, GroupDetail, GroupKey
+from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind
+from memtriage.model.position import Scale
 from memtriage.observe.containers import GrownContainer, container_lengths, grown_containers
+from memtriage.observe.identity import Identities
 from memtriage.observe.sites import SiteRecorder
 
 _CLOSER_LOOK_AT = 12
 _HOST_FLOOR = 4096
+_TRANSIENT_OBJECTS = 8
+"""What other threads work with and only their C frames refer to looks like garbage, too. From census to
+census of a program without garbage up to 4 such objects came or went, beside some 40 of torch's import."""
 
 
 @dataclass(slots=True)
 class HostGrowth:
     """Growth of memory that is no tensor's, by holder or by line. Sizes in bytes."""
 
-    holder: str | None
+    path: HolderPath
     kind: str | None
     nbytes: int
     steps: int
@@ -37,6 +44,9 @@ class Investigation:
     Attributes:
         scale: what positions and rates count: steps, micro-batches of one step, or seconds.
         points: the censuses, oldest first.
+        step: completed steps when it began.
+        due: position at which the second census is to be taken.
+        verify_at: position from which on a third is wanted; None while or once it is not.
         baseline: the run's first census.
         details: a closer look at the groups that grew.
         host: growth of other memory.
@@ -48,22 +58,30 @@ class Investigation:
 
     scale: Scale
     points: list[CensusPoint]
+    step: int = 0
+    due: int = 0
+    verify_at: int | None = None
     baseline: CensusPoint | None = None
-    details: dict[tuple[str, str], GroupDetail] = field(default_factory=dict)
+    details: dict[GroupKey, GroupDetail] = field(default_factory=dict)
     host: list[HostGrowth] = field(default_factory=list)
     native: list[NativeHolder] = field(default_factory=list)
     collector_off: bool = False
-    stopped: set[tuple[str, str]] = field(default_factory=set)
+    stopped: set[GroupKey] = field(default_factory=set)
     period: int = 1
 
     def growths(self) -> list[GroupGrowth]:
         return [g for g in persistent(self.points, self.baseline) if g.key not in self.stopped]
 
     def garbage_grows(self) -> bool:
-        """Whether objects that the collector will free came with every position."""
-        first, last = self.points[0], self.points[-1]
-        more = last.census.garbage - first.census.garbage
-        return not self.collector_off and more >= last.position - first.position > 0
+        """Whether objects that the collector will free came with every position, since the first census."""
+        earlier = [] if self.baseline is None else [self.baseline]
+        points = [*earlier, *self.points]
+        more = points[-1].census.garbage - points[0].census.garbage
+        steady = all(
+            after.census.garbage - before.census.garbage >= after.position - before.position > 0
+            for before, after in pairwise(points)
+        )
+        return not self.collector_off and steady and more > _TRANSIENT_OBJECTS
 
     def garbage_bytes(self, device: str) -> int:
         """The most that awaited the collector at one of the censuses, in bytes of storages."""
@@ -80,7 +98,7 @@ class Investigator:
 
     Args:
         script_root: folder of the user's script, for allocation sites.
-        progress: told in a few words what takes time.
+        progress: given in a few words what takes time, once in a run.
         before: called before each census, for what a census itself would disturb.
     """
 
@@ -92,9 +110,11 @@ class Investigator:
     ) -> None:
         self.seconds = 0.0
         self._sites = SiteRecorder(script_root)
+        self._identities = Identities()
         self._progress = progress
         self._before = before
         self._lengths: dict[int, tuple[int, int | None]] = {}
+        self._announced = False
 
     @property
     def recording(self) -> bool:
@@ -116,10 +136,12 @@ class Investigator:
                 allocation, whose frames still run). Nothing is read from the device then.
         """
         started = time.perf_counter()
-        self._progress("taking a census")
+        if not self._announced:
+            self._progress("taking a census")
+            self._announced = True
         if self._before is not None:
             self._before()
-        with Look(frames or ()) as view:
+        with Look(frames or (), self._identities) as view:
             interrupted = frames is not None
             heads = {} if interrupted else view.heads()
             point = CensusPoint(position, view.census(), heads, interrupted)
@@ -172,7 +194,7 @@ class Investigator:
             investigation.details = view.details(
                 [growth.key for growth in wanted],
                 self._sites.site_of,
-                {growth.key: growth.holder for growth in wanted},
+                {growth.key: growth.path for growth in wanted},
             )
             if investigation.scale == "step":
                 grown = grown_containers(view.graph, self._lengths)
@@ -202,6 +224,15 @@ class Investigator:
         if self._sites.recording:
             self._sites.in_backward(inside)
 
+    def install(self) -> None:
+        """Make ready to record, before the program runs."""
+        self._sites.install()
+
+    def remove(self) -> None:
+        """Recorders off for good, and nothing of them left."""
+        self.stop()
+        self._sites.remove()
+
     def stop(self) -> None:
         """Recorders off; what was remembered between two censuses is let go."""
         self._sites.stop()
@@ -220,8 +251,8 @@ class Investigator:
             line = min(by_line, key=lambda each: abs(by_line[each] - wanted), default=None)
             known = line is not None and 0.5 * wanted <= by_line[line] <= 2 * wanted
             site = self._sites.named([line]) if line is not None and known else None
-            holder = f"{view.path_text(container.position)}[*]"
-            found.append(HostGrowth(holder, container.kind, nbytes, steps, site))
+            path = (*view.path(container.position), ANY_ITEM)
+            found.append(HostGrowth(path, container.kind, nbytes, steps, site))
         return found
 
 
@@ -234,9 +265,9 @@ def _native_holders(
     for anchor, count in now.nodes_by_anchor.items():
         more = count - earlier.get(anchor, 0)
         if earlier.get(anchor, 0) and more >= steps:
-            found.append(NativeHolder(f"{anchor} -> grad_fn", "autograd nodes", more))
+            found.append(NativeHolder((*anchor, Segment(SegmentKind.GRAD_FN)), "autograd nodes", more))
     for container in grown:
         if container.native is not None and container.more * 2 >= steps:
-            holder = f"{view.path_text(container.position)}[*]"
-            found.append(NativeHolder(holder, container.native, container.more))
+            path = (*view.path(container.position), ANY_ITEM)
+            found.append(NativeHolder(path, container.native, container.more))
     return sorted(found, key=lambda holder: -holder.more)

@@ -28,7 +28,7 @@ def find_leaks(investigations: Sequence[Investigation], evidence: Evidence) -> l
     # What the collector has yet to free rises too, and falls when it does.
     waiting = any(each.garbage_grows() for each in investigations)
     native = [holder for each in investigations for holder in each.native]
-    for device in sorted({device for device, _ in evidence.series} - {"shared"}):
+    for device in sorted(set(evidence.series) - {"shared"}):
         if device == "cpu" and waiting:
             continue
         unnamed = unnamed_growth(device, evidence, named, native)
@@ -49,7 +49,7 @@ def _of_one(investigation: Investigation, evidence: Evidence) -> list[Finding]:
             investigation.details.get(growth.key, GroupDetail()),
             evidence,
             scale=investigation.scale,
-            last_step=last if investigation.scale == "step" else evidence.step,
+            last_step=last if investigation.scale == "step" else evidence.position.step,
             collector_off=investigation.collector_off,
             lengthening=growth.count == 0,
             period=investigation.period,
@@ -57,9 +57,7 @@ def _of_one(investigation: Investigation, evidence: Evidence) -> list[Finding]:
         if finding is not None:
             found.append(finding)
     for host in investigation.host:
-        other = host_finding(
-            host.holder, host.kind, host.nbytes, host.steps, host.allocated_at, evidence, last
-        )
+        other = host_finding(host.path, host.kind, host.nbytes, host.steps, host.allocated_at, evidence, last)
         if other is not None:
             found.append(other)
     return found
@@ -76,7 +74,7 @@ def limits_and_use(
     Args:
         host: what the process had of the host's memory at a mark while the program ran.
         readings: the counters of that mark.
-        passing: what comes and goes between marks, by device (`session.passing`).
+        passing: what comes and goes between marks, by device (`session.transient_peak`).
     """
     limits: dict[str, int] = {}
     used: dict[str, int] = {}

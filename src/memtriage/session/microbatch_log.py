@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from memtriage.diagnose.judge import PROJECTION
 from memtriage.model.findings import Finding
+from memtriage.model.paths import HolderPath
 from memtriage.model.units import size
 from memtriage.observe.counters import Reading
 
@@ -20,7 +20,7 @@ class MicrobatchLog:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._before: dict[str, int] = {}
-        self._told: set[tuple[str, str | None]] = set()
+        self._told: set[tuple[str, HolderPath | str | None]] = set()
 
     def add(self, step: int, microbatch: int, readings: Sequence[Reading]) -> None:
         """A micro-batch is complete.
@@ -39,9 +39,9 @@ class MicrobatchLog:
         """What looks like a leak so far; each is told once. It may turn out to be none by the run's end."""
         for finding in findings:
             rate = finding.bytes_per_microbatch
-            if rate is not None and (finding.device, finding.holder) not in self._told:
-                self._told.add((finding.device, finding.holder))
-                until = next((f"; {one}" for one in finding.evidence if one.startswith(PROJECTION)), "")
+            if rate is not None and (finding.device, finding.held_at) not in self._told:
+                self._told.add((finding.device, finding.held_at))
+                until = "" if finding.projection is None else f"; {finding.projection}"
                 self._say(
                     f"grows by {size(rate)} per micro-batch on {finding.device}: {finding.holder}{until}"
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memtriage.model.findings import Finding
+from memtriage.model.paths import HolderPath
 
 
 class PhaseResidue:
@@ -15,13 +16,13 @@ class PhaseResidue:
     """
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, str | None], Finding] = {}
+        self._found: dict[tuple[str, HolderPath | str | None], Finding] = {}
 
     def add(self, findings: Iterable[Finding]) -> list[Finding]:
         """What a phase left at its end; returns it under the phase that left it first."""
         told = []
         for finding in findings:
-            key = (finding.device, finding.holder)
+            key = (finding.device, finding.held_at)
             if key in self._found:
                 finding.phase = self._found[key].phase
             self._found[key] = finding

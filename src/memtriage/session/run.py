@@ -5,27 +5,34 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TextIO, cast
 
 from memtriage import _active
+from memtriage._messages import Messages
 from memtriage.model.report import RankCount, RunReport
 from memtriage.session.core import Session
 from memtriage.session.death import lifted_limit
+from memtriage.session.interrupts import OwnWork, begin_program
 from memtriage.session.listen import Listener
-from memtriage.session.runner import ScriptTarget, execute, finish
+from memtriage.session.runner import ScriptTarget, absolute, execute, finish, program_folder
 from memtriage.session.signals import TerminationGuard
 from memtriage.store.layout import RECORD_GLOB, RankIdentity, identify
-from memtriage.store.locate import RecordError
+from memtriage.store.locate import RecordError, open_record
 
 if TYPE_CHECKING:
     from memtriage.diagnose.merge import RunContext
+    from memtriage.model import Verdict
     from memtriage.report.metrics.prometheus import Address, MetricsServer
 
 _RANKS_WAIT_S = 20.0
 _RANKS_WAIT_DYING_S = 3.0
+_ABSENT_S = 2.0
+FAILED_STATUS: Final = 3
+"""Exit status of a script that succeeded, with a verdict that was to fail."""
 
 
 def run_watched(
@@ -36,6 +43,7 @@ def run_watched(
     per_microbatch: bool = False,
     metrics: Address | None = None,
     listen: bool = False,
+    fail_on: Collection[Verdict] = (),
 ) -> int:
     """Runs a program under a watch; prints the report and writes the JSON at its end.
 
@@ -46,25 +54,35 @@ def run_watched(
         per_microbatch: say what every micro-batch left in use (the first rank does).
         metrics: where to serve Prometheus metrics meanwhile; None for nowhere.
         listen: answer those who ask this process for a census (`memtriage census --pid`).
+        fail_on: verdicts after which a program that succeeded fails. The first rank decides, by the merged
+            report; a report that could not be made counts as `error`.
 
     Returns:
-        The status to exit with, the program's own.
+        The status to exit with: the program's own, or `FAILED_STATUS`.
 
     Raises:
         KeyboardInterrupt: when Ctrl-C ended the program, so that this process dies as it would unwatched.
     """
-    identity = identify(os.environ, pid=os.getpid(), time_s=time.time())
-    leads = not identity.rank
-    say = _say if leads else None
+    messages = Messages()
     argv = [target.name, *target.args]
-    session = Session(directory, identity, argv, _root(target), say, per_microbatch=per_microbatch)
+    try:
+        identity = identify(os.environ, pid=os.getpid(), time_s=time.time())
+        leads = not identity.rank
+        say = messages.say if leads else None
+        session = Session(directory, identity, argv, _root(target), say, per_microbatch=per_microbatch)
+    except Exception as error:  # whatever the environment is like, the program is to run
+        messages.say(f"cannot watch ({type(error).__name__}: {error}); the program runs without a watch")
+        return finish(execute(target))
     _active.session = session
-    server = None if metrics is None else _serve_metrics(session, metrics)
+    server = None if metrics is None else _serve_metrics(session, metrics, messages)
     listener = Listener(session.answer, say) if listen else None
 
-    def conclude(wait_s: float) -> None:
-        if leads:
-            report_run(session, json_path, wait_s)
+    def conclude(wait_s: float) -> Verdict | None:
+        """Report, and return the verdict; None on the ranks that make no report."""
+        if not leads:
+            return None
+        report = report_run(session, json_path, wait_s, messages)
+        return "error" if report is None else report.verdict
 
     def terminated(signum: int) -> None:
         if listener is not None:
@@ -73,36 +91,43 @@ def run_watched(
         conclude(_RANKS_WAIT_DYING_S)
 
     with TerminationGuard(terminated):
-        session.start()
-        if listener is not None:
-            listener.start()
+        with OwnWork():
+            session.start()
+            if listener is not None:
+                listener.start()
+        begin_program(program_folder(target))
         outcome = execute(target)
         if outcome.in_forked_child:
             return finish(outcome)
-        if listener is not None:
-            listener.stop()
-        session.finish(outcome.exception, outcome.exit_code)
-        conclude(_RANKS_WAIT_S if outcome.exception is None else _RANKS_WAIT_DYING_S)
+        with OwnWork(last=True):
+            if listener is not None:
+                listener.stop()
+            try:
+                session.finish(outcome.exception, outcome.exit_code)
+            except Exception as error:  # its end is judged from what the record has
+                messages.say(f"the watch could not be ended ({type(error).__name__}: {error})")
+            verdict = conclude(_RANKS_WAIT_S if outcome.exception is None else _RANKS_WAIT_DYING_S)
     outcome.release()
     if server is not None:
         server.close()
-    return finish(outcome)
+    status = finish(outcome)
+    return FAILED_STATUS if status == 0 and verdict in fail_on else status
 
 
-def _serve_metrics(session: Session, address: Address) -> MetricsServer | None:
+def _serve_metrics(session: Session, address: Address, messages: Messages) -> MetricsServer | None:
     """The endpoint of this rank. The first rank says where; with port 0 every rank has to."""
     from memtriage.report.metrics.prometheus import rank_address, serve
 
     identity = session.identity
-    server = serve(session.standings, rank_address(address.host, address.port, identity), _say)
+    server = serve(session.statuses, rank_address(address.host, address.port, identity), messages.say)
     if server is not None and (not identity.rank or not address.port):
         more = identity.world_size > 1 and address.port
-        _say(f"metrics at {server.url}" + ("; of other ranks at the ports above" if more else ""))
+        messages.say(f"metrics at {server.url}" + ("; of other ranks at the ports above" if more else ""))
     return server
 
 
 def report_run(
-    session: Session, json_path: Path | None, wait_s: float, *, quiet: bool = False
+    session: Session, json_path: Path | None, wait_s: float, messages: Messages | None = None
 ) -> RunReport | None:
     """Joins the ranks' records, prints the report to stderr and writes the JSON. Never raises.
 
@@ -110,26 +135,25 @@ def report_run(
         session: this rank's, finished.
         json_path: where the result goes.
         wait_s: how long to wait for the other ranks' ends.
-        quiet: print nothing.
+        messages: where the report is printed; None to print nothing.
     """
     try:
         from memtriage.report.jsonfile import write
 
         with lifted_limit():  # reading and judging take memory, and so does the stack of a thread
             report, told = _joined(session, wait_s)
-            if not quiet:
+            if messages is not None:
                 from memtriage.report.terminal import console_for, render
 
-                render(report, console_for(sys.stderr), told)
+                render(report, console_for(cast(TextIO, messages)), told)
             if json_path is not None:
                 write(report, json_path)
         return report
     except Exception as error:  # the program has ended well or badly; a report must not change how
-        if not quiet:
-            print(
-                f"memtriage: the report could not be made ({type(error).__name__}: {error}); the record is "
-                f"in {session.path.parent}: try `memtriage report {session.path.parent}`",
-                file=sys.stderr,
+        if messages is not None:
+            messages.say(
+                f"the report could not be made ({type(error).__name__}: {error}); the record is "
+                f"in {session.path.parent}: try `memtriage report {session.path.parent}`"
             )
         return None
 
@@ -157,7 +181,7 @@ def _remembered(session: Session) -> tuple[RunReport, RunContext]:
 
     report = RunReport(
         verdict=session.verdict,
-        steps=session.step_count,
+        steps=session.position.step,
         findings=session.findings,
         marks=[],
         ledger={},
@@ -173,25 +197,31 @@ def _remembered(session: Session) -> tuple[RunReport, RunContext]:
 def wait_for_ranks(folder: Path, world_size: int, wait_s: float) -> None:
     """Waits until every rank's record in a folder has its end, or the time is over.
 
+    A rank without a record is waited for only `_ABSENT_S`: one that began wrote its first line long ago.
+    It writes to another node's disk, or never was: environments leave `RANK` and `WORLD_SIZE` behind.
+
     A record that has its end is not looked at again: with a thousand ranks on a shared file system every look
     takes long.
     """
-    deadline = time.monotonic() + wait_s
+    began = time.monotonic()
+    deadline = began + wait_s
     ended: set[Path] = set()
     while time.monotonic() < deadline:
-        for path in folder.glob(RECORD_GLOB):
+        paths = list(folder.glob(RECORD_GLOB))
+        for path in paths:
             if path not in ended and _has_end(path):
                 ended.add(path)
             if time.monotonic() >= deadline:
                 return
-        if len(ended) >= world_size:
+        absent = len(paths) < world_size and time.monotonic() - began < _ABSENT_S
+        if len(ended) >= world_size or (len(ended) >= len(paths) and not absent):
             return
         time.sleep(0.05)
 
 
 def _has_end(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_record(path) as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - 65536))
             last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
@@ -202,13 +232,9 @@ def _has_end(path: Path) -> bool:
 
 def _root(target: ScriptTarget) -> str | None:
     if target.kind == "module":
-        return os.getcwd()
-    path = os.path.abspath(target.name)
+        return program_folder(target)
+    path = os.path.normpath(absolute(target.name))
     return path if os.path.isdir(path) else os.path.dirname(path)
-
-
-def _say(text: str) -> None:
-    print(f"memtriage: {text}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +298,8 @@ class Watch:
                 "an outer watch()); one watch at a time: remove the inner one"
             )
         program = self._program or _this_program()
-        say = None if self._quiet or program.identity.rank else _say
+        self._messages = Messages()
+        say = None if self._quiet or program.identity.rank else self._messages.say
         self._session = Session(
             self._directory,
             program.identity,
@@ -300,4 +327,4 @@ class Watch:
         session.finish(None if isinstance(error, SystemExit) else error)
         if not session.identity.rank:
             wait_s = _RANKS_WAIT_S if error is None else _RANKS_WAIT_DYING_S
-            self.report = report_run(session, None, wait_s, quiet=self._quiet)
+            self.report = report_run(session, None, wait_s, None if self._quiet else self._messages)

@@ -6,8 +6,9 @@ the children of `multiprocessing` find it), its traceback and its exit status.
 
 Not the same as unwatched: memtriage's frames lie below the program's (`traceback.print_stack`, a
 `stacklevel` that reaches past the outermost frame, and the depth left before a `RecursionError` show it),
-`sys.orig_argv` names memtriage, modules that memtriage needs are imported already, and a file that is not
-text (null bytes, bytes of another encoding) ends in another wording of the same `SyntaxError`.
+`sys.orig_argv` names memtriage, modules that memtriage needs are imported already (unless the script's
+folder has its own of that name), and a file that is not text (null bytes, bytes of another encoding) ends in
+another wording of the same `SyntaxError`.
 """
 
 from __future__ import annotations
@@ -107,6 +108,29 @@ def finish(outcome: Outcome) -> int:
     return outcome.exit_code
 
 
+def program_folder(target: ScriptTarget) -> str | None:
+    """Where the program's imports are looked for first; None where that is not its own place."""
+    if sys.flags.safe_path:
+        return None
+    if target.kind == "module":
+        return _current_folder() or None
+    path = absolute(target.name)
+    return path if pkgutil.get_importer(path) is not None else os.path.dirname(os.path.realpath(path))
+
+
+def absolute(name: str) -> str:
+    """A script's path as the interpreter makes it absolute: not normalized."""
+    return name if os.path.isabs(name) else os.path.join(_current_folder(), name)
+
+
+def _current_folder() -> str:
+    """The current directory; empty when it was removed, as the interpreter has it."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
 def _install_main() -> types.ModuleType:
     """Makes an empty module `__main__`, with the names that the interpreter gives it."""
     main = types.ModuleType("__main__")
@@ -134,15 +158,15 @@ def _run(target: ScriptTarget) -> BaseException | None:
 def _run_module(target: ScriptTarget) -> None:
     sys.argv[:] = ["-m", *target.args]
     if not sys.flags.safe_path:
-        _replace_launcher_path(os.getcwd())
+        _replace_launcher_path(_current_folder())
     # The very function that the interpreter calls for -m. It fills in sys.modules["__main__"].
     runpy._run_module_as_main(target.name, alter_argv=True)  # type: ignore[attr-defined]
 
 
 def _run_script(target: ScriptTarget) -> None:
     sys.argv[:] = [target.name, *target.args]
-    # Absolute but not normalised: so does config_run_filename_abspath in Python/initconfig.c.
-    path = os.path.join(os.getcwd(), target.name)
+    # So does config_run_filename_abspath in Python/initconfig.c.
+    path = absolute(target.name)
     if pkgutil.get_importer(path) is not None:
         _run_location(path)
         return

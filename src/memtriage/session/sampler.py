@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from typing import Protocol
+from collections.abc import Callable
 
 import psutil
 
+from memtriage._threads import OwnThread
+from memtriage.model.position import TrainingPosition
 from memtriage.observe.cgroup import cgroup_memory
 from memtriage.observe.host import children, dev_shm, has_children, host_sample
 from memtriage.session.host_watch import HostWatch
@@ -20,40 +22,48 @@ _CHILDREN_EVERY_S = 0.5
 _CHILDREN_SHARE = 0.02
 
 
-class Watched(Protocol):
-    """What the sampler needs of a session."""
-
-    step_count: int
-
-    def elapsed(self) -> float: ...
-    def mark(self, name: str) -> None: ...
-    def seconds_since_mark(self) -> float: ...
-    def write_host(self, sample: HostSample) -> None: ...
-    def failed(self, where: str, error: Exception) -> None: ...
-
-
 class Sampler:
-    """Samples every few seconds, in a daemon thread; while there are children, more often.
+    """Samples every few seconds, in a thread of its own; while there are children, more often.
 
     Args:
-        session: told of every few seconds' sample, for the record.
-        watch: told of every sample.
+        watch: given every sample.
+        now: gives where training stands, with the time.
+        since_mark: gives the seconds since the last mark.
+        mark: makes a time-based mark.
+        write: takes every few seconds' sample, for the record.
+        failed: notes that a part of the watch failed, by its name.
     """
 
-    def __init__(self, session: Watched, watch: HostWatch | None = None) -> None:
-        self._session = session
+    def __init__(
+        self,
+        watch: HostWatch,
+        *,
+        now: Callable[[], TrainingPosition],
+        since_mark: Callable[[], float],
+        mark: Callable[[], None],
+        write: Callable[[HostSample], None],
+        failed: Callable[[str, Exception], None],
+    ) -> None:
         self._watch = watch
+        self._now = now
+        self._since_mark = since_mark
+        self._mark = mark
+        self._write = write
+        self._failed = failed
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="memtriage sampler", daemon=True)
+        self._thread = OwnThread(self._run)
 
     def start(self) -> None:
-        self._thread.start()
+        """Start the thread; where none can be had there are no samples."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._failed("host samples", error)
 
     def stop(self) -> None:
         """Ends the thread. May be called twice, and from the thread itself."""
         self._stop.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(timeout=_STOP_WITHIN_S)
+        self._thread.join(timeout=_STOP_WITHIN_S)
 
     def _run(self) -> None:
         next_host = next_children = 0.0
@@ -61,21 +71,20 @@ class Sampler:
         # must not come out of a limit that the program sets later.
         while True:
             try:
-                now = self._session.elapsed()
-                if self._watch is not None:
-                    self._watch.while_training()
-                    self._watch.at_shared_memory(dev_shm())
+                now = self._now().time_s
+                self._watch.while_training()
+                self._watch.at_shared_memory(dev_shm())
                 if now >= next_host:
                     next_host = now + _HOST_EVERY_S
-                    self._session.write_host(self.sample())
-                elif self._watch is not None and now >= next_children and has_children():
+                    self._write(self.sample())
+                elif now >= next_children and has_children():
                     self.sample()
-                    took = self._session.elapsed() - now
+                    took = self._now().time_s - now
                     next_children = now + max(_CHILDREN_EVERY_S, took / _CHILDREN_SHARE)
-                if self._session.seconds_since_mark() >= _QUIET_S:
-                    self._session.mark("time")
+                if self._since_mark() >= _QUIET_S:
+                    self._mark()
             except Exception as error:  # a file that vanished, a limit that forbids reading: no sample then
-                self._session.failed("host sample", error)
+                self._failed("host sample", error)
             if self._stop.wait(_WAKE_S):
                 break
         self._last()
@@ -83,10 +92,10 @@ class Sampler:
     def _last(self) -> None:
         """What children have un-shared by the end, if they still live."""
         try:
-            if self._watch is not None and has_children():
+            if has_children():
                 self.sample()
         except Exception as error:
-            self._session.failed("host sample", error)
+            self._failed("host sample", error)
 
     def sample(self) -> HostSample:
         """The host now: this process, its children, the control group."""
@@ -95,11 +104,11 @@ class Sampler:
         found = children()
         below = [child.pss for child in found if child.pss is not None]
         available = psutil.virtual_memory().available
-        if self._watch is not None:
-            self._watch.at_sample(own, found, group, available)
+        self._watch.at_sample(own, found, group, available)
+        position = self._now()
         return HostSample(
-            time_s=round(self._session.elapsed(), 3),
-            step=self._session.step_count,
+            time_s=round(position.time_s, 3),
+            step=position.step,
             rss=own.rss,
             pss=own.pss,
             children_pss=sum(below) if below else None,

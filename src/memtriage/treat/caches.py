@@ -20,11 +20,11 @@ from memtriage.model.holders import (
 )
 from memtriage.observe import cuda
 from memtriage.observe.holders.catalogue import choose, find_places, holders
-from memtriage.observe.holders.contents import read_places, undisturbed
+from memtriage.observe.holders.contents import read_places
 from memtriage.observe.holders.entry import Holder, Place
 from memtriage.observe.holders.scene import Scene
 from memtriage.observe.holders.situation import Situation, read_situation
-from memtriage.observe.tensors import StorageFacts
+from memtriage.observe.tensors import StorageFacts, undisturbed
 
 _log = logging.getLogger(__name__)
 

@@ -13,9 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.observe.holders.contents import cached_values, read_places, storages_in, undisturbed
+from memtriage.observe.holders.contents import cached_values, read_places, storages_in
 from memtriage.observe.holders.entry import Place
 from memtriage.observe.holders.finders import Slot, only
+from memtriage.observe.tensors import undisturbed
 from support.holder_standins import NBYTES, CachingTensor, QuantisedStorage, tensor
 
 

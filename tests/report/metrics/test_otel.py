@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from memtriage.model.standing import Standing
+from memtriage.model.run_status import RunStatus
 from memtriage.report.metrics import otel
 from memtriage.report.metrics.gauges import GAUGES
 from support.runs import GIB
-from support.standings import standing
+from support.statuses import status
 
 pytest.importorskip("opentelemetry.sdk.metrics")
 
@@ -34,21 +34,21 @@ def collected(reader: InMemoryMetricReader) -> dict[str, Any]:
 
 
 def observed(
-    standings: list[Standing], monkeypatch: pytest.MonkeyPatch
+    statuses: list[RunStatus], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[InMemoryMetricReader, Clock, list[int]]:
     reader = InMemoryMetricReader()
     asked: list[int] = []
 
-    def source() -> list[Standing]:
+    def source() -> list[RunStatus]:
         asked.append(1)
-        return standings
+        return statuses
 
     otel.observe(source, MeterProvider([reader]), "1.2")
     return reader, Clock(monkeypatch), asked
 
 
 def test_every_gauge_is_collected_with_its_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, _, asked = observed([standing()], monkeypatch)
+    reader, _, asked = observed([status()], monkeypatch)
     metrics = collected(reader)
     assert metrics.keys() == {gauge.name for gauge in GAUGES}
     assert {name: metric.unit for name, metric in metrics.items()} == {
@@ -66,13 +66,13 @@ def test_every_gauge_is_collected_with_its_unit(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_each_collection_tells_of_its_own_instant(monkeypatch: pytest.MonkeyPatch) -> None:
-    standings = [standing(steps=1)]
-    reader, clock, _ = observed(standings, monkeypatch)
+    statuses = [status(steps=1)]
+    reader, clock, _ = observed(statuses, monkeypatch)
     assert collected(reader)["memtriage.steps"].data.data_points[0].value == 1
-    standings[:] = [standing(steps=2)]
+    statuses[:] = [status(steps=2)]
     clock.now += 10
     assert collected(reader)["memtriage.steps"].data.data_points[0].value == 2
-    standings.clear()  # the watch has ended
+    statuses.clear()  # the watch has ended
     clock.now += 10
     assert not any(metric.data.data_points for metric in collected(reader).values())
 
@@ -86,7 +86,7 @@ def test_the_global_provider_is_the_default() -> None:
     _internal._METER_PROVIDER = MeterProvider([reader])
     try:
         assert metrics.get_meter_provider() is _internal._METER_PROVIDER
-        otel.observe(lambda: [standing()], None, "1.2")
+        otel.observe(lambda: [status()], None, "1.2")
     finally:
         _internal._METER_PROVIDER = before
     assert "memtriage.steps" in collected(reader)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from memtriage.model.standing import Standing
+from memtriage.model.run_status import RunStatus
+from memtriage.report.metrics import prometheus
 from memtriage.report.metrics.gauges import GAUGES
 from memtriage.report.metrics.prometheus import (
     Address,
@@ -24,7 +25,7 @@ from memtriage.report.metrics.prometheus import (
 )
 from memtriage.store.layout import RankIdentity
 from support.runs import GIB, leak
-from support.standings import mark, standing
+from support.statuses import mark, status
 
 client = pytest.importorskip("prometheus_client")
 
@@ -48,7 +49,7 @@ def series(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
 
 @pytest.fixture
 def server() -> Iterator[MetricsServer]:
-    with MetricsServer(lambda: [standing()], ANY_PORT) as made:
+    with MetricsServer(lambda: [status()], ANY_PORT) as made:
         yield made
 
 
@@ -59,7 +60,7 @@ def fetch(url: str) -> str:
 
 
 def test_every_gauge_of_every_rank_is_in_the_text() -> None:
-    text = exposition([standing(rank=0), standing(rank=1)])
+    text = exposition([status(rank=0), status(rank=1)])
     found = read(text)
     assert found[series("memtriage_memory_allocated_bytes", rank="1", device="cuda:1")] == 4 * GIB
     assert (
@@ -74,7 +75,7 @@ def test_every_gauge_of_every_rank_is_in_the_text() -> None:
 
 def test_holders_and_marks_come_through_whatever_they_are_called() -> None:
     odd = 'losses["a\\b"][*]\n-> ctx'
-    where = standing(leaks=(leak(holder=odd),), named=(mark('after "refit"\\', "cuda:0", 1),))
+    where = status(leaks=(leak(holder=odd),), named=(mark('after "refit"\\', "cuda:0", 1),))
     found = read(exposition([where]))
     rate = leak().bytes_per_step
     assert (
@@ -88,7 +89,7 @@ def test_holders_and_marks_come_through_whatever_they_are_called() -> None:
 
 def test_large_figures_are_exact() -> None:
     exact = (1 << 47) + 1
-    found = read(exposition([standing(latest=(mark("step", "cuda:0", exact),))]))
+    found = read(exposition([status(latest=(mark("step", "cuda:0", exact),))]))
     assert found[series("memtriage_memory_allocated_bytes", rank="0", device="cuda:0")] == exact
 
 
@@ -99,7 +100,7 @@ def test_nothing_known_is_an_empty_page() -> None:
 def test_the_collector_works_in_a_registry_of_the_users_own() -> None:
     registry = client.CollectorRegistry()
     client.Gauge("loss", "of the model", registry=registry).set(2)
-    registry.register(Collector(lambda: [standing()]))
+    registry.register(Collector(lambda: [status()]))
     assert registry.get_sample_value("memtriage_steps", {"rank": "0"}) == 12
     assert registry.get_sample_value("loss") == 2
     with pytest.raises(ValueError, match="Duplicated"):
@@ -111,7 +112,7 @@ def test_the_collector_works_in_a_registry_of_the_users_own() -> None:
 
 def test_the_endpoint_serves_what_is_known_at_the_time(server: MetricsServer) -> None:
     assert server.url == f"http://127.0.0.1:{server.port}/metrics"
-    assert read(fetch(server.url)) == read(exposition([standing()]))
+    assert read(fetch(server.url)) == read(exposition([status()]))
 
 
 def test_the_endpoint_speaks_openmetrics_when_asked(server: MetricsServer) -> None:
@@ -127,9 +128,9 @@ def test_each_scrape_asks_anew_and_in_one_thread() -> None:
     steps = iter(range(100))
     threads = set()
 
-    def source() -> list[Standing]:
+    def source() -> list[RunStatus]:
         threads.add(threading.get_ident())
-        return [standing(steps=next(steps))]
+        return [status(steps=next(steps))]
 
     with MetricsServer(source, ANY_PORT) as made:
         told = [read(fetch(made.url))[series("memtriage_steps", rank="0")] for _ in range(3)]
@@ -149,6 +150,20 @@ def test_a_client_that_sends_nothing_does_not_end_it(
         silent.close()
     assert "memtriage_steps" in fetch(server.url)
     assert capfd.readouterr().err == ""
+
+
+def test_a_client_that_drips_neither_keeps_it_open_nor_keeps_others_out(
+    server: MetricsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus, "_CLIENT_TIMEOUT_S", 0.5)
+    with socket.create_connection(("127.0.0.1", server.port)) as slow:
+        slow.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        assert "memtriage_steps" in fetch(server.url)  # once the half second of the other one is over
+    with socket.create_connection(("127.0.0.1", server.port)) as slow:
+        monkeypatch.setattr(prometheus, "_CLIENT_TIMEOUT_S", 3600.0)
+        slow.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        server.close()
+        assert not server._thread.is_alive
 
 
 def test_closed_is_closed_and_frees_the_port(server: MetricsServer) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from memtriage.model.standing import MOST_NAMES
-from memtriage.report.metrics.recorded import standing_of
+from memtriage.model.run_status import MOST_NAMES
+from memtriage.report.metrics.recorded import status_of
 from memtriage.store.records import End
 from support.runs import GIB, MIB, gpu_rank, leak
 
@@ -15,7 +15,7 @@ def test_a_rank_stands_where_its_last_mark_left_it() -> None:
     record = gpu_rank(
         2, 4, growth=164 * MIB, findings=(leak(), leak(kind="host_limit")), end=end, own_mark="refit"
     )
-    where = standing_of(record)
+    where = status_of(record)
     latest = {mark.device: mark for mark in where.latest}
     last = [mark for mark in record.marks if mark.device == "cuda:2"][-1]
     assert latest.keys() == {"cpu", "cuda:2"} and latest["cuda:2"] == last
@@ -36,7 +36,7 @@ def test_a_rank_stands_where_its_last_mark_left_it() -> None:
 def test_a_rank_that_has_written_nothing_yet_has_no_figures() -> None:
     record = gpu_rank(steps=1)
     record.marks, record.ledgers = [], {}
-    where = standing_of(record)
+    where = status_of(record)
     assert (where.latest, where.growth, where.host_rss) == ((), {}, None)
 
 
@@ -45,4 +45,4 @@ def test_names_of_marks_are_bounded() -> None:
     (first,) = [mark for mark in record.marks if mark.name == "start"]
     for number in range(2 * MOST_NAMES):
         record.marks.append(msgspec.structs.replace(first, name=f"step {number}"))
-    assert len({mark.name for mark in standing_of(record).named}) == MOST_NAMES
+    assert len({mark.name for mark in status_of(record).named}) == MOST_NAMES

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from memtriage.model.standing import Standing
+from memtriage.model.run_status import RunStatus
 from memtriage.report.metrics import gauges
 from memtriage.report.metrics.samples import samples, scalars
 from support.runs import GIB, MIB, leak
-from support.standings import mark, standing
+from support.statuses import mark, status
 
 
-def values(where: Standing) -> dict[tuple[str, ...], float]:
+def values(where: RunStatus) -> dict[tuple[str, ...], float]:
     return {
         (sample.gauge.name.removeprefix("memtriage."), *sample.labels): sample.value
         for sample in samples(where)
@@ -17,7 +17,7 @@ def values(where: Standing) -> dict[tuple[str, ...], float]:
 
 
 def test_every_gauge_has_its_value() -> None:
-    found = values(standing())
+    found = values(status())
     assert found["memory.allocated", "0", "cuda:0"] == 4 * GIB
     assert found["memory.reserved", "0", "cuda:0"] == 7 * GIB
     assert found["memory.requested", "0", "cuda:0"] == 4 * GIB - MIB
@@ -36,17 +36,17 @@ def test_every_gauge_has_its_value() -> None:
     assert found["mark.time", "0"] == 1_700_000_040
     assert found["ledger.time", "0"] == 1_700_000_012
     assert found["steps", "0"] == 12
-    assert {sample.gauge for sample in samples(standing())} == set(gauges.GAUGES)
+    assert {sample.gauge for sample in samples(status())} == set(gauges.GAUGES)
 
 
 def test_rows_of_a_ledger_with_one_owner_are_one_value_and_all_of_them_sum_to_its_total() -> None:
-    found = values(standing())
+    found = values(status())
     assert found["ledger.size", "0", "cuda:0", "requested", "parameter"] == 3 * GIB
     assert sum(value for labels, value in found.items() if labels[0] == "ledger.size") == 7 * GIB
 
 
 def test_what_is_unknown_has_no_value_and_what_is_none_has_zero() -> None:
-    found = values(standing(latest=(mark("step", "cuda:0", 0, None),), host_pinned=None, ledgers_at=None))
+    found = values(status(latest=(mark("step", "cuda:0", 0, None),), host_pinned=None, ledgers_at=None))
     assert found["memory.allocated", "0", "cuda:0"] == 0
     names = {labels[0] for labels in found}
     assert not names & {"memory.reserved", "memory.requested", "memory.outside", "host.pinned", "ledger.time"}
@@ -55,14 +55,14 @@ def test_what_is_unknown_has_no_value_and_what_is_none_has_zero() -> None:
 
 def test_leaks_of_one_holder_are_one_value_and_only_the_fastest_have_one() -> None:
     twice = (leak(holder="a"), leak(holder="a"), leak(holder=None, bytes_per_step=None))
-    assert values(standing(leaks=twice))["leak.growth_per_step", "0", "cuda:0", "a"] == 2 * 164 * MIB
+    assert values(status(leaks=twice))["leak.growth_per_step", "0", "cuda:0", "a"] == 2 * 164 * MIB
     many = tuple(leak(holder=f"holder {rate}", bytes_per_step=rate) for rate in range(40))
-    told = [value for labels, value in values(standing(leaks=many)).items() if labels[0].startswith("leak")]
+    told = [value for labels, value in values(status(leaks=many)).items() if labels[0].startswith("leak")]
     assert sorted(told) == list(range(24, 40))
 
 
 def test_scalars_have_names_that_every_logger_takes() -> None:
-    named = scalars(samples(standing()))
+    named = scalars(samples(status()))
     assert named["memtriage/cuda_0/allocated_bytes"] == 4 * GIB
     assert named["memtriage/host/rss_bytes"] == 5 * GIB
     assert named["memtriage/host/malloc_in_use_bytes"] == 2 * GIB
@@ -75,5 +75,5 @@ ALLOWED = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-/"
 
 
 def test_scalars_of_the_first_rank_are_named_as_without_ranks() -> None:
-    assert scalars(samples(standing(rank=0))).keys() == scalars(samples(standing())).keys()
-    assert "memtriage/rank_3/cuda_3/allocated_bytes" in scalars(samples(standing(rank=3)))
+    assert scalars(samples(status(rank=0))).keys() == scalars(samples(status())).keys()
+    assert "memtriage/rank_3/cuda_3/allocated_bytes" in scalars(samples(status(rank=3)))

@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping, MutableMapping
 from typing import Any, Final
 
 from memtriage.account.census import View
-from memtriage.integrations.notebook.words import OUTPUT, in_words
+from memtriage.integrations.notebook.words import cell_path
 from memtriage.model.cell import OutputHold
+from memtriage.model.paths import SegmentKind
 from memtriage.observe.heap import HeapGraph
 from memtriage.observe.tensors import storage_facts
 
@@ -46,7 +47,7 @@ def output_holds(view: View, outputs: Mapping[int, Any]) -> list[OutputHold]:
             continue
         counted.add((facts.device, facts.address))  # the first tensor of a storage has the shortest path
         number = None
-        if in_words(view.path_text(position)).startswith(OUTPUT):
+        if cell_path(view.path(position))[0].kind is SegmentKind.OUTPUT:
             number = _above(graph, position, numbers)
         if number is not None:
             held = sizes.setdefault(number, {})

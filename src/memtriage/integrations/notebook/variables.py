@@ -7,16 +7,18 @@ large variable tells when its old value goes, and what is in use at that instant
 from __future__ import annotations
 
 import gc
-import re
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from memtriage.account.census import View
-from memtriage.integrations.notebook.words import in_words
+from memtriage.integrations.notebook.words import cell_path
 from memtriage.model.cell import Rebinding
 from memtriage.model.census import Census
+from memtriage.model.paths import HolderPath, Segment, SegmentKind
 from memtriage.observe import cuda
 from memtriage.observe.malloc import malloc_info
 from memtriage.observe.tensors import StorageFacts, storage_facts
@@ -29,7 +31,8 @@ _AT_ONCE: Final = 0.5
 """Share of the smaller value that must be in use beyond what was before, when the old one goes."""
 _MOST: Final = 64
 _MOST_HOLDERS: Final = 3
-_NAME: Final = re.compile(r"__main__\.([A-Za-z]\w*)")
+_MAIN: Final = Segment(SegmentKind.MODULE, "__main__")
+_NO_VARIABLES: Final = ("get_ipython", "Out")
 
 
 @dataclass(slots=True)
@@ -60,7 +63,7 @@ class Variables:
             facts = storage_facts(view.graph.objects[position])
             if facts is None:
                 continue
-            name = _variable(view.path_text(position))
+            name = _variable(view.path(position))
             key = (facts.device, name or "")
             if key in wanted and (key not in largest or facts.nbytes > largest[key][0].nbytes):
                 largest[key] = facts, position
@@ -103,41 +106,44 @@ class Variables:
                 if rebinding.extra is not None and rebinding.extra >= _AT_ONCE * min(new, old.nbytes):
                     found.append(rebinding)
             else:
-                rebinding.still_held_by = _other_holders(view, old)
-                if rebinding.still_held_by:
-                    found.append(rebinding)
+                holders = _other_holders(view, old)
+                if holders:
+                    found.append(msgspec.structs.replace(rebinding, still_held_by_paths=holders))
         return sorted(found, key=lambda one: -one.old)
 
 
-def _other_holders(view: View, old: _Old) -> list[str]:
+def _other_holders(view: View, old: _Old) -> list[HolderPath]:
     """What holds an old value; nothing where it is the variable itself, which has not changed then."""
     graph, tensor = view.graph, old.ref()
     position = graph.index.get(id(tensor), -1)
     if position < 0:
         return []
-    shortest = view.path_text(position)
+    shortest = view.path(position)
     if _variable(shortest) == old.name:
         return []
     paths = [shortest]
     for holder in gc.get_referrers(tensor):
         at = graph.index.get(id(holder), -1)
         if 0 <= at < graph.first_own and at != graph.parents[position]:
-            paths.append(view.path_text(at))
-    return list(dict.fromkeys(map(in_words, paths)))[:_MOST_HOLDERS]
+            paths.append(view.path(at))
+    return list(dict.fromkeys(map(cell_path, paths)))[:_MOST_HOLDERS]
 
 
 def _bytes_by_variable(census: Census) -> dict[tuple[str, str], int]:
     sizes: dict[tuple[str, str], int] = {}
     for one in census.storages:
-        name = _variable(one.holder or "")
+        name = _variable(one.path or ())
         if name is not None:
             sizes[one.device, name] = sizes.get((one.device, name), 0) + one.nbytes
     return sizes
 
 
-def _variable(path: str) -> str | None:
-    found = _NAME.match(path)
-    return None if found is None or found[1] in ("get_ipython", "Out") else found[1]
+def _variable(path: HolderPath) -> str | None:
+    """The user's variable that a path begins with; IPython's own begin with an underscore, but for two."""
+    if path[:1] != (_MAIN,) or len(path) < 2:
+        return None
+    name = path[1].name
+    return None if name.startswith("_") or name in _NO_VARIABLES else name
 
 
 def _in_use(device: str) -> int | None:

@@ -25,14 +25,15 @@ from memtriage.integrations.notebook.outputs import behind_variables, output_hol
 from memtriage.integrations.notebook.tracebacks import free_tracebacks
 from memtriage.integrations.notebook.variables import Variables
 from memtriage.integrations.notebook.words import (
-    TRACEBACK,
+    cell_path,
     census_in_words,
     finding_in_words,
-    in_words,
+    main_left_out,
 )
 from memtriage.model.cell import CellReport, DeviceUse, Freed
-from memtriage.model.census import Census
+from memtriage.model.census import Census, GroupKey
 from memtriage.model.findings import Finding
+from memtriage.model.paths import SegmentKind, has, in_words
 from memtriage.model.report import RunReport
 from memtriage.model.units import size
 from memtriage.observe import cuda
@@ -142,7 +143,7 @@ class WatchedCell:
         on_host = read_host()  # before the census, which takes memory itself
         with Look() as view:
             after = census_in_words(view.census())
-            heads = {(device, in_words(anchor)): head for (device, anchor), head in view.heads().items()}
+            heads = {(device, cell_path(anchor)): head for (device, anchor), head in view.heads().items()}
             run = self._run(after, heads)
             runs = self._history.add(self._cell, run)
             grown = [] if error is not None else self._grown(runs, view)
@@ -195,7 +196,7 @@ class WatchedCell:
                 report, findings=[finding_in_words(one, self._cell_of) for one in report.findings]
             )
             runs_out, notes = _context(watch, report)
-            notes = [in_words(note) for note in notes]
+            notes = [main_left_out(note) for note in notes]
         if self._temporary is not None:
             self._temporary.cleanup()
         else:
@@ -211,7 +212,7 @@ class WatchedCell:
 
     # --- what was found -------------------------------------------------------------------------------------
 
-    def _run(self, after: Census, heads: dict[tuple[str, str], bytes]) -> CellRun:
+    def _run(self, after: Census, heads: dict[GroupKey, bytes]) -> CellRun:
         before = msgspec.structs.replace(self._before, storages=[])
         return CellRun(
             CensusPoint(self._number, before),
@@ -222,7 +223,7 @@ class WatchedCell:
         growths = cell_runs.growing(runs)
         if not growths or len(runs) < cell_runs.JUDGED_FROM:
             return [(growth, None) for growth in growths]
-        named = {(group.device, in_words(group.anchor)): group.anchor for group in view.census().groups}
+        named = {(group.device, cell_path(group.anchor)): group.anchor for group in view.census().groups}
         keys = [(growth.group.device, named[growth.key]) for growth in growths]
         details = view.details(keys, lambda _: None)
         findings: list[tuple[GroupGrowth, Finding | None]] = []
@@ -242,20 +243,20 @@ class WatchedCell:
     ) -> tuple[RunReport, list[int | None]]:
         """The watch's report with what grows from run to run."""
         findings, told = list(report.findings), list(runs_out)
-        known = {(one.device, one.holder) for one in findings}
+        known = {(one.device, one.held_at) for one in findings}
         for growth, finding in grown:
-            if (growth.group.device, growth.holder) in known:
+            if (growth.group.device, growth.path) in known:
                 continue
             if finding is None:
                 notes.append(
-                    f"{growth.group.anchor} grew in this run and in the one before, by "
+                    f"{in_words(growth.group.anchor)} grew in this run and in the one before, by "
                     f"{size(round(growth.rate))}; run the cell once more, and it is judged"
                 )
             else:
                 findings.append(finding)
                 told.append(None)
         word = report.verdict
-        if word in ("clean", "residue", "fragmentation"):
+        if word in ("residue", "fragmentation") or (word in ("clean", "not_judged") and findings):
             word = verdict(findings, died_of_memory=False)
         return msgspec.structs.replace(report, findings=findings, verdict=word), told
 
@@ -291,7 +292,7 @@ def held_by_traceback(census: Census) -> dict[str, int]:
     """Bytes that only the last traceback keeps, by device."""
     total: dict[str, int] = {}
     for group in census.groups:
-        if group.anchor.startswith(TRACEBACK):
+        if has(group.anchor, SegmentKind.LAST_TRACEBACK):
             total[group.device] = total.get(group.device, 0) + group.nbytes
     return total
 

@@ -1,52 +1,89 @@
-"""Holder paths in a notebook's words: `kept[*]`, `Out[*]`, `last traceback -> frame train(): batch`."""
+"""Holder paths under a notebook's names: `kept[*]`, `Out[*]`, `last traceback -> frame train(): batch`."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, Final
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Final, TypeVar
 
 import msgspec
 
-from memtriage.model.census import Census, HolderGroup
+from memtriage.model.census import Census, GroupKey, HolderGroup
 from memtriage.model.findings import Finding
+from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind, in_words
 
-OUTPUT: Final = "Out[*]"
+_Key = TypeVar("_Key", bound=Hashable)
+
+_OUTPUT: Final = (Segment(SegmentKind.OUTPUT), ANY_ITEM)
 """What IPython keeps of shown values: `Out`, `_oh`, `_`, `__`, `___` and `_7` are all the same, and IPython
 remembers these names' values once more."""
-TRACEBACK: Final = "last traceback"
-
-_SHELL: Final = r"__main__\.get_ipython\.__self__"
-_ERROR: Final = re.compile(rf"(?:{_SHELL}\.\S+?|sys\.last_\w+?(?:\.__traceback__)?)(?= -> frame )")
-_SHOWN: Final = re.compile(
-    rf"(?:__main__|{_SHELL}\.displayhook)\.(?:(?:_oh|Out)(?:\[[^\]]*\])?|_(?:\d+|\*)|_{{1,3}})(?!\w)"
-    rf"|{_SHELL}\.user_ns_hidden\['_(?:\d+|\*|_{{1,2}})?'\]"
+_TRACEBACK: Final = (Segment(SegmentKind.LAST_TRACEBACK),)
+_MAIN: Final = (Segment(SegmentKind.MODULE, "__main__"),)
+_SHELL: Final = (
+    *_MAIN,
+    Segment(SegmentKind.VARIABLE, "get_ipython"),
+    Segment(SegmentKind.ATTRIBUTE, "__self__"),
 )
-_MAIN: Final = re.compile(r"(?<![\w.])__main__\.(?=[A-Za-z_])")
+_DISPLAY: Final = (*_SHELL, Segment(SegmentKind.ATTRIBUTE, "displayhook"))
+_HIDDEN: Final = (*_SHELL, Segment(SegmentKind.ATTRIBUTE, "user_ns_hidden"))
+_SHOWN: Final = re.compile(r"_(?:\d+|\*|_{0,2})")
+_MAIN_IN_TEXT: Final = re.compile(r"(?<![\w.])__main__\.(?=[A-Za-z_])")
 _SITE: Final = re.compile(r"(?:ipykernel_\d+/)?(?P<file>[^\s/]+?\.py|<ipython-input-[^>]*>):(?P<line>\d+)")
 
 
-def in_words(text: str) -> str:
-    """A path, or a sentence with paths in it."""
-    return _MAIN.sub("", _SHOWN.sub(OUTPUT, _ERROR.sub(TRACEBACK, text)))
+def cell_path(path: HolderPath) -> HolderPath:
+    """A path under a notebook's names."""
+    replaced, root = _root(path)
+    return root + path[replaced:]
+
+
+def _root(path: HolderPath) -> tuple[int, HolderPath]:
+    """How many of a path's segments say no more than where a notebook keeps things, and what to call that."""
+    error = _remembered_error(path)
+    if error:
+        return error, _TRACEBACK
+    for namespace in (_DISPLAY, _MAIN):
+        at = len(namespace)
+        if path[:at] == namespace and len(path) > at:
+            name = path[at].name
+            if name in ("_oh", "Out"):
+                return at + 1 + (
+                    path[at + 1 : at + 2] != () and path[at + 1].kind is SegmentKind.ITEM
+                ), _OUTPUT
+            if _SHOWN.fullmatch(name):
+                return at + 1, _OUTPUT
+    at = len(_HIDDEN)
+    if path[:at] == _HIDDEN and len(path) > at and _SHOWN.fullmatch(path[at].name.strip("'")):
+        return at + 1, _OUTPUT
+    if path[:1] == _MAIN and len(path) > 1:
+        return 1, ()
+    return 0, ()
+
+
+def _remembered_error(path: HolderPath) -> int:
+    """How many segments lead to the frames of the error that IPython or `sys` remembers; 0 for others."""
+    frame = next((at for at, segment in enumerate(path) if segment.kind is SegmentKind.FRAME), 0)
+    if path[: len(_SHELL)] == _SHELL:
+        return frame
+    of_sys = path[:1] == (Segment(SegmentKind.MODULE, "sys"),) and path[1:2] != ()
+    return frame if of_sys and path[1].name.startswith("last_") else 0
 
 
 def census_in_words(census: Census) -> Census:
     """The census under a notebook's names; groups that get the same name become one."""
-    groups: dict[tuple[str, str], HolderGroup] = {}
+    groups: dict[GroupKey, HolderGroup] = {}
     for group in census.groups:
-        anchor = in_words(group.anchor)
         own = msgspec.structs.replace(
             group,
-            anchor=anchor,
-            holder=in_words(group.holder),
-            tails=_summed({in_words(text): nbytes} for text, nbytes in group.tails.items()),
+            anchor=cell_path(group.anchor),
+            path=cell_path(group.path),
+            tails=_summed({cell_path(path): nbytes} for path, nbytes in group.tails.items()),
         )
-        known = groups.get((group.device, anchor))
-        groups[group.device, anchor] = own if known is None else _together(known, own)
+        known = groups.get(own.key)
+        groups[own.key] = own if known is None else _together(known, own)
     storages = [
-        msgspec.structs.replace(one, holder=None if one.holder is None else in_words(one.holder))
+        msgspec.structs.replace(one, path=None if one.path is None else cell_path(one.path))
         for one in census.storages
     ]
     ordered = sorted(groups.values(), key=lambda group: -group.nbytes)
@@ -58,18 +95,19 @@ def _together(one: HolderGroup, other: HolderGroup) -> HolderGroup:
     return HolderGroup(
         device=one.device,
         anchor=one.anchor,
-        holder=max(tails, key=lambda text: tails[text]),
+        path=max(tails, key=lambda path: tails[path]),
         count=one.count + other.count,
         nbytes=one.nbytes + other.nbytes,
         tails=tails,
         owners=_summed((one.owners, other.owners)),
         attached=one.attached or other.attached,
         known=_summed((one.known, other.known)),
+        holders=_summed((one.holders, other.holders)),
     )
 
 
-def _summed(parts: Any) -> dict[str, int]:
-    total: Counter[str] = Counter()
+def _summed(parts: Iterable[Mapping[_Key, int]]) -> dict[_Key, int]:
+    total: Counter[_Key] = Counter()
     for part in parts:
         total.update(part)
     return dict(total)
@@ -87,15 +125,31 @@ def finding_in_words(finding: Finding, cell_of: Callable[[str], str | None]) -> 
         cell = cell_of(found["file"])
         return found[0] if cell is None else f"{cell}:{found['line']}"
 
+    path = finding.holder_path
+    replaced, root = (0, ()) if path is None else _root(path)
+    spoken = re.compile(re.escape(in_words(path[:replaced])) + r"(?!\w)") if path and root else None
+
+    def sentence(given: str) -> str:
+        """The watch has made the sentence: where it speaks of the holder, it gets the notebook's name."""
+        renamed = given if spoken is None else spoken.sub(in_words(root), given)
+        return _SITE.sub(site, main_left_out(renamed))
+
     def text(given: str | None) -> str | None:
-        return None if given is None else _SITE.sub(site, in_words(given))
+        return None if given is None else sentence(given)
 
     return msgspec.structs.replace(
         finding,
-        holder=text(finding.holder),
-        also_held_by=[_SITE.sub(site, in_words(one)) for one in finding.also_held_by],
+        holder=None if path is not None else text(finding.holder),
+        holder_path=None if path is None else cell_path(path),
+        also_held_by=[],
+        also_held_by_paths=[cell_path(one) for one in finding.also_held_by_paths],
         allocated_at=text(finding.allocated_at),
         mechanism=text(finding.mechanism),
         fix=text(finding.fix),
-        evidence=[_SITE.sub(site, in_words(one)) for one in finding.evidence],
+        evidence=[sentence(one) for one in finding.evidence],
     )
+
+
+def main_left_out(text: str) -> str:
+    """A sentence that names the notebook's variables without their module."""
+    return _MAIN_IN_TEXT.sub("", text)

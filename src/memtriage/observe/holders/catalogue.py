@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from memtriage.model.holders import KINDS, HolderReading
-from memtriage.observe.holders.contents import read_places, undisturbed
+from memtriage.observe.holders.contents import read_places
 from memtriage.observe.holders.entry import Holder, Place
 from memtriage.observe.holders.frameworks import FRAMEWORKS
 from memtriage.observe.holders.generic import GENERIC
@@ -16,6 +16,7 @@ from memtriage.observe.holders.pytorch import PYTORCH
 from memtriage.observe.holders.registered import registered
 from memtriage.observe.holders.scene import Scene
 from memtriage.observe.holders.transformer_engine import TRANSFORMER_ENGINE
+from memtriage.observe.tensors import undisturbed
 
 _log = logging.getLogger(__name__)
 

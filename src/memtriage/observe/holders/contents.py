@@ -8,14 +8,13 @@ import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 from memtriage.model.holders import HolderReading
 from memtriage.observe.classes import attributes_of, bases_of, instance_dict, module_of, name_of, read_member
 from memtriage.observe.edges import is_sparse, sparse_parts
 from memtriage.observe.holders.entry import Place
-from memtriage.observe.tensors import StorageFacts, storage_facts
+from memtriage.observe.tensors import StorageFacts, plain, storage_facts, undisturbed
 
 LRU: Final = type(functools.lru_cache(lambda: None))
 
@@ -26,17 +25,6 @@ _CLOSED: Final = (
     types.CodeType, str, bytes, bytearray, int, float, complex, type(None),
 )  # fmt: skip
 """Types that are not looked into: they hold the program, not an entry's values."""
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """No subclass of Tensor gets a say in how its attributes are read."""
-    torch = sys.modules.get("torch")
-    with ExitStack() as guards:
-        if torch is not None and hasattr(torch, "_C"):
-            guards.enter_context(torch._C.DisableTorchFunction())
-            guards.enter_context(torch._C._DisableTorchDispatch())
-        yield
 
 
 def class_of(module: str, name: str) -> type | tuple[()]:
@@ -128,7 +116,7 @@ def storages_in(values: Iterable[Any], depth: int = _DEPTH) -> Iterator[tuple[St
         facts = storage_facts(tensor)
         if facts is not None and (facts.device, facts.address) not in seen:
             seen.add((facts.device, facts.address))
-            yield facts, tensor.untyped_storage()
+            yield facts, plain(tensor).untyped_storage()
 
 
 def read_places(

@@ -13,6 +13,7 @@ from memtriage.observe import autograd, cuda
 from memtriage.observe.classes import name_of
 from memtriage.observe.holders.contents import class_of
 from memtriage.observe.holders.scene import Scene
+from memtriage.observe.tensors import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ def pending_node(tensors: Iterator[Any]) -> str | None:
     waiting: list[Any] = []
     for tensor in tensors:
         try:
-            node = tensor.grad_fn
+            node = plain(tensor).grad_fn
         except RuntimeError:  # functorch wrappers, views whose base was changed in a forbidden way
             continue
         if node is not None and not _is_fake(tensor):
@@ -136,6 +137,6 @@ def pending_node(tensors: Iterator[Any]) -> str | None:
 def _is_fake(tensor: Any) -> bool:
     """Whether a tensor has no data, and its graph no backward to come: torch.compile keeps such ones."""
     try:
-        return str(tensor.untyped_storage().device.type) == "meta"
+        return str(plain(tensor).untyped_storage().device.type) == "meta"
     except (RuntimeError, NotImplementedError):  # sparse layouts, functorch wrappers
         return False

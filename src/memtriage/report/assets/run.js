@@ -21,14 +21,15 @@
 
   const finding = (item) =>
     report.finding(item, [
-      ["held by", item.holder ? code(item.holder) : null],
-      ["also held by", list(item.also_held_by, code)],
+      ["kept alive by", item.holder ? code(item.holder) : null],
+      ["also kept alive by", list(item.also_held_by, code)],
       ["allocated at", item.allocated_at ? code(item.allocated_at) : null],
-      ["holds", item.holds],
+      item.size,
       ["runs out", item.runs_out],
-      ["seen", item.seen],
+      ["detected", item.detected],
       ["why", prose(item.mechanism)],
       ["fix", item.fix ? element("div", { class: "fix" }, prose(item.fix)) : null],
+      ["To confirm", item.to_confirm],
       ["evidence", list(item.evidence, prose)],
       ["playbook", item.playbook],
     ]);

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 from memtriage._needs import needs
-from memtriage.model.standing import Standing
+from memtriage.model.run_status import RunStatus
 from memtriage.report.metrics.gauges import GAUGES, Gauge
 from memtriage.report.metrics.samples import Sample, samples
 
@@ -18,7 +18,7 @@ _SAME_COLLECTION_S: Final = 0.5
 """Instruments are asked one by one; within this time they are told of the same instant."""
 
 
-def observe(source: Callable[[], Iterable[Standing]], provider: MeterProvider | None, version: str) -> None:
+def observe(source: Callable[[], Iterable[RunStatus]], provider: MeterProvider | None, version: str) -> None:
     """Makes an observable gauge of every entry of the table.
 
     Args:
@@ -42,7 +42,7 @@ def observe(source: Callable[[], Iterable[Standing]], provider: MeterProvider | 
 class _Collection:
     """The samples of one collection, for all instruments."""
 
-    def __init__(self, source: Callable[[], Iterable[Standing]]) -> None:
+    def __init__(self, source: Callable[[], Iterable[RunStatus]]) -> None:
         self._source = source
         self._taken_s = -_SAME_COLLECTION_S
         self._samples: list[Sample] = []
@@ -50,7 +50,7 @@ class _Collection:
     def of(self, gauge: Gauge) -> list[Sample]:
         now = time.monotonic()
         if now - self._taken_s >= _SAME_COLLECTION_S:
-            self._samples = [sample for standing in self._source() for sample in samples(standing)]
+            self._samples = [sample for status in self._source() for sample in samples(status)]
             self._taken_s = now
         return [sample for sample in self._samples if sample.gauge is gauge]
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import socket
-import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from io import BufferedReader, RawIOBase
 from socketserver import TCPServer
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
+from memtriage._descriptors import Descriptor, close_socket, own_socket
 from memtriage._needs import needs
-from memtriage.model.standing import Standing
+from memtriage._threads import OwnThread
+from memtriage.model.run_status import RunStatus
 from memtriage.report.metrics.gauges import GAUGES
 from memtriage.report.metrics.samples import Sample, samples
 from memtriage.store.layout import RankIdentity
@@ -24,11 +28,12 @@ if TYPE_CHECKING:
 DEFAULT_HOST: Final = "127.0.0.1"
 _LAST_PORT: Final = 65535
 _CLIENT_TIMEOUT_S: Final = 5.0
-"""How long a client may keep the only thread that answers."""
+"""How long a client may keep the only thread that answers, however fast or slowly it sends."""
 _POLL_S: Final = 0.25
-"""How long `close()` may take."""
+_CLOSE_WITHIN_S: Final = 1.0
+"""How long `close()` may take; it usually takes less than `_POLL_S`."""
 
-Source = Callable[[], Iterable[Standing]]
+Source = Callable[[], Iterable[RunStatus]]
 """Where every rank to be told of stands, now."""
 
 
@@ -48,7 +53,7 @@ class Collector:
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The gauges that have values."""
-        families = _families(sample for standing in self._source() for sample in samples(standing))
+        families = _families(sample for status in self._source() for sample in samples(status))
         yield from (family for family in families.values() if family.samples)
 
 
@@ -76,14 +81,14 @@ def registry_of(source: Source) -> CollectorRegistry:
     return registry
 
 
-def exposition(standings: Iterable[Standing]) -> str:
+def exposition(statuses: Iterable[RunStatus]) -> str:
     """The gauges of these ranks in Prometheus's text format, as its textfile collector reads it.
 
     Raises:
         ImportError: prometheus-client is not installed.
     """
-    told = list(standings)
-    registry = registry_of(lambda: told)
+    known = list(statuses)
+    registry = registry_of(lambda: known)
     from prometheus_client import generate_latest
 
     return generate_latest(registry).decode()
@@ -150,16 +155,18 @@ class MetricsServer:
         self._server.set_app(make_wsgi_app(registry, disable_compression=True))
         self.port = int(self._server.server_port)
         self.url = Address(address.host or socket.gethostname(), self.port).url()
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_POLL_S,), name="memtriage metrics", daemon=True
-        )
+        self._thread = OwnThread(self._serve)
         self._thread.start()
 
+    def _serve(self) -> None:
+        while not self._server.closing and self._server.is_open():
+            self._server.handle_request()
+
     def close(self) -> None:
-        """Stops listening. May be called twice."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        """Stop listening and cut the client that is being answered. May be called twice."""
+        self._server.cut_client()
+        if self._thread.join(_CLOSE_WITHIN_S):
+            self._server.server_close()
 
     def __enter__(self) -> MetricsServer:
         return self
@@ -180,12 +187,46 @@ def serve(source: Source, address: Address, say: Callable[[str], None]) -> Metri
 
 
 class _Server(WSGIServer):
+    timeout = _POLL_S
+    _descriptor: Descriptor | None = None
+    _client: socket.socket | None = None
+    closing = False
+
     def server_bind(self) -> None:
         """Binds without asking for the host's name, as the base class does: that may take seconds."""
         TCPServer.server_bind(self)
         host, self.server_port = self.server_address[:2]
         self.server_name = str(host)
         self.setup_environ()
+        self.socket, self._descriptor = own_socket(self.socket)
+
+    def is_open(self) -> bool:
+        """Whether the program has left the socket's descriptor alone."""
+        return self._descriptor is not None and self._descriptor.ours
+
+    def server_close(self) -> None:
+        if self._descriptor is None:  # it could not be bound
+            super().server_close()
+        else:
+            close_socket(self.socket, self._descriptor)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._client = request
+        try:
+            if self.closing:
+                self.shutdown_request(request)
+            else:
+                super().process_request(request, client_address)
+        finally:
+            self._client = None
+
+    def cut_client(self) -> None:
+        """End the connection that is being answered, and answer no other. Called from another thread."""
+        self.closing = True
+        client = self._client
+        if client is not None:
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that went away is nobody's business."""
@@ -194,8 +235,30 @@ class _Server(WSGIServer):
 class _Handler(WSGIRequestHandler):
     timeout = _CLIENT_TIMEOUT_S
 
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = BufferedReader(_InTime(self.connection, _CLIENT_TIMEOUT_S))
+
     def log_message(self, format: str, *args: object) -> None:
         """Scrapes are not logged: stderr is the program's."""
+
+
+class _InTime(RawIOBase):
+    """What a client sends within so many seconds in all; the timeout of a socket is that of each read."""
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        self._connection = connection
+        self._until = time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
 
 
 def _listening(address: Address) -> _Server:

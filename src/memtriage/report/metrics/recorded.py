@@ -6,12 +6,12 @@ from memtriage.account.gpu_ledger import STRANDED
 from memtriage.diagnose.growth import Series, policy_for, recent_growth
 from memtriage.model.findings import GROWING
 from memtriage.model.marks import Mark
-from memtriage.model.standing import MOST_NAMES, Standing, rows_of
+from memtriage.model.run_status import MOST_NAMES, RunStatus, rows_of
 from memtriage.report.metrics.samples import HOST
 from memtriage.store.reader import RankRecord
 
 
-def standing_of(rank: RankRecord) -> Standing:
+def status_of(rank: RankRecord) -> RunStatus:
     """Where a rank stood when it wrote its last line; ledgers are those of its last census."""
     latest: dict[str, Mark] = {}
     named: dict[tuple[str, str], Mark] = {}
@@ -32,7 +32,7 @@ def standing_of(rank: RankRecord) -> Standing:
     limits = {device: limit for device, limit in rank.device_limits.items() if device.startswith("cuda:")}
     if rank.start.host_limit is not None:
         limits[HOST] = rank.start.host_limit
-    return Standing(
+    return RunStatus(
         rank=rank.start.rank,
         steps=rank.last_step,
         marked_at=(rank.start.time or 0.0) + (0.0 if last is None else last.time_s),

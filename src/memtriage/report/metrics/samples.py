@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from memtriage.model.standing import Standing
+from memtriage.model.run_status import RunStatus
 from memtriage.report.metrics import gauges
 from memtriage.report.metrics.gauges import SCALAR_PREFIX, Gauge, Label
 
@@ -28,50 +28,48 @@ class Sample(NamedTuple):
         return dict(zip(self.gauge.labels, self.labels, strict=True))
 
 
-def samples(standing: Standing) -> list[Sample]:
+def samples(status: RunStatus) -> list[Sample]:
     """The value of every gauge that is known. What is unknown has no sample, rather than one of 0."""
-    rank = str(standing.rank or 0)
+    rank = str(status.rank or 0)
     return [
-        Sample(gauge, (rank, *labels), value)
-        for gauge, labels, value in _values(standing)
-        if value is not None
+        Sample(gauge, (rank, *labels), value) for gauge, labels, value in _values(status) if value is not None
     ]
 
 
 _Value = tuple[Gauge, tuple[str, ...], float | None]
 
 
-def _values(standing: Standing) -> Iterator[_Value]:
-    for mark in standing.latest:
+def _values(status: RunStatus) -> Iterator[_Value]:
+    for mark in status.latest:
         yield gauges.ALLOCATED, (mark.device,), mark.allocated
         yield gauges.RESERVED, (mark.device,), mark.reserved
         yield gauges.REQUESTED, (mark.device,), mark.requested
         yield gauges.OUTSIDE, (mark.device,), mark.outside
     for gauge, by_device in (
-        (gauges.STRANDED, standing.stranded),
-        (gauges.PEAK_ALLOCATED, standing.peak_allocated),
-        (gauges.PASSING, standing.passing),
-        (gauges.LIMIT, standing.limits),
-        (gauges.GROWTH, standing.growth),
+        (gauges.STRANDED, status.stranded),
+        (gauges.PEAK_ALLOCATED, status.peak_allocated),
+        (gauges.PASSING, status.passing),
+        (gauges.LIMIT, status.limits),
+        (gauges.GROWTH, status.growth),
     ):
         for device, value in by_device.items():
             yield gauge, (device,), value
-    yield gauges.HOST_RSS, (HOST,), standing.host_rss
-    yield gauges.HOST_PINNED, (HOST,), standing.host_pinned
-    for name, value in standing.host_classes.items():
+    yield gauges.HOST_RSS, (HOST,), status.host_rss
+    yield gauges.HOST_PINNED, (HOST,), status.host_pinned
+    for name, value in status.host_classes.items():
         yield gauges.HOST_CLASS, (HOST, name), value
-    yield from _leaks(standing)
-    yield from _ledgers(standing)
-    for mark in standing.named:
+    yield from _leaks(status)
+    yield from _ledgers(status)
+    for mark in status.named:
         yield gauges.MARK_ALLOCATED, (mark.device, mark.name), mark.allocated
         yield gauges.MARK_RESERVED, (mark.device, mark.name), mark.reserved
-    yield gauges.MARK_TIME, (), standing.marked_at
-    yield gauges.STEPS, (), standing.steps
+    yield gauges.MARK_TIME, (), status.marked_at
+    yield gauges.STEPS, (), status.steps
 
 
-def _leaks(standing: Standing) -> Iterator[_Value]:
+def _leaks(status: RunStatus) -> Iterator[_Value]:
     rates: dict[tuple[str, str], int] = {}
-    for leak in standing.leaks:
+    for leak in status.leaks:
         if leak.bytes_per_step is not None:
             key = (leak.device, leak.holder or "")
             rates[key] = rates.get(key, 0) + leak.bytes_per_step
@@ -80,15 +78,15 @@ def _leaks(standing: Standing) -> Iterator[_Value]:
         yield gauges.LEAK, labels, rate
 
 
-def _ledgers(standing: Standing) -> Iterator[_Value]:
-    for ledger in standing.ledgers:
+def _ledgers(status: RunStatus) -> Iterator[_Value]:
+    for ledger in status.ledgers:
         sums: dict[tuple[str, str], int] = {}
         for row in ledger.rows:
             key = (row.row, row.owner or "")
             sums[key] = sums.get(key, 0) + row.bytes
         for (row_name, owner), value in sums.items():
             yield gauges.LEDGER, (ledger.device, row_name, owner), value
-    yield gauges.LEDGER_TIME, (), standing.ledgers_at
+    yield gauges.LEDGER_TIME, (), status.ledgers_at
 
 
 def scalars(found: Iterable[Sample]) -> dict[str, float]:

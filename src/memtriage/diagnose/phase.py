@@ -1,47 +1,13 @@
-"""What a program was doing when memory ran out, told by its functions."""
+"""What phase of training a program was in when memory ran out, by the functions that were running."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-from memtriage.model.findings import DEVICE_HOST
-
-Phase = Literal["forward", "backward", "optimizer", "evaluation", "setup"]
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """What the program was doing when memory ran out.
-
-    Attributes:
-        phase: which part of training.
-        step: completed optimizer steps.
-        microbatch: completed backwards since the last step.
-        backwards: completed backwards in all.
-        input_elements: elements of the batch in work; None where unknown.
-        largest_input_before: elements of the largest batch before it; None where unknown.
-        grad_enabled: whether operations were being recorded for backward; None where unknown.
-        device: the device that ran out, as far as known without the message.
-    """
-
-    phase: Phase
-    step: int
-    microbatch: int = 0
-    backwards: int = 0
-    input_elements: int | None = None
-    largest_input_before: int | None = None
-    grad_enabled: bool | None = None
-    device: str = DEVICE_HOST
-
-    @property
-    def longest_batch(self) -> bool | None:
-        """Whether the batch in work is larger than any before; None where sizes are unknown."""
-        if self.input_elements is None or self.largest_input_before is None:
-            return None
-        return self.input_elements > self.largest_input_before
+from memtriage.model.position import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +16,8 @@ class FrameState:
 
     Attributes:
         training_begun: a forward or backward was seen before.
-        grad_enabled: see `Moment`; by the time an exception is caught its `no_grad` blocks have ended.
+        grad_enabled: see `TrainingPosition`; by the time an exception is caught its `no_grad` blocks have
+            ended.
         eval_mode: the model that was running is in eval mode now and was in train mode before.
     """
 
@@ -74,7 +41,7 @@ _NOT_STEPPING: Final = frozenset({"__init__", "load_state_dict", "state_dict", "
 _OPTIMIZER_FILE: Final = re.compile(r"(^|/|_)optim(izers?)?(/|\.py$)")
 
 
-def moment_from_frames(frames: Sequence[tuple[str, str, int]], state: FrameState) -> Phase:
+def phase_from_frames(frames: Sequence[tuple[str, str, int]], state: FrameState) -> Phase:
     """Tell the phase by the functions that were running, for errors that no observer saw.
 
     The innermost frame that tells wins, so that an optimizer inside a backward, or a backward inside an

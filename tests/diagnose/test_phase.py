@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from memtriage.diagnose.moment import FrameState, Phase, moment_from_frames
+from memtriage.diagnose.phase import FrameState, phase_from_frames
+from memtriage.model.position import Phase
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 MODULE_CALL = [
@@ -153,7 +154,7 @@ NOT_BEGUN = FrameState(training_begun=False)
     ],
 )
 def test_the_phase_by_the_frames(frames: list[tuple[str, str]], state: FrameState, phase: Phase) -> None:
-    assert moment_from_frames([(file, name, 1) for file, name in frames], state) == phase
+    assert phase_from_frames([(file, name, 1) for file, name in frames], state) == phase
 
 
 def frames_of(fail: Callable[[], Any]) -> list[tuple[str, str, int]]:
@@ -188,8 +189,8 @@ def test_the_phase_by_frames_of_the_installed_torch() -> None:
     model = Greedy()
     scored = torch.no_grad()(lambda: model(weight))
 
-    assert moment_from_frames(frames_of(lambda: Fails.apply(weight).sum().backward()), BEGUN) == "backward"
-    assert moment_from_frames(frames_of(lambda: model(weight)), NOT_BEGUN) == "forward"
-    assert moment_from_frames(frames_of(Optimizer([weight], {}).step), BEGUN) == "optimizer"
-    assert moment_from_frames(frames_of(scored), BEGUN) == "evaluation"
-    assert moment_from_frames(frames_of(lambda: torch.empty(huge)), NOT_BEGUN) == "setup"
+    assert phase_from_frames(frames_of(lambda: Fails.apply(weight).sum().backward()), BEGUN) == "backward"
+    assert phase_from_frames(frames_of(lambda: model(weight)), NOT_BEGUN) == "forward"
+    assert phase_from_frames(frames_of(Optimizer([weight], {}).step), BEGUN) == "optimizer"
+    assert phase_from_frames(frames_of(scored), BEGUN) == "evaluation"
+    assert phase_from_frames(frames_of(lambda: torch.empty(huge)), NOT_BEGUN) == "setup"

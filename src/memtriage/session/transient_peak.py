@@ -12,7 +12,7 @@ _RISES: Final = 64
 """So many rises of the peak are remembered: what only the beginning needed does not count for ever."""
 
 
-class Passing:
+class TransientPeak:
     """Follows the allocator's peak from mark to mark.
 
     Only a stretch in which the peak rises tells what it needed: where memory leaks, that is nearly every one.

@@ -14,13 +14,15 @@ from memtriage.model.blocks import DeviceCounters
 from memtriage.model.findings import Finding
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.model.marks import Mark
-from memtriage.model.standing import MOST_NAMES, Standing
+from memtriage.model.position import TrainingPosition
+from memtriage.model.run_status import MOST_NAMES, RunStatus
 from memtriage.observe import cuda
 from memtriage.observe.counters import Reading
 from memtriage.observe.cuda import parse_counters
-from memtriage.session import core, standing
+from memtriage.session import core, live_state
 from memtriage.session.core import Session
-from memtriage.session.standing import Board
+from memtriage.session.live_state import LiveState
+from memtriage.session.marks import MarkPoint
 from memtriage.store.layout import RankIdentity
 from support import censuses
 
@@ -50,7 +52,7 @@ def on_gpu(allocated: int, reserved: int = 8 * GIB, split: int = 2 * GIB) -> Rea
 
 
 class Machine:
-    """The host and the GPU as the board reads them; notes what was asked of the device."""
+    """The host and the GPU as the live state reads them; notes what was asked of the device."""
 
     def __init__(self) -> None:
         self.now = 50.0
@@ -75,11 +77,11 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     made = Machine()
-    monkeypatch.setattr(standing.time, "perf_counter", lambda: made.now)
-    monkeypatch.setattr(standing, "read_host", made.read_host)
-    monkeypatch.setattr(standing.cuda, "expandable_segments", lambda: made.expandable)
-    monkeypatch.setattr(standing.cuda, "per_process_limit", lambda device: made.fraction)
-    monkeypatch.setattr(standing.cuda, "capacity", lambda device: 80 * GIB)
+    monkeypatch.setattr(live_state.time, "perf_counter", lambda: made.now)
+    monkeypatch.setattr(live_state, "read_host", made.read_host)
+    monkeypatch.setattr(live_state.cuda, "expandable_segments", lambda: made.expandable)
+    monkeypatch.setattr(live_state.cuda, "per_process_limit", lambda device: made.fraction)
+    monkeypatch.setattr(live_state.cuda, "capacity", lambda device: 80 * GIB)
 
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("metrics asked for a snapshot, or for counters")
@@ -90,27 +92,34 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 @pytest.fixture
-def board() -> Board:
-    return Board(3, 1_700_000_000.0)
+def live() -> LiveState:
+    return LiveState(3, 1_700_000_000.0)
 
 
-def stands(board: Board, growing: dict[str, Series] | None = None) -> Standing:
-    (found,) = board.standings(growing or {}, {})
+def marked(
+    live: LiveState, name: str, time_s: float, step: int, microbatch: int, readings: list[Reading]
+) -> None:
+    live.at_mark(MarkPoint(name, TrainingPosition(step=step, microbatch=microbatch, time_s=time_s), readings))
+
+
+def stands(live: LiveState, growing: dict[str, Series] | None = None) -> RunStatus:
+    live.growth(growing or {}, {})
+    (found,) = live.statuses()
     return found
 
 
-def latest(found: Standing) -> dict[str, Mark]:
+def latest(found: RunStatus) -> dict[str, Mark]:
     return {mark.device: mark for mark in found.latest}
 
 
-def test_nothing_is_known_before_the_first_mark(board: Board) -> None:
-    assert board.standings({}, {}) == []
+def test_nothing_is_known_before_the_first_mark(live: LiveState) -> None:
+    assert live.statuses() == []
 
 
-def test_figures_are_those_of_the_last_mark(machine: Machine, board: Board) -> None:
-    board.mark("backward", 1.0, 0, 1, [Reading("cpu", 5, 9), on_gpu(3 * GIB)])
-    board.mark("step", 2.5, 1, 1, [Reading("cpu"), on_gpu(4 * GIB)])
-    found = stands(board)
+def test_figures_are_those_of_the_last_mark(machine: Machine, live: LiveState) -> None:
+    marked(live, "backward", 1.0, 0, 1, [Reading("cpu", 5, 9), on_gpu(3 * GIB)])
+    marked(live, "step", 2.5, 1, 1, [Reading("cpu"), on_gpu(4 * GIB)])
+    found = stands(live)
     assert (found.rank, found.steps, found.marked_at) == (3, 1, 1_700_000_002.5)
     gpu = latest(found)["cuda:0"]
     assert (gpu.allocated, gpu.reserved, gpu.requested, gpu.outside) == (4 * GIB, 8 * GIB, 4 * GIB - 5, 600)
@@ -121,18 +130,18 @@ def test_figures_are_those_of_the_last_mark(machine: Machine, board: Board) -> N
     assert at == {("backward", "cpu"): 5, ("backward", "cuda:0"): 3 * GIB, ("step", "cuda:0"): 4 * GIB}
 
 
-def test_stranded_is_the_allocators_own_counter(machine: Machine, board: Board) -> None:
-    board.ledgers([ledger_with(GIB)], 0.5)
-    board.mark("step", 1.0, 1, 1, [Reading("cpu", 5, 9), on_gpu(3 * GIB, split=2 * GIB)])
-    assert stands(board).stranded == {"cuda:0": 2 * GIB}
+def test_stranded_is_the_allocators_own_counter(machine: Machine, live: LiveState) -> None:
+    live.ledgers([ledger_with(GIB)], 0.5)
+    marked(live, "step", 1.0, 1, 1, [Reading("cpu", 5, 9), on_gpu(3 * GIB, split=2 * GIB)])
+    assert stands(live).stranded == {"cuda:0": 2 * GIB}
 
 
-def test_with_expandable_segments_stranded_is_the_last_ledgers(machine: Machine, board: Board) -> None:
+def test_with_expandable_segments_stranded_is_the_last_ledgers(machine: Machine, live: LiveState) -> None:
     machine.expandable = True
-    board.mark("step", 1.0, 1, 1, [Reading("cpu", 5, 9), on_gpu(3 * GIB, split=0)])
-    assert stands(board).stranded == {}
-    board.ledgers([ledger_with(GIB), Ledger(device="host", total=0, source="", rows=[])], 1.5)
-    found = stands(board)
+    marked(live, "step", 1.0, 1, 1, [Reading("cpu", 5, 9), on_gpu(3 * GIB, split=0)])
+    assert stands(live).stranded == {}
+    live.ledgers([ledger_with(GIB), Ledger(device="host", total=0, source="", rows=[])], 1.5)
+    found = stands(live)
     assert found.stranded == {"cuda:0": 2 * GIB}  # of both pools
     assert found.ledgers_at == 1_700_000_001.5
 
@@ -142,46 +151,48 @@ def ledger_with(stranded: int) -> Ledger:
     return Ledger(device="cuda:0", total=stranded + GIB, source="", rows=rows)
 
 
-def test_an_allocator_that_does_not_count_it_leaves_stranded_unknown(machine: Machine, board: Board) -> None:
+def test_an_allocator_that_does_not_count_it_leaves_stranded_unknown(
+    machine: Machine, live: LiveState
+) -> None:
     found = parse_counters(stats(GIB, 2 * GIB, 0), "cudaMallocAsync")
-    board.mark("step", 1.0, 1, 1, [Reading("cuda:0", found.allocated, found.reserved, None, None, found)])
-    assert stands(board).stranded == {}
-    assert latest(stands(board))["cuda:0"].allocated == GIB
+    marked(live, "step", 1.0, 1, 1, [Reading("cuda:0", found.allocated, found.reserved, None, None, found)])
+    assert stands(live).stranded == {}
+    assert latest(stands(live))["cuda:0"].allocated == GIB
 
 
-def test_limits_are_the_cap_or_the_device_and_the_hosts(machine: Machine, board: Board) -> None:
-    board.mark("step", 1.0, 1, 1, [Reading("cpu", 5, 9), on_gpu(GIB)])
-    limits = stands(board).limits
+def test_limits_are_the_cap_or_the_device_and_the_hosts(machine: Machine, live: LiveState) -> None:
+    marked(live, "step", 1.0, 1, 1, [Reading("cpu", 5, 9), on_gpu(GIB)])
+    limits = stands(live).limits
     assert limits.keys() == {"cuda:0", "host"} and limits["cuda:0"] == 80 * GIB and limits["host"] > 0
     machine.fraction = 20 * GIB
-    assert stands(board).limits["cuda:0"] == 20 * GIB
+    assert stands(live).limits["cuda:0"] == 20 * GIB
 
 
-def test_classes_of_host_memory_are_read_when_asked_and_seldom(machine: Machine, board: Board) -> None:
-    board.mark("step", 1.0, 1, 1, [])
+def test_classes_of_host_memory_are_read_when_asked_and_seldom(machine: Machine, live: LiveState) -> None:
+    marked(live, "step", 1.0, 1, 1, [])
     assert machine.host_readings == 0
     for _ in range(100):
-        assert stands(board).host_classes == {"libraries": 1, "stacks": 7}
+        assert stands(live).host_classes == {"libraries": 1, "stacks": 7}
     machine.now += machine.cost / 0.002
-    assert stands(board).host_classes == {"libraries": 2, "stacks": 7}
+    assert stands(live).host_classes == {"libraries": 2, "stacks": 7}
 
 
-def test_growth_is_that_of_the_recent_steps(machine: Machine, board: Board) -> None:
-    board.mark("step", 1.0, 20, 1, [on_gpu(GIB)])
+def test_growth_is_that_of_the_recent_steps(machine: Machine, live: LiveState) -> None:
+    marked(live, "step", 1.0, 20, 1, [on_gpu(GIB)])
     steps = list(range(1, 21))
     growing = {
         "cuda:0": Series(steps, [step * 4096 for step in steps]),
         "cuda:1": Series(steps, [GIB + step % 3 for step in steps]),
         "cuda:2": Series(steps[:4], [1, 2, 3, 4]),
     }
-    assert stands(board, growing).growth == {"cuda:0": 4096.0, "cuda:1": 0.0}
+    assert stands(live, growing).growth == {"cuda:0": 4096.0, "cuda:1": 0.0}
 
 
-def test_names_of_marks_are_bounded(machine: Machine, board: Board) -> None:
+def test_names_of_marks_are_bounded(machine: Machine, live: LiveState) -> None:
     for number in range(2 * MOST_NAMES):
-        board.mark(f"mark {number}", float(number), number, 0, [on_gpu(GIB)])
-    board.mark("mark 3", 99.0, 99, 0, [on_gpu(2 * GIB)])
-    found = stands(board)
+        marked(live, f"mark {number}", float(number), number, 0, [on_gpu(GIB)])
+    marked(live, "mark 3", 99.0, 99, 0, [on_gpu(2 * GIB)])
+    found = stands(live)
     assert len(found.named) == MOST_NAMES
     assert [mark.allocated for mark in found.named if mark.name == "mark 3"] == [2 * GIB]
     assert found.steps == 99
@@ -213,7 +224,7 @@ def train(steps: int) -> None:
 
 def test_a_session_tells_where_training_stands(session: Session) -> None:
     train(2)
-    (found,) = session.standings()
+    (found,) = session.statuses()
     assert (found.steps, found.rank) == (2, None)
     assert {"start", "backward", "step"} <= {mark.name for mark in found.named}
     assert found.host_rss is not None and found.host_rss > 0
@@ -221,17 +232,16 @@ def test_a_session_tells_where_training_stands(session: Session) -> None:
     assert found.growth == {}  # two steps tell nothing
 
 
-def test_it_tells_what_has_been_found_to_grow(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_tells_what_has_been_found_to_grow(session: Session) -> None:
     leak = Finding(kind="leak", device="cpu", bytes_per_step=4096, holder="train.kept[*]")
-    monkeypatch.setattr(core, "find_leaks", lambda *_: [leak])
-    session._provisional()
-    (found,) = session.standings()
+    session._suspected([leak])
+    (found,) = session.statuses()
     assert found.leaks == (leak,)
 
 
 def test_nothing_is_told_once_it_has_ended(session: Session) -> None:
     session.finish()
-    assert session.standings() == []
+    assert session.statuses() == []
 
 
 def test_a_long_mark_of_the_program_does_not_hold_up_who_asks(
@@ -239,15 +249,15 @@ def test_a_long_mark_of_the_program_does_not_hold_up_who_asks(
 ) -> None:
     monkeypatch.setattr(core, "_ASK_WITHIN_S", 0.001)
     train(12)
-    answered: list[list[Standing]] = []
+    answered: list[list[RunStatus]] = []
     with session._lock:  # as in a census
-        asking = threading.Thread(target=lambda: answered.append(session.standings()))
+        asking = threading.Thread(target=lambda: answered.append(session.statuses()))
         asking.start()
         asking.join(timeout=30)
     ((found,),) = answered
     assert found.steps == 12
     assert found.growth == {}  # not told while the lock is held
-    (found,) = session.standings()
+    (found,) = session.statuses()
     assert "cpu" in found.growth
     assert found.passing == {}  # which on a CPU has no counter
 
@@ -255,15 +265,15 @@ def test_a_long_mark_of_the_program_does_not_hold_up_who_asks(
 def test_what_fails_is_a_note_and_not_an_error_of_the_scrape(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: Board, growing: object, passing: object) -> list[Standing]:
+    def fail(self: LiveState) -> list[RunStatus]:
         raise OSError("no /proc")
 
-    monkeypatch.setattr(Board, "standings", fail)
-    assert session.standings() == []
+    monkeypatch.setattr(LiveState, "statuses", fail)
+    assert session.statuses() == []
     assert "no /proc" in session.path.read_text()
 
 
-def test_scrapes_and_marks_may_come_at_once(machine: Machine, board: Board) -> None:
+def test_scrapes_and_marks_may_come_at_once(machine: Machine, live: LiveState) -> None:
     """Every answer is of one mark: its figures belong together."""
     stop = threading.Event()
 
@@ -272,14 +282,14 @@ def test_scrapes_and_marks_may_come_at_once(machine: Machine, board: Board) -> N
         while not stop.is_set():
             number += 1
             name = f"mark {number % (2 * MOST_NAMES)}"
-            board.mark(name, float(number), number, 0, [on_gpu(number * 512, reserved=number * 1024)])
+            marked(live, name, float(number), number, 0, [on_gpu(number * 512, reserved=number * 1024)])
 
-    board.mark("start", 0.0, 0, 0, [on_gpu(0, reserved=0)])
+    marked(live, "start", 0.0, 0, 0, [on_gpu(0, reserved=0)])
     worker = threading.Thread(target=marks)
     worker.start()
     try:
         for _ in range(100):
-            found = stands(board)
+            found = stands(live)
             for mark in (*found.latest, *found.named):
                 assert (mark.allocated, mark.reserved) == (mark.step * 512, mark.step * 1024)
     finally:
@@ -287,6 +297,6 @@ def test_scrapes_and_marks_may_come_at_once(machine: Machine, board: Board) -> N
         worker.join()
 
 
-def test_counters_without_a_peak_have_none(machine: Machine, board: Board) -> None:
-    board.mark("step", 1.0, 1, 1, [Reading("cuda:0", 1, 2, None, None, DeviceCounters())])
-    assert stands(board).peak_allocated == {}
+def test_counters_without_a_peak_have_none(machine: Machine, live: LiveState) -> None:
+    marked(live, "step", 1.0, 1, 1, [Reading("cuda:0", 1, 2, None, None, DeviceCounters())])
+    assert stands(live).peak_allocated == {}

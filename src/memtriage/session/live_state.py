@@ -1,4 +1,4 @@
-"""Where a watch stands, for whoever asks while it runs: the endpoint, gauges, the loggers of frameworks.
+"""How a watched run stands, for whoever asks while it runs: the endpoint, gauges, the loggers of frameworks.
 
 Marks leave their readings here, which costs them a fraction of a microsecond; everything else is done when
 somebody asks, in the thread that asks. No stream is synchronised, no census or allocator snapshot taken.
@@ -15,31 +15,18 @@ from memtriage.account.host_reading import read_host
 from memtriage.diagnose.growth import Series, policy_for, recent_growth
 from memtriage.model.findings import Finding
 from memtriage.model.ledger import Ledger
-from memtriage.model.marks import Mark
-from memtriage.model.standing import MOST_NAMES, Standing, rows_of
+from memtriage.model.run_status import MOST_NAMES, RunStatus, rows_of
 from memtriage.observe import cuda, host
 from memtriage.observe.cgroup import host_limit
 from memtriage.observe.counters import Reading
+from memtriage.session.marks import MarkPoint
 
 _HOST_SHARE: Final = 0.002
 """Share of the time that readings of the address space may take: one takes 10 to 30 ms."""
 
 
-class _At:
-    """The readings of a mark. `readings` is the list that the mark made, which nobody changes."""
-
-    __slots__ = ("microbatch", "name", "readings", "step", "time_s")
-
-    def __init__(self, name: str, time_s: float, step: int, microbatch: int, readings: list[Reading]) -> None:
-        self.name = name
-        self.time_s = time_s
-        self.step = step
-        self.microbatch = microbatch
-        self.readings = readings
-
-
-class Board:
-    """Takes what a watch comes to know, and tells it as a `Standing`.
+class LiveState:
+    """Takes what a watch comes to know, and reports it as a `RunStatus`.
 
     What the marks leave may be read from any thread meanwhile: every entry is replaced as a whole.
 
@@ -51,44 +38,51 @@ class Board:
     def __init__(self, rank: int | None, started_at: float) -> None:
         self._rank = rank
         self._started_at = started_at
-        self._last: dict[str, tuple[_At, Reading]] = {}
-        self._named: dict[str, _At] = {}
-        self._newest: _At | None = None
+        self._last: dict[str, tuple[MarkPoint, Reading]] = {}
+        self._named: dict[str, MarkPoint] = {}
+        self._newest: MarkPoint | None = None
         self._ledgers: tuple[tuple[Ledger, ...], float | None] = ((), None)
         self._leaks: tuple[Finding, ...] = ()
+        self._growing: Mapping[str, Series] = {}
+        self._passing: Mapping[str, int] = {}
         self._classes: dict[str, int] = {}
         self._classes_due_s = 0.0
 
     # --- from the watch -------------------------------------------------------------------------------------
 
-    def mark(self, name: str, time_s: float, step: int, microbatch: int, readings: list[Reading]) -> None:
-        """A mark was made, `time_s` seconds after the watch began."""
-        at = self._newest = _At(name, time_s, step, microbatch, readings)
-        for reading in readings:
+    def at_mark(self, mark: MarkPoint) -> None:
+        """A mark was made."""
+        self._newest = mark
+        for reading in mark.readings:
             if reading.allocated is not None:  # malloc is not read at every mark
-                self._last[reading.device] = (at, reading)
-        if name in self._named or len(self._named) < MOST_NAMES:
-            self._named[name] = at
+                self._last[reading.device] = (mark, reading)
+        if mark.name in self._named or len(self._named) < MOST_NAMES:
+            self._named[mark.name] = mark
 
     def ledgers(self, ledgers: Sequence[Ledger], time_s: float) -> None:
-        """A census has made ledgers."""
+        """A census has made ledgers, `time_s` seconds after the watch began."""
         self._ledgers = (tuple(ledgers), self._started_at + time_s)
 
     def leaks(self, leaks: Sequence[Finding]) -> None:
         """What grows, as far as it has been named."""
         self._leaks = tuple(leaks)
 
+    def growth(self, growing: Mapping[str, Series], passing: Mapping[str, int]) -> None:
+        """How memory has changed so far.
+
+        Args:
+            growing: by device, its counter at the end of steps; the caller's no more.
+            passing: as `RunStatus` has it.
+        """
+        self._growing, self._passing = growing, passing
+
     # --- for whoever asks -----------------------------------------------------------------------------------
 
-    def standings(self, growing: Mapping[str, Series], passing: Mapping[str, int]) -> list[Standing]:
+    def statuses(self) -> list[RunStatus]:
         """What is known now; nothing before the first mark.
 
         The resident set, page-locked memory, limits and now and then the classes of host memory are read
-        here; all else is as of the last mark.
-
-        Args:
-            growing: by device, its counter at the end of steps.
-            passing: as a standing has it.
+        here; all else is as of the last mark, growth as of the last call of `growth`.
         """
         newest = self._newest
         if newest is None:
@@ -96,16 +90,17 @@ class Board:
         latest = dict(self._last)
         ledgers, ledgers_at = self._ledgers
         pinned = host.pinned()
+        growing = self._growing
         growths = {device: recent_growth(series, policy_for(device)) for device, series in growing.items()}
-        standing = Standing(
+        status = RunStatus(
             rank=self._rank,
-            steps=newest.step,
-            marked_at=self._started_at + newest.time_s,
-            latest=tuple(self._as_mark(at, reading) for at, reading in latest.values()),
+            steps=newest.position.step,
+            marked_at=self._started_at + newest.position.time_s,
+            latest=tuple(mark.of(reading, self._rank) for mark, reading in latest.values()),
             named=tuple(
-                self._as_mark(at, reading)
-                for at in tuple(self._named.values())
-                for reading in at.readings
+                mark.of(reading, self._rank)
+                for mark in tuple(self._named.values())
+                for reading in mark.readings
                 if reading.allocated is not None
             ),
             stranded=_stranded([reading for _, reading in latest.values()], ledgers),
@@ -114,7 +109,7 @@ class Board:
                 for device, (_, reading) in latest.items()
                 if reading.counters is not None and reading.counters.peak_allocated is not None
             },
-            passing=dict(passing),
+            passing=dict(self._passing),
             limits=_limits(latest),
             growth={device: growth for device, growth in growths.items() if growth is not None},
             host_rss=host.rss(),
@@ -124,21 +119,7 @@ class Board:
             ledgers_at=ledgers_at,
             leaks=self._leaks,
         )
-        return [standing]
-
-    def _as_mark(self, at: _At, reading: Reading) -> Mark:
-        return Mark(
-            name=at.name,
-            step=at.step,
-            microbatch=at.microbatch,
-            rank=self._rank,
-            time_s=at.time_s,
-            device=reading.device,
-            allocated=reading.allocated,
-            reserved=reading.reserved,
-            requested=reading.requested,
-            outside=reading.outside,
-        )
+        return [status]
 
     def _host_classes(self) -> dict[str, int]:
         """The host ledger without a census: new, or the last one while another would cost too much."""

@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 
 from memtriage.diagnose.leaks import CensusPoint
 from memtriage.model.census import Census, HolderGroup
-from memtriage.session.follow import BASELINE_STEP, Clock, Follower
+from memtriage.model.paths import in_words
+from memtriage.model.position import TrainingPosition
 from memtriage.session.investigation import HostGrowth, Investigation, Investigator
+from memtriage.session.schedule.policy import SCHEDULE
+from memtriage.session.schedule.scheduler import CensusScheduler
+from support.paths import named
 
 MIB = 1 << 20
 LOOK: Any = object()  # what the session asks of a view; handed through
@@ -52,7 +56,7 @@ class Notes:
         self.looks.append(also)
         investigation.points.append(self._point(position))
         if self._host:
-            investigation.host.append(HostGrowth("train.texts[*]", "list", MIB, 4, None))
+            investigation.host.append(HostGrowth(named("train.texts[*]"), "list", MIB, 4, None))
         return investigation.points[-1]
 
     def stop(self) -> None:
@@ -61,11 +65,11 @@ class Notes:
     def _point(self, position: int) -> CensusPoint:
         self.seconds += self._each_s
         count = self._kept(position)
-        name = self._anchor
+        path = named(self._anchor)
         groups = [
             HolderGroup(
-                device="cpu", anchor=name, holder=name, count=count, nbytes=count * MIB,
-                tails={name: count * MIB}, owners={"variable": count * MIB}, attached=False,
+                device="cpu", anchor=path, path=path, count=count, nbytes=count * MIB,
+                tails={path: count * MIB}, owners={"variable": count * MIB}, attached=False,
             )
         ]  # fmt: skip
         census = Census(
@@ -80,7 +84,7 @@ class Loop:
     def __init__(self, notes: Notes, step_s: float = 1.0) -> None:
         self.notes = notes
         self.found = 0
-        self.follower = Follower(cast(Investigator, notes), LOOK, self._count)
+        self.scheduler = CensusScheduler(cast(Investigator, notes), LOOK, self._count)
         self.steps = 0
         self.microbatch = 0
         self.usual = 0
@@ -92,24 +96,25 @@ class Loop:
         self.found += 1
 
     @property
-    def clock(self) -> Clock:
-        return Clock(self.steps, self.microbatch, self.usual, self.now_s)
+    def position(self) -> TrainingPosition:
+        return TrainingPosition(
+            step=self.steps, microbatch=self.microbatch, microbatches_per_step=self.usual, time_s=self.now_s
+        )
 
     def backward(self, **counters: int) -> None:
         if self._stepped:
-            self.follower.new_step()
             self.microbatch = 0
             self._stepped = False
         self.microbatch += 1
         self.notes._at = self.microbatch
-        self.follower.follow("backward", self.clock, counters)
+        self.scheduler.at_mark("backward", self.position, counters)
 
     def step(self, **counters: int) -> None:
         self.steps += 1
         self.now_s += self._step_s
         self.usual, self._stepped = self.microbatch, True
         self.notes._at = self.steps
-        self.follower.follow("step", self.clock, counters)
+        self.scheduler.at_mark("step", self.position, counters)
 
     def train(self, values: Sequence[int], microbatches: int = 1) -> None:
         """One step for each value, which stands still inside the step."""
@@ -120,7 +125,7 @@ class Loop:
 
     def time(self, seconds: int, **counters: int) -> None:
         self.now_s += seconds
-        self.follower.follow("time", self.clock, counters)
+        self.scheduler.at_mark("time", self.position, counters)
 
 
 def leaking(step: int) -> int:
@@ -136,7 +141,7 @@ def rising(steps: int, rate: int = MIB, first: int = 0) -> list[int]:
 
 
 def leaks(loop: Loop) -> list[str]:
-    return [growth.group.anchor for done in loop.follower.done for growth in done.growths()]
+    return [in_words(growth.group.anchor) for done in loop.scheduler.done for growth in done.growths()]
 
 
 # --- from step to step --------------------------------------------------------------------------------------
@@ -145,7 +150,7 @@ def leaks(loop: Loop) -> list[str]:
 def test_a_flat_run_takes_one_census_at_the_third_step() -> None:
     notes = Notes(nothing)
     Loop(notes).train([100 * MIB] * 300)
-    assert notes.log == [("census", BASELINE_STEP)]
+    assert notes.log == [("census", SCHEDULE.baseline_step)]
     assert notes.looks == [LOOK]
 
 
@@ -156,15 +161,15 @@ def test_a_leak_is_followed_by_three_censuses_and_no_more() -> None:
     first = notes.log[1][1]
     assert 8 <= first <= 10
     assert notes.log == [
-        ("census", BASELINE_STEP),
+        ("census", SCHEDULE.baseline_step),
         ("begin step", first),
         ("conclude", first + 4),
         ("census", first + 12),
     ]
     assert notes.recorded == [4, 3, 2, 1]
-    (done,) = loop.follower.done
+    (done,) = loop.scheduler.done
     assert [point.position for point in done.points] == [first, first + 4, first + 12]
-    assert done.baseline is loop.follower.baseline is not None
+    assert done.baseline is loop.scheduler.steps.baseline is not None
     (growth,) = done.growths()
     assert growth.rate == MIB
     assert loop.found == 2
@@ -175,10 +180,10 @@ def test_a_long_run_that_still_grows_is_followed_again_at_twice_the_length() -> 
     loop = Loop(notes)
     loop.train(rising(1000))
     begun = [step for name, step in notes.log if name == "begin step"]
-    seen = [done.points[-1].position for done in loop.follower.done]
+    seen = [done.points[-1].position for done in loop.scheduler.done]
     assert 4 <= len(begun) <= 7
     assert all(later >= 2 * last for later, last in zip(begun[1:], seen, strict=False))
-    assert all(done.growths() for done in loop.follower.done)
+    assert all(done.growths() for done in loop.scheduler.done)
 
 
 def test_what_grew_first_is_cleared_when_it_is_something_else_that_grows() -> None:
@@ -206,7 +211,7 @@ def test_what_stopped_growing_is_cleared_by_the_third_census() -> None:
     loop = Loop(notes)
     loop.train([100 * MIB + min(step, 13) * MIB for step in range(100)])
     assert [name for name, _ in notes.log] == ["census", "begin step", "conclude", "census"]
-    assert loop.follower.done[0].growths() == []
+    assert loop.scheduler.done[0].growths() == []
 
 
 def test_a_leak_that_begins_after_a_cache_has_filled_is_followed_too() -> None:
@@ -214,7 +219,7 @@ def test_a_leak_that_begins_after_a_cache_has_filled_is_followed_too() -> None:
     loop = Loop(notes)
     loop.train([100 * MIB + notes._kept(step + 1) * MIB for step in range(300)])
     assert [name for name, _ in notes.log].count("begin step") == 2
-    assert loop.follower.done[-1].growths()
+    assert loop.scheduler.done[-1].growths()
 
 
 def test_a_slow_third_census_is_not_taken() -> None:
@@ -244,7 +249,7 @@ def test_one_counter_that_grows_is_enough() -> None:
     for step in range(12):
         loop.step(**{"cpu": 5 * MIB, "cuda:0": step * MIB, "shared": MIB})
     assert ("begin step", 9) in notes.log
-    assert set(loop.follower.series) == {("cpu", "step"), ("cuda:0", "step"), ("shared", "step")}
+    assert set(loop.scheduler.steps.series) == {"cpu", "cuda:0", "shared"}
 
 
 def test_growth_of_other_memory_is_found_too() -> None:
@@ -252,7 +257,7 @@ def test_growth_of_other_memory_is_found_too() -> None:
     loop = Loop(notes)
     loop.train(rising(16))
     assert loop.found >= 1
-    assert loop.follower.done[0].host
+    assert loop.scheduler.done[0].host
 
 
 @given(
@@ -267,7 +272,7 @@ def test_a_flat_or_periodic_counter_never_starts_an_investigation(
     notes = Notes(leaking)
     warm_up = [value + odd * MIB for value in range(odd)]
     Loop(notes).train([*warm_up, *(pattern[i % len(pattern)] for i in range(steps))][:steps], microbatches)
-    assert notes.log == [("census", BASELINE_STEP)]
+    assert notes.log == [("census", SCHEDULE.baseline_step)]
 
 
 @given(st.lists(st.integers(0, 1 << 20), min_size=5, max_size=100), st.integers(1, 4))
@@ -275,7 +280,7 @@ def test_a_falling_counter_never_starts_an_investigation(falls: list[int], micro
     values = [(1 << 40) - sum(falls[:i]) for i in range(len(falls))]
     notes = Notes(leaking)
     Loop(notes).train(values, microbatches)
-    assert notes.log == [("census", BASELINE_STEP)]
+    assert notes.log == [("census", SCHEDULE.baseline_step)]
 
 
 @given(st.integers(16 * 1024, 1 << 30), st.integers(1, 3), st.integers(30, 41))
@@ -295,7 +300,7 @@ def test_growth_within_the_first_step_is_followed_at_four_and_concluded_by_eight
     for microbatch in range(1, 9):
         loop.backward(cpu=microbatch * MIB)
     assert notes.log == [("begin microbatch", 4), ("conclude", 8)]
-    (done,) = loop.follower.done
+    (done,) = loop.scheduler.done
     assert done.scale == "microbatch" and done.baseline is None
     assert done.growths()[0].rate == MIB
     assert loop.found == 1
@@ -316,7 +321,7 @@ def test_short_steps_are_followed_within_their_length(microbatches: int, begin: 
         ("begin microbatch", begin),
         ("conclude", conclude),
     ]
-    assert loop.follower.done[-1].growths()
+    assert loop.scheduler.done[-1].growths()
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 3])
@@ -327,7 +332,7 @@ def test_steps_of_up_to_three_micro_batches_are_judged_as_a_whole(microbatches: 
         for microbatch in range(1, microbatches + 1):
             loop.backward(cpu=microbatch * MIB)
         loop.step(cpu=0)
-    assert notes.log == [("census", BASELINE_STEP)]
+    assert notes.log == [("census", SCHEDULE.baseline_step)]
 
 
 @pytest.mark.parametrize(
@@ -404,7 +409,7 @@ def test_a_step_that_ends_early_abandons_its_investigation(usual: int) -> None:
     assert notes.log == [("begin microbatch", 4)]
     loop.backward(cpu=MIB)
     assert notes.log == [("begin microbatch", 4), ("stop", 1)]
-    assert loop.follower.done == [] and loop.found == 0
+    assert loop.scheduler.done == [] and loop.found == 0
 
 
 def test_a_leak_within_a_step_is_followed_once() -> None:
@@ -438,7 +443,7 @@ def test_one_investigation_at_a_time() -> None:
     for name, _ in notes.log:
         under_way += name.startswith("begin") - (name in ("conclude", "stop"))
         assert under_way in (0, 1)
-    assert {investigation.scale for investigation in loop.follower.done} == {"step", "microbatch"}
+    assert {investigation.scale for investigation in loop.scheduler.done} == {"step", "microbatch"}
 
 
 # --- by time ------------------------------------------------------------------------------------------------
@@ -452,7 +457,7 @@ def test_where_no_steps_are_seen_growth_is_followed_by_time() -> None:
     (begin, conclude) = notes.log
     assert begin[0] == "begin second"
     assert conclude[0] == "conclude" and conclude[1] >= begin[1] + 8
-    assert loop.follower.done[0].scale == "second"
+    assert loop.scheduler.done[0].scale == "second"
 
 
 def test_a_flat_program_without_steps_takes_no_census() -> None:
@@ -468,14 +473,14 @@ def test_time_tells_nothing_once_there_are_steps() -> None:
     loop = Loop(notes)
     for mark in range(20):  # loading and building: memory rises, and no step is to be seen
         loop.time(5, cpu=mark * MIB)
-    assert loop.follower.done
+    assert loop.scheduler.done
     loop.train([100 * MIB])
-    assert not loop.follower.done
+    assert not loop.scheduler.done
     taken = len(notes.log)
     for mark in range(40):  # within one slow step
         loop.time(5, cpu=(100 + mark) * MIB)
     assert len(notes.log) == taken
-    assert not loop.follower.done
+    assert not loop.scheduler.done
 
 
 # --- the end ------------------------------------------------------------------------------------------------
@@ -489,44 +494,44 @@ def followed(steps: int) -> Loop:
 
 def test_at_the_end_a_suspicion_under_way_is_concluded() -> None:
     loop = followed(11)
-    loop.follower.end(loop.clock)
+    loop.scheduler.end(loop.position)
     assert loop.notes.log[-1] == ("conclude", 11)
-    assert loop.follower.done[0].growths()
+    assert loop.scheduler.done[0].growths()
 
 
 def test_an_exception_concludes_it_by_what_its_frames_still_hold() -> None:
     loop = followed(11)
-    loop.follower.end(loop.clock, [])
+    loop.scheduler.end(loop.position, [])
     assert loop.notes.log[-1] == ("conclude", 11)
     assert loop.notes.looks[-1] is LOOK
 
 
 def test_at_the_very_step_of_the_first_census_there_is_nothing_to_compare() -> None:
     loop = followed(9)
-    loop.follower.end(loop.clock)
+    loop.scheduler.end(loop.position)
     assert loop.notes.log[-2:] == [("begin step", 9), ("stop", 9)]
-    assert loop.follower.done == []
+    assert loop.scheduler.done == []
 
 
 def test_without_a_suspicion_the_end_costs_nothing() -> None:
     loop = Loop(Notes(nothing))
     loop.train([MIB] * 30)
-    loop.follower.end(loop.clock)
-    loop.follower.abandon()
-    assert loop.notes.log == [("census", BASELINE_STEP)]
+    loop.scheduler.end(loop.position)
+    loop.scheduler.abandon()
+    assert loop.notes.log == [("census", SCHEDULE.baseline_step)]
 
 
 def test_running_out_of_memory_concludes_what_was_under_way() -> None:
     loop = followed(11)
-    point = loop.follower.interrupted(loop.clock, ())
+    point = loop.scheduler.interrupted(loop.position, ())
     assert loop.notes.log[-1] == ("conclude", 11)
     assert loop.notes.looks[-1] is LOOK
-    assert loop.follower.done[0].points[-1] is point
+    assert loop.scheduler.done[0].points[-1] is point
 
 
 def test_running_out_of_memory_takes_a_census_of_its_own_otherwise() -> None:
     loop = Loop(Notes(nothing))
     loop.train([MIB] * 2)
-    loop.follower.interrupted(loop.clock, ())
+    loop.scheduler.interrupted(loop.position, ())
     assert loop.notes.log == [("census", 2)]
     assert loop.notes.looks == [LOOK]

@@ -14,7 +14,7 @@ MOST_NAMES: Final = 32
 """Names of marks that are told of, the first ones: a program may give every mark a name of its own."""
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a rank at one instant. Sizes in bytes; what is unknown is None, or has no entry.
 
     Attributes:

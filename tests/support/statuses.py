@@ -6,7 +6,7 @@ from typing import Any
 
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.model.marks import Mark
-from memtriage.model.standing import Standing
+from memtriage.model.run_status import RunStatus
 from support.runs import GIB, MIB, leak
 
 
@@ -15,7 +15,7 @@ def mark(name: str, device: str, allocated: int | None, reserved: int | None = N
     return Mark(name=name, device=device, allocated=allocated, reserved=reserved, **(known | fields))
 
 
-def standing(rank: int | None = None, **changes: Any) -> Standing:
+def status(rank: int | None = None, **changes: Any) -> RunStatus:
     """Where a rank with one GPU stands; `changes` replace fields."""
     device = f"cuda:{rank or 0}"
     ledger = Ledger(
@@ -50,4 +50,4 @@ def standing(rank: int | None = None, **changes: Any) -> Standing:
         "ledgers_at": 1_700_000_012.0,
         "leaks": (leak(device=device),),
     }
-    return Standing(**(known | changes))
+    return RunStatus(**(known | changes))

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from memtriage.model.position import TrainingPosition
 from memtriage.observe.counters import CounterReader, Reading
-from memtriage.session import stored_marks
-from memtriage.session.stored_marks import StoredMarks
+from memtriage.session import marks as marks_module
+from memtriage.session.marks import MarkPoint, StoredMarks
 
 
 class Lines:
@@ -23,13 +24,14 @@ class Lines:
 
 
 def test_marks_thin_out_but_for_the_programs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stored_marks, "_DENSE_MARKS", 3)
+    monkeypatch.setattr(marks_module, "_DENSE_MARKS", 3)
     lines = Lines()
     marks = StoredMarks(lines, CounterReader(), 5)  # type: ignore[arg-type]
     for step in range(100):
-        marks.add("step", step / 16, [Reading("cpu", step)], step, 1)
+        here = TrainingPosition(step=step, microbatch=1, time_s=step / 16)
+        marks.at_mark(MarkPoint("step", here, [Reading("cpu", step)]))
         if step == 90:
-            marks.add("after refit", step / 16, [Reading("cpu", step), Reading("cuda:0", 7)], step, 1)
+            marks.at_mark(MarkPoint("after refit", here, [Reading("cpu", step), Reading("cuda:0", 7)]))
     steps = [mark.step for mark in lines.marks if mark.name == "step"]
     assert steps[:3] == [0, 1, 2]
     assert steps[3:8] == [4, 6, 8, 10, 12]  # a tenth of a second apart or more

@@ -10,7 +10,7 @@ from memtriage.model.blocks import DeviceCounters
 from memtriage.observe.counters import Reading
 from memtriage.session import judgement
 from memtriage.session.judgement import limits_and_use
-from memtriage.session.passing import Passing
+from memtriage.session.transient_peak import TransientPeak
 
 MIB = 1024**2
 
@@ -21,10 +21,10 @@ def reading(allocated: int, peak: int, device: str = "cuda:0") -> list[Reading]:
 
 
 def passed(marks: Iterable[tuple[int, int]]) -> dict[str, int]:
-    passing = Passing()
+    transient = TransientPeak()
     for allocated, peak in marks:
-        passing.at_mark(reading(allocated, peak))
-    return passing.most()
+        transient.at_mark(reading(allocated, peak))
+    return transient.most()
 
 
 def test_a_leaking_step_needs_its_activations_beyond_what_stays() -> None:
@@ -53,16 +53,16 @@ def test_a_high_beginning_is_forgotten() -> None:
 
 
 def test_devices_by_themselves_and_hosts_not_at_all() -> None:
-    passing = Passing()
+    transient = TransientPeak()
     for step in range(3):
-        passing.at_mark(
+        transient.at_mark(
             [
                 Reading("cpu", allocated=step),
                 *reading(10 + step, 40 + step),
                 *reading(10 + step, 90 + step, "cuda:1"),
             ]
         )
-    assert passing.most() == {"cuda:0": 30, "cuda:1": 80}
+    assert transient.most() == {"cuda:0": 30, "cuda:1": 80}
 
 
 def test_memory_is_full_when_the_step_no_longer_fits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,374 @@
+"""How small a leak the counters show, and how often they accuse a healthy program: a power study.
+
+    python benchmarks/detection.py [--healthy N] [--leaking N] [--json FILE]
+    python benchmarks/detection.py --record     # the reference loops again: tests/data/counter_noise.json
+
+A series is the counter of one run, read at the end of each step. Its noise is that of recorded loops (a small
+GPT-2 and an MLP; constant and varying lengths, evaluation, accumulation, a second thread that allocates), put
+together again in blocks. On top of it comes what healthy programs do: tensors of varying size that are alive
+at a mark, single jumps, releases, caches that fill, garbage that waits for the collector, evaluations, a log,
+an allocation after the last step, marks without a reading. A leak is added to that: at each step, every k
+steps, of random size, or from a late step on.
+
+found     the counter is judged as growing, with a rate within 20 % of the leak's
+limit     what a second series of the same program without the leak states, with other noise
+
+The limit is stated for steady leaks: of those above it, 99 in 100 have to be found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtriage.diagnose.track import Points, Track
+from memtriage.diagnose.trend import TrendPolicy, detection_limit, estimate, trend_policy
+
+NOISE: Final = Path(__file__).parents[1] / "tests/data/counter_noise.json"
+KIB: Final = 1024
+SHORTEST, LONGEST = 20, 10_000
+Kind = Literal["steady", "every k steps", "of random size", "late"]
+KINDS: Final[tuple[Kind, ...]] = ("steady", "every k steps", "of random size", "late")
+RATIOS: Final = (0, 0.5, 1, 2, 5, float("inf"))
+Series = NDArray[np.float64]
+
+
+# --- healthy programs -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Program:
+    """A healthy program: what its counter does besides noise is the same in each run of it.
+
+    Attributes:
+        steps: its length.
+        device: `cpu`, or `cuda:0`, whose counter has no noise and counts 512 bytes at a time.
+        loop: the recorded noise.
+        louder: the noise's size, as a multiple of the recorded.
+        held: tensors alive at a mark have a random size up to so many bytes.
+        shape: jumps, releases, caches, saw-teeth, evaluations.
+        read: part of the marks that have a reading, after the first 100.
+    """
+
+    steps: int
+    device: str
+    loop: str
+    louder: float
+    held: float
+    shape: Series
+    read: float
+
+    def series(self, noise: dict[str, Series], chance: np.random.Generator) -> tuple[Series, Series]:
+        """Positions and bytes of one run."""
+        values = self.shape + chance.uniform(0, self.held, self.steps)
+        if self.device == "cpu":
+            values = values + self.louder * again(noise[self.loop], self.steps, chance)
+        kept = (np.arange(self.steps) < 100) | (chance.random(self.steps) < self.read)
+        return np.flatnonzero(kept) + 1.0, values[kept]
+
+
+def again(recorded: Series, steps: int, chance: np.random.Generator) -> Series:
+    """A series of any length with a recorded one's beginning, and blocks of its second half after that."""
+    half = len(recorded) // 2
+    if steps <= half:
+        return recorded[:steps]
+    settled = recorded[half:]
+    drift = np.polyval(np.polyfit(np.arange(len(settled)), settled, 1), np.arange(len(settled)))
+    rest, parts, have = settled - drift, [], 0
+    while have < steps - half:
+        length = int(chance.integers(20, 100))
+        start = int(chance.integers(0, max(1, len(rest) - length)))
+        parts.append(rest[start : start + length])
+        have += len(parts[-1])
+    return np.concatenate([recorded[:half], settled.mean() + np.concatenate(parts)[: steps - half]])
+
+
+def a_program(loops: list[str], chance: np.random.Generator) -> Program:
+    """Draw a program: its length, its noise, and each of the things that healthy programs do now and then."""
+    steps = round(SHORTEST * (LONGEST / SHORTEST) ** chance.random())
+    at = np.arange(steps)
+    shape = 1e9 + at * chance.uniform(0, 64)  # a log
+
+    def nbytes(low: float, high: float) -> float:
+        return float(10 ** chance.uniform(low, high))
+
+    def happens(share: float) -> bool:
+        return bool(chance.random() < share)
+
+    for _ in range(int(chance.integers(1, 3)) if happens(0.3) else 0):
+        shape += nbytes(4, 9.8) * (at >= chance.integers(1, steps))
+    if happens(0.1):
+        shape -= nbytes(4, 8) * (at >= chance.integers(1, steps))
+    if happens(0.1):
+        shape[-1] += nbytes(6, 9.8)
+    if happens(0.25):
+        full = chance.uniform(0.02, 0.5) * steps
+        fills = np.minimum(at / full, 1) if happens(0.5) else 1 - np.exp(-4 * at / full)
+        shape += nbytes(4.5, 8) * fills
+    if happens(0.2):
+        period = int(chance.integers(3, max(4, steps // 6)))
+        shape += nbytes(4, 7.5) * ((at + chance.integers(period)) % period) / period
+    if happens(0.2):
+        shape += nbytes(4, 7) * (at % max(2, int(chance.integers(2, max(3, steps // 4)))) == 0)
+    device = "cpu" if happens(0.7) else "cuda:0"
+    held = nbytes(3.5, 6.5) if happens(0.25) else 0.0
+    read = chance.uniform(0.2, 1) if device == "cpu" and happens(0.3) else 1.0
+    return Program(
+        steps,
+        device,
+        loops[int(chance.integers(len(loops)))],
+        float(chance.uniform(0.5, 2)),
+        held,
+        shape,
+        read,
+    )
+
+
+def leak(kind: Kind, rate: float, at: Series, steps: int, chance: np.random.Generator) -> Series:
+    """Bytes that a leak of `rate` bytes a step has kept at each position."""
+    if kind == "steady":
+        return rate * at
+    if kind == "every k steps":
+        period = int(chance.integers(2, max(3, steps // 6)))
+        return rate * period * (at // period)
+    if kind == "late":
+        return rate * np.maximum(0, at - chance.uniform(0.1, 0.6) * steps)
+    return np.cumsum(chance.exponential(rate, steps + 1))[at.astype(int)]
+
+
+def points(at: Series, values: Series, device: str, policy: TrendPolicy) -> Points:
+    """What a track keeps of a series."""
+    track = Track(policy.warm_up)
+    grain = 512 if device != "cpu" else 16
+    for position, value in zip(at.tolist(), values.tolist(), strict=True):
+        track.add(position, int(value) // grain * grain)
+    return track.points()
+
+
+# --- the study --------------------------------------------------------------------------------------------
+
+
+def study(healthy: int, leaking: int, seed: int) -> dict[str, object]:
+    """Judge so many series of both kinds; the result is a table, as JSON."""
+    noise = {
+        name: np.array(values, float) for name, values in json.loads(NOISE.read_text())["series"].items()
+    }
+    chance = np.random.default_rng(seed)
+    loops = sorted(noise)
+    states: Counter[str] = Counter()
+    seconds = 0.0
+    for _ in range(healthy):
+        program = a_program(loops, chance)
+        policy = trend_policy(program.device)
+        kept = points(*program.series(noise, chance), program.device, policy)
+        started = time.perf_counter()
+        states[estimate(kept, policy).state] += 1
+        seconds += time.perf_counter() - started
+    rows: dict[tuple[str, int], Counter[str]] = {}
+    for _ in range(leaking):
+        program = a_program(loops, chance)
+        policy = trend_policy(program.device)
+        limit = detection_limit(points(*program.series(noise, chance), program.device, policy), policy)
+        kind = KINDS[int(chance.integers(len(KINDS)))] if chance.random() < 0.6 else "steady"
+        rate = float(2 ** chance.uniform(8, 20))
+        at, values = program.series(noise, chance)
+        grown = leak(kind, rate, at, program.steps, chance)
+        if kind == "of random size":
+            rate = float(grown[-1] - grown[0]) / float(at[-1] - at[0])
+        values = values + grown
+        said = estimate(points(at, values, program.device, policy), policy)
+        ratio = 0 if limit is None else rate / limit
+        row = rows.setdefault((kind, sum(ratio >= one for one in RATIOS) - 1), Counter())
+        row["series"] += 1
+        row["growing"] += said.state == "growing"
+        row["found"] += said.state == "growing" and abs(said.rate - rate) <= 0.2 * rate
+        row["undecided"] += said.state == "undecided"
+    return {
+        "healthy": dict(states),
+        "microseconds": round(seconds / max(1, healthy) * 1e6),
+        "leaking": [
+            {"kind": kind, "from": RATIOS[i], "to": RATIOS[i + 1] if RATIOS[i + 1] < 1e9 else None, **row}
+            for (kind, i), row in sorted(rows.items(), key=lambda one: (KINDS.index(one[0][0]), one[0][1]))
+        ],
+        "limits": [
+            {"loop": name, "steps": steps, "limit": limit_of(values[:steps])}
+            for name, values in sorted(noise.items())
+            for steps in (30, 300)
+            if len(values) >= steps
+        ]
+        + [
+            {"loop": "cuda, no noise", "steps": steps, "limit": limit_of(np.zeros(steps), "cuda:0")}
+            for steps in (30, 300)
+        ],
+    }
+
+
+def limit_of(values: Series, device: str = "cpu") -> float | None:
+    """The stated limit of a series as recorded."""
+    policy = trend_policy(device)
+    return detection_limit(points(np.arange(len(values)) + 1.0, values, device, policy), policy)
+
+
+def lines(result: dict[str, object]) -> Iterator[str]:
+    """The tables as text."""
+    states = result["healthy"]
+    assert isinstance(states, dict)
+    count = sum(states.values())
+    if count:
+        yield f"healthy series: {count:,}; judged in {result['microseconds']} us each"
+        for state in ("growing", "undecided", "flat", "too_short"):
+            yield f"  {state:10} {states.get(state, 0):6,}  {states.get(state, 0) / count:8.3%}"
+    yield ""
+    yield "leak            x limit      series    found  growing  undecided"
+    rows = result["leaking"]
+    assert isinstance(rows, list)
+    for row in rows:
+        to = "     " if row["to"] is None else f"to {row['to']:g}"
+        shares = "  ".join(f"{row[name] / row['series']:7.1%}" for name in ("found", "growing", "undecided"))
+        yield f"{row['kind']:15} {row['from']:>3g} {to:6} {row['series']:9,}  {shares}"
+    yield ""
+    yield "loop                             steps  limit, KiB per step"
+    rows = result["limits"]
+    assert isinstance(rows, list)
+    for row in rows:
+        yield f"{row['loop']:32} {row['steps']:5}  {(row['limit'] or float('nan')) / KIB:8.2f}"
+
+
+# --- recording noise --------------------------------------------------------------------------------------
+
+
+def record(name: str, steps: int) -> list[int]:
+    """Train a reference loop and read malloc's counter at the end of each step; less the first reading."""
+    import torch
+
+    from memtriage.observe.malloc import malloc_info
+
+    torch.manual_seed(0)
+    lengths = random.Random(1)
+    loss_of, parameters = (gpt2 if name.startswith("gpt2") else mlp)()
+    optimizer = torch.optim.AdamW(parameters)
+    readings: list[int] = []
+
+    def read(*_: object) -> None:
+        info = malloc_info()
+        assert info is not None, "malloc is not glibc's"
+        readings.append(info.in_use)
+
+    optimizer.register_step_post_hook(read)
+    stop = threading.Event()
+    if "thread" in name:
+        threading.Thread(target=allocate, args=(stop,), daemon=True).start()
+    for step in range(steps):
+        optimizer.zero_grad()
+        for _ in range(4 if "accumulation" in name else 1):
+            loss_of(lengths.randrange(16, 128) if "varying" in name else 64).backward()
+        optimizer.step()
+        if "evaluation" in name and step % 10 == 9:
+            with torch.no_grad():
+                _held = [loss_of(lengths.randrange(16, 128)) for _ in range(3)]
+    stop.set()
+    return [value - readings[0] for value in readings]
+
+
+def gpt2() -> tuple[Callable[[int], object], object]:
+    """A GPT-2 of 2 layers of 64, batches of 4."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=2, n_embd=64, n_head=2, vocab_size=1000, n_positions=128)
+    config.bos_token_id = config.eos_token_id = None
+    model = GPT2LMHeadModel(config)
+
+    def loss_of(length: int) -> object:
+        tokens = torch.randint(0, 1000, (4, length))
+        return model(tokens, labels=tokens).loss
+
+    return loss_of, model.parameters()
+
+
+def mlp() -> tuple[Callable[[int], object], object]:
+    """An MLP of 3 layers, whose batch has the length."""
+    import torch
+
+    wide, narrow = torch.nn.Linear(128, 256), torch.nn.Linear(256, 10)
+    model = torch.nn.Sequential(wide, torch.nn.ReLU(), torch.nn.Linear(256, 256), torch.nn.ReLU(), narrow)
+
+    def loss_of(length: int) -> object:
+        goal = torch.randint(0, 10, (length,))
+        return torch.nn.functional.cross_entropy(model(torch.randn(length, 128)), goal)
+
+    return loss_of, model.parameters()
+
+
+def allocate(stop: threading.Event) -> None:
+    """What a second thread does: some blocks of up to 200 kB, again and again."""
+    sizes = random.Random(3)
+    while not stop.wait(0.002):
+        _held = [bytearray(sizes.randrange(1, 200_000)) for _ in range(sizes.randrange(1, 30))]
+
+
+LOOPS: Final = {
+    "gpt2, constant lengths": 400,
+    "gpt2, varying lengths": 400,
+    "gpt2, varying, evaluation": 400,
+    "gpt2, varying, accumulation": 200,
+    "gpt2, varying, thread": 400,
+    "mlp, constant lengths": 600,
+    "mlp, varying lengths": 600,
+    "mlp, varying, thread": 600,
+}
+
+
+def versions() -> dict[str, str]:
+    import torch
+
+    return {
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "libc": " ".join(platform.libc_ver()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Power study of growth detection from counters.")
+    parser.add_argument("--healthy", type=int, default=10_000, help="healthy series")
+    parser.add_argument("--leaking", type=int, default=4_000, help="leaking series")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--record", action="store_true", help="record the reference loops' noise")
+    parser.add_argument("--only", help="record this loop alone and print it (each needs a process)")
+    parser.add_argument("--json", type=Path, help="write the result there")
+    asked = parser.parse_args()
+    if asked.only:
+        print(json.dumps(record(asked.only, LOOPS[asked.only])))
+        return
+    if asked.record:
+        import subprocess
+
+        series = {}
+        for name in LOOPS:
+            command = [sys.executable, __file__, "--only", name]
+            series[name] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+            print(f"{name}: {len(series[name])} steps", file=sys.stderr)
+        NOISE.write_text(json.dumps({"versions": versions(), "series": series}, separators=(",", ":")) + "\n")
+        return
+    result = study(asked.healthy, asked.leaking, asked.seed)
+    print("\n".join(lines(result)))
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""When to take the next census. Pure: the same answer whoever asks, and how often."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from memtriage.diagnose.trend import GrowthEstimate
+
+
+@dataclass(frozen=True, slots=True)
+class CensusPolicy:
+    """Distances between censuses, in positions (steps, micro-batches, seconds).
+
+    Attributes:
+        first: position of the first: what training needs from the start exists by then.
+        gap: shortest distance.
+        widens: each distance while nothing grows, as a multiple of the position before: five censuses in
+            a run of 1,000 steps, nine in one of 300,000.
+        share: longest distance under suspicion, as a part of the time since the onset: three intervals fit
+            into as long a time again.
+        free_s: seconds that all censuses together may take in any run.
+        cost: part of the time that they may take beyond that.
+    """
+
+    first: float
+    gap: float
+    widens: float = 4.0
+    share: float = 1 / 3
+    free_s: float = 1.0
+    cost: float = 0.02
+
+
+STEPS: Final = CensusPolicy(first=3, gap=2)
+SECONDS: Final = CensusPolicy(first=0.5, gap=0.3)
+
+
+def next_census(
+    taken: Sequence[float], found: GrowthEstimate, proven: bool, policy: CensusPolicy = STEPS
+) -> float:
+    """Return the position from which on the next census is due; it may lie in the past.
+
+    While nothing grows, distances grow with the run, so that a holder that no counter sees is still compared
+    over several intervals. Under suspicion the first follows soon, and each distance doubles; a census that
+    names nothing does not put off the next by more than that. What is periodic is compared whole periods
+    apart. Once a leak is proven, one census whenever the run is twice as long shows whether it goes on.
+
+    Args:
+        taken: positions of the censuses so far, oldest first.
+        found: what the counters say: the most suspicious one.
+        proven: all growth that they show is proven and explained.
+        policy: the scale's distances.
+    """
+    if not taken:
+        return policy.first
+    last = taken[-1]
+    if found.state not in ("growing", "undecided"):
+        return last + max(policy.gap, (policy.widens - 1) * last)
+    if proven:
+        return last + max(policy.gap, last)
+    onset = found.onset if found.onset is not None else taken[0]
+    since = sum(position >= onset for position in taken)
+    wanted = policy.gap * 2.0 ** max(0, since - 1)
+    distance = max(policy.gap, min(wanted, policy.share * max(0.0, last - onset)))
+    if found.period is not None:
+        distance = max(1.0, round(distance / found.period)) * found.period
+    return last + distance
+
+
+def affordable(taken_s: float, dearest_s: float, elapsed_s: float, policy: CensusPolicy = STEPS) -> bool:
+    """Whether one more census fits what censuses may cost.
+
+    Args:
+        taken_s: seconds that all censuses so far took together.
+        dearest_s: seconds of the slowest; 0 before the first.
+        elapsed_s: seconds since the watch began.
+        policy: what they may cost.
+    """
+    return taken_s + dearest_s <= policy.free_s + policy.cost * elapsed_s

@@ -1,0 +1,109 @@
+"""A counter over a run of any length, in bounded memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+_BLOCKS: Final = 512
+"""Blocks kept: a step in 256 of the run is still seen, and an estimate takes about a millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """A counter's readings, or blocks of so many successive readings each, oldest first.
+
+    Attributes:
+        at: positions; of a block, the mean of its readings' positions.
+        means: bytes; of a block, the mean of its readings.
+        floors: bytes; of a block, its smallest reading.
+    """
+
+    at: Floats
+    means: Floats
+    floors: Floats
+
+    @property
+    def span(self) -> float:
+        """Positions from the first point to the last."""
+        return float(self.at[-1] - self.at[0]) if len(self.at) else 0.0
+
+    def since(self, position: float) -> Points:
+        """The points from a position on."""
+        first = int(np.searchsorted(self.at, position))
+        return Points(self.at[first:], self.means[first:], self.floors[first:])
+
+    def steeper(self, rate: float) -> Points:
+        """The same points with a growth of `rate` bytes a position added."""
+        added = rate * (self.at - self.at[0])
+        return Points(self.at, self.means + added, self.floors + added)
+
+
+class Track:
+    """Keeps one counter at one kind of mark. Adding a reading costs about a microsecond.
+
+    The first readings are kept one by one. Each time there are 512 blocks, neighbors are merged: a block
+    keeps its mean, which averages noise out, and its smallest reading, which a passing spike cannot move.
+
+    Args:
+        warm_up: first readings to leave out.
+
+    Attributes:
+        readings: added so far, the warm-up's included.
+        last: position and bytes of the last one; None before the first.
+    """
+
+    __slots__ = ("_at", "_floors", "_left_out", "_means", "_open", "_width", "last", "readings")
+
+    def __init__(self, warm_up: int = 0) -> None:
+        self.readings = 0
+        self.last: tuple[float, int] | None = None
+        self._left_out = warm_up
+        self._width = 1
+        self._at: list[float] = []
+        self._means: list[float] = []
+        self._floors: list[float] = []
+        self._open: tuple[int, float, int, int] = (0, 0.0, 0, 0)
+
+    def add(self, position: float, value: int) -> None:
+        """Add a reading. Positions must not fall.
+
+        Args:
+            position: completed steps or micro-batches, or seconds.
+            value: bytes.
+        """
+        self.last = (position, value)
+        self.readings += 1
+        if self.readings <= self._left_out:
+            return
+        count, positions, values, least = self._open
+        count, positions, values = count + 1, positions + position, values + value
+        least = value if count == 1 else min(least, value)
+        if count < self._width:
+            self._open = (count, positions, values, least)
+            return
+        self._open = (0, 0.0, 0, 0)
+        self._at.append(positions / count)
+        self._means.append(values / count)
+        self._floors.append(least)
+        if len(self._at) == _BLOCKS:
+            self._merge()
+
+    def points(self) -> Points:
+        """What is kept so far; the block that is being filled counts once it is half full."""
+        at, means, floors = self._at, self._means, self._floors
+        count, positions, values, least = self._open
+        if 2 * count > self._width:
+            at, means, floors = [*at, positions / count], [*means, values / count], [*floors, least]
+        return Points(np.array(at), np.array(means), np.array(floors, dtype=np.float64))
+
+    def _merge(self) -> None:
+        self._at = [(a + b) / 2 for a, b in zip(self._at[::2], self._at[1::2], strict=True)]
+        self._means = [(a + b) / 2 for a, b in zip(self._means[::2], self._means[1::2], strict=True)]
+        self._floors = [min(a, b) for a, b in zip(self._floors[::2], self._floors[1::2], strict=True)]
+        self._width *= 2

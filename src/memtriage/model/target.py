@@ -1,0 +1,25 @@
+"""What a command is to trace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Target(msgspec.Struct, kw_only=True):
+    """A program; exactly one of `name`, `module` and `hf_config` is given.
+
+    Attributes:
+        name: `FILE.py:FUNCTION` for a build function, else the path of a script.
+        module: dotted name of a module that is run as `python -m` runs it.
+        arguments: of the script or module, without its name.
+        hf_config: the file or folder of a Hugging Face configuration.
+        training: how such a model is trained: keyword arguments of `predict.hf.TrainingArguments`.
+    """
+
+    name: str | None = None
+    module: str | None = None
+    arguments: list[str] = []
+    hf_config: str | None = None
+    training: dict[str, Any] = {}

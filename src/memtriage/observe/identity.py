@@ -1,0 +1,98 @@
+"""Tokens that stay with an object while it lives, to know it again in the next walk.
+
+An address is no identity: a list that is freed may leave its address to the next one. Objects that take weak
+references are followed by one. Lists, dicts, tuples and running functions take none: they keep their token
+only while what is at the address still holds a storage that it held at the walk before. What cannot be shown
+to be the same object gets a new token.
+
+Tensors get no weak reference: `torch.utils.swap_tensors`, which `module.to()` may use, refuses tensors that
+have one. Their storages get C++'s weak pointers. Python code does not see these, and they keep nothing alive
+but the storage's own record (some hundred bytes).
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import weakref
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final
+
+from memtriage.observe.kinds import FrameLocals
+from memtriage.observe.tensors import plain
+
+_WITNESSES: Final = 4
+_takes_weak_references: Final = vars(type)["__weakrefoffset__"].__get__
+_read_namespace: Final = vars(ModuleType)["__dict__"].__get__
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """An object as the last walk saw it: its token, and how to know it again."""
+
+    token: int
+    ref: weakref.ref[Any] | None
+    witnesses: tuple[Any, ...]
+
+
+class Identities:
+    """Tokens of the objects that hold storages, from walk to walk. Keeps no object and no tensor alive.
+
+    Use one for all walks whose objects are to be compared, and drop it when no more follow.
+    """
+
+    def __init__(self) -> None:
+        self._tokens = itertools.count(1)
+        self._before: dict[Hashable, _Known] = {}
+        self._now: dict[Hashable, _Known] = {}
+
+    def begin(self) -> None:
+        """A walk begins: objects that the walk before did not see are forgotten."""
+        self._before, self._now = self._now, {}
+
+    def token(self, obj: Any, tensors: Sequence[Any]) -> int:
+        """The object's token; ask once in a walk.
+
+        Args:
+            obj: what holds storages: a container, an instance, a module, a running function's variables.
+            tensors: of the storages that it holds.
+        """
+        key = self._key(obj)
+        before = self._before.get(key)
+        if _takes_weak_references(type(obj)) and not issubclass(type(obj), sys.modules["torch"].Tensor):
+            same = before is not None and before.ref is not None and before.ref() is obj
+            known = _Known(self._token(before if same else None), weakref.ref(obj), ())
+        else:
+            storages = [plain(tensor).untyped_storage() for tensor in tensors]
+            held = {storage._cdata for storage in storages}
+            same = before is not None and any(witness.cdata in held for witness in before.witnesses)
+            known = _Known(self._token(before if same else None), None, _witnesses(storages))
+        self._now[key] = known
+        return known.token
+
+    def _token(self, same: _Known | None) -> int:
+        return next(self._tokens) if same is None else same.token
+
+    def _key(self, obj: Any) -> Hashable:
+        """Where to look for an object: its address, or a function, of which several may run."""
+        if type(obj) is not FrameLocals:
+            return id(obj)
+        keys = ((id(obj.code), obj.thread, number) for number in itertools.count())
+        return next(key for key in keys if key not in self._now)
+
+
+def _witnesses(storages: Sequence[Any]) -> tuple[Any, ...]:
+    """Weak pointers to the first and the last of some storages."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    half = _WITNESSES // 2
+    chosen = storages if len(storages) <= _WITNESSES else [*storages[:half], *storages[-half:]]
+    return tuple(StorageWeakRef(storage) for storage in chosen)
+
+
+def module_namespaces() -> dict[int, ModuleType]:
+    """Every loaded module, by the address of its variables' dict."""
+    modules = [module for module in list(sys.modules.values()) if issubclass(type(module), ModuleType)]
+    return {id(_read_namespace(module)): module for module in modules}

@@ -1,0 +1,130 @@
+"""What grows: follows the counters at marks, takes the censuses that this asks for, and judges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import FrameType
+
+from memtriage.diagnose.judge import Evidence
+from memtriage.diagnose.leaks import CensusPoint
+from memtriage.model.findings import Finding
+from memtriage.observe.counters import CounterReader, Reading
+from memtriage.observe.host import InUse
+from memtriage.session.investigation import Investigator
+from memtriage.session.judgement import find_leaks, limits_and_use
+from memtriage.session.ledgers import LedgerKeeper
+from memtriage.session.marks import MarkPoint
+from memtriage.session.progress import TrainingProgress
+from memtriage.session.schedule.scheduler import CensusScheduler
+from memtriage.session.transient_peak import TransientPeak
+
+
+class GrowthWatch:
+    """Gathers evidence of growth, and says what grows whenever it is asked.
+
+    Attributes:
+        limits: bytes at which memory runs out, by device, as of the last judgement.
+        scheduler: decides on the censuses, and has the counters' series.
+        transient: what comes and goes between marks.
+
+    Args:
+        reader: of the counters.
+        progress: where training stands.
+        ledgers: takes the ledgers while a census is open.
+        script_root: folder of the user's script, for allocation sites.
+        say: takes one line about what takes time.
+        found: given what grows so far, whenever that may have changed.
+        rank: whose findings they are.
+    """
+
+    def __init__(
+        self,
+        reader: CounterReader,
+        progress: TrainingProgress,
+        ledgers: LedgerKeeper,
+        *,
+        script_root: str | None,
+        say: Callable[[str], None],
+        found: Callable[[list[Finding]], None],
+        rank: int | None,
+    ) -> None:
+        self.limits: dict[str, int] = {}
+        self.transient = TransientPeak()
+        self._reader = reader
+        self._progress = progress
+        self._ledgers = ledgers
+        self._rank = rank
+        self._investigator = Investigator(script_root, say, ledgers.before_census)
+        self.scheduler = CensusScheduler(self._investigator, ledgers.take, lambda: found(self.leaks()))
+        self._in_use: InUse | None = None
+        self._readings: Sequence[Reading] = ()
+
+    # --- while the program runs -----------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Make ready to record, before the program runs."""
+        self._investigator.install()
+
+    def in_backward(self, inside: bool) -> None:
+        """A backward begins or has ended: recorders of allocation sites are off inside."""
+        self._investigator.in_backward(inside)
+
+    def at_mark(self, mark: MarkPoint) -> None:
+        """Follow the counters of a mark, and take a census where it is time for one."""
+        if mark.name != "end":  # by then the program's functions have returned, and their memory is gone
+            self._in_use, self._readings = self._reader.in_use(), mark.readings
+            self.transient.at_mark(mark.readings)
+        if mark.name in ("step", "backward", "time"):
+            self.scheduler.at_mark(mark.name, mark.position, self._values(mark))
+            if self._ledgers.due():
+                self._investigator.census(mark.position.step, self._ledgers.take)
+
+    def _values(self, mark: MarkPoint) -> dict[str, int]:
+        """Bytes by counter; what cannot be read, or is disturbed, is left out."""
+        values = {}
+        for reading in mark.readings:
+            # What the recorders of an investigation take themselves is in malloc's counter.
+            disturbed = reading.device == "cpu" and self._investigator.recording
+            if reading.allocated is not None and not disturbed:
+                values[reading.device] = reading.allocated
+        shared = self._reader.shared()
+        if shared is not None:
+            values["shared"] = shared
+        return values
+
+    def leaks(self) -> list[Finding]:
+        """Return what grows as far as is known, largest first."""
+        self.limits, used = limits_and_use(self._in_use, self._readings, self.transient.most())
+        done = self.scheduler.done
+        by_step = [each.points[-1].position for each in done if each.scale == "step"]
+        evidence = Evidence(
+            self.scheduler.steps.series,
+            self.limits,
+            used,
+            self._progress.position,
+            quiet_since=max(by_step, default=None),
+        )
+        found = find_leaks(done, evidence)
+        for finding in found:
+            finding.rank = self._rank
+        return found
+
+    # --- when memory runs out, and at the end ---------------------------------------------------------------
+
+    def interrupted(self, frames: Sequence[FrameType]) -> CensusPoint:
+        """Take a census in the middle of what failed; `frames` as `CensusScheduler.interrupted` has them."""
+        return self.scheduler.interrupted(self._progress.now(), frames)
+
+    def end(self, frames: Sequence[FrameType] | None) -> None:
+        """Conclude what is under way; `frames` as `CensusScheduler.end` has them."""
+        self.scheduler.end(self._progress.now(), frames)
+
+    def remove(self) -> None:
+        """Drop what is under way, if anything still is; recorders go off for good."""
+        self.scheduler.abandon()
+        self._investigator.remove()
+
+    def take_ledgers(self) -> None:
+        """Take a census for the ledgers alone, in a run that had none."""
+        if not self._ledgers.taken:
+            self._investigator.census(self._progress.position.step, self._ledgers.take)

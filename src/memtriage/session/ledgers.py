@@ -1,0 +1,98 @@
+"""Closed ledgers for the record: at which censuses, and when the next is due."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from memtriage.account.census import View
+from memtriage.account.host_reading import HostReading, read_host
+from memtriage.account.job_ledger import take_job_ledger
+from memtriage.account.ledgers import take_ledgers
+from memtriage.diagnose.after_backward import left_after_backward
+from memtriage.model.findings import Finding
+from memtriage.observe.counters import Reading
+from memtriage.observe.host import has_children
+from memtriage.session.host_watch import HostWatch
+from memtriage.session.live_state import LiveState
+from memtriage.session.progress import TrainingProgress
+from memtriage.session.record import SessionRecord
+
+_LEDGER_SHARE: Final = 0.002
+"""Share of the time that censuses for ledgers alone may take."""
+
+
+class LedgerKeeper:
+    """Takes the ledgers of every device in use, and of the host, while a census is open.
+
+    Attributes:
+        baselines: by CUDA device, bytes that were in use outside of this process's allocator at first.
+
+    Args:
+        script_root: folder of the user's script, for allocation sites.
+        progress: where training stands.
+        record, live, host: where the ledgers go.
+        residue: takes what stays on the devices after a backward.
+    """
+
+    def __init__(
+        self,
+        script_root: str | None,
+        progress: TrainingProgress,
+        record: SessionRecord,
+        live: LiveState,
+        host: HostWatch,
+        residue: Callable[[Sequence[Finding]], None],
+    ) -> None:
+        self.baselines: dict[int, int] = {}
+        self._script_root = script_root
+        self._progress = progress
+        self._record = record
+        self._live = live
+        self._host = host
+        self._residue = residue
+        self._on_host: HostReading | None = None
+        self._due_s: float | None = None
+
+    @property
+    def taken(self) -> bool:
+        """Return whether there was a ledger yet."""
+        return self._due_s is not None
+
+    def due(self) -> bool:
+        """Return whether it is time for another one; the first waits for a census that has another reason."""
+        return self._due_s is not None and self._progress.elapsed() >= self._due_s
+
+    def at_mark(self, readings: Iterable[Reading]) -> None:
+        """Note what of each device was in use outside of the allocator when it was first seen."""
+        for reading in readings:
+            if reading.outside is not None and reading.device.startswith("cuda:"):
+                self.baselines.setdefault(int(reading.device[5:]), reading.outside)
+
+    def before_census(self) -> None:
+        """Read the host's classes of memory, which a census would disturb."""
+        self._on_host = None  # an old reading must not be taken for one that fails
+        try:
+            self._on_host = read_host()
+        except Exception as error:
+            self._record.failed("read host", error)
+
+    def take(self, view: View) -> None:
+        """Take the ledgers by the census that is open."""
+        started = time.perf_counter()
+        census = view.census()
+        if census.partial is not None:
+            self._record.note_once(f"a census is partial: {census.partial}; some holders are unknown")
+        ledgers = take_ledgers(
+            census.storages, self.baselines, self._script_root, self._on_host, census.parameters
+        )
+        self._live.ledgers(ledgers, self._progress.elapsed())
+        job = [take_job_ledger()] if has_children() else []
+        for ledger in [*ledgers, *job]:
+            ledger.step = self._progress.position.step
+            self._record.write("ledger", ledger)
+        self._host.at_census(view, self._on_host)
+        self._residue(left_after_backward(census.storages, self._progress.position.step))
+        cost = census.seconds + time.perf_counter() - started
+        self._due_s = self._progress.elapsed() + cost / _LEDGER_SHARE

@@ -1,0 +1,133 @@
+"""Tokens of holding objects: an object keeps its own, no other gets it, nothing stays behind."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+
+from memtriage.account.census import Look
+from memtriage.observe.identity import Identities
+
+torch = pytest.importorskip("torch")
+
+PRELUDE = """
+import collections, torch
+def T():
+    return torch.ones(100)
+class Thing:
+    def __init__(self):
+        self.kept = [T()]
+        self.best = T()
+"""
+
+
+@pytest.fixture
+def identities() -> Identities:
+    return Identities()
+
+
+def holders(identities: Identities) -> dict[str, set[int]]:
+    """By printed anchor, the tokens of what a census of the program `train` finds."""
+    from memtriage.model.paths import in_words
+
+    with Look((), identities) as view:
+        groups = view.census().groups
+        assert all(sum(group.holders.values()) == group.nbytes for group in groups)
+        return {in_words(group.anchor): set(group.holders) for group in groups}
+
+
+def one(tokens: set[int]) -> int:
+    (token,) = tokens
+    return token
+
+
+def test_an_object_keeps_its_token_under_another_name(program: Any, identities: Identities) -> None:
+    program.run(PRELUDE)
+    program.run(
+        "a_list, a_dict, a_deque = [T()], {'x': T()}, collections.deque([T()])\n"
+        "thing, net = Thing(), torch.nn.Linear(4, 4)"
+    )
+    before = holders(identities)
+    program.run(
+        "b_list, b_dict, b_deque, other, model = a_list, a_dict, a_deque, thing, net\n"
+        "del a_list, a_dict, a_deque, thing, net\nb_list.append(T())"
+    )
+    after = holders(identities)
+    names = {
+        "train.a_list[*]": "train.b_list[*]",
+        "train.a_dict['x']": "train.b_dict['x']",
+        "train.a_deque[*]": "train.b_deque[*]",
+        "train.thing.kept[*]": "train.other.kept[*]",
+        "train.thing.best": "train.other.best",
+        "train.net.weight": "train.model.weight",
+    }
+    assert {name: before[name] for name in names} == {old: after[new] for old, new in names.items()}
+    tokens = [one(after[new]) for new in names.values()]
+    assert len(set(tokens)) == len(tokens)
+
+
+def test_another_object_under_the_same_name_has_another_token(program: Any, identities: Identities) -> None:
+    program.run(PRELUDE)
+    program.run("kept, recent, thing = [T()], collections.deque([T()]), Thing()")
+    before = holders(identities)
+    program.run("kept, recent, thing = [T()], collections.deque([T()]), Thing()")
+    after = holders(identities)
+    for name in ("train.kept[*]", "train.recent[*]", "train.thing.best", "train.thing.kept[*]"):
+        assert before[name].isdisjoint(after[name])
+
+
+def test_a_module_is_itself_whatever_its_variables_are(program: Any, identities: Identities) -> None:
+    program.run(PRELUDE)
+    program.run("total = T()")
+    before = holders(identities)
+    program.run("total = total + 1")
+    assert holders(identities)["train.total"] == before["train.total"]
+
+
+def test_a_reused_address_is_no_identity(identities: Identities) -> None:
+    """A list whose whole content is other storages may as well be another list at the same address."""
+    kept = [torch.ones(8), torch.ones(8)]
+    identities.begin()
+    first = identities.token(kept, kept)
+    identities.begin()
+    kept.append(torch.ones(8))
+    assert identities.token(kept, kept) == first
+    identities.begin()
+    kept[:] = [torch.ones(8)]
+    assert identities.token(kept, kept) != first
+
+
+def test_an_object_that_one_walk_did_not_see_is_new(identities: Identities) -> None:
+    kept = [torch.ones(8)]
+    identities.begin()
+    first = identities.token(kept, kept)
+    identities.begin()
+    identities.begin()
+    assert identities.token(kept, kept) != first
+
+
+def test_nothing_stays_alive_and_nothing_stays_behind(program: Any, identities: Identities) -> None:
+    program.run(PRELUDE)
+    program.run("thing, leaf, net = Thing(), torch.ones(4, requires_grad=True), torch.nn.Linear(4, 4)")
+    holders(identities)
+    gone = weakref.ref(program["thing"])
+    with pytest.raises(RuntimeError, match="weakref"):  # what a weak reference to a tensor would do
+        refused = weakref.ref(other := torch.ones(4))
+        torch.utils.swap_tensors(other, torch.zeros(4))
+    del refused
+    torch.utils.swap_tensors(program["leaf"], torch.zeros(4, requires_grad=True))
+    torch.utils.swap_tensors(program["net"].weight, torch.nn.Parameter(torch.zeros(4, 4)))
+    witness = weakref.ref(program["thing"].kept[0])
+    program.run("del thing")
+    gc.collect()
+    assert gone() is None and witness() is None
+
+
+def test_a_census_without_identities_names_none() -> None:
+    kept = [torch.ones(8)]
+    with Look() as view:
+        assert not any(group.holders for group in view.census().groups)
+    assert kept

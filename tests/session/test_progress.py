@@ -1,0 +1,90 @@
+"""Where training stands, by the events of the hooks."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from memtriage.model.position import TrainingPosition
+from memtriage.session.progress import TrainingProgress
+
+
+@pytest.fixture
+def progress() -> TrainingProgress:
+    return TrainingProgress()
+
+
+def backward(progress: TrainingProgress) -> None:
+    progress.backward_begins()
+    progress.backward_completes()
+
+
+def optimizer(progress: TrainingProgress, inside: bool = False) -> bool:
+    progress.optimizer_begins()
+    completes = progress.optimizer_ends(inside)
+    if completes:
+        progress.step_completes()
+    return completes
+
+
+def test_before_anything_happens_it_is_setup(progress: TrainingProgress) -> None:
+    assert progress.position == TrainingPosition(phase="setup")
+    assert progress.thread is None
+
+
+def test_backwards_count_within_their_step(progress: TrainingProgress) -> None:
+    seen = []
+    for _ in range(2):
+        for _ in range(3):
+            backward(progress)
+            seen.append((progress.position.step, progress.position.microbatch, progress.position.into_step))
+        optimizer(progress)
+        seen.append((progress.position.step, progress.position.microbatch, progress.position.into_step))
+    assert seen == [
+        *[(0, 1, 1), (0, 2, 2), (0, 3, 3), (1, 3, 0)],
+        *[(1, 1, 1), (1, 2, 2), (1, 3, 3), (2, 3, 0)],
+    ]
+    assert (progress.position.backwards, progress.position.microbatches_per_step) == (6, 3)
+    assert progress.thread == threading.get_ident()
+
+
+def test_a_backward_that_fails_counts_nothing(progress: TrainingProgress) -> None:
+    progress.backward_begins()
+    assert progress.position.phase == "backward"
+    progress.backward_fails()
+    assert progress.position == TrainingPosition(phase="forward")
+
+
+def test_several_optimizers_between_two_backwards_make_one_step(progress: TrainingProgress) -> None:
+    backward(progress)
+    assert [optimizer(progress) for _ in range(3)] == [True, False, False]
+    assert progress.position.step == 1
+
+
+def test_optimizers_inside_a_backward_make_one_step_at_its_end(progress: TrainingProgress) -> None:
+    progress.backward_begins()
+    assert [optimizer(progress, inside=True) for _ in range(2)] == [False, False]
+    assert progress.position.phase == "backward"
+    progress.backward_completes()
+    assert [progress.take_step_inside() for _ in range(2)] == [True, False]
+
+
+def test_the_program_s_word_replaces_the_hooks(progress: TrainingProgress) -> None:
+    backward(progress)
+    optimizer(progress)
+    assert not progress.user_step()  # the hook has counted this one
+    backward(progress)
+    assert not optimizer(progress)
+    assert progress.user_step()
+
+
+def test_positions_are_those_of_their_scale() -> None:
+    position = TrainingPosition(step=7, microbatch=3, time_s=41.6)
+    assert [position.on(scale) for scale in ("step", "microbatch", "second")] == [7, 3, 42]
+
+
+def test_the_longest_batch_is_unknown_where_a_size_is() -> None:
+    assert TrainingPosition(batch_elements=9).longest_batch is None
+    assert TrainingPosition(batch_elements=9, largest_batch=8).longest_batch is True
+    assert TrainingPosition(batch_elements=8, largest_batch=8).longest_batch is False
