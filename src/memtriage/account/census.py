@@ -28,6 +28,8 @@ from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
 from memtriage.observe.tensors import StorageFacts, first_bytes, is_pinned, is_shared, plain, storage_facts
 
 _HEAD = 64
+_HEADS = 64
+"""Storages of a group up to which their first bytes are read: the keys and values of 32 layers."""
 _HEAD_FROM = 4096
 _SITES_ASKED = 48
 
@@ -129,19 +131,20 @@ class View:
         return self._namer.path(position).whole
 
     def heads(self) -> dict[GroupKey, bytes]:
-        """First bytes of storages that are alone in their group, by (device, anchor).
+        """First bytes of the storages of each small group of variables, by (device, anchor), in one string.
 
-        Reading device memory waits for its stream; a census is no fast path.
+        They tell a tensor that is made anew, longer, from one with other content. Reading device memory waits
+        for its stream; a census is no fast path.
         """
-        alone = {g.key for g in self.census().groups if g.count == 1 and not g.attached}
-        found = {}
+        wanted = {g.key for g in self.census().groups if g.count <= _HEADS and not g.attached}
+        found: dict[GroupKey, list[bytes]] = {}
         for held in self._held.values():
             key = self._key(held)
-            if key in alone and held.owner == "variable" and held.facts.nbytes >= _HEAD_FROM:
+            if key in wanted and held.owner == "variable" and held.facts.nbytes >= _HEAD_FROM:
                 head = first_bytes(self._graph.objects[held.position], held.facts, _HEAD)
                 if head is not None:
-                    found[key] = head
-        return found
+                    found.setdefault(key, []).append(head)
+        return {key: b"".join(sorted(heads)) for key, heads in found.items()}
 
     def _key(self, held: _Held) -> GroupKey:
         return held.facts.device, self._namer.path(held.position).anchor

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from memtriage.diagnose.trend import GrowthEstimate
+from memtriage.model.position import Scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,9 @@ class CensusPolicy:
             into as long a time again.
         free_s: seconds that all censuses together may take in any run.
         cost: part of the time that they may take beyond that.
+        always: censuses that are taken at any cost: what no counter sees shows from the second on.
+        to_prove: the same under suspicion, since its onset: three intervals take four, and one or two more
+            where growth began in the middle of an interval.
     """
 
     first: float
@@ -30,14 +34,20 @@ class CensusPolicy:
     share: float = 1 / 3
     free_s: float = 1.0
     cost: float = 0.02
+    always: int = 2
+    to_prove: int = 6
 
 
-STEPS: Final = CensusPolicy(first=3, gap=2)
-SECONDS: Final = CensusPolicy(first=0.5, gap=0.3)
+PLANS: Final[Mapping[Scale, CensusPolicy]] = {
+    "step": CensusPolicy(first=3, gap=2),
+    "microbatch": CensusPolicy(first=8, gap=2),  # where the first step comes after fewer, steps are followed
+    # Loading and building a model grow, too, and no census of that is of use.
+    "second": CensusPolicy(first=0.5, gap=0.3, always=1, to_prove=4),
+}
 
 
 def next_census(
-    taken: Sequence[float], found: GrowthEstimate, proven: bool, policy: CensusPolicy = STEPS
+    taken: Sequence[float], found: GrowthEstimate, proven: bool, policy: CensusPolicy = PLANS["step"]
 ) -> float:
     """Return the position from which on the next census is due; it may lie in the past.
 
@@ -52,8 +62,8 @@ def next_census(
         proven: all growth that they show is proven and explained.
         policy: the scale's distances.
     """
-    if not taken:
-        return policy.first
+    if len(taken) < 2:
+        return (1 + len(taken)) * policy.first
     last = taken[-1]
     if found.state not in ("growing", "undecided"):
         return last + max(policy.gap, (policy.widens - 1) * last)
@@ -68,13 +78,24 @@ def next_census(
     return last + distance
 
 
-def affordable(taken_s: float, dearest_s: float, elapsed_s: float, policy: CensusPolicy = STEPS) -> bool:
+def affordable(
+    taken: Sequence[float],
+    onset: float | None,
+    spent_s: float,
+    elapsed_s: float,
+    policy: CensusPolicy = PLANS["step"],
+) -> bool:
     """Whether one more census fits what censuses may cost.
 
     Args:
-        taken_s: seconds that all censuses so far took together.
-        dearest_s: seconds of the slowest; 0 before the first.
+        taken: positions of the censuses so far.
+        onset: since when something is suspected to grow, and is not proven to; None where nothing is.
+        spent_s: seconds that they took together.
         elapsed_s: seconds since the watch began.
         policy: what they may cost.
     """
-    return taken_s + dearest_s <= policy.free_s + policy.cost * elapsed_s
+    if len(taken) < policy.always:
+        return True
+    if onset is not None and sum(position >= onset for position in taken) < policy.to_prove:
+        return True
+    return spent_s * (1 + 1 / len(taken)) <= policy.free_s + policy.cost * elapsed_s

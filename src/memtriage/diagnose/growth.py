@@ -22,7 +22,6 @@ class GrowthPolicy:
         points: marks needed before a verdict on the counter.
         floor_bytes: growth a mark below which nothing is suspected. It is far below the smallest leak worth
             a name; a step's own bookkeeping (a loss kept as a float) is smaller still.
-        spacing: the series is looked at again when it is this many times as long.
         microbatch_warm_up: first micro-batches of a step to leave out: the first allocates gradients.
         microbatch_points: micro-batches needed for a suspicion inside one step.
         microbatch_recent: micro-batches that all have to rise, once there are so many.
@@ -32,7 +31,6 @@ class GrowthPolicy:
     warm_up: int = 3
     points: int = 6
     floor_bytes: int = 1024
-    spacing: float = 1.4
     microbatch_warm_up: int = 1
     microbatch_points: int = 3
     microbatch_recent: int = 12
@@ -49,7 +47,6 @@ class Series:
 
     positions: list[int] = field(default_factory=list)
     values: list[int] = field(default_factory=list)
-    next_look: int = 0
 
     def add(self, position: int, value: int) -> None:
         self.positions.append(position)
@@ -59,7 +56,6 @@ class Series:
             half = _MAX_POINTS // 2
             self.positions[:half] = self.positions[:half:2]
             self.values[:half] = self.values[:half:2]
-            self.next_look = min(self.next_look, len(self.values) + half // 4)
 
     def after(self, position: int) -> Series:
         """The part of the series behind a position."""
@@ -98,15 +94,6 @@ def policy_for(counter: str) -> GrowthPolicy:
 _DRIFTING = {"cpu": GrowthPolicy(floor_bytes=8 * 1024), "shared": GrowthPolicy(floor_bytes=16 * 1024)}
 
 
-def suspects(series: Series, policy: GrowthPolicy = POLICY) -> bool:
-    """Whether a per-step series, as far as it goes, calls for a census. Says so at most now and then."""
-    length = len(series.values) - policy.warm_up
-    if length < policy.points or length < series.next_look:
-        return False
-    series.next_look = max(length + 2, int(length * policy.spacing))
-    return bool(recent_growth(series, policy))
-
-
 def recent_growth(series: Series, policy: GrowthPolicy = POLICY) -> float | None:
     """Bytes a step by which the floor of the recent half rises; None when the series is too short to tell.
 
@@ -142,26 +129,6 @@ def period_within_step(values: Sequence[int], policy: GrowthPolicy = POLICY) -> 
         ):
             return period
     return None
-
-
-def went_on(series: Series, since: int, rate: float, share: float = 0.3) -> bool | None:
-    """Whether growth seen up to `since` continued behind it; None when too few marks followed to tell.
-
-    A cache that fills to its bound, an optimizer's state or a copy made once all rise and then stop. It
-    counts as going on when the floor of the last third stands at least `share` of what the rate would give
-    above the floor of the first third.
-
-    Args:
-        series: the counter.
-        since: position of the last census that saw growth.
-        rate: bytes a position that this census found.
-    """
-    later = series.after(since)
-    if len(later.values) < 6:
-        return None
-    low = floors(later.values, 3)
-    distance = (later.positions[-1] - later.positions[0]) * 2 / 3
-    return low[-1] - low[0] >= share * rate * distance
 
 
 def went_on_within_step(

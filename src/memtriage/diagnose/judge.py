@@ -1,40 +1,24 @@
-"""From what was followed during a run to findings: which suspicions held to the end."""
+"""From growth that was followed during a run to findings. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
 
-from memtriage.diagnose.growth import Series, floor_growth, steps_left, went_on
-from memtriage.diagnose.leaks import GroupGrowth
+from memtriage.diagnose.growth import steps_left
+from memtriage.diagnose.growths import DataGrowth, Growth
 from memtriage.diagnose.mechanisms import Held, explain
-from memtriage.model.census import GroupDetail
-from memtriage.model.findings import Finding, Projection
+from memtriage.diagnose.trend import GrowthEstimate, TrendPolicy, trend_policy
+from memtriage.model.census import GroupDetail, HolderGroup
+from memtriage.model.findings import Certainty, Finding, Projection
 from memtriage.model.paths import HolderPath, SegmentKind, has, in_words, without_last_item
 from memtriage.model.position import Scale, TrainingPosition
 from memtriage.model.units import size
 
-_UNNAMED_FLOOR = 32 * 1024
-_UNNAMED_MARKS = 16
-_UNNAMED_STEADY = 0.9
 _UNNAMED_SHARE = 0.3
+"""Part of a counter's rate that may stay unexplained: malloc rounds, and a census counts what was asked."""
 _STAYS = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class NativeHolder:
-    """Something in Python that keeps more and more objects whose memory only C++ knows of.
-
-    Attributes:
-        path: its holder path; of autograd nodes up to `grad_fn`.
-        what: `autograd nodes`, or the C++ type of its entries.
-        more: objects that came between two censuses.
-    """
-
-    path: HolderPath
-    what: str
-    more: int
+"""Part of what a step's micro-batches keep that must be there from step to step to be a growth of both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,146 +26,167 @@ class Evidence:
     """What a run's counters say, for the judgement.
 
     Attributes:
-        series: counter at the end of steps, by device.
+        scale: what positions are counted in.
+        position: where training stands.
+        estimates: what each counter does over the run.
         limits: bytes at which memory runs out, by device.
         used: bytes in use at the last mark, by device, as that limit counts them.
-        position: where training stands.
-        quiet_since: step of the last census; recorders and censuses move malloc's counter a little.
+        collector_off: Python's cyclic collector was off at every census.
     """
 
-    series: Mapping[str, Series]
-    limits: Mapping[str, int]
-    used: Mapping[str, int]
+    scale: Scale
     position: TrainingPosition
-    quiet_since: int | None = None
+    estimates: Mapping[str, GrowthEstimate] = field(default_factory=dict)
+    limits: Mapping[str, int] = field(default_factory=dict)
+    used: Mapping[str, int] = field(default_factory=dict)
+    collector_off: bool = False
 
-    def went_on(self, device: str, since: int, rate: float) -> bool | None:
-        """Whether a growth of `rate` bytes a step went on behind step `since`; None: too short to tell."""
-        series = self.series.get(device)
-        return None if series is None else went_on(series, since, rate)
+    def grows(self, counter: str, rate: float) -> bool:
+        """Whether a counter shows at least half of a rate, surely or perhaps."""
+        found = self.estimates.get(counter)
+        return found is not None and found.state in ("growing", "undecided") and found.rate >= 0.5 * rate
 
 
-def group_finding(
-    growth: GroupGrowth,
-    detail: GroupDetail,
-    evidence: Evidence,
-    *,
-    scale: Scale,
-    last_step: int,
-    collector_off: bool,
-    lengthening: bool,
-    period: int = 1,
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Bytes that come with each step, micro-batch or second; None where that says nothing."""
+
+    step: int | None = None
+    microbatch: int | None = None
+    second: int | None = None
+
+    @property
+    def any(self) -> int:
+        return self.step or self.microbatch or self.second or 0
+
+
+def holder_finding(
+    growth: Growth, detail: GroupDetail, evidence: Evidence, period: int = 1
 ) -> Finding | None:
-    """The finding of one growing group of storages; None when it turns out to be no leak.
+    """The finding of a holder that grows; None when that is no leak.
 
-    No leak: a container with a bound of its own, a cycle that the collector will free, growth that stopped.
-    Rates are for each completed backward; `period` of them make one pass of the program over a micro-batch.
+    No leak: a container with a bound of its own, a cycle that the collector will free, and a rise over one
+    interval that no counter shows: most programs allocate something once.
+
+    Args:
+        growth: its growth, with what that amounts to.
+        detail: a closer look at it.
+        evidence: what the counters say, on the scale of that growth.
+        period: backwards of which each micro-batch of the program consists.
     """
-    garbage = has(growth.group.anchor, SegmentKind.GARBAGE_CYCLE)
-    if garbage and not collector_off:
+    group, proof = growth.holding.group, growth.proof
+    garbage = has(group.anchor, SegmentKind.GARBAGE_CYCLE)
+    if (garbage and not evidence.collector_off) or detail.bound is not None or proof.certainty is None:
         return None
-    if detail.bound is not None:
+    counter = "shared" if detail.shared else group.device
+    if proof.certainty == "suspected" and proof.intervals < 2 and not evidence.grows(counter, proof.rate):
         return None
-    counter = "shared" if detail.shared else growth.group.device
-    if scale == "step" and evidence.went_on(counter, last_step, growth.rate) is False:
-        return None
-    owner = max(growth.group.owners, key=lambda name: growth.group.owners[name])
     explanation = explain(
         Held(
-            path=growth.path,
-            anchor=growth.group.anchor,
-            attached=growth.group.attached,
-            owner=owner,
+            path=growth.holding.path,
+            anchor=group.anchor,
+            attached=group.attached,
+            owner=max(group.owners, key=lambda name: group.owners[name], default="autograd context"),
             kind=detail.holder_kind,
-            lengthens=lengthening,
+            lengthens=growth.lengthens,
             shared=detail.shared,
-            known=_known_holder(growth),
+            known=_known_holder(group),
         )
     )
-    per_step, per_microbatch = _rates(growth, evidence, scale)
-    projection = _projection(growth.group.device, per_step, per_microbatch, evidence)
+    rates = _rates(proof.rate, group.device, evidence)
+    projection = _projection(group.device, rates, evidence)
+    last = growth.holding.sizes[-1]
     return Finding(
         kind="garbage_cycle" if garbage else "leak",
-        device=growth.group.device,
-        bytes=growth.group.nbytes,
-        bytes_per_step=per_step,
-        bytes_per_microbatch=per_microbatch,
-        holder_path=growth.path,
+        device=group.device,
+        bytes=last.nbytes,
+        bytes_per_step=rates.step,
+        bytes_per_microbatch=rates.microbatch,
+        bytes_per_second=rates.second,
+        certainty=proof.certainty,
+        holder_path=growth.holding.path,
         also_held_by_paths=detail.also_held_by,
         allocated_at=detail.allocated_at,
         mechanism=explanation.mechanism,
         fix=explanation.fix,
         playbook="M20",
-        step=last_step,
+        step=evidence.position.step,
         projection=projection,
         evidence=[
-            _came(growth, scale),
-            *_of_several(growth, period),
-            *_retained(detail, growth),
+            _came(growth, evidence.scale),
+            *_open(proof.certainty, proof.reason),
+            *_of_several(proof.rate, period),
+            *_retained(detail, last.storages),
             *([f"the largest storage is kept for backward by {detail.saved_by}"] if detail.saved_by else []),
             *_said(projection),
         ],
     )
 
 
-def _known_holder(growth: GroupGrowth) -> str | None:
+def _known_holder(group: HolderGroup) -> str | None:
     """The entry of the catalogue that keeps more than half of a group."""
-    known = growth.group.known
-    name = max(known, key=lambda one: known[one], default=None)
-    return name if name is not None and 2 * known[name] > growth.group.nbytes else None
+    name = max(group.known, key=lambda one: group.known[one], default=None)
+    return name if name is not None and 2 * group.known[name] > group.nbytes else None
 
 
-def _rates(growth: GroupGrowth, evidence: Evidence, scale: Scale) -> tuple[int | None, int | None]:
-    if scale == "microbatch":
-        # From step to step it may be there as well, or be gone at the end of each step.
-        series = evidence.series.get(growth.group.device)
-        by_step = None if series is None else floor_growth(series)
-        of_a_step = growth.rate * evidence.position.microbatches_per_step
-        stays = by_step is not None and by_step >= _STAYS * of_a_step > 0
-        return (round(of_a_step) if stays else None), round(growth.rate)
-    if scale == "second":
-        return None, None
-    per_step = round(growth.rate)
-    return per_step, round(growth.rate / max(1, evidence.position.microbatches_per_step))
+def _rates(rate: float, counter: str, evidence: Evidence) -> Rates:
+    """Rates of a growth on the scale of its evidence.
+
+    Growth within a step may be there from step to step as well, or be gone at the end of each step: the
+    estimates of such evidence are those from step to step.
+    """
+    each_step = evidence.position.microbatches_per_step
+    if evidence.scale == "second":
+        return Rates(second=round(rate))
+    if evidence.scale == "step":
+        return Rates(step=round(rate), microbatch=round(rate / max(1, each_step)))
+    stays = each_step > 0 and evidence.grows(counter, _STAYS * 2 * rate * each_step)
+    return Rates(step=round(rate * each_step) if stays else None, microbatch=round(rate))
 
 
-def _came(growth: GroupGrowth, scale: Scale) -> str:
-    what = (
-        f"{growth.count} more storages, {size(growth.nbytes)} more" if growth.count else size(growth.nbytes)
-    )
-    span = f"{growth.distance} {_SPANS[scale]}"
-    return f"two censuses {span} apart: {what} at the same place of the program"
+_SPANS: dict[Scale, str] = {"step": "steps", "microbatch": "backwards", "second": "seconds"}
 
 
-def _of_several(growth: GroupGrowth, period: int) -> list[str]:
+def _came(growth: Growth, scale: Scale) -> str:
+    """`4 censuses at steps 3, 6, 12, 15: 1.0, 4.0, 10.0, 13.0 MiB at the same place of the program`."""
+    sizes = [each for each in growth.holding.sizes if each.position >= growth.proof.since]
+    at = ", ".join(f"{each.position:.4g}" for each in sizes)
+    held = ", ".join(size(each.nbytes) for each in sizes)
+    more = sizes[-1].count - sizes[0].count
+    storages = f"; {more:,} more storages" if more else ""
+    nodes = sizes[-1].objects - sizes[0].objects
+    graph = f"; {nodes:,} more autograd nodes" if nodes > 0 else ""
+    return f"{len(sizes)} censuses, at {_SPANS[scale]} {at}: {held} at the same place{storages}{graph}"
+
+
+def _open(certainty: Certainty | None, reason: str | None) -> list[str]:
+    return [f"suspected only: {reason}"] if certainty == "suspected" and reason else []
+
+
+def _of_several(rate: float, period: int) -> list[str]:
     if period == 1:
         return []
     return [
         f"the program runs {period} backwards for each micro-batch of its own, and keeps "
-        f"{size(growth.rate * period)} of each; rates here are for one backward"
+        f"{size(rate * period)} of each; rates here are for one backward"
     ]
 
 
-_SPANS: dict[Scale, str] = {"step": "steps", "microbatch": "micro-batches of one step", "second": "seconds"}
-
-
-def _retained(detail: GroupDetail, growth: GroupGrowth) -> list[str]:
+def _retained(detail: GroupDetail, nbytes: int) -> list[str]:
     if not detail.retained:
         return []
     kind = f" ({detail.holder_kind})" if detail.holder_kind else ""
-    return [f"the holding object{kind} alone retains {size(detail.retained)} of {size(growth.group.nbytes)}"]
+    return [f"the holding object{kind} alone retains {size(min(detail.retained, nbytes))} of {size(nbytes)}"]
 
 
-def _projection(
-    device: str, per_step: int | None, per_microbatch: int | None, evidence: Evidence
-) -> Projection | None:
+def _projection(device: str, rates: Rates, evidence: Evidence) -> Projection | None:
     limit, used = evidence.limits.get(device), evidence.used.get(device)
     if limit is None:
         return None
-    left = steps_left(limit, used, per_step)
+    left = steps_left(limit, used, rates.step)
     if left is not None:
         return Projection(device=device, limit=limit, step=evidence.position.step + left)
-    left = steps_left(limit, used, per_microbatch)
+    left = steps_left(limit, used, rates.microbatch)
     if left is not None:
         return Projection(device=device, limit=limit, microbatches=evidence.position.into_step + left)
     return None
@@ -191,76 +196,87 @@ def _said(projection: Projection | None) -> list[str]:
     return [] if projection is None else [str(projection)]
 
 
-def host_finding(
-    path: HolderPath,
-    kind: str | None,
-    nbytes: int,
-    steps: int,
-    allocated_at: str | None,
-    evidence: Evidence,
-    last_step: int,
-) -> Finding | None:
-    """The finding of a growing container of ordinary data; None when malloc's counter stopped rising."""
-    rate = nbytes / max(1, steps)
-    if evidence.went_on("cpu", last_step, rate) is False:
+def data_finding(growth: DataGrowth, evidence: Evidence) -> Finding | None:
+    """The finding of a growing container of ordinary data; None when that is no leak.
+
+    A program that is followed by time has no positions that come back: what it gathers while it starts looks
+    like a suspicion, so that only proof is told.
+    """
+    data, proof = growth.data, growth.proof
+    suspected = proof.certainty == "suspected"
+    if suspected and (evidence.scale == "second" or proof.intervals < 2):
         return None
-    subject = in_words(without_last_item(path))
-    projection = _projection("host", round(rate), None, evidence)
+    subject = in_words(without_last_item(data.path))
+    rates = _rates(proof.rate, "host", evidence)
+    projection = _projection("host", rates, evidence)
+    (start, first), (end, last) = data.entries[0], data.entries[-1]
+    every = {"step": "at every step", "microbatch": "with every backward", "second": "all the time"}
     return Finding(
         kind="leak",
         device="host",
-        bytes=nbytes,
-        bytes_per_step=round(rate),
-        bytes_per_microbatch=round(rate / max(1, evidence.position.microbatches_per_step)),
-        holder_path=path,
-        allocated_at=allocated_at,
-        mechanism=f"{subject} ({kind}) gets new entries at every step and never lets go of old ones",
+        bytes=last * data.entry_bytes,
+        bytes_per_step=rates.step,
+        bytes_per_microbatch=rates.microbatch,
+        bytes_per_second=rates.second,
+        certainty=proof.certainty,
+        holder_path=data.path,
+        allocated_at=data.allocated_at,
+        mechanism=f"{subject} ({data.kind}) gets new entries {every[evidence.scale]} and never lets go of "
+        "old ones",
         fix="clear it when its content has been used, keep reduced values, write entries out, or bound it "
         "(`collections.deque(maxlen=...)`)",
         playbook="M20",
-        step=last_step,
+        step=evidence.position.step,
         projection=projection,
         evidence=[
-            f"{size(nbytes)} more in {steps} steps, tensors not counted",
+            f"{last - first:,} more entries of about {size(data.entry_bytes)} between "
+            f"{_SPANS[evidence.scale]} {start:.4g} and {end:.4g}, tensors not counted",
+            *_open(proof.certainty, proof.reason),
             *_said(projection),
         ],
     )
 
 
 def unnamed_growth(
-    device: str, evidence: Evidence, named: Iterable[Finding], holders: Sequence[NativeHolder] = ()
+    counter: str,
+    evidence: Evidence,
+    named: Iterable[Finding],
+    resident_contradicts: bool,
+    native: Sequence[DataGrowth] = (),
 ) -> Finding | None:
-    """What the counter says grows beyond all that the censuses named: memory that only C++ sees.
+    """What a counter says grows beyond all that the censuses named: memory that only C++ sees.
 
-    It needs a long, steady rise: nine of ten marks higher than the one before, and a floor that rises over
-    four successive windows. (What awaits the cyclic collector falls back now and then.)
+    Args:
+        counter: whose.
+        evidence: what the counters say.
+        named: findings of growth that has a holder.
+        resident_contradicts: the resident set shows that nothing like it came.
+        native: growing containers of objects whose memory only C++ knows of.
     """
-    series = evidence.series.get(device)
-    if series is None or len(series.values) < _UNNAMED_MARKS:
+    found = evidence.estimates.get(counter)
+    if found is None or found.state != "growing":
         return None
-    settled = Series(series.positions[4:], series.values[4:])
-    rate = floor_growth(settled, windows=4)
-    if evidence.quiet_since is not None and rate is not None:
-        undisturbed = floor_growth(series.after(evidence.quiet_since), windows=3)
-        rate = undisturbed if undisturbed is not None else rate
-    rises = sum(b > a for a, b in pairwise(settled.values))
-    if rate is None or rises < _UNNAMED_STEADY * (len(settled.values) - 1):
+    policy: TrendPolicy = trend_policy(counter)
+    devices = {counter} if counter != "cpu" else {"cpu", "host"}
+    known = sum(_rate_on(finding, evidence.scale) for finding in named if finding.device in devices)
+    missing = found.rate - known
+    if found.low - known < policy.least or missing < _UNNAMED_SHARE * found.rate:
         return None
-    devices = {device} if device != "cpu" else {"cpu", "host"}
-    known = sum(finding.bytes_per_step or 0 for finding in named if finding.device in devices)
-    missing = rate - known
-    if missing < _UNNAMED_FLOOR or missing < _UNNAMED_SHARE * rate:
-        return None
-    where = "host" if device == "cpu" else device
-    holder = holders[0] if holders else None
-    mechanism, fix = _native_cause(holder)
-    projection = _projection(where, round(missing), None, evidence)
+    where = "host" if counter in ("cpu", "shared") else counter
+    holder = next((one.data for one in native if one.data.native is not None), None)
+    mechanism, fix = _native_cause(holder.path, holder.native or "") if holder else _NO_HOLDER
+    rates = _rates(missing, counter, evidence)
+    projection = _projection(where, rates, evidence)
+    span = evidence.position.on(evidence.scale) - (found.onset or 0)
+    one = _SPANS[evidence.scale].removesuffix("s")
     return Finding(
         kind="leak",
         device=where,
-        bytes=round(missing * (settled.positions[-1] - settled.positions[0])),
-        bytes_per_step=round(missing),
-        bytes_per_microbatch=round(missing / max(1, evidence.position.microbatches_per_step)),
+        bytes=round(missing * max(1, span)),
+        bytes_per_step=rates.step,
+        bytes_per_microbatch=rates.microbatch,
+        bytes_per_second=rates.second,
+        certainty="suspected" if resident_contradicts else "proven",
         holder=None if holder else "C++ only (no Python object and no autograd node leads to it)",
         holder_path=holder.path if holder else None,
         mechanism=mechanism,
@@ -269,34 +285,38 @@ def unnamed_growth(
         step=evidence.position.step,
         projection=projection,
         evidence=[
-            f"the counter of {device} rises by {size(round(rate))} a step; censuses name "
-            f"{size(round(known))} of it",
-            *([f"{holder.more} more objects ({holder.what}) between two censuses"] if holder else []),
+            f"the counter of {counter} rises by {size(round(found.rate))} a {one} ({size(round(found.low))} to "
+            f"{size(round(found.high))}); censuses name {size(round(known))} of it",
+            *(["suspected only: the resident set does not grow with it"] if resident_contradicts else []),
             *_said(projection),
         ],
     )
 
 
-def _native_cause(holder: NativeHolder | None) -> tuple[str, str]:
-    if holder is None:
-        return (
-            "memory that native code allocates and keeps rises at every step; Python does not see it",
-            "look at native libraries called once a step (tokenizers, data loaders, script modules); a "
-            "profiler of native allocations such as `memray run --native` names the call",
-        )
-    if holder.path[-1].kind is SegmentKind.GRAD_FN:
-        return (
-            f"{in_words(holder.path[:-1])} keeps tensors with a grad_fn; backward has freed "
-            "what their graphs had saved, but the graphs' nodes themselves stay, in host memory",
-            "append `loss.detach()` or `loss.item()` instead of the tensor itself",
-        )
-    if "ProcessGroup" in holder.what or holder.path[0].name.startswith("torch.distributed"):
+def _rate_on(finding: Finding, scale: Scale) -> int:
+    rate = {
+        "step": finding.bytes_per_step,
+        "microbatch": finding.bytes_per_microbatch,
+        "second": finding.bytes_per_second,
+    }[scale]
+    return rate or 0
+
+
+_NO_HOLDER = (
+    "memory that native code allocates and keeps rises all the time; Python does not see it",
+    "look at native libraries that are called again and again (tokenizers, data loaders, script modules); a "
+    "profiler of native allocations such as `memray run --native` names the call",
+)
+
+
+def _native_cause(path: HolderPath, kind: str) -> tuple[str, str]:
+    if "ProcessGroup" in kind or path[0].name.startswith("torch.distributed"):
         return (
             "process groups are made again and again; torch.distributed keeps each until it is destroyed",
             "make a group once and reuse it, or call torch.distributed.destroy_process_group(group) for each",
         )
     return (
-        f"{in_words(holder.path)} gets new objects of type {holder.what}, which hold memory of a C++ library",
+        f"{in_words(path)} gets new objects of type {kind}, which hold memory of a C++ library",
         "clear it when its content has been used, or close what the objects stand for",
     )
 
@@ -313,5 +333,11 @@ def without_repeats(findings: Sequence[Finding]) -> list[Finding]:
         better, other = (known, finding) if known.bytes_per_step is not None else (finding, known)
         better.allocated_at = better.allocated_at or other.allocated_at
         better.bytes_per_microbatch = other.bytes_per_microbatch or better.bytes_per_microbatch
+        if "proven" in (better.certainty, other.certainty):
+            better.certainty = "proven"
         merged[key] = better
-    return sorted(merged.values(), key=lambda f: -(f.bytes_per_step or (f.bytes_per_microbatch or 0)))
+    return sorted(merged.values(), key=_rate, reverse=True)
+
+
+def _rate(finding: Finding) -> int:
+    return finding.bytes_per_step or finding.bytes_per_microbatch or finding.bytes_per_second or 0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Literal
+from statistics import median
+from typing import Final
 
-from memtriage.diagnose.trend import GrowthEstimate
+from memtriage.model.findings import Certainty
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +17,10 @@ class ProofPolicy:
 
     Attributes:
         intervals: intervals in a row, up to the last census, over which a holder must have grown.
-        share: part of its rate that each of them must show.
+        share: part of its rate that each of them must show. An interval in which growth began shows less,
+            and does not count where enough others follow.
         slows: rate of the last interval, as a part of the first's, below which it may come to an end.
-        contradicts: part of the holder's rate that a counter's detection limit must undercut, and that the
-            growth it shows must not reach, to contradict.
+        contradicts: part of the holder's rate that a counter would have to show, and does not.
     """
 
     intervals: int = 3
@@ -39,63 +40,44 @@ class Proof:
         certainty: `proven`, `suspected`, or None: it is no leak.
         rate: bytes a position over the intervals that count.
         intervals: how many in a row it grew over.
+        since: position at which they begin.
         reason: why it is not proven, and what would settle it; None where it is.
     """
 
-    certainty: Literal["proven", "suspected"] | None
+    certainty: Certainty | None
     rate: float
     intervals: int
+    since: float
     reason: str | None = None
 
 
 def prove(
-    sizes: Sequence[tuple[float, int]],
-    counters: Sequence[tuple[GrowthEstimate, float | None]],
-    period: float | None = None,
+    sizes: Sequence[tuple[float, float]],
+    contradicted: Callable[[float, float], bool] = lambda rate, since: False,
     policy: ProofPolicy = POLICY,
 ) -> Proof:
     """Judge one holder, which must be the same object at every census.
 
     Args:
-        sizes: position and bytes it keeps alive, by census, oldest first. Positions must rise.
-        counters: estimate and detection limit of every counter that can see this memory. Python's own
-            objects have none but the resident set.
-        period: positions from rise to rise, where growth is periodic: intervals are whole periods.
+        sizes: position and bytes it keeps alive, by census, oldest first; positions and bytes rise.
+        contradicted: given a rate in bytes a position and a position, says whether a counter that is able to
+            see this memory shows that nothing grew at such a rate since then.
         policy: thresholds.
     """
-    points = _whole_periods(sizes, period)
+    points = list(sizes)
     rates = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(points)]
-    grown = 0
-    for rate in reversed(rates):
-        if rate <= 0:
-            break
-        grown += 1
-    if grown == 0:
-        return Proof(None, 0.0, 0, "it did not grow up to the last census")
-    first, last = points[-1 - grown], points[-1]
-    whole = (last[1] - first[1]) / (last[0] - first[0])
-    if any(_contradicts(found, limit, whole, policy) for found, limit in counters):
-        return Proof(None, whole, grown, "the counters show that memory did not grow with it")
+    if not rates:
+        return Proof(None, 0.0, 0, points[-1][0] if points else 0.0, "it did not grow up to the last census")
+    while len(rates) > policy.intervals and rates[0] < policy.share * median(rates):
+        del points[0], rates[0]
+    (start, least), (end, most) = points[0], points[-1]
+    whole = (most - least) / (end - start)
+    grown = len(rates)
+    if contradicted(policy.contradicts * whole, start):
+        return Proof(None, whole, grown, start, "the counters show that memory did not grow with it")
     if grown < policy.intervals:
-        return Proof("suspected", whole, grown, f"it grew over {grown} of {policy.intervals} intervals")
-    recent = rates[-grown:]
-    if min(recent) < policy.share * whole or recent[-1] < policy.slows * recent[0]:
-        return Proof("suspected", whole, grown, "it grows more and more slowly, or unevenly")
-    return Proof("proven", whole, grown)
-
-
-def _whole_periods(sizes: Sequence[tuple[float, int]], period: float | None) -> list[tuple[float, int]]:
-    """The censuses that are at least a period apart, counted back from the last."""
-    kept: list[tuple[float, int]] = []
-    for point in reversed(sizes):
-        if not kept or kept[-1][0] - point[0] >= (period or 0):
-            kept.append(point)
-    return kept[::-1]
-
-
-def _contradicts(found: GrowthEstimate, limit: float | None, rate: float, policy: ProofPolicy) -> bool:
-    """Whether a counter that would have seen as much shows nothing like it."""
-    enough = policy.contradicts * rate
-    if found.state == "growing":
-        return found.high < enough
-    return found.state == "flat" and limit is not None and limit < enough
+        reason = f"it grew over {grown} of {policy.intervals} intervals"
+        return Proof("suspected", whole, grown, start, reason)
+    if min(rates) < policy.share * whole or rates[-1] < policy.slows * rates[0]:
+        return Proof("suspected", whole, grown, start, "it grows more and more slowly, or unevenly")
+    return Proof("proven", whole, grown, start)

@@ -94,6 +94,8 @@ class HolderGroup(msgspec.Struct, kw_only=True):
     attached: bool
     known: dict[str, int] = msgspec.field(default_factory=dict)
     holders: dict[int, int] = msgspec.field(default_factory=dict)
+    objects: int = 0
+    kept: int = 0
 
     @property
     def key(self) -> GroupKey:

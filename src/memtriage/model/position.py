@@ -51,8 +51,8 @@ class TrainingPosition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             return None
         return self.batch_elements > self.largest_batch
 
-    def on(self, scale: Scale) -> int:
-        """Return the position on a scale: steps, micro-batches of the step in work, or whole seconds."""
+    def on(self, scale: Scale) -> float:
+        """Return the position on a scale: steps, micro-batches of the step in work, or seconds."""
         if scale == "step":
             return self.step
-        return self.microbatch if scale == "microbatch" else round(self.time_s)
+        return self.microbatch if scale == "microbatch" else self.time_s

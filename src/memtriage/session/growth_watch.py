@@ -24,7 +24,7 @@ class GrowthWatch:
 
     Attributes:
         limits: bytes at which memory runs out, by device, as of the last judgement.
-        scheduler: decides on the censuses, and has the counters' series.
+        scheduler: decides on the censuses, and has the counters.
         transient: what comes and goes between marks.
 
     Args:
@@ -77,7 +77,7 @@ class GrowthWatch:
         if mark.name in ("step", "backward", "time"):
             self.scheduler.at_mark(mark.name, mark.position, self._values(mark))
             if self._ledgers.due():
-                self._investigator.census(mark.position.step, self._ledgers.take)
+                self.scheduler.census(mark.position)
 
     def _values(self, mark: MarkPoint) -> dict[str, int]:
         """Bytes by counter; what cannot be read, or is disturbed, is left out."""
@@ -87,24 +87,22 @@ class GrowthWatch:
             disturbed = reading.device == "cpu" and self._investigator.recording
             if reading.allocated is not None and not disturbed:
                 values[reading.device] = reading.allocated
-        shared = self._reader.shared()
-        if shared is not None:
-            values["shared"] = shared
-        return values
+        resident = {"shared": self._reader.shared(), "host": self._reader.rss()}
+        return values | {name: value for name, value in resident.items() if value is not None}
 
     def leaks(self) -> list[Finding]:
         """Return what grows as far as is known, largest first."""
         self.limits, used = limits_and_use(self._in_use, self._readings, self.transient.most())
-        done = self.scheduler.done
-        by_step = [each.points[-1].position for each in done if each.scale == "step"]
+        main = self.scheduler.main
         evidence = Evidence(
-            self.scheduler.steps.series,
+            main.scale,
+            self._progress.now(),
+            {name: counter.estimate() for name, counter in main.counters.items()},
             self.limits,
             used,
-            self._progress.position,
-            quiet_since=max(by_step, default=None),
+            main.investigation.collector_off,
         )
-        found = find_leaks(done, evidence)
+        found = find_leaks(self.scheduler, evidence)
         for finding in found:
             finding.rank = self._rank
         return found
@@ -112,19 +110,18 @@ class GrowthWatch:
     # --- when memory runs out, and at the end ---------------------------------------------------------------
 
     def interrupted(self, frames: Sequence[FrameType]) -> CensusPoint:
-        """Take a census in the middle of what failed; `frames` as `CensusScheduler.interrupted` has them."""
-        return self.scheduler.interrupted(self._progress.now(), frames)
+        """Take a census in the middle of what failed; `frames` as `CensusScheduler.census` has them."""
+        return self.scheduler.census(self._progress.now(), frames)
 
     def end(self, frames: Sequence[FrameType] | None) -> None:
-        """Conclude what is under way; `frames` as `CensusScheduler.end` has them."""
-        self.scheduler.end(self._progress.now(), frames)
+        """Look once more at what is suspected; `frames` as `Follower.end` has them."""
+        self.scheduler.main.end(self._progress.now(), frames)
 
     def remove(self) -> None:
-        """Drop what is under way, if anything still is; recorders go off for good."""
-        self.scheduler.abandon()
+        """Recorders go off for good."""
         self._investigator.remove()
 
     def take_ledgers(self) -> None:
         """Take a census for the ledgers alone, in a run that had none."""
         if not self._ledgers.taken:
-            self._investigator.census(self._progress.position.step, self._ledgers.take)
+            self.scheduler.census(self._progress.now())

@@ -1,4 +1,4 @@
-"""Following a suspicion: censuses some marks apart, with allocation sites recorded in between."""
+"""Following what grows: censuses some marks apart, with allocation sites recorded shortly before them."""
 
 from __future__ import annotations
 
@@ -6,100 +6,80 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from types import FrameType
 
 from memtriage.account.census import Look, View
-from memtriage.diagnose.judge import NativeHolder
-from memtriage.diagnose.leaks import CensusPoint, GroupGrowth, accumulates, growth_between, persistent
-from memtriage.model.census import Census, GroupDetail, GroupKey
-from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind
+from memtriage.diagnose.growths import GrowingData, Waiting
+from memtriage.diagnose.history import HolderHistory, Holding
+from memtriage.diagnose.leaks import CensusPoint
+from memtriage.model.census import GroupDetail, GroupKey
+from memtriage.model.paths import ANY_ITEM
 from memtriage.model.position import Scale
 from memtriage.observe.containers import GrownContainer, container_lengths, grown_containers
 from memtriage.observe.identity import Identities
 from memtriage.observe.sites import SiteRecorder
 
 _CLOSER_LOOK_AT = 12
-_HOST_FLOOR = 4096
-_TRANSIENT_OBJECTS = 8
-"""What other threads work with and only their C frames refer to looks like garbage, too. From census to
-census of a program without garbage up to 4 such objects came or went, beside some 40 of torch's import."""
-
-
-@dataclass(slots=True)
-class HostGrowth:
-    """Growth of memory that is no tensor's, by holder or by line. Sizes in bytes."""
-
-    path: HolderPath
-    kind: str | None
-    nbytes: int
-    steps: int
-    allocated_at: str | None
 
 
 @dataclass(slots=True)
 class Investigation:
-    """What following one suspicion brought to light.
+    """What the censuses on one scale brought to light.
 
     Attributes:
-        scale: what positions and rates count: steps, micro-batches of one step, or seconds.
-        points: the censuses, oldest first.
+        scale: what positions and rates count.
+        history: what each holder kept at each of them.
+        taken: their positions.
+        data: containers of ordinary data that grow, by address.
+        details: a closer look at the holders that grew.
+        waiting: what awaited the collector.
+        collector_off: Python's cyclic collector was off at all of them.
         step: completed steps when it began.
-        due: position at which the second census is to be taken.
-        verify_at: position from which on a third is wanted; None while or once it is not.
-        baseline: the run's first census.
-        details: a closer look at the groups that grew.
-        host: growth of other memory.
-        native: what may hold memory that only C++ sees.
-        collector_off: Python's cyclic collector was off.
-        stopped: groups that grew within a step, and did not go on to its end or in a later step.
         period: backwards that a micro-batch consists of, as far as the counter shows it.
+        stopped: holders that grew within a step, and did not go on to its end or in a later step.
     """
 
     scale: Scale
-    points: list[CensusPoint]
-    step: int = 0
-    due: int = 0
-    verify_at: int | None = None
-    baseline: CensusPoint | None = None
+    history: HolderHistory = field(default_factory=HolderHistory)
+    taken: list[float] = field(default_factory=list)
+    data: dict[int, GrowingData] = field(default_factory=dict)
     details: dict[GroupKey, GroupDetail] = field(default_factory=dict)
-    host: list[HostGrowth] = field(default_factory=list)
-    native: list[NativeHolder] = field(default_factory=list)
-    collector_off: bool = False
-    stopped: set[GroupKey] = field(default_factory=set)
+    waiting: list[Waiting] = field(default_factory=list)
+    collector_off: bool = True
+    step: int = 0
     period: int = 1
+    stopped: set[GroupKey] = field(default_factory=set)
+    _lengths: dict[int, tuple[int, int | None]] = field(default_factory=dict)
 
-    def growths(self) -> list[GroupGrowth]:
-        return [g for g in persistent(self.points, self.baseline) if g.key not in self.stopped]
+    def counter_of(self, holding: Holding) -> str:
+        """Return the name of the counter that sees a holder's memory."""
+        detail = self.details.get(holding.key)
+        return "shared" if detail is not None and detail.shared else holding.group.device
 
-    def garbage_grows(self) -> bool:
-        """Whether objects that the collector will free came with every position, since the first census."""
-        earlier = [] if self.baseline is None else [self.baseline]
-        points = [*earlier, *self.points]
-        more = points[-1].census.garbage - points[0].census.garbage
-        steady = all(
-            after.census.garbage - before.census.garbage >= after.position - before.position > 0
-            for before, after in pairwise(points)
+    def growing(self, rises: int = 1) -> list[Holding]:
+        """Return holders that grew over so many intervals and went on, largest growth first."""
+        return [each for each in self.history.growing(rises) if each.key not in self.stopped]
+
+    @property
+    def lacks_sites(self) -> bool:
+        """Whether something grows whose allocation site is not known yet."""
+        lacking = any(
+            each.key not in self.details or self.details[each.key].allocated_at is None
+            for each in self.growing()[:_CLOSER_LOOK_AT]
         )
-        return not self.collector_off and steady and more > _TRANSIENT_OBJECTS
-
-    def garbage_bytes(self, device: str) -> int:
-        """The most that awaited the collector at one of the censuses, in bytes of storages."""
-        if self.collector_off:
-            return 0
-        return max(
-            sum(s.nbytes for s in point.census.storages if s.owner == "garbage" and s.device == device)
-            for point in self.points
-        )
+        return lacking or any(each.allocated_at is None for each in self.data.values())
 
 
 class Investigator:
-    """Takes the censuses of an investigation. Costs nothing while there is no suspicion.
+    """Takes censuses. Costs nothing in between.
 
     Args:
         script_root: folder of the user's script, for allocation sites.
         progress: given in a few words what takes time, once in a run.
         before: called before each census, for what a census itself would disturb.
+
+    Attributes:
+        seconds: that all censuses took.
     """
 
     def __init__(
@@ -113,7 +93,6 @@ class Investigator:
         self._identities = Identities()
         self._progress = progress
         self._before = before
-        self._lengths: dict[int, tuple[int, int | None]] = {}
         self._announced = False
 
     @property
@@ -123,11 +102,11 @@ class Investigator:
 
     def census(
         self,
-        position: int,
-        also: Callable[[View], None] | None = None,
+        position: float,
+        also: Callable[[View, CensusPoint], None] | None = None,
         frames: Sequence[FrameType] | None = None,
     ) -> CensusPoint:
-        """One census; `also` is asked while its view is open.
+        """Take one census.
 
         Args:
             position: when it is taken.
@@ -143,81 +122,60 @@ class Investigator:
             self._before()
         with Look(frames or (), self._identities) as view:
             interrupted = frames is not None
-            heads = {} if interrupted else view.heads()
-            point = CensusPoint(position, view.census(), heads, interrupted)
+            point = CensusPoint(position, view.census(), {} if interrupted else view.heads(), interrupted)
             if also is not None:
-                also(view)
+                also(view, point)
         self.seconds += time.perf_counter() - started
         return point
 
-    def begin(self, scale: Scale, position: int) -> Investigation:
-        """The first census."""
-
-        def remember(view: View) -> None:
-            self._lengths = container_lengths(view.graph)
-
-        point = self.census(position, remember)
-        self._sites.start()
-        return Investigation(scale, [point], collector_off=not gc.isenabled())
-
     def record(self, remaining: int) -> None:
-        """Records allocation sites over the last two positions before the second census.
+        """Record allocation sites over the last two positions before a census.
 
         They cost much more than the step that they are recorded in, so no sooner.
 
         Args:
             remaining: steps (micro-batches, ...) until that census.
         """
+        if remaining > 2:
+            return
+        self._sites.start()
         if remaining == 2:
             self._sites.trace_objects()
         elif remaining == 1:
             self._sites.trace_nodes()
 
-    def conclude(
+    def follow(
         self,
         investigation: Investigation,
-        position: int,
+        position: float,
         also: Callable[[View], None] | None = None,
         frames: Sequence[FrameType] | None = None,
+        *,
+        ended: bool = False,
     ) -> CensusPoint:
-        """The second census, with a closer look at what grew; then the recorders go off.
+        """Take the next census of an investigation, with a closer look at what grew; recorders go off.
 
-        Arguments as `census` has them.
+        Args:
+            investigation: gets what the census shows.
+            position: when it is taken, later than those before.
+            also: asked for more while the view is valid.
+            frames: as `census` has them.
+            ended: as `HolderHistory.add` has it.
         """
-        first = investigation.points[-1]
         self._sites.collect()
 
-        def look_closer(view: View) -> None:
-            here = CensusPoint(position, view.census(), {}, frames is not None)
-            growths = [g for g in growth_between(first, here) if accumulates(g) or g.group.count == 1]
-            wanted = growths[:_CLOSER_LOOK_AT]
-            investigation.details = view.details(
-                [growth.key for growth in wanted],
-                self._sites.site_of,
-                {growth.key: growth.path for growth in wanted},
-            )
-            if investigation.scale == "step":
-                grown = grown_containers(view.graph, self._lengths)
-                distance = max(1, position - first.position)  # memory may run out in the very next step
-                investigation.host = self._host_growth(view, grown, distance)
-                investigation.native = _native_holders(view, grown, first, view.census(), distance)
-
+        def look_closer(view: View, point: CensusPoint) -> None:
+            try:
+                self._look_closer(investigation, view, point, ended)
+            except MemoryError:  # near the limit: what grew is known, and a closer look is not
+                self._progress("too little host memory for a closer look")
             if also is not None:
                 also(view)
 
-        def as_memory_allows(view: View) -> None:
-            try:
-                look_closer(view)
-            except MemoryError:  # near the limit: what grew is known, and a closer look is not
-                self._progress("too little host memory for a closer look")
-
         try:
-            point = self.census(position, as_memory_allows, frames)
+            return self.census(position, look_closer, frames)
         finally:
             self.stop()
-        investigation.points.append(point)
-        investigation.collector_off = investigation.collector_off and not gc.isenabled()
-        return point
 
     def in_backward(self, inside: bool) -> None:
         """A backward begins or has ended."""
@@ -234,40 +192,72 @@ class Investigator:
         self._sites.remove()
 
     def stop(self) -> None:
-        """Recorders off; what was remembered between two censuses is let go."""
+        """Recorders off; what they recorded is let go."""
         self._sites.stop()
         self._sites.forget()
-        self._lengths = {}
 
-    def _host_growth(self, view: View, grown: list[GrownContainer], steps: int) -> list[HostGrowth]:
-        by_line = self._sites.live_by_line()
-        found = []
+    # --- at one census --------------------------------------------------------------------------------------
+
+    def _look_closer(self, investigation: Investigation, view: View, point: CensusPoint, ended: bool) -> None:
+        investigation.history.add(point, ended=ended)
+        investigation.taken.append(point.position)
+        investigation.collector_off = investigation.collector_off and not gc.isenabled()
+        investigation.waiting.append(_waiting(point))
+        growing = investigation.growing()[:_CLOSER_LOOK_AT]
+        if growing:
+            details = view.details(
+                [each.key for each in growing], self._sites.site_of, {each.key: each.path for each in growing}
+            )
+            for key, detail in details.items():
+                earlier = investigation.details.get(key)
+                if detail.allocated_at is None and earlier is not None:
+                    detail.allocated_at = earlier.allocated_at
+            investigation.details = details
+        self._follow_data(investigation, view, point.position)
+
+    def _follow_data(self, investigation: Investigation, view: View, position: float) -> None:
+        """See which containers of ordinary data have more entries than at the census before."""
+        lengths = container_lengths(view.graph)
+        grown = grown_containers(view.graph, investigation._lengths) if investigation._lengths else []
+        by_line = self._sites.live_by_line() if grown else {}
+        found = {}
         for container in grown:
-            nbytes = container.more * container.entry_bytes
-            if nbytes < _HOST_FLOOR * steps or container.more * 4 < steps:
-                continue
-            # Sites were recorded over one step.
-            wanted = nbytes / steps
-            line = min(by_line, key=lambda each: abs(by_line[each] - wanted), default=None)
-            known = line is not None and 0.5 * wanted <= by_line[line] <= 2 * wanted
-            site = self._sites.named([line]) if line is not None and known else None
-            path = (*view.path(container.position), ANY_ITEM)
-            found.append(HostGrowth(path, container.kind, nbytes, steps, site))
-        return found
+            address = id(view.graph.objects[container.position])
+            found[address] = self._data(investigation, view, container, address, position, by_line)
+        investigation.data, investigation._lengths = found, lengths
+
+    def _data(
+        self,
+        investigation: Investigation,
+        view: View,
+        container: GrownContainer,
+        address: int,
+        position: float,
+        by_line: dict[tuple[str, int], int],
+    ) -> GrowingData:
+        before = investigation.data.get(address)
+        now = len(view.graph.objects[container.position])
+        earlier = ((investigation.taken[-2], now - container.more),) if before is None else before.entries
+        entries = (*earlier, (position, now))
+        last_at, last = entries[-2]
+        wanted = container.entry_bytes * (now - last) / (position - last_at)
+        # Sites were recorded over one position.
+        line = min(by_line, key=lambda each: abs(by_line[each] - wanted), default=None)
+        known = line is not None and 0.5 * wanted <= by_line[line] <= 2 * wanted
+        site = self._sites.named([line]) if line is not None and known else None
+        return GrowingData(
+            path=(*view.path(container.position), ANY_ITEM),
+            kind=container.kind,
+            native=container.native,
+            entry_bytes=container.entry_bytes,
+            entries=entries,
+            allocated_at=site or (None if before is None else before.allocated_at),
+        )
 
 
-def _native_holders(
-    view: View, grown: list[GrownContainer], before: CensusPoint, now: Census, steps: int
-) -> list[NativeHolder]:
-    """Holders of objects whose memory only C++ knows of, and that get more from step to step."""
-    found = []
-    earlier = before.census.nodes_by_anchor
-    for anchor, count in now.nodes_by_anchor.items():
-        more = count - earlier.get(anchor, 0)
-        if earlier.get(anchor, 0) and more >= steps:
-            found.append(NativeHolder((*anchor, Segment(SegmentKind.GRAD_FN)), "autograd nodes", more))
-    for container in grown:
-        if container.native is not None and container.more * 2 >= steps:
-            path = (*view.path(container.position), ANY_ITEM)
-            found.append(NativeHolder(path, container.native, container.more))
-    return sorted(found, key=lambda holder: -holder.more)
+def _waiting(point: CensusPoint) -> Waiting:
+    nbytes: dict[str, int] = {}
+    for storage in point.census.storages:
+        if storage.owner == "garbage":
+            nbytes[storage.device] = nbytes.get(storage.device, 0) + storage.nbytes
+    return Waiting(point.position, point.census.garbage, nbytes)

@@ -1,10 +1,13 @@
-"""From what a run's investigations brought to light to its leaks, and how long memory will last."""
+"""From what was followed during a run to its leaks, and how long memory will last."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
-from memtriage.diagnose.judge import Evidence, group_finding, host_finding, unnamed_growth, without_repeats
+from memtriage.diagnose.growths import Growth, waits_for_collector
+from memtriage.diagnose.judge import Evidence, data_finding, holder_finding, unnamed_growth, without_repeats
 from memtriage.model.census import GroupDetail
 from memtriage.model.findings import Finding
 from memtriage.observe import cuda, driver
@@ -12,55 +15,46 @@ from memtriage.observe.cgroup import counted, host_limit
 from memtriage.observe.counters import Reading
 from memtriage.observe.host import InUse
 from memtriage.session.investigation import Investigation
+from memtriage.session.schedule.scheduler import CensusScheduler
 
 
-def find_leaks(investigations: Sequence[Investigation], evidence: Evidence) -> list[Finding]:
+def find_leaks(scheduler: CensusScheduler, evidence: Evidence) -> list[Finding]:
     """What grows, largest first; what the counters say and no census names comes last.
 
     Args:
-        investigations: those that came to their second census.
-        evidence: what the counters say.
+        scheduler: has what was followed.
+        evidence: what the counters say, on its main scale.
     """
-    found: list[Finding] = []
-    for investigation in investigations:
-        found += _of_one(investigation, evidence)
+    main, within = scheduler.main, scheduler.within_steps
+    data = main.data()
+    found = [*_held(main.investigation, main.growths(), evidence)]
+    found += (finding for growth in data if (finding := data_finding(growth, evidence)) is not None)
+    for investigation in within.done:
+        of_microbatches = replace(evidence, scale="microbatch", collector_off=investigation.collector_off)
+        found += _held(investigation, within.growths(investigation), of_microbatches)
     named = without_repeats(found)
-    # What the collector has yet to free rises too, and falls when it does.
-    waiting = any(each.garbage_grows() for each in investigations)
-    native = [holder for each in investigations for holder in each.native]
-    for device in sorted(set(evidence.series) - {"shared"}):
-        if device == "cpu" and waiting:
+    for counter, estimate in sorted(evidence.estimates.items()):
+        if counter == "host" or waits_for_collector(main.investigation.waiting, counter, estimate.rate):
             continue
-        unnamed = unnamed_growth(device, evidence, named, native)
-        if unnamed is None:
-            continue
-        garbage = max((each.garbage_bytes(device) for each in investigations), default=0)
-        if (unnamed.bytes_per_step or 0) > garbage:
+        since = estimate.onset or 0.0
+        contradicts = main.contradicts("host", _RESIDENT_SHARE * estimate.rate, since)
+        on_host = not counter.startswith("cuda:")
+        unnamed = unnamed_growth(counter, evidence, named, on_host and contradicts, data)
+        if unnamed is not None:
             named.append(unnamed)
     return named
 
 
-def _of_one(investigation: Investigation, evidence: Evidence) -> list[Finding]:
-    last = investigation.points[-1].position
-    found = []
-    for growth in investigation.growths():
-        finding = group_finding(
-            growth,
-            investigation.details.get(growth.key, GroupDetail()),
-            evidence,
-            scale=investigation.scale,
-            last_step=last if investigation.scale == "step" else evidence.position.step,
-            collector_off=investigation.collector_off,
-            lengthening=growth.count == 0,
-            period=investigation.period,
-        )
+_RESIDENT_SHARE: Final = 0.5
+"""Part of native growth that the resident set has to show: malloc may fill what others have freed."""
+
+
+def _held(investigation: Investigation, grown: Sequence[Growth], evidence: Evidence) -> Iterator[Finding]:
+    for growth in grown:
+        detail = investigation.details.get(growth.holding.key, GroupDetail())
+        finding = holder_finding(growth, detail, evidence, investigation.period)
         if finding is not None:
-            found.append(finding)
-    for host in investigation.host:
-        other = host_finding(host.path, host.kind, host.nbytes, host.steps, host.allocated_at, evidence, last)
-        if other is not None:
-            found.append(other)
-    return found
+            yield finding
 
 
 def limits_and_use(

@@ -12,7 +12,6 @@ from typing import Final
 
 from memtriage.account.gpu_ledger import STRANDED
 from memtriage.account.host_reading import read_host
-from memtriage.diagnose.growth import Series, policy_for, recent_growth
 from memtriage.model.findings import Finding
 from memtriage.model.ledger import Ledger
 from memtriage.model.run_status import MOST_NAMES, RunStatus, rows_of
@@ -43,7 +42,7 @@ class LiveState:
         self._newest: MarkPoint | None = None
         self._ledgers: tuple[tuple[Ledger, ...], float | None] = ((), None)
         self._leaks: tuple[Finding, ...] = ()
-        self._growing: Mapping[str, Series] = {}
+        self._growing: Mapping[str, float] = {}
         self._passing: Mapping[str, int] = {}
         self._classes: dict[str, int] = {}
         self._classes_due_s = 0.0
@@ -67,11 +66,12 @@ class LiveState:
         """What grows, as far as it has been named."""
         self._leaks = tuple(leaks)
 
-    def growth(self, growing: Mapping[str, Series], passing: Mapping[str, int]) -> None:
+    def growth(self, growing: Mapping[str, float], passing: Mapping[str, int]) -> None:
         """How memory has changed so far.
 
         Args:
-            growing: by device, its counter at the end of steps; the caller's no more.
+            growing: by device, bytes a step by which its counter grows; devices not followed long enough
+                are left out.
             passing: as `RunStatus` has it.
         """
         self._growing, self._passing = growing, passing
@@ -90,8 +90,6 @@ class LiveState:
         latest = dict(self._last)
         ledgers, ledgers_at = self._ledgers
         pinned = host.pinned()
-        growing = self._growing
-        growths = {device: recent_growth(series, policy_for(device)) for device, series in growing.items()}
         status = RunStatus(
             rank=self._rank,
             steps=newest.position.step,
@@ -111,7 +109,7 @@ class LiveState:
             },
             passing=dict(self._passing),
             limits=_limits(latest),
-            growth={device: growth for device, growth in growths.items() if growth is not None},
+            growth=dict(self._growing),
             host_rss=host.rss(),
             host_pinned=None if pinned is None else pinned.owned,
             host_classes=self._host_classes(),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 
 from memtriage.diagnose.growth import (
     POLICY,
@@ -12,97 +13,142 @@ from memtriage.diagnose.growth import (
     policy_for,
     went_on_within_step,
 )
+from memtriage.diagnose.growths import Growth, growths
+from memtriage.diagnose.leaks import CensusPoint
 from memtriage.model.position import TrainingPosition
-from memtriage.session.schedule.investigations import Investigations
-from memtriage.session.schedule.policy import SCHEDULE
+from memtriage.session.investigation import Investigation, Investigator
+from memtriage.session.schedule.policy import WITHIN_STEP
 
 
 class MicrobatchScheduler:
-    """Follows counters from backward to backward of one step.
+    """Follows counters from backward to backward of one step, and takes four censuses where they rise.
 
-    A first census at the fourth micro-batch, a second at the eighth; sooner in short steps.
+    Attributes:
+        done: investigations that came to their last census, latest last.
+
+    Args:
+        investigator: takes the censuses.
+        found: called whenever what is known to grow may have changed.
     """
 
-    def __init__(self, investigations: Investigations) -> None:
-        self._investigations = investigations
+    def __init__(self, investigator: Investigator, found: Callable[[], None]) -> None:
+        self.done: list[Investigation] = []
+        self._investigator = investigator
+        self._found = found
+        self._open: Investigation | None = None
+        self._due = 0
+        self._gap = 1
         self._step = 0
         self._series: dict[str, Series] = {}
         self._period_of_last_step: int | None = None
         self._tries = 0
 
+    @property
+    def under_way(self) -> bool:
+        """Return whether an investigation is."""
+        return self._open is not None
+
     def at_mark(self, position: TrainingPosition, values: Mapping[str, int]) -> None:
         """Take the counters at the end of a backward, and a census where it is time for one."""
         if position.step != self._step:
+            self._abandon()  # the step ended before its last census
             self._step = position.step
             self._period_of_last_step = self._period()
             self._series.clear()
         for counter, value in values.items():
             self._series.setdefault(counter, Series()).add(position.microbatch, value)
-        if self._may_begin_after_open(position):
+        if self._open is None:
             self._begin_where_it_rises(position)
+        elif position.microbatch >= self._due:
+            if self._fell_since(self._open.taken[0]):
+                self._abandon()  # backwards of one micro-batch: the same instant of two is compared
+                self._begin_where_it_rises(position)
+            else:
+                self._follow(self._open, position)
+        else:
+            self._investigator.record(self._due - position.microbatch)
 
     def step_completes(self, position: TrainingPosition) -> None:
         """Clear what had grown within this step, or within an earlier one, and stopped."""
-        for investigation in self._investigations.on("microbatch"):
+        for investigation in self.done:
             same_step = investigation.step == position.step - 1
-            since = investigation.points[-1].position if same_step else POLICY.microbatch_warm_up
-            for growth in investigation.growths():
-                series = self._series.get(growth.group.device)
-                if series is not None and went_on_within_step(series, since, growth.rate) is False:
-                    investigation.stopped.add(growth.key)
+            since = investigation.taken[-1] if same_step else POLICY.microbatch_warm_up
+            for growth in self.growths(investigation):
+                series = self._series.get(growth.device)
+                if (
+                    series is not None
+                    and went_on_within_step(series, round(since), growth.proof.rate) is False
+                ):
+                    investigation.stopped.add(growth.holding.key)
 
-    def _may_begin_after_open(self, position: TrainingPosition) -> bool:
-        """Take the investigation under way further; return whether another may begin at this mark."""
-        investigations = self._investigations
-        if investigations.open is None:
-            return True
-        if investigations.open.scale != "microbatch":
-            return False
-        if position.step > investigations.open.step:
-            investigations.abandon()  # the step ended before its second census
-            return False
-        if not investigations.is_due(position):
-            return False
-        if self._fell_since(investigations.open.points[0].position):
-            investigations.abandon()  # backwards of one micro-batch: the same instant of two is compared
-            return True
-        investigations.conclude(position)
-        return False
+    def interrupted(self, position: TrainingPosition, frames: Sequence[FrameType]) -> CensusPoint:
+        """Take the last census of the investigation under way, in the middle of what failed."""
+        investigation = self._open
+        assert investigation is not None
+        self._open = None
+        self.done = [*self.done, investigation][-WITHIN_STEP.kept :]
+        here = max(position.into_step, investigation.taken[-1]) + 1
+        return self._investigator.follow(investigation, here, None, frames)
+
+    def growths(self, investigation: Investigation) -> list[Growth]:
+        """Return what one of `done` saw grow. The counters are those that asked for it: none contradicts."""
+        return growths(
+            investigation.growing(),
+            investigation.counter_of,
+            lambda counter, rate, since: False,
+            lambda counter: investigation.period,
+        )
 
     def _begin_where_it_rises(self, position: TrainingPosition) -> None:
-        investigations = self._investigations
-        if self._tries >= SCHEDULE.tries_within_steps or not investigations.may_begin("microbatch", position):
-            return
-        if any(done.growths() for done in investigations.on("microbatch")):
+        if self._tries >= WITHIN_STEP.tries or any(done.growing() for done in self.done):
             return  # following a known leak again would show nothing new
-        usual = position.microbatches_per_step
-        if 0 < usual < SCHEDULE.second_microbatch:
-            # Steps too short to see a rise and still take two censuses are judged by the step before.
+        usual, more = position.microbatches_per_step, WITHIN_STEP.censuses - 1
+        first, period = WITHIN_STEP.first, 1
+        if 0 < usual < first + more:
+            # Steps too short to see a rise and still take all censuses are judged by the step before.
             period = self._period_of_last_step or 1
-            first, second = usual - max(1, (usual - max(2, usual // 2)) // period) * period, usual
-        else:
-            period, first, second = 1, SCHEDULE.first_microbatch, SCHEDULE.second_microbatch
+            first = max(1, usual - more * period)
+            if self._period_of_last_step is None or usual < 1 + more * period:
+                return
         if position.microbatch < first:
             return
-        if first >= SCHEDULE.first_microbatch or self._period_of_last_step is None:
+        if first >= WITHIN_STEP.first:
             risen = self._period()
             if risen is None:
                 return
             period = risen
-        if usual and position.microbatch + max(2, period) > usual:
-            return
+            if usual and position.microbatch + more * period > usual:
+                return
         self._tries += 1
+        apart = (usual - position.microbatch) // more if usual else 2
         # At the same instant of a later micro-batch, however many backwards one has.
-        ahead = max(2, second - position.microbatch)
-        due = position.microbatch + math.ceil(ahead / period) * period
-        investigations.begin("microbatch", position, due, period=period)
+        self._gap = max(1, min(2, math.floor(apart / period))) * period
+        self._open = Investigation("microbatch", step=position.step, period=period)
+        self._follow(self._open, position)
 
-    def _fell_since(self, microbatch: int) -> bool:
+    def _follow(self, investigation: Investigation, position: TrainingPosition) -> None:
+        self._investigator.follow(investigation, position.microbatch)
+        self._due = position.microbatch + self._gap
+        if len(investigation.taken) >= WITHIN_STEP.censuses:
+            self._open = None
+            self.done = [*self.done, investigation][-WITHIN_STEP.kept :]
+            if investigation.growing():
+                self._found()
+        else:
+            self._investigator.record(self._gap)
+
+    def _abandon(self) -> None:
+        if self._open is not None:
+            self._open = None
+            self._investigator.stop()
+
+    def _fell_since(self, microbatch: float) -> bool:
         """Return whether no counter stayed at or above what it was at a backward of this step."""
         fell = []
         for series in self._series.values():
             before = [v for p, v in zip(series.positions, series.values, strict=True) if p <= microbatch][-1:]
-            fell.append(min(series.after(microbatch).values, default=0) < before[0] if before else True)
+            after = series.after(round(microbatch)).values
+            fell.append(min(after, default=0) < before[0] if before else True)
         return all(fell)
 
     def _period(self) -> int | None:

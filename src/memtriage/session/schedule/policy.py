@@ -1,4 +1,4 @@
-"""The thresholds of the census schedule."""
+"""The thresholds of censuses within a step."""
 
 from __future__ import annotations
 
@@ -7,33 +7,21 @@ from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
-class SchedulePolicy:
-    """When censuses are taken.
+class WithinStepPolicy:
+    """When censuses are taken from micro-batch to micro-batch.
 
     Attributes:
-        baseline_step: the run's first census, with the ledger, is taken at the end of this step: optimizer
-            state exists by then.
-        step_gap: steps between the two censuses of an investigation: enough to tell a trend from one odd
-            step, and few enough to finish within a short run.
-        seconds_gap: the same where no steps are seen, in seconds.
-        first_microbatch, second_microbatch: micro-batches of a step at which the two are taken within it.
-        tries_within_steps: investigations within steps, in a run. What rises in every step and is gone at its
-            end (a pipeline that fills) would otherwise be looked at in each.
-        census_share: after a false alarm on a scale, the next investigation on it waits until censuses have
-            taken no more than this share of the run.
-        verify_at_most_s: a third census is left out when the censuses so far took longer.
-        kept: concluded investigations that are remembered; those of long runs that keep growing repeat.
+        first: micro-batch of the first, where the step is long enough: gradients exist, and three rises show.
+        censuses: taken in one step: three intervals.
+        tries: investigations within steps, in a run. What rises in every step and is gone at its end (a
+            pipeline that fills) would otherwise be looked at in each.
+        kept: investigations that are remembered.
     """
 
-    baseline_step: int = 3
-    step_gap: int = 4
-    seconds_gap: int = 8
-    first_microbatch: int = 4
-    second_microbatch: int = 8
-    tries_within_steps: int = 3
-    census_share: float = 0.04
-    verify_at_most_s: float = 30.0
+    first: int = 4
+    censuses: int = 4
+    tries: int = 3
     kept: int = 8
 
 
-SCHEDULE: Final = SchedulePolicy()
+WITHIN_STEP: Final = WithinStepPolicy()

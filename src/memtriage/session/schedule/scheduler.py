@@ -1,51 +1,63 @@
-"""When to take a census: the marks of each kind go to the scheduler of their scale."""
+"""When to take a census: the marks of each kind go to what follows growth on their scale."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
+from typing import Final
 
 from memtriage.account.census import View
-from memtriage.diagnose.growth import Series
 from memtriage.diagnose.leaks import CensusPoint
 from memtriage.model.position import TrainingPosition
-from memtriage.session.investigation import Investigation, Investigator
-from memtriage.session.schedule.investigations import Investigations
+from memtriage.session.investigation import Investigator
+from memtriage.session.schedule.follower import Follower
 from memtriage.session.schedule.microbatch import MicrobatchScheduler
-from memtriage.session.schedule.over_run import StepScheduler, TimeScheduler
+
+_ENOUGH_MARKS: Final = 12
+"""Marks on a scale from which growth can be judged on it: three of warm-up and nine more."""
 
 
 class CensusScheduler:
-    """Hands marks to the schedulers: of steps, of micro-batches within a step, of time.
-
-    One investigation at a time, whatever its scale.
+    """Hands marks on: to followers of steps, of backwards where there are no steps, and of time without both.
 
     Attributes:
-        steps: the scheduler that follows counters from step to step, with their series.
+        within_steps: follows growth from micro-batch to micro-batch of one step.
 
     Args:
-        investigator, look, found: as `Investigations` has them.
+        investigator, look, found: as `Follower` has them.
     """
 
     def __init__(
         self, investigator: Investigator, look: Callable[[View], None], found: Callable[[], None]
     ) -> None:
-        self._investigations = Investigations(investigator, look, found)
-        self.steps = StepScheduler(self._investigations)
-        self._microbatches = MicrobatchScheduler(self._investigations)
-        self._time = TimeScheduler(self._investigations)
+        self._steps = Follower("step", investigator, look, found)
+        self._backwards = Follower("microbatch", investigator, look, found)
+        self._time = Follower("second", investigator, look, found)
+        self.within_steps = MicrobatchScheduler(investigator, found)
 
     @property
-    def done(self) -> list[Investigation]:
-        """The investigations that came to their second census."""
-        return self._investigations.done
+    def main(self) -> Follower:
+        """The scale that growth over the run is judged on: steps where there is one.
 
-    def growing(self) -> dict[str, Series]:
-        """Each device's counter at the end of steps, so far: copies."""
+        Else the first of backwards and time with enough marks, or with more of them.
+        """
+        if self._steps.marks:
+            return self._steps
+        others = (self._backwards, self._time)
+        enough = (each for each in others if each.marks >= _ENOUGH_MARKS)
+        return next(enough, None) or max(others, key=lambda each: each.marks)
+
+    def growing(self) -> dict[str, float]:
+        """Return by how many bytes a step (backward, second) each device's counter grows so far."""
+        found = {
+            name: counter.estimate()
+            for name, counter in self.main.counters.items()
+            if name not in ("host", "shared")
+        }
         return {
-            counter: Series([*series.positions], [*series.values])
-            for counter, series in self.steps.series.items()
-            if counter != "shared"
+            name: each.rate if each.state == "growing" else 0.0
+            for name, each in found.items()
+            if each.state != "too_short"
         }
 
     def at_mark(self, name: str, position: TrainingPosition, values: Mapping[str, int]) -> None:
@@ -57,43 +69,24 @@ class CensusScheduler:
             values: bytes by counter; what could not be read is left out.
         """
         if name == "time":
-            self._time.at_mark(position, values)
-            return
-        self._time.training_begins()
-        if name == "backward":
-            self._microbatches.at_mark(position, values)
+            if position.step == 0 and position.backwards == 0:
+                self._time.at_mark(position, values)
+        elif name == "backward":
+            self.within_steps.at_mark(position, values)
+            if position.step == 0:
+                self._backwards.at_mark(position, values)
         else:
-            self._microbatches.step_completes(position)
-            self.steps.at_mark(position, values)
+            self.within_steps.step_completes(position)
+            self._steps.at_mark(position, values)
 
-    # --- the end --------------------------------------------------------------------------------------------
-
-    def interrupted(self, position: TrainingPosition, frames: Sequence[FrameType]) -> CensusPoint:
-        """Take a census in the middle of what failed; end an investigation that was under way.
+    def census(self, position: TrainingPosition, frames: Sequence[FrameType] | None = None) -> CensusPoint:
+        """Take a census whatever is due, with the ledger.
 
         Args:
             position: where training stands.
-            frames: of the error, innermost first; empty inside the failing allocation.
+            frames: of the error, innermost first, where memory has run out; empty inside the failing
+                allocation. None for a census between steps.
         """
-        if self._investigations.open is not None:
-            return self._investigations.conclude(position, frames)
-        return self._investigations.census(position.step, frames)
-
-    def end(self, position: TrainingPosition, frames: Sequence[FrameType] | None = None) -> None:
-        """Conclude a suspicion under way by what is still alive when the program ended.
-
-        Args:
-            position: where training stands.
-            frames: of the exception that ended it, innermost first; None when it came to its end.
-        """
-        under_way = self._investigations.open
-        if under_way is None:
-            return
-        if position.on(under_way.scale) > under_way.points[0].position:
-            self._investigations.conclude(position, frames)
-        else:
-            self.abandon()
-
-    def abandon(self) -> None:
-        """Drop the investigation under way, if there is one."""
-        self._investigations.abandon()
+        if frames is not None and self.within_steps.under_way:
+            return self.within_steps.interrupted(position, frames)
+        return self.main.census(position, frames)

@@ -1,0 +1,45 @@
+"""One counter over a run: does it grow, and could it have missed what a holder is said to keep? Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from memtriage.diagnose.track import Track
+from memtriage.diagnose.trend import GrowthEstimate, estimate, trend_policy
+
+NO_ESTIMATE: Final = GrowthEstimate("too_short")
+
+
+class Counter:
+    """A counter's readings on one scale. Asking twice between two readings costs nothing.
+
+    Args:
+        name: `cpu` (malloc's), `shared`, `host` (resident set) or a device's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.policy = trend_policy(name)
+        self.track = Track(self.policy.warm_up)
+        self._estimated = 0
+        self._found = NO_ESTIMATE
+
+    def add(self, position: float, value: int) -> None:
+        """Add a reading; arguments as `Track.add` has them."""
+        self.track.add(position, value)
+
+    def estimate(self) -> GrowthEstimate:
+        """Return what it does over the whole run. Takes about a millisecond."""
+        if self._estimated != self.track.readings:
+            self._found, self._estimated = estimate(self.track.points(), self.policy), self.track.readings
+        return self._found
+
+    def contradicts(self, rate: float, since: float) -> bool:
+        """Whether it shows that nothing has grown by `rate` bytes a position since a position.
+
+        It has to be able to: with such a growth added it would be seen to grow.
+        """
+        points = self.track.points().since(since)
+        found = estimate(points, self.policy)
+        if found.state == "growing":
+            return found.high < rate
+        return found.state == "flat" and estimate(points.steeper(rate), self.policy).state == "growing"

@@ -1,0 +1,148 @@
+"""From what grew from census to census to what that amounts to. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from memtriage.diagnose.history import Holding
+from memtriage.diagnose.proof import Proof, prove
+from memtriage.model.paths import HolderPath
+
+Contradicts = Callable[[str, float, float], bool]
+"""Given a counter's name, a rate in bytes a position and a position: whether that counter shows that nothing
+has grown at such a rate since then."""
+
+_DATA_LEAST: Final = 4096
+"""Bytes a position below which a container of ordinary data is a log of the program's own."""
+_DATA_EVERY: Final = 4
+"""A container that leaks gets an entry at least every so many positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingData:
+    """A container that had more entries at each census of a row. Sizes in bytes, tensors left out.
+
+    Attributes:
+        path: to any of its entries.
+        kind: its type.
+        native: type of its newest entries that C++ made, with memory that only it knows of; None for others.
+        entry_bytes: of a recent entry.
+        entries: `(position, how many)` at each census, oldest first.
+        allocated_at: the line that makes about as many bytes a position; None where none was recorded.
+    """
+
+    path: HolderPath
+    kind: str
+    native: str | None
+    entry_bytes: int
+    entries: tuple[tuple[float, int], ...]
+    allocated_at: str | None = None
+
+    @property
+    def sizes(self) -> list[tuple[float, float]]:
+        """Position and bytes at each census."""
+        return [(position, float(count * self.entry_bytes)) for position, count in self.entries]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What awaited the cyclic collector at one census: objects, and bytes of storages by device."""
+
+    position: float
+    objects: int
+    nbytes: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A holder that grew over some censuses in a row up to the last.
+
+    Attributes:
+        holding: it.
+        proof: what its growth is worth, with its rate.
+        lengthens: it is a tensor that is made anew, longer.
+    """
+
+    holding: Holding
+    proof: Proof
+    lengthens: bool
+
+    @property
+    def device(self) -> str:
+        return self.holding.group.device
+
+
+@dataclass(frozen=True, slots=True)
+class DataGrowth:
+    """A container of ordinary data that grew, and what that is worth."""
+
+    data: GrowingData
+    proof: Proof
+
+
+def growths(
+    holdings: Iterable[Holding],
+    counter_of: Callable[[Holding], str],
+    contradicts: Contradicts,
+    period: Callable[[str], float | None] = lambda counter: None,
+) -> list[Growth]:
+    """Judge holders, largest growth first; what a counter contradicts is left out.
+
+    Args:
+        holdings: those that grew.
+        counter_of: names the counter that sees a holder's memory.
+        contradicts: what counters say.
+        period: gives the positions from rise to rise that a counter shows, where its growth is periodic.
+    """
+    found = []
+    for holding in holdings:
+        counter = counter_of(holding)
+        points = [(size.position, float(size.nbytes)) for size in holding.rising(period(counter))]
+        proof = prove(points, _by(counter, contradicts))
+        if proof.certainty is not None:
+            found.append(Growth(holding, proof, holding.lengthens))
+    return sorted(found, key=lambda growth: -growth.proof.rate)
+
+
+def data_growths(grown: Iterable[GrowingData], contradicts: Contradicts) -> list[DataGrowth]:
+    """Judge containers of ordinary data, largest growth first. Only the resident set sees all of them."""
+    found = []
+    for data in grown:
+        entries = (data.entries[-1][1] - data.entries[0][1]) / (data.entries[-1][0] - data.entries[0][0])
+        proof = prove(data.sizes, _by("host", contradicts))
+        if proof.certainty is not None and proof.rate >= _DATA_LEAST and entries * _DATA_EVERY >= 1:
+            found.append(DataGrowth(data, proof))
+    return sorted(found, key=lambda growth: -growth.proof.rate)
+
+
+def waits_for_collector(waiting: Sequence[Waiting], device: str, rate: float, share: float = 0.25) -> bool:
+    """Whether objects that the cyclic collector will free explain part of a counter's growth.
+
+    Between its collections they pile up; what they keep in native memory is not seen, so that a part of the
+    rate is enough. Other threads' objects look like garbage, too, but do not get more and more.
+
+    Args:
+        waiting: what awaited the collector at each census.
+        device: whose storages.
+        rate: bytes a position that the counter shows.
+        share: part of it.
+    """
+    if len(waiting) < 2 or waiting[-1].position <= waiting[0].position:
+        return False
+    span = waiting[-1].position - waiting[0].position
+    most = max(one.nbytes.get(device, 0) for one in waiting)
+    objects = max(one.objects for one in waiting) - min(one.objects for one in waiting)
+    return most >= share * rate * min(span, _COLLECTED_WITHIN) or objects >= span > _TRANSIENT_OBJECTS
+
+
+_COLLECTED_WITHIN: Final = 20
+"""Positions after which a census sees most of what awaits the collector, however long the run."""
+_TRANSIENT_OBJECTS: Final = 8
+"""What other threads work with and only their C frames refer to looks like garbage, too. From census to
+census of a program without garbage up to 4 such objects came or went, beside some 40 of torch's import."""
+
+
+def _by(counter: str, contradicts: Contradicts) -> Callable[[float, float], bool]:
+    return lambda rate, since: contradicts(counter, rate, since)

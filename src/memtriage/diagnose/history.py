@@ -1,0 +1,225 @@
+"""What each holder keeps at each census: joined by object, not by the text of a path. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from memtriage.diagnose.leaks import CensusPoint
+from memtriage.model.census import GroupKey, HolderGroup
+from memtriage.model.paths import HolderPath, SegmentKind, has
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPolicy:
+    """Thresholds.
+
+    Attributes:
+        least: bytes a position below which a holder's growth is the program's own bookkeeping.
+        log_entry: storages up to this size that hang on no graph are log entries (a loss kept detached is 4
+            bytes; the CUDA allocator makes 512 of them), not leaks.
+        survives: part of a holder's storages that must still be there to know it again, where the object that
+            holds them is made anew each time.
+        kept: censuses remembered; their distances grow with the run.
+    """
+
+    least: int = 256
+    log_entry: int = 512
+    survives: float = 0.5
+    kept: int = 32
+
+
+POLICY: Final = HistoryPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSize:
+    """What a holder kept at one census.
+
+    Attributes:
+        position: when, on the scale that the censuses are counted in.
+        storages: bytes of its storages.
+        kept: bytes of host memory that it keeps beside them: nodes of the autograd graph.
+        count: its storages.
+        objects: those nodes.
+        head: first bytes of its storages where they are few; None where they were not read.
+    """
+
+    position: float
+    storages: int
+    kept: int
+    count: int
+    objects: int
+    head: bytes | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes that it keeps."""
+        return self.storages + self.kept
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """One holder over all censuses in a row that saw it.
+
+    Attributes:
+        group: as the last census saw it.
+        path: the whole path of what grew most up to it.
+        sizes: by census, oldest first.
+    """
+
+    group: HolderGroup
+    path: HolderPath
+    sizes: tuple[HeldSize, ...]
+
+    @property
+    def key(self) -> GroupKey:
+        return self.group.key
+
+    def rising(self, period: float | None = None) -> list[HeldSize]:
+        """Return the censuses in a row, up to the last, over which it grew; one where it did not.
+
+        Args:
+            period: positions from rise to rise, where growth is periodic: only censuses that are at least
+                that far apart are compared.
+        """
+        points = _apart(self.sizes, period)
+        first = len(points) - 1
+        while first and accumulates(points[first - 1], points[first], attached=self.group.attached):
+            first -= 1
+        return points[first:]
+
+    @property
+    def lengthens(self) -> bool:
+        """Whether it grew without another storage or node: a tensor that is made anew, longer."""
+        points = self.rising()
+        return len(points) > 1 and all(
+            (a.count, a.objects) == (b.count, b.objects) for a, b in pairwise(points)
+        )
+
+
+def accumulates(before: HeldSize, after: HeldSize, *, attached: bool, policy: HistoryPolicy = POLICY) -> bool:
+    """Whether a holder got more in a way that may go on for ever.
+
+    More storages or nodes do, or the same number with the same content at their beginning: what `torch.cat`
+    lengthens. A batch that is longer this time has other content. All-zero beginnings prove nothing.
+
+    Args:
+        before, after: at two censuses.
+        attached: some of it hangs on the autograd graph.
+        policy: thresholds.
+    """
+    more, count = after.nbytes - before.nbytes, after.count - before.count
+    if more <= 0 or count < 0 or more < policy.least * (after.position - before.position):
+        return False
+    if after.objects > before.objects:
+        return True
+    if count > 0:
+        return attached or after.storages - before.storages > policy.log_entry * count
+    return after.head is not None and any(after.head) and after.head == before.head
+
+
+class HolderHistory:
+    """The holders of the last census, each with its sizes at those before. Keeps numbers and names only."""
+
+    def __init__(self) -> None:
+        self._holdings: dict[GroupKey, Holding] = {}
+        self._members: Mapping[GroupKey, frozenset[int]] = {}
+
+    def add(self, point: CensusPoint, *, ended: bool = False) -> None:
+        """Take in a census, later than those before.
+
+        Args:
+            point: it.
+            ended: the program has come to its end, and most of its functions have returned: what is gone, or
+                less, says nothing then.
+        """
+        members = _members(point)
+        keys = {group.key for group in point.census.groups}
+        moved = self._moved(keys)
+        found = {}
+        for group in point.census.groups:
+            if has(group.anchor, SegmentKind.NOT_SEARCHED):  # partial censuses leave out different ones
+                continue
+            size = _size(group, point)
+            before = self._same(group, size, members.get(group.key, frozenset()), moved)
+            sizes = (size,) if before is None else (*before.sizes, size)[-POLICY.kept :]
+            path = group.path if before is None else _grew_most(before.group, group)
+            found[group.key] = Holding(group, path, sizes)
+        if ended:
+            for key, before in self._holdings.items():
+                if key not in found or found[key].sizes[-1].nbytes <= before.sizes[-1].nbytes:
+                    found[key] = before
+        self._holdings, self._members = found, members
+
+    def growing(self, rises: int = 1) -> list[Holding]:
+        """Return holders that grew over at least so many intervals up to the last census, largest first."""
+        found = [each for each in self._holdings.values() if len(each.rising()) > rises]
+        return sorted(found, key=lambda each: each.sizes[0].nbytes - each.sizes[-1].nbytes)
+
+    def __iter__(self) -> Iterator[Holding]:
+        return iter(self._holdings.values())
+
+    def _same(
+        self,
+        group: HolderGroup,
+        size: HeldSize,
+        members: frozenset[int],
+        moved: Mapping[tuple[str, int], Holding],
+    ) -> Holding | None:
+        """Return the holder of the census before that a group of this one is."""
+        before = self._holdings.get(group.key)
+        if before is None:
+            # What holds it is the same object, and is reached by another path now.
+            return next((moved[key] for t in group.holders if (key := (group.device, t)) in moved), None)
+        if not group.holders.keys().isdisjoint(before.group.holders):
+            return before
+        earlier = self._members.get(group.key, frozenset())
+        if not earlier and not members:  # nodes without storages
+            return before
+        if len(earlier & members) >= POLICY.survives * len(earlier) > 0:
+            return before
+        same_content = size.head is not None and any(size.head) and size.head == before.sizes[-1].head
+        return before if same_content else None
+
+    def _moved(self, keys: set[GroupKey]) -> dict[tuple[str, int], Holding]:
+        """Holders whose place is gone, by the objects that held most of them."""
+        found: dict[tuple[str, int], Holding] = {}
+        for key, holding in self._holdings.items():
+            if key not in keys:
+                for token in holding.group.holders:
+                    found.setdefault((holding.group.device, token), holding)
+        return found
+
+
+def _size(group: HolderGroup, point: CensusPoint) -> HeldSize:
+    kept = group.kept if group.device == "cpu" else 0
+    head = point.heads.get(group.key)
+    return HeldSize(point.position, group.nbytes, kept, group.count, group.objects, head)
+
+
+def _members(point: CensusPoint) -> dict[GroupKey, frozenset[int]]:
+    """Addresses of each group's storages."""
+    of_path = {(group.device, path): group.key for group in point.census.groups for path in group.tails}
+    members: dict[GroupKey, set[int]] = {}
+    for record in point.census.storages:
+        key = None if record.path is None else of_path.get((record.device, record.path))
+        if key is not None and record.nbytes:
+            members.setdefault(key, set()).add(record.address)
+    return {key: frozenset(addresses) for key, addresses in members.items()}
+
+
+def _grew_most(before: HolderGroup, after: HolderGroup) -> HolderPath:
+    tails = {path: nbytes - before.tails.get(path, 0) for path, nbytes in after.tails.items()}
+    return max(tails, key=lambda path: tails[path], default=after.path)
+
+
+def _apart(sizes: Sequence[HeldSize], period: float | None) -> list[HeldSize]:
+    """The censuses that are at least a period apart, counted back from the last."""
+    kept: list[HeldSize] = []
+    for size in reversed(sizes):
+        if not kept or kept[-1].position - size.position >= (period or 0):
+            kept.append(size)
+    return kept[::-1]

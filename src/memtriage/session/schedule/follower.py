@@ -1,0 +1,169 @@
+"""Growth over the whole run on one scale: by the counters at every mark, and by censuses where they ask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+
+from memtriage.account.census import View
+from memtriage.diagnose.census_plan import PLANS, affordable, next_census
+from memtriage.diagnose.counter import Counter
+from memtriage.diagnose.growths import DataGrowth, Growth, data_growths, growths
+from memtriage.diagnose.leaks import CensusPoint
+from memtriage.diagnose.proof import Proof
+from memtriage.diagnose.trend import GrowthEstimate
+from memtriage.model.position import Scale, TrainingPosition
+from memtriage.session.investigation import Investigation, Investigator
+
+_LOOK_AGAIN = 1.1
+"""The counters are estimated again when there are so many times as many readings: a millisecond for each."""
+
+
+class Follower:
+    """Follows the counters from mark to mark and takes the censuses that name and prove what grows.
+
+    Attributes:
+        counters: by name. Beside devices, `shared`: resident memory that is shared or mapped, in which
+            malloc's counter has no part; and `host`, the resident set.
+        investigation: what its censuses showed.
+        marks: how many it was given.
+
+    Args:
+        scale: what marks of this kind are counted in.
+        investigator: takes the censuses.
+        look: asked for the ledger while a census is open.
+        found: called whenever what is known to grow may have changed.
+    """
+
+    def __init__(
+        self,
+        scale: Scale,
+        investigator: Investigator,
+        look: Callable[[View], None],
+        found: Callable[[], None],
+    ) -> None:
+        self.counters: dict[str, Counter] = {}
+        self.investigation = Investigation(scale)
+        self.marks = 0
+        self._plan = PLANS[scale]
+        self._investigator = investigator
+        self._look = look
+        self._found = found
+        self._here = 0.0
+        self._distance = 1.0
+        self._look_at = float(self._plan.first)
+        self._due = self._plan.first
+        self._suspicion: GrowthEstimate | None = None
+        self._spent_s = 0.0
+
+    @property
+    def scale(self) -> Scale:
+        return self.investigation.scale
+
+    def at_mark(self, position: TrainingPosition, values: Mapping[str, int]) -> None:
+        """Take the counters of a mark, and a census where it is time for one."""
+        here = position.on(self.scale)
+        self._distance, self._here = max(here - self._here, 1e-3), here
+        self.marks += 1
+        for name, value in values.items():
+            self.counters.setdefault(name, Counter(name)).add(here, value)
+        if self.marks >= self._look_at:
+            self._look_at = max(self.marks + 2, self.marks * _LOOK_AGAIN)
+            self._plan_next()
+        if here >= self._due and self._affordable(position.time_s):
+            self.census(position)
+        if self._suspicion is not None and self.investigation.lacks_sites:
+            remaining = math.ceil((self._due - here) / self._distance)
+            if remaining > 0:
+                self._investigator.record(remaining)
+
+    def census(self, position: TrainingPosition, frames: Sequence[FrameType] | None = None) -> CensusPoint:
+        """Take a census now, with the ledger.
+
+        Args:
+            position: where training stands.
+            frames: as `Investigator.census` has them, where memory has run out: in the middle of a position,
+                so that the census counts for the one that has begun.
+        """
+        here = position.on(self.scale)
+        if frames is not None and self.scale != "second":
+            here += 1
+        before = self._investigator.seconds
+        if self.investigation.taken and here <= self.investigation.taken[-1]:
+            return self._investigator.census(here, lambda view, _: self._look(view), frames)
+        point = self._investigator.follow(self.investigation, here, self._look, frames)
+        self._spent_s += self._investigator.seconds - before
+        if frames is None:
+            self._plan_next()
+            if self._suspicion is not None:
+                self._found()
+        return point
+
+    def end(self, position: TrainingPosition, frames: Sequence[FrameType] | None) -> None:
+        """Take one more census of a program that has ended, where something is suspected to grow.
+
+        Args:
+            position: where training stood.
+            frames: of the exception that ended it, innermost first; None when it came to its end.
+        """
+        here = position.on(self.scale)
+        taken = self.investigation.taken
+        if self._suspicion is not None and taken and here > taken[-1]:
+            self._investigator.follow(self.investigation, here, self._look, frames, ended=True)
+
+    def growths(self) -> list[Growth]:
+        """Return the holders that grew up to the last census, and what that amounts to, largest first."""
+        followed = self.investigation
+        return growths(followed.growing(), followed.counter_of, self.contradicts, self._period)
+
+    def data(self) -> list[DataGrowth]:
+        """Return the containers of ordinary data that grew, and what that amounts to, largest first."""
+        return data_growths(self.investigation.data.values(), self.contradicts)
+
+    def contradicts(self, counter: str, rate: float, since: float) -> bool:
+        """As `Counter.contradicts`; False where there is no such counter."""
+        found = self.counters.get(counter)
+        return found is not None and found.contradicts(rate, since)
+
+    def _period(self, counter: str) -> float | None:
+        found = self.counters.get(counter)
+        return None if found is None else found.estimate().period
+
+    # --- when the next census is due ------------------------------------------------------------------------
+
+    def _plan_next(self) -> None:
+        held, data = self.growths(), self.data()
+        proofs = [*(one.proof for one in held), *(one.proof for one in data)]
+        suspicions = [*self._by_counters(held, data), *_by_holders(proofs)]
+        self._suspicion = max(suspicions, key=lambda one: (one.state == "growing", one.rate), default=None)
+        settled = self._suspicion is None and any(proof.certainty == "proven" for proof in proofs)
+        found = self._suspicion or GrowthEstimate("growing" if settled else "flat")
+        self._due = next_census(self.investigation.taken, found, settled, self._plan)
+
+    def _by_counters(self, held: Sequence[Growth], data: Sequence[DataGrowth]) -> Iterator[GrowthEstimate]:
+        """What counters show and no proven growth explains."""
+        proven = [(one.device, one.proof) for one in held] + [("host", one.proof) for one in data]
+        for name, counter in self.counters.items():
+            found = counter.estimate()
+            sees = {name, "host"} if name == "cpu" else {name, "cpu"}
+            known = sum(
+                proof.rate for where, proof in proven if where in sees and proof.certainty == "proven"
+            )
+            if found.state in ("growing", "undecided") and known < _EXPLAINED * found.rate:
+                yield found
+
+    def _affordable(self, elapsed_s: float) -> bool:
+        onset = None if self._suspicion is None else self._suspicion.onset
+        return affordable(self.investigation.taken, onset, self._spent_s, elapsed_s, self._plan)
+
+
+_EXPLAINED = 0.5
+"""Part of a counter's rate that proven growth has to explain before the search goes on no longer."""
+
+
+def _by_holders(proofs: Sequence[Proof]) -> Iterator[GrowthEstimate]:
+    """Growth over two intervals that no counter contradicts, and that is not proven yet."""
+    for proof in proofs:
+        if proof.certainty == "suspected" and proof.intervals > 1:
+            yield GrowthEstimate("undecided", proof.rate, onset=proof.since)
