@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.diagnose.census_plan import SECONDS, STEPS, CensusPolicy, affordable, next_census
+from memtriage.diagnose.census_plan import PLANS, CensusPolicy, affordable, next_census
 from memtriage.diagnose.trend import GrowthEstimate
 
+STEPS = PLANS["step"]
 FLAT = GrowthEstimate("flat")
 
 
@@ -18,34 +20,41 @@ def growing(onset: float = 4, period: float | None = None) -> GrowthEstimate:
     return GrowthEstimate("growing", 100, 90, 110, onset, period)
 
 
-def times(found: GrowthEstimate, until: float, first: float = STEPS.first) -> list[float]:
-    """Censuses of a run that looks at the plan at every step."""
+def times(found: GrowthEstimate, until: int, since: int = 0, proven: bool = False) -> list[float]:
+    """Censuses of a run that looks at the plan at every step; nothing grows before `since`."""
     taken: list[float] = []
-    for step in range(1, round(until) + 1):
-        if step >= (next_census(taken, found, False) if taken else first):
+    for step in range(1, until + 1):
+        if step >= next_census(taken, found if step >= since else FLAT, proven):
             taken.append(step)
     return taken
 
 
 def test_a_run_in_which_nothing_grows_has_few() -> None:
-    assert times(FLAT, 1_000) == [3, 12, 48, 192, 768]
+    assert times(FLAT, 1_000) == [3, 6, 24, 96, 384]
     assert len(times(FLAT, 300_000)) == 9
 
 
-@pytest.mark.parametrize("first", [12, 100, 5_000])
-def test_a_suspicion_is_settled_soon(first: int) -> None:
-    taken = times(growing(), 2 * first, first)
-    assert len(taken) >= 4  # three intervals in as long a time again
+@given(st.integers(6, 3_000))
+def test_their_number_is_bounded_by_the_logarithm_of_a_run(steps: int) -> None:
+    doublings = math.log2(steps / 6) + 1e-9
+    assert len(times(FLAT, steps)) <= 2 + doublings / 2
+    assert len(times(growing(), steps, proven=True)) <= 2 + doublings
+
+
+@pytest.mark.parametrize("onset", [12, 100, 2_000])
+def test_a_suspicion_is_settled_in_as_long_a_time_again(onset: int) -> None:
+    taken = [step for step in times(growing(onset), 2 * onset + 12, since=onset) if step >= onset]
+    assert len(taken) >= 4
     gaps = [b - a for a, b in pairwise(taken)]
-    assert gaps == sorted(gaps)
+    assert gaps[0] <= 2 * STEPS.gap and all(b <= 2 * a for a, b in pairwise(gaps))
 
 
 def test_a_false_alarm_puts_the_next_census_off_by_little() -> None:
-    assert next_census([3, 100], growing(onset=4), False) <= 110
+    assert next_census([3, 6, 100], growing(onset=4), False) <= 110
 
 
 def test_what_is_periodic_is_compared_whole_periods_apart() -> None:
-    taken = times(growing(period=60), 600, first=200)
+    taken = [each for each in times(growing(onset=180, period=60), 900, since=200) if each >= 200]
     assert len(taken) >= 4
     assert all((b - a) % 60 == 0 for a, b in pairwise(taken))
 
@@ -58,18 +67,50 @@ def test_a_proven_leak_is_looked_at_when_the_run_is_twice_as_long() -> None:
     st.lists(st.floats(0, 1e6), max_size=12).map(sorted),
     st.sampled_from([FLAT, growing(), growing(onset=500), growing(period=7), GrowthEstimate("undecided")]),
     st.booleans(),
-    st.sampled_from([STEPS, SECONDS]),
+    st.sampled_from([PLANS["step"], PLANS["second"]]),
 )
 def test_the_next_census_comes_after_the_last(
     taken: list[float], found: GrowthEstimate, proven: bool, policy: CensusPolicy
 ) -> None:
     due = next_census(taken, found, proven, policy)
-    assert due >= (taken[-1] + policy.gap if taken else policy.first)
+    assert due >= (taken[-1] + policy.gap if len(taken) > 1 else policy.first)
+
+
+# --- what they may cost -------------------------------------------------------------------------------------
 
 
 def test_censuses_cost_a_second_and_a_fiftieth_of_the_time() -> None:
-    assert affordable(0, 0, 0)
-    assert affordable(0.6, 0.3, 0)
-    assert not affordable(0.6, 0.5, 0)
-    assert affordable(2.5, 0.5, 100)
-    assert not affordable(2.6, 0.5, 100)
+    taken = [3.0, 6.0, 24.0, 96.0]
+    assert affordable(taken, None, 0.8, 0)
+    assert not affordable(taken, None, 0.81, 0)
+    assert affordable(taken, None, 2.4, 100)
+    assert not affordable(taken, None, 2.5, 100)
+
+
+def test_the_first_are_taken_at_any_cost() -> None:
+    assert affordable([3.0], None, 60, 70)
+    assert not affordable([3.0, 6.0], None, 60, 70)
+    assert not affordable([0.5], None, 60, 70, PLANS["second"])
+
+
+def test_a_suspicion_is_settled_at_any_cost_and_then_no_more() -> None:
+    taken = [3.0, 6.0, 24.0]
+    for step in range(100, 100 + STEPS.to_prove):
+        assert affordable(taken, 99.0, 60, 70)
+        taken.append(float(step))
+    assert not affordable(taken, 99.0, 60, 70)
+
+
+@given(st.floats(0, 30), st.floats(0.01, 2), st.integers(20, 600), st.sampled_from([FLAT, growing()]))
+def test_all_censuses_of_a_run_cost_what_they_may_and_those_of_one_suspicion(
+    census_s: float, step_s: float, steps: int, found: GrowthEstimate
+) -> None:
+    taken: list[float] = []
+    onset = found.onset
+    for step in range(1, steps + 1):
+        due = step >= next_census(taken, found, False)
+        if due and affordable(taken, onset, census_s * len(taken), step * step_s):
+            taken.append(step)
+    free = STEPS.always + (STEPS.to_prove if onset is not None else 0)
+    budget = STEPS.free_s + STEPS.cost * steps * step_s
+    assert census_s * max(0, len(taken) - free) <= budget

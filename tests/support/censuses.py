@@ -1,22 +1,77 @@
-"""Watches without censuses: one would walk all that pytest holds, which takes seconds."""
+"""Censuses for tests: made up, or left out of a watch (one would walk all that pytest holds)."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import pytest
 
 from memtriage.diagnose.leaks import CensusPoint
-from memtriage.model.census import Census
+from memtriage.model.census import Census, GroupKey, HolderGroup, StorageRecord
+from memtriage.model.paths import HolderPath
 from memtriage.session.investigation import Investigator
+from support.paths import named
 
 
-def leave_out(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def group(
+    name: str,
+    nbytes: int,
+    count: int = 1,
+    *,
+    token: int = 0,
+    device: str = "cpu",
+    nodes: int = 0,
+    kept: int = 0,
+    tails: Mapping[HolderPath, int] | None = None,
+) -> HolderGroup:
+    """A group of storages.
+
+    Args:
+        name: of its anchor.
+        nbytes, count: of its storages.
+        token: of the object that holds them; 0: unknown.
+        device: where they are.
+        nodes, kept: autograd nodes that hang on it, and their bytes.
+        tails: bytes by whole path; on a graph where one is not the anchor.
+    """
+    anchor = named(name)
+    paths = dict(tails or {anchor: nbytes})
+    return HolderGroup(
+        device=device, anchor=anchor, path=max(paths, key=lambda path: paths[path]), count=count,
+        nbytes=nbytes, tails=paths, owners={"variable": nbytes},
+        attached=nodes > 0 or any(path != anchor for path in paths),
+        holders={token: nbytes} if token else {}, objects=nodes, kept=kept,
+    )  # fmt: skip
+
+
+def census(*groups: HolderGroup, addresses: Mapping[str, list[int]] | None = None) -> Census:
+    """A census of some groups; `addresses` are those of a group's storages, by its name."""
+    records = [
+        StorageRecord(device="cpu", address=address, nbytes=8, owner="variable", path=named(name))
+        for name, found in (addresses or {}).items()
+        for address in found
+    ]
+    return Census(storages=records, groups=list(groups), nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
+
+
+def point(
+    position: float,
+    *groups: HolderGroup,
+    heads: dict[GroupKey, bytes] | None = None,
+    addresses: Mapping[str, list[int]] | None = None,
+    interrupted: bool = False,
+) -> CensusPoint:
+    """A census and when it was taken."""
+    return CensusPoint(position, census(*groups, addresses=addresses), heads or {}, interrupted)
+
+
+def leave_out(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """From now on censuses find nothing. Returns the positions at which one is asked for."""
-    asked: list[int] = []
-    nothing = Census(storages=[], groups=[], nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
+    asked: list[float] = []
 
-    def census(self: Investigator, position: int, also: object = None, frames: object = None) -> CensusPoint:
+    def taken(self: Investigator, position: float, also: object = None, frames: object = None) -> CensusPoint:
         asked.append(position)
-        return CensusPoint(position, nothing)
+        return point(position)
 
-    monkeypatch.setattr(Investigator, "census", census)
+    monkeypatch.setattr(Investigator, "census", taken)
     return asked
