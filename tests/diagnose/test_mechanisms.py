@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 
 import memtriage
 from memtriage.account.census import View
-from memtriage.diagnose.judge import Evidence, group_finding
-from memtriage.diagnose.leaks import GroupGrowth
+from memtriage.diagnose.growths import Growth
+from memtriage.diagnose.history import HeldSize, Holding
+from memtriage.diagnose.judge import Evidence, holder_finding
 from memtriage.diagnose.mechanisms import Held, explain
+from memtriage.diagnose.proof import Proof
 from memtriage.model.census import GroupDetail, HolderGroup
 from memtriage.model.findings import Finding
 from memtriage.model.paths import HolderPath, Segment, SegmentKind
@@ -258,11 +260,11 @@ def findings_of(program: Any, view: View) -> dict[str, list[Finding]]:
 
 def judged(case: str, group: HolderGroup, detail: GroupDetail, sizes: dict[HolderPath, int]) -> Finding:
     path = max(sizes.keys() & group.tails.keys(), key=lambda path: sizes[path])
+    sizes = (HeldSize(4, 0, 0, 0, 0), HeldSize(8, group.nbytes, 0, 4, 0))
+    proof = Proof("proven", group.nbytes / 4, 3, 4)
+    growth = Growth(Holding(group, path, sizes), proof, case.startswith("lengthens"))
     position = TrainingPosition(step=8, microbatches_per_step=1)
-    finding = group_finding(
-        GroupGrowth(group, path, 4, group.nbytes, 4), detail, Evidence({}, {}, {}, position),
-        scale="step", last_step=8, collector_off=True, lengthening=case.startswith("lengthens"),
-    )  # fmt: skip
+    finding = holder_finding(growth, detail, Evidence("step", position, collector_off=True))
     assert finding is not None
     return finding
 
