@@ -42,4 +42,6 @@ class Counter:
         found = estimate(points, self.policy)
         if found.state == "growing":
             return found.high < rate
-        return found.state == "flat" and estimate(points.steeper(rate), self.policy).state == "growing"
+        if found.state != "flat" or found.rate >= rate:
+            return False
+        return estimate(points.steeper(rate), self.policy).state == "growing"

@@ -133,8 +133,8 @@ class HolderHistory:
 
         Args:
             point: it.
-            ended: the program has come to its end, and most of its functions have returned: what is gone, or
-                less, says nothing then.
+            ended: what is gone, or less, says nothing: the program has come to its end, and most of its
+                functions have returned; or not everything was searched.
         """
         members = _members(point)
         keys = {group.key for group in point.census.groups}

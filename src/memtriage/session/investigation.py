@@ -50,6 +50,7 @@ class Investigation:
     period: int = 1
     stopped: set[GroupKey] = field(default_factory=set)
     _lengths: dict[int, tuple[int, int | None]] = field(default_factory=dict)
+    _lengths_at: float = 0.0
 
     def counter_of(self, holding: Holding) -> str:
         """Return the name of the counter that sees a holder's memory."""
@@ -199,7 +200,8 @@ class Investigator:
     # --- at one census --------------------------------------------------------------------------------------
 
     def _look_closer(self, investigation: Investigation, view: View, point: CensusPoint, ended: bool) -> None:
-        investigation.history.add(point, ended=ended)
+        partial = point.census.partial is not None
+        investigation.history.add(point, ended=ended or partial)
         investigation.taken.append(point.position)
         investigation.collector_off = investigation.collector_off and not gc.isenabled()
         investigation.waiting.append(_waiting(point))
@@ -213,7 +215,8 @@ class Investigator:
                 if detail.allocated_at is None and earlier is not None:
                     detail.allocated_at = earlier.allocated_at
             investigation.details = details
-        self._follow_data(investigation, view, point.position)
+        if not partial:
+            self._follow_data(investigation, view, point.position)
 
     def _follow_data(self, investigation: Investigation, view: View, position: float) -> None:
         """See which containers of ordinary data have more entries than at the census before."""
@@ -224,7 +227,7 @@ class Investigator:
         for container in grown:
             address = id(view.graph.objects[container.position])
             found[address] = self._data(investigation, view, container, address, position, by_line)
-        investigation.data, investigation._lengths = found, lengths
+        investigation.data, investigation._lengths, investigation._lengths_at = found, lengths, position
 
     def _data(
         self,
@@ -237,7 +240,7 @@ class Investigator:
     ) -> GrowingData:
         before = investigation.data.get(address)
         now = len(view.graph.objects[container.position])
-        earlier = ((investigation.taken[-2], now - container.more),) if before is None else before.entries
+        earlier = ((investigation._lengths_at, now - container.more),) if before is None else before.entries
         entries = (*earlier, (position, now))
         last_at, last = entries[-2]
         wanted = container.entry_bytes * (now - last) / (position - last_at)
