@@ -86,7 +86,7 @@ def growths(
     holdings: Iterable[Holding],
     counter_of: Callable[[Holding], str],
     contradicts: Contradicts,
-    period: Callable[[str], float | None] = lambda counter: None,
+    period: float | None = None,
 ) -> list[Growth]:
     """Judge holders, largest growth first; what a counter contradicts is left out.
 
@@ -94,12 +94,12 @@ def growths(
         holdings: those that grew.
         counter_of: names the counter that sees a holder's memory.
         contradicts: what counters say.
-        period: gives the positions from rise to rise that a counter shows, where its growth is periodic.
+        period: positions from rise to rise, where growth is periodic.
     """
     found = []
     for holding in holdings:
         counter = counter_of(holding)
-        points = [(size.position, float(size.nbytes)) for size in holding.rising(period(counter))]
+        points = [(size.position, float(size.nbytes)) for size in holding.rising(period)]
         proof = prove(points, _by(counter, contradicts))
         if proof.certainty is not None:
             found.append(Growth(holding, proof, holding.lengthens))

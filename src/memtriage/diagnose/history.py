@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 from memtriage.diagnose.leaks import CensusPoint
 from memtriage.model.census import GroupKey, HolderGroup
-from memtriage.model.paths import HolderPath, SegmentKind, has
+from memtriage.model.paths import HolderPath, Segment, SegmentKind, has
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +92,9 @@ class Holding:
 
     @property
     def lengthens(self) -> bool:
-        """Whether it grew without another storage or node: a tensor that is made anew, longer."""
-        points = self.rising()
-        return len(points) > 1 and all(
-            (a.count, a.objects) == (b.count, b.objects) for a, b in pairwise(points)
-        )
+        """Whether it grew last without another storage or node: a tensor that is made anew, longer."""
+        before, last = self.sizes[-2:] if len(self.sizes) > 1 else (None, self.sizes[-1])
+        return before is not None and (before.count, before.objects) == (last.count, last.objects)
 
 
 def accumulates(before: HeldSize, after: HeldSize, *, attached: bool, policy: HistoryPolicy = POLICY) -> bool:
@@ -128,13 +125,14 @@ class HolderHistory:
         self._holdings: dict[GroupKey, Holding] = {}
         self._members: Mapping[GroupKey, frozenset[int]] = {}
 
-    def add(self, point: CensusPoint, *, ended: bool = False) -> None:
+    def add(self, point: CensusPoint, *, between: bool = True) -> None:
         """Take in a census, later than those before.
 
         Args:
             point: it.
-            ended: what is gone, or less, says nothing: the program has come to its end, and most of its
-                functions have returned; or not everything was searched.
+            between: taken between two positions of the program. Elsewhere (where memory ran out, or at the
+                end, when functions have returned) what is gone, or no more, says nothing; nor does it where
+                not everything was searched.
         """
         members = _members(point)
         keys = {group.key for group in point.census.groups}
@@ -148,15 +146,19 @@ class HolderHistory:
             sizes = (size,) if before is None else (*before.sizes, size)[-POLICY.kept :]
             path = group.path if before is None else _grew_most(before.group, group)
             found[group.key] = Holding(group, path, sizes)
-        if ended:
+        if not between:
+            moved_on = {id(each.sizes[0]) for key, each in found.items() if key not in self._holdings}
             for key, before in self._holdings.items():
-                if key not in found or found[key].sizes[-1].nbytes <= before.sizes[-1].nbytes:
+                now = found.get(key)
+                if now is not None and now.sizes[-1].nbytes <= before.sizes[-1].nbytes:
+                    found[key] = before
+                elif now is None and id(before.sizes[0]) not in moved_on:
                     found[key] = before
         self._holdings, self._members = found, members
 
-    def growing(self, rises: int = 1) -> list[Holding]:
-        """Return holders that grew over at least so many intervals up to the last census, largest first."""
-        found = [each for each in self._holdings.values() if len(each.rising()) > rises]
+    def growing(self, period: float | None = None) -> list[Holding]:
+        """Return holders that grew up to the last census, largest first; `period` as `rising` has it."""
+        found = [each for each in self._holdings.values() if len(each.rising(period)) > 1]
         return sorted(found, key=lambda each: each.sizes[0].nbytes - each.sizes[-1].nbytes)
 
     def __iter__(self) -> Iterator[Holding]:
@@ -167,13 +169,14 @@ class HolderHistory:
         group: HolderGroup,
         size: HeldSize,
         members: frozenset[int],
-        moved: Mapping[tuple[str, int], Holding],
+        moved: dict[_Place, Holding],
     ) -> Holding | None:
         """Return the holder of the census before that a group of this one is."""
         before = self._holdings.get(group.key)
         if before is None:
             # What holds it is the same object, and is reached by another path now.
-            return next((moved[key] for t in group.holders if (key := (group.device, t)) in moved), None)
+            found = (moved.pop(place, None) for place in _places(group))
+            return next((holding for holding in found if holding is not None), None)
         if not group.holders.keys().isdisjoint(before.group.holders):
             return before
         earlier = self._members.get(group.key, frozenset())
@@ -184,14 +187,22 @@ class HolderHistory:
         same_content = size.head is not None and any(size.head) and size.head == before.sizes[-1].head
         return before if same_content else None
 
-    def _moved(self, keys: set[GroupKey]) -> dict[tuple[str, int], Holding]:
-        """Holders whose place is gone, by the objects that held most of them."""
-        found: dict[tuple[str, int], Holding] = {}
-        for key, holding in self._holdings.items():
-            if key not in keys:
-                for token in holding.group.holders:
-                    found.setdefault((holding.group.device, token), holding)
-        return found
+    def _moved(self, keys: set[GroupKey]) -> dict[_Place, Holding]:
+        """Holders whose path is gone, by where else they would be found."""
+        return {
+            place: holding
+            for key, holding in self._holdings.items()
+            if key not in keys
+            for place in _places(holding.group)
+        }
+
+
+_Place = tuple[str, int, Segment]
+"""Device, token of an object, and what of it: the variables of a module share its token."""
+
+
+def _places(group: HolderGroup) -> list[_Place]:
+    return [(group.device, token, group.anchor[-1]) for token in group.holders]
 
 
 def _size(group: HolderGroup, point: CensusPoint) -> HeldSize:

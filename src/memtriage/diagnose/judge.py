@@ -286,7 +286,8 @@ def unnamed_growth(
         projection=projection,
         evidence=[
             f"the counter of {counter} rises by {size(round(found.rate))} a {one} "
-            f"({size(round(found.low))} to {size(round(found.high))}); censuses name {size(round(known))} of it",
+            f"({size(round(found.low))} to {size(round(found.high))}); "
+            f"censuses name {size(round(known))} of it",
             *(["suspected only: the resident set does not grow with it"] if resident_contradicts else []),
             *_said(projection),
         ],

@@ -35,7 +35,8 @@ class Investigation:
         waiting: what awaited the collector.
         collector_off: Python's cyclic collector was off at all of them.
         step: completed steps when it began.
-        period: backwards that a micro-batch consists of, as far as the counter shows it.
+        period: positions from rise to rise, where growth is periodic: within a step, the backwards that a
+            micro-batch consists of.
         stopped: holders that grew within a step, and did not go on to its end or in a later step.
     """
 
@@ -47,7 +48,7 @@ class Investigation:
     waiting: list[Waiting] = field(default_factory=list)
     collector_off: bool = True
     step: int = 0
-    period: int = 1
+    period: float | None = None
     stopped: set[GroupKey] = field(default_factory=set)
     _lengths: dict[int, tuple[int, int | None]] = field(default_factory=dict)
     _lengths_at: float = 0.0
@@ -57,9 +58,9 @@ class Investigation:
         detail = self.details.get(holding.key)
         return "shared" if detail is not None and detail.shared else holding.group.device
 
-    def growing(self, rises: int = 1) -> list[Holding]:
-        """Return holders that grew over so many intervals and went on, largest growth first."""
-        return [each for each in self.history.growing(rises) if each.key not in self.stopped]
+    def growing(self) -> list[Holding]:
+        """Return holders that grew and went on, largest growth first."""
+        return [each for each in self.history.growing(self.period) if each.key not in self.stopped]
 
     @property
     def lacks_sites(self) -> bool:
@@ -152,7 +153,7 @@ class Investigator:
         also: Callable[[View], None] | None = None,
         frames: Sequence[FrameType] | None = None,
         *,
-        ended: bool = False,
+        between: bool = True,
     ) -> CensusPoint:
         """Take the next census of an investigation, with a closer look at what grew; recorders go off.
 
@@ -161,13 +162,13 @@ class Investigator:
             position: when it is taken, later than those before.
             also: asked for more while the view is valid.
             frames: as `census` has them.
-            ended: as `HolderHistory.add` has it.
+            between: as `HolderHistory.add` has it.
         """
         self._sites.collect()
 
         def look_closer(view: View, point: CensusPoint) -> None:
             try:
-                self._look_closer(investigation, view, point, ended)
+                self._look_closer(investigation, view, point, between)
             except MemoryError:  # near the limit: what grew is known, and a closer look is not
                 self._progress("too little host memory for a closer look")
             if also is not None:
@@ -199,13 +200,16 @@ class Investigator:
 
     # --- at one census --------------------------------------------------------------------------------------
 
-    def _look_closer(self, investigation: Investigation, view: View, point: CensusPoint, ended: bool) -> None:
-        partial = point.census.partial is not None
-        investigation.history.add(point, ended=ended or partial)
+    def _look_closer(
+        self, investigation: Investigation, view: View, point: CensusPoint, between: bool
+    ) -> None:
+        between = between and point.census.partial is None and not point.interrupted
+        investigation.history.add(point, between=between)
         investigation.taken.append(point.position)
         investigation.collector_off = investigation.collector_off and not gc.isenabled()
         investigation.waiting.append(_waiting(point))
-        growing = investigation.growing()[:_CLOSER_LOOK_AT]
+        here = {group.key for group in point.census.groups}
+        growing = [each for each in investigation.growing() if each.key in here][:_CLOSER_LOOK_AT]
         if growing:
             details = view.details(
                 [each.key for each in growing], self._sites.site_of, {each.key: each.path for each in growing}
@@ -214,8 +218,8 @@ class Investigator:
                 earlier = investigation.details.get(key)
                 if detail.allocated_at is None and earlier is not None:
                     detail.allocated_at = earlier.allocated_at
-            investigation.details = details
-        if not partial:
+            investigation.details |= details
+        if between:
             self._follow_data(investigation, view, point.position)
 
     def _follow_data(self, investigation: Investigation, view: View, position: float) -> None:

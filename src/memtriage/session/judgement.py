@@ -50,9 +50,10 @@ _RESIDENT_SHARE: Final = 0.5
 
 
 def _held(investigation: Investigation, grown: Sequence[Growth], evidence: Evidence) -> Iterator[Finding]:
+    period = round(investigation.period or 1) if investigation.scale == "microbatch" else 1
     for growth in grown:
         detail = investigation.details.get(growth.holding.key, GroupDetail())
-        finding = holder_finding(growth, detail, evidence, investigation.period)
+        finding = holder_finding(growth, detail, evidence, period)
         if finding is not None:
             yield finding
 

@@ -110,12 +110,12 @@ class Follower:
         here = position.on(self.scale)
         taken = self.investigation.taken
         if self._suspicion is not None and taken and here > taken[-1]:
-            self._investigator.follow(self.investigation, here, self._look, frames, ended=True)
+            self._investigator.follow(self.investigation, here, self._look, frames, between=False)
 
     def growths(self) -> list[Growth]:
         """Return the holders that grew up to the last census, and what that amounts to, largest first."""
         followed = self.investigation
-        return growths(followed.growing(), followed.counter_of, self.contradicts, self._period)
+        return growths(followed.growing(), followed.counter_of, self.contradicts, followed.period)
 
     def data(self) -> list[DataGrowth]:
         """Return the containers of ordinary data that grew, and what that amounts to, largest first."""
@@ -126,13 +126,11 @@ class Follower:
         found = self.counters.get(counter)
         return found is not None and found.contradicts(rate, since)
 
-    def _period(self, counter: str) -> float | None:
-        found = self.counters.get(counter)
-        return None if found is None else found.estimate().period
-
     # --- when the next census is due ------------------------------------------------------------------------
 
     def _plan_next(self) -> None:
+        periods = [counter.estimate().period or 0.0 for counter in self.counters.values()]
+        self.investigation.period = max(periods, default=0.0) or None
         held, data = self.growths(), self.data()
         proofs = [*(one.proof for one in held), *(one.proof for one in data)]
         suspicions = [*self._by_counters(held, data), *_by_holders(proofs)]

@@ -96,7 +96,7 @@ class MicrobatchScheduler:
             investigation.growing(),
             investigation.counter_of,
             lambda counter, rate, since: False,
-            lambda counter: investigation.period,
+            investigation.period,
         )
 
     def _begin_where_it_rises(self, position: TrainingPosition) -> None:
