@@ -150,9 +150,8 @@ class HolderHistory:
             moved_on = {id(each.sizes[0]) for key, each in found.items() if key not in self._holdings}
             for key, before in self._holdings.items():
                 now = found.get(key)
-                if now is not None and now.sizes[-1].nbytes <= before.sizes[-1].nbytes:
-                    found[key] = before
-                elif now is None and id(before.sizes[0]) not in moved_on:
+                gone = now is None and id(before.sizes[0]) not in moved_on
+                if gone or (now is not None and now.sizes[-1].nbytes <= before.sizes[-1].nbytes):
                     found[key] = before
         self._holdings, self._members = found, members
 

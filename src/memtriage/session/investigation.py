@@ -165,6 +165,7 @@ class Investigator:
             between: as `HolderHistory.add` has it.
         """
         self._sites.collect()
+        investigation.collector_off = investigation.collector_off and not gc.isenabled()
 
         def look_closer(view: View, point: CensusPoint) -> None:
             try:
@@ -206,7 +207,6 @@ class Investigator:
         between = between and point.census.partial is None and not point.interrupted
         investigation.history.add(point, between=between)
         investigation.taken.append(point.position)
-        investigation.collector_off = investigation.collector_off and not gc.isenabled()
         investigation.waiting.append(_waiting(point))
         here = {group.key for group in point.census.groups}
         growing = [each for each in investigation.growing() if each.key in here][:_CLOSER_LOOK_AT]
