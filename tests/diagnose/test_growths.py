@@ -40,10 +40,10 @@ def holders(sizes: dict[float, dict[str, int]]) -> HolderHistory:
 
 def judged(history: HolderHistory, counter: Counter, *, period: float | None = None) -> dict[str, Growth]:
     found = growths(
-        history.growing(),
+        history.growing(period),
         lambda holding: holding.group.device,
         lambda name, rate, since: counter.contradicts(rate, since),
-        lambda name: period,
+        period,
     )
     return {in_words(each.holding.group.anchor): each for each in found}
 

@@ -24,7 +24,9 @@ def size(position: float, nbytes: int, count: int, nodes: int = 0, head: bytes |
 
 
 def growing(history: HolderHistory, rises: int = 1) -> dict[str, Holding]:
-    return {in_words(each.group.anchor): each for each in history.growing(rises)}
+    """What grew over so many intervals in a row, up to the last census."""
+    found = [each for each in history.growing() if len(each.rising()) > rises]
+    return {in_words(each.group.anchor): each for each in found}
 
 
 def history_of(sizes: dict[float, int], *, name: str = "losses", token: int = 1) -> HolderHistory:
@@ -123,6 +125,13 @@ def test_periodic_growth_is_compared_over_whole_periods() -> None:
     assert [each.position for each in holding.rising(100)] == [150, 250, 350, 450]
 
 
+def test_a_census_within_a_period_hides_no_periodic_growth() -> None:
+    history = history_of({150: 1, 250: 2, 350: 3, 550: 5, 580: 5})
+    assert history.growing() == []
+    (holding,) = history.growing(100)
+    assert [each.position for each in holding.rising(100)] == [150, 250, 350, 580]
+
+
 def test_a_path_that_grew_most_stands_for_the_holder() -> None:
     saved, context = (*named("losses"), *named("saved")), (*named("losses"), *named("context"))
     history = HolderHistory()
@@ -172,11 +181,26 @@ def test_a_row_of_growth_is_the_rise_up_to_the_last_census(counts: list[int]) ->
 # --- the same object ----------------------------------------------------------------------------------------
 
 
-def test_a_holder_that_is_reached_by_another_path_is_the_same() -> None:
-    history = history_of({3: 3, 12: 12})
-    history.add(point(14, group("trainer.losses", 14 * MIB, 14, token=1)))
-    history.add(point(20, group("trainer.losses", 20 * MIB, 20, token=1)))
-    assert list(growing(history, 3)) == ["trainer.losses"]
+def test_a_list_that_is_reached_by_another_path_is_the_same() -> None:
+    history = history_of({3: 3, 12: 12}, name="losses[*]")
+    history.add(point(14, group("trainer.losses[*]", 14 * MIB, 14, token=1)))
+    history.add(point(20, group("trainer.losses[*]", 20 * MIB, 20, token=1)))
+    assert list(growing(history, 3)) == ["trainer.losses[*]"]
+
+
+def test_other_variables_of_one_module_are_not_one_another() -> None:
+    """They share their holder, the module's namespace."""
+    history = HolderHistory()
+    for at in (3, 12, 14, 20):
+        history.add(point(at, group(f"batch_{at}", at * MIB, at, token=1)))
+    assert growing(history) == {}
+
+
+def test_one_holder_goes_on_in_one_place_only() -> None:
+    history = history_of({3: 3, 12: 12}, name="losses[*]")
+    twice = [group(name, 14 * MIB, 14, token=1) for name in ("a.losses[*]", "b.losses[*]")]
+    history.add(point(14, *twice))
+    assert list(growing(history, 2)) == ["a.losses[*]"]
 
 
 def test_a_list_made_at_each_call_is_another_one() -> None:
@@ -227,21 +251,27 @@ def test_what_partial_censuses_leave_out_is_not_compared() -> None:
     assert list(history) == []
 
 
-# --- the end of the program ---------------------------------------------------------------------------------
+# --- the end of the program, and the middle of a step -------------------------------------------------------
 
 
-def test_what_is_gone_or_less_at_the_end_keeps_what_it_showed_before() -> None:
-    for left in ([], [group("losses", 2 * MIB, 2, token=1)]):
-        history = history_of({3: 3, 12: 12, 14: 14})
-        history.add(point(20, *left), ended=True)
-        (holding,) = growing(history, 2).values()
-        assert [each.position for each in holding.sizes] == [3, 12, 14]
+@pytest.mark.parametrize("left", [0, 2, 14])
+def test_what_is_gone_or_no_more_keeps_what_it_showed_before(left: int) -> None:
+    history = history_of({3: 3, 12: 12, 14: 14})
+    history.add(point(20, *([group("losses", left * MIB, left, token=1)] if left else [])), between=False)
+    (holding,) = growing(history, 2).values()
+    assert [each.position for each in holding.sizes] == [3, 12, 14]
 
 
 def test_what_grew_on_until_the_end_shows_it() -> None:
     history = history_of({3: 3, 12: 12, 14: 14})
-    history.add(point(20, group("losses", 20 * MIB, 20, token=1)), ended=True)
+    history.add(point(20, group("losses", 20 * MIB, 20, token=1)), between=False)
     assert list(growing(history, 3)) == ["losses"]
+
+
+def test_what_another_path_leads_to_at_the_end_is_there_once() -> None:
+    history = history_of({3: 3, 12: 12, 14: 14}, name="losses[*]")
+    history.add(point(20, group("trainer.losses[*]", 20 * MIB, 20, token=1)), between=False)
+    assert list(growing(history)) == ["trainer.losses[*]"]
 
 
 def test_what_is_gone_in_the_middle_of_a_run_is_forgotten() -> None:

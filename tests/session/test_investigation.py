@@ -1,4 +1,4 @@
-"""An investigation over a real heap: what grew between two censuses, who holds it, which line made it."""
+"""Investigations over a real heap: what grew from census to census, who holds it, which line made it."""
 
 from __future__ import annotations
 
@@ -6,172 +6,269 @@ import gc
 import importlib.util
 import sys
 import tracemalloc
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memtriage.account.census import View
-from memtriage.diagnose.leaks import CensusPoint
-from memtriage.model.census import Census, StorageRecord
+from memtriage.diagnose.history import Holding
 from memtriage.model.paths import in_words
 from memtriage.session.investigation import Investigation, Investigator
-from support.paths import of_module
+from support import censuses
 
 torch = pytest.importorskip("torch")
 
 PROGRAM = """
 import torch
+from collections import deque
 weight = torch.nn.Parameter(torch.ones(1000))
-losses, seen, texts, nodes = [], [], [], []
-seen_once = torch.zeros(1 << 20)
+losses, seen, texts, recent = [], [], [], deque(maxlen=100)
+long = torch.rand(1)
+batch = outputs = None
+
+class Trainer:
+    def __init__(self):
+        self.kept = []
+
+trainer = Trainer()
 
 def step(number):
-    global seen_once
+    global long, batch, outputs
     loss = (weight * torch.rand(1000)).sum()
     loss.backward()
     losses.append((weight * torch.rand(1000)).exp())
     seen.append(torch.zeros(50_000))
+    trainer.kept.append(torch.ones(10_000))
     texts.append(bytes(30_000) + str(number).encode())
-    nodes.append([(weight + 1).grad_fn for _ in range(40)])
-    seen_once = torch.zeros(1 << 20)
+    recent.append(torch.zeros(20_000))
+    long = torch.cat([long, torch.rand(20_000)])
+    batch = torch.rand(100_000 * (1 + number))  # longer this time
+    outputs = [torch.rand(10_000) for _ in range(1 + number)]  # a new list at each call
 """
+CENSUSES = (3, 5, 7, 9)
 
 
-class Told:
-    """What one investigation of four steps brought, and what it said meanwhile."""
+class Program:
+    """A program, loaded as a module, and what investigates it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.file = folder / "train.py"
+    def __init__(self, folder: Path, name: str) -> None:
+        self.file = folder / f"{name}.py"
         self.file.write_text(PROGRAM)
-        spec = importlib.util.spec_from_file_location("train", self.file)
+        spec = importlib.util.spec_from_file_location(name, self.file)
         assert spec is not None and spec.loader is not None
-        self.program = sys.modules["train"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(self.program)
+        self.module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.module)
         self.said: list[str] = []
-        self.looked = 0
         self.investigator = Investigator(str(folder), self.said.append)
+        self.investigation = Investigation("step")
+        self.looked = 0
+        self.steps = 0
 
-    def run(self) -> Investigation:
-        for number in range(3):
-            self._step(number)
-        investigation = self.investigator.begin("step", 3)
-        self.recording = [self.investigator.recording]
-        for number in range(3, 7):
-            self._step(number)
-            if number < 6:
-                self.investigator.record(6 - number)
-                self.recording.append(self.investigator.recording)
-        self.investigator.conclude(investigation, 7, self._look)
-        return investigation
+    def train(self, until: int) -> None:
+        """Steps up to one at which a census is due; allocation sites are recorded before it."""
+        while self.steps < until:
+            self.investigator.record(until - self.steps)
+            self.module.step(self.steps)
+            self.steps += 1
 
-    def _step(self, number: int) -> None:
-        self.program.step(number)
+    def end(self) -> None:
+        """Take all away."""
+        self.investigator.stop()
+        del sys.modules[self.module.__name__]
+        self.module.__dict__.clear()
 
-    def _look(self, view: Any) -> None:
+    def keep(self, kept: Any, made: Callable[[], Any] = lambda: torch.zeros(50_000)) -> None:
+        """Two more of something in a container."""
+        kept.extend([made(), made()])
+
+    def growing(self, name: str) -> list[Holding]:
+        """What grew and has such an end of its name."""
+        found = self.investigation.growing()
+        return [each for each in found if in_words(each.group.anchor).endswith(name)]
+
+    def look(self, view: View) -> None:
         self.looked += 1
         assert view.graph.objects
 
+    def line_of(self, text: str) -> str:
+        lines = self.file.read_text().splitlines()
+        (number,) = [i for i, line in enumerate(lines, 1) if text in line]
+        return f"train.py:{number} in step"
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Program]:
+    made = Program(tmp_path, "program")
+    yield made
+    made.end()
+
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Told, Investigation]]:
-    made = Told(tmp_path_factory.mktemp("investigation"))
-    yield made, made.run()
-    del sys.modules["train"]
-    made.program.__dict__.clear()
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    """A program after four censuses, two steps apart."""
+    made = Program(tmp_path_factory.mktemp("investigation"), "train")
+    for at in CENSUSES:
+        made.train(at)
+        made.investigator.follow(made.investigation, at, made.look)
+    yield made
+    made.end()
 
 
-def line_of(told: Told, text: str) -> str:
-    lines = told.file.read_text().splitlines()
-    (number,) = [i for i, line in enumerate(lines, 1) if text in line and "def " not in line]
-    return f"train.py:{number} in step"
+def by_name(investigation: Investigation, rises: int = 3) -> dict[str, Holding]:
+    growing = [each for each in investigation.growing() if len(each.rising()) > rises]
+    return {in_words(each.group.anchor): each for each in growing}
 
 
-def test_what_grew_is_named_with_its_rate_and_its_line(told: tuple[Told, Investigation]) -> None:
-    made, investigation = told
-    growths = {in_words(growth.group.anchor): growth for growth in investigation.growths()}
-    assert set(growths) == {"train.losses[*]", "train.seen[*]"}
-    assert growths["train.seen[*]"].rate == 200_000
-    assert (growths["train.seen[*]"].count, growths["train.seen[*]"].distance) == (4, 4)
-    assert growths["train.losses[*]"].group.attached
-    details = {in_words(anchor): detail for (_, anchor), detail in investigation.details.items()}
-    assert details["train.seen[*]"].holder_kind == "list"
-    assert details["train.seen[*]"].entries == 7
-    assert details["train.seen[*]"].retained == 7 * 200_000
-    assert details["train.seen[*]"].allocated_at == line_of(made, "seen.append(")
-    assert details["train.losses[*]"].allocated_at == line_of(made, "losses.append(")
+# --- four censuses ------------------------------------------------------------------------------------------
 
 
-def test_growing_data_of_the_host_is_named(told: tuple[Told, Investigation]) -> None:
-    made, investigation = told
-    by_holder = {in_words(growth.path): growth for growth in investigation.host}
+def test_holders_that_grew_over_three_intervals_are_known_with_their_sizes(told: Program) -> None:
+    found = by_name(told.investigation)
+    assert {"train.losses[*]", "train.seen[*]", "train.trainer.kept[*]", "train.long"} <= found.keys()
+    seen = found["train.seen[*]"]
+    assert [(each.position, each.storages, each.count) for each in seen.sizes] == [
+        (at, at * 200_000, at) for at in CENSUSES
+    ]
+    assert told.investigation.taken == list(CENSUSES)
+    assert found["train.losses[*]"].group.attached
+    assert found["train.long"].lengthens and not seen.lengthens
+
+
+def test_what_is_made_anew_at_each_step_does_not_grow(told: Program) -> None:
+    assert by_name(told.investigation, 1).keys().isdisjoint({"train.batch", "train.outputs[*]"})
+
+
+def test_each_has_the_line_that_made_it(told: Program) -> None:
+    details = {in_words(anchor): detail for (_, anchor), detail in told.investigation.details.items()}
+    seen = details["train.seen[*]"]
+    assert (seen.holder_kind, seen.entries, seen.retained) == ("list", 9, 9 * 200_000)
+    assert seen.allocated_at == told.line_of("seen.append(")
+    assert details["train.losses[*]"].allocated_at == told.line_of("losses.append(")
+    assert details["train.trainer.kept[*]"].allocated_at == told.line_of("kept.append(")
+    assert details["train.recent[*]"].bound == 100
+
+
+def test_growing_containers_of_data_are_known_with_their_line(told: Program) -> None:
+    by_holder = {in_words(data.path): data for data in told.investigation.data.values()}
     texts = by_holder["train.texts[*]"]
-    assert (texts.kind, texts.steps) == ("list", 4)
-    assert texts.nbytes == pytest.approx(4 * 30_000, rel=0.02)
-    assert texts.allocated_at == line_of(made, "texts.append(")
-    assert "train.seen[*]" not in by_holder
+    assert (texts.kind, texts.native, texts.entries) == ("list", None, tuple((at, at) for at in CENSUSES))
+    assert texts.entry_bytes == pytest.approx(30_000, rel=0.02)
+    assert texts.allocated_at == told.line_of("texts.append(")
 
 
-def test_what_only_c_plus_plus_sees_is_counted_by_its_holder(told: tuple[Told, Investigation]) -> None:
-    _, investigation = told
-    nodes = {
-        in_words(holder.path): holder for holder in investigation.native if holder.what == "autograd nodes"
-    }
-    kept = [holder for name, holder in nodes.items() if name.startswith("train.nodes[*]")]
-    assert kept and kept[0].more >= 4 * 40
-
-
-def test_recorders_run_for_the_last_two_steps_only(told: tuple[Told, Investigation]) -> None:
-    made, investigation = told
-    assert made.recording == [False, False, True, True]
-    assert not made.investigator.recording
+def test_recorders_are_off_after_a_census(told: Program) -> None:
+    assert not told.investigator.recording
     assert not tracemalloc.is_tracing()
     assert not torch.is_anomaly_enabled()
-    assert not investigation.collector_off
 
 
-def test_it_says_what_takes_time_and_how_much_it_took(told: tuple[Told, Investigation]) -> None:
-    made, investigation = told
-    assert made.said == ["taking a census"]  # once, though there were two
-    assert made.looked == 1
-    assert made.investigator.seconds >= sum(point.census.seconds for point in investigation.points) > 0
-    assert [point.interrupted for point in investigation.points] == [False, False]
-    assert ("cpu", of_module("train", "seen_once")) in investigation.points[0].heads
+def test_it_says_what_takes_time_once_and_how_much_it_took(told: Program) -> None:
+    assert told.said == ["taking a census"]
+    assert told.looked == len(CENSUSES)
+    assert told.investigator.seconds > 0
+    assert not told.investigation.collector_off
+    assert [each.position for each in told.investigation.waiting] == list(CENSUSES)
 
 
-def test_a_census_amid_a_failure_reads_nothing_from_devices(told: tuple[Told, Investigation]) -> None:
-    made, _ = told
-    point = made.investigator.census(9, None, ())
+# --- the same object ----------------------------------------------------------------------------------------
+
+
+def test_a_list_that_is_reached_by_another_path_is_the_same(program: Program) -> None:
+    module = program.module
+    module.kept = []
+    for at in (3, 5, 7):
+        if at == 7:
+            module.trainer.others = module.kept
+            del module.kept
+        program.keep(module.trainer.others if at == 7 else module.kept)
+        program.investigator.follow(program.investigation, at)
+    (holding,) = program.growing("others[*]")
+    assert [each.count for each in holding.sizes] == [2, 4, 6]
+
+
+# --- the end, and memory that runs out ----------------------------------------------------------------------
+
+
+def test_what_functions_kept_until_the_end_is_still_known(program: Program) -> None:
+    def main() -> None:
+        local: list[Any] = []
+        bounded: deque[Any] = deque(maxlen=100)
+        for at in (3, 5):
+            program.keep(local)
+            program.keep(bounded)
+            program.keep(program.module.texts, lambda: bytes(30_000))
+            program.investigator.follow(program.investigation, at)
+
+    main()
+    program.module.texts = []
+    program.investigator.follow(program.investigation, 7, between=False)
+    (holding,) = program.growing("local[*]")
+    assert [each.position for each in holding.sizes] == [3, 5]
+    (holding,) = program.growing("bounded[*]")
+    assert program.investigation.details[holding.key].bound == 100
+    assert "program.texts[*]" in {in_words(data.path) for data in program.investigation.data.values()}
+
+
+def test_in_the_middle_of_a_run_what_a_function_kept_goes_with_it(program: Program) -> None:
+    def main() -> None:
+        local: list[Any] = []
+        for at in (3, 5):
+            program.keep(local)
+            program.investigator.follow(program.investigation, at)
+
+    main()
+    program.investigator.follow(program.investigation, 7)
+    assert program.growing("local[*]") == []
+
+
+def test_where_memory_runs_out_before_a_step_s_end_nothing_has_stopped(program: Program) -> None:
+    for at in (3, 5):
+        program.keep(program.module.seen)
+        program.investigator.follow(program.investigation, at)
+    program.investigator.follow(program.investigation, 6, frames=())
+    (holding,) = program.growing("program.seen[*]")
+    assert [each.position for each in holding.rising()] == [3, 5]
+
+
+def test_a_census_amid_a_failure_reads_nothing_from_devices(told: Program) -> None:
+    point = told.investigator.census(9, None, ())
     assert point.interrupted and point.heads == {}
-    assert {"train.seen[*]"} <= {in_words(group.anchor) for group in point.census.groups}
-
-
-def test_memory_that_runs_out_in_the_very_next_step_is_looked_at_closer(
-    told: tuple[Told, Investigation],
-) -> None:
-    made, _ = told
-    investigation = made.investigator.begin("step", 9)
-    made._step(9)
-    made.investigator.conclude(investigation, 9, None, ())
-    growths = {in_words(growth.group.anchor): growth for growth in investigation.growths()}
-    assert growths["train.seen[*]"].rate == 200_000
-    assert "train.texts[*]" in {in_words(growth.path) for growth in investigation.host}
+    assert "train.seen[*]" in {in_words(group.anchor) for group in point.census.groups}
 
 
 def test_too_little_memory_for_a_closer_look_loses_no_growth(
-    told: tuple[Told, Investigation], monkeypatch: pytest.MonkeyPatch
+    program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_memory(*args: Any) -> None:
         raise MemoryError
 
-    made, _ = told
-    investigation = made.investigator.begin("step", 11)
-    made._step(11)
     monkeypatch.setattr(View, "details", no_memory)
-    made.investigator.conclude(investigation, 12)
-    assert "train.seen[*]" in {in_words(growth.group.anchor) for growth in investigation.growths()}
-    assert investigation.details == {}
+    for at in (3, 5):
+        program.train(at)
+        program.investigator.follow(program.investigation, at, program.look)
+    assert program.growing("program.seen[*]")
+    assert program.investigation.details == {}
+    assert program.looked == 2
+    assert "too little host memory for a closer look" in program.said
+
+
+def test_a_census_that_fails_leaves_no_recorder_on(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*args: Any) -> None:
+        raise MemoryError
+
+    program.train(3)
+    monkeypatch.setattr(Investigator, "census", no_memory)
+    program.investigator.record(2)
+    assert program.investigator.recording
+    with pytest.raises(MemoryError):
+        program.investigator.follow(program.investigation, 5)
+    assert not program.investigator.recording and not tracemalloc.is_tracing()
+
+
+# --- recorders ----------------------------------------------------------------------------------------------
 
 
 def test_recorders_of_others_stay_on() -> None:
@@ -204,62 +301,45 @@ def test_while_nodes_are_traced_a_backward_is_not() -> None:
     assert not torch._C.is_anomaly_enabled() and torch._C.is_anomaly_check_nan_enabled()
 
 
-def test_a_collector_that_was_off_all_the_time_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = Census(storages=[], groups=[], nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
-    monkeypatch.setattr(
-        Investigator, "census", lambda self, position, also=None, frames=None: CensusPoint(position, nothing)
-    )
+def test_none_is_on_longer_than_two_positions_before_a_census() -> None:
     investigator = Investigator(None, lambda text: None)
+    investigator.record(3)
+    assert not investigator.recording
+    investigator.stop()
+
+
+# --- what is noted of each census ---------------------------------------------------------------------------
+
+
+def test_what_awaits_the_collector_is_known_in_bytes(program: Program) -> None:
     gc.disable()
     try:
-        off, back_on = investigator.begin("step", 1), investigator.begin("step", 2)
-        investigator.conclude(off, 5)
+        program.investigator.follow(program.investigation, 1)
+        cycle: list[Any] = [torch.zeros(50_000)]
+        cycle.append(cycle)
+        del cycle
+        program.investigator.follow(program.investigation, 2)
+        assert program.investigation.collector_off
         gc.enable()
-        investigator.conclude(back_on, 6)
+        program.investigator.follow(program.investigation, 3)
     finally:
         gc.enable()
-    assert off.collector_off
-    assert not back_on.collector_off
+    before, after, _ = program.investigation.waiting
+    assert after.nbytes.get("cpu", 0) - before.nbytes.get("cpu", 0) == 200_000
+    assert after.objects > before.objects
+    assert not program.investigation.collector_off
 
 
-def test_what_awaits_the_collector_is_known_in_bytes() -> None:
-    def point(position: int, *garbage: int) -> CensusPoint:
-        records = [
-            StorageRecord(device="cpu", address=1, nbytes=nbytes, owner="garbage") for nbytes in garbage
-        ]
-        records.append(StorageRecord(device="cpu", address=2, nbytes=900, owner="variable"))
-        return CensusPoint(
-            position,
-            Census(storages=records, groups=[], nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0),
-        )
-
-    points = [point(1, 100, 50), point(5, 20)]
-    assert Investigation("step", points).garbage_bytes("cpu") == 150
-    assert Investigation("step", points).garbage_bytes("cuda:0") == 0
-    assert Investigation("step", points, collector_off=True).garbage_bytes("cpu") == 0
+def test_a_census_is_announced_to_what_it_would_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    investigator = Investigator(None, told.append, lambda: told.append("before"))
+    investigator.census(1)
+    assert told == ["taking a census", "before"]
 
 
-@pytest.mark.parametrize(
-    ("garbage", "grows"),
-    [
-        pytest.param([(3, 40), (9, 100), (13, 140)], True, id="ten a step"),
-        pytest.param([(3, 40), (9, 46), (13, 50)], True, id="one a step"),
-        pytest.param([(3, 43), (9, 39), (13, 43)], False, id="by chance"),
-        pytest.param([(3, 40), (9, 100), (13, 60)], False, id="collected"),
-        pytest.param([(3, 100), (9, 40), (13, 90)], False, id="collected before"),
-    ],
-)
-def test_garbage_grows_where_it_comes_with_every_position(
-    garbage: list[tuple[int, int]], grows: bool
-) -> None:
-    baseline, *points = [
-        CensusPoint(
-            position,
-            Census(
-                storages=[], groups=[], nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0, garbage=count
-            ),
-        )
-        for position, count in garbage
-    ]
-    assert Investigation("step", points, baseline=baseline).garbage_grows() is grows
-    assert not Investigation("step", points, baseline=baseline, collector_off=True).garbage_grows()
+def test_what_is_left_out_of_a_census_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = censuses.leave_out(monkeypatch)
+    investigation = Investigation("second")
+    point = Investigator(None, lambda text: None).follow(investigation, 0.5)
+    assert asked == [0.5] and point.census.groups == []
+    assert investigation.growing() == [] and not investigation.lacks_sites

@@ -8,7 +8,7 @@ import pytest
 
 from memtriage.diagnose.leaks import CensusPoint
 from memtriage.model.census import Census, GroupKey, HolderGroup, StorageRecord
-from memtriage.model.paths import HolderPath
+from memtriage.model.paths import ANY_ITEM, HolderPath
 from memtriage.session.investigation import Investigator
 from support.paths import named
 
@@ -27,14 +27,15 @@ def group(
     """A group of storages.
 
     Args:
-        name: of its anchor.
+        name: of its anchor; `losses[*]` for the items of a container.
         nbytes, count: of its storages.
         token: of the object that holds them; 0: unknown.
         device: where they are.
         nodes, kept: autograd nodes that hang on it, and their bytes.
         tails: bytes by whole path; on a graph where one is not the anchor.
     """
-    anchor = named(name)
+    variable = named(name.removesuffix("[*]"))
+    anchor = (*variable, ANY_ITEM) if name.endswith("[*]") else variable
     paths = dict(tails or {anchor: nbytes})
     return HolderGroup(
         device=device, anchor=anchor, path=max(paths, key=lambda path: paths[path]), count=count,
