@@ -81,6 +81,11 @@ class DataGrowth:
     data: GrowingData
     proof: Proof
 
+    @property
+    def large(self) -> bool:
+        """Whether its own entries are worth telling; what they hold in native memory is not counted."""
+        return self.proof.rate >= _DATA_LEAST
+
 
 def growths(
     holdings: Iterable[Holding],
@@ -112,8 +117,10 @@ def data_growths(grown: Iterable[GrowingData], contradicts: Contradicts) -> list
     for data in grown:
         entries = (data.entries[-1][1] - data.entries[0][1]) / (data.entries[-1][0] - data.entries[0][0])
         proof = prove(data.sizes, _by("host", contradicts))
-        if proof.certainty is not None and proof.rate >= _DATA_LEAST and entries * _DATA_EVERY >= 1:
-            found.append(DataGrowth(data, proof))
+        growth = DataGrowth(data, proof)
+        large = growth.large or data.native is not None
+        if proof.certainty is not None and large and entries * _DATA_EVERY >= 1:
+            found.append(growth)
     return sorted(found, key=lambda growth: -growth.proof.rate)
 
 

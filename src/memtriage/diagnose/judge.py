@@ -204,7 +204,7 @@ def data_finding(growth: DataGrowth, evidence: Evidence) -> Finding | None:
     """
     data, proof = growth.data, growth.proof
     suspected = proof.certainty == "suspected"
-    if suspected and (evidence.scale == "second" or proof.intervals < 2):
+    if not growth.large or (suspected and (evidence.scale == "second" or proof.intervals < 2)):
         return None
     subject = in_words(without_last_item(data.path))
     rates = _rates(proof.rate, "host", evidence)

@@ -14,6 +14,7 @@ from memtriage.model.paths import (
     SegmentKind,
     has,
     in_words,
+    is_native,
     last_name,
     without_last_item,
 )
@@ -271,7 +272,7 @@ def _on_context(held: Held) -> bool:
 
 
 def _only_native(held: Held) -> bool:
-    return held.anchor[0].kind in (SegmentKind.NATIVE, SegmentKind.UNSEEN)
+    return is_native(held.anchor)
 
 
 def _in_optimizer(held: Held) -> bool:

@@ -159,6 +159,11 @@ def has(path: HolderPath, *kinds: SegmentKind) -> bool:
     return any(segment.kind in kinds for segment in path)
 
 
+def is_native(path: HolderPath) -> bool:
+    """Whether nothing in Python leads to what the path is of: C++ holds it."""
+    return path[0].kind in (SegmentKind.NATIVE, SegmentKind.UNSEEN)
+
+
 def without_last_item(path: HolderPath) -> HolderPath:
     """The container itself, of a path to any of its items."""
     return path[:-1] if path[-1:] == (ANY_ITEM,) else path

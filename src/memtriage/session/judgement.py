@@ -10,6 +10,7 @@ from memtriage.diagnose.growths import Growth, waits_for_collector
 from memtriage.diagnose.judge import Evidence, data_finding, holder_finding, unnamed_growth, without_repeats
 from memtriage.model.census import GroupDetail
 from memtriage.model.findings import Finding
+from memtriage.model.paths import is_native
 from memtriage.observe import cuda, driver
 from memtriage.observe.cgroup import counted, host_limit
 from memtriage.observe.counters import Reading
@@ -34,7 +35,7 @@ def find_leaks(scheduler: CensusScheduler, evidence: Evidence) -> list[Finding]:
         found += _held(investigation, within.growths(investigation), of_microbatches)
     named = without_repeats(found)
     for counter, estimate in sorted(evidence.estimates.items()):
-        if counter == "host" or waits_for_collector(main.investigation.waiting, counter, estimate.rate):
+        if counter == "host" or _waits(main.investigation, counter, estimate.rate):
             continue
         since = estimate.onset or 0.0
         contradicts = main.contradicts("host", _RESIDENT_SHARE * estimate.rate, since)
@@ -49,10 +50,18 @@ _RESIDENT_SHARE: Final = 0.5
 """Part of native growth that the resident set has to show: malloc may fill what others have freed."""
 
 
+def _waits(investigation: Investigation, device: str, rate: float) -> bool:
+    """Whether what seems to grow awaits the cyclic collector, which will free it."""
+    return not investigation.collector_off and waits_for_collector(investigation.waiting, device, rate)
+
+
 def _held(investigation: Investigation, grown: Sequence[Growth], evidence: Evidence) -> Iterator[Finding]:
     period = round(investigation.period or 1) if investigation.scale == "microbatch" else 1
     for growth in grown:
-        detail = investigation.details.get(growth.holding.key, GroupDetail())
+        group = growth.holding.group
+        if is_native(group.anchor) and _waits(investigation, group.device, growth.proof.rate):
+            continue
+        detail = investigation.details.get(group.key, GroupDetail())
         finding = holder_finding(growth, detail, evidence, period)
         if finding is not None:
             yield finding

@@ -161,7 +161,7 @@ _EXPLAINED = 0.5
 
 
 def _by_holders(proofs: Sequence[Proof]) -> Iterator[GrowthEstimate]:
-    """Growth over two intervals that no counter contradicts, and that is not proven yet."""
+    """Growth up to the last census that no counter contradicts, and that is not proven yet."""
     for proof in proofs:
-        if proof.certainty == "suspected" and proof.intervals > 1:
+        if proof.certainty == "suspected":
             yield GrowthEstimate("undecided", proof.rate, onset=proof.since)
