@@ -48,10 +48,9 @@ class GrowingData:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What awaited the cyclic collector at one census: objects, and bytes of storages by device."""
+    """What awaited the cyclic collector at one census, in bytes by device."""
 
     position: float
-    objects: int
     nbytes: dict[str, int]
 
 
@@ -128,7 +127,7 @@ def waits_for_collector(waiting: Sequence[Waiting], device: str, rate: float, sh
     """Whether objects that the cyclic collector will free explain part of a counter's growth.
 
     Between its collections they pile up; what they keep in native memory is not seen, so that a part of the
-    rate is enough. Other threads' objects look like garbage, too, but do not get more and more.
+    rate is enough.
 
     Args:
         waiting: what awaited the collector at each census.
@@ -136,19 +135,15 @@ def waits_for_collector(waiting: Sequence[Waiting], device: str, rate: float, sh
         rate: bytes a position that the counter shows.
         share: part of it.
     """
-    if len(waiting) < 2 or waiting[-1].position <= waiting[0].position:
+    if len(waiting) < 2:
         return False
     span = waiting[-1].position - waiting[0].position
     most = max(one.nbytes.get(device, 0) for one in waiting)
-    objects = max(one.objects for one in waiting) - min(one.objects for one in waiting)
-    return most >= share * rate * min(span, _COLLECTED_WITHIN) or objects >= span > _TRANSIENT_OBJECTS
+    return most >= share * rate * min(span, _COLLECTED_WITHIN) > 0
 
 
 _COLLECTED_WITHIN: Final = 20
 """Positions after which a census sees most of what awaits the collector, however long the run."""
-_TRANSIENT_OBJECTS: Final = 8
-"""What other threads work with and only their C frames refer to looks like garbage, too. From census to
-census of a program without garbage up to 4 such objects came or went, beside some 40 of torch's import."""
 
 
 def _by(counter: str, contradicts: Contradicts) -> Callable[[float, float], bool]:

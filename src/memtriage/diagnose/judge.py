@@ -257,7 +257,7 @@ def unnamed_growth(
     if found is None or found.state != "growing":
         return None
     policy: TrendPolicy = trend_policy(counter)
-    devices = {counter} if counter != "cpu" else {"cpu", "host"}
+    devices = {counter} if counter.startswith("cuda:") else {"cpu", "host"}
     known = sum(_rate_on(finding, evidence.scale) for finding in named if finding.device in devices)
     missing = found.rate - known
     if found.low - known < policy.least or missing < _UNNAMED_SHARE * found.rate:

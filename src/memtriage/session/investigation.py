@@ -13,7 +13,7 @@ from memtriage.diagnose.growths import GrowingData, Waiting
 from memtriage.diagnose.history import HolderHistory, Holding
 from memtriage.diagnose.leaks import CensusPoint
 from memtriage.model.census import GroupDetail, GroupKey
-from memtriage.model.paths import ANY_ITEM
+from memtriage.model.paths import ANY_ITEM, SegmentKind, has
 from memtriage.model.position import Scale
 from memtriage.observe.containers import GrownContainer, container_lengths, grown_containers
 from memtriage.observe.identity import Identities
@@ -264,7 +264,8 @@ class Investigator:
 
 def _waiting(point: CensusPoint) -> Waiting:
     nbytes: dict[str, int] = {}
-    for storage in point.census.storages:
-        if storage.owner == "garbage":
-            nbytes[storage.device] = nbytes.get(storage.device, 0) + storage.nbytes
-    return Waiting(point.position, point.census.garbage, nbytes)
+    for group in point.census.groups:
+        if has(group.anchor, SegmentKind.GARBAGE_CYCLE):
+            nbytes[group.device] = nbytes.get(group.device, 0) + group.nbytes
+            nbytes["cpu"] = nbytes.get("cpu", 0) + group.kept
+    return Waiting(point.position, nbytes)
