@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
@@ -56,6 +57,7 @@ class Follower:
         self._due = self._plan.first
         self._suspicion: GrowthEstimate | None = None
         self._spent_s = 0.0
+        self._told = False
 
     @property
     def scale(self) -> Scale:
@@ -89,16 +91,24 @@ class Follower:
         here = position.on(self.scale)
         if frames is not None and self.scale != "second":
             here += 1
-        before = self._investigator.seconds
         if self.investigation.taken and here <= self.investigation.taken[-1]:
             return self._investigator.census(here, lambda view, _: self._look(view), frames)
-        point = self._investigator.follow(self.investigation, here, self._look, frames)
-        self._spent_s += self._investigator.seconds - before
+        started, self._due = time.perf_counter(), 2 * here + self._plan.gap  # should this one fail
+        try:
+            point = self._investigator.follow(self.investigation, here, self._look, frames)
+        finally:
+            self._spent_s += time.perf_counter() - started
         if frames is None:
             self._plan_next()
-            if self._suspicion is not None:
-                self._found()
+            self._tell()
         return point
+
+    def _tell(self) -> None:
+        """Tell what grows, and once more when nothing does any longer."""
+        grows = bool(self.investigation.growing() or self.investigation.data)
+        if grows or self._told:
+            self._found()
+        self._told = grows
 
     def end(self, position: TrainingPosition, frames: Sequence[FrameType] | None) -> None:
         """Take one more census of a program that has ended, where something is suspected to grow.
