@@ -326,7 +326,6 @@ def test_what_awaits_the_collector_is_known_in_bytes(program: Program) -> None:
         gc.enable()
     before, after, _ = program.investigation.waiting
     assert after.nbytes.get("cpu", 0) - before.nbytes.get("cpu", 0) == 200_000
-    assert after.objects > before.objects
     assert not program.investigation.collector_off
 
 
