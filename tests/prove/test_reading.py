@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from memtriage.diagnose.census_plan import PLANS
 from memtriage.model import Mark
 from memtriage.prove.command import record_directory
 from memtriage.prove.reading import read_trial, read_values
 from memtriage.prove.trials import CENSUS_STEP
-from memtriage.session.schedule.policy import SCHEDULE
 from memtriage.store.records import End, Start
 from memtriage.store.writer import RankWriter
 from support.trials import MIB, trials_of, write_rank
@@ -136,7 +136,7 @@ def test_a_value_is_a_number_where_it_can_be_one(tmp_path: Path) -> None:
 
 
 def test_a_census_in_the_measured_time_is_noticed(tmp_path: Path) -> None:
-    assert SCHEDULE.baseline_step == CENSUS_STEP
+    assert PLANS["step"].first == CENSUS_STEP
     write_rank(tmp_path, [1.0] * 6, [(MIB, MIB)] * 6)
     for warmup, measured in ((1, True), (3, True), (4, False)):
         head = f'[trials]\nmodule = "job"\nwarmup = {warmup}\n'

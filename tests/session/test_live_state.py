@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from memtriage.diagnose.growth import Series
 from memtriage.model.blocks import DeviceCounters
 from memtriage.model.findings import Finding
 from memtriage.model.ledger import Ledger, LedgerRow
@@ -102,7 +101,7 @@ def marked(
     live.at_mark(MarkPoint(name, TrainingPosition(step=step, microbatch=microbatch, time_s=time_s), readings))
 
 
-def stands(live: LiveState, growing: dict[str, Series] | None = None) -> RunStatus:
+def stands(live: LiveState, growing: dict[str, float] | None = None) -> RunStatus:
     live.growth(growing or {}, {})
     (found,) = live.statuses()
     return found
@@ -177,15 +176,10 @@ def test_classes_of_host_memory_are_read_when_asked_and_seldom(machine: Machine,
     assert stands(live).host_classes == {"libraries": 2, "stacks": 7}
 
 
-def test_growth_is_that_of_the_recent_steps(machine: Machine, live: LiveState) -> None:
+def test_growth_is_what_the_watch_told_last(machine: Machine, live: LiveState) -> None:
     marked(live, "step", 1.0, 20, 1, [on_gpu(GIB)])
-    steps = list(range(1, 21))
-    growing = {
-        "cuda:0": Series(steps, [step * 4096 for step in steps]),
-        "cuda:1": Series(steps, [GIB + step % 3 for step in steps]),
-        "cuda:2": Series(steps[:4], [1, 2, 3, 4]),
-    }
-    assert stands(live, growing).growth == {"cuda:0": 4096.0, "cuda:1": 0.0}
+    assert stands(live, {"cuda:0": 4096.0, "cuda:1": 0.0}).growth == {"cuda:0": 4096.0, "cuda:1": 0.0}
+    assert stands(live, {"cuda:0": 0.0}).growth == {"cuda:0": 0.0}
 
 
 def test_names_of_marks_are_bounded(machine: Machine, live: LiveState) -> None:
