@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,7 @@ from memtriage.model.units import count
 from memtriage.prove.command import record_directory
 from memtriage.prove.limits import AT_MARK, TIME
 from memtriage.prove.trial import LOG
-from memtriage.prove.trials import CENSUS_STEP, STEP_MARK, Trials
+from memtriage.prove.trials import STEP_MARK, Trials
 from memtriage.store.locate import RecordError
 from memtriage.store.reader import RankRecord, read_run
 
@@ -31,7 +31,7 @@ class RankReading:
 
     Attributes:
         rank: its number.
-        steps: seconds of each step after the warm-up.
+        steps: seconds of each step after the warm-up, without those in which a rank took a census.
         at_mark: for each metric its value at every occurrence of the mark after the warm-up; None where that
             counter was not read.
         peaks: highest values over the whole trial, by metric; None where unknown.
@@ -61,7 +61,6 @@ class TrialReading:
         steps_seen: steps that the slowest rank completed, warm-up included.
         torch: version.
         cuda: a rank used CUDA.
-        census_measured: the census of `memtriage run` fell into a measured step.
         problem: why there are no times, or no figures at the mark, in a sentence; None when there are.
     """
 
@@ -71,7 +70,6 @@ class TrialReading:
     steps_seen: int = 0
     torch: str | None = None
     cuda: bool = False
-    census_measured: bool = False
     problem: str | None = None
 
     @property
@@ -96,7 +94,8 @@ def read_trial(trials: Trials, folder: Path) -> TrialReading:
         run = read_run([record_directory(folder)])
     except RecordError as error:
         return TrialReading(values=values, problem=str(error))
-    ranks = [_rank(record, trials) for record in run.ranks]
+    disturbed = set().union(*(_with_census(record, trials) for record in run.ranks))
+    ranks = [_rank(record, trials, disturbed) for record in run.ranks]
     return TrialReading(
         ranks=ranks,
         values=values,
@@ -104,7 +103,6 @@ def read_trial(trials: Trials, folder: Path) -> TrialReading:
         steps_seen=min(len(_ends(record, trials.step)) for record in run.ranks),
         torch=run.ranks[0].start.torch,
         cuda=any(mark.device.startswith("cuda:") for record in run.ranks for mark in record.marks),
-        census_measured=any(_census_measured(record, trials) for record in run.ranks),
         problem=_problem(run.ranks, ranks, trials),
     )
 
@@ -165,14 +163,15 @@ def _ends(record: RankRecord, step: str) -> list[tuple[int, float]]:
     return [(number, instant.time_s) for number, instant in enumerate(ends, 1)]
 
 
-def _rank(record: RankRecord, trials: Trials) -> RankReading:
+def _rank(record: RankRecord, trials: Trials, disturbed: Set[int]) -> RankReading:
     ends = _ends(record, trials.step)
     warm = [(number, time_s) for number, time_s in ends if number >= trials.warmup]
-    steps = [
-        (later - earlier) / (number - before)
+    times = {
+        before: (later - earlier) / (number - before)
         for (before, earlier), (number, later) in pairwise(warm)
         if number > before
-    ]
+    }
+    steps = [time for before, time in times.items() if before not in disturbed] or [*times.values()]
     begun = warm[0][1] if warm else None
     instants = _instants(record.marks)
     at_mark = [
@@ -188,12 +187,14 @@ def _rank(record: RankRecord, trials: Trials) -> RankReading:
     )
 
 
-def _census_measured(record: RankRecord, trials: Trials) -> bool:
-    """Return whether the step at whose end the census is taken lies behind the warm-up."""
-    ends = _ends(record, trials.step)
-    warm = [time_s for number, time_s in ends if number >= trials.warmup]
-    taken = [mark.time_s for mark in record.marks if mark.name == STEP_MARK and mark.step == CENSUS_STEP]
-    return bool(warm and taken) and warm[0] <= taken[0] < ends[-1][1]
+def _with_census(record: RankRecord, trials: Trials) -> set[int]:
+    """Return the ends of steps behind which a census was taken: it is in the time of the next step."""
+    taken = [m.time_s for m in record.marks if m.name == STEP_MARK and m.step in record.census_steps]
+    return {
+        number
+        for (number, earlier), (_, later) in pairwise(_ends(record, trials.step))
+        if any(earlier <= time_s < later for time_s in taken)
+    }
 
 
 def _counters(marks: Sequence[Mark]) -> dict[str, int | None]:

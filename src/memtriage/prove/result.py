@@ -28,7 +28,7 @@ from memtriage.prove.schedule import given_up, schedule
 from memtriage.prove.state import State
 from memtriage.prove.statistics import CONFIDENCE, LEAST_TRIALS, median_interval, ratio
 from memtriage.prove.trial import LOG, TrialEnd
-from memtriage.prove.trials import CENSUS_STEP, Trials
+from memtriage.prove.trials import Trials
 
 Trial = tuple[int, str]
 """Round and variant."""
@@ -309,11 +309,6 @@ def _notes(trials: Trials, readings: Readings, ends: Mapping[Trial, TrialEnd], t
             f"intervals from {rounds} trials are the lowest and the highest: they hold with "
             f"{100 * (1 - 2 * 0.5**rounds):.0f} % confidence; {_LEAST_FOR_CONFIDENCE} trials are the fewest "
             f"for {100 * CONFIDENCE:.0f} %"
-        )
-    if any(trial.census_measured for each in readings.values() for trial in each.values()):
-        notes.append(
-            f"warmup = {trials.warmup}: the census that `memtriage run` takes after optimizer step "
-            f"{CENSUS_STEP} is in the measured time of one step a trial"
         )
     notes += _differing_places(readings, ends)
     return notes

@@ -15,11 +15,8 @@ from memtriage.prove.table import Table, TrialsError
 REPEATS: Final = 5
 """Default number of processes a variant: the fewest whose lowest and highest enclose the median with a
 confidence above 90 % (1 - 2 x 0.5^5 = 94 %)."""
-CENSUS_STEP: Final = 3
-"""Optimizer step at whose end `memtriage run` takes its census (`baseline_step` of `session.schedule`)."""
-WARMUP: Final = CENSUS_STEP + 1
-"""Default number of steps left out: the first make optimizer state and compile, and the census's time falls
-into the step behind it."""
+WARMUP: Final = 4
+"""Default number of steps left out: the first make optimizer state and compile."""
 GIVE_UP_AFTER: Final = 2
 """Default number of failures in a row after which a variant is not tried again."""
 STEP_MARK: Final = "step"

@@ -90,7 +90,6 @@ class Investigator:
         progress: Callable[[str], None],
         before: Callable[[], None] | None = None,
     ) -> None:
-        self.seconds = 0.0
         self._sites = SiteRecorder(script_root)
         self._identities = Identities()
         self._progress = progress
@@ -127,7 +126,6 @@ class Investigator:
             point = CensusPoint(position, view.census(), {} if interrupted else view.heads(), interrupted)
             if also is not None:
                 also(view, point)
-        self.seconds += time.perf_counter() - started
         return point
 
     def record(self, remaining: int) -> None:

@@ -42,6 +42,7 @@ class RankRecord:
         start: its first line; all defaults when that line cannot be read.
         marks, host, notes: in the order written.
         ledgers: the last one of each device, by device.
+        census_steps: optimizer steps at whose end a census was taken, which takes time of the next.
         end: None when the process was killed or still runs.
         cut_lines: lines that were cut or garbled.
         alive: whether the process still runs; None when that cannot be known from this machine.
@@ -52,6 +53,7 @@ class RankRecord:
     marks: list[Mark] = field(default_factory=list)
     host: list[HostSample] = field(default_factory=list)
     ledgers: dict[str, Ledger] = field(default_factory=dict)
+    census_steps: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     end: End | None = None
     cut_lines: int = 0
@@ -280,6 +282,8 @@ def take_line(record: RankRecord, kind: str | None, line: bytes) -> None:
                 _update(record.interim_findings, finding)
         case "ledger" if (ledger := _decode(_LEDGER, line)) is not None:
             record.ledgers[ledger.device] = ledger
+            if ledger.step is not None:
+                record.census_steps.add(ledger.step)
         case "note" if (note := _decode(_NOTE, line)) is not None:
             record.notes.append(note.text)
         case "end" if (end := _decode(_END, line)) is not None:
