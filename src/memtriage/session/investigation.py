@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
@@ -115,7 +114,6 @@ class Investigator:
             frames: given when memory has just run out: the frames of the error (empty inside the failing
                 allocation, whose frames still run). Nothing is read from the device then.
         """
-        started = time.perf_counter()
         if not self._announced:
             self._progress("taking a census")
             self._announced = True
