@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
+from typing import Final
 
 from memtriage.diagnose.judge import Evidence
+from memtriage.diagnose.judged import NO_COUNTER, judge_counter
 from memtriage.diagnose.leaks import CensusPoint
+from memtriage.diagnose.track import Track
+from memtriage.diagnose.trend import trend_policy
 from memtriage.model.findings import Finding
+from memtriage.model.judged import Judged, JudgedScale
+from memtriage.model.position import TrainingPosition
 from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.host import InUse
 from memtriage.session.investigation import Investigator
@@ -17,6 +23,9 @@ from memtriage.session.marks import MarkPoint
 from memtriage.session.progress import TrainingProgress
 from memtriage.session.schedule.scheduler import CensusScheduler
 from memtriage.session.transient_peak import TransientPeak
+
+_SCALES: Final[Mapping[str, JudgedScale]] = {"step": "step", "backward": "microbatch", "time": "time"}
+"""By the mark's name, what its readings are a series over."""
 
 
 class GrowthWatch:
@@ -56,6 +65,7 @@ class GrowthWatch:
         self._rank = rank
         self._investigator = Investigator(script_root, say, ledgers.before_census)
         self.scheduler = CensusScheduler(self._investigator, ledgers.take, lambda: found(self.leaks()))
+        self._tracks: dict[str, dict[JudgedScale, Track]] = {}
         self._in_use: InUse | None = None
         self._readings: Sequence[Reading] = ()
 
@@ -74,10 +84,40 @@ class GrowthWatch:
         if mark.name != "end":  # by then the program's functions have returned, and their memory is gone
             self._in_use, self._readings = self._reader.in_use(), mark.readings
             self.transient.at_mark(mark.readings)
+        values = self._values(mark)
+        self._follow(mark, values)
         if mark.name in ("step", "backward", "time"):
-            self.scheduler.at_mark(mark.name, mark.position, self._values(mark))
+            self.scheduler.at_mark(mark.name, mark.position, values)
             if self._ledgers.due():
                 self._investigator.census(mark.position.step, self._ledgers.take)
+
+    def _follow(self, mark: MarkPoint, values: Mapping[str, int]) -> None:
+        """Add to each counter's tracks what it says at this mark."""
+        for reading in mark.readings:
+            tracks = self._tracks.setdefault(reading.device, {})
+            if reading.device not in values:
+                continue
+            if not tracks:
+                warm_up = trend_policy(reading.device).warm_up
+                tracks |= {scale: Track(warm_up) for scale in _SCALES.values()}
+            if mark.name in _SCALES:
+                scale = _SCALES[mark.name]
+                tracks[scale].add(_place(mark.position, scale), values[reading.device])
+
+    def judged(self) -> dict[str, Judged]:
+        """Return by device whether growth could be judged, and how small a leak would have been found."""
+        found = {}
+        for device, tracks in self._tracks.items():
+            if not tracks:
+                found[device] = NO_COUNTER
+                continue
+            policy = trend_policy(device)
+            usable = [scale for scale in tracks if scale != "microbatch" or not tracks["step"].readings]
+            enough = (scale for scale in usable if tracks[scale].readings >= policy.readings)
+            begun = (scale for scale in usable if tracks[scale].readings)
+            scale: JudgedScale = next(enough, next(begun, "time"))
+            found[device] = judge_counter(tracks[scale], scale, policy)[1]
+        return found
 
     def _values(self, mark: MarkPoint) -> dict[str, int]:
         """Bytes by counter; what cannot be read, or is disturbed, is left out."""
@@ -128,3 +168,9 @@ class GrowthWatch:
         """Take a census for the ledgers alone, in a run that had none."""
         if not self._ledgers.taken:
             self._investigator.census(self._progress.position.step, self._ledgers.take)
+
+
+def _place(position: TrainingPosition, scale: JudgedScale) -> float:
+    if scale == "step":
+        return position.step
+    return position.backwards if scale == "microbatch" else position.time_s
