@@ -76,7 +76,8 @@ def test_the_record_begins_with_who_runs_and_ends_with_how(session: Session) -> 
     assert (start["argv"], start["pid"], start["run_id"]) == (["train.py", "--lr", "1"], os.getpid(), "run")
     assert start["torch"] == torch.__version__ and start["host_limit"] > 0
     (end,) = lines(session, "end")
-    assert (end["verdict"], end["steps"], end["exit_code"], end["exception"]) == ("clean", 1, 3, None)
+    assert (end["verdict"], end["steps"], end["exit_code"], end["exception"]) == ("not_judged", 1, 3, None)
+    assert end["judged"]["cpu"]["reason"] == "1 step is too few, 12 are needed"
     assert end["device_limits"]["cpu"] > 0
     assert marks(session) == [("start", 0, 0), ("backward", 0, 1), ("step", 1, 1), ("end", 1, 1)]
     assert lines(session, "note") == []

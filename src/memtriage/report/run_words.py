@@ -279,7 +279,7 @@ def ledger_rows(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
     if len(small) < 2:
         return list(rows)
     large = [row for row in rows if abs(row.bytes) >= _SMALL_SHARE * total]
-    return [*large, type(rows[0])(row=f"{len(small)} smaller rows", bytes=sum(row.bytes for row in small))]
+    return [*large, type(rows[0])(row="others, each below 1 %", bytes=sum(row.bytes for row in small))]
 
 
 def ledger_summary(total: int, step: int | None) -> str:
