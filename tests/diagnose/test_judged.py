@@ -122,6 +122,7 @@ def test_a_limit_in_words_rests_on_steps_backwards_or_time() -> None:
         (True, 3, True, "the script failed after 3 steps: 3 steps"),
         (False, 0, False, "torch was not imported: 3 steps"),
         (False, 3, True, "3 steps"),
+        (False, 3, False, "3 steps"),  # counted by `memtriage.step()`
     ],
 )
 def test_a_short_run_says_how_it_came_to_be_short(

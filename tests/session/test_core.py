@@ -18,9 +18,9 @@ from memtriage.model.findings import Finding
 from memtriage.observe.counters import Reading
 from memtriage.observe.host import InUse
 from memtriage.session import death_watch, ends, growth_watch
-from memtriage.session import marks as marks_module
 from memtriage.session.core import Session
 from memtriage.session.investigation import Investigator
+from memtriage.session.marks import StoringPolicy
 from memtriage.store.layout import RankIdentity
 from support import censuses
 from support.builds import versions_of_torch
@@ -102,8 +102,8 @@ def test_a_finished_session_does_nothing_more(session: Session) -> None:
 def test_later_marks_are_thinned_and_the_program_s_own_are_not(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(marks_module, "_DENSE_MARKS", 10)
-    monkeypatch.setattr(marks_module, "_SPARSE_S", 1e9)
+    none_later = StoringPolicy(dense=10, sparse_s=1e9, longest_s=1e9)
+    monkeypatch.setattr(session._stored, "_policy", none_later)
     for _ in range(30):
         session.mark("step")
     for _ in range(30):

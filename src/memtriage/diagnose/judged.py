@@ -70,7 +70,7 @@ def with_circumstances(
     """
     if failed:
         why = f"the script failed after {count(steps, 'step')}" if steps else "the script failed at once"
-    elif not torch:
+    elif not torch and not steps:
         why = "torch was not imported"
     else:
         return dict(judged)
