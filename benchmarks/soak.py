@@ -10,8 +10,8 @@ memory    what the watched process has in use above the other one: malloc's byte
           arenas of Python's own allocator, which hold the small objects
 resident  the same of the resident set, which depends on what malloc kept as well
 record    bytes of the run's directory
-mark      the median of the last 500 marks of a step, and the mean of all marks since the line before: in that
-          are the censuses, of which a healthy run has few
+mark      the median of the last 500 marks of a step; and the processor time of all marks since the line
+          before, per mark: in that are the censuses, of which a healthy run has few
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Reading:
     resident: int
     record: int = 0
     mark: float = 0.0
-    mean_mark: float = 0.0
+    processor: float = 0.0
 
 
 class Marks:
@@ -55,27 +55,26 @@ class Marks:
     def __init__(self) -> None:
         self.of_steps: list[float] = []
         self.count = 0
-        self.total_us = 0.0
+        self.cpu_s = 0.0
 
     def timed(self, mark: Callable[[str], None]) -> Callable[[str], None]:
         """The same function, whose calls are timed."""
 
         def measured(name: str) -> None:
-            started = time.perf_counter()
+            started, started_cpu = time.perf_counter(), time.thread_time()
             mark(name)
-            took_us = (time.perf_counter() - started) * 1e6
+            self.cpu_s += time.thread_time() - started_cpu
             self.count += 1
-            self.total_us += took_us
             if name == "step":
-                self.of_steps.append(took_us)
+                self.of_steps.append((time.perf_counter() - started) * 1e6)
                 del self.of_steps[:-LAST_MARKS]
 
         return measured
 
     def since(self) -> tuple[float, float]:
-        """The median of the last marks of a step, and the mean of all since this was asked last."""
-        mean_us = self.total_us / max(1, self.count)
-        self.count, self.total_us = 0, 0.0
+        """Microseconds: the median of the last marks of a step, and each mark's processor time since."""
+        mean_us = self.cpu_s * 1e6 / max(1, self.count)
+        self.count, self.cpu_s = 0, 0.0
         return statistics.median(self.of_steps or [0.0]), mean_us
 
 
@@ -125,7 +124,7 @@ def in_a_process(steps: int, watched: bool) -> list[Reading]:
 
 def lines(watched: Sequence[Reading], bare: Sequence[Reading]) -> Iterator[str]:
     """The table as text."""
-    yield "  steps   memory: malloc   + arenas   resident     record   mark, median     mean"
+    yield "  steps   memory: malloc   + arenas   resident     record   mark, median   processor"
     for one, other in zip(watched, bare, strict=True):
         sizes = (
             one.malloc - other.malloc,
@@ -136,7 +135,7 @@ def lines(watched: Sequence[Reading], bare: Sequence[Reading]) -> Iterator[str]:
         malloc, arenas, resident, record = (f"{size / 1024:,.0f} KiB" for size in sizes)
         yield (
             f"{one.steps:7,} {malloc:>16} {arenas:>10} {resident:>10} {record:>10} "
-            f"{one.mark:11.1f} us {one.mean_mark:5.1f} us"
+            f"{one.mark:11.1f} us {one.processor:8.1f} us"
         )
 
 
