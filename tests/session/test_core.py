@@ -15,7 +15,7 @@ import pytest
 
 from memtriage.model.blocks import DeviceCounters
 from memtriage.model.findings import Finding
-from memtriage.observe.counters import Reading
+from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.host import InUse
 from memtriage.session import death_watch, ends, growth_watch
 from memtriage.session.core import Session
@@ -36,12 +36,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    """A session that has begun."""
-    who = RankIdentity(run_id="run", restart=0, rank=None, world_size=1, local_rank=None)
-    made = Session(tmp_path, who, ["train.py", "--lr", "1"], str(tmp_path))
-    made.start()
+    """A session that has begun, and ends with the test."""
+    made = begun(tmp_path)
     yield made
     made.finish()
+
+
+def begun(directory: Path) -> Session:
+    who = RankIdentity(run_id="run", restart=0, rank=None, world_size=1, local_rank=None)
+    made = Session(directory, who, ["train.py", "--lr", "1"], str(directory))
+    made.start()
+    return made
 
 
 def lines(session: Session, kind: str) -> list[dict[str, Any]]:
@@ -372,3 +377,45 @@ def test_a_backward_begins_with_the_lock_that_a_census_for_somebody_holds(
     monkeypatch.setattr(session._progress, "backward_begins", lambda: owned.append(lock._is_owned()))
     session.backward_begins()
     assert owned == [True]
+
+
+# --- what the verdict rests on ------------------------------------------------------------------------------
+
+
+def backwards(session: Session, count: int, *, steps: bool) -> None:
+    model, optimizer = training()
+    for _ in range(count):
+        model(torch.randn(2, 8)).sum().backward()
+        if steps:
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("train", "scale", "per"),
+    [
+        (lambda session: backwards(session, 14, steps=True), "step", "step"),
+        (lambda session: backwards(session, 14, steps=False), "microbatch", "step"),
+        (lambda session: [session.mark("time") for _ in range(14)], "time", "second"),
+    ],
+)
+def test_a_flat_counter_is_judged_on_the_scale_that_the_program_has(
+    session: Session, monkeypatch: pytest.MonkeyPatch, train: Any, scale: str, per: str
+) -> None:
+    monkeypatch.setattr(session._reader, "read", lambda: [Reading("cpu", 5 << 20, 9 << 20)])
+    train(session)
+    session.finish()
+    (judged,) = session.judged.values()
+    assert (judged.scale, judged.points, judged.reason) == (scale, 14, None)
+    assert judged.detection_limit is not None and judged.detection_limit.per == per
+    assert session.verdict == lines(session, "end")[0]["verdict"] == "clean"
+
+
+def test_a_device_without_a_counter_is_judged_by_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CounterReader, "read", lambda _: [Reading("cpu")])
+    session = begun(tmp_path)
+    backwards(session, 14, steps=True)
+    session.finish()
+    assert session.judged["cpu"].reason == "no counter of it can be read"
+    assert session.verdict == "not_judged"
