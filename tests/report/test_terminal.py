@@ -291,6 +291,9 @@ def test_the_course_is_drawn_and_a_flat_one_told(make_report):
     for mark in flat.marks:
         mark.allocated = GiB
     assert "1.0 GiB, flat  step 1 to 41" in shown(flat)
+    for mark in flat.marks:
+        mark.step = 0
+    assert "1.0 GiB, flat  1.0 s to 41 s after the start" in shown(flat)
 
 
 def test_notes_and_missing_ranks(make_report):
