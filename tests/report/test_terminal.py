@@ -241,6 +241,13 @@ def test_a_suspicion_is_no_leak_and_says_what_would_settle_it(make_report, leak)
     assert "more leak" not in both.splitlines()[0]
 
 
+def test_what_one_rank_proves_another_may_only_suspect(make_report, leak):
+    findings = [leak(0, certainty="proven"), leak(1, certainty="suspected")]
+    text = shown(make_report(*findings, ranks=2))
+    assert "leak on cuda:0, rank 0 only" in text
+    assert "suspected leak on cuda:0, rank 1 only" in text
+
+
 def test_a_rate_over_time_is_printed(make_report, leak):
     slow = leak(bytes_per_step=None, bytes_per_microbatch=None, bytes_per_second=4 * MiB)
     assert shown(make_report(slow)).splitlines()[0] == "LEAK: 4.0 MiB per second on cuda:0"

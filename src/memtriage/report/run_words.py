@@ -167,7 +167,9 @@ def fold(findings: Sequence[Finding], runs_out_in: Sequence[int | None]) -> list
 
 def _cause(finding: Finding) -> tuple[object, ...]:
     device = finding.device.partition(":")[0]  # every rank has its own cuda:N
-    return (finding.kind, device, finding.held_at, finding.allocated_at, finding.phase, finding.mechanism)
+    open_one = finding.certainty == "suspected"
+    place = (finding.held_at, finding.allocated_at, finding.phase, finding.mechanism)
+    return (finding.kind, open_one, device, *place)
 
 
 def sentence(report: RunReport, context: RunContext, groups: Sequence[FindingGroup]) -> str:
