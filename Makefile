@@ -98,6 +98,8 @@ bench: install
 	$(BIN)/python benchmarks/park.py
 	$(BIN)/python benchmarks/many_ranks.py
 	$(BIN)/python benchmarks/metrics.py
+	$(BIN)/python benchmarks/detection.py
+	$(BIN)/python benchmarks/soak.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis site memtriage-run*/ memtriage-compare

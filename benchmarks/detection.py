@@ -10,7 +10,10 @@ at a mark, single jumps, releases, caches that fill, garbage that waits for the 
 an allocation after the last step, marks without a reading. A leak is added to that: at each step, every k
 steps, of random size, or from a late step on.
 
-found     the counter is judged as growing, with a rate within 20 % of the leak's
+LEAK, NOT JUDGED, CLEAN
+          what the run's verdict would be, by the counter alone: it grows, it is undecided or too short, it
+          does not grow. LEAK also needs a holder that the census names
+found     LEAK, with a rate within 20 % of the leak's
 limit     what a second series of the same program without the leak states, with other noise
 
 The limit is stated for steady leaks: of those above it, 99 in 100 have to be found.
@@ -35,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtriage.diagnose.track import Points, Track
-from memtriage.diagnose.trend import TrendPolicy, detection_limit, estimate, trend_policy
+from memtriage.diagnose.trend import State, TrendPolicy, detection_limit, estimate, trend_policy
 
 NOISE: Final = Path(__file__).parents[1] / "tests/data/counter_noise.json"
 KIB: Final = 1024
@@ -43,6 +46,14 @@ SHORTEST, LONGEST = 20, 10_000
 Kind = Literal["steady", "every k steps", "of random size", "late"]
 KINDS: Final[tuple[Kind, ...]] = ("steady", "every k steps", "of random size", "late")
 RATIOS: Final = (0, 0.5, 1, 2, 5, float("inf"))
+WORDS: Final[dict[State, str]] = {
+    "growing": "LEAK",
+    "undecided": "NOT JUDGED",
+    "too_short": "NOT JUDGED",
+    "flat": "CLEAN",
+}
+SHORT: Final = 60
+"""Series of each kind in the short study."""
 Series = NDArray[np.float64]
 
 
@@ -168,14 +179,14 @@ def study(healthy: int, leaking: int, seed: int) -> dict[str, object]:
     }
     chance = np.random.default_rng(seed)
     loops = sorted(noise)
-    states: Counter[str] = Counter()
+    words: Counter[str] = Counter()
     seconds = 0.0
     for _ in range(healthy):
         program = a_program(loops, chance)
         policy = trend_policy(program.device)
         kept = points(*program.series(noise, chance), program.device, policy)
         started = time.perf_counter()
-        states[estimate(kept, policy).state] += 1
+        words[WORDS[estimate(kept, policy).state]] += 1
         seconds += time.perf_counter() - started
     rows: dict[tuple[str, int], Counter[str]] = {}
     for _ in range(leaking):
@@ -193,11 +204,10 @@ def study(healthy: int, leaking: int, seed: int) -> dict[str, object]:
         ratio = 0 if limit is None else rate / limit
         row = rows.setdefault((kind, sum(ratio >= one for one in RATIOS) - 1), Counter())
         row["series"] += 1
-        row["growing"] += said.state == "growing"
+        row[WORDS[said.state]] += 1
         row["found"] += said.state == "growing" and abs(said.rate - rate) <= 0.2 * rate
-        row["undecided"] += said.state == "undecided"
     return {
-        "healthy": dict(states),
+        "healthy": dict(words),
         "microseconds": round(seconds / max(1, healthy) * 1e6),
         "leaking": [
             {"kind": kind, "from": RATIOS[i], "to": RATIOS[i + 1] if RATIOS[i + 1] < 1e9 else None, **row}
@@ -224,21 +234,32 @@ def limit_of(values: Series, device: str = "cpu") -> float | None:
 
 def lines(result: dict[str, object]) -> Iterator[str]:
     """The tables as text."""
-    states = result["healthy"]
-    assert isinstance(states, dict)
-    count = sum(states.values())
+    words = result["healthy"]
+    assert isinstance(words, dict)
+    count = sum(words.values())
     if count:
         yield f"healthy series: {count:,}; judged in {result['microseconds']} us each"
-        for state in ("growing", "undecided", "flat", "too_short"):
-            yield f"  {state:10} {states.get(state, 0):6,}  {states.get(state, 0) / count:8.3%}"
+        for word in dict.fromkeys(WORDS.values()):
+            yield f"  {word:10} {words.get(word, 0):6,}  {words.get(word, 0) / count:8.3%}"
     yield ""
-    yield "leak            x limit      series    found  growing  undecided"
+    yield "leak            x limit      series    found     LEAK  NOT JUDGED   CLEAN"
     rows = result["leaking"]
     assert isinstance(rows, list)
     for row in rows:
         to = "     " if row["to"] is None else f"to {row['to']:g}"
-        shares = "  ".join(f"{row[name] / row['series']:7.1%}" for name in ("found", "growing", "undecided"))
-        yield f"{row['kind']:15} {row['from']:>3g} {to:6} {row['series']:9,}  {shares}"
+        found, leak, open_, clean = (
+            f"{row.get(name, 0) / row['series']:.1%}" for name in ("found", "LEAK", "NOT JUDGED", "CLEAN")
+        )
+        yield (
+            f"{row['kind']:15} {row['from']:>3g} {to:6} {row['series']:9,} {found:>8} {leak:>8} {open_:>11}"
+            f"{clean:>8}"
+        )
+    above = [row for row in rows if row["kind"] == "steady" and row["from"] >= 1]
+    if above:
+        series, found, clean = (
+            sum(row.get(name, 0) for row in above) for name in ("series", "found", "CLEAN")
+        )
+        yield f"steady, above the limit: {found:,} of {series:,} found, {found / series:.1%}; {clean:,} CLEAN"
     yield ""
     yield "loop                             steps  limit, KiB per step"
     rows = result["limits"]
@@ -346,6 +367,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Power study of growth detection from counters.")
     parser.add_argument("--healthy", type=int, default=10_000, help="healthy series")
     parser.add_argument("--leaking", type=int, default=4_000, help="leaking series")
+    parser.add_argument("--short", action="store_true", help=f"{SHORT} series of each, to see that it works")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", action="store_true", help="record the reference loops' noise")
     parser.add_argument("--only", help="record this loop alone and print it (each needs a process)")
@@ -364,7 +386,8 @@ def main() -> None:
             print(f"{name}: {len(series[name])} steps", file=sys.stderr)
         NOISE.write_text(json.dumps({"versions": versions(), "series": series}, separators=(",", ":")) + "\n")
         return
-    result = study(asked.healthy, asked.leaking, asked.seed)
+    healthy, leaking = (SHORT, SHORT) if asked.short else (asked.healthy, asked.leaking)
+    result = study(healthy, leaking, asked.seed)
     print("\n".join(lines(result)))
     if asked.json is not None:
         asked.json.write_text(json.dumps(result, indent=1) + "\n")

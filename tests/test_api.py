@@ -95,13 +95,13 @@ def test_a_watched_block_has_a_report(tmp_path: Path, capfd: pytest.CaptureFixtu
         assert watch.report is None
         train(2, lambda step: memtriage.mark(f"after refit {step}"))
     report = judged(watch)
-    assert (report.verdict, report.steps, report.findings, report.exception) == ("clean", 2, [], None)
+    assert (report.verdict, report.steps, report.findings, report.exception) == ("not_judged", 2, [], None)
     expected = ["start", "backward", "step", "after refit 0", "backward", "step", "after refit 1", "end"]
     assert names(report) == expected
     assert sum(row.bytes for row in report.ledger["host"]) > 0
     out, err = capfd.readouterr()
     assert out == ""
-    assert err.count("CLEAN") == 1
+    assert err.count("NOT JUDGED: 2 steps are too few, 12 are needed") == 1
     assert len(list((tmp_path / "runs").glob("*/0/rank-00000.jsonl"))) == 1
 
 
@@ -179,7 +179,7 @@ def test_a_watch_takes_away_what_it_installed(no_census: None) -> None:
         train(1)
         assert installed() != before
     assert installed() == before
-    assert (judged(watch).verdict, judged(watch).steps) == ("clean", 1)
+    assert (judged(watch).verdict, judged(watch).steps) == ("not_judged", 1)
 
 
 def test_a_watch_that_ends_amid_an_investigation_takes_its_recorders_away() -> None:
@@ -282,7 +282,7 @@ def test_a_cache_that_fills_during_the_first_step_s_micro_batches_is_no_leak() -
                 (model(torch.randn(8, 64)).sum() * mask.mean()).backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert (judged(watch).verdict, judged(watch).findings) == ("clean", [])
+    assert (judged(watch).verdict, judged(watch).findings) == ("not_judged", [])
 
 
 # --- how the block ends -------------------------------------------------------------------------------------
@@ -292,13 +292,13 @@ def test_an_exception_goes_through_and_is_in_the_report(no_census: None) -> None
     with pytest.raises(ValueError, match="nan"), memtriage.watch(quiet=True) as watch:
         train(2)
         raise ValueError("the loss is nan")
-    assert (judged(watch).verdict, judged(watch).exception) == ("clean", "ValueError: the loss is nan")
+    assert (judged(watch).verdict, judged(watch).exception) == ("not_judged", "ValueError: the loss is nan")
 
 
 def test_leaving_by_sys_exit_is_no_exception(no_census: None) -> None:
     with pytest.raises(SystemExit), memtriage.watch(quiet=True) as watch:
         sys.exit(0)
-    assert (judged(watch).verdict, judged(watch).exception) == ("clean", None)
+    assert (judged(watch).verdict, judged(watch).exception) == ("not_judged", None)
 
 
 class Unprintable(Exception):
@@ -322,7 +322,7 @@ def test_an_out_of_memory_error_that_is_survived_is_no_death(no_census: None) ->
             with pytest.raises(RuntimeError, match="allocate"):
                 too_much()
         train(1)
-    assert (judged(watch).verdict, judged(watch).findings) == ("clean", [])
+    assert (judged(watch).verdict, judged(watch).findings) == ("not_judged", [])
 
 
 def test_dying_of_memory_is_the_verdict() -> None:
@@ -343,7 +343,7 @@ def test_a_directory_that_cannot_be_written_costs_the_record_alone(
     with memtriage.watch("/proc/no/such", quiet=True) as watch:
         train(2)
     report = judged(watch)
-    assert (report.verdict, report.steps, report.marks, report.ledger) == ("clean", 2, [], {})
+    assert (report.verdict, report.steps, report.marks, report.ledger) == ("not_judged", 2, [], {})
     assert capfd.readouterr().err.count("cannot write /proc/no/such") == 1
 
 

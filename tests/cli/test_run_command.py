@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from memtriage.model.units import size
 from support.signals import AS_FROM_A_TERMINAL
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -184,7 +185,13 @@ def test_a_healthy_script_is_clean(clean: Run) -> None:
     assert report["steps"] == 60
     assert report["ranks"] == {"seen": 1, "of": 1}
     assert set(report["ledger"]) == {"host"}
-    assert clean.stderr.count("CLEAN") == 1
+    said = report["judged"]["cpu"]
+    assert (said["scale"], said["points"], said["reason"]) == ("step", 60, None)
+    limit = said["detection_limit"]
+    assert limit["per"] == "step" and limit["bytes"] >= 1024
+    words = f"CLEAN: no growth above {size(limit['bytes'])} per step on cpu in 60 steps"
+    assert clean.stderr.count("CLEAN") == clean.stderr.count(words) == 1
+    assert report_again(clean.folder) == report
 
 
 def test_stdout_is_the_script_s_alone(clean: Run) -> None:
@@ -441,11 +448,46 @@ def test_a_script_that_leaves_by_os_exit_keeps_its_status(tmp_path: Path) -> Non
     assert report_again(tmp_path)["steps"] == 6
 
 
-def test_a_script_without_a_step_is_clean(tmp_path: Path) -> None:
+TRAINING = """
+    import torch
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range({steps}):
+        model(torch.randn(8, 64)).sum().backward()
+        optimizer.step()
+    {end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        (
+            "print('hello')",
+            "torch was not imported: no step was seen; 12 steps, or 3 s without any, are needed",
+        ),
+        ("import there_is_no_such_module", "the script failed at once: no step was seen"),
+        (TRAINING.format(steps=3, end=""), "3 steps are too few, 12 are needed"),
+        (TRAINING.format(steps=3, end="raise ValueError('nan')"), "the script failed after 3 steps: "),
+    ],
+)
+def test_a_script_that_is_too_short_is_not_judged(source: str, why: str, tmp_path: Path) -> None:
+    done = run(tmp_path, source)
+    report = done.judged
+    assert_report(report)
+    assert (report["verdict"], report["findings"]) == ("not_judged", [])
+    assert report["judged"]["cpu"]["detection_limit"] is None
+    assert report["judged"]["cpu"]["reason"].startswith(why)
+    assert f"NOT JUDGED: {why}" in done.stderr
+    assert "CLEAN" not in done.stderr
+    assert report_again(tmp_path) == report
+
+
+def test_a_script_without_a_step_is_not_judged(tmp_path: Path) -> None:
     done = run(tmp_path, "import sys; sys.exit(4)")
     report = done.judged
     assert_report(report)
-    assert (done.status, report["verdict"], report["steps"]) == (4, "clean", 0)
+    assert (done.status, report["verdict"], report["steps"]) == (4, "not_judged", 0)
     assert [mark["name"] for mark in report["marks"]] == ["start", "end"]
     assert report["ledger"]["host"]
 
@@ -459,7 +501,7 @@ def test_a_module_of_a_package_is_run(tmp_path: Path) -> None:
     )  # fmt: skip
     made = outcome(tmp_path, done.returncode, done.stdout, done.stderr)
     assert made.stdout == "__main__ ['--lr', '1']\n"
-    assert (made.status, made.judged["verdict"], made.judged["steps"]) == (0, "clean", 1)
+    assert (made.status, made.judged["verdict"], made.judged["steps"]) == (0, "not_judged", 1)
 
 
 def test_a_directory_that_cannot_be_written_costs_the_record_not_the_run(tmp_path: Path) -> None:
@@ -515,7 +557,7 @@ def test_children_of_the_script_are_not_watched(tmp_path: Path) -> None:
     done = run(tmp_path, CHILDREN)
     assert done.status == 0, done.stderr
     assert done.stdout.splitlines() == ["('fork', True, False)", "('spawn', True, False)", "child 5"]
-    assert done.stderr.count("CLEAN") == 1
+    assert done.stderr.count("NOT JUDGED") == 1
     kinds = [line["t"] for line in done.records()]
     assert kinds.count("start") == kinds.count("end") == 1
     names = [mark["name"] for mark in done.judged["marks"]]

@@ -29,8 +29,10 @@ from memtriage.diagnose.host_findings import (
 )
 from memtriage.diagnose.host_findings import host_limit as host_limit_rule
 from memtriage.diagnose.verdict import verdict
+from memtriage.model.judged import DetectionLimit, Judged
 from support.paths import named
 
+FLAT = Judged(scale="step", points=30, detection_limit=DetectionLimit(1024, "step"))
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -78,7 +80,7 @@ def test_no_host_finding_changes_the_verdict() -> None:
     found = host_findings(evidence)
     assert [finding.kind for finding in found] == ["malloc_retention", "worker_copy_on_write"]
     assert all(finding.device == "host" for finding in found)
-    assert verdict(found, died_of_memory=False) == "clean"
+    assert verdict(found, False, {"cpu": FLAT}) == "clean"
 
 
 def test_retention_tells_what_a_trim_returns() -> None:

@@ -100,7 +100,7 @@ def test_findings_while_it_runs_and_the_verdict_at_the_end(tmp_path: Path) -> No
     first = LiveRank(tmp_path, 0, world_size=2).steps(8)
     run = followed(tmp_path)
     view = run.refresh()
-    assert view.report is not None and (view.report.verdict, view.finished) == ("clean", False)
+    assert view.report is not None and (view.report.verdict, view.finished) == ("not_judged", False)
     assert (view.report.ranks.seen, view.report.ranks.of) == (1, 2)
     first.leak()
     second = LiveRank(tmp_path, 1, world_size=2).steps(8)
@@ -128,7 +128,7 @@ def test_a_restart_is_followed_and_judged_at_once(tmp_path: Path, monkeypatch: p
     LiveRank(tmp_path, 0, world_size=1, restart=1, time=NOW + 5.0).steps(1)
     view = run.refresh()
     assert view.report is not None
-    assert (view.restart, view.report.verdict, view.report.steps) == (1, "clean", 1)
+    assert (view.restart, view.report.verdict, view.report.steps) == (1, "not_judged", 1)
 
 
 def test_joining_many_ranks_is_put_off_but_not_forgotten(

@@ -9,6 +9,7 @@ from memtriage.diagnose.killed import fate
 from memtriage.diagnose.merge import context, merge
 from memtriage.model import Finding, Ledger, LedgerRow, Mark
 from memtriage.model.findings import Projection
+from memtriage.model.judged import DetectionLimit, Judged
 from memtriage.model.units import size
 from memtriage.store.reader import RankRecord, RunRecord
 from memtriage.store.records import End, HostSample, Start
@@ -151,6 +152,67 @@ class TestOneProcess:
         assert context(run, merge(run)).runs_out_in == [3]
 
 
+SHORT = Judged(scale="step", points=3, reason="3 steps are too few, 12 are needed")
+
+
+def flat(limit):
+    return Judged(scale="step", points=12, detection_limit=DetectionLimit(limit, "step"))
+
+
+def judged_rank(rank, judged, *, world_size=3, end="clean", findings=()):
+    record = rank_record(rank, world_size=world_size, end=end, findings=findings)
+    record.end.judged = judged
+    return record
+
+
+class TestJudged:
+    def test_a_job_is_clean_if_every_rank_is_by_the_weakest_limit(self):
+        report = merged(*(judged_rank(rank, {"cpu": flat(512 << rank)}) for rank in range(3)))
+        assert report.verdict == "clean"
+        assert report.judged == {"cpu": flat(2048)}
+
+    def test_one_rank_that_was_not_judged_forbids_clean_and_is_named(self):
+        ranks = [judged_rank(rank, {"cpu": flat(512)}, end="clean") for rank in range(2)]
+        report = merged(*ranks, judged_rank(2, {"cpu": SHORT}, end="not_judged"))
+        assert report.verdict == "not_judged"
+        assert report.judged["cpu"].reason == "rank 2: 3 steps are too few, 12 are needed"
+
+    def test_a_reason_that_all_ranks_have_names_none(self):
+        report = merged(*(judged_rank(rank, {"cpu": SHORT}, end="not_judged") for rank in range(3)))
+        assert report.judged == {"cpu": SHORT}
+
+    def test_a_rank_without_a_record_forbids_clean(self):
+        ranks = [judged_rank(rank, {"cpu": flat(512)}) for rank in range(2)]
+        report = merged(*ranks)
+        assert report.verdict == "not_judged"
+        run = RunRecord(ranks)
+        assert context(run, report).missing == [2]
+
+    def test_a_leak_on_one_rank_is_one_of_the_job(self):
+        ranks = [judged_rank(0, {"cpu": SHORT}, world_size=2, end="not_judged")]
+        ranks.append(judged_rank(1, {"cpu": Judged(scale="step", points=12)}, world_size=2, end="leak"))
+        ranks[1].final_findings = [leak(bytes_per_step=MiB, certainty="proven")]
+        assert merged(*ranks).verdict == "leak"
+
+    def test_a_suspicion_is_open(self):
+        found = [leak(bytes_per_step=MiB, certainty="suspected")]
+        record = judged_rank(None, {"cuda:0": flat(512)}, world_size=1, end="not_judged", findings=found)
+        assert merged(record).verdict == "not_judged"
+
+    def test_where_the_watch_itself_failed_it_says_so(self):
+        assert merged(judged_rank(None, {}, world_size=1, end="error")).verdict == "error"
+
+    def test_a_record_that_does_not_say_what_it_rests_on_keeps_its_word(self):
+        assert merged(judged_rank(None, None, world_size=1)).verdict == "clean"
+        assert merged(judged_rank(None, {}, world_size=1)).verdict == "not_judged"
+
+    def test_findings_that_grow_are_sorted_by_rate_whatever_holds_them(self):
+        cycle = Finding(kind="garbage_cycle", device="cpu", bytes_per_step=GiB)
+        slow = leak(bytes_per_second=5)
+        record = rank_record(findings=[slow, leak(bytes_per_step=MiB), cycle])
+        assert [next(iter(one.rates.values())) for one in merged(record).findings] == [GiB, MiB, 5]
+
+
 class TestKilled:
     @pytest.mark.parametrize(
         ("end", "alive", "live", "expected"),
@@ -174,7 +236,7 @@ class TestKilled:
 
     def test_a_process_that_still_runs_is_judged_by_what_is_known(self):
         assert merged(rank_record(end=None, alive=True, findings=[leak()])).verdict == "leak"
-        assert merged(rank_record(end=None, alive=True)).verdict == "clean"
+        assert merged(rank_record(end=None, alive=True)).verdict == "not_judged"
 
     def test_what_other_ranks_say_counts_unless_it_is_clean(self):
         killed = rank_record(1, world_size=2, end=None, alive=False)
@@ -185,7 +247,7 @@ class TestKilled:
 
     def test_never_the_verdict_while_the_run_lives(self):
         gone = rank_record(1, world_size=2, end=None, alive=False)
-        assert merged(rank_record(0, world_size=2), gone, live=True).verdict == "clean"
+        assert merged(rank_record(0, world_size=2), gone, live=True).verdict == "not_judged"
 
     def test_sigkill_alone_is_not_called_out_of_memory(self):
         sample = HostSample(rss=GiB, cgroup_usage=2 * GiB, cgroup_limit=64 * GiB, oom_kill=0)

@@ -9,6 +9,7 @@ import pytest
 
 from memtriage.model import Finding, Ledger, LedgerRow, Mark, RankCount, RunReport
 from memtriage.model.cell import CellReport, DeviceUse, Freed, HolderChange, MemoryNow, OutputHold, Rebinding
+from memtriage.model.judged import Judged
 from memtriage.model.paths import ANY_ITEM, Segment, SegmentKind
 from memtriage.report.cell_html import cell_html, freed_html, now_html
 from memtriage.report.cell_text import cell_text, freed_text, now_text
@@ -103,6 +104,7 @@ def test_names_are_never_markup() -> None:
     ("verdict", "findings", "said"),
     [
         ("clean", [], "CLEAN no growth in 12 steps; tensors +3.0 MiB on cuda:0"),
+        ("not_judged", [], "CELL 12 steps, all of them noisy; tensors +3.0 MiB on cuda:0"),
         (
             "leak",
             [Finding(kind="leak", device="cuda:0", holder="kept[*]", bytes=MIB)],
@@ -121,7 +123,8 @@ def test_names_are_never_markup() -> None:
     ],
 )
 def test_the_headline(verdict: Any, findings: list[Finding], said: str) -> None:
-    run = run_report(verdict=verdict, findings=findings, steps=12)
+    judged = {"cuda:0": Judged(scale="step", points=12, reason="12 steps, all of them noisy")}
+    run = run_report(verdict=verdict, findings=findings, steps=12, judged=judged)
     told = report(run_report=run, runs_out_in=[99 for _ in findings])
     for words in both(told):
         assert said.lower() in words.lower()

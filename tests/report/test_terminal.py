@@ -241,6 +241,13 @@ def test_a_suspicion_is_no_leak_and_says_what_would_settle_it(make_report, leak)
     assert "more leak" not in both.splitlines()[0]
 
 
+def test_what_one_rank_proves_another_may_only_suspect(make_report, leak):
+    findings = [leak(0, certainty="proven"), leak(1, certainty="suspected")]
+    text = shown(make_report(*findings, ranks=2))
+    assert "leak on cuda:0, rank 0 only" in text
+    assert "suspected leak on cuda:0, rank 1 only" in text
+
+
 def test_a_rate_over_time_is_printed(make_report, leak):
     slow = leak(bytes_per_step=None, bytes_per_microbatch=None, bytes_per_second=4 * MiB)
     assert shown(make_report(slow)).splitlines()[0] == "LEAK: 4.0 MiB per second on cuda:0"
@@ -281,7 +288,7 @@ def test_rows_below_one_percent_become_one(make_report):
     rows = [LedgerRow(row="big", bytes=GiB)] + [LedgerRow(row=f"r{index}", bytes=1000) for index in range(30)]
     rows.append(LedgerRow(row="last", bytes=GiB // 98))
     text = shown(make_report(verdict="clean", ledger={"host": rows}))
-    assert re.search(r"30 smaller rows +29\.3 KiB", text)
+    assert re.search(r"others, each below 1 % +29\.3 KiB", text)
     assert "r17" not in text and "last" in text
 
 
@@ -291,6 +298,9 @@ def test_the_course_is_drawn_and_a_flat_one_told(make_report):
     for mark in flat.marks:
         mark.allocated = GiB
     assert "1.0 GiB, flat  step 1 to 41" in shown(flat)
+    for mark in flat.marks:
+        mark.step = 0
+    assert "1.0 GiB, flat  1.0 s to 41 s after the start" in shown(flat)
 
 
 def test_notes_and_missing_ranks(make_report):

@@ -267,7 +267,7 @@ def test_a_run_in_progress_in_another_process(tmp_path: Path) -> None:
         job.stdin.close()
         job.wait()
         await screen.look()
-        assert screen.column("state") == ["ended: clean"]
+        assert screen.column("state") == ["ended: not judged"]
 
     try:
         drive(tmp_path, script)

@@ -15,12 +15,12 @@ import pytest
 
 from memtriage.model.blocks import DeviceCounters
 from memtriage.model.findings import Finding
-from memtriage.observe.counters import Reading
+from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.host import InUse
 from memtriage.session import death_watch, ends, growth_watch
-from memtriage.session import marks as marks_module
 from memtriage.session.core import Session
 from memtriage.session.investigation import Investigator
+from memtriage.session.marks import StoringPolicy
 from memtriage.store.layout import RankIdentity
 from support import censuses
 from support.builds import versions_of_torch
@@ -36,12 +36,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    """A session that has begun."""
-    who = RankIdentity(run_id="run", restart=0, rank=None, world_size=1, local_rank=None)
-    made = Session(tmp_path, who, ["train.py", "--lr", "1"], str(tmp_path))
-    made.start()
+    """A session that has begun, and ends with the test."""
+    made = begun(tmp_path)
     yield made
     made.finish()
+
+
+def begun(directory: Path) -> Session:
+    who = RankIdentity(run_id="run", restart=0, rank=None, world_size=1, local_rank=None)
+    made = Session(directory, who, ["train.py", "--lr", "1"], str(directory))
+    made.start()
+    return made
 
 
 def lines(session: Session, kind: str) -> list[dict[str, Any]]:
@@ -76,7 +81,8 @@ def test_the_record_begins_with_who_runs_and_ends_with_how(session: Session) -> 
     assert (start["argv"], start["pid"], start["run_id"]) == (["train.py", "--lr", "1"], os.getpid(), "run")
     assert start["torch"] == torch.__version__ and start["host_limit"] > 0
     (end,) = lines(session, "end")
-    assert (end["verdict"], end["steps"], end["exit_code"], end["exception"]) == ("clean", 1, 3, None)
+    assert (end["verdict"], end["steps"], end["exit_code"], end["exception"]) == ("not_judged", 1, 3, None)
+    assert end["judged"]["cpu"]["reason"] == "1 step is too few, 12 are needed"
     assert end["device_limits"]["cpu"] > 0
     assert marks(session) == [("start", 0, 0), ("backward", 0, 1), ("step", 1, 1), ("end", 1, 1)]
     assert lines(session, "note") == []
@@ -101,8 +107,8 @@ def test_a_finished_session_does_nothing_more(session: Session) -> None:
 def test_later_marks_are_thinned_and_the_program_s_own_are_not(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(marks_module, "_DENSE_MARKS", 10)
-    monkeypatch.setattr(marks_module, "_SPARSE_S", 1e9)
+    none_later = StoringPolicy(dense=10, sparse_s=1e9, longest_s=1e9)
+    monkeypatch.setattr(session._stored, "_policy", none_later)
     for _ in range(30):
         session.mark("step")
     for _ in range(30):
@@ -371,3 +377,45 @@ def test_a_backward_begins_with_the_lock_that_a_census_for_somebody_holds(
     monkeypatch.setattr(session._progress, "backward_begins", lambda: owned.append(lock._is_owned()))
     session.backward_begins()
     assert owned == [True]
+
+
+# --- what the verdict rests on ------------------------------------------------------------------------------
+
+
+def backwards(session: Session, count: int, *, steps: bool) -> None:
+    model, optimizer = training()
+    for _ in range(count):
+        model(torch.randn(2, 8)).sum().backward()
+        if steps:
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("train", "scale", "per"),
+    [
+        (lambda session: backwards(session, 14, steps=True), "step", "step"),
+        (lambda session: backwards(session, 14, steps=False), "microbatch", "step"),
+        (lambda session: [session.mark("time") for _ in range(14)], "time", "second"),
+    ],
+)
+def test_a_flat_counter_is_judged_on_the_scale_that_the_program_has(
+    session: Session, monkeypatch: pytest.MonkeyPatch, train: Any, scale: str, per: str
+) -> None:
+    monkeypatch.setattr(session._reader, "read", lambda: [Reading("cpu", 5 << 20, 9 << 20)])
+    train(session)
+    session.finish()
+    (judged,) = session.judged.values()
+    assert (judged.scale, judged.points, judged.reason) == (scale, 14, None)
+    assert judged.detection_limit is not None and judged.detection_limit.per == per
+    assert session.verdict == lines(session, "end")[0]["verdict"] == "clean"
+
+
+def test_a_device_without_a_counter_is_judged_by_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CounterReader, "read", lambda _: [Reading("cpu")])
+    session = begun(tmp_path)
+    backwards(session, 14, steps=True)
+    session.finish()
+    assert session.judged["cpu"].reason == "no counter of it can be read"
+    assert session.verdict == "not_judged"

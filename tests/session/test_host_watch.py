@@ -146,7 +146,7 @@ def test_memory_that_malloc_keeps_after_loading_is_found_and_tuning_cures_it(tmp
     script = tmp_path / "train.py"
     script.write_text(LOADING)
     report = watched(script)
-    assert report["verdict"] == "clean"
+    assert report["verdict"] == "not_judged"  # four steps
     (finding,) = report["findings"]
     assert finding["kind"] == "malloc_retention"
     assert 400 * MIB < finding["bytes"] < 520 * MIB

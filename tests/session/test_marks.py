@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from memtriage.model.position import TrainingPosition
 from memtriage.observe.counters import CounterReader, Reading
-from memtriage.session import marks as marks_module
-from memtriage.session.marks import MarkPoint, StoredMarks
+from memtriage.session.marks import STORING, MarkPoint, StoredMarks, StoringPolicy
 
 
 class Lines:
@@ -23,10 +20,9 @@ class Lines:
         self.marks.append(record)
 
 
-def test_marks_thin_out_but_for_the_programs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marks_module, "_DENSE_MARKS", 3)
+def test_marks_thin_out_but_for_the_programs_own() -> None:
     lines = Lines()
-    marks = StoredMarks(lines, CounterReader(), 5)  # type: ignore[arg-type]
+    marks = StoredMarks(lines, CounterReader(), 5, StoringPolicy(dense=3))  # type: ignore[arg-type]
     for step in range(100):
         here = TrainingPosition(step=step, microbatch=1, time_s=step / 16)
         marks.at_mark(MarkPoint("step", here, [Reading("cpu", step)]))
@@ -38,3 +34,23 @@ def test_marks_thin_out_but_for_the_programs_own(monkeypatch: pytest.MonkeyPatch
     own = [(mark.device, mark.allocated, mark.rank) for mark in lines.marks if mark.name == "after refit"]
     assert own == [("cpu", 90, 5), ("cuda:0", 7, 5)]
     assert all(mark.host_rss > 0 for mark in lines.marks)
+
+
+def written(steps: int, step_s: float) -> int:
+    """How many marks of so many steps are written."""
+    stored, last_s = 0, 0.0
+    for step in range(steps):
+        if STORING.due(stored, last_s, step * step_s):
+            stored, last_s = stored + 1, step * step_s
+    return stored
+
+
+def test_the_record_of_a_ten_times_longer_run_hardly_grows() -> None:
+    short, long = written(20_000, 0.002), written(200_000, 0.002)
+    assert long - short <= 250
+    assert short - STORING.dense <= 350
+
+
+def test_however_long_a_run_is_a_mark_is_written_every_few_seconds() -> None:
+    assert not STORING.due(STORING.dense, 1e6, 1e6 + 4.9)
+    assert STORING.due(STORING.dense, 1e6, 1e6 + 5.0)

@@ -190,7 +190,7 @@ def test_the_ranks_that_were_seen_are_counted(
     session = finished(tmp_path, identity(0, 3))
     other_rank(tmp_path, 1, end=ended, world_size=3)
     report = certain(run.report_run(session, None, 3.0))
-    assert (report.verdict, report.ranks.seen, report.ranks.of) == ("clean", 2, 3)
+    assert (report.verdict, report.ranks.seen, report.ranks.of) == ("not_judged", 2, 3)
 
 
 def test_a_report_that_cannot_be_written_is_no_error(

@@ -262,7 +262,7 @@ def unnamed_growth(
     missing = found.rate - known
     if found.low - known < policy.least or missing < _UNNAMED_SHARE * found.rate:
         return None
-    where = "host" if counter in ("cpu", "shared") else counter
+    where = "host" if counter == "cpu" else counter
     holder = next((one.data for one in native if one.data.native is not None), None)
     mechanism, fix = _native_cause(holder.path, holder.native or "") if holder else _NO_HOLDER
     rates = _rates(missing, counter, evidence)

@@ -11,19 +11,32 @@ from typing import Final
 import msgspec
 
 from memtriage.diagnose.growth import steps_left
+from memtriage.diagnose.judged import weakest
 from memtriage.diagnose.killed import Fate, fate, host_limit_finding, killed_note
 from memtriage.diagnose.ranks import POLICY, RankPolicy, compare_ranks
 from memtriage.diagnose.verdict import verdict
 from memtriage.model import Finding, FindingKind, LedgerRow, RankCount, RunReport, Verdict
+from memtriage.model.findings import GROWING
+from memtriage.model.judged import Judged
+from memtriage.model.units import ranks_in_words
 from memtriage.store.reader import RankRecord, RunRecord
 from memtriage.store.records import SCHEMA
 
-_FIRST_KINDS: Final[tuple[FindingKind, ...]] = (
+_FIRST_KINDS: Final[tuple[frozenset[FindingKind], ...]] = (
+    frozenset({"out_of_memory"}),
+    GROWING,
+    frozenset({"residue"}),
+    frozenset({"fragmentation"}),
+)
+_WORST_FIRST: Final[tuple[Verdict, ...]] = (
     "out_of_memory",
     "leak",
-    "garbage_cycle",
     "residue",
     "fragmentation",
+    "killed",
+    "error",
+    "not_judged",
+    "clean",
 )
 _KILLED_TOLD: Final = 3
 
@@ -37,6 +50,7 @@ class RunContext:
         duration_s: seconds that the longest rank was watched.
         ledger_rank: whose ledger the report shows; None without ranks, or without a ledger.
         killed: ranks that wrote no end and are gone; a process without rank counts as rank 0.
+        running: ranks that wrote no end and may still run.
         missing: ranks of which there is no record.
         runs_out_in: for each finding of the report, the steps until its growth has used up the device or
             the host, None where that is unknown.
@@ -47,6 +61,7 @@ class RunContext:
     duration_s: float | None = None
     ledger_rank: int | None = None
     killed: list[int] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)
     runs_out_in: list[int | None] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -58,7 +73,8 @@ def merge(run: RunRecord, *, live: bool = False, policy: RankPolicy = POLICY) ->
     Of the findings, what killed the run comes first and what is only suspected last.
 
     The ledger is that of rank 0, or of the first rank that wrote one. A rank without an end whose process
-    is gone was killed, which is the verdict unless a rank that was not killed says worse than clean.
+    is gone was killed, which is the verdict unless a rank that was not killed found something. The run is
+    clean only if every rank is; of each device, `judged` has what the weakest of the ranks can say.
 
     Args:
         run: the ranks' records.
@@ -84,6 +100,7 @@ def merge(run: RunRecord, *, live: bool = False, policy: RankPolicy = POLICY) ->
         ledger=_ledger(run.ranks),
         ledger_steps=_ledger_steps(run.ranks),
         exception=_exception(run.ranks),
+        judged=_judged(run.ranks),
         ranks=RankCount(seen=len(run.ranks), of=_world_size(run.ranks)),
         rank_groups=msgspec.UNSET if compared.groups is None else compared.groups,
     )
@@ -99,6 +116,7 @@ def context(run: RunRecord, report: RunReport, *, live: bool = False) -> RunCont
         duration_s=max((rank.last_time_s for rank in run.ranks), default=None),
         ledger_rank=None if with_ledger is None else with_ledger.start.rank,
         killed=[rank.number for rank in run.ranks if fate(rank, live=live) == "killed"],
+        running=[rank.number for rank in run.ranks if fate(rank, live=live) == "running"],
         missing=[rank for rank in range(report.ranks.of) if rank not in seen],
         runs_out_in=[_runs_out_in(finding, by_rank.get(finding.rank), live) for finding in report.findings],
         notes=[*run.notes, *_notes(run.ranks, live)],
@@ -120,24 +138,45 @@ def _place(finding: Finding) -> tuple[bool, tuple[int, int, int]]:
 
 
 def _weight(finding: Finding) -> tuple[int, int, int]:
-    kind = _FIRST_KINDS.index(finding.kind) if finding.kind in _FIRST_KINDS else len(_FIRST_KINDS)
-    amount = finding.bytes_per_step or finding.bytes_per_microbatch or finding.bytes or 0
-    return (kind, -amount, finding.rank or 0)
+    kinds = (place for place, kinds in enumerate(_FIRST_KINDS) if finding.kind in kinds)
+    amount = next(iter(finding.rates.values()), finding.bytes or 0)
+    return (next(kinds, len(_FIRST_KINDS)), -amount, finding.rank or 0)
 
 
 def _verdict(ranks: Sequence[RankRecord], fates: Sequence[Fate], live: bool) -> Verdict:
-    ends = [rank.end for rank in ranks if rank.end is not None]
-    killed = not live and "killed" in fates
-    judging = [rank for rank, end in zip(ranks, fates, strict=True) if live or end != "killed"]
-    word = verdict(
-        (finding for rank in judging for finding in rank.findings),
-        died_of_memory=any(end.verdict == "out_of_memory" for end in ends),
-    )
-    if word != "clean":
-        return word
-    if killed:
-        return "killed"
-    return "error" if any(end.verdict == "error" for end in ends) else "clean"
+    words = [
+        "killed" if end == "killed" and not live else _own_verdict(rank)
+        for rank, end in zip(ranks, fates, strict=True)
+    ]
+    if len(ranks) < _world_size(ranks):
+        words.append("not_judged")
+    return min(words, key=_WORST_FIRST.index, default="not_judged")
+
+
+def _own_verdict(rank: RankRecord) -> Verdict:
+    """Return a rank's verdict: its own word where its record does not say what that rests on, or an error."""
+    end = rank.end
+    if end is None:
+        return verdict(rank.findings, False, {})
+    word = verdict(rank.findings, end.verdict == "out_of_memory", end.judged or {})
+    unsaid = end.judged is None or end.verdict == "error"
+    return end.verdict if word == "not_judged" and unsaid else word
+
+
+def _judged(ranks: Sequence[RankRecord]) -> dict[str, Judged]:
+    """Return of each device the weakest judgement, and whose it is where not all ranks were judged."""
+    by_device: dict[str, list[tuple[RankRecord, Judged]]] = {}
+    for rank in ranks:
+        for device, one in (rank.end.judged or {} if rank.end is not None else {}).items():
+            by_device.setdefault(device, []).append((rank, one))
+    joined = {}
+    for device, known in by_device.items():
+        least = weakest(one for _, one in known)
+        of = [rank.number for rank, one in known if one.reason is not None]
+        if of and len(of) < len(ranks):
+            least = msgspec.structs.replace(least, reason=f"{ranks_in_words(of)}: {least.reason}")
+        joined[device] = least
+    return joined
 
 
 def _exception(ranks: Sequence[RankRecord]) -> str | None:

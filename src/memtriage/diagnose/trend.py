@@ -65,6 +65,11 @@ class TrendPolicy:
     jump: float = 0.25
     regular: float = 0.25
 
+    @property
+    def readings(self) -> int:
+        """Readings needed in all."""
+        return self.warm_up + self.points
+
 
 _POLICIES: Final = {
     "cpu": TrendPolicy(),

@@ -1,31 +1,83 @@
-"""One word for a run, from its findings."""
+"""One word for a run, and why growth could not be judged. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from memtriage.model import Finding, FindingKind, Verdict
-from memtriage.model.findings import GROWING
+from memtriage.model.findings import DEVICE_HOST, GROWING
+from memtriage.model.judged import Judged
+from memtriage.model.units import devices_in_words, rate, size
 
 _IN_ORDER: Final[tuple[tuple[Verdict, frozenset[FindingKind]], ...]] = (
     ("leak", GROWING),
     ("residue", frozenset({"residue"})),
     ("fragmentation", frozenset({"fragmentation"})),
 )
+_SETTLES: Final = "a longer run would settle it"
+_UNEXPLAINED: Final = f"memory grows, and no holder of it was found; {_SETTLES}"
 
 
-def verdict(findings: Iterable[Finding], died_of_memory: bool) -> Verdict:
+def verdict(findings: Iterable[Finding], died_of_memory: bool, judged: Mapping[str, Judged]) -> Verdict:
     """Return the verdict: the first that holds of out_of_memory, leak, residue, fragmentation, clean.
 
-    Findings of other kinds are worth reading and change no verdict. Whether a process was killed, or
-    memtriage could not judge, is not to be seen from findings.
+    A suspicion is no leak, but it forbids clean, and so does a counter that could not be judged. What is
+    neither is `not_judged`. Findings of other kinds are worth reading and change no verdict. Whether a
+    process was killed, or memtriage itself failed, is not to be seen from these.
 
     Args:
-        findings: of all devices and ranks.
+        findings: of all devices and ranks. Growth without a certainty is of an older record, and was proven.
         died_of_memory: whether the script ended because memory ran out.
+        judged: by device, what the judgement of growth rests on.
     """
     if died_of_memory:
         return "out_of_memory"
-    kinds = {finding.kind for finding in findings}
-    return next((word for word, causes in _IN_ORDER if kinds & causes), "clean")
+    certain, suspected = set(), False
+    for finding in findings:
+        if _is_suspected(finding):
+            suspected = True
+        else:
+            certain.add(finding.kind)
+    for word, causes in _IN_ORDER:
+        if certain & causes:
+            return word
+    followed = [one for one in judged.values() if one.scale is not None]
+    flat = all(one.detection_limit is not None for one in followed)
+    return "clean" if followed and flat and not suspected else "not_judged"
+
+
+def reasons_not_judged(findings: Iterable[Finding], judged: Mapping[str, Judged]) -> list[str]:
+    """Return why a run is not judged, a line each, what is suspected first; nothing where no reason is known.
+
+    Args:
+        findings: those of the run.
+        judged: by device, what the judgement of growth rests on.
+    """
+    open_ones = [finding for finding in findings if _is_suspected(finding)]
+    suspected = dict.fromkeys(_suspicion(finding) for finding in open_ones)
+    # malloc's counter, by which the CPU is judged, is the host's as well
+    told = {"cpu" if finding.device == DEVICE_HOST else finding.device for finding in open_ones}
+    reasons: dict[str, list[str]] = {}
+    for device, one in judged.items():
+        if device in told:
+            continue
+        if one.reason is not None:
+            reasons.setdefault(one.reason, []).append(device)
+        elif one.scale is not None and one.detection_limit is None:
+            reasons.setdefault(_UNEXPLAINED, []).append(device)
+    if len(judged) > 1:
+        lines = [f"{devices_in_words(devices)}: {why}" for why, devices in reasons.items()]
+    else:
+        lines = list(reasons)
+    return [*suspected, *lines]
+
+
+def _is_suspected(finding: Finding) -> bool:
+    return finding.kind in GROWING and finding.certainty == "suspected"
+
+
+def _suspicion(finding: Finding) -> str:
+    per = next(iter(finding.rates), None)
+    amount = size(finding.bytes) if per is None else rate(finding.rates[per], per)
+    return f"suspected growth of {amount} on {finding.device}; {_SETTLES}"

@@ -121,7 +121,9 @@ class MemoryCheck:
         if growing:
             from memtriage.report.terminal import findings_text
 
-            return [f"memory grows, and the test demands that nothing does\n{findings_text(report, growing)}"]
+            proven = any(one.certainty != "suspected" for one in growing)
+            grows = "memory grows" if proven else "memory seems to grow"
+            return [f"{grows}, and the test demands that nothing does\n{findings_text(report, growing)}"]
         return [] if _judged(report) else [_too_short(report)]
 
     # --- peak -----------------------------------------------------------------------------------------------

@@ -66,9 +66,12 @@ class WatchedTraining:
 
 def _tell(report: RunReport, folder: Path) -> None:
     """The verdict and where the record is, in the log; every finding in full where there is one."""
+    from memtriage.diagnose.merge import RunContext
+    from memtriage.report.run_words import VERDICTS, fold, sentence
     from memtriage.report.terminal import findings_text
 
-    text = f"memtriage: {report.verdict.replace('_', ' ')}; for all of it: memtriage report {folder}"
+    said = sentence(report, RunContext(), fold(report.findings, [None] * len(report.findings)))
+    text = f"memtriage: {VERDICTS[report.verdict][0]}: {said}; for all of it: memtriage report {folder}"
     if report.findings:
         _log.warning("%s\n%s", text, findings_text(report, report.findings))
     else:

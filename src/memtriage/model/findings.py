@@ -115,6 +115,16 @@ class Finding(msgspec.Struct, kw_only=True):
             self.also_held_by = [in_words(path) for path in self.also_held_by_paths]
 
     @property
+    def rates(self) -> dict[str, int]:
+        """Bytes by what they grow per, as far as known: the rate that says most comes first."""
+        known = {
+            "step": self.bytes_per_step,
+            "micro-batch": self.bytes_per_microbatch,
+            "second": self.bytes_per_second,
+        }
+        return {per: rate for per, rate in known.items() if rate is not None}
+
+    @property
     def held_at(self) -> HolderPath | str | None:
         """What tells holders apart: the segments, or the words in a record that has no segments."""
         return self.holder if self.holder_path is None else self.holder_path

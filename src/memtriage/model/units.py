@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
@@ -70,6 +70,15 @@ def rank_list(ranks: Iterable[int]) -> str:
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
+def ranks_in_words(ranks: Sequence[int]) -> str:
+    """Return ranks with the noun.
+
+    >>> ranks_in_words([3]), ranks_in_words([0, 1, 2])
+    ('rank 3', 'ranks 0-2')
+    """
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {rank_list(ranks)}"
+
+
 def duration(seconds: float | None) -> str:
     """Return a time span in at most two units.
 
@@ -122,3 +131,24 @@ def count(number: int, noun: str) -> str:
     ('1 step', '1,200 steps')
     """
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def rate(amount: int | None, per: str) -> str:
+    """Return growth in words.
+
+    >>> rate(171966464, "step")
+    '164.0 MiB per step'
+    """
+    return UNKNOWN if amount is None else f"{size(amount)} per {per}"
+
+
+def devices_in_words(devices: Collection[str]) -> str:
+    """Return devices with runs of numbers drawn together.
+
+    >>> devices_in_words({"cuda:1", "cuda:0", "cuda:2"}), devices_in_words(["cpu"])
+    ('cuda:0-2', 'cpu')
+    """
+    if len(devices) == 1:
+        return next(iter(devices))
+    numbers = [int(device.partition(":")[2]) for device in devices if device.partition(":")[2].isdigit()]
+    return f"cuda:{rank_list(numbers)}" if len(numbers) == len(devices) else ", ".join(sorted(devices))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from memtriage.diagnose.merge import RunContext
+from memtriage.diagnose.verdict import reasons_not_judged
 from memtriage.model.cell import CellReport, DeviceUse, Freed, HolderChange, OutputHold, Rebinding
 from memtriage.model.findings import GROWING, Finding
 from memtriage.model.paths import SegmentKind, has
@@ -40,8 +41,8 @@ def headline(report: CellReport) -> tuple[str, Level, str]:
         steps = f"no growth in {count(run.steps, 'step')}; " if run.steps else ""
         return word, level, steps + tensors_in_words(report)
     if run.verdict == "not_judged":
-        steps = f"too few of {count(run.steps, 'step')} to judge growth; " if run.steps else ""
-        return "cell", "good", steps + tensors_in_words(report)
+        why = reasons_not_judged(run.findings, run.judged) if run.steps else []
+        return "cell", "good", "; ".join([*why, tensors_in_words(report)])
     grown = next((group.first for group in groups if group.kind in GROWING), None)
     if run.verdict == "leak" and grown is not None and _of_runs(grown):
         return word, level, f"{grown.holder} grows with every run of this cell"

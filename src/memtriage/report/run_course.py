@@ -20,8 +20,8 @@ from memtriage.diagnose.killed import fate
 from memtriage.model import Mark
 from memtriage.report.html.columns import pack
 from memtriage.report.html.downsample import instants
-from memtriage.report.run_words import COURSE_MARKS, devices_in_words
-from memtriage.report.text import count
+from memtriage.report.run_words import COURSE_MARKS
+from memtriage.report.text import count, devices_in_words
 from memtriage.store.reader import RankRecord
 
 HOST: Final = "host"

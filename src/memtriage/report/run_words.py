@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Literal
 
+from memtriage.diagnose.judged import stated_limit
 from memtriage.diagnose.merge import RunContext
+from memtriage.diagnose.verdict import reasons_not_judged
 from memtriage.model.findings import GROWING
 from memtriage.model.playbook import PLAYBOOK
-from memtriage.report.text import KINDS, SEVERE, count, duration, rank_list, rate, size
+from memtriage.report.text import (
+    KINDS,
+    SEVERE,
+    count,
+    devices_in_words,
+    duration,
+    rank_list,
+    ranks_in_words,
+    rate,
+    size,
+)
 
 if TYPE_CHECKING:
     from memtriage.model import Finding, FindingKind, LedgerRow, RunReport, Verdict
@@ -77,16 +88,15 @@ class FindingGroup:
     @property
     def amount(self) -> str:
         """The growth, or else the size, over all ranks."""
-        for per, of in _RATES.items():
-            if of(self.first) is not None:
-                return _spread([of(finding) for finding in self.findings], per)
+        for per in self.first.rates:
+            return _spread([finding.rates.get(per) for finding in self.findings], per)
         return _spread([finding.bytes for finding in self.findings], None)
 
     @property
     def piled_up(self) -> tuple[str, list[str]]:
         """Label and values of what the headline leaves out where it gives a rate: the size, other rates."""
         finding = self.first
-        rates = [rate(amount, per) for per, of in _RATES.items() if (amount := of(finding)) is not None]
+        rates = [rate(amount, per) for per, amount in finding.rates.items()]
         if not rates:
             return "", []
         values = ([] if finding.bytes is None else [size(finding.bytes)]) + rates[1:]
@@ -127,32 +137,12 @@ class FindingGroup:
         return f", {len(self.ranks):,} of {report.ranks.seen:,} ranks ({rank_list(self.ranks)})"
 
 
-_RATES: Final[dict[str, Callable[[Finding], int | None]]] = {
-    "step": attrgetter("bytes_per_step"),
-    "micro-batch": attrgetter("bytes_per_microbatch"),
-    "second": attrgetter("bytes_per_second"),
-}
-"""Rates of growth, those first that tell most."""
-
-
 def _spread(amounts: Sequence[int | None], per: str | None) -> str:
     known = [amount for amount in amounts if amount is not None]
     if not known:
         return ""
     low, high = (rate(amount, per) if per else size(amount) for amount in (min(known), max(known)))
     return high if low == high else f"{size(min(known))} to {high}"
-
-
-def devices_in_words(devices: Collection[str]) -> str:
-    """Return devices with runs of numbers drawn together.
-
-    >>> devices_in_words({"cuda:1", "cuda:0", "cuda:2"}), devices_in_words(["cpu"])
-    ('cuda:0-2', 'cpu')
-    """
-    if len(devices) == 1:
-        return next(iter(devices))
-    numbers = [int(device.partition(":")[2]) for device in devices if device.partition(":")[2].isdigit()]
-    return f"cuda:{rank_list(numbers)}" if len(numbers) == len(devices) else ", ".join(sorted(devices))
 
 
 def fold(findings: Sequence[Finding], runs_out_in: Sequence[int | None]) -> list[FindingGroup]:
@@ -177,7 +167,9 @@ def fold(findings: Sequence[Finding], runs_out_in: Sequence[int | None]) -> list
 
 def _cause(finding: Finding) -> tuple[object, ...]:
     device = finding.device.partition(":")[0]  # every rank has its own cuda:N
-    return (finding.kind, device, finding.held_at, finding.allocated_at, finding.phase, finding.mechanism)
+    open_one = finding.certainty == "suspected"
+    place = (finding.held_at, finding.allocated_at, finding.phase, finding.mechanism)
+    return (finding.kind, open_one, device, *place)
 
 
 def sentence(report: RunReport, context: RunContext, groups: Sequence[FindingGroup]) -> str:
@@ -187,7 +179,7 @@ def sentence(report: RunReport, context: RunContext, groups: Sequence[FindingGro
         case "clean":
             return "; ".join([_limits(report, context), *_worth_acting(groups)])
         case "not_judged":
-            return "; ".join([_not_judged(report, groups), *_worth_acting(groups)])
+            return "; ".join([*_not_judged(report, context), *_worth_acting(groups)])
         case "leak" if growing:
             more = f"; {count(len(growing) - 1, 'more leak')} below" if len(growing) > 1 else ""
             return f"{growing[0].amount} on {growing[0].device}{_until_full(growing[0])}{more}"
@@ -215,42 +207,28 @@ def sentence(report: RunReport, context: RunContext, groups: Sequence[FindingGro
             return "see below"
 
 
+def nothing_found(report: RunReport) -> str:
+    """Return what a run is said to be free of, where no detection limit is known."""
+    return f"no leak, residue or fragmentation found in {count(report.steps, 'step')}"
+
+
 def _limits(report: RunReport, context: RunContext) -> str:
     """Return how small a leak would have been found, and in how long a run."""
-    devices: dict[str, list[str]] = {}
-    scales = []
-    for device, judged in report.judged.items():
-        if judged.detection_limit is not None:
-            limit = rate(judged.detection_limit.bytes, judged.detection_limit.per)
-            devices.setdefault(limit, []).append(device)
-            scales.append((judged.scale, judged.points))
-    if not devices:
-        return f"no leak, residue or fragmentation found in {count(report.steps, 'step')}"
-    limits = " and ".join(f"{limit} on {devices_in_words(names)}" for limit, names in devices.items())
-    match scales[0]:
-        case "time", _ if context.duration_s is not None:
-            rests_on = duration(context.duration_s)
-        case "microbatch", points:
-            rests_on = count(points, "backward")
-        case "step", _:
-            rests_on = count(report.steps, "step")
-        case _, points:
-            rests_on = count(points, "reading")
-    return f"no growth above {limits} in {rests_on}"
+    known = stated_limit(report.judged, steps=report.steps, seconds=context.duration_s)
+    return nothing_found(report) if known is None else known
 
 
-def _not_judged(report: RunReport, groups: Sequence[FindingGroup]) -> str:
-    """Return what is suspected, or else why growth could not be judged, by device where there are several."""
-    suspected = next((group for group in groups if group.suspected), None)
-    if suspected is not None:
-        return f"suspected growth of {suspected.amount} on {suspected.device}; a longer run would settle it"
-    reasons: dict[str, list[str]] = {}
-    for device, judged in report.judged.items():
-        if judged.reason is not None:
-            reasons.setdefault(judged.reason, []).append(device)
-    if len(report.judged) < 2:
-        return next(iter(reasons), "growth could not be judged")
-    return "; ".join(f"{devices_in_words(devices)}: {why}" for why, devices in reasons.items())
+def _not_judged(report: RunReport, context: RunContext) -> list[str]:
+    """Return what is suspected, why growth could not be judged, or which ranks say nothing of it."""
+    lines = reasons_not_judged(report.findings, report.judged)
+    if context.running:
+        who = "the run" if report.ranks.of == 1 else ranks_in_words(context.running)
+        lines.append(f"{who} had not finished")
+    if context.killed:
+        lines.append(f"{ranks_in_words(context.killed)} wrote no end")
+    if context.missing:
+        lines.append(_no_record(context))
+    return lines or ["growth could not be judged"]
 
 
 def _worth_acting(groups: Sequence[FindingGroup]) -> list[str]:
@@ -303,7 +281,7 @@ def ledger_rows(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
     if len(small) < 2:
         return list(rows)
     large = [row for row in rows if abs(row.bytes) >= _SMALL_SHARE * total]
-    return [*large, type(rows[0])(row=f"{len(small)} smaller rows", bytes=sum(row.bytes for row in small))]
+    return [*large, type(rows[0])(row="others, each below 1 %", bytes=sum(row.bytes for row in small))]
 
 
 def ledger_summary(total: int, step: int | None) -> str:
@@ -319,5 +297,8 @@ def notes(context: RunContext) -> list[str]:
     """Return what was left out, cut or unusual, the ranks without a record first."""
     if not context.missing:
         return list(context.notes)
-    ranks = "rank" if len(context.missing) == 1 else "ranks"
-    return [f"no record of {ranks} {rank_list(context.missing)}", *context.notes]
+    return [_no_record(context), *context.notes]
+
+
+def _no_record(context: RunContext) -> str:
+    return f"no record of {ranks_in_words(context.missing)}"

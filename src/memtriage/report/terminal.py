@@ -35,7 +35,7 @@ from memtriage.report.run_words import (
     playbook_entry,
     sentence,
 )
-from memtriage.report.text import UNKNOWN, count, size
+from memtriage.report.text import UNKNOWN, count, duration, size
 
 if TYPE_CHECKING:
     from memtriage.model import Finding, LedgerRow, Mark, RunReport
@@ -224,14 +224,21 @@ def _course_block(
     of = "" if rank is None else f" of rank {rank}"
     page.heading(f"{_COURSE.get(device or '', 'allocated')} on {device}{of}", _AT[what])
     low, high = min(values), max(values)
-    steps = f"step {marks[0].step} to {marks[-1].step}"
+    span = _span(marks[0], marks[-1])
     if high - low < _FLAT * high and not any(group.kind in GROWING for group in groups):
-        page.line((f"  {size(high)}, flat", ""), (f"  {steps}", "dim"))
+        page.line((f"  {size(high)}, flat", ""), (f"  {span}", "dim"))
     else:
-        _chart(page, values, steps)
+        _chart(page, values, span)
 
 
-def _chart(page: Page, values: Sequence[int], steps: str) -> None:
+def _span(first: Mark, last: Mark) -> str:
+    """Return from where to where a course goes: steps, or times where there are none."""
+    if first.step != last.step:
+        return f"step {first.step} to {last.step}"
+    return f"{duration(first.time_s)} to {duration(last.time_s)} after the start"
+
+
+def _chart(page: Page, values: Sequence[int], span: str) -> None:
     low, high = size(min(values)), size(max(values))
     if low == high:
         high = f"+{size(max(values) - min(values))}"
@@ -241,7 +248,7 @@ def _chart(page: Page, values: Sequence[int], steps: str) -> None:
     for number, line in enumerate(lines):
         name = high if number == 0 else low if number == len(lines) - 1 else ""
         page.raw(Text(f"{name:>{label}} {edge}{line}"))
-    page.raw(Text(f"{'':>{label}}  {steps}", style="dim"))
+    page.raw(Text(f"{'':>{label}}  {span}", style="dim"))
 
 
 _AT: Final = {

@@ -6,9 +6,29 @@ from typing import Final
 
 from memtriage.model import FindingKind
 from memtriage.model.findings import GROWING
-from memtriage.model.units import UNKNOWN, count, duration, rank_list, size
+from memtriage.model.units import (
+    UNKNOWN,
+    count,
+    devices_in_words,
+    duration,
+    rank_list,
+    ranks_in_words,
+    rate,
+    size,
+)
 
-__all__ = ["KINDS", "SEVERE", "UNKNOWN", "count", "duration", "rank_list", "rate", "size"]
+__all__ = [
+    "KINDS",
+    "SEVERE",
+    "UNKNOWN",
+    "count",
+    "devices_in_words",
+    "duration",
+    "rank_list",
+    "ranks_in_words",
+    "rate",
+    "size",
+]
 
 KINDS: Final[dict[FindingKind, str]] = {
     "leak": "leak",
@@ -28,12 +48,3 @@ KINDS: Final[dict[FindingKind, str]] = {
 """Kinds of findings in words."""
 SEVERE: Final[frozenset[FindingKind]] = GROWING | {"out_of_memory"}
 """Kinds of findings that end a run sooner or later."""
-
-
-def rate(amount: int | None, per: str) -> str:
-    """Return growth in words.
-
-    >>> rate(171966464, "step")
-    '164.0 MiB per step'
-    """
-    return UNKNOWN if amount is None else f"{size(amount)} per {per}"

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any, Final
 
 from memtriage.diagnose.live import LiveView, RankLine
-from memtriage.report.run_words import VERDICTS, FindingGroup, Level, facts, fold, sentence
+from memtriage.report.run_words import VERDICTS, FindingGroup, Level, facts, fold, nothing_found, sentence
 from memtriage.report.text import UNKNOWN, duration, size
 
 
@@ -132,10 +132,13 @@ def headline(view: LiveView) -> tuple[str, str, Level]:
     if view.report is None or view.context is None:
         return "waiting", view.waiting or "", "warn"
     word, weight = VERDICTS[view.report.verdict]
-    said = sentence(view.report, view.context, groups_of(view))
+    groups = groups_of(view)
     if view.report.verdict in ("clean", "not_judged") and not view.finished:
-        return "running", f"{said} so far", "good"
-    return word, said, weight
+        suspected = next(
+            (f"{group.title(view.report)}, {group.amount}" for group in groups if group.suspected), None
+        )
+        return "running", suspected or f"{nothing_found(view.report)} so far", "good"
+    return word, sentence(view.report, view.context, groups), weight
 
 
 def subject(view: LiveView) -> list[str]:

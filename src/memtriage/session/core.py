@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,10 +20,12 @@ from types import FrameType
 from typing import ParamSpec, cast
 
 from memtriage.diagnose.host_findings import host_findings, host_notes
+from memtriage.diagnose.judged import with_circumstances
 from memtriage.diagnose.leaks import CensusPoint
 from memtriage.diagnose.verdict import verdict
 from memtriage.model.asked import Answer
 from memtriage.model.findings import Finding, Verdict
+from memtriage.model.judged import Judged
 from memtriage.model.position import TrainingPosition
 from memtriage.model.run_status import RunStatus
 from memtriage.observe.counters import CounterReader
@@ -77,6 +80,7 @@ class Session:
         path: of the rank's record.
         argv: the program and its arguments.
         findings: what was found, once it is finished.
+        judged: by device, what that rests on, once it is finished.
         died_of_memory: it ended because memory ran out.
         exception_text: what ended it; None when it came to its end.
 
@@ -107,7 +111,8 @@ class Session:
         self.died_of_memory = False
         self.exception_text: str | None = None
         self._last_census = last_census
-        self._judged = False
+        self.judged: dict[str, Judged] = {}
+        self._failed_to_judge = True
         self._pid = os.getpid()
         self._lock = threading.RLock()  # held while a mark is made, and taken before a backward
         self._running = False
@@ -180,9 +185,9 @@ class Session:
 
     @property
     def verdict(self) -> Verdict:
-        """This rank's verdict, once it is finished; `error` when growth could not be judged."""
-        word = verdict(self.findings, self.died_of_memory)
-        return "error" if word == "clean" and not self._judged else word
+        """This rank's verdict, once it is finished; `error` where the watch itself failed to judge."""
+        word = verdict(self.findings, self.died_of_memory, self.judged)
+        return "error" if word == "not_judged" and self._failed_to_judge else word
 
     def elapsed(self) -> float:
         """Seconds since the session was made."""
@@ -338,7 +343,7 @@ class Session:
         self.died_of_memory = error is not None
         # Each for itself: where memory has run out, a census may find too little for its own work.
         self._last_look(exception, error, brief)
-        self._judge_growth()
+        self._judge_growth(isinstance(exception, Exception) and not isinstance(exception, Terminated))
         self.findings += self._residue.findings()
         self._judge_host()
         if error is not None:
@@ -365,10 +370,16 @@ class Session:
             self._growth.take_ledgers()
 
     @_never_raises
-    def _judge_growth(self) -> None:
+    def _judge_growth(self, failed: bool) -> None:
         self.findings = self._growth.leaks()
         self._live.leaks(self.findings)
-        self._judged = True
+        self.judged = with_circumstances(
+            self._growth.judged(),
+            failed=failed,
+            steps=self.position.step,
+            torch="torch" in sys.modules,
+        )
+        self._failed_to_judge = False
 
     @_never_raises
     def _judge_host(self) -> None:
@@ -396,6 +407,7 @@ class Session:
             device_limits=self._growth.limits,
             passing=self._growth.transient.most(),
             peak_rss=host_peak(),
+            judged=self.judged,
         )
         try:
             devices = [] if self._last_mark is None else [each.device for each in self._last_mark.readings]

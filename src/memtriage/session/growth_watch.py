@@ -8,10 +8,11 @@ from types import FrameType
 from memtriage.diagnose.judge import Evidence
 from memtriage.diagnose.leaks import CensusPoint
 from memtriage.model.findings import Finding
+from memtriage.model.judged import Judged
 from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.host import InUse
 from memtriage.session.investigation import Investigator
-from memtriage.session.judgement import find_leaks, limits_and_use
+from memtriage.session.judgement import find_leaks, judge_devices, limits_and_use
 from memtriage.session.ledgers import LedgerKeeper
 from memtriage.session.marks import MarkPoint
 from memtriage.session.progress import TrainingProgress
@@ -56,6 +57,7 @@ class GrowthWatch:
         self._rank = rank
         self._investigator = Investigator(script_root, say, ledgers.before_census)
         self.scheduler = CensusScheduler(self._investigator, ledgers.take, lambda: found(self.leaks()))
+        self._devices: dict[str, None] = {}
         self._in_use: InUse | None = None
         self._readings: Sequence[Reading] = ()
 
@@ -74,10 +76,15 @@ class GrowthWatch:
         if mark.name != "end":  # by then the program's functions have returned, and their memory is gone
             self._in_use, self._readings = self._reader.in_use(), mark.readings
             self.transient.at_mark(mark.readings)
+        self._devices.update(dict.fromkeys(reading.device for reading in mark.readings))
         if mark.name in ("step", "backward", "time"):
             self.scheduler.at_mark(mark.name, mark.position, self._values(mark))
             if self._ledgers.due():
                 self.scheduler.census(mark.position)
+
+    def judged(self) -> dict[str, Judged]:
+        """Return by device whether growth could be judged, and how small a leak would have been found."""
+        return judge_devices(self.scheduler.main, self._devices)
 
     def _values(self, mark: MarkPoint) -> dict[str, int]:
         """Bytes by counter; what cannot be read, or is disturbed, is left out."""

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from memtriage.diagnose.growths import Growth, waits_for_collector
 from memtriage.diagnose.judge import Evidence, data_finding, holder_finding, unnamed_growth, without_repeats
+from memtriage.diagnose.judged import NO_COUNTER, judge_counter
 from memtriage.model.census import GroupDetail
 from memtriage.model.findings import Finding
+from memtriage.model.judged import DetectionLimit, Judged, JudgedScale
 from memtriage.model.paths import is_native
+from memtriage.model.position import Scale
 from memtriage.observe import cuda, driver
 from memtriage.observe.cgroup import counted, host_limit
 from memtriage.observe.counters import Reading
 from memtriage.observe.host import InUse
 from memtriage.session.investigation import Investigation
+from memtriage.session.schedule.follower import Follower
 from memtriage.session.schedule.scheduler import CensusScheduler
 
 
@@ -35,12 +40,12 @@ def find_leaks(scheduler: CensusScheduler, evidence: Evidence) -> list[Finding]:
         found += _held(investigation, within.growths(investigation), of_microbatches)
     named = without_repeats(found)
     for counter, estimate in sorted(evidence.estimates.items()):
-        if counter == "host" or _waits(main.investigation, counter, estimate.rate):
+        if counter in ("host", "shared") or _waits(main.investigation, counter, estimate.rate):
             continue
         since = estimate.onset or 0.0
         contradicts = main.contradicts("host", _RESIDENT_SHARE * estimate.rate, since)
-        on_host = not counter.startswith("cuda:")
-        unnamed = unnamed_growth(counter, evidence, named, on_host and contradicts, data)
+        native = counter == "cpu"
+        unnamed = unnamed_growth(counter, evidence, named, native and contradicts, data)
         if unnamed is not None:
             named.append(unnamed)
     return named
@@ -48,6 +53,34 @@ def find_leaks(scheduler: CensusScheduler, evidence: Evidence) -> list[Finding]:
 
 _RESIDENT_SHARE: Final = 0.5
 """Part of native growth that the resident set has to show: malloc may fill what others have freed."""
+
+
+_SCALES: Final[Mapping[Scale, JudgedScale]] = {"step": "step", "microbatch": "microbatch", "second": "time"}
+
+
+def judge_devices(main: Follower, devices: Iterable[str]) -> dict[str, Judged]:
+    """Return by device whether growth could be judged, and how small a leak would have been found.
+
+    Where what awaits the cyclic collector makes a counter rise, a leak that is larger than that would show.
+
+    Args:
+        main: followed the counters.
+        devices: all that were read at marks.
+    """
+    found = {}
+    scale = _SCALES[main.scale]
+    for device in devices:
+        counter = main.counters.get(device)
+        if counter is None:
+            found[device] = NO_COUNTER
+            continue
+        estimate, said = judge_counter(counter.track, scale, counter.policy)
+        rises = estimate.state in ("growing", "undecided")
+        if rises and _waits(main.investigation, device, estimate.rate):
+            limit = DetectionLimit(math.ceil(estimate.high), "second" if scale == "time" else "step")
+            said = Judged(scale=scale, points=said.points, detection_limit=limit)
+        found[device] = said
+    return found
 
 
 def _waits(investigation: Investigation, device: str, rate: float) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Final
+
 import msgspec
 
 from memtriage.model.marks import Mark
@@ -9,8 +12,31 @@ from memtriage.model.position import TrainingPosition
 from memtriage.observe.counters import CounterReader, Reading
 from memtriage.store.writer import RankWriter
 
-_DENSE_MARKS = 4000
-_SPARSE_S = 0.1
+
+@dataclass(frozen=True, slots=True)
+class StoringPolicy:
+    """Which marks are written, so that the record of a long run hardly grows, however fast its steps are.
+
+    Attributes:
+        dense: first marks, all of which are written.
+        sparse_s: seconds between two marks after these, at least.
+        share: part of the run's time so far that lies between two marks. A tenfold longer run has 230 marks
+            more until that reaches `longest_s`.
+        longest_s: seconds between two marks, at most: as often as the host is sampled.
+    """
+
+    dense: int = 4000
+    sparse_s: float = 0.1
+    share: float = 0.01
+    longest_s: float = 5.0
+
+    def due(self, stored: int, last_s: float, now_s: float) -> bool:
+        """Return whether a mark at `now_s` is written, after `stored` others, the last one at `last_s`."""
+        apart_s = min(self.longest_s, max(self.sparse_s, self.share * now_s))
+        return stored < self.dense or now_s - last_s >= apart_s
+
+
+STORING: Final = StoringPolicy()
 
 
 class MarkPoint(msgspec.Struct, frozen=True):
@@ -51,15 +77,23 @@ class MarkPoint(msgspec.Struct, frozen=True):
 
 
 class StoredMarks:
-    """Writes marks, every one while they are few, later at most ten a second; the program's own always.
+    """Writes marks, every one while they are few, later fewer and fewer; the program's own always.
 
     Args:
         writer: of the record.
         reader: of the counters that marks of all devices share.
         rank: whose marks they are.
+        policy: which marks are written.
     """
 
-    def __init__(self, writer: RankWriter, reader: CounterReader, rank: int | None) -> None:
+    def __init__(
+        self,
+        writer: RankWriter,
+        reader: CounterReader,
+        rank: int | None,
+        policy: StoringPolicy = STORING,
+    ) -> None:
+        self._policy = policy
         self._writer = writer
         self._reader = reader
         self._rank = rank
@@ -69,8 +103,9 @@ class StoredMarks:
     def at_mark(self, mark: MarkPoint) -> None:
         """A mark has been made."""
         now = mark.position.time_s
-        dense = self._stored < _DENSE_MARKS or now - self._last_s >= _SPARSE_S
-        if not dense and mark.name in ("backward", "step", "time"):
+        if mark.name in ("backward", "step", "time") and not self._policy.due(
+            self._stored, self._last_s, now
+        ):
             return
         self._stored += 1
         self._last_s = now

@@ -186,6 +186,7 @@ def _remembered(session: Session) -> tuple[RunReport, RunContext]:
         marks=[],
         ledger={},
         exception=session.exception_text,
+        judged=session.judged,
         ranks=RankCount(seen=1, of=session.identity.world_size),
     )
     note = f"{session.path} could not be written ({session.record_error}): no marks, no ledger"

@@ -119,7 +119,7 @@ class End(msgspec.Struct, kw_only=True):
         peak_allocated, peak_reserved: the allocator's own peaks, by CUDA device, since its start or since
             the script reset them.
         peak_rss: highest resident set of the process.
-        judged: by device, what the judgement of growth rests on.
+        judged: by device, what the judgement of growth rests on; None in records that do not say it.
     """
 
     verdict: Verdict
@@ -132,4 +132,4 @@ class End(msgspec.Struct, kw_only=True):
     peak_allocated: dict[str, int] = msgspec.field(default_factory=dict)
     peak_reserved: dict[str, int] = msgspec.field(default_factory=dict)
     peak_rss: int | None = None
-    judged: dict[str, Judged] = msgspec.field(default_factory=dict)
+    judged: dict[str, Judged] | None = None

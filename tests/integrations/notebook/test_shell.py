@@ -43,7 +43,7 @@ def test_an_error_is_shown_as_ever_and_ends_the_watch(
     assert "KeyError: 'its own'" in said
     assert "----> 3 raise KeyError" in said
     assert "memtriage/integrations" not in said
-    assert said.index("KeyError: 'its own'") < said.index("memtriage  CLEAN")
+    assert said.index("KeyError: 'its own'") < said.index("memtriage  CELL")
     assert _active.session is None
 
 
@@ -91,7 +91,7 @@ def test_below_another_magic_it_watches_too(
 ) -> None:
     result = run(shell, "%%time\n%%memtriage\ny = 20\ny + 1")
     assert (result.result, shell.user_ns["y"]) == (21, 20)
-    assert "memtriage  CLEAN" in capsys.readouterr().out
+    assert "memtriage  CELL" in capsys.readouterr().out
     run(shell, "%%time\n%%memtriage\nraise KeyError('its own')")
     said = capsys.readouterr().out
     assert "its own" in said
@@ -102,7 +102,7 @@ def test_below_another_magic_it_watches_too(
 def test_above_another_magic_it_watches_too(shell: Any, no_census: None) -> None:
     run(shell, "%%memtriage --json told -q\n%%capture words\nprint('inside')")
     assert shell.user_ns["words"].stdout == "inside\n"
-    assert shell.user_ns["told"]["verdict"] == "clean"
+    assert shell.user_ns["told"]["verdict"] == "not_judged"
 
 
 def test_below_another_magic_await_is_refused(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,6 +56,8 @@ def test_what_is_unknown_has_no_value_and_what_is_none_has_zero() -> None:
 def test_leaks_of_one_holder_are_one_value_and_only_the_fastest_have_one() -> None:
     twice = (leak(holder="a"), leak(holder="a"), leak(holder=None, bytes_per_step=None))
     assert values(status(leaks=twice))["leak.growth_per_step", "0", "cuda:0", "a"] == 2 * 164 * MIB
+    open_one = (leak(holder="b", certainty="suspected"),)
+    assert not any(name == "leak.growth_per_step" for name, *_ in values(status(leaks=open_one)))
     many = tuple(leak(holder=f"holder {rate}", bytes_per_step=rate) for rate in range(40))
     told = [value for labels, value in values(status(leaks=many)).items() if labels[0].startswith("leak")]
     assert sorted(told) == list(range(24, 40))

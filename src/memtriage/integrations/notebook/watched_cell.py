@@ -257,7 +257,7 @@ class WatchedCell:
                 told.append(None)
         word = report.verdict
         if word in ("residue", "fragmentation") or (word in ("clean", "not_judged") and findings):
-            word = verdict(findings, died_of_memory=False)
+            word = verdict(findings, False, report.judged)
         return msgspec.structs.replace(report, findings=findings, verdict=word), told
 
     def _devices(self, after: Census, resident: int) -> list[DeviceUse]:

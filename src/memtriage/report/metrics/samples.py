@@ -70,7 +70,7 @@ def _values(status: RunStatus) -> Iterator[_Value]:
 def _leaks(status: RunStatus) -> Iterator[_Value]:
     rates: dict[tuple[str, str], int] = {}
     for leak in status.leaks:
-        if leak.bytes_per_step is not None:
+        if leak.bytes_per_step is not None and leak.certainty != "suspected":
             key = (leak.device, leak.holder or "")
             rates[key] = rates.get(key, 0) + leak.bytes_per_step
     fastest = sorted(rates.items(), key=lambda entry: -entry[1])

@@ -150,15 +150,16 @@ class Follower:
         self._due = next_census(self.investigation.taken, found, settled, self._plan)
 
     def _by_counters(self, held: Sequence[Growth], data: Sequence[DataGrowth]) -> Iterator[GrowthEstimate]:
-        """What counters show and no proven growth explains."""
-        proven = [(one.device, one.proof) for one in held] + [("host", one.proof) for one in data]
+        """What counters show and no proven growth explains.
+
+        The resident set only contradicts: pages that are touched for the first time raise it, too.
+        """
+        proven = [(one.device, one.proof) for one in held] + [("cpu", one.proof) for one in data]
         for name, counter in self.counters.items():
             found = counter.estimate()
-            sees = {name, "host"} if name == "cpu" else {name, "cpu"}
-            known = sum(
-                proof.rate for where, proof in proven if where in sees and proof.certainty == "proven"
-            )
-            if found.state in ("growing", "undecided") and known < _EXPLAINED * found.rate:
+            known = sum(p.rate for where, p in proven if where == name and p.certainty == "proven")
+            grows = found.state in ("growing", "undecided") and name not in ("host", "shared")
+            if grows and known < _EXPLAINED * found.rate:
                 yield found
 
     def _affordable(self, elapsed_s: float) -> bool:
