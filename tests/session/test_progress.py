@@ -81,7 +81,7 @@ def test_the_program_s_word_replaces_the_hooks(progress: TrainingProgress) -> No
 
 def test_positions_are_those_of_their_scale() -> None:
     position = TrainingPosition(step=7, microbatch=3, time_s=41.6)
-    assert [position.on(scale) for scale in ("step", "microbatch", "second")] == [7, 3, 42]
+    assert [position.on(scale) for scale in ("step", "microbatch", "second")] == [7, 3, 41.6]
 
 
 def test_the_longest_batch_is_unknown_where_a_size_is() -> None:

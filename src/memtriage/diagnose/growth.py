@@ -47,11 +47,11 @@ _MAX_POINTS = 4096
 class Series:
     """One counter at one kind of mark: positions (steps) and values (bytes), thinned when long."""
 
-    positions: list[int] = field(default_factory=list)
+    positions: list[float] = field(default_factory=list)
     values: list[int] = field(default_factory=list)
     next_look: int = 0
 
-    def add(self, position: int, value: int) -> None:
+    def add(self, position: float, value: int) -> None:
         self.positions.append(position)
         self.values.append(value)
         if len(self.values) > _MAX_POINTS:
@@ -61,7 +61,7 @@ class Series:
             self.values[:half] = self.values[:half:2]
             self.next_look = min(self.next_look, len(self.values) + half // 4)
 
-    def after(self, position: int) -> Series:
+    def after(self, position: float) -> Series:
         """The part of the series behind a position."""
         start = next((i for i, p in enumerate(self.positions) if p > position), len(self.positions))
         return Series(self.positions[start:], self.values[start:])
@@ -144,7 +144,7 @@ def period_within_step(values: Sequence[int], policy: GrowthPolicy = POLICY) -> 
     return None
 
 
-def went_on(series: Series, since: int, rate: float, share: float = 0.3) -> bool | None:
+def went_on(series: Series, since: float, rate: float, share: float = 0.3) -> bool | None:
     """Whether growth seen up to `since` continued behind it; None when too few marks followed to tell.
 
     A cache that fills to its bound, an optimizer's state or a copy made once all rise and then stop. It
@@ -165,7 +165,7 @@ def went_on(series: Series, since: int, rate: float, share: float = 0.3) -> bool
 
 
 def went_on_within_step(
-    step: Series, since: int, rate: float, share: float = 0.3, policy: GrowthPolicy = POLICY
+    step: Series, since: float, rate: float, share: float = 0.3, policy: GrowthPolicy = POLICY
 ) -> bool | None:
     """Whether growth within a step goes on behind micro-batch `since`; None when too few followed to tell.
 

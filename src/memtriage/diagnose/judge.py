@@ -149,7 +149,7 @@ def _came(growth: GroupGrowth, scale: Scale) -> str:
     what = (
         f"{growth.count} more storages, {size(growth.nbytes)} more" if growth.count else size(growth.nbytes)
     )
-    span = f"{growth.distance} {_SPANS[scale]}"
+    span = f"{round(growth.distance, 1):,} {_SPANS[scale]}"
     return f"two censuses {span} apart: {what} at the same place of the program"
 
 

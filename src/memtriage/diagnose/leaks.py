@@ -29,7 +29,7 @@ class CensusPoint:
             census before may belong to the work in hand.
     """
 
-    position: int
+    position: float
     census: Census
     heads: dict[GroupKey, bytes] = field(default_factory=dict)
     interrupted: bool = False
@@ -51,7 +51,7 @@ class GroupGrowth:
     path: HolderPath
     count: int
     nbytes: int
-    distance: int
+    distance: float
     interrupted: bool = False
 
     @property

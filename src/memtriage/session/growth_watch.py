@@ -96,7 +96,7 @@ class GrowthWatch:
         """Return what grows as far as is known, largest first."""
         self.limits, used = limits_and_use(self._in_use, self._readings, self.transient.most())
         done = self.scheduler.done
-        by_step = [each.points[-1].position for each in done if each.scale == "step"]
+        by_step = [round(each.points[-1].position) for each in done if each.scale == "step"]
         evidence = Evidence(
             self.scheduler.steps.series,
             self.limits,

@@ -59,8 +59,8 @@ class Investigation:
     scale: Scale
     points: list[CensusPoint]
     step: int = 0
-    due: int = 0
-    verify_at: int | None = None
+    due: float = 0
+    verify_at: float | None = None
     baseline: CensusPoint | None = None
     details: dict[GroupKey, GroupDetail] = field(default_factory=dict)
     host: list[HostGrowth] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Investigator:
 
     def census(
         self,
-        position: int,
+        position: float,
         also: Callable[[View], None] | None = None,
         frames: Sequence[FrameType] | None = None,
     ) -> CensusPoint:
@@ -150,7 +150,7 @@ class Investigator:
         self.seconds += time.perf_counter() - started
         return point
 
-    def begin(self, scale: Scale, position: int) -> Investigation:
+    def begin(self, scale: Scale, position: float) -> Investigation:
         """The first census."""
 
         def remember(view: View) -> None:
@@ -176,7 +176,7 @@ class Investigator:
     def conclude(
         self,
         investigation: Investigation,
-        position: int,
+        position: float,
         also: Callable[[View], None] | None = None,
         frames: Sequence[FrameType] | None = None,
     ) -> CensusPoint:
@@ -198,7 +198,9 @@ class Investigator:
             )
             if investigation.scale == "step":
                 grown = grown_containers(view.graph, self._lengths)
-                distance = max(1, position - first.position)  # memory may run out in the very next step
+                distance = max(
+                    1, round(position - first.position)
+                )  # memory may run out in the very next step
                 investigation.host = self._host_growth(view, grown, distance)
                 investigation.native = _native_holders(view, grown, first, view.census(), distance)
 

@@ -41,7 +41,7 @@ def find_leaks(investigations: Sequence[Investigation], evidence: Evidence) -> l
 
 
 def _of_one(investigation: Investigation, evidence: Evidence) -> list[Finding]:
-    last = investigation.points[-1].position
+    last = round(investigation.points[-1].position)
     found = []
     for growth in investigation.growths():
         finding = group_finding(

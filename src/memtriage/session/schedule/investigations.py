@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
@@ -39,7 +40,7 @@ class Investigations:
         """Return those on a scale that are done, latest first."""
         return (done for done in reversed(self.done) if done.scale == scale)
 
-    def census(self, position: int, frames: Sequence[FrameType] | None = None) -> CensusPoint:
+    def census(self, position: float, frames: Sequence[FrameType] | None = None) -> CensusPoint:
         """Take a census outside of investigations, with the ledger; `frames` as for `Investigator.census`."""
         return self._investigator.census(position, self._look, frames)
 
@@ -53,7 +54,7 @@ class Investigations:
         self,
         scale: Scale,
         position: TrainingPosition,
-        due: int,
+        due: float,
         *,
         period: int = 1,
         baseline: CensusPoint | None = None,
@@ -62,14 +63,14 @@ class Investigations:
         here = position.on(scale)
         begun = self.open = self._investigator.begin(scale, here)
         begun.due, begun.step, begun.period, begun.baseline = due, position.step, period, baseline
-        self._investigator.record(due - here)
+        self._investigator.record(math.ceil(due - here))
 
     def is_due(self, position: TrainingPosition) -> bool:
         """Return whether it is time for the second census; records allocation sites shortly before."""
         assert self.open is not None
         remaining = self.open.due - position.on(self.open.scale)
         if remaining > 0:
-            self._investigator.record(remaining)
+            self._investigator.record(math.ceil(remaining))
         return remaining <= 0
 
     def conclude(self, position: TrainingPosition, frames: Sequence[FrameType] | None = None) -> CensusPoint:
@@ -101,7 +102,7 @@ class Investigations:
 
     # --- what became of those that are done -----------------------------------------------------------------
 
-    def verify(self, investigation: Investigation, position: int) -> None:
+    def verify(self, investigation: Investigation, position: float) -> None:
         """Take a third census, once: what fills to a bound has stopped by now, what leaks has not."""
         investigation.verify_at = None
         too_slow = self._investigator.seconds > SCHEDULE.verify_at_most_s

@@ -97,7 +97,7 @@ class MicrobatchScheduler:
         due = position.microbatch + math.ceil(ahead / period) * period
         investigations.begin("microbatch", position, due, period=period)
 
-    def _fell_since(self, microbatch: int) -> bool:
+    def _fell_since(self, microbatch: float) -> bool:
         """Return whether no counter stayed at or above what it was at a backward of this step."""
         fell = []
         for series in self._series.values():
