@@ -3,7 +3,7 @@
 The session passes events on: from the training hooks and the program's own calls to the parts that need
 them. It never raises into the program it watches: whatever fails in here becomes a note in the record, and
 the watch goes on with less. It runs in the program's own threads, at marks; one thread of its own samples
-the host and makes time-based marks where no steps can be seen.
+the host, and asks the main thread for time-based marks where no steps can be seen.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from memtriage.session.phases import PhaseResidue
 from memtriage.session.progress import TrainingProgress
 from memtriage.session.record import SessionRecord
 from memtriage.session.sampler import Sampler
+from memtriage.session.time_marks import TimeMarks
 from memtriage.store.layout import RankIdentity, record_path
 from memtriage.store.records import End
 
@@ -155,8 +156,13 @@ class Session:
         self._sampler = Sampler(
             self._host,
             now=self._progress.now,
-            since_mark=self._seconds_since_mark,
-            mark=lambda: self.mark("time"),
+            marks=TimeMarks(
+                self._progress,
+                since_mark=self._seconds_since_mark,
+                mark=lambda: self.mark("time"),
+                lock=cast(Lock, self._lock),
+                failed=self._record.failed,
+            ),
             write=lambda sample: self._record.write("host", sample),
             failed=self._record.failed,
         )
