@@ -4,8 +4,8 @@ Global module hooks are never installed: they take torch.compile from one graph 
 (reentrant checkpointing runs one inside another) are no micro-batches of their own; they are told by the
 engine's graph task, not by a depth counter, since on CUDA they run on the engine's threads.
 
-What has no such hook makes no marks by itself: `torch.autograd.grad` loops, replayed CUDA graphs, optimizers
-that are no `torch.optim.Optimizer`. There `memtriage.step()` and `memtriage.mark()` do.
+What has no such hook makes no marks by itself: `torch.autograd.grad`, replayed CUDA graphs, optimizers that
+are no `torch.optim.Optimizer`. There `memtriage.step()` and `memtriage.mark()` do.
 """
 
 from __future__ import annotations
