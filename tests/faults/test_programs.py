@@ -24,6 +24,7 @@ from support.side_by_side import both, folder, run
         "children",
         "joblib_workers",
         "limits",
+        "no_training",
     ],
 )
 def test_a_program_that_trains(tmp_path: Path, name: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from memtriage.model.blocks import DeviceCounters
 from memtriage.observe import counters
-from memtriage.observe.counters import CounterReader, Reading
+from memtriage.observe.counters import MALLOC, CounterReader, Reading
 
 FAST, SLOW = 1e-6, 1e-3
 
@@ -54,14 +54,14 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return made
 
 
-def cpu(reader: CounterReader) -> Reading:
-    return reader.read()[0]
+def cpu(reader: CounterReader, within_step: bool = False) -> Reading:
+    return reader.read(within_step)[0]
 
 
 def warmed_up(world: World) -> CounterReader:
     """A reader past the marks at the start of a run, which all have a reading."""
     reader = CounterReader()
-    for _ in range(counters._ALWAYS_MARKS):
+    for _ in range(MALLOC.always):
         world.now += 1e-5
         assert cpu(reader).allocated == world.in_use
     return reader
@@ -78,19 +78,48 @@ def test_first_marks_have_readings_whatever_they_cost(world: World) -> None:
     warmed_up(world)
 
 
-def test_slow_malloc_gives_none_between_readings_and_never_an_old_figure(world: World) -> None:
+def test_marks_of_steps_are_read_where_malloc_is_slow(world: World) -> None:
     reader = warmed_up(world)
     world.cost = SLOW
-    seen = []
     for _ in range(1000):
-        world.now += SLOW
-        reading = cpu(reader)
+        world.now += SLOW / MALLOC.step_share
+        assert cpu(reader).allocated == world.in_use
+
+
+def share_read(world: World, reader: CounterReader, within_step: bool) -> float:
+    """The share of the time that readings take at marks which follow one another closely."""
+    began, before = world.now, world.malloc_reads
+    for _ in range(10_000):
+        world.now += SLOW / 10
+        reading = cpu(reader, within_step)
+        assert reading.allocated in (None, world.in_use)  # never an old figure
         assert (reading.allocated is None) is (reading.reserved is None)
-        if reading.allocated is not None:
-            assert reading.allocated == world.in_use
-            seen.append(reading.allocated)
-    assert len(seen) == len(set(seen))
-    assert 8 <= len(seen) <= 12  # a hundredth of the time
+    return (world.malloc_reads - before) * world.cost / (world.now - began)
+
+
+def test_a_reading_that_would_take_most_of_the_time_is_not_made_at_each_step(world: World) -> None:
+    reader = warmed_up(world)
+    world.cost = SLOW
+    assert share_read(world, reader, False) == pytest.approx(MALLOC.step_share, rel=0.1)
+
+
+def test_marks_within_a_step_have_what_is_left_of_the_budget(world: World) -> None:
+    reader = warmed_up(world)
+    world.cost = SLOW
+    cpu(reader)
+    cpu(reader)  # slow twice: that is no chance
+    budget = MALLOC.within_step_share
+    assert budget / 2 <= share_read(world, reader, True) <= budget
+    share_read(world, reader, False)  # the steps' own: more than the budget
+    assert share_read(world, reader, True) == 0
+
+
+def test_one_slow_reading_is_chance(world: World) -> None:
+    reader = warmed_up(world)
+    world.cost = SLOW
+    cpu(reader)
+    world.cost = FAST
+    assert cpu(reader).allocated == world.in_use
 
 
 def test_another_library_for_malloc(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

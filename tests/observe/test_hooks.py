@@ -34,7 +34,7 @@ class Events:
     def optimizer_begins(self, optimizer) -> None:
         self.seen.append("optimizer")
 
-    def optimizer_ends(self, inside_backward: bool) -> None:
+    def optimizer_ends(self, optimizer, inside_backward: bool) -> None:
         self.seen.append("stepped inside" if inside_backward else "stepped")
 
 
@@ -190,6 +190,64 @@ def test_backward_inside_a_closure(events: Events) -> None:
     assert events.seen == ["optimizer", *BACKWARD, "stepped"]
 
 
+def test_closures_that_ask_for_a_gradient_several_times_make_one_step(session: Session) -> None:
+    x = leaf()
+    optimizer = torch.optim.LBFGS([x], max_iter=3)
+    calls = []
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = ((x - 3) ** 4).sum()
+        loss.backward()
+        calls.append(loss.item())
+        return loss
+
+    for step in range(1, 4):
+        optimizer.step(closure)
+        assert (session.position.step, session.position.backwards) == (step, 0)
+    assert len(calls) > 3
+
+
+def test_a_closure_that_raises_leaves_later_backwards_counted(session: Session) -> None:
+    x = leaf()
+    optimizer = sgd(x)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 / 0)
+    x.sum().backward()
+    assert session.position.backwards == 1
+
+
+def test_optimizers_that_alternate_make_one_step(session: Session) -> None:
+    x, y = leaf(), leaf()
+    optimizers = [sgd(x), torch.optim.AdamW([y])]
+    for step in range(1, 4):
+        for optimizer in optimizers:
+            (x * y).sum().backward()
+            optimizer.step()
+        assert (session.position.step, session.position.backwards) == (step, 2 * step)
+
+
+def test_an_optimizer_that_is_made_for_each_epoch(session: Session) -> None:
+    x = leaf()
+    for epoch in range(3):
+        optimizer = sgd(x)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        for step in range(1, 3):
+            x.sum().backward()
+            optimizer.step()
+            scheduler.step()
+            assert session.position.step == 2 * epoch + step
+
+
+def test_steps_without_a_backward_of_the_hooks(session: Session) -> None:
+    x = leaf()
+    optimizer = sgd(x)
+    for step in range(1, 4):
+        (x.grad,) = torch.autograd.grad((x**2).sum(), x)
+        optimizer.step()
+        assert session.position.step == step
+
+
 def test_steps_are_coalesced_until_the_next_backward(session: Session) -> None:
     x, y = leaf(), leaf()
     optimizers = [sgd(x), sgd(y), torch.optim.AdamW([x])]
@@ -261,7 +319,7 @@ class Events:
     def backward_begins(self): seen.append('backward')
     def backward_ends(self, failed): seen.append('done')
     def optimizer_begins(self, optimizer): seen.append('optimizer')
-    def optimizer_ends(self, inside): seen.append('stepped')
+    def optimizer_ends(self, optimizer, inside): seen.append('stepped')
 from memtriage.observe.hooks import TrainingHooks
 hooks = TrainingHooks(Events())
 """

@@ -86,6 +86,13 @@ def test_nothing_seen() -> None:
     assert batch_elements(iter([])) is None
 
 
+def test_nothing_is_seen_while_another_module_is_in_torch_s_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(2, 3)
+    monkeypatch.setitem(sys.modules, "torch", object())
+    assert elements(x=x) is None
+    assert shapes(x=x) == {}
+
+
 def test_shapes_of_batch_and_model() -> None:
     config = SimpleNamespace(vocab_size=50257, n_embd=768, n_head=12, hidden_size="unset")
     model = SimpleNamespace(config=config)

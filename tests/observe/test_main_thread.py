@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +39,7 @@ class Queue:
         self.calls: list[Any] = []
 
     def Py_AddPendingCall(self, call: Any, argument: Any) -> int:
-        self.calls.append(call)
+        self.calls.append(ctypes.cast(argument, ctypes.py_object).value)
         return self.status
 
 
@@ -50,7 +51,7 @@ def test_a_main_thread_that_does_not_come_is_not_waited_for_and_not_called_later
     calls: list[int] = []
     assert MainThreadCall(lambda: calls.append(1)).result(0.01) == (False, None)
     assert len(main_thread._waiting) == 1  # the interpreter still has it
-    assert queue.calls[0](None) == 0
+    assert bool(queue.calls[0]) is False
     assert calls == []
     assert main_thread._waiting == set()
 
@@ -61,7 +62,8 @@ def test_a_call_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPa
 
     class Called(Queue):
         def Py_AddPendingCall(self, call: Any, argument: Any) -> int:
-            threads.append(threading.Thread(target=lambda: call(None)))  # stands in for the main thread
+            pending = ctypes.cast(argument, ctypes.py_object).value
+            threads.append(threading.Thread(target=lambda: bool(pending)))  # stands in for the main thread
             threads[0].start()
             begun.wait()
             return self.status
@@ -85,8 +87,31 @@ def test_a_full_queue_is_a_thread_that_does_not_come(monkeypatch: pytest.MonkeyP
 
 
 def test_what_interrupts_the_call_is_raised_in_the_program() -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
+    raised = TimeoutError("in time")
 
-    with pytest.raises(KeyboardInterrupt):
+    def interrupted() -> None:
+        raise raised
+
+    with pytest.raises(TimeoutError) as caught:
         while_another_thread(lambda: MainThreadCall(interrupted).result(60.0))
+    assert caught.value is raised
+
+
+def test_a_call_need_not_be_waited_for() -> None:
+    calls: list[int] = []
+    call = MainThreadCall(lambda: calls.append(1))
+    while_another_thread(call.ask)
+    while call.queued:
+        sum(range(100))
+    assert calls == [1]
+    assert not call.cancel()
+
+
+def test_a_call_that_is_no_longer_wanted_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(0)
+    monkeypatch.setattr(main_thread.ctypes, "pythonapi", queue)
+    calls: list[int] = []
+    call = MainThreadCall(lambda: calls.append(1))
+    assert call.ask() and call.cancel() and call.queued
+    assert bool(queue.calls[0]) is False
+    assert calls == [] and not call.queued

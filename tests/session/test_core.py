@@ -119,7 +119,7 @@ def test_later_marks_are_thinned_and_the_program_s_own_are_not(
 
 def test_each_device_has_its_line_of_a_mark(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     readings = [Reading("cpu", 5, 9), Reading("cuda:0", 7, 8, 6, 3)]
-    monkeypatch.setattr(session._reader, "read", lambda: readings)
+    monkeypatch.setattr(session._reader, "read", lambda within_step: readings)
     session.mark("after refit")
     cpu, gpu = [mark for mark in lines(session, "mark") if mark["name"] == "after refit"]
     assert (cpu["device"], cpu["allocated"], cpu["requested"]) == ("cpu", 5, None)
@@ -327,6 +327,24 @@ def test_micro_batches_are_counted_within_their_step(session: Session) -> None:
     ]
 
 
+def test_backwards_have_the_host_s_reading_where_there_are_no_steps(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(session._host, "at_mark", lambda readings, rss, step: read.append(f"host {step}"))
+    whole = session._reader.read
+    monkeypatch.setattr(
+        session._reader, "read", lambda within_step: (read.append(f"within: {within_step}"), whole())[1]
+    )
+    model, optimizer = training()
+    for _ in range(2):
+        model(torch.randn(2, 8)).sum().backward()
+    assert read == 2 * ["within: False", "host 0"]
+    optimizer.step()
+    model(torch.randn(2, 8)).sum().backward()
+    assert read[4:] == ["within: False", "host 1", "within: True"]
+
+
 def test_marks_of_several_threads_do_not_mix(session: Session) -> None:
     threads = [
         threading.Thread(target=lambda name=name: [session.mark(name) for _ in range(50)]) for name in "abcd"
@@ -342,7 +360,7 @@ def test_marks_of_several_threads_do_not_mix(session: Session) -> None:
 
 def test_the_end_has_the_peaks(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     reading = Reading("cuda:1", allocated=5, reserved=7)
-    monkeypatch.setattr(session._reader, "read", lambda: [Reading("cpu", allocated=1), reading])
+    monkeypatch.setattr(session._reader, "read", lambda within_step: [Reading("cpu", allocated=1), reading])
     figures = DeviceCounters(peak_allocated=50, peak_reserved=70)
     monkeypatch.setattr(ends.cuda, "counters", lambda device: figures if device == 1 else DeviceCounters())
     session.finish()
@@ -363,7 +381,9 @@ def test_when_memory_is_full_is_reckoned_from_a_mark_before_the_end(
     )
     for name, mapped in (("step", 70), ("end", 30)):
         monkeypatch.setattr(session._reader, "in_use", lambda mapped=mapped: InUse(mapped, 20, 10))
-        monkeypatch.setattr(session._reader, "read", lambda mapped=mapped: [Reading("cpu", allocated=mapped)])
+        monkeypatch.setattr(
+            session._reader, "read", lambda within_step, mapped=mapped: [Reading("cpu", allocated=mapped)]
+        )
         session.mark(name)
     session.finish()
     assert judged[-1] == (InUse(70, 20, 10), [Reading("cpu", allocated=70)])

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,6 +114,26 @@ def test_what_went_back_is_not_held_against_malloc() -> None:
     watch.at_mark([Reading("cpu", 100 * MIB, 120 * MIB)], GIB, 4)
     assert host_findings(watch.conclude()) == []
     assert watch.evidence.retention is None
+
+
+def test_a_slow_malloc_is_not_read_at_every_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, readings = [0.0], []
+
+    def slow() -> SimpleNamespace:
+        now[0] += 0.05
+        readings.append(now[0])
+        return SimpleNamespace(in_use=len(readings))
+
+    monkeypatch.setattr(host_watch.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(host_watch, "malloc_info", slow)
+    monkeypatch.setattr(host_watch, "read_host", lambda: None)
+    watch = HostWatch()
+    watch.at_mark([Reading("cpu", 100 * MIB, 900 * MIB)], GIB, 3)
+    for _ in range(3000):
+        now[0] += 0.01
+        watch.while_training()
+    assert 2 <= len(readings) <= 4
+    assert watch.evidence.needed == len(readings)
 
 
 LOADING = """

@@ -15,14 +15,25 @@ def progress() -> TrainingProgress:
     return TrainingProgress()
 
 
-def backward(progress: TrainingProgress) -> None:
+class Optimizer:
+    """An optimizer, as far as progress is concerned."""
+
+
+ADAM = Optimizer()
+
+
+def backward(progress: TrainingProgress, in_closure: bool = False) -> bool:
     progress.backward_begins()
-    progress.backward_completes()
+    return progress.backward_completes(in_closure)
 
 
-def optimizer(progress: TrainingProgress, inside: bool = False) -> bool:
+def optimizer(
+    progress: TrainingProgress, inside: bool = False, which: Optimizer = ADAM, closures: int = 0
+) -> bool:
     progress.optimizer_begins()
-    completes = progress.optimizer_ends(inside)
+    for _ in range(closures):
+        assert not backward(progress, in_closure=True)
+    completes = progress.optimizer_ends(which, inside)
     if completes:
         progress.step_completes()
     return completes
@@ -58,8 +69,62 @@ def test_a_backward_that_fails_counts_nothing(progress: TrainingProgress) -> Non
 
 def test_several_optimizers_between_two_backwards_make_one_step(progress: TrainingProgress) -> None:
     backward(progress)
-    assert [optimizer(progress) for _ in range(3)] == [True, False, False]
+    assert [optimizer(progress, which=Optimizer()) for _ in range(3)] == [True, False, False]
     assert progress.position.step == 1
+
+
+def test_optimizers_that_alternate_make_one_step_with_all_their_backwards(progress: TrainingProgress) -> None:
+    critic, actor = Optimizer(), Optimizer()
+    for _ in range(3):
+        for which in (critic, actor):
+            backward(progress)
+            optimizer(progress, which=which)
+    assert (progress.position.step, progress.position.microbatches_per_step) == (3, 2)
+
+
+def test_backwards_of_a_closure_make_no_microbatch(progress: TrainingProgress) -> None:
+    assert [optimizer(progress, closures=4) for _ in range(3)] == [True, True, True]
+    position = progress.position
+    assert (position.step, position.backwards, position.microbatch, position.microbatches_per_step) == (
+        3, 0, 0, 0,
+    )  # fmt: skip
+
+
+def test_after_a_backward_of_a_closure_the_optimizer_goes_on(progress: TrainingProgress) -> None:
+    progress.optimizer_begins()
+    backward(progress, in_closure=True)
+    assert progress.position.phase == "optimizer"
+    progress.backward_begins()
+    progress.backward_fails(in_closure=True)
+    assert progress.position.phase == "optimizer"
+
+
+def test_a_step_without_a_backward_has_no_microbatch(progress: TrainingProgress) -> None:
+    for _ in range(2):
+        backward(progress)
+    optimizer(progress)
+    assert progress.user_step() is False
+    assert progress.user_step()
+    progress.step_completes()
+    assert (progress.position.step, progress.position.microbatches_per_step) == (2, 0)
+
+
+def test_it_trains_from_the_first_event_on(progress: TrainingProgress) -> None:
+    assert not progress.trains
+    progress.backward_begins()
+    assert progress.trains
+
+
+def test_the_program_s_word_counts_a_step_of_alternating_optimizers_once(progress: TrainingProgress) -> None:
+    critic, actor = Optimizer(), Optimizer()
+    for which in (critic, actor):
+        backward(progress)
+        optimizer(progress, which=which)
+    assert not progress.user_step()  # a hook has counted this iteration
+    for which in (critic, actor):
+        backward(progress)
+        assert not optimizer(progress, which=which)
+    assert progress.user_step()
 
 
 def test_optimizers_inside_a_backward_make_one_step_at_its_end(progress: TrainingProgress) -> None:
@@ -81,7 +146,7 @@ def test_the_program_s_word_replaces_the_hooks(progress: TrainingProgress) -> No
 
 def test_positions_are_those_of_their_scale() -> None:
     position = TrainingPosition(step=7, microbatch=3, time_s=41.6)
-    assert [position.on(scale) for scale in ("step", "microbatch", "second")] == [7, 3, 42]
+    assert [position.on(scale) for scale in ("step", "microbatch", "second")] == [7, 3, 41.6]
 
 
 def test_the_longest_batch_is_unknown_where_a_size_is() -> None:

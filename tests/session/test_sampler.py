@@ -1,10 +1,10 @@
-"""The thread that samples the host, and makes marks where nothing else does."""
+"""The thread that samples the host, and asks for marks where nothing else makes them."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +12,7 @@ from memtriage.model.position import TrainingPosition
 from memtriage.session import sampler
 from memtriage.session.host_watch import HostWatch
 from memtriage.session.sampler import Sampler
+from memtriage.session.time_marks import TimeMarks
 from memtriage.store.records import HostSample
 
 
@@ -19,11 +20,10 @@ class Quiet:
     """A session in which nothing happens, and that notes what the sampler does.
 
     Args:
-        quiet_s: seconds since the last mark, as the sampler is given them.
         stop_at: whether the sampler has done what the test waits for.
     """
 
-    def __init__(self, quiet_s: float, stop_at: Callable[[str], bool]) -> None:
+    def __init__(self, stop_at: Callable[[str], bool]) -> None:
         self.done: list[str] = []
         self.samples: list[HostSample] = []
         self.reached = threading.Event()
@@ -31,11 +31,17 @@ class Quiet:
         self.sampler = Sampler(
             HostWatch(),
             now=lambda: TrainingPosition(step=7, time_s=1.5),
-            since_mark=lambda: quiet_s,
-            mark=lambda: self._did("time"),
+            marks=cast(TimeMarks, self),
             write=self._write,
             failed=lambda where, error: self._did(f"{where}: {error}"),
         )
+
+    def at_wake(self) -> float:
+        self._did("asked for marks")
+        return 0.001
+
+    def stop(self) -> None:
+        self._did("no more marks")
 
     def _did(self, what: str) -> None:
         self.done.append(what)
@@ -47,9 +53,8 @@ class Quiet:
         self._did("sample")
 
 
-def sampled(quiet: Quiet, monkeypatch: pytest.MonkeyPatch) -> Quiet:
+def sampled(quiet: Quiet) -> Quiet:
     """The sampler at work until the session has what it waits for."""
-    monkeypatch.setattr(sampler, "_WAKE_S", 0.001)
     quiet.sampler.start()
     assert quiet.reached.wait(30)
     quiet.sampler.stop()
@@ -58,17 +63,14 @@ def sampled(quiet: Quiet, monkeypatch: pytest.MonkeyPatch) -> Quiet:
     return quiet
 
 
-def test_where_no_marks_are_made_the_sampler_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    quiet = sampled(Quiet(5.0, lambda what: what == "time"), monkeypatch)
-    assert quiet.done[:2] == ["sample", "time"]
+def test_it_samples_the_host_and_wakes_when_marks_are_due() -> None:
+    wakes: list[str] = []
+    quiet = sampled(Quiet(lambda what: what == "asked for marks" and len(wakes.append(what) or wakes) == 3))
+    assert quiet.done[:4] == ["sample", *3 * ["asked for marks"]]
+    assert quiet.done[-1] == "no more marks"
     (sample,) = quiet.samples  # of one instant: the next is due after five seconds
     assert (sample.time_s, sample.step) == (1.5, 7)
     assert (sample.rss or 0) > 0 and (sample.available or 0) > 0
-
-
-def test_where_marks_are_made_the_sampler_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    quiet = sampled(Quiet(0.5, lambda what: what == "sample"), monkeypatch)
-    assert "time" not in quiet.done
 
 
 def test_a_sample_that_fails_does_not_end_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,5 +78,6 @@ def test_a_sample_that_fails_does_not_end_the_sampler(monkeypatch: pytest.Monkey
         raise OSError("a file that vanished")
 
     monkeypatch.setattr(sampler, "host_sample", raising)
-    quiet = sampled(Quiet(5.0, lambda what: what == "time"), monkeypatch)
+    monkeypatch.setattr(sampler, "_WAKE_S", 0.001)
+    quiet = sampled(Quiet(lambda what: what == "asked for marks"))
     assert quiet.done[0] == "host sample: a file that vanished"

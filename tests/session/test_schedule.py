@@ -238,9 +238,11 @@ def test_what_grows_every_so_many_steps_is_found(period: int) -> None:
     assert rate == pytest.approx(MIB / period, rel=0.2)
 
 
-@pytest.mark.parametrize("bound", [5, 15, 60])
-def test_what_fills_and_stops_is_no_leak(bound: int) -> None:
-    loop = Loop().train(6 * bound + 60, lambda step: {"cache[*]": min(step, bound)})
+@pytest.mark.parametrize(
+    ("bound", "steps"), [(5, 90), (15, 150), (60, 420), (45, 60), (50, 100), (100, 140), (200, 300)]
+)
+def test_what_fills_and_stops_is_no_leak(bound: int, steps: int) -> None:
+    loop = Loop().train(steps, lambda step: {"cache[*]": min(step, bound)})
     assert loop.proven() == {}
     assert len(loop.notes.took) <= 20
 
@@ -254,6 +256,18 @@ def test_one_allocation_is_no_leak(at: int) -> None:
 def test_what_grows_after_a_cache_has_filled_is_found() -> None:
     loop = Loop().train(200, lambda step: {"cache[*]": min(step, 20), LOSSES: max(0, step - 100)})
     assert list(loop.proven()) == [LOSSES]
+
+
+def test_a_counter_s_noise_hides_no_slow_growth() -> None:
+    chance = random.Random(3)
+    loop = Loop().train(700, lambda step: {"batch": chance.randrange(10), LOSSES: step // 5})
+    assert loop.proven()[LOSSES] == pytest.approx(MIB / 5, rel=0.2)
+
+
+@pytest.mark.parametrize("period", [10, 20])
+def test_a_list_that_is_emptied_now_and_then_is_not_native_growth(period: int) -> None:
+    loop = Loop().train(45, lambda step: {"buffer[*]": step % period})
+    assert loop.proven() == {}
 
 
 def test_holders_that_come_and_go_are_no_leak_under_noise() -> None:

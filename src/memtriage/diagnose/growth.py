@@ -45,10 +45,10 @@ _MAX_POINTS = 4096
 class Series:
     """One counter at one kind of mark: positions (steps) and values (bytes), thinned when long."""
 
-    positions: list[int] = field(default_factory=list)
+    positions: list[float] = field(default_factory=list)
     values: list[int] = field(default_factory=list)
 
-    def add(self, position: int, value: int) -> None:
+    def add(self, position: float, value: int) -> None:
         self.positions.append(position)
         self.values.append(value)
         if len(self.values) > _MAX_POINTS:
@@ -57,7 +57,7 @@ class Series:
             self.positions[:half] = self.positions[:half:2]
             self.values[:half] = self.values[:half:2]
 
-    def after(self, position: int) -> Series:
+    def after(self, position: float) -> Series:
         """The part of the series behind a position."""
         start = next((i for i, p in enumerate(self.positions) if p > position), len(self.positions))
         return Series(self.positions[start:], self.values[start:])
@@ -132,7 +132,7 @@ def period_within_step(values: Sequence[int], policy: GrowthPolicy = POLICY) -> 
 
 
 def went_on_within_step(
-    step: Series, since: int, rate: float, share: float = 0.3, policy: GrowthPolicy = POLICY
+    step: Series, since: float, rate: float, share: float = 0.3, policy: GrowthPolicy = POLICY
 ) -> bool | None:
     """Whether growth within a step goes on behind micro-batch `since`; None when too few followed to tell.
 

@@ -17,8 +17,8 @@ class TrainingPosition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     Attributes:
         step: completed optimizer steps.
         microbatch: completed backwards of the step in work. After a step it stays at the whole step's count
-            until the next backward completes.
-        backwards: completed backwards in all.
+            until the next backward completes. Backwards inside an optimizer's closure are not counted.
+        backwards: completed backwards in all, without those of closures.
         microbatches_per_step: completed backwards of the last whole step; 0 before there was one.
         at_step_end: an optimizer step is complete and no backward has completed since.
         time_s: seconds since the watch began.
@@ -52,7 +52,10 @@ class TrainingPosition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.batch_elements > self.largest_batch
 
     def on(self, scale: Scale) -> float:
-        """Return the position on a scale: steps, micro-batches of the step in work, or seconds."""
+        """Return the position on a scale: steps, micro-batches of the step in work, or seconds.
+
+        Steps and micro-batches are whole numbers; seconds are not rounded.
+        """
         if scale == "step":
             return self.step
         return self.microbatch if scale == "microbatch" else self.time_s

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -11,10 +13,30 @@ from memtriage.observe import cuda, driver, host, malloc
 
 _OUTSIDE_EVERY_S = 1.0
 _DEVICES_EVERY = 32
-_MALLOC_SHARE = 0.01
-_ALWAYS_MARKS = 200
-_ALWAYS_S = 50e-6
 _PINNED_EVERY = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MallocPolicy:
+    """How often malloc's counter is read where a reading is slow.
+
+    Attributes:
+        cheap_s: a reading that takes no longer is made at every mark: it is a small part of a mark's cost.
+        always: so many readings are made whatever they cost: short runs are judged by every mark.
+        step_share: share of the time that readings may take at marks of steps and the like. A gap in that
+            series costs more than the reading, unless the heap is so fragmented that the program would become
+            slower by a fifth.
+        within_step_share: share of the time up to which backwards within a step have readings, too. What the
+            other marks took counts.
+    """
+
+    cheap_s: float = 50e-6
+    always: int = 200
+    step_share: float = 0.2
+    within_step_share: float = 0.01
+
+
+MALLOC: Final = MallocPolicy()
 
 
 class Reading(msgspec.Struct, gc=False):
@@ -35,8 +57,10 @@ class CounterReader:
     """Reads the counters of every device in use. One for each watch; not shared between threads.
 
     `cpu` has no counter of its own: there `allocated` is what malloc has handed out, `reserved` what it has
-    from the kernel. mallinfo2 walks every free chunk (0.7 ms for 20,000 of them), so on a fragmented heap it
-    is read less often after the first 200 marks: it may take 1 % of the time. A mark between two readings has
+    from the kernel. mallinfo2 walks every free chunk. It takes 1 us on a fresh heap, 0.8 ms with 20,000 free
+    chunks (5 ms where they are not in the processor's cache) and 50 ms with 200,000. glibc has no other exact
+    counter: it keeps no sum of free bytes, and `malloc_info` walks as far. So marks of steps are read first,
+    and those within a step have what is left of the budget: see `MallocPolicy`. A mark without a reading has
     no figure rather than an old one.
     """
 
@@ -45,16 +69,24 @@ class CounterReader:
         self._names: dict[int, str] = {}
         self._until_devices = 0
         self._outside: dict[int, tuple[float, int | None]] = {}
+        self._started = time.perf_counter()
         self._malloc_due = 0.0
         self._malloc_readings = 0
+        self._malloc_took = self._malloc_cost = 0.0
+        self._malloc_spent = 0.0
         malloc.malloc_info()  # the first call looks glibc up
         self._pinned: int | None = None
         self._until_pinned = 0
 
-    def read(self) -> list[Reading]:
-        """The CPU's reading first, then each CUDA device's that this process uses."""
+    def read(self, within_step: bool = False) -> list[Reading]:
+        """Read the CPU's counters first, then those of each CUDA device that this process uses.
+
+        Args:
+            within_step: the mark is that of a backward, and the program makes steps: where malloc is slow to
+                read, other marks go first.
+        """
         now = time.perf_counter()
-        readings = [self._cpu(now)]
+        readings = [self._cpu(now, within_step)]
         if cuda.initialised():
             self._until_devices -= 1
             if self._until_devices < 0 or not self._devices:
@@ -94,15 +126,24 @@ class CounterReader:
             self._until_pinned = _PINNED_EVERY
         return self._pinned
 
-    def _cpu(self, now: float) -> Reading:
-        if now < self._malloc_due:
+    def _cpu(self, now: float, within_step: bool) -> Reading:
+        if not self._malloc_is_due(now, within_step):
             return Reading("cpu")
         info = malloc.malloc_info()
-        took = time.perf_counter() - now
+        before, self._malloc_took = self._malloc_took, time.perf_counter() - now
+        self._malloc_cost = min(before, self._malloc_took)  # one alone may have waited for the processor
         self._malloc_readings += 1
-        if took > _ALWAYS_S and self._malloc_readings > _ALWAYS_MARKS:
-            self._malloc_due = now + took / _MALLOC_SHARE
+        self._malloc_spent += self._malloc_took
+        self._malloc_due = now + self._malloc_cost / MALLOC.step_share
         return Reading("cpu") if info is None else Reading("cpu", info.in_use, info.from_kernel)
+
+    def _malloc_is_due(self, now: float, within_step: bool) -> bool:
+        if self._malloc_cost <= MALLOC.cheap_s or self._malloc_readings < MALLOC.always:
+            return True
+        if within_step:
+            spent = self._malloc_spent + self._malloc_cost
+            return spent <= MALLOC.within_step_share * (now - self._started)
+        return now >= self._malloc_due
 
     def _outside_of(self, device: int, reserved: int | None, now: float) -> int | None:
         read_at, outside = self._outside.get(device, (-_OUTSIDE_EVERY_S, None))

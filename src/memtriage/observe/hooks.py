@@ -4,8 +4,8 @@ Global module hooks are never installed: they take torch.compile from one graph 
 (reentrant checkpointing runs one inside another) are no micro-batches of their own; they are told by the
 engine's graph task, not by a depth counter, since on CUDA they run on the engine's threads.
 
-What has no such hook makes no marks by itself: `torch.autograd.grad` loops, replayed CUDA graphs, optimizers
-that are no `torch.optim.Optimizer`. There `memtriage.step()` and `memtriage.mark()` do.
+What has no such hook makes no marks by itself: `torch.autograd.grad`, replayed CUDA graphs, optimizers that
+are no `torch.optim.Optimizer`. There `memtriage.step()` and `memtriage.mark()` do.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any, Protocol
+from types import FrameType, ModuleType
+from typing import Any, Final, Protocol
 
 
 class TrainingEvents(Protocol):
@@ -27,7 +27,7 @@ class TrainingEvents(Protocol):
     def backward_begins(self) -> None: ...
     def backward_ends(self, failed: bool) -> None: ...
     def optimizer_begins(self, optimizer: Any) -> None: ...
-    def optimizer_ends(self, inside_backward: bool) -> None: ...
+    def optimizer_ends(self, optimizer: Any, inside_backward: bool) -> None: ...
 
 
 class TrainingHooks:
@@ -115,7 +115,7 @@ class TrainingHooks:
         from torch.compiler import is_compiling
 
         if not is_compiling() and os.getpid() == self._pid:
-            self._events.optimizer_ends(inside_backward())
+            self._events.optimizer_ends(optimizer, inside_backward())
 
 
 def inside_backward() -> bool:
@@ -123,6 +123,25 @@ def inside_backward() -> bool:
     # Not `import torch`: the program may have put another module there meanwhile.
     native = sys.modules.get("torch._C")
     return native is not None and native._current_graph_task_id() != -1
+
+
+def inside_optimizer_step() -> bool:
+    """Whether the calling function runs inside the step of an optimizer: in a closure that was given to it.
+
+    Decided by the frames below: a step that raises calls no hook at its end.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == _STEP and code.co_filename.endswith(_STEP_FILE):
+            return True
+        frame = frame.f_back
+    return False
+
+
+_STEP: Final = "wrapper"
+_STEP_FILE: Final = os.path.join("torch", "optim", "optimizer.py")
+"""`Optimizer.profile_hook_step` wraps the `step` of every optimizer in a function of this name."""
 
 
 class _TorchImport(importlib.abc.MetaPathFinder):

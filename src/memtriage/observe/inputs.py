@@ -29,13 +29,14 @@ def batch_elements(frames: Iterator[FrameType]) -> int | None:
     Only tensors that no gradient flows through count, held by a variable with a batch's usual name, or one
     level inside a dict, list or tuple of such a name.
     """
-    import torch
-
+    kind = _tensor_class()
+    if kind is None:
+        return None
     largest: int | None = None
     with undisturbed():
         for frame in frames:
             for _, value in frame_locals(frame, _NAMES.match) or list(_module_variables(frame)):
-                for tensor in map(plain, _tensors(value, torch.Tensor)):
+                for tensor in map(plain, _tensors(value, kind)):
                     if tensor.grad_fn is None and not tensor.requires_grad:
                         elements = tensor.numel()
                         largest = elements if largest is None else max(largest, elements)
@@ -48,15 +49,16 @@ def batch_shapes(frames: Sequence[FrameType]) -> dict[str, int]:
     Names are `batch`, `sequence` (the first two dimensions of the largest input) and, from a variable named
     `config` or a model's `.config`, `vocabulary`, `hidden` and `heads`.
     """
-    import torch
-
+    kind = _tensor_class()
+    if kind is None:
+        return {}
     found: dict[str, int] = {}
     largest = 0
     with undisturbed():
         for frame in frames:
             for name, value in frame_locals(frame):
                 if _NAMES.match(name):
-                    for tensor in map(plain, _tensors(value, torch.Tensor)):
+                    for tensor in map(plain, _tensors(value, kind)):
                         if tensor.dim() >= 2 and tensor.numel() > largest:
                             largest = tensor.numel()
                             found.update(batch=tensor.shape[0], sequence=tensor.shape[1])
@@ -117,6 +119,12 @@ def _module_variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
         for name, value in list(frame.f_globals.items()):
             if _NAMES.match(name):
                 yield name, value
+
+
+def _tensor_class() -> type | None:
+    """Return `torch.Tensor`; None while the program has put something else in torch's place."""
+    found: type | None = getattr(sys.modules.get("torch"), "Tensor", None)
+    return found
 
 
 def _tensors(value: Any, kind: type) -> Iterator[Any]:

@@ -13,14 +13,12 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-_Native: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-
 
 class MainThreadCall(Generic[T]):
     """One call, which the interpreter makes as soon as the main thread runs Python code.
 
-    The call must not print and must not raise: it interrupts the program at any place. What interrupts the
-    call itself (Ctrl-C) is raised again in the program.
+    The call must not print: it interrupts the program at any place. What it raises, or what interrupts it
+    (Ctrl-C), is raised in the program at that place.
 
     Args:
         function: what to call.
@@ -31,48 +29,65 @@ class MainThreadCall(Generic[T]):
         self._claim = threading.Lock()  # whoever has it first: the call, or who no longer wants it
         self._done = threading.Event()
         self._result: T | None = None
-        self._interrupted_by: type[BaseException] | None = None
-        self._native = _Native(self._run)
+        self._pending = _Pending(self._run)
+
+    @property
+    def queued(self) -> bool:
+        """Whether the interpreter has still to come to it, even if it is no longer wanted."""
+        return self._pending in _waiting
+
+    def ask(self) -> bool:
+        """Ask for the call and do not wait for it; False where the interpreter's queue is full."""
+        _waiting.add(self._pending)
+        # Not a callback of ctypes, which can raise nothing: `PyObject_IsTrue` has the signature of a pending
+        # call, and what `__bool__` raises gets into the program.
+        if ctypes.pythonapi.Py_AddPendingCall(_IS_TRUE, ctypes.c_void_p(id(self._pending))) != 0:
+            _waiting.discard(self._pending)
+            return False
+        return True
+
+    def cancel(self) -> bool:
+        """No longer want the call; return whether it will not be made. False once it has begun."""
+        return self._claim.acquire(blocking=False)
 
     def result(self, within_s: float, done_within_s: float | None = None) -> tuple[bool, T | None]:
-        """Waits for the main thread. Not to be called in the main thread.
+        """Ask for the call and wait for the main thread. Not to be called in the main thread.
 
         Args:
             within_s: how long the main thread may take to come to the call; the call itself may take longer.
             done_within_s: how long the call itself may take from then on; None for as long as it takes.
 
         Returns:
-            Whether the call was made, and what it returned; None when it is not done in time.
+            Whether the call was made, and what it returned; None when it is not done in time, or raised.
         """
-        _waiting.add(self)
-        if ctypes.pythonapi.Py_AddPendingCall(self._native, None) != 0:  # the interpreter's queue is full
-            _waiting.discard(self)
-            return False, None
-        if not self._done.wait(within_s) and self._claim.acquire(blocking=False):
+        if not self.ask() or (not self._done.wait(within_s) and self.cancel()):
             return False, None
         if not self._done.wait(done_within_s):
             return True, None
-        if self._interrupted_by is not None:
-            _raise_in_main_thread(self._interrupted_by)
         return True, self._result
 
-    def _run(self, _: object) -> int:
-        _waiting.discard(self)
+    def _run(self) -> None:
         if self._claim.acquire(blocking=False):
             try:
                 self._result = self._function()
-            except BaseException as error:  # no exception gets out of a callback from C
-                self._interrupted_by = type(error)
             finally:
                 self._done.set()
-        return 0
 
 
-def _raise_in_main_thread(kind: type[BaseException]) -> None:
-    """Has the main thread raise an exception at its next instruction."""
-    main = threading.main_thread().ident
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main or 0), ctypes.py_object(kind))
+class _Pending:
+    """What the interpreter is given to call: an object whose truth it asks for."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self._run = run
+
+    def __bool__(self) -> bool:
+        _waiting.discard(self)
+        self._run()
+        return False  # 0, for a pending call, is success
 
 
-_waiting: Final[set[object]] = set()
+_IS_TRUE: Final = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
+_waiting: Final[set[_Pending]] = set()
 """Calls that the interpreter still has in its queue: what it will call must be there by then."""

@@ -344,8 +344,8 @@ class ScriptWatch(Watch):
                 self._resume()
         self._stepped.add(optimizer)
 
-    def optimizer_ends(self, inside_backward: bool) -> None:
-        super().optimizer_ends(inside_backward)
+    def optimizer_ends(self, optimizer: Any, inside_backward: bool) -> None:
+        super().optimizer_ends(optimizer, inside_backward)
         self._ever_stepped.update(self._running[-1:])
         del self._running[-1:]
         if self._running:

@@ -83,7 +83,7 @@ class Watch:
         self.note_gradients()
         self.lifetimes.enter("optimizer", self.step)
 
-    def optimizer_ends(self, inside_backward: bool) -> None:
+    def optimizer_ends(self, optimizer: Any, inside_backward: bool) -> None:
         self._steps_taken.add(self.step)
         self.note_states()
         if inside_backward:

@@ -3,7 +3,7 @@
 The session passes events on: from the training hooks and the program's own calls to the parts that need
 them. It never raises into the program it watches: whatever fails in here becomes a note in the record, and
 the watch goes on with less. It runs in the program's own threads, at marks; one thread of its own samples
-the host and makes time-based marks where no steps can be seen.
+the host, and asks the main thread for time-based marks where no steps can be seen.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from memtriage.model.judged import Judged
 from memtriage.model.position import TrainingPosition
 from memtriage.model.run_status import RunStatus
 from memtriage.observe.counters import CounterReader
-from memtriage.observe.hooks import TrainingHooks
+from memtriage.observe.hooks import TrainingHooks, inside_optimizer_step
 from memtriage.observe.host import host_peak
 from memtriage.session.asked import Lock, Responder
 from memtriage.session.death import error_frames, memory_error
@@ -46,6 +46,7 @@ from memtriage.session.phases import PhaseResidue
 from memtriage.session.progress import TrainingProgress
 from memtriage.session.record import SessionRecord
 from memtriage.session.sampler import Sampler
+from memtriage.session.time_marks import TimeMarks
 from memtriage.store.layout import RankIdentity, record_path
 from memtriage.store.records import End
 
@@ -160,8 +161,13 @@ class Session:
         self._sampler = Sampler(
             self._host,
             now=self._progress.now,
-            since_mark=self._seconds_since_mark,
-            mark=lambda: self.mark("time"),
+            marks=TimeMarks(
+                self._progress,
+                since_mark=self._seconds_since_mark,
+                mark=lambda: self.mark("time"),
+                lock=cast(Lock, self._lock),
+                failed=self._record.failed,
+            ),
             write=lambda sample: self._record.write("host", sample),
             failed=self._record.failed,
         )
@@ -243,12 +249,14 @@ class Session:
     @_never_raises
     def backward_ends(self, failed: bool) -> None:
         self._growth.in_backward(False)
+        in_closure = inside_optimizer_step()
         if failed:
-            self._progress.backward_fails()
+            self._progress.backward_fails(in_closure)
             return
-        self._progress.backward_completes()
+        completes = self._progress.backward_completes(in_closure)
         self._death.backward_ends()
-        self.mark("backward")
+        if completes:
+            self.mark("backward")
         if self._progress.take_step_inside():
             self._step_completes()
 
@@ -257,8 +265,8 @@ class Session:
         self._progress.optimizer_begins()
 
     @_never_raises
-    def optimizer_ends(self, inside_backward: bool) -> None:
-        if self._progress.optimizer_ends(inside_backward):
+    def optimizer_ends(self, optimizer: object, inside_backward: bool) -> None:
+        if self._progress.optimizer_ends(optimizer, inside_backward):
             self._step_completes()
 
     @_never_raises
@@ -288,7 +296,8 @@ class Session:
             return
         with self._lock:
             position = self._progress.now()
-            readings = self._reader.read()
+            within_step = name == "backward" and position.step > 0
+            readings = self._reader.read(within_step)
             mark = self._last_mark = MarkPoint(name, position, readings)
             self._live.at_mark(mark)
             self._stored.at_mark(mark)
@@ -297,7 +306,7 @@ class Session:
             if name == "backward" and self._log is not None:
                 self._log.add(position.step, position.microbatch, readings)
             self._growth.at_mark(mark)
-            if name not in ("backward", "end"):  # between steps, while the program still has what it needs
+            if name != "end" and not within_step:  # while the program still has what it needs
                 self._host.at_mark(readings, self._reader.rss(), position.step)
 
     def _seconds_since_mark(self) -> float:

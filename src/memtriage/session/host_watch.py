@@ -30,7 +30,7 @@ from memtriage.observe.malloc import malloc_info
 from memtriage.observe.populations import largest_population
 
 _READING_SHARE: Final = 0.005
-"""Share of the time that full readings of the address space may take."""
+"""Share of the time that full readings of the address space may take, and those of malloc within a step."""
 
 
 class HostWatch:
@@ -41,7 +41,7 @@ class HostWatch:
         self._lock = threading.Lock()
         self._first: dict[int, ChildSample] = {}
         self._growths: dict[int, WorkerGrowth] = {}
-        self._reading_due_s = 0.0
+        self._reading_due_s = self._needed_due_s = 0.0
         self._much_kept = False
         self._shm_first: int | None = None
         self._peak_before = host_peak()
@@ -71,10 +71,15 @@ class HostWatch:
     def while_training(self) -> None:
         """Notes how much malloc has handed out, in the middle of a step: that much is needed again.
 
-        Does nothing until malloc was seen to keep much.
+        Does nothing until malloc was seen to keep much. Such a heap may be slow to read: that takes
+        no more than a share of the time, too.
         """
-        if self._much_kept and (info := malloc_info()) is not None:
+        now = time.perf_counter()
+        if not self._much_kept or now < self._needed_due_s:
+            return
+        if (info := malloc_info()) is not None:
             self.evidence.needed = max(self.evidence.needed or 0, info.in_use)
+        self._needed_due_s = now + (time.perf_counter() - now) / _READING_SHARE
 
     def _note_retention(self, reading: HostReading, step: int) -> None:
         resident, counters = reading.retained(), reading.malloc

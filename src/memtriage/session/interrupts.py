@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType, FunctionType, TracebackType
 from typing import Any, Final
 
-from memtriage.observe.origin import CodeOrigin
+from memtriage.observe.origin import CodeOrigin, package_folder
 from memtriage.session.own_modules import OwnModules
 
 
@@ -102,7 +102,7 @@ class OwnWork:
                 _work.modules.end_work()
             _work.depth -= 1
             if not _work.depth and _work.waiting:
-                _run_waiting(_programs_frame(sys._getframe(1)))
+                _run_waiting(programs_frame(sys._getframe(1)))
 
 
 def _run_waiting(frame: FrameType | None) -> None:
@@ -114,10 +114,15 @@ def _run_waiting(frame: FrameType | None) -> None:
             _run_waiting(frame)
 
 
-def _programs_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame that is not memtriage's."""
-    origin = CodeOrigin()
-    while frame is not None and origin.is_own_file(frame.f_code.co_filename):
+def own_work_under_way() -> bool:
+    """Whether the main thread is in the watch's own work."""
+    return _work.depth > 0
+
+
+def programs_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame that is not memtriage's, from a frame on."""
+    own = package_folder()
+    while frame is not None and frame.f_code.co_filename.startswith(own):
         frame = frame.f_back
     return frame
 

@@ -8,6 +8,7 @@ import time
 from msgspec.structs import replace
 
 from memtriage.model.position import TrainingPosition
+from memtriage.session.step_pattern import StepPattern, Stepped, stepped
 
 
 class TrainingProgress:
@@ -25,7 +26,13 @@ class TrainingProgress:
         self._lock = threading.RLock()  # steps and backwards of several threads may come at once
         self._started = time.perf_counter()
         self._manual_steps = False
-        self._stepped_inside = False
+        self._pattern = StepPattern()
+        self._stepped_inside: list[Stepped] = []
+
+    @property
+    def trains(self) -> bool:
+        """Whether there was a step, or a backward or an optimizer has begun."""
+        return self.position.step > 0 or self.position.phase != "setup"
 
     def elapsed(self) -> float:
         """Seconds since the watch began."""
@@ -40,48 +47,60 @@ class TrainingProgress:
             self.position = replace(self.position, phase="backward")
         self.thread = threading.get_ident()
 
-    def backward_fails(self) -> None:
+    def backward_fails(self, in_closure: bool = False) -> None:
         """A backward raised: it counts nothing."""
         with self._lock:
-            self.position = replace(self.position, phase="forward")
+            self.position = replace(self.position, phase="optimizer" if in_closure else "forward")
 
-    def backward_completes(self) -> None:
+    def backward_completes(self, in_closure: bool = False) -> bool:
+        """Return whether this completes a micro-batch.
+
+        Args:
+            in_closure: an optimizer's step runs it. Such backwards belong to that step: an optimizer may ask
+                for one batch's gradient any number of times.
+        """
         with self._lock:
             before = self.position
-            self.position = replace(
-                before,
-                phase="forward",
-                backwards=before.backwards + 1,
-                microbatch=1 if before.at_step_end else before.microbatch + 1,
-                at_step_end=False,
-            )
+            self._pattern.backward_completes()
+            if in_closure:
+                self.position = replace(before, phase="optimizer")
+            else:
+                self.position = replace(
+                    before,
+                    phase="forward",
+                    backwards=before.backwards + 1,
+                    microbatch=1 if before.at_step_end else before.microbatch + 1,
+                    at_step_end=False,
+                )
+        return not in_closure
 
     def optimizer_begins(self) -> None:
         with self._lock:
             self.position = replace(self.position, phase="optimizer")
 
-    def optimizer_ends(self, inside_backward: bool) -> bool:
-        """Return whether this completes a step now. Several optimizers between two backwards make one step.
+    def optimizer_ends(self, optimizer: object, inside_backward: bool) -> bool:
+        """Return whether this completes a step now; see `StepPattern`.
 
         A step inside a backward is complete when the backward is: see `take_step_inside`.
         """
         with self._lock:
             self.position = replace(self.position, phase="backward" if inside_backward else "forward")
-        if self._manual_steps:
-            return False
-        if inside_backward:
-            self._stepped_inside = True
-            return False
-        return not self.position.at_step_end
+            if self._manual_steps:
+                return False
+            if inside_backward:
+                self._stepped_inside.append(stepped(optimizer))
+                return False
+            return self._pattern.step([stepped(optimizer)])
 
     def take_step_inside(self) -> bool:
-        """Return whether an optimizer stepped inside the backward that just completed; says so once."""
-        stepped, self._stepped_inside = self._stepped_inside, False
-        return stepped
+        """Return whether optimizers inside the backward that just completed make a step; says so once."""
+        with self._lock:
+            inside, self._stepped_inside = self._stepped_inside, []
+            return bool(inside) and self._pattern.step(inside)
 
     def user_step(self) -> bool:
         """Return whether the program's word completes a step. From the first call on, hooks count none."""
-        counted_by_hook = self.position.at_step_end and not self._manual_steps
+        counted_by_hook = self._pattern.counted_latest and not self._manual_steps
         self._manual_steps = True
         return not counted_by_hook
 
@@ -89,5 +108,5 @@ class TrainingProgress:
         with self._lock:
             before = self.position
             self.position = replace(
-                before, step=before.step + 1, microbatches_per_step=before.microbatch, at_step_end=True
+                before, step=before.step + 1, microbatches_per_step=before.into_step, at_step_end=True
             )

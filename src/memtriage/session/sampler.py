@@ -1,4 +1,4 @@
-"""A thread that samples the host now and then, and makes time-based marks where no steps are seen."""
+"""A thread that samples the host now and then, and has time-based marks made where no steps are seen."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from memtriage.model.position import TrainingPosition
 from memtriage.observe.cgroup import cgroup_memory
 from memtriage.observe.host import children, dev_shm, has_children, host_sample
 from memtriage.session.host_watch import HostWatch
+from memtriage.session.time_marks import TimeMarks
 from memtriage.store.records import HostSample
 
 _WAKE_S = 0.25
 _HOST_EVERY_S = 5.0
-_QUIET_S = 5.0
 _STOP_WITHIN_S = 2.0
 _CHILDREN_EVERY_S = 0.5
 _CHILDREN_SHARE = 0.02
@@ -28,8 +28,7 @@ class Sampler:
     Args:
         watch: given every sample.
         now: gives where training stands, with the time.
-        since_mark: gives the seconds since the last mark.
-        mark: makes a time-based mark.
+        marks: asked at each wake whether a time-based mark is due.
         write: takes every few seconds' sample, for the record.
         failed: notes that a part of the watch failed, by its name.
     """
@@ -39,15 +38,13 @@ class Sampler:
         watch: HostWatch,
         *,
         now: Callable[[], TrainingPosition],
-        since_mark: Callable[[], float],
-        mark: Callable[[], None],
+        marks: TimeMarks,
         write: Callable[[HostSample], None],
         failed: Callable[[str, Exception], None],
     ) -> None:
         self._watch = watch
         self._now = now
-        self._since_mark = since_mark
-        self._mark = mark
+        self._marks = marks
         self._write = write
         self._failed = failed
         self._stop = threading.Event()
@@ -61,8 +58,9 @@ class Sampler:
             self._failed("host samples", error)
 
     def stop(self) -> None:
-        """Ends the thread. May be called twice, and from the thread itself."""
+        """End the thread and the time-based marks. May be called twice, and from the thread itself."""
         self._stop.set()
+        self._marks.stop()
         self._thread.join(timeout=_STOP_WITHIN_S)
 
     def _run(self) -> None:
@@ -70,6 +68,7 @@ class Sampler:
         # The first at once: a thread's first allocation reserves address space for a heap of its own, which
         # must not come out of a limit that the program sets later.
         while True:
+            wake_s = _WAKE_S
             try:
                 now = self._now().time_s
                 self._watch.while_training()
@@ -81,11 +80,10 @@ class Sampler:
                     self.sample()
                     took = self._now().time_s - now
                     next_children = now + max(_CHILDREN_EVERY_S, took / _CHILDREN_SHARE)
-                if self._since_mark() >= _QUIET_S:
-                    self._mark()
+                wake_s = min(_WAKE_S, self._marks.at_wake())
             except Exception as error:  # a file that vanished, a limit that forbids reading: no sample then
                 self._failed("host sample", error)
-            if self._stop.wait(_WAKE_S):
+            if self._stop.wait(wake_s):
                 break
         self._last()
 

@@ -75,10 +75,7 @@ class MicrobatchScheduler:
             since = investigation.taken[-1] if same_step else POLICY.microbatch_warm_up
             for growth in self.growths(investigation):
                 series = self._series.get(growth.device)
-                if (
-                    series is not None
-                    and went_on_within_step(series, round(since), growth.proof.rate) is False
-                ):
+                if series is not None and went_on_within_step(series, since, growth.proof.rate) is False:
                     investigation.stopped.add(growth.holding.key)
 
     def interrupted(self, position: TrainingPosition, frames: Sequence[FrameType]) -> CensusPoint:
@@ -147,7 +144,7 @@ class MicrobatchScheduler:
         fell = []
         for series in self._series.values():
             before = [v for p, v in zip(series.positions, series.values, strict=True) if p <= microbatch][-1:]
-            after = series.after(round(microbatch)).values
+            after = series.after(microbatch).values
             fell.append(min(after, default=0) < before[0] if before else True)
         return all(fell)
 

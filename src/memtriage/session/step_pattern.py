@@ -1,0 +1,114 @@
+"""Which calls of optimizers complete a step: by the pattern in which optimizers alternate.
+
+One iteration of a training loop may step several optimizers, each after a backward of its own: those of a
+discriminator and a generator, of an actor and a critic. That is one step.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class StepPatternPolicy:
+    """Thresholds of the pattern.
+
+    Attributes:
+        alternating: optimizers that alternate in one iteration, each after a backward of its own. More of
+            them are optimizers that never come again: made anew for each model of a search, and kept.
+    """
+
+    alternating: int = 8
+
+
+POLICY: Final = StepPatternPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """An optimizer that has stepped, known again without being kept alive.
+
+    Attributes:
+        ref: to the optimizer.
+        trains: addresses of its first and last parameter, and how many there are: an optimizer that is made
+            anew for the same parameters takes the place of the one before. None where it does not say.
+    """
+
+    ref: weakref.ref[Any]
+    trains: Hashable | None
+
+
+def stepped(optimizer: object) -> Stepped:
+    """Note an optimizer that has just stepped. No code of a subclass runs; nothing is kept alive."""
+    groups = vars(optimizer).get("param_groups")
+    if type(groups) is not list:
+        return Stepped(weakref.ref(optimizer), None)
+    lists = [group.get("params") for group in groups if type(group) is dict]
+    parameters = [each for each in lists if type(each) is list and each]
+    if not parameters:
+        return Stepped(weakref.ref(optimizer), None)
+    trains = id(parameters[0][0]), id(parameters[-1][-1]), sum(map(len, parameters))
+    return Stepped(weakref.ref(optimizer), trains)
+
+
+class StepPattern:
+    """Decides which call of an optimizer completes a step.
+
+    A step is complete when an optimizer comes that has stepped since the last step was, or that completed it:
+    the iteration has come round. So the optimizer that steps most often counts. One that has not stepped
+    since then belongs to the same iteration, unless none of those that have is still alive. Optimizers that
+    step one after another without a backward in between make one step at most. Where no backward is ever
+    seen (`torch.autograd.grad`), an optimizer that comes again is enough.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[int, weakref.ref[Any]] = {}  # by address, to be checked against the reference
+        self._trained: set[Hashable] = set()
+        self._sees_backwards = False
+        self._backward_since = False  # since the last call of an optimizer
+        self._alternating = 0
+        self._counted = False
+
+    @property
+    def counted_latest(self) -> bool:
+        """Whether a step was counted, and no backward has come since an optimizer last stepped."""
+        return self._counted and not self._backward_since
+
+    def backward_completes(self) -> None:
+        """A backward is complete, also one of a closure."""
+        self._sees_backwards = self._backward_since = True
+
+    def step(self, group: Sequence[Stepped]) -> bool:
+        """Return whether this completes a step.
+
+        Args:
+            group: the optimizers that have stepped, at once or inside one backward.
+        """
+        worked, self._backward_since = self._backward_since, False
+        completes = (worked or not self._sees_backwards) and (
+            any(map(self._came_before, group))
+            or all(ref() is None for ref in self._since.values())
+            or self._alternating >= POLICY.alternating
+        )
+        if completes:
+            self._counted = True
+            self._alternating = 0
+            self._since.clear()
+            self._trained.clear()
+        elif worked:
+            self._alternating += 1
+        for each in group:
+            self._since[id(each.ref())] = each.ref
+            if each.trains is not None:
+                self._trained.add(each.trains)
+        return completes
+
+    def _came_before(self, one: Stepped) -> bool:
+        if one.trains in self._trained:
+            return True
+        optimizer = one.ref()
+        known = self._since.get(id(optimizer))
+        return known is not None and known() is optimizer is not None

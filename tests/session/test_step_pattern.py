@@ -1,0 +1,139 @@
+"""Which calls of optimizers complete a step."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Sequence
+
+import pytest
+
+from memtriage.session.step_pattern import POLICY, StepPattern, stepped
+
+
+class Optimizer:
+    """What the pattern sees of an optimizer; with parameters, one that says what it trains."""
+
+    def __init__(self, *parameters: object) -> None:
+        if parameters:
+            self.param_groups = [{"params": [*parameters]}]
+
+
+def counted(program: Sequence[Optimizer | None], pattern: StepPattern | None = None) -> list[bool]:
+    """For each call of an optimizer whether it completes a step. None is a backward."""
+    pattern = pattern or StepPattern()
+    found = []
+    for each in program:
+        if each is None:
+            pattern.backward_completes()
+        else:
+            found.append(pattern.step([stepped(each)]))
+    return found
+
+
+B = None
+
+
+def test_one_optimizer_counts_each_time_whatever_the_backwards_before_it() -> None:
+    one = Optimizer()
+    assert counted([B, one, B, B, B, one, B, one]) == [True, True, True]
+
+
+def test_two_that_alternate_make_one_step_of_an_iteration() -> None:
+    critic, actor = Optimizer(), Optimizer()
+    assert counted(3 * [B, critic, B, actor]) == 3 * [True, False]
+
+
+def test_each_of_two_players_may_have_several() -> None:
+    a, b, c, d = (Optimizer() for _ in range(4))
+    assert counted(3 * [B, a, b, B, c, d]) == 3 * [True, False, False, False]
+
+
+def test_optimizers_of_single_parameters_make_one_step() -> None:
+    several = [Optimizer(object()) for _ in range(3 * POLICY.alternating)]
+    assert sum(counted(4 * [B, *several])) == 4
+
+
+def test_the_order_may_change_from_step_to_step() -> None:
+    one, two = Optimizer(), Optimizer()
+    assert sum(counted([B, one, two, B, two, one, B, one, two])) == 3
+
+
+@pytest.mark.parametrize("critic_first", [True, False])
+def test_the_one_that_steps_most_often_counts(critic_first: bool) -> None:
+    critic, generator = Optimizer(), Optimizer()
+    often, once = 5 * [B, critic], [B, generator]
+    found = counted(10 * (often + once if critic_first else once + often))
+    assert 49 <= sum(found) <= 50
+    assert sum(found[6:]) == 45
+
+
+def test_one_that_steps_every_third_time_adds_nothing() -> None:
+    each, third = Optimizer(), Optimizer()
+    assert sum(counted(5 * [B, each, B, each, B, each, B, third])) == 15
+
+
+def test_one_made_anew_for_the_same_parameters_takes_the_place_of_the_one_before() -> None:
+    first, last = object(), object()
+    epochs = [Optimizer(first, last) for _ in range(3)]
+    assert all(counted([event for one in epochs for event in (B, one, B, one)]))
+
+
+def test_one_made_anew_for_each_step_counts_once_the_one_before_is_gone() -> None:
+    pattern = StepPattern()
+    for _ in range(3):
+        assert counted([B, Optimizer(object())], pattern) == [True]
+
+
+def test_one_that_is_replaced_and_kept_delays_the_count_by_one_step() -> None:
+    before, after = Optimizer(object()), Optimizer(object())
+    assert counted([B, before, B, before, B, after, B, after, B, after]) == [True, True, False, True, True]
+
+
+def test_optimizers_that_are_kept_and_never_come_again_do_not_stop_the_count() -> None:
+    kept = [Optimizer(object()) for _ in range(10 * POLICY.alternating)]
+    program = [event for one in kept for event in (B, one)]
+    assert sum(counted(program)) >= 8
+
+
+def test_an_optimizer_whose_groups_grow_is_still_the_same() -> None:
+    one = Optimizer(object())
+    pattern = StepPattern()
+    for _ in range(4):
+        assert counted([B, one], pattern) == [True]
+        one.param_groups.append({"params": [object()]})
+
+
+def test_an_address_used_again_is_another_optimizer() -> None:
+    kept = Optimizer(object())
+    pattern = StepPattern()
+    gone = Optimizer(object())
+    assert counted([B, gone, B, kept], pattern) == [True, False]
+    pattern._since[id(kept)] = weakref.ref(gone)  # as if `kept` were made where `gone` was
+    pattern._trained.clear()
+    assert counted([B, kept], pattern) == [False]
+
+
+def test_without_any_backward_an_optimizer_that_comes_again_counts() -> None:
+    one, two = Optimizer(), Optimizer()
+    assert counted(3 * [one, two]) == 3 * [True, False]
+
+
+def test_nothing_is_kept_alive() -> None:
+    one = Optimizer(object())
+    gone = weakref.ref(one)
+    pattern = StepPattern()
+    assert counted([B, one], pattern) == [True]
+    del one
+    gc.collect()
+    assert gone() is None
+
+
+def test_groups_that_are_no_lists_are_not_asked() -> None:
+    class Lazy(Optimizer):
+        @property
+        def param_groups(self) -> list[object]:
+            raise AssertionError("asked")
+
+    one = Lazy()
+    assert counted(2 * [B, one]) == [True, True]

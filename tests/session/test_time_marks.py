@@ -1,0 +1,263 @@
+"""Time-based marks: when they are due, and that the main thread makes them where it can be looked at."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from memtriage.session import time_marks
+from memtriage.session.asked import Lock
+from memtriage.session.interrupts import OwnWork, held
+from memtriage.session.progress import TrainingProgress
+from memtriage.session.time_marks import POLICY, TimeMarks
+from support.own_process import printed_by
+
+
+class Program:
+    """A watched program: a clock, how long ago its last mark was, and the time-based marks that were made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.quiet_s = 0.0
+        self.made: list[float] = []
+        self.failed: list[str] = []
+        self.lock = threading.RLock()
+        self.progress = TrainingProgress()
+        monkeypatch.setattr(self.progress, "elapsed", lambda: self.now)
+        self.while_marking: Callable[[], object] = lambda: None
+        self.marks = TimeMarks(
+            self.progress,
+            since_mark=lambda: self.quiet_s,
+            mark=self._mark,
+            lock=cast(Lock, self.lock),
+            failed=lambda where, error: self.failed.append(f"{where}: {error}"),
+        )
+
+    def _mark(self) -> None:
+        self.made.append(self.now)
+        self.while_marking()
+
+    def wakes(self) -> float:
+        """The sampler wakes; then the main thread comes to what it has asked for."""
+        again = self.marks.at_wake()
+        sum(range(100))
+        return again
+
+    def runs(self, until_s: float) -> list[float]:
+        """When marks were made in a program that takes so long, with a sampler that is never late."""
+        while self.now < until_s:
+            self.now += max(self.wakes(), 1e-3)
+        return self.made
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Program:
+    return Program(monkeypatch)
+
+
+# --- when ---------------------------------------------------------------------------------------------------
+
+
+def test_a_short_program_has_many_and_a_long_one_not_too_many(program: Program) -> None:
+    made = program.runs(3.0)
+    assert made[0] == pytest.approx(0.1, abs=0.01)
+    assert 20 <= len(made) <= 30
+    assert 600 <= len(program.runs(3600.0)) <= 800
+    last = program.made[-1] - program.made[-2]
+    assert last == pytest.approx(POLICY.share * 3600, rel=0.1)
+
+
+def test_a_program_that_trains_gets_none_unless_it_pauses(program: Program) -> None:
+    program.progress.backward_begins()
+    program.progress.backward_completes()
+    assert program.runs(3.0) == []
+    program.quiet_s = POLICY.quiet_s
+    program.wakes()
+    assert len(program.made) == 1
+
+
+def test_steps_by_the_program_s_word_are_training(program: Program) -> None:
+    program.progress.step_completes()
+    assert program.runs(3.0) == []
+
+
+def test_none_is_made_once_it_has_ended(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    program.now = 1.0
+    asked: list[Any] = []
+    monkeypatch.setattr(time_marks.MainThreadCall, "ask", lambda call: asked.append(call))
+    program.marks.at_wake()
+    program.marks.stop()
+    program.marks.at_wake()
+    assert len(asked) == 1
+    asked[0]._run()  # the interpreter comes to it after all
+    assert program.made == []
+
+
+def test_one_is_asked_for_at_a_time(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(time_marks.MainThreadCall, "ask", lambda call: asked.append(call))
+    monkeypatch.setattr(time_marks.MainThreadCall, "queued", property(lambda call: call in asked))
+    program.now = 1.0
+    for _ in range(3):
+        program.marks.at_wake()
+    (call,) = asked
+    asked.clear()
+    call._run()  # the main thread has come back
+    assert program.made == [1.0]
+    program.now = 2.0
+    program.marks.at_wake()
+    assert len(asked) == 1
+
+
+# --- where --------------------------------------------------------------------------------------------------
+
+
+def test_the_main_thread_makes_it(program: Program) -> None:
+    threads: list[int] = []
+    program.while_marking = lambda: threads.append(threading.get_ident())
+    program.now = 1.0
+    sampler = threading.Thread(target=program.marks.at_wake)
+    sampler.start()
+    while not threads:
+        sum(range(100))
+    sampler.join()
+    assert threads == [threading.main_thread().ident]
+
+
+def test_not_in_the_middle_of_the_watch_s_own_work(program: Program) -> None:
+    program.now = 1.0
+    with OwnWork():
+        program.wakes()
+    assert program.made == []
+    with program.lock:
+        program.wakes()
+    assert program.made == []
+    program.wakes()
+    assert program.made == [1.0]
+
+
+def test_not_while_another_thread_makes_a_mark(program: Program) -> None:
+    program.now = 1.0
+    taken, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with program.lock:
+            taken.set()
+            go_on.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait()
+    program.wakes()
+    go_on.set()
+    thread.join()
+    assert program.made == []
+
+
+@pytest.mark.parametrize("busy", ["backward_runs", "capturing", "backward begins", "torch"])
+def test_not_where_a_census_must_not_be_taken(
+    program: Program, monkeypatch: pytest.MonkeyPatch, busy: str
+) -> None:
+    program.now = 1.0
+    if busy == "backward_runs":
+        monkeypatch.setattr(time_marks, "backward_runs", lambda: True)
+    elif busy == "capturing":
+        monkeypatch.setattr(time_marks.cuda, "capturing", lambda: True)
+    elif busy == "backward begins":
+        program.quiet_s = POLICY.quiet_s
+        program.progress.backward_begins()
+    else:
+        half_there = SimpleNamespace(__spec__=SimpleNamespace(_initializing=True))
+        monkeypatch.setitem(sys.modules, "torch", half_there)
+    program.wakes()
+    assert program.made == []
+
+
+@pytest.mark.parametrize(("file", "makes"), [("<frozen importlib._bootstrap>", 0), ("train.py", 1)])
+def test_not_inside_the_import_system(program: Program, file: str, makes: int) -> None:
+    program.now = 1.0
+    code = compile("at_wake(); sum(range(100))", file, "exec")
+    exec(code, {"at_wake": program.marks.at_wake})
+    assert len(program.made) == makes
+
+
+# --- what the program does not notice -----------------------------------------------------------------------
+
+
+class Timeout(Exception):
+    """What a program's signal handler raises."""
+
+
+def test_a_signal_handler_of_the_program_runs_once_the_mark_is_made(program: Program) -> None:
+    ended: list[str] = []
+
+    def raises(signum: int, frame: object) -> None:
+        ended.append("handler")
+        raise Timeout("in time")
+
+    def mark() -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        ended.append("mark")
+
+    program.now = 1.0
+    program.while_marking = mark
+    before = signal.signal(signal.SIGUSR1, held(raises))
+    try:
+        with pytest.raises(Timeout, match="in time"):
+            program.wakes()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert ended == ["mark", "handler"]
+    assert program.lock.acquire(blocking=False)
+
+
+def test_a_mark_that_fails_is_noted(program: Program) -> None:
+    def fails() -> None:
+        raise OSError("a file that vanished")
+
+    program.now = 1.0
+    program.while_marking = fails
+    program.wakes()
+    assert program.failed == ["time mark: a file that vanished"]
+
+
+def test_ctrl_c_in_a_mark_is_the_program_s(program: Program) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    program.now = 1.0
+    program.while_marking = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        program.wakes()
+
+
+def test_a_census_at_such_a_mark_sees_the_variables_of_what_it_interrupts() -> None:
+    script = """
+        import threading, torch
+        from memtriage.account.census import take_census
+        from memtriage.model.paths import in_words
+        from memtriage.observe.main_thread import MainThreadCall
+
+        found = []
+
+        def look():
+            found.extend(in_words(group.path) for group in take_census().groups if group.nbytes == 12 << 10)
+
+        def evaluate(model):
+            outputs = [torch.ones(1 << 10) for _ in range(3)]
+            thread = threading.Thread(target=lambda: MainThreadCall(look).result(60))
+            thread.start()
+            while not found:
+                sum(range(100))
+            thread.join()
+
+        evaluate(None)
+        print(int(any("evaluate" in path and "outputs" in path for path in found)))
+    """
+    assert printed_by("import textwrap; exec(textwrap.dedent('''" + script + "'''))") == [1]
