@@ -298,7 +298,7 @@ def test_a_leak_is_named_with_all_that_a_finding_has(leak: Run) -> None:
     assert finding["holder"] == "frame main(): losses['lm'][*] -> grad_fn WrapBackward -> ctx.context[1]"
     assert finding["allocated_at"] == "train.py:13 in forward"
     assert "ctx.context" in finding["mechanism"] and "detach" in finding["fix"]
-    assert finding["playbook"] == "M20"
+    assert finding["playbook"] == "M21"
     kept = [2 * 4 * 64 * (256 + 8 * (step % 3)) for step in range(24)]
     assert min(kept) <= finding["bytes_per_step"] == finding["bytes_per_microbatch"] <= max(kept)
     assert finding["bytes"] <= sum(kept) + 24 * 4

@@ -88,7 +88,7 @@ def test_a_growing_group_is_a_leak_with_all_that_is_known() -> None:
     )
     facts = evidence(limit=GIB, used=GIB - 100 * MIB, step=20, microbatches=4)
     finding = certain(judged(grown(), detail, evidence=facts))
-    assert (finding.kind, finding.device, finding.playbook, finding.step) == ("leak", "cpu", "M20", 12)
+    assert (finding.kind, finding.device, finding.playbook, finding.step) == ("leak", "cpu", "M21", 12)
     assert (finding.bytes, finding.bytes_per_step, finding.bytes_per_microbatch) == (16 * MIB, MIB, MIB // 4)
     assert finding.holder == "frame main(): losses[*] -> grad_fn MulBackward0 -> saved self"
     assert finding.holder_path == HOLDER
@@ -238,7 +238,7 @@ def leak(per_step: int, device: str = "cpu") -> Finding:
 
 def test_a_long_steady_rise_without_a_name_is_c_plus_plus_s() -> None:
     finding = certain(unnamed_growth("cpu", evidence(growing(24, MIB), step=24, microbatches=2), []))
-    assert (finding.kind, finding.device, finding.playbook, finding.step) == ("leak", "host", "M19", 24)
+    assert (finding.kind, finding.device, finding.playbook, finding.step) == ("leak", "host", "M21", 24)
     assert (finding.bytes_per_step, finding.bytes_per_microbatch) == (MIB, MIB // 2)
     assert finding.bytes == 19 * MIB
     assert (finding.holder or "").startswith("C++ only")
@@ -313,7 +313,7 @@ def test_a_holder_of_native_objects_is_named(holder: NativeHolder, fix: str) -> 
     finding = certain(
         unnamed_growth("cpu", facts, [], [holder, NativeHolder(of_module("other", "tables"), "Table", 1)])
     )
-    assert (finding.holder_path, finding.playbook) == (holder.path, "M20")
+    assert (finding.holder_path, finding.playbook) == (holder.path, "M21")
     assert fix in (finding.fix or "")
     assert any(f"4 more objects ({holder.what})" in line for line in finding.evidence)
 

@@ -24,7 +24,7 @@ def leak():
             "allocated_at": "/home/user/projects/fast-llm/train.py:142 in loss_func",
             "mechanism": "Each step's loss still carries its graph.",
             "fix": "Store loss.detach() or loss.item() instead of the loss.",
-            "playbook": "M20",
+            "playbook": "M21",
             "phase": "forward",
             "step": 41,
             "evidence": [

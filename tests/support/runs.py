@@ -29,7 +29,7 @@ def leak(**fields: Any) -> Finding:
         "allocated_at": "train.py:142 in loss_func",
         "mechanism": "Each step's loss still carries its graph.",
         "fix": "Store `loss.detach()` or `loss.item()` instead of the loss.",
-        "playbook": "M20",
+        "playbook": "M21",
         "phase": "forward",
         "step": 41,
         "evidence": ["allocated rose at each of 38 steps", "2,132 storages are reachable only from there"],

@@ -12,6 +12,7 @@ from memtriage.diagnose.mechanisms import Held, explain
 from memtriage.model.census import GroupDetail
 from memtriage.model.findings import Finding, Projection
 from memtriage.model.paths import HolderPath, SegmentKind, has, in_words, without_last_item
+from memtriage.model.playbook import LEAKS
 from memtriage.model.position import Scale, TrainingPosition
 from memtriage.model.units import size
 
@@ -111,7 +112,7 @@ def group_finding(
         allocated_at=detail.allocated_at,
         mechanism=explanation.mechanism,
         fix=explanation.fix,
-        playbook="M20",
+        playbook=LEAKS,
         step=last_step,
         projection=projection,
         evidence=[
@@ -217,7 +218,7 @@ def host_finding(
         mechanism=f"{subject} ({kind}) gets new entries at every step and never lets go of old ones",
         fix="clear it when its content has been used, keep reduced values, write entries out, or bound it "
         "(`collections.deque(maxlen=...)`)",
-        playbook="M20",
+        playbook=LEAKS,
         step=last_step,
         projection=projection,
         evidence=[
@@ -265,7 +266,7 @@ def unnamed_growth(
         holder_path=holder.path if holder else None,
         mechanism=mechanism,
         fix=fix,
-        playbook="M20" if holder else "M19",
+        playbook=LEAKS,
         step=evidence.position.step,
         projection=projection,
         evidence=[

@@ -80,7 +80,7 @@ class Finding(msgspec.Struct, kw_only=True):
         allocated_at: `file.py:line in function` of the allocation.
         mechanism: in one sentence, why this keeps memory.
         fix: what to change.
-        playbook: `M1` ... `M20`.
+        playbook: `M1` ... `M21`.
         phase: forward, backward, optimizer, evaluation, or a user's phase name.
         step: the step at which it was found (for an OOM: at which it died).
         projection: when memory runs out at this rate; None where that is unknown.
