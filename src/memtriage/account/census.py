@@ -17,10 +17,11 @@ from typing import Any
 
 from memtriage.account.dominators import dominated, immediate_dominators
 from memtriage.account.known import known_holders, owner_with
+from memtriage.account.native_sizes import NativeSizer
 from memtriage.account.owners import RANK, declared_owners, module_of_nodes, owner_of
 from memtriage.account.paths import PathNamer
 from memtriage.model.census import Census, GroupDetail, GroupKey, HolderGroup, Owner, StorageRecord
-from memtriage.model.paths import HolderPath, in_words
+from memtriage.model.paths import HolderPath, Segment, SegmentKind, in_words
 from memtriage.observe.classes import name_of
 from memtriage.observe.heap import HeapGraph, Walk
 from memtriage.observe.identity import Identities, module_namespaces
@@ -96,20 +97,23 @@ class View:
         self._holders: dict[int, tuple[int, int]] = {}
         self._held = self._storages()
         self._census: Census | None = None
+        self._node_anchors: dict[int, HolderPath] = {}
 
     def close(self) -> None:
         self._held.clear()
+        self._node_anchors.clear()
         del self._graph, self._namer
 
     def census(self) -> Census:
         """Records and groups of all storages."""
         if self._census is None:
             records = [self._record(held) for held in self._held.values()]
+            self._node_anchors = self._anchors_of_nodes()
             groups = self._groups()
             self._census = Census(
                 storages=records,
                 groups=sorted(groups, key=lambda group: -group.nbytes),
-                nodes_by_anchor=self._nodes_by_anchor(),
+                nodes_by_anchor=Counter(self._node_anchors.values()),
                 garbage=len(self._graph.objects) - self._graph.first_garbage,
                 objects=len(self._graph.objects),
                 nodes=len(self._graph.nodes),
@@ -206,11 +210,46 @@ class View:
             group.attached = group.attached or path.attached
             if held.known is not None:
                 group.known[held.known] = group.known.get(held.known, 0) + nbytes
+        self._count_kept(groups)
         if self._identities is not None:
             self._note_holders(groups, self._identities)
         for group in groups.values():
             group.path = max(group.tails, key=lambda path: group.tails[path])
         return list(groups.values())
+
+    def _count_kept(self, groups: dict[GroupKey, HolderGroup]) -> None:
+        """Add nodes, tensor objects and storage records to the group of their anchor."""
+        graph, sizer = self._graph, NativeSizer(self._graph.reader)
+        kept: Counter[HolderPath] = Counter()
+        nodes: Counter[HolderPath] = Counter(self._node_anchors.values())
+        for position, anchor in self._node_anchors.items():
+            kept[anchor] += sizer.node(graph.objects[position])
+        for position in graph.tensors:
+            above = self._node_anchors.get(graph.parents[position])
+            anchor = self._namer.path(position).anchor if above is None else above
+            kept[anchor] += sizer.tensor(graph.objects[position], saved=above is not None)
+        for held in self._held.values():
+            kept[self._namer.path(held.position).anchor] += sizer.storage
+        at: dict[HolderPath, HolderGroup] = {}
+        for group in groups.values():
+            other = at.get(group.anchor)
+            if other is None or (group.device == "cpu", group.nbytes) > (other.device == "cpu", other.nbytes):
+                at[group.anchor] = group
+        for anchor in nodes:
+            if anchor not in at:
+                at[anchor] = self._without_storage(groups, anchor)
+        for anchor, group in at.items():
+            group.kept, group.objects = kept[anchor], nodes[anchor]
+
+    def _without_storage(self, groups: dict[GroupKey, HolderGroup], anchor: HolderPath) -> HolderGroup:
+        """Make a group for an anchor that holds nodes and no storage."""
+        path = (*anchor, Segment(SegmentKind.GRAD_FN))
+        group = HolderGroup(
+            device="cpu", anchor=anchor, path=path, count=0, nbytes=0, tails={path: 0},
+            owners={"saved for backward": 0}, attached=True,
+        )  # fmt: skip
+        groups[group.key] = group
+        return group
 
     def _note_holders(self, groups: dict[GroupKey, HolderGroup], identities: Identities) -> None:
         identities.begin()
@@ -219,11 +258,21 @@ class View:
         for held in self._held.values():
             obj = self._holding_object(held.position, modules)
             held_by.setdefault(id(obj), (obj, []))[1].append(held)
+        bare: dict[int, list[HolderGroup]] = {}
+        for position, anchor in self._node_anchors.items():
+            group = groups.get(("cpu", anchor))
+            if group is None or group.count or self._graph.parents[position] in self._node_anchors:
+                continue
+            obj = self._holding_object(position, modules)
+            held_by.setdefault(id(obj), (obj, []))
+            bare.setdefault(id(obj), []).append(group)
         for obj, all_held in held_by.values():
             token = identities.token(obj, [self._graph.objects[held.position] for held in all_held])
             for held in all_held:
                 holders = groups[self._key(held)].holders
                 holders[token] = holders.get(token, 0) + held.facts.nbytes
+            for group in bare.get(id(obj), ()):
+                group.holders[token] = 0
 
     def _holding_object(self, position: int, modules: dict[int, ModuleType]) -> Any:
         """The container that holds a storage's chain; of a namespace the instance or module that it is of."""
@@ -236,14 +285,14 @@ class View:
             at = above
         return graph.objects[at]
 
-    def _nodes_by_anchor(self) -> dict[HolderPath, int]:
-        """Nodes by anchor. A node below another has its anchor: no path is made for every one of them."""
+    def _anchors_of_nodes(self) -> dict[int, HolderPath]:
+        """Each node's anchor. A node below another has its anchor: no path is made for every one of them."""
         graph = self._graph
         anchors: dict[int, HolderPath] = {}
         for position in graph.nodes:
             above = anchors.get(graph.parents[position])
             anchors[position] = self._namer.path(position).anchor if above is None else above
-        return Counter(anchors.values())
+        return anchors
 
     def details(
         self, wanted: list[GroupKey], site_of: SiteOf, prefer: dict[GroupKey, HolderPath] | None = None

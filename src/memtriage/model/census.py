@@ -68,6 +68,8 @@ def known_path(known: str | None, path: HolderPath | None) -> HolderPath | None:
 class HolderGroup(msgspec.Struct, kw_only=True):
     """Storages that one place of the program keeps: the same device and the same anchor.
 
+    Where a place keeps autograd nodes and no storage at all, `count` and `nbytes` are 0.
+
     Attributes:
         device: `cuda:N` or `cpu`.
         anchor: what the program itself holds: the holder path up to its first hop into the autograd graph.
@@ -82,6 +84,10 @@ class HolderGroup(msgspec.Struct, kw_only=True):
             that share `observe.identity.Identities` give the same object the same token as long as it lives,
             and never another object; empty in others. A variable's holder is its module, instance or
             function: token and anchor together tell which variable.
+        kept: bytes of host memory of the autograd nodes, tensor objects and storage records that hang on
+            the anchor, estimated (`account.native_sizes`). In no storage's size. Where an anchor has groups
+            on several devices, that on `cpu` counts them, else the largest.
+        objects: how many autograd nodes these are.
     """
 
     device: str
@@ -94,6 +100,13 @@ class HolderGroup(msgspec.Struct, kw_only=True):
     attached: bool
     known: dict[str, int] = msgspec.field(default_factory=dict)
     holders: dict[int, int] = msgspec.field(default_factory=dict)
+    kept: int = 0
+    objects: int = 0
+
+    @property
+    def on_host(self) -> int:
+        """Bytes of host memory: the storages, if they are there, and what is kept beside them."""
+        return self.kept + (self.nbytes if self.device == "cpu" else 0)
 
     @property
     def key(self) -> GroupKey:

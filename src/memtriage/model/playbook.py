@@ -570,8 +570,8 @@ _ENTRIES: Final = (
         "the step keeps a tensor that the step made: a list, a dict, a cache, a hook, a closure, a buffer. A "
         "tensor with a grad_fn keeps its whole graph, and with it every activation saved for backward. Find "
         "the holder, then the line that stores into it. Store a number (`loss.item()`) or `x.detach()`, or "
-        "clear the holder when it has been read, or bound it. Update state under `torch.no_grad()`, and run code "
-        "without a backward under `torch.inference_mode()`. A larger device, a smaller batch and "
+        "clear the holder when it has been read, or bound it. Update state under `torch.no_grad()`, and code "
+        "without a backward runs under `torch.inference_mode()`. A larger device, a smaller batch and "
         "`empty_cache()` only move the step at which memory runs out.",
     ),
 )

@@ -103,6 +103,8 @@ def _together(one: HolderGroup, other: HolderGroup) -> HolderGroup:
         attached=one.attached or other.attached,
         known=_summed((one.known, other.known)),
         holders=_summed((one.holders, other.holders)),
+        kept=one.kept + other.kept,
+        objects=one.objects + other.objects,
     )
 
 
