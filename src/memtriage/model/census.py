@@ -130,6 +130,7 @@ class GroupDetail(msgspec.Struct, kw_only=True):
             where others keep some alive too.
         also_held_by: paths of those others.
         allocated_at: `file.py:line in function` of a recent allocation.
+        stored_at: the same of the program's line that stores into the holder; None where that is not certain.
         bound: number of entries at which the holding container stops growing; None for no bound.
         entries: entries in it now.
         holder_kind: type of the holding object, e.g. `list`.
@@ -140,6 +141,7 @@ class GroupDetail(msgspec.Struct, kw_only=True):
     retained: int | None = None
     also_held_by: list[HolderPath] = msgspec.field(default_factory=list)
     allocated_at: str | None = None
+    stored_at: str | None = None
     bound: int | None = None
     entries: int | None = None
     holder_kind: str | None = None
