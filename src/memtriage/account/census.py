@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from types import FrameType, ModuleType
 from typing import Any
 
 from memtriage.account.dominators import dominated, immediate_dominators
+from memtriage.account.holder_facts import differentiates, holder_facts, packs_itself, program_files
 from memtriage.account.known import known_holders, owner_with
 from memtriage.account.native_sizes import NativeSizer
 from memtriage.account.owners import RANK, declared_owners, module_of_nodes, owner_of
@@ -23,15 +23,19 @@ from memtriage.account.paths import PathNamer
 from memtriage.model.census import Census, GroupDetail, GroupKey, HolderGroup, Owner, StorageRecord
 from memtriage.model.paths import HolderPath, Segment, SegmentKind, in_words
 from memtriage.observe.classes import name_of
+from memtriage.observe.containers import bound_of, known_bounds
 from memtriage.observe.heap import HeapGraph, Walk
 from memtriage.observe.identity import Identities, module_namespaces
 from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
+from memtriage.observe.stores import pack_hook, storing_line
 from memtriage.observe.tensors import StorageFacts, first_bytes, is_pinned, is_shared, plain, storage_facts
 
 _HEAD = 64
 _HEAD_FROM = 4096
 _SITES_ASKED = 48
 
+LineNamer = Callable[[Sequence[tuple[str, int]]], str | None]
+"""Names a stack of one line, (file, line), as `file.py:line in function`."""
 SiteOf = Callable[[Any], str | None]
 """Says where an object was allocated (`file.py:line in function`), or None."""
 
@@ -98,6 +102,7 @@ class View:
         self._held = self._storages()
         self._census: Census | None = None
         self._node_anchors: dict[int, HolderPath] = {}
+        self._bounds: dict[int, int] = {}
 
     def close(self) -> None:
         self._held.clear()
@@ -211,6 +216,11 @@ class View:
             if held.known is not None:
                 group.known[held.known] = group.known.get(held.known, 0) + nbytes
         self._count_kept(groups)
+        elements: dict[GroupKey, set[int]] = {}
+        for held in self._held.values():
+            elements.setdefault(self._key(held), set()).add(self._holder_of(held.position)[1])
+        for key, found in elements.items():
+            groups[key].entries = len(found)
         if self._identities is not None:
             self._note_holders(groups, self._identities)
         for group in groups.values():
@@ -295,7 +305,11 @@ class View:
         return anchors
 
     def details(
-        self, wanted: list[GroupKey], site_of: SiteOf, prefer: dict[GroupKey, HolderPath] | None = None
+        self,
+        wanted: list[GroupKey],
+        site_of: SiteOf,
+        prefer: dict[GroupKey, HolderPath] | None = None,
+        named: LineNamer | None = None,
     ) -> dict[GroupKey, GroupDetail]:
         """A closer look at some groups: retained bytes, other holders, allocation sites, bounds.
 
@@ -304,6 +318,7 @@ class View:
             site_of: says where a tensor was allocated; asked for some of a group's storages, newest and
                 oldest first.
             prefer: for a group the whole path whose storages are to be asked for their site.
+            named: names a line of the source; without it the lines that store are not looked for.
         """
         members: dict[GroupKey, list[_Held]] = {key: [] for key in wanted}
         for held in self._held.values():
@@ -315,10 +330,13 @@ class View:
         # Of a partial census sizes and sites are known; what else holds a group is not.
         retention = self._retention() if self._graph.cut is None else None
         modules = module_of_nodes(self._graph, self._namer)
+        self._bounds = known_bounds(self._graph.objects[at] for at in self._graph.optimizers)
         found = {}
         for key, group in members.items():
             found[key] = self._detail(group, (prefer or {}).get(key), site_of, retention)
             found[key].saved_by = self._saved_by(group, modules)
+            if group:
+                self._look_at_holder(found[key], key[1], group, named)
         return found
 
     def _saved_by(self, group: list[_Held], modules: dict[int, HolderPath]) -> str | None:
@@ -336,6 +354,34 @@ class View:
         module = modules.get(id(node))
         return name_of(type(node)) + (f" in {in_words(module)}" if module else "")
 
+    def _look_at_holder(
+        self, detail: GroupDetail, anchor: HolderPath, group: list[_Held], named: LineNamer | None
+    ) -> None:
+        """Note what the holder's classes, its graph and the source tell of it."""
+        graph = self._graph
+        sample = max(group, key=lambda held: held.facts.nbytes)
+        holder, element = self._holder_of(sample.position)
+        facts = holder_facts(graph, holder)
+        detail.classes = facts.classes
+        nodes = [at for at, name in self._node_anchors.items() if name == anchor]
+        detail.differentiated = differentiates(graph, nodes)
+        tensor = graph.objects[element]
+        if graph.kind(element) == TENSOR:
+            found = storage_facts(tensor)
+            own = None if found is None else self._held.get((found.device, found.address))
+            detail.anchor_owner = None if own is None else own.owner
+        native = anchor[0].kind in (SegmentKind.NATIVE, SegmentKind.UNSEEN)
+        detail.packs_itself = native and packs_itself(graph, [held.position for held in group[:_SITES_ASKED]])
+        if named is None:
+            return
+        if native:
+            store = pack_hook(program_files(graph)) if detail.packs_itself else None
+        else:
+            store = storing_line(anchor, facts.files, detail.allocated_at)
+        if store is not None:
+            detail.stored_at = named([(store.filename, store.line)])
+            detail.stored_value, detail.carried = store.value, store.itself
+
     def _detail(
         self,
         group: list[_Held],
@@ -350,7 +396,7 @@ class View:
         holder, _ = self._holder_of(sample.position)
         obj = graph.objects[holder]
         detail = GroupDetail(holder_kind=_kind_of_holder(obj))
-        detail.bound, detail.entries = _capacity(obj)
+        detail.bound, detail.entries = bound_of(obj, self._bounds)
         detail.shared = sample.facts.device == "cpu" and is_shared(graph.objects[sample.position])
         if retention is not None:
             detail.retained = self._retained(group, retention)
@@ -492,20 +538,3 @@ def _children(parents: Sequence[int]) -> tuple[array[int], array[int]]:
         if above >= 0:
             following[position], first[above] = first[above], position
     return first, following
-
-
-def _capacity(obj: Any) -> tuple[int | None, int | None]:
-    """(entries at which a container stops growing, entries now); None where there is no bound."""
-    kind = type(obj)
-    if kind is _LRU:
-        state = obj.cache_info()
-        return state.maxsize, state.currsize
-    if issubclass(kind, deque):
-        return _read_maxlen(obj), deque.__len__(obj)
-    base = next((base for base in _SIZED if issubclass(kind, base)), None)
-    return None, None if base is None else base.__len__(obj)  # not `len`, which a subclass may define
-
-
-_LRU = type(lru_cache(lambda: None))
-_SIZED: tuple[Any, ...] = (list, dict, set, tuple)
-_read_maxlen = vars(deque)["maxlen"].__get__

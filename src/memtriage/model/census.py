@@ -88,6 +88,8 @@ class HolderGroup(msgspec.Struct, kw_only=True):
             the anchor, estimated (`account.native_sizes`). In no storage's size. Where an anchor has groups
             on several devices, that on `cpu` counts them, else the largest.
         objects: how many autograd nodes these are.
+        entries: objects that the anchor itself names: entries of its container, 1 for a variable. A state
+            that is carried on has no more of them when its graph gets longer.
     """
 
     device: str
@@ -102,6 +104,7 @@ class HolderGroup(msgspec.Struct, kw_only=True):
     holders: dict[int, int] = msgspec.field(default_factory=dict)
     kept: int = 0
     objects: int = 0
+    entries: int = 0
 
     @property
     def on_host(self) -> int:
@@ -136,6 +139,12 @@ class GroupDetail(msgspec.Struct, kw_only=True):
         holder_kind: type of the holding object, e.g. `list`.
         shared: the storages lie in shared memory.
         saved_by: the autograd node that keeps the largest of them, and the module it most likely ran in.
+        stored_value: source of what that line stores; None where it is no short expression.
+        carried: what that line stores is made of what the holder had before.
+        classes: classes of the objects on the way to the holder, and their base classes, with their modules.
+        anchor_owner: what the tensor is that the anchor names; None where it names none.
+        differentiated: its graph has nodes that differentiate a gradient.
+        packs_itself: its graph has a node that saves the very tensor it made, as a pack hook returned it.
     """
 
     retained: int | None = None
@@ -147,6 +156,12 @@ class GroupDetail(msgspec.Struct, kw_only=True):
     holder_kind: str | None = None
     shared: bool = False
     saved_by: str | None = None
+    stored_value: str | None = None
+    carried: bool = False
+    classes: list[str] = msgspec.field(default_factory=list)
+    anchor_owner: Owner | None = None
+    differentiated: bool = False
+    packs_itself: bool = False
 
 
 class Census(msgspec.Struct, kw_only=True):

@@ -22,21 +22,11 @@ from typing import Final
 from memtriage.model.paths import HolderPath, Segment, SegmentKind
 
 _GROWS: Final = frozenset(
-    [
-        "append",
-        "appendleft",
-        "extend",
-        "extendleft",
-        "insert",
-        "add",
-        "update",
-        "put",
-        "put_nowait",
-        "setdefault",
-    ]
+    ("append", "appendleft", "extend", "extendleft", "insert")
+    + ("add", "update", "put", "put_nowait", "setdefault")
 )
 _REGISTERS: Final = frozenset(
-    ["setattr", "register_buffer", "register_parameter", "add_module", "register_module"]
+    ("setattr", "register_buffer", "register_parameter", "add_module", "register_module")
 )
 _EMPTY: Final = frozenset(
     ("list", "dict", "set", "tuple", "deque", "defaultdict", "OrderedDict", "Counter", "Queue")
@@ -214,7 +204,7 @@ def _binds(function: _Function, name: str) -> bool:
         arguments.vararg,
         arguments.kwarg,
     ]
-    if any(one.arg == name for one in given):
+    if any(one is not None and one.arg == name for one in given):
         return True
     if isinstance(function, ast.Lambda):
         return False

@@ -195,6 +195,7 @@ class Investigator:
                 [growth.key for growth in wanted],
                 self._sites.site_of,
                 {growth.key: growth.path for growth in wanted},
+                self._sites.named,
             )
             if investigation.scale == "step":
                 grown = grown_containers(view.graph, self._lengths)

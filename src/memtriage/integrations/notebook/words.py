@@ -105,6 +105,7 @@ def _together(one: HolderGroup, other: HolderGroup) -> HolderGroup:
         holders=_summed((one.holders, other.holders)),
         kept=one.kept + other.kept,
         objects=one.objects + other.objects,
+        entries=one.entries + other.entries,
     )
 
 

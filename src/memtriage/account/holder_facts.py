@@ -1,0 +1,104 @@
+"""What the objects around a holder tell of it: their classes, the source files they are from, their graph."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memtriage.observe.classes import bases_of, instance_dict, module_of, name_of, qualified_name_of
+from memtriage.observe.heap import HeapGraph
+from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
+from memtriage.observe.origin import CodeOrigin
+from memtriage.observe.tensors import plain
+
+_PLAIN_MODULES = ("builtins", "collections", "types", "functools", "typing", "abc")
+
+
+@dataclass(frozen=True, slots=True)
+class HolderFacts:
+    """Of the objects from a root to a holder.
+
+    Attributes:
+        classes: `module.Name` of their classes and base classes, the holder's first.
+        files: source files of the program in which their functions, classes and modules are.
+    """
+
+    classes: list[str]
+    files: list[str]
+
+
+def holder_facts(graph: HeapGraph, holder: int) -> HolderFacts:
+    """Collect what a holder and what leads to it tell."""
+    classes: dict[str, None] = {}
+    files: dict[str, None] = {}
+    at = holder
+    while at >= 0:
+        obj = graph.objects[at]
+        for klass in bases_of(type(obj)):
+            if module_of(klass) not in _PLAIN_MODULES:
+                classes[f"{module_of(klass)}.{qualified_name_of(klass)}"] = None
+        files.update(dict.fromkeys(_files_of(obj)))
+        if graph.parents[at] < 0 and graph.root_names[at]:
+            files.update(dict.fromkeys(_file_of_module(_module_of_root(graph.root_names[at], obj))))
+        at = graph.parents[at]
+    origin = CodeOrigin()
+    return HolderFacts(list(classes), [file for file in files if origin.is_user_file(file)])
+
+
+def program_files(graph: HeapGraph) -> list[str]:
+    """Source files of the program's own modules."""
+    origin = CodeOrigin()
+    files = dict.fromkeys(file for name in list(sys.modules) for file in _file_of_module(name))
+    return [file for file in files if origin.is_user_file(file)]
+
+
+def differentiates(graph: HeapGraph, nodes: Iterable[int]) -> bool:
+    """Whether some of these nodes are of a gradient that was computed with a graph of its own."""
+    kinds = {type(graph.objects[position]) for position in nodes}
+    return any(name_of(kind).count("Backward") > 1 for kind in kinds)  # `MulBackwardBackward0`
+
+
+def packs_itself(graph: HeapGraph, positions: Sequence[int]) -> bool:
+    """Whether a tensor's own node saves that very object, which only a pack hook can bring about.
+
+    Without hooks a node that saves its output keeps another tensor of the same storage, which has no node.
+    """
+    for position in positions:
+        at = position
+        while at >= 0 and graph.kind(at) in (NODE, TENSOR):
+            if graph.kind(at) == TENSOR and _saved_by_its_node(graph, graph.objects[at]):
+                return True
+            at = graph.parents[at]
+    return False
+
+
+def _saved_by_its_node(graph: HeapGraph, tensor: Any) -> bool:
+    node = plain(tensor).grad_fn
+    return node is not None and any(value is tensor for _, _, value in graph.reader.saved_values(node))
+
+
+def _files_of(obj: Any) -> list[str]:
+    if type(obj) is FrameLocals:
+        return [obj.code.co_filename]
+    if type(obj) is types.FunctionType:
+        return [obj.__code__.co_filename]
+    if type(obj) is types.MethodType:
+        return _files_of(obj.__func__)
+    if issubclass(type(obj), type):
+        return _file_of_module(module_of(obj))
+    return [file for klass in bases_of(type(obj)) for file in _file_of_module(module_of(klass))]
+
+
+def _module_of_root(name: str, obj: Any) -> str:
+    """The module that a root belongs to: of a namespace it is its own `__name__`."""
+    own = obj.get("__name__") if type(obj) is dict else None
+    return own if isinstance(own, str) else name.rpartition(".")[0]
+
+
+def _file_of_module(name: str) -> list[str]:
+    namespace = instance_dict(sys.modules.get(name)) or {}
+    file = namespace.get("__file__")
+    return [file] if isinstance(file, str) else []
