@@ -35,6 +35,9 @@ FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
     "carried": (
         "h = torch.zeros(3)\nfor x in xs:\n    y, h = net(x, h)  # here",
         of_module("train", "h"), "net(x, h)"),
+    "a key that is not in the source": (
+        "params = dict(model.named_parameters())\nfor x in xs:\n    params = step(params, x)  # here",
+        (*of_module("train", "params"), item("'0.bias'")), "step(params, x)"),
     "replaced": (
         "past = None\nfor x in xs:\n    past = out.past  # here", of_module("train", "past"), "out.past"),
     "in place": (

@@ -15,7 +15,13 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from memtriage.account.dominators import dominated, immediate_dominators
-from memtriage.account.holder_facts import differentiates, holder_facts, packs_itself, program_files
+from memtriage.account.holder_facts import (
+    backward_ran,
+    differentiates,
+    holder_facts,
+    packs_itself,
+    program_files,
+)
 from memtriage.account.known import known_holders, owner_with
 from memtriage.account.native_sizes import NativeSizer
 from memtriage.account.owners import RANK, declared_owners, module_of_nodes, owner_of
@@ -365,6 +371,7 @@ class View:
         detail.classes = facts.classes
         nodes = [at for at, name in self._node_anchors.items() if name == anchor]
         detail.differentiated = differentiates(graph, nodes)
+        detail.backward_ran = backward_ran(graph, nodes)
         tensor = graph.objects[element]
         if graph.kind(element) == TENSOR:
             found = storage_facts(tensor)

@@ -6,6 +6,7 @@ import sys
 import types
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from memtriage.observe.classes import bases_of, instance_dict, module_of, name_of, qualified_name_of
@@ -14,6 +15,7 @@ from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
 from memtriage.observe.origin import CodeOrigin
 from memtriage.observe.tensors import plain
 
+_NODES_ASKED = 200
 _PLAIN_MODULES = ("builtins", "collections", "types", "functools", "typing", "abc")
 
 
@@ -61,23 +63,41 @@ def differentiates(graph: HeapGraph, nodes: Iterable[int]) -> bool:
     return any(name_of(kind).count("Backward") > 1 for kind in kinds)  # `MulBackwardBackward0`
 
 
+def backward_ran(graph: HeapGraph, nodes: Iterable[int]) -> bool:
+    """Whether more than half of the nodes that save something have nothing saved any more."""
+    filled = freed = 0
+    for position in islice(nodes, _NODES_ASKED):
+        node = graph.objects[position]
+        if not graph.reader.saved_attributes(type(node)):
+            continue
+        if next(graph.reader.saved_values(node), None) is None:
+            freed += 1
+        else:
+            filled += 1
+    return freed > filled
+
+
 def packs_itself(graph: HeapGraph, positions: Sequence[int]) -> bool:
-    """Whether a tensor's own node saves that very object, which only a pack hook can bring about.
+    """Whether a tensor hangs on a node that saves the tensor it made, as only a pack hook can have it.
 
     Without hooks a node that saves its output keeps another tensor of the same storage, which has no node.
     """
-    for position in positions:
-        at = position
-        while at >= 0 and graph.kind(at) in (NODE, TENSOR):
-            if graph.kind(at) == TENSOR and _saved_by_its_node(graph, graph.objects[at]):
-                return True
-            at = graph.parents[at]
+    return any(_in_its_own_cycle(graph, position) for position in positions)
+
+
+def _in_its_own_cycle(graph: HeapGraph, at: int) -> bool:
+    while at >= 0 and graph.kind(at) in (NODE, TENSOR):
+        obj = graph.objects[at]
+        node = obj if graph.kind(at) == NODE else plain(obj).grad_fn
+        if node is not None and _saves_what_it_made(graph, node):
+            return True
+        at = graph.parents[at]
     return False
 
 
-def _saved_by_its_node(graph: HeapGraph, tensor: Any) -> bool:
-    node = plain(tensor).grad_fn
-    return node is not None and any(value is tensor for _, _, value in graph.reader.saved_values(node))
+def _saves_what_it_made(graph: HeapGraph, node: Any) -> bool:
+    values = (value for _, _, value in graph.reader.saved_values(node))
+    return any(plain(value).grad_fn is node for value in values if graph.kinds[type(value)] == TENSOR)
 
 
 def _files_of(obj: Any) -> list[str]:

@@ -15,6 +15,7 @@ from memtriage.model.paths import HolderPath, SegmentKind, has, in_words, withou
 from memtriage.model.playbook import LEAKS
 from memtriage.model.position import Scale, TrainingPosition
 from memtriage.model.units import size
+from memtriage.observe.holders.growing import ONEDNN
 
 _UNNAMED_FLOOR = 32 * 1024
 _UNNAMED_MARKS = 16
@@ -86,19 +87,7 @@ def group_finding(
     counter = "shared" if detail.shared else growth.group.device
     if scale == "step" and evidence.went_on(counter, last_step, growth.rate) is False:
         return None
-    owner = max(growth.group.owners, key=lambda name: growth.group.owners[name])
-    explanation = explain(
-        Held(
-            path=growth.path,
-            anchor=growth.group.anchor,
-            attached=growth.group.attached,
-            owner=owner,
-            kind=detail.holder_kind,
-            lengthens=lengthening,
-            shared=detail.shared,
-            known=_known_holder(growth),
-        )
-    )
+    explanation = explain(held_by(growth, detail, evidence.position, lengthening))
     per_step, per_microbatch = _rates(growth, evidence, scale)
     projection = _projection(growth.group.device, per_step, per_microbatch, evidence)
     return Finding(
@@ -110,6 +99,7 @@ def group_finding(
         holder_path=growth.path,
         also_held_by_paths=detail.also_held_by,
         allocated_at=detail.allocated_at,
+        stored_at=detail.stored_at,
         mechanism=explanation.mechanism,
         fix=explanation.fix,
         playbook=LEAKS,
@@ -122,6 +112,30 @@ def group_finding(
             *([f"the largest storage is kept for backward by {detail.saved_by}"] if detail.saved_by else []),
             *_said(projection),
         ],
+    )
+
+
+def held_by(growth: GroupGrowth, detail: GroupDetail, position: TrainingPosition, lengthening: bool) -> Held:
+    """What the rules of mechanisms look at, of one growing group."""
+    owners = growth.group.owners
+    return Held(
+        path=growth.path,
+        anchor=growth.group.anchor,
+        attached=growth.group.attached,
+        owner=max(owners, key=lambda name: owners[name]),
+        kind=detail.holder_kind,
+        lengthens=lengthening,
+        shared=detail.shared,
+        known=_known_holder(growth),
+        gradients=position.backwards > 0 or position.step > 0 or detail.backward_ran,
+        differentiated=detail.differentiated,
+        entries_grow=growth.entries_grow,
+        anchor_owner=detail.anchor_owner,
+        packs_itself=detail.packs_itself,
+        stored_value=detail.stored_value,
+        stored_at=detail.stored_at,
+        carried=detail.carried,
+        classes=tuple(detail.classes),
     )
 
 
@@ -283,7 +297,8 @@ def _native_cause(holder: NativeHolder | None) -> tuple[str, str]:
         return (
             "memory that native code allocates and keeps rises at every step; Python does not see it",
             "look at native libraries called once a step (tokenizers, data loaders, script modules); a "
-            "profiler of native allocations such as `memray run --native` names the call",
+            "profiler of native allocations such as `memray run --native` names the call. Where shapes vary: "
+            f"{ONEDNN.why}; {ONEDNN.fix}",
         )
     if holder.path[-1].kind is SegmentKind.GRAD_FN:
         return (

@@ -144,6 +144,7 @@ class GroupDetail(msgspec.Struct, kw_only=True):
         classes: classes of the objects on the way to the holder, and their base classes, with their modules.
         anchor_owner: what the tensor is that the anchor names; None where it names none.
         differentiated: its graph has nodes that differentiate a gradient.
+        backward_ran: most nodes of its graph have lost what they saved: a backward went through them.
         packs_itself: its graph has a node that saves the very tensor it made, as a pack hook returned it.
     """
 
@@ -161,6 +162,7 @@ class GroupDetail(msgspec.Struct, kw_only=True):
     classes: list[str] = msgspec.field(default_factory=list)
     anchor_owner: Owner | None = None
     differentiated: bool = False
+    backward_ran: bool = False
     packs_itself: bool = False
 
 

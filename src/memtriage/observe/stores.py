@@ -87,10 +87,11 @@ def storing_line(anchor: HolderPath, files: Sequence[str], allocated: str | None
     """
     if any(segment.kind is SegmentKind.LRU_CACHE for segment in anchor):
         return _definition(next(s.name for s in anchor if s.kind is SegmentKind.LRU_CACHE), files)
-    target = _target(anchor)
-    if target is None:
-        return None
-    found = [store for file in dict.fromkeys(files) for store in _stores(file, target)]
+    found: list[tuple[int, Store]] = []
+    for holder in _containers(anchor):
+        target = _target(holder)
+        if target is not None and not found:
+            found = [store for file in dict.fromkeys(files) for store in _stores(file, target)]
     best = min((rank for rank, _ in found), default=0)
     left = {(store.filename, store.line): store for rank, store in found if rank == best}
     if len(left) > 1 and allocated is not None:
@@ -122,6 +123,14 @@ def _definition(function: str, files: Sequence[str]) -> Store | None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name
     ]
     return found[0] if len(found) == 1 else None
+
+
+def _containers(anchor: HolderPath) -> Iterator[HolderPath]:
+    """The path, and those of the containers that its last items are in: a key need not be in the source."""
+    yield anchor
+    while anchor[-1].kind is SegmentKind.ITEM:
+        anchor = anchor[:-1]
+        yield anchor
 
 
 def _target(anchor: HolderPath) -> _Target | None:
