@@ -33,7 +33,8 @@ FINDING = {
     "bytes_per_step": NUMBER + NOTHING, "bytes_per_microbatch": NUMBER + NOTHING,
     "bytes_per_second": NUMBER + NOTHING, "certainty": TEXT + NOTHING, "holder": TEXT + NOTHING,
     "holder_path": (list,) + NOTHING, "also_held_by": (list,), "also_held_by_paths": (list,),
-    "projection": (dict,) + NOTHING, "allocated_at": TEXT + NOTHING, "mechanism": TEXT + NOTHING,
+    "projection": (dict,) + NOTHING, "allocated_at": TEXT + NOTHING, "stored_at": TEXT + NOTHING,
+    "mechanism": TEXT + NOTHING,
     "fix": TEXT + NOTHING, "playbook": TEXT + NOTHING, "phase": TEXT + NOTHING, "step": NUMBER + NOTHING,
     "evidence": (list,),
 }  # fmt: skip

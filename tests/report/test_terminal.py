@@ -43,6 +43,7 @@ def test_a_finding_tells_all_that_is_known(make_report, leak):
     for value in (
         leak().holder,
         *leak().also_held_by,
+        leak().stored_at,
         leak().allocated_at,
         leak().mechanism,
         leak().fix,

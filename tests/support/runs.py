@@ -26,6 +26,7 @@ def leak(**fields: Any) -> Finding:
         "bytes_per_microbatch": 82 * MIB,
         "holder": "train.losses['lm'][*] -> grad_fn WrapBackward -> ctx.context[1]",
         "also_held_by": ["frame evaluate(): acts", "closure of hook grab: captured['n1'][*]"],
+        "stored_at": "train.py:150 in train",
         "allocated_at": "train.py:142 in loss_func",
         "mechanism": "Each step's loss still carries its graph.",
         "fix": "Store `loss.detach()` or `loss.item()` instead of the loss.",
