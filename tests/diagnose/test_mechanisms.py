@@ -129,6 +129,15 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "a hook keeps",
         ["remove()"],
     ),
+    "list that a hook fills": (
+        "class Cam:\n    def __init__(self, model):\n        self.maps = []\n"
+        "        model.register_forward_hook(self.keep_map)\n"
+        "    def keep_map(self, module, args, out):\n        self.maps.append(made(out.detach().clone()))\n"
+        "    def other(self): self.maps.clear()\n"
+        "seen_net = net(); cam = Cam(seen_net); seen_net(torch.ones(4))",
+        "a hook keeps the tensors it is given: train.cam.maps",
+        ["detach() in the hook"],
+    ),
     "hook of a tensor": (
         "def watch(t):\n    mask = T()\n    t.register_hook(lambda g: g * mask)\n"
         "with_hook = leaf(); watch(with_hook)",
@@ -254,7 +263,8 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
 }  # fmt: skip
 SAME_FIX = {
     "garbage with a graph", "lengthens with a graph", "gradient with a graph", "hook with a graph",
-    "hook object", "hook of a tensor", "cache of graphs", "keyword default", "buffer", "parameter groups",
+    "hook object", "list that a hook fills", "hook of a tensor", "cache of graphs", "keyword default",
+    "buffer", "parameter groups",
     "shared with a graph", "hook with a context", "attribute", "closure",
 }  # fmt: skip
 """Cases of a mechanism that another case has already."""

@@ -19,6 +19,7 @@ from memtriage.account.holder_facts import (
     backward_ran,
     differentiates,
     holder_facts,
+    in_a_hook,
     packs_itself,
     program_files,
 )
@@ -388,6 +389,7 @@ class View:
         if store is not None:
             detail.stored_at = named([(store.filename, store.line)])
             detail.stored_value, detail.carried = store.value, store.itself
+            detail.stored_by_hook = in_a_hook(graph, store.filename, store.line)
 
     def _detail(
         self,

@@ -57,6 +57,25 @@ def program_files(graph: HeapGraph) -> list[str]:
     return [file for file in files if origin.is_user_file(file)]
 
 
+def in_a_hook(graph: HeapGraph, filename: str, line: int) -> bool:
+    """Whether a line is in a function that is registered as a hook of a module."""
+    for position in graph.modules:
+        own = instance_dict(graph.objects[position]) or {}
+        for name, hooks in list(own.items()):
+            if "_hooks" not in name or not isinstance(hooks, dict):
+                continue
+            if any(_is_in(hook, filename, line) for hook in list(dict.values(hooks))):
+                return True
+    return False
+
+
+def _is_in(hook: Any, filename: str, line: int) -> bool:
+    function = hook.__func__ if type(hook) is types.MethodType else hook
+    if type(function) is not types.FunctionType or function.__code__.co_filename != filename:
+        return False
+    return any(each == line for _, _, each in function.__code__.co_lines())
+
+
 def differentiates(graph: HeapGraph, nodes: Iterable[int]) -> bool:
     """Whether some of these nodes are of a gradient that was computed with a graph of its own."""
     kinds = {type(graph.objects[position]) for position in nodes}

@@ -134,6 +134,7 @@ def held_by(growth: GroupGrowth, detail: GroupDetail, position: TrainingPosition
         packs_itself=detail.packs_itself,
         stored_value=detail.stored_value,
         stored_at=detail.stored_at,
+        stored_by_hook=detail.stored_by_hook,
         carried=detail.carried,
         classes=tuple(detail.classes),
     )

@@ -43,6 +43,7 @@ class Held:
         packs_itself: a pack hook returned the tensor that it was given, which its own node saves.
         stored_value: source of what the program stores there.
         stored_at: the line that does.
+        stored_by_hook: that line is in a hook of a module.
         carried: what it stores is made of what was there before.
         classes: classes of the objects on the way to the holder.
         every: what it grows with, for the sentence.
@@ -63,6 +64,7 @@ class Held:
     packs_itself: bool = False
     stored_value: str | None = None
     stored_at: str | None = None
+    stored_by_hook: bool = False
     carried: bool = False
     classes: tuple[str, ...] = ()
     every: Literal["step", "run"] = "step"
@@ -368,6 +370,10 @@ def _holds_several(held: Held) -> bool:
     return held.differentiated or held.anchor[-1].kind is SegmentKind.ITEM
 
 
+def _in_hook(held: Held) -> bool:
+    return held.stored_by_hook or has(held.anchor, SegmentKind.HOOKS, SegmentKind.HOOK_CLOSURE)
+
+
 def _in_optimizer(held: Held) -> bool:
     return held.owner == "optimizer state" or Segment(SegmentKind.ATTRIBUTE, "param_groups") in held.anchor
 
@@ -381,7 +387,7 @@ _RULES: tuple[Rule, ...] = (
     (_carries_graph, _gradient_graph),
     (lambda h: _on_context(h) and _only_native(h), _context_cycle),
     (_on_context, _context),
-    (lambda h: has(h.anchor, SegmentKind.HOOKS, SegmentKind.HOOK_CLOSURE), _hook),
+    (_in_hook, _hook),
     (lambda h: has(h.anchor, SegmentKind.LRU_CACHE), _lru),
     (lambda h: has(h.anchor, SegmentKind.TRACEBACK), _traceback),
     (lambda h: has(h.anchor, SegmentKind.GENERATOR), _generator),

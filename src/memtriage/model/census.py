@@ -140,6 +140,7 @@ class GroupDetail(msgspec.Struct, kw_only=True):
         shared: the storages lie in shared memory.
         saved_by: the autograd node that keeps the largest of them, and the module it most likely ran in.
         stored_value: source of what that line stores; None where it is no short expression.
+        stored_by_hook: that line is in a function that is registered as a hook of a module.
         carried: what that line stores is made of what the holder had before.
         classes: classes of the objects on the way to the holder, and their base classes, with their modules.
         anchor_owner: what the tensor is that the anchor names; None where it names none.
@@ -158,6 +159,7 @@ class GroupDetail(msgspec.Struct, kw_only=True):
     shared: bool = False
     saved_by: str | None = None
     stored_value: str | None = None
+    stored_by_hook: bool = False
     carried: bool = False
     classes: list[str] = msgspec.field(default_factory=list)
     anchor_owner: Owner | None = None
