@@ -43,7 +43,7 @@ ONE_CAUSE: dict[str, tuple[list[HolderPath], str]] = {
     "a variable and its items": ([PARAMS, (*PARAMS, item("*"))], "train.params[*]"),
     "adapters in many modules": (
         [lora("attn.c_attn", "lora_A"), lora("attn.c_attn", "lora_B"), lora("mlp.c_proj", "lora_A")],
-        "frame main(): model.base.h[*].*.*.*.adapter_*.weight",
+        "frame main(): model.base.h[*].*.c_*.lora_*.adapter_*.weight",
     ),
     "adapters at different depths": (
         [

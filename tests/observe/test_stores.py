@@ -41,7 +41,8 @@ FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
     "replaced": (
         "past = None\nfor x in xs:\n    past = out.past  # here", of_module("train", "past"), "out.past"),
     "in place": (
-        "class N:\n    def forward(self, x):\n        self.mean.mul_(0.9).add_(x.mean())  # here",
+        "class N:\n    def __init__(self):\n        self.register_buffer('mean', torch.zeros(3))\n"
+        "    def forward(self, x):\n        self.mean.mul_(0.9).add_(x.mean())  # here",
         (*SELF, *attribute("mean")), None),
     "total": ("def main():\n    total = 0\n    total += loss  # here", local("main", "total"), "loss"),
     "registered": (

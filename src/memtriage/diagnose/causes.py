@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from itertools import chain, combinations
+from itertools import chain, combinations, takewhile
 from typing import Final
 
 import msgspec
@@ -49,6 +49,9 @@ _ROOTS: Final = frozenset(
     (SegmentKind.FRAME, SegmentKind.THREAD, SegmentKind.MODULE, SegmentKind.CLASS, SegmentKind.GENERATOR)
 )
 """Kinds that say where a variable is; the variable after them is what holds."""
+_NAMED: Final = frozenset((SegmentKind.ATTRIBUTE, SegmentKind.HOOKS))
+_TELLING: Final = 2
+"""Letters that two names must have in common at their beginning to be kept."""
 _PARTS: Final = 4
 """Parts of a folded finding that its evidence lists."""
 
@@ -149,7 +152,14 @@ def _fold(one: HolderPath, other: HolderPath) -> HolderPath:
 
 
 def _either(a: Segment, b: Segment) -> Segment:
-    return a if a == b else _any(a if a.kind is SegmentKind.ITEM else b)
+    """One segment for two: names that begin alike keep what they have in common (`lora_*`)."""
+    if a == b:
+        return a
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(a.name, b.name, strict=False))
+    common = "".join(letter for letter, _ in alike).rstrip("*")
+    if a.kind is b.kind and a.kind in _NAMED and len(common) >= _TELLING:
+        return Segment(a.kind, f"{common}*")
+    return _any(a if a.kind is SegmentKind.ITEM else b)
 
 
 def _any(segment: Segment) -> Segment:

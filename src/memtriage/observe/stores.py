@@ -260,7 +260,7 @@ def _stored_by_call(node: ast.Call, target: _Target) -> Iterator[tuple[int, ast.
             yield 0, None
     registers = name in _REGISTERS and target.segment.kind is SegmentKind.ATTRIBUTE and len(values) > 1
     if registers and any(_text(value) == target.segment.name for value in values[:2]):
-        yield 0, values[-1]
+        yield (0 if "*" in target.segment.name or name == "setattr" else 1), values[-1]
 
 
 def _parts(target: ast.expr) -> Iterator[ast.expr]:
