@@ -251,7 +251,7 @@ def _leak(rank: int, device: str, steps: int) -> RecordedFinding:
         allocated_at="train.py:142 in loss_func",
         mechanism="Each step's loss still carries its graph.",
         fix="Store `loss.detach()` or `loss.item()` instead of the loss.",
-        playbook="M20",
+        playbook="M21",
         step=steps,
         evidence=[f"allocated rose at each of {steps - 3} steps"],
     )

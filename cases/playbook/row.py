@@ -14,7 +14,7 @@ class Row:
     """What was seen of an entry.
 
     Attributes:
-        entry: `M1` ... `M20`.
+        entry: `M1` ... `M21`.
         symptom: what goes wrong, with measured figures.
         said: memtriage's own words.
         fix: what was done about it.

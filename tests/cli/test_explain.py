@@ -94,7 +94,7 @@ def test_every_entry_as_json(name: str, capfdbinary: pytest.CaptureFixture[bytes
     ("arguments", "reason"),
     [
         (["no-such-file"], "no-such-file: No such file or directory"),
-        (["M99"], "no entry M99 in the playbook; there are M1 to M20"),
+        (["M99"], "no entry M99 in the playbook; there are M1 to M21"),
         (["."], ".: Is a directory"),
         (["-", "--shapes", "batch"], "--shapes: 'batch' is no NAME=SIZE such as batch=8"),
         (["-", "--shapes", "batch=eight"], "--shapes: 'batch=eight' is no NAME=SIZE such as batch=8"),

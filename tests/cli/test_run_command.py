@@ -34,7 +34,8 @@ FINDING = {
     "bytes_per_step": NUMBER + NOTHING, "bytes_per_microbatch": NUMBER + NOTHING,
     "bytes_per_second": NUMBER + NOTHING, "certainty": TEXT + NOTHING, "holder": TEXT + NOTHING,
     "holder_path": (list,) + NOTHING, "also_held_by": (list,), "also_held_by_paths": (list,),
-    "projection": (dict,) + NOTHING, "allocated_at": TEXT + NOTHING, "mechanism": TEXT + NOTHING,
+    "projection": (dict,) + NOTHING, "allocated_at": TEXT + NOTHING, "stored_at": TEXT + NOTHING,
+    "mechanism": TEXT + NOTHING,
     "fix": TEXT + NOTHING, "playbook": TEXT + NOTHING, "phase": TEXT + NOTHING, "step": NUMBER + NOTHING,
     "evidence": (list,),
 }  # fmt: skip
@@ -305,7 +306,7 @@ def test_a_leak_is_named_with_all_that_a_finding_has(leak: Run) -> None:
     assert finding["holder"] == "frame main(): losses['lm'][*] -> grad_fn WrapBackward -> ctx.context[1]"
     assert finding["allocated_at"] == "train.py:13 in forward"
     assert "ctx.context" in finding["mechanism"] and "detach" in finding["fix"]
-    assert finding["playbook"] == "M20"
+    assert finding["playbook"] == "M21"
     kept = [2 * 4 * 64 * (256 + 8 * (step % 3)) for step in range(24)]
     assert min(kept) <= finding["bytes_per_step"] == finding["bytes_per_microbatch"] <= max(kept)
     assert finding["bytes"] <= sum(kept) + 24 * 4

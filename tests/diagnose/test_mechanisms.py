@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,8 @@ from memtriage.model.census import GroupDetail, HolderGroup
 from memtriage.model.findings import Finding
 from memtriage.model.paths import HolderPath, Segment, SegmentKind
 from memtriage.model.position import TrainingPosition
+from support.own_process import printed_by
+from support.paths import items_of
 
 pytest.importorskip("torch")
 
@@ -81,7 +84,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     "shared with a graph": (
         "rows = [leaf() * made(torch.ones(100).share_memory_())]",
         "train.rows keeps tensors that still carry a grad_fn",
-        ["loss.detach()"],
+        ["row.detach()"],
     ),
     "gradient with a graph": (
         "weight = leaf(); (weight ** 3).sum().backward(create_graph=True); made(weight.grad)",
@@ -127,6 +130,15 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "recorded = net(); recorded.register_forward_pre_hook(Recorder()); recorded(torch.ones(4))",
         "a hook keeps",
         ["remove()"],
+    ),
+    "list that a hook fills": (
+        "class Cam:\n    def __init__(self, model):\n        self.maps = []\n"
+        "        model.register_forward_hook(self.keep_map)\n"
+        "    def keep_map(self, module, args, out):\n        self.maps.append(made(out.detach().clone()))\n"
+        "    def other(self): self.maps.clear()\n"
+        "seen_net = net(); cam = Cam(seen_net); seen_net(torch.ones(4))",
+        "a hook keeps the tensors it is given: train.cam.maps",
+        ["detach() in the hook"],
     ),
     "hook of a tensor": (
         "def watch(t):\n    mask = T()\n    t.register_hook(lambda g: g * mask)\n"
@@ -196,11 +208,44 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "the model itself grows: train.masked.mask_0",
         ["register buffers"],
     ),
-    "carried": ("state = attached()", "train.state is carried from step to step", ["state = state.detach()"]),
+    "carried": (
+        "state = attached()\nfor _ in 'ab': state = made(state * 2)",
+        "train.state is carried from step to step",
+        ["state = state.detach()"],
+    ),
     "attached": (
         "history = [attached() for _ in range(2)]",
         "train.history keeps tensors that still carry a grad_fn",
-        ["loss.detach()", "clear history"],
+        ["value.detach()", "clear history"],
+    ),
+    "losses": (
+        "step_losses = []\nfor _ in 'ab': step_losses.append(attached())",
+        "train.step_losses keeps tensors that still carry a grad_fn",
+        ["`attached().detach()`", "clear step_losses"],
+    ),
+    "actions": (
+        "episode = {'actions': []}\nfor _ in 'ab':\n    action = attached()\n"
+        "    episode['actions'].append(action)\ndel action",
+        "train.episode['actions'] keeps tensors",
+        ["append `action.detach()` instead", "clear actions"],
+    ),
+    "functional update": (
+        "params = {'w': leaf()}\nfor _ in 'abc': params = {k: made(p * p) for k, p in params.items()}",
+        "train.params['w'] is replaced by a result computed from itself",
+        ["detach the update", "requires_grad_()"],
+    ),
+    "buffer with a graph": (
+        "class Norm(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.register_buffer('running_mean', torch.zeros(100))\n"
+        "    def forward(self, x): self.running_mean.mul_(0.9).add_(x)\n"
+        "norm = Norm()\nfor _ in 'abc': norm(made(leaf() * 2))\nmade(norm.running_mean)",
+        "train.norm.running_mean is a buffer that is updated with gradients on",
+        ["with torch.no_grad():", "running_mean"],
+    ),
+    "metric": (
+        "import torchmetrics\nmetric = torchmetrics.CatMetric()\nmetric.update(T())",
+        "a metric keeps what",
+        ["reset()", "compute()"],
     ),
     "C++ only": (
         "level = forward_ad.enter_dual_level(); dual = forward_ad.make_dual(torch.ones(100), T())",
@@ -220,7 +265,8 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
 }  # fmt: skip
 SAME_FIX = {
     "garbage with a graph", "lengthens with a graph", "gradient with a graph", "hook with a graph",
-    "hook object", "hook of a tensor", "cache of graphs", "keyword default", "buffer", "parameter groups",
+    "hook object", "list that a hook fills", "hook of a tensor", "cache of graphs", "keyword default",
+    "buffer", "parameter groups",
     "shared with a graph", "hook with a context", "attribute", "closure",
 }  # fmt: skip
 """Cases of a mechanism that another case has already."""
@@ -249,7 +295,8 @@ def findings(gallery: Callable[..., Any]) -> Iterator[dict[str, list[Finding]]]:
 
 def findings_of(program: Any, view: View) -> dict[str, list[Finding]]:
     groups = view.census().groups
-    details = view.details([group.key for group in groups], lambda obj: None)
+    keys = [group.key for group in groups]
+    details = view.details(keys, lambda obj: None, named=lambda trace: f"train.py:{trace[0][1]} in it")
     found: dict[str, list[Finding]] = {}
     for case in CASES:
         sizes = {record.path: record.nbytes for record in program.records(case)}
@@ -306,3 +353,103 @@ def test_every_path_is_explained(
 ) -> None:
     said = explain(Held(tuple(path), tuple(path[:outside]), attached, owner, shared=shared))
     assert said.mechanism and said.fix
+
+
+LOSSES = items_of("main", "losses")
+
+
+def held(path: HolderPath = LOSSES, **facts: Any) -> Held:
+    return Held(path, path, attached=True, owner="saved for backward", **facts)
+
+
+def test_without_a_backward_nothing_is_to_be_recorded() -> None:
+    said = explain(held(gradients=False))
+    assert "no backward has run" in said.mechanism and "torch.no_grad()" in said.fix
+    assert "inference_mode()" in said.fix
+    assert explain(held(gradients=False, differentiated=True)) == explain(held(differentiated=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("torchmetrics.metric.Metric", "reset()"),
+        ("peft.tuners.tuners_utils.BaseTunerLayer", "delete_adapter(name)"),
+        ("higher.optim.DifferentiableOptimizer", "innerloop_ctx"),
+        ("torch.optim.lbfgs.LBFGS", "history_size"),
+    ],
+)
+def test_the_fix_knows_the_library(name: str, fix: str) -> None:
+    assert fix in explain(held(classes=("train.Mine", name))).fix
+    assert fix not in explain(held(classes=("train.Mine",))).fix
+
+
+def test_a_fixed_number_of_entries_is_carried_on_and_a_growing_one_kept() -> None:
+    assert "is carried" not in explain(held(entries_grow=True)).mechanism
+    assert "is replaced" in explain(held(entries_grow=False)).mechanism
+    assert "is carried" in explain(held(LOSSES[:-1])).mechanism
+    assert "is carried" not in explain(held(LOSSES[:-1], entries_grow=True)).mechanism
+
+
+def test_what_only_native_code_holds_is_no_variable() -> None:
+    native = (Segment(SegmentKind.NATIVE),)
+    said = explain(held(native))
+    assert "nothing in Python refers" in said.mechanism and "C++ = " not in said.fix
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("loss", "`loss.detach()` (or `loss.item()`)"),
+        ("out.loss", "`out.loss.detach()` (or"),
+        ("model(x)", "`model(x).detach()` instead"),
+        ("a + b", "`(a + b).detach()` instead"),
+        ("[loss]", "`loss.detach()` (or `loss.item()`)"),
+        (None, "`loss.detach()` (or `loss.item()`)"),
+    ],
+)
+def test_the_fix_names_what_the_program_stores(value: str | None, kept: str) -> None:
+    assert kept in explain(held(stored_value=value)).fix
+
+
+PACKED = """
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+def run():
+    with saved_tensors_hooks({pack}, lambda x: x):
+        torch.ones(1000, requires_grad=True).exp()
+
+run()
+"""
+LOOK = """
+import sys
+sys.path.insert(0, {folder!r})
+import train
+from memtriage.account.census import Look
+with Look() as view:
+    keys = [group.key for group in view.census().groups if group.nbytes >= 4000]
+    found = view.details(keys, lambda obj: None, named=lambda trace: str(trace[0][1]))
+    packed = [one for one in found.values() if one.packs_itself]
+    print(len(packed), *(one.stored_at for one in packed), *(len(one.stored_value) for one in packed))
+"""
+
+
+def test_a_pack_hook_that_returns_its_tensor_is_found(tmp_path: Path) -> None:
+    look = LOOK.format(folder=str(tmp_path))
+    (tmp_path / "train.py").write_text(PACKED.format(pack="lambda x: x"))
+    assert printed_by(look) == [1, 6, len("lambda x: x")]
+    (tmp_path / "train.py").write_text(PACKED.format(pack="lambda x: x.detach()"))
+    assert printed_by(look) == [0]
+
+
+def test_a_pack_hook_that_returns_its_tensor_is_named() -> None:
+    native = (Segment(SegmentKind.NATIVE, "Tensor"),)
+    said = explain(held(native, packs_itself=True, stored_at="a.py:6 in run", stored_value="lambda x: x"))
+    assert "the pack hook `lambda x: x` (a.py:6 in run)" in said.mechanism
+    assert "`x.detach().clone()`" in said.fix
+
+
+def test_the_line_that_stores_is_told(findings: dict[str, list[Finding]]) -> None:
+    for case in ("actions", "losses", "hook", "hook object", "default argument", "cache", "carried"):
+        assert any(finding.stored_at is not None for finding in findings[case]), case
+    assert all(finding.stored_at is None for finding in findings["C++ only"])

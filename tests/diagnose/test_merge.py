@@ -385,7 +385,7 @@ class TestRankDiffers:
         assert finding.rank == 1
         assert finding.bytes_per_step == pytest.approx(10 * MiB, rel=0.3)
         assert "the other rank has 0 B per step" in finding.evidence[0]
-        assert finding.playbook == "M20"
+        assert finding.playbook == "M21"
 
     def test_of_two_ranks_the_larger_is_named(self):
         (finding,) = self.report([[12 * GiB] * 12, [8 * GiB] * 12])

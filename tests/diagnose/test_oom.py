@@ -99,15 +99,15 @@ POSITIONS = [
         replace(LATE, batch_elements=9, largest_batch=8), "cuda:0", "longest batch", "M16", id="longest"
     ),
     pytest.param(
-        replace(LATE, batch_elements=8, largest_batch=8), "cuda:0", "growth", "M20", id="not-longer"
+        replace(LATE, batch_elements=8, largest_batch=8), "cuda:0", "growth", "M21", id="not-longer"
     ),
     pytest.param(LATE, "cuda:0", "unmeasured", "M19", id="sizes-unknown"),
-    pytest.param(replace(LATE, phase="optimizer"), "cuda:0", "later optimizer step", "M20", id="later-step"),
+    pytest.param(replace(LATE, phase="optimizer"), "cuda:0", "later optimizer step", "M21", id="later-step"),
     pytest.param(
         at("backward", 0, 900, 900, 64, 64),
         "cuda:0",
         "growth",
-        "M20",
+        "M21",
         id="micro-batches-without-steps",
     ),
     pytest.param(at("forward", 5, 0, 5), "host", "host", "M3", id="host"),
@@ -324,7 +324,7 @@ def test_a_leak_that_led_there_is_named_and_its_cure_is_the_fix(
     assert died.mechanism is not None
     assert re.search(rf"fitted(?: before)?: a leak of {said}; most of what was alive: auto", died.mechanism)
     assert died.fix == "Cure the leak of train.losses[*]: append loss.detach()"
-    assert died.playbook == "M20"
+    assert died.playbook == "M21"
     bare = describe(FULL, FITTED[cause], "cuda:0", fields, [], None, leaks=leaks)
     assert bare.mechanism is not None
     assert bare.mechanism.endswith(f": a leak of {said}.")

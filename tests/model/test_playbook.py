@@ -23,8 +23,8 @@ def words(entry: Entry) -> str:
     return " ".join([entry.subject, entry.says, *told])
 
 
-def test_the_entries_are_m1_to_m20_under_their_own_names() -> None:
-    assert list(PLAYBOOK) == [f"M{number}" for number in range(1, 21)]
+def test_the_entries_are_m1_to_m21_under_their_own_names() -> None:
+    assert list(PLAYBOOK) == [f"M{number}" for number in range(1, 22)]
     assert all(entry.name == name for name, entry in PLAYBOOK.items())
 
 

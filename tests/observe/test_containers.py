@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import linecache
+import re
 import sys
 from collections import OrderedDict, defaultdict, deque
 from typing import Any
@@ -10,7 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from memtriage.observe.containers import GrownContainer, container_lengths, deep_size, grown_containers
+from memtriage.observe.containers import (
+    GrownContainer,
+    bound_of,
+    container_lengths,
+    deep_size,
+    grown_containers,
+    known_bounds,
+)
 from memtriage.observe.heap import HeapGraph, Walk
 
 ENTRY = 20_000
@@ -141,3 +150,43 @@ def test_entries_of_other_containers() -> None:
         graph.objects.append(container)
     lengths = container_lengths(graph)
     assert [lengths[id(each)][0] for each in graph.objects] == [0] * 7
+
+
+def test_caches_of_the_standard_library_and_of_torch_are_bounded() -> None:
+    known = known_bounds([])
+    re.compile("bounded caches are known")
+    assert bound_of(re._cache, known) == (re._MAXCACHE, len(re._cache))  # type: ignore[attr-defined]
+    assert bound_of(linecache.cache, known)[0] is not None
+    assert bound_of({}, known) == (None, 0)
+    assert bound_of(object(), known) == (None, None)
+
+
+def test_a_container_beyond_its_bound_has_none() -> None:
+    seen = list(range(5))
+    assert bound_of(seen, {id(seen): 5}) == (5, 5)
+    assert bound_of(seen, {id(seen): 4}) == (None, 5)
+
+
+def test_the_history_of_lbfgs_is_bounded() -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight], history_size=7, max_iter=3)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = (weight**4).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    (state,) = optimizer.state.values()
+    known = known_bounds([optimizer])
+    assert {bound_of(state[name], known)[0] for name in ("old_dirs", "old_stps")} == {7}
+
+
+def test_a_bounded_cache_is_no_growing_container() -> None:
+    with Walk() as graph:
+        before = container_lengths(graph)
+        before[id(re._cache)] = (1, next(map(id, re._cache)))  # type: ignore[attr-defined]
+        found = grown_containers(graph, before, most=1000)
+        assert all(graph.objects[one.position] is not re._cache for one in found)  # type: ignore[attr-defined]

@@ -21,10 +21,11 @@ def leak():
             "holder": "train.losses['lm'][*] -> grad_fn WrapBackward -> ctx.context[1] -> saved tensor of "
             "LinearBackward in model.transformer.h.11.mlp.c_proj",
             "also_held_by": ["frame evaluate(): acts", "closure of hook grab: captured['n1'][*]"],
+            "stored_at": "/home/user/projects/fast-llm/train.py:150 in train",
             "allocated_at": "/home/user/projects/fast-llm/train.py:142 in loss_func",
             "mechanism": "Each step's loss still carries its graph.",
             "fix": "Store loss.detach() or loss.item() instead of the loss.",
-            "playbook": "M20",
+            "playbook": "M21",
             "phase": "forward",
             "step": 41,
             "evidence": [

@@ -42,6 +42,7 @@ def test_the_json_has_exactly_the_fields_of_the_schema(make_report, leak):
         "also_held_by",
         "also_held_by_paths",
         "allocated_at",
+        "stored_at",
         "mechanism",
         "fix",
         "playbook",

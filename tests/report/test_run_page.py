@@ -134,6 +134,7 @@ def test_a_leak_is_told_and_drawn_and_nothing_is_loaded(chromium: Chromium) -> N
         "164.0 MiB per step",
         finding.holder,
         *finding.also_held_by,
+        finding.stored_at,
         finding.allocated_at,
         finding.mechanism,
         "Store loss.detach() or loss.item() instead of the loss.",
@@ -141,7 +142,7 @@ def test_a_leak_is_told_and_drawn_and_nothing_is_loaded(chromium: Chromium) -> N
         "6.6 GiB · 82.0 MiB per micro-batch",
         "in 339 steps, at step 380",
         "at step 41, in forward",
-        "M20 · Myths",
+        "M21 · Leaks: something keeps what a step makes",
     ):
         assert words in result["finding"]
     for words in (

@@ -105,7 +105,7 @@ def test_findings_stand_on_top_with_their_evidence(chromium: Chromium, leaking: 
         "a list keeps a tensor of every step",
         "append the number instead",
         "it is there after every step",
-        "M20 · Myths",
+        "M21 · Leaks: something keeps what a step makes",
     ):
         assert words in result["finding"]
 

@@ -43,13 +43,14 @@ def test_a_finding_tells_all_that_is_known(make_report, leak):
     for value in (
         leak().holder,
         *leak().also_held_by,
+        leak().stored_at,
         leak().allocated_at,
         leak().mechanism,
         leak().fix,
         *leak().evidence,
         "size at step 41     6.6 GiB · 41.0 MiB per micro-batch",
         "detected            at step 41, in forward",
-        "M20 · Myths",
+        "M21 · Leaks: something keeps what a step makes",
     ):
         assert value in text
 

@@ -139,7 +139,7 @@ def test_in_the_forward_of_a_longer_batch() -> None:
 
 def test_in_the_forward_of_a_batch_as_any() -> None:
     finding = died(train_step, at(largest=32))
-    assert (finding.phase, finding.playbook) == ("forward", "M20")
+    assert (finding.phase, finding.playbook) == ("forward", "M21")
 
 
 def test_in_the_very_first_forward() -> None:

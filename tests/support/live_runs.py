@@ -93,7 +93,7 @@ class LiveRank:
                 holder="train.losses[*] -> grad_fn MulBackward0",
                 allocated_at="train.py:7 in train",
                 fix="detach",
-                playbook="M20",
+                playbook="M21",
             ),
         )
         return self

@@ -23,3 +23,18 @@ def items_of(function: str, variable: str) -> HolderPath:
 def of_module(module: str, variable: str) -> HolderPath:
     """A module's variable."""
     return Segment(SegmentKind.MODULE, module), *named(variable)
+
+
+def attribute(*names: str) -> HolderPath:
+    """Attributes, one of the other."""
+    return tuple(Segment(SegmentKind.ATTRIBUTE, name) for name in names)
+
+
+def item(place: str) -> Segment:
+    """An item of a container: its place or key as Python writes it."""
+    return Segment(SegmentKind.ITEM, place)
+
+
+def graph(node: str, saved: str) -> HolderPath:
+    """What a node of the autograd graph saved."""
+    return Segment(SegmentKind.GRAD_FN, node), Segment(SegmentKind.SAVED, saved)

@@ -300,7 +300,7 @@ def training(steps: int = 4, *, device: str = "cuda:0", leak: int = 0) -> tuple[
                 allocated_at=stacks[2].site,
                 mechanism="a list keeps a tensor of every step",
                 fix="append the number instead",
-                playbook="M20",
+                playbook="M21",
                 step=2,
                 evidence=["it is there after every step"],
             )

@@ -1,4 +1,4 @@
-"""M20: losses kept with their graphs until memory is full; `--flat` is no leak: lengths rise, then repeat."""
+"""Losses kept with their graphs until memory is full (M21); `--flat` is no leak: lengths vary."""
 
 from __future__ import annotations
 

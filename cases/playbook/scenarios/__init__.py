@@ -19,4 +19,5 @@ SCENARIOS: dict[str, Scenario] = {
     "M18": tools_and_myths.m18,
     "M19": tools_and_myths.m19,
     "M20": tools_and_myths.m20,
+    "M21": tools_and_myths.m21,
 }

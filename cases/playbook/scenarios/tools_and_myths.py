@@ -1,4 +1,4 @@
-"""M18 to M20: statistics, the snapshot, and what is no cure and no leak."""
+"""M18 to M21: statistics, the snapshot, what is no cure and no leak, and a leak."""
 
 from __future__ import annotations
 
@@ -92,11 +92,41 @@ def _m19_recorded() -> Row:
 
 
 def m20(device: str) -> Row:
-    """A leak and when it kills; reserved that rises and is none; `empty_cache()`."""
-    leak, truth, flat, cured = together(
+    """Reserved that rises and is no leak; `empty_cache()`."""
+    flat = watched("leaks.py", "--device", device, "--flat", *LONGER, environment=PLAIN_MALLOC)
+    key = "reserved" if device == "cuda" else "host_rss"
+    rises = "reserved" if device == "cuda" else "the resident set"
+    where = "cuda:0" if device == "cuda" else "cpu"
+    marks = [mark[key] for mark in flat.report["marks"] if (mark["name"], mark["device"]) == ("step", where)]
+    row = Row(
+        entry="M20",
+        symptom=f"{rises} rises: {size(min(marks))} → {size(max(marks))}",
+        said=f"`{flat.report['verdict']}`",
+        fix="none is needed",
+        effect="not measured: there is no GPU",
+        predicted="",
+        figures={"rising": [min(marks), max(marks)], "verdicts": [flat.report["verdict"]]},
+        named=flat.report["verdict"] == "clean",
+        absent="" if device == "cuda" else "`empty_cache()` needs a GPU",
+    )
+    if device == "cuda":
+        myth = job("myths.py")
+        row.figures["empty_cache"] = myth
+        before, after = myth["before"], myth["after"]
+        row.effect = (
+            f"`empty_cache()`: allocated {size(before[0])} → {size(after[0])}, reserved {size(before[1])} "
+            f"→ {size(after[1])} (ledger: {size(myth['releasable'])} releasable); largest tensor that fits "
+            f"{size(myth['largest_with_cache'])} → {size(myth['largest_without'])}"
+        )
+    return row
+
+
+def m21(device: str) -> Row:
+    """A leak and when it kills; the same program without it."""
+    leak, truth, cured = together(
         *(
             partial(watched, "leaks.py", "--device", device, *arguments, environment=PLAIN_MALLOC)
-            for arguments in (("--steps", str(SHORT)), (), ("--flat", *LONGER), ("--cured", *LONGER))
+            for arguments in (("--steps", str(SHORT)), (), ("--cured", *LONGER))
         )
     )
     finding = leak.finding("leak")
@@ -105,30 +135,14 @@ def m20(device: str) -> Row:
          if (found := re.search(r"full at step ([\d,]+)", sentence))), None
     )  # fmt: skip
     died = len(re.findall(r"^step \d+$", truth.stderr, re.MULTILINE)) + 1
-    key = "reserved" if device == "cuda" else "host_rss"
-    rises = "reserved" if device == "cuda" else "the resident set"
-    where = "cuda:0" if device == "cuda" else "cpu"
-    marks = [mark[key] for mark in flat.report["marks"] if (mark["name"], mark["device"]) == ("step", where)]
-    row = Row(
-        entry="M20",
-        symptom=f"dies in step {died}; without the leak {rises} rises "
-        f"too: {size(min(marks))} → {size(max(marks))}",
-        said=f"{finding_text(finding, 'full at step')}; without it: `{flat.report['verdict']}`",
+    return Row(
+        entry="M21",
+        symptom=f"dies in step {died}",
+        said=finding_text(finding, "full at step"),
         fix="`.detach()` what is kept",
         effect=f"dies in step {died} → `{cured.report['verdict']}`",
         predicted=f"full at step {told} (said after {SHORT} steps), died in step {died}",
-        figures={"leak": finding, "projected": told, "died": died, "rising": [min(marks), max(marks)],
-                 "verdicts": [leak.report["verdict"], truth.report["verdict"], flat.report["verdict"],
-                              cured.report["verdict"]]},
-        named=finding["playbook"] == "M20",
+        figures={"leak": finding, "projected": told, "died": died,
+                 "verdicts": [leak.report["verdict"], truth.report["verdict"], cured.report["verdict"]]},
+        named=finding["playbook"] == "M21",
     )  # fmt: skip
-    if device == "cuda":
-        myth = job("myths.py")
-        row.figures["empty_cache"] = myth
-        before, after = myth["before"], myth["after"]
-        row.effect += (
-            f". `empty_cache()`: allocated {size(before[0])} → {size(after[0])}, reserved {size(before[1])} "
-            f"→ {size(after[1])} (ledger: {size(myth['releasable'])} releasable); largest tensor that fits "
-            f"{size(myth['largest_with_cache'])} → {size(myth['largest_without'])}"
-        )
-    return row

@@ -8,23 +8,33 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from types import FrameType, ModuleType
 from typing import Any
 
 from memtriage.account.dominators import dominated, immediate_dominators
+from memtriage.account.holder_facts import (
+    backward_ran,
+    differentiates,
+    holder_facts,
+    in_a_hook,
+    packs_itself,
+    program_files,
+)
 from memtriage.account.known import known_holders, owner_with
+from memtriage.account.native_sizes import NativeSizer
 from memtriage.account.owners import RANK, declared_owners, module_of_nodes, owner_of
 from memtriage.account.paths import PathNamer
 from memtriage.model.census import Census, GroupDetail, GroupKey, HolderGroup, Owner, StorageRecord
-from memtriage.model.paths import HolderPath, in_words
+from memtriage.model.paths import HolderPath, Segment, SegmentKind, in_words
 from memtriage.observe.classes import name_of
+from memtriage.observe.containers import bound_of, known_bounds
 from memtriage.observe.heap import HeapGraph, Walk
 from memtriage.observe.identity import Identities, module_namespaces
 from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
+from memtriage.observe.stores import pack_hook, storing_line
 from memtriage.observe.tensors import StorageFacts, first_bytes, is_pinned, is_shared, plain, storage_facts
 
 _HEAD = 64
@@ -33,6 +43,8 @@ _HEADS = 64
 _HEAD_FROM = 4096
 _SITES_ASKED = 48
 
+LineNamer = Callable[[Sequence[tuple[str, int]]], str | None]
+"""Names a stack of one line, (file, line), as `file.py:line in function`."""
 SiteOf = Callable[[Any], str | None]
 """Says where an object was allocated (`file.py:line in function`), or None."""
 
@@ -98,20 +110,24 @@ class View:
         self._holders: dict[int, tuple[int, int]] = {}
         self._held = self._storages()
         self._census: Census | None = None
+        self._node_anchors: dict[int, HolderPath] = {}
+        self._bounds: dict[int, int] = {}
 
     def close(self) -> None:
         self._held.clear()
+        self._node_anchors.clear()
         del self._graph, self._namer
 
     def census(self) -> Census:
         """Records and groups of all storages."""
         if self._census is None:
             records = [self._record(held) for held in self._held.values()]
+            self._node_anchors = self._anchors_of_nodes()
             groups = self._groups()
             self._census = Census(
                 storages=records,
                 groups=sorted(groups, key=lambda group: -group.nbytes),
-                nodes_by_anchor=self._nodes_by_anchor(),
+                nodes_by_anchor=Counter(self._node_anchors.values()),
                 garbage=len(self._graph.objects) - self._graph.first_garbage,
                 objects=len(self._graph.objects),
                 nodes=len(self._graph.nodes),
@@ -209,11 +225,51 @@ class View:
             group.attached = group.attached or path.attached
             if held.known is not None:
                 group.known[held.known] = group.known.get(held.known, 0) + nbytes
+        self._count_kept(groups)
+        elements: dict[GroupKey, set[int]] = {}
+        for held in self._held.values():
+            elements.setdefault(self._key(held), set()).add(self._holder_of(held.position)[1])
+        for key, found in elements.items():
+            groups[key].entries = len(found)
         if self._identities is not None:
             self._note_holders(groups, self._identities)
         for group in groups.values():
             group.path = max(group.tails, key=lambda path: group.tails[path])
         return list(groups.values())
+
+    def _count_kept(self, groups: dict[GroupKey, HolderGroup]) -> None:
+        """Add nodes, tensor objects and storage records to the group of their anchor."""
+        graph, sizer = self._graph, NativeSizer(self._graph.reader)
+        kept: Counter[HolderPath] = Counter()
+        nodes: Counter[HolderPath] = Counter(self._node_anchors.values())
+        for position, anchor in self._node_anchors.items():
+            kept[anchor] += sizer.node(graph.objects[position])
+        for position in graph.tensors:
+            above = self._node_anchors.get(graph.parents[position])
+            anchor = self._namer.path(position).anchor if above is None else above
+            kept[anchor] += sizer.tensor(graph.objects[position], saved=above is not None)
+        for held in self._held.values():
+            kept[self._namer.path(held.position).anchor] += sizer.storage
+        at: dict[HolderPath, HolderGroup] = {}
+        for group in groups.values():
+            other = at.get(group.anchor)
+            if other is None or (group.device == "cpu", group.nbytes) > (other.device == "cpu", other.nbytes):
+                at[group.anchor] = group
+        for anchor in nodes:
+            if anchor not in at:
+                at[anchor] = self._without_storage(groups, anchor)
+        for anchor, group in at.items():
+            group.kept, group.objects = kept[anchor], nodes[anchor]
+
+    def _without_storage(self, groups: dict[GroupKey, HolderGroup], anchor: HolderPath) -> HolderGroup:
+        """Make a group for an anchor that holds nodes and no storage."""
+        path = (*anchor, Segment(SegmentKind.GRAD_FN))
+        group = HolderGroup(
+            device="cpu", anchor=anchor, path=path, count=0, nbytes=0, tails={path: 0},
+            owners={"saved for backward": 0}, attached=True,
+        )  # fmt: skip
+        groups[group.key] = group
+        return group
 
     def _note_holders(self, groups: dict[GroupKey, HolderGroup], identities: Identities) -> None:
         identities.begin()
@@ -222,11 +278,21 @@ class View:
         for held in self._held.values():
             obj = self._holding_object(held.position, modules)
             held_by.setdefault(id(obj), (obj, []))[1].append(held)
+        bare: dict[int, list[HolderGroup]] = {}
+        for position, anchor in self._node_anchors.items():
+            group = groups.get(("cpu", anchor))
+            if group is None or group.count or self._graph.parents[position] in self._node_anchors:
+                continue
+            obj = self._holding_object(position, modules)
+            held_by.setdefault(id(obj), (obj, []))
+            bare.setdefault(id(obj), []).append(group)
         for obj, all_held in held_by.values():
             token = identities.token(obj, [self._graph.objects[held.position] for held in all_held])
             for held in all_held:
                 holders = groups[self._key(held)].holders
                 holders[token] = holders.get(token, 0) + held.facts.nbytes
+            for group in bare.get(id(obj), ()):
+                group.holders[token] = 0
 
     def _holding_object(self, position: int, modules: dict[int, ModuleType]) -> Any:
         """The container that holds a storage's chain; of a namespace the instance or module that it is of."""
@@ -239,17 +305,21 @@ class View:
             at = above
         return graph.objects[at]
 
-    def _nodes_by_anchor(self) -> dict[HolderPath, int]:
-        """Nodes by anchor. A node below another has its anchor: no path is made for every one of them."""
+    def _anchors_of_nodes(self) -> dict[int, HolderPath]:
+        """Each node's anchor. A node below another has its anchor: no path is made for every one of them."""
         graph = self._graph
         anchors: dict[int, HolderPath] = {}
         for position in graph.nodes:
             above = anchors.get(graph.parents[position])
             anchors[position] = self._namer.path(position).anchor if above is None else above
-        return Counter(anchors.values())
+        return anchors
 
     def details(
-        self, wanted: list[GroupKey], site_of: SiteOf, prefer: dict[GroupKey, HolderPath] | None = None
+        self,
+        wanted: list[GroupKey],
+        site_of: SiteOf,
+        prefer: dict[GroupKey, HolderPath] | None = None,
+        named: LineNamer | None = None,
     ) -> dict[GroupKey, GroupDetail]:
         """A closer look at some groups: retained bytes, other holders, allocation sites, bounds.
 
@@ -258,6 +328,7 @@ class View:
             site_of: says where a tensor was allocated; asked for some of a group's storages, newest and
                 oldest first.
             prefer: for a group the whole path whose storages are to be asked for their site.
+            named: names a line of the source; without it the lines that store are not looked for.
         """
         members: dict[GroupKey, list[_Held]] = {key: [] for key in wanted}
         for held in self._held.values():
@@ -269,10 +340,13 @@ class View:
         # Of a partial census sizes and sites are known; what else holds a group is not.
         retention = self._retention() if self._graph.cut is None else None
         modules = module_of_nodes(self._graph, self._namer)
+        self._bounds = known_bounds(self._graph.objects[at] for at in self._graph.optimizers)
         found = {}
         for key, group in members.items():
             found[key] = self._detail(group, (prefer or {}).get(key), site_of, retention)
             found[key].saved_by = self._saved_by(group, modules)
+            if group:
+                self._look_at_holder(found[key], key[1], group, named)
         return found
 
     def _saved_by(self, group: list[_Held], modules: dict[int, HolderPath]) -> str | None:
@@ -290,6 +364,36 @@ class View:
         module = modules.get(id(node))
         return name_of(type(node)) + (f" in {in_words(module)}" if module else "")
 
+    def _look_at_holder(
+        self, detail: GroupDetail, anchor: HolderPath, group: list[_Held], named: LineNamer | None
+    ) -> None:
+        """Note what the holder's classes, its graph and the source tell of it."""
+        graph = self._graph
+        sample = max(group, key=lambda held: held.facts.nbytes)
+        holder, element = self._holder_of(sample.position)
+        facts = holder_facts(graph, holder)
+        detail.classes = facts.classes
+        nodes = [at for at, name in self._node_anchors.items() if name == anchor]
+        detail.differentiated = differentiates(graph, nodes)
+        detail.backward_ran = backward_ran(graph, nodes)
+        tensor = graph.objects[element]
+        if graph.kind(element) == TENSOR:
+            found = storage_facts(tensor)
+            own = None if found is None else self._held.get((found.device, found.address))
+            detail.anchor_owner = None if own is None else own.owner
+        native = anchor[0].kind in (SegmentKind.NATIVE, SegmentKind.UNSEEN)
+        detail.packs_itself = native and packs_itself(graph, [held.position for held in group[:_SITES_ASKED]])
+        if named is None:
+            return
+        if native:
+            store = pack_hook(program_files(graph)) if detail.packs_itself else None
+        else:
+            store = storing_line(anchor, facts.files, detail.allocated_at)
+        if store is not None:
+            detail.stored_at = named([(store.filename, store.line)])
+            detail.stored_value, detail.carried = store.value, store.itself
+            detail.stored_by_hook = in_a_hook(graph, store.filename, store.line)
+
     def _detail(
         self,
         group: list[_Held],
@@ -304,7 +408,7 @@ class View:
         holder, _ = self._holder_of(sample.position)
         obj = graph.objects[holder]
         detail = GroupDetail(holder_kind=_kind_of_holder(obj))
-        detail.bound, detail.entries = _capacity(obj)
+        detail.bound, detail.entries = bound_of(obj, self._bounds)
         detail.shared = sample.facts.device == "cpu" and is_shared(graph.objects[sample.position])
         if retention is not None:
             detail.retained = self._retained(group, retention)
@@ -446,20 +550,3 @@ def _children(parents: Sequence[int]) -> tuple[array[int], array[int]]:
         if above >= 0:
             following[position], first[above] = first[above], position
     return first, following
-
-
-def _capacity(obj: Any) -> tuple[int | None, int | None]:
-    """(entries at which a container stops growing, entries now); None where there is no bound."""
-    kind = type(obj)
-    if kind is _LRU:
-        state = obj.cache_info()
-        return state.maxsize, state.currsize
-    if issubclass(kind, deque):
-        return _read_maxlen(obj), deque.__len__(obj)
-    base = next((base for base in _SIZED if issubclass(kind, base)), None)
-    return None, None if base is None else base.__len__(obj)  # not `len`, which a subclass may define
-
-
-_LRU = type(lru_cache(lambda: None))
-_SIZED: tuple[Any, ...] = (list, dict, set, tuple)
-_read_maxlen = vars(deque)["maxlen"].__get__

@@ -27,8 +27,8 @@ def explain(
     what: Annotated[
         str | None,
         typer.Argument(
-            metavar="[FILE|-|M1...M20]",
-            help="A log or an error text; `-` or nothing reads standard input. M1 to M20 show an entry of "
+            metavar="[FILE|-|M1...M21]",
+            help="A log or an error text; `-` or nothing reads standard input. M1 to M21 show an entry of "
             "the playbook.",
         ),
     ] = None,

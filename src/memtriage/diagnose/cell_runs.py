@@ -12,6 +12,7 @@ from memtriage.model.cell import HolderChange
 from memtriage.model.census import Census, GroupDetail, HolderGroup
 from memtriage.model.findings import Finding
 from memtriage.model.paths import SegmentKind, has
+from memtriage.model.playbook import LEAKS
 from memtriage.model.units import size
 
 JUDGED_FROM: Final = 3
@@ -115,7 +116,7 @@ def run_finding(growth: GroupGrowth, detail: GroupDetail, runs: Sequence[CellRun
         also_held_by_paths=detail.also_held_by,
         mechanism=f"{said.mechanism}: {size(rate)} more with every run of this cell",
         fix=said.fix,
-        playbook="M20",
+        playbook=LEAKS,
         evidence=[f"censuses before and after the cell: {each}"],
     )
 

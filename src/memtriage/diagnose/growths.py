@@ -62,11 +62,13 @@ class Growth:
         holding: it.
         proof: what its growth is worth, with its rate.
         lengthens: it is a tensor that is made anew, longer.
+        entries_grow: its path names more objects than before.
     """
 
     holding: Holding
     proof: Proof
     lengthens: bool
+    entries_grow: bool | None = None
 
     @property
     def device(self) -> str:
@@ -103,10 +105,12 @@ def growths(
     found = []
     for holding in holdings:
         counter = counter_of(holding)
-        points = [(size.position, float(size.nbytes)) for size in holding.rising(period)]
+        rising = holding.rising(period)
+        points = [(size.position, float(size.nbytes)) for size in rising]
         proof = prove(points, _by(counter, contradicts))
         if proof.certainty is not None:
-            found.append(Growth(holding, proof, holding.lengthens))
+            entries_grow = rising[-1].entries > rising[0].entries
+            found.append(Growth(holding, proof, holding.lengthens, entries_grow))
     return sorted(found, key=lambda growth: -growth.proof.rate)
 
 

@@ -43,6 +43,7 @@ class HeldSize:
         kept: bytes of host memory that it keeps beside them: nodes of the autograd graph.
         count: its storages.
         objects: those nodes.
+        entries: objects that its path names.
         head: first bytes of its storages where they are few; None where they were not read.
     """
 
@@ -51,6 +52,7 @@ class HeldSize:
     kept: int
     count: int
     objects: int
+    entries: int = 0
     head: bytes | None = None
 
     @property
@@ -207,7 +209,7 @@ def _places(group: HolderGroup) -> list[_Place]:
 def _size(group: HolderGroup, point: CensusPoint) -> HeldSize:
     kept = group.kept if group.device == "cpu" else 0
     head = point.heads.get(group.key)
-    return HeldSize(point.position, group.nbytes, kept, group.count, group.objects, head)
+    return HeldSize(point.position, group.nbytes, kept, group.count, group.objects, group.entries, head)
 
 
 def _members(point: CensusPoint) -> dict[GroupKey, frozenset[int]]:

@@ -12,8 +12,10 @@ from memtriage.diagnose.trend import GrowthEstimate, TrendPolicy, trend_policy
 from memtriage.model.census import GroupDetail, HolderGroup
 from memtriage.model.findings import Certainty, Finding, Projection
 from memtriage.model.paths import HolderPath, SegmentKind, has, in_words, without_last_item
+from memtriage.model.playbook import LEAKS
 from memtriage.model.position import Scale, TrainingPosition
 from memtriage.model.units import size
+from memtriage.observe.holders.growing import ONEDNN
 
 _UNNAMED_SHARE = 0.3
 """Part of a counter's rate that may stay unexplained: malloc rounds, and a census counts what was asked."""
@@ -55,10 +57,6 @@ class Rates:
     microbatch: int | None = None
     second: int | None = None
 
-    @property
-    def any(self) -> int:
-        return self.step or self.microbatch or self.second or 0
-
 
 def holder_finding(
     growth: Growth, detail: GroupDetail, evidence: Evidence, period: int = 1
@@ -81,18 +79,7 @@ def holder_finding(
     counter = "shared" if detail.shared else group.device
     if proof.certainty == "suspected" and proof.intervals < 2 and not evidence.grows(counter, proof.rate):
         return None
-    explanation = explain(
-        Held(
-            path=growth.holding.path,
-            anchor=group.anchor,
-            attached=group.attached,
-            owner=max(group.owners, key=lambda name: group.owners[name], default="autograd context"),
-            kind=detail.holder_kind,
-            lengthens=growth.lengthens,
-            shared=detail.shared,
-            known=_known_holder(group),
-        )
-    )
+    explanation = explain(held_by(growth, detail, evidence.position))
     rates = _rates(proof.rate, group.device, evidence)
     projection = _projection(group.device, rates, evidence)
     last = growth.holding.sizes[-1]
@@ -107,9 +94,10 @@ def holder_finding(
         holder_path=growth.holding.path,
         also_held_by_paths=detail.also_held_by,
         allocated_at=detail.allocated_at,
+        stored_at=detail.stored_at,
         mechanism=explanation.mechanism,
         fix=explanation.fix,
-        playbook="M20",
+        playbook=LEAKS,
         step=evidence.position.step,
         projection=projection,
         evidence=[
@@ -120,6 +108,31 @@ def holder_finding(
             *([f"the largest storage is kept for backward by {detail.saved_by}"] if detail.saved_by else []),
             *_said(projection),
         ],
+    )
+
+
+def held_by(growth: Growth, detail: GroupDetail, position: TrainingPosition) -> Held:
+    """What the rules of mechanisms look at, of one growing holder."""
+    group = growth.holding.group
+    return Held(
+        path=growth.holding.path,
+        anchor=group.anchor,
+        attached=group.attached,
+        owner=max(group.owners, key=lambda name: group.owners[name], default="autograd context"),
+        kind=detail.holder_kind,
+        lengthens=growth.lengthens,
+        shared=detail.shared,
+        known=_known_holder(group),
+        gradients=position.backwards > 0 or position.step > 0 or detail.backward_ran,
+        differentiated=detail.differentiated,
+        entries_grow=growth.entries_grow,
+        anchor_owner=detail.anchor_owner,
+        packs_itself=detail.packs_itself,
+        stored_value=detail.stored_value,
+        stored_at=detail.stored_at,
+        stored_by_hook=detail.stored_by_hook,
+        carried=detail.carried,
+        classes=tuple(detail.classes),
     )
 
 
@@ -225,7 +238,7 @@ def data_finding(growth: DataGrowth, evidence: Evidence) -> Finding | None:
         "old ones",
         fix="clear it when its content has been used, keep reduced values, write entries out, or bound it "
         "(`collections.deque(maxlen=...)`)",
-        playbook="M20",
+        playbook=LEAKS,
         step=evidence.position.step,
         projection=projection,
         evidence=[
@@ -281,7 +294,7 @@ def unnamed_growth(
         holder_path=holder.path if holder else None,
         mechanism=mechanism,
         fix=fix,
-        playbook="M20" if holder else "M19",
+        playbook=LEAKS,
         step=evidence.position.step,
         projection=projection,
         evidence=[
@@ -306,7 +319,8 @@ def _rate_on(finding: Finding, scale: Scale) -> int:
 _NO_HOLDER = (
     "memory that native code allocates and keeps rises all the time; Python does not see it",
     "look at native libraries that are called again and again (tokenizers, data loaders, script modules); a "
-    "profiler of native allocations such as `memray run --native` names the call",
+    "profiler of native allocations such as `memray run --native` names the call. Where shapes vary: "
+    f"{ONEDNN.why}; {ONEDNN.fix}",
 )
 
 
@@ -320,25 +334,3 @@ def _native_cause(path: HolderPath, kind: str) -> tuple[str, str]:
         f"{in_words(path)} gets new objects of type {kind}, which hold memory of a C++ library",
         "clear it when its content has been used, or close what the objects stand for",
     )
-
-
-def without_repeats(findings: Sequence[Finding]) -> list[Finding]:
-    """One finding for each holder: a growth seen inside a step and from step to step is one leak."""
-    merged: dict[tuple[str, HolderPath | str | None], Finding] = {}
-    for finding in findings:
-        key = (finding.device, finding.held_at)
-        known = merged.get(key)
-        if known is None:
-            merged[key] = finding
-            continue
-        better, other = (known, finding) if known.bytes_per_step is not None else (finding, known)
-        better.allocated_at = better.allocated_at or other.allocated_at
-        better.bytes_per_microbatch = other.bytes_per_microbatch or better.bytes_per_microbatch
-        if "proven" in (better.certainty, other.certainty):
-            better.certainty = "proven"
-        merged[key] = better
-    return sorted(merged.values(), key=_rate, reverse=True)
-
-
-def _rate(finding: Finding) -> int:
-    return finding.bytes_per_step or finding.bytes_per_microbatch or finding.bytes_per_second or 0

@@ -45,6 +45,7 @@ class GroupGrowth:
         count, nbytes: storages and bytes that came.
         distance: how far apart the two censuses are.
         interrupted: the later one was taken in the middle of a position.
+        entries_grow: the anchor names more objects than before; None where there was no group before.
     """
 
     group: HolderGroup
@@ -53,6 +54,7 @@ class GroupGrowth:
     nbytes: int
     distance: float
     interrupted: bool = False
+    entries_grow: bool | None = None
 
     @property
     def key(self) -> GroupKey:
@@ -79,7 +81,8 @@ def growth_between(before: CensusPoint, after: CensusPoint) -> list[GroupGrowth]
             continue
         tails = {path: size - (old.tails.get(path, 0) if old else 0) for path, size in group.tails.items()}
         most = max(tails, key=lambda path: tails[path])
-        grown.append(GroupGrowth(group, most, count, nbytes, distance, after.interrupted))
+        more = None if old is None else group.entries > old.entries
+        grown.append(GroupGrowth(group, most, count, nbytes, distance, after.interrupted, more))
     return sorted(grown, key=lambda growth: -growth.nbytes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -20,6 +21,7 @@ from memtriage.model.paths import (
 )
 from memtriage.observe.holders.catalogue import holders
 from memtriage.observe.holders.entry import Holder
+from memtriage.observe.holders.growing import growing_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,16 @@ class Held:
         lengthens: it is one storage that grows at its end.
         shared: its storages lie in shared memory.
         known: the entry of the catalogue of known holders that keeps most of it.
+        gradients: the program has computed gradients.
+        differentiated: its graph has nodes that differentiate a gradient.
+        entries_grow: the anchor names more objects than before; None where that is unknown.
+        anchor_owner: what the tensor is that the anchor names.
+        packs_itself: a pack hook returned the tensor that it was given, which its own node saves.
+        stored_value: source of what the program stores there.
+        stored_at: the line that does.
+        stored_by_hook: that line is in a hook of a module.
+        carried: what it stores is made of what was there before.
+        classes: classes of the objects on the way to the holder.
         every: what it grows with, for the sentence.
     """
 
@@ -46,6 +58,16 @@ class Held:
     lengthens: bool = False
     shared: bool = False
     known: str | None = None
+    gradients: bool = True
+    differentiated: bool = False
+    entries_grow: bool | None = None
+    anchor_owner: str | None = None
+    packs_itself: bool = False
+    stored_value: str | None = None
+    stored_at: str | None = None
+    stored_by_hook: bool = False
+    carried: bool = False
+    classes: tuple[str, ...] = ()
     every: Literal["step", "run"] = "step"
 
 
@@ -223,6 +245,54 @@ def _optimizer_grows(held: Held) -> Explanation:
     )
 
 
+def _part_of_library(held: Held) -> Explanation:
+    part = growing_part(held.classes)
+    assert part is not None
+    return Explanation(f"{in_words(_subject(held))} gets new tensors: {part.why}", part.fix)
+
+
+def _pack_hook(held: Held) -> Explanation:
+    hook = f" `{held.stored_value}`" if held.stored_value is not None else ""
+    where = f" ({held.stored_at})" if held.stored_at is not None else ""
+    return Explanation(
+        f"the pack hook{hook}{where} of saved_tensors_hooks returns the very tensor that it is given. "
+        "Where a node saves its own output, output -> grad_fn -> packed output is a cycle through C++, which "
+        "no collection frees",
+        "return a detached copy from the pack hook: `x.detach().clone()`, or `x.detach()` where nothing "
+        "changes it in place",
+    )
+
+
+def _never_backward(held: Held) -> Explanation:
+    subject = in_words(_subject(held))
+    return Explanation(
+        f"{subject} keeps tensors with a grad_fn although no backward has run: every operation is recorded, "
+        "and keeps what a backward would need",
+        "run the loop under `torch.inference_mode()` or `torch.no_grad()`; nothing is recorded then",
+    )
+
+
+def _buffer_with_graph(held: Held) -> Explanation:
+    subject = _subject(held)
+    name = last_name(subject)
+    return Explanation(
+        f"{in_words(subject)} is a buffer that is updated with gradients on: its graph gets longer at every "
+        f"{held.every}",
+        f"update `{name}` inside `with torch.no_grad():`, or from a detached value (`mean.detach()`)",
+    )
+
+
+def _updated_parameters(held: Held) -> Explanation:
+    subject = _subject(held)
+    name = last_name(subject)
+    return Explanation(
+        f"{in_words(subject)} is replaced by a result computed from itself, with its history: the graph goes "
+        "back to the first update, and keeps what all of them saved",
+        f"detach the update: keep `new.detach()` for each tensor of {name} (`new.detach().requires_grad_()` "
+        "where it is trained), or update it under `torch.no_grad()`",
+    )
+
+
 def _carried_state(held: Held) -> Explanation:
     subject = _subject(held)
     name = last_name(subject)
@@ -236,17 +306,31 @@ def _carried_state(held: Held) -> Explanation:
 
 def _attached_collection(held: Held) -> Explanation:
     subject = _subject(held)
+    value = _kept_value(held)
+    number = f" (or `{value}.item()`)" if "loss" in value else ""
     return Explanation(
         f"{in_words(subject)} keeps tensors that still carry a grad_fn; each keeps its whole graph and what "
         "that saved for backward",
-        "append `loss.detach()` (or `loss.item()`) instead of the tensor itself, and clear "
+        f"append `{value}.detach()`{number} instead of the tensor itself, and clear "
         f"{last_name(subject)} when it has been read",
     )
 
 
+def _kept_value(held: Held) -> str:
+    """What the program stores, as an expression that a method can be called on; `loss` of `losses`."""
+    value = held.stored_value
+    if value is not None and value[0] not in "([{":
+        return value if re.fullmatch(r"[\w.]+([(\[].*[)\]])?", value) else f"({value})"
+    name = last_name(_subject(held))
+    if "loss" in name:
+        return "loss"
+    return name[:-1] if name.endswith("s") and len(name) > 2 else "value"
+
+
 def _only_cpp(held: Held) -> Explanation:
     return Explanation(
-        "nothing in Python refers to these tensors: C++ holds them (a future, a script object, a library)",
+        "nothing in Python refers to these tensors: C++ holds them (a graph, a future, a script object, a "
+        "library)",
         "clear or delete the object that was given the tensors; give it detach()ed copies",
     )
 
@@ -275,6 +359,22 @@ def _only_native(held: Held) -> bool:
     return is_native(held.anchor)
 
 
+def _is_carried(held: Held) -> bool:
+    """Whether the same variables get longer graphs, and no container gets more entries."""
+    if held.entries_grow is not None:
+        return not held.entries_grow
+    return held.carried or ANY_ITEM not in held.anchor
+
+
+def _holds_several(held: Held) -> bool:
+    """Whether the anchor names the items of a container that has a fixed number of them."""
+    return held.differentiated or held.anchor[-1].kind is SegmentKind.ITEM
+
+
+def _in_hook(held: Held) -> bool:
+    return held.stored_by_hook or has(held.anchor, SegmentKind.HOOKS, SegmentKind.HOOK_CLOSURE)
+
+
 def _in_optimizer(held: Held) -> bool:
     return held.owner == "optimizer state" or Segment(SegmentKind.ATTRIBUTE, "param_groups") in held.anchor
 
@@ -282,20 +382,25 @@ def _in_optimizer(held: Held) -> bool:
 _RULES: tuple[Rule, ...] = (
     (lambda h: has(h.anchor, SegmentKind.GARBAGE_CYCLE), _garbage),
     (lambda h: h.known is not None and not h.attached, _known_holder),
+    (lambda h: h.packs_itself, _pack_hook),
     (lambda h: h.lengthens, _lengthening),
     (lambda h: h.shared and not h.attached, _shared_batches),
     (_carries_graph, _gradient_graph),
     (lambda h: _on_context(h) and _only_native(h), _context_cycle),
     (_on_context, _context),
-    (lambda h: has(h.anchor, SegmentKind.HOOKS, SegmentKind.HOOK_CLOSURE), _hook),
+    (_in_hook, _hook),
     (lambda h: has(h.anchor, SegmentKind.LRU_CACHE), _lru),
     (lambda h: has(h.anchor, SegmentKind.TRACEBACK), _traceback),
     (lambda h: has(h.anchor, SegmentKind.GENERATOR), _generator),
     (lambda h: has(h.anchor, SegmentKind.DEFAULT_ARGUMENT), _default_argument),
     (lambda h: has(h.anchor, SegmentKind.THREAD), _thread),
-    (_in_optimizer, _optimizer_grows),
-    (lambda h: h.owner in ("parameter", "buffer"), _module_grows),
-    (lambda h: h.attached and ANY_ITEM not in h.anchor, _carried_state),
-    (lambda h: h.attached, _attached_collection),
     (_only_native, _only_cpp),
+    (lambda h: growing_part(h.classes) is not None, _part_of_library),
+    (lambda h: h.attached and h.anchor_owner == "buffer" and _is_carried(h), _buffer_with_graph),
+    (_in_optimizer, _optimizer_grows),
+    (lambda h: h.attached and not (h.gradients or h.differentiated), _never_backward),
+    (lambda h: h.attached and _is_carried(h) and _holds_several(h), _updated_parameters),
+    (lambda h: h.attached and _is_carried(h), _carried_state),
+    (lambda h: h.owner in ("parameter", "buffer"), _module_grows),
+    (lambda h: h.attached, _attached_collection),
 )

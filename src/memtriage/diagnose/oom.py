@@ -17,6 +17,7 @@ from memtriage.diagnose.messages.message import SUM_ERROR, OomFields
 from memtriage.diagnose.oom_advice import ADVICE, Advice, Cause
 from memtriage.model.explanation import Label
 from memtriage.model.findings import DEVICE_HOST, GROWING, Finding
+from memtriage.model.playbook import LEAKS
 from memtriage.model.position import TrainingPosition
 from memtriage.model.units import size
 
@@ -78,7 +79,7 @@ def describe(
         bytes=fields.requested,
         mechanism=_mechanism(advice, position, fields, holders, leaked),
         fix=fix if leaked is None else leaked.cure,
-        playbook=advice.entry if leaked is None else "M20",
+        playbook=advice.entry if leaked is None else LEAKS,
         phase=position.phase,
         step=position.step,
         evidence=evidence,

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from memtriage.model.playbook import LEAKS
+
 Cause = Literal[
     "shared memory",
     "worker",
@@ -145,7 +147,7 @@ ADVICE: Final[Mapping[Cause, Advice]] = {
         "batch first; then checkpoint the largest blocks (M7).",
     ),
     "later optimizer step": Advice(
-        "M20",
+        LEAKS,
         "The optimizer step {asked} although an earlier one fitted",
         "Compare allocated at the end of each step: if it rises, a leak led here; if not, look for "
         "parameters or optimizers that join later; fused=True or foreach=False spares temporaries as large "
@@ -156,7 +158,7 @@ ADVICE: Final[Mapping[Cause, Advice]] = {
         "free memory is in more pieces",
     ),
     "growth": Advice(
-        "M20",
+        LEAKS,
         "The {phase} {asked} although a batch at least as large had fitted before",
         "Compare allocated with reserved at the same point of each step: where allocated rises, find what "
         "keeps it and detach() what is stored; where only reserved rises, turn on expandable segments (M8).",

@@ -14,6 +14,7 @@ from memtriage.diagnose.growth import Series, floor_growth
 from memtriage.diagnose.killed import fate
 from memtriage.diagnose.rank_groups import COUNTS, GROWTH, SIZES, Grouping, group_ranks
 from memtriage.model import DEVICE_HOST, Finding, Mark
+from memtriage.model.playbook import LEAKS
 from memtriage.model.rank_groups import (
     RankDifference,
     RankFigureName,
@@ -222,7 +223,7 @@ _WORDS: Final[dict[RankFigureName, _Words]] = {
     "growth": _Words(
         "Only this rank keeps something from every step, or keeps more of it than the others.",
         "Look at what only this rank does: logging, metrics, evaluation, the last pipeline stage's loss.",
-        "M20",
+        LEAKS,
     ),
     "allocated": _Words(
         "This rank's live tensors take more or less than its peers' at the same mark: an uneven "

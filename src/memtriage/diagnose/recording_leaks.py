@@ -10,6 +10,7 @@ from memtriage.account.recorded_stacks import BACKWARD, FORWARD
 from memtriage.diagnose.recording_growth import RECORDED_POLICY, RecordedGrowthPolicy, SiteGrowth
 from memtriage.diagnose.recording_view import Mask, View, known_site, listed, way_to
 from memtriage.model.findings import Finding
+from memtriage.model.playbook import LEAKS
 from memtriage.model.units import size
 
 _SITES: Final = 6
@@ -92,7 +93,7 @@ def leak_finding(view: View, growth: Growth) -> Finding:
         allocated_at=known_site(view.sites.names[biggest]),
         mechanism=_MECHANISMS[made_in if growth.graph else "other"],
         fix=_FIXES[made_in if growth.graph else "other"],
-        playbook="M20",
+        playbook=LEAKS,
         phase=made_in if growth.graph else None,
         step=view.steps.count,
         evidence=[

@@ -68,6 +68,8 @@ def known_path(known: str | None, path: HolderPath | None) -> HolderPath | None:
 class HolderGroup(msgspec.Struct, kw_only=True):
     """Storages that one place of the program keeps: the same device and the same anchor.
 
+    Where a place keeps autograd nodes and no storage at all, `count` and `nbytes` are 0.
+
     Attributes:
         device: `cuda:N` or `cpu`.
         anchor: what the program itself holds: the holder path up to its first hop into the autograd graph.
@@ -82,6 +84,12 @@ class HolderGroup(msgspec.Struct, kw_only=True):
             that share `observe.identity.Identities` give the same object the same token as long as it lives,
             and never another object; empty in others. A variable's holder is its module, instance or
             function: token and anchor together tell which variable.
+        kept: bytes of host memory of the autograd nodes, tensor objects and storage records that hang on
+            the anchor, estimated (`account.native_sizes`). In no storage's size. Where an anchor has groups
+            on several devices, that on `cpu` counts them, else the largest.
+        objects: how many autograd nodes these are.
+        entries: objects that the anchor itself names: entries of its container, 1 for a variable. A state
+            that is carried on has no more of them when its graph gets longer.
     """
 
     device: str
@@ -94,8 +102,14 @@ class HolderGroup(msgspec.Struct, kw_only=True):
     attached: bool
     known: dict[str, int] = msgspec.field(default_factory=dict)
     holders: dict[int, int] = msgspec.field(default_factory=dict)
-    objects: int = 0
     kept: int = 0
+    objects: int = 0
+    entries: int = 0
+
+    @property
+    def on_host(self) -> int:
+        """Bytes of host memory: the storages, if they are there, and what is kept beside them."""
+        return self.kept + (self.nbytes if self.device == "cpu" else 0)
 
     @property
     def key(self) -> GroupKey:
@@ -119,21 +133,39 @@ class GroupDetail(msgspec.Struct, kw_only=True):
             where others keep some alive too.
         also_held_by: paths of those others.
         allocated_at: `file.py:line in function` of a recent allocation.
+        stored_at: the same of the program's line that stores into the holder; None where that is not certain.
         bound: number of entries at which the holding container stops growing; None for no bound.
         entries: entries in it now.
         holder_kind: type of the holding object, e.g. `list`.
         shared: the storages lie in shared memory.
         saved_by: the autograd node that keeps the largest of them, and the module it most likely ran in.
+        stored_value: source of what that line stores; None where it is no short expression.
+        stored_by_hook: that line is in a function that is registered as a hook of a module.
+        carried: what that line stores is made of what the holder had before.
+        classes: classes of the objects on the way to the holder, and their base classes, with their modules.
+        anchor_owner: what the tensor is that the anchor names; None where it names none.
+        differentiated: its graph has nodes that differentiate a gradient.
+        backward_ran: most nodes of its graph have lost what they saved: a backward went through them.
+        packs_itself: its graph has a node that saves the very tensor it made, as a pack hook returned it.
     """
 
     retained: int | None = None
     also_held_by: list[HolderPath] = msgspec.field(default_factory=list)
     allocated_at: str | None = None
+    stored_at: str | None = None
     bound: int | None = None
     entries: int | None = None
     holder_kind: str | None = None
     shared: bool = False
     saved_by: str | None = None
+    stored_value: str | None = None
+    stored_by_hook: bool = False
+    carried: bool = False
+    classes: list[str] = msgspec.field(default_factory=list)
+    anchor_owner: Owner | None = None
+    differentiated: bool = False
+    backward_ran: bool = False
+    packs_itself: bool = False
 
 
 class Census(msgspec.Struct, kw_only=True):

@@ -43,7 +43,7 @@ class Fix(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One thing to do.
 
     Attributes:
-        playbook: `M1` ... `M20`.
+        playbook: `M1` ... `M21`.
         action: what to do.
         why: why it helps in this case.
         math: what it does to the result of training.

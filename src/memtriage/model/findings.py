@@ -78,9 +78,10 @@ class Finding(msgspec.Struct, kw_only=True):
         also_held_by: other holder paths that must release it as well, as printed.
         also_held_by_paths: their segments.
         allocated_at: `file.py:line in function` of the allocation.
+        stored_at: the same of the line that stores into the holder; None where that is not certain.
         mechanism: in one sentence, why this keeps memory.
         fix: what to change.
-        playbook: `M1` ... `M20`.
+        playbook: `M1` ... `M21`.
         phase: forward, backward, optimizer, evaluation, or a user's phase name.
         step: the step at which it was found (for an OOM: at which it died).
         projection: when memory runs out at this rate; None where that is unknown.
@@ -100,6 +101,7 @@ class Finding(msgspec.Struct, kw_only=True):
     also_held_by: list[str] = msgspec.field(default_factory=list)
     also_held_by_paths: list[HolderPath] = msgspec.field(default_factory=list)
     allocated_at: str | None = None
+    stored_at: str | None = None
     mechanism: str | None = None
     fix: str | None = None
     playbook: str | None = None

@@ -154,6 +154,23 @@ def _words(segment: Segment) -> str:
             return name
 
 
+_GRAPH: Final = frozenset(
+    (
+        SegmentKind.GRAD_FN,
+        SegmentKind.LATER_NODE,
+        SegmentKind.SAVED,
+        SegmentKind.CONTEXT,
+        SegmentKind.LEAF,
+        SegmentKind.NODE_HOOKS,
+    )
+)
+
+
+def anchor_of(path: HolderPath) -> HolderPath:
+    """What the program itself holds: the path up to its first hop into the autograd graph."""
+    return path[: next((at for at, segment in enumerate(path) if segment.kind in _GRAPH), len(path))]
+
+
 def has(path: HolderPath, *kinds: SegmentKind) -> bool:
     """Whether a segment of one of these kinds is in the path."""
     return any(segment.kind in kinds for segment in path)

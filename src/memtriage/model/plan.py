@@ -37,7 +37,7 @@ class PlanStep(msgspec.Struct, kw_only=True):
 
     Attributes:
         rung: its name on the ladder.
-        playbook: the entry, M1 to M20.
+        playbook: the entry, M1 to M21.
         action: what is changed.
         saves: bytes by which it lowers `needs`, after the changes before it; negative where it pays only
             together with a later one.
@@ -69,7 +69,7 @@ class PassedOver(msgspec.Struct, kw_only=True):
 
     Attributes:
         rung: its name on the ladder.
-        playbook: the entry, M1 to M20.
+        playbook: the entry, M1 to M21.
         outcome: what became of it.
         why: in words; for a rung that could apply after an addition to the program, what to add.
         saves: bytes that it saved where it was tried; None where it was not.

@@ -1,4 +1,4 @@
-"""The playbook M1 ... M20: what is known about each way to run out of memory, or to need less of it.
+"""The playbook M1 ... M21: what is known about each way to run out of memory, or to need less of it.
 
 The one place for these texts: every finding, fix and remedy names an entry by its key here.
 
@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final, Literal
+
+LEAKS: Final = "M21"
+"""The entry that findings of growing memory belong to."""
 
 Maths = Literal["same", "rounding", "approximate", "different"]
 """What a change does to the result of training: nothing, other rounding, an approximation, another task."""
@@ -43,7 +46,7 @@ class Entry:
     """One entry of the playbook.
 
     Attributes:
-        name: `M1` ... `M20`.
+        name: `M1` ... `M21`.
         subject: a title.
         says: the advice, in whole sentences.
         rungs: the changes that the entry adds to the ladder of M4, in order of cost.
@@ -558,12 +561,23 @@ _ENTRIES: Final = (
         "Myths",
         "`empty_cache()` is no cure: the allocator does the same by itself before it gives up, and what is "
         "left cannot be returned. Rising reserved is no leak. A leak is allocated that rises at the same "
-        "point of the step.",
+        "point of the step (M21).",
+    ),
+    Entry(
+        LEAKS,
+        "Leaks: something keeps what a step makes",
+        "Memory in use that rises at the same point of each step, until it runs out. Something that outlives "
+        "the step keeps a tensor that the step made: a list, a dict, a cache, a hook, a closure, a buffer. A "
+        "tensor with a grad_fn keeps its whole graph, and with it every activation saved for backward. Find "
+        "the holder, then the line that stores into it. Store a number (`loss.item()`) or `x.detach()`, or "
+        "clear the holder when it has been read, or bound it. Update state under `torch.no_grad()`, and code "
+        "without a backward runs under `torch.inference_mode()`. A larger device, a smaller batch and "
+        "`empty_cache()` only move the step at which memory runs out.",
     ),
 )
 
 PLAYBOOK: Final[dict[str, Entry]] = {entry.name: entry for entry in _ENTRIES}
-"""The entries by name, M1 to M20."""
+"""The entries by name, M1 to M21."""
 
 ACTIONS: Final[dict[str, tuple[Entry, Rung]]] = {
     rung.key: (entry, rung) for entry in _ENTRIES for rung in (*entry.rungs, *entry.actions)

@@ -6,10 +6,13 @@ import gc
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import Any, Final
 
+from memtriage.observe.classes import bases_of, instance_dict, name_of
 from memtriage.observe.heap import HeapGraph
 from memtriage.observe.kinds import ARRAY, PLAIN
 
@@ -38,6 +41,109 @@ class GrownContainer:
     kind: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """A container of a library that stops growing.
+
+    Attributes:
+        module: the library's module; it may not be loaded.
+        path: names of the attributes that lead to the container.
+        bound: entries at which it stops: the name of the module's variable that says so, or reads it.
+    """
+
+    module: str
+    path: tuple[str, ...]
+    bound: str | Callable[[], int | None]
+
+
+def _loaded_modules() -> int:
+    return len(sys.modules)
+
+
+def _compiled_versions() -> int | None:
+    """Versions of one function that `torch.compile` keeps."""
+    config = sys.modules.get("torch._dynamo.config")
+    limit = getattr(
+        config, "accumulated_recompile_limit", getattr(config, "accumulated_cache_size_limit", None)
+    )
+    return limit if isinstance(limit, int) else None
+
+
+_CACHES: Final = (
+    _Cache("re", ("_cache",), "_MAXCACHE"),
+    _Cache("re", ("_cache2",), "_MAXCACHE2"),
+    _Cache("linecache", ("cache",), _loaded_modules),  # an entry for each source file
+    _Cache("typing", ("_cleanups",), _loaded_modules),  # one for each decorated function of typing
+    _Cache("torch._inductor.codecache", ("PyCodeCache", "modules"), _compiled_versions),
+    _Cache("torch._inductor.codecache", ("PyCodeCache", "modules_no_attr"), _compiled_versions),
+    _Cache("torch._inductor.codecache", ("PyCodeCache", "linemaps"), _compiled_versions),
+    _Cache("torch._dynamo.utils", ("guard_failures",), _compiled_versions),
+    _Cache("torch._dynamo.utils", ("graph_break_reasons",), _compiled_versions),
+    _Cache("torch._dynamo.eval_frame", ("cached_backends",), _compiled_versions),
+)
+_LBFGS_LISTS: Final = ("old_dirs", "old_stps", "ro")
+"""What LBFGS keeps of the last `history_size` iterations."""
+
+
+def known_bounds(optimizers: Iterable[Any]) -> dict[int, int]:
+    """Bounds of the containers of the standard library and of torch that are alive, by the containers' id.
+
+    Args:
+        optimizers: the program's.
+    """
+    bounds: dict[int, int] = {}
+    for cache in _CACHES:
+        module = sys.modules.get(cache.module)
+        container = module
+        for name in cache.path:
+            container = getattr(container, name, None)
+        bound = getattr(module, cache.bound, None) if isinstance(cache.bound, str) else cache.bound()
+        if container is not None and isinstance(bound, int):
+            bounds[id(container)] = bound
+    for optimizer in optimizers:
+        if any(name_of(base) == "LBFGS" for base in bases_of(type(optimizer))):
+            bounds.update(_bounds_of_lbfgs(instance_dict(optimizer) or {}))
+    return bounds
+
+
+def _bounds_of_lbfgs(optimizer: dict[str, Any]) -> Iterator[tuple[int, int]]:
+    groups, states = optimizer.get("param_groups"), optimizer.get("state")
+    sizes = [group.get("history_size") for group in groups or () if type(group) is dict]
+    if not sizes or not isinstance(sizes[0], int) or not isinstance(states, dict):
+        return
+    for state in dict.values(states):
+        for name in _LBFGS_LISTS:
+            kept = state.get(name) if isinstance(state, dict) else None
+            if kept is not None:
+                yield id(kept), sizes[0]
+
+
+def bound_of(container: Any, known: Mapping[int, int]) -> tuple[int | None, int | None]:
+    """(entries at which a container stops growing, entries now); None where there is no bound.
+
+    A container that already has more than its bound has none.
+
+    Args:
+        container: any object.
+        known: bounds of libraries' containers (`known_bounds`).
+    """
+    kind = type(container)
+    if kind is _LRU:
+        state = container.cache_info()
+        return state.maxsize, state.currsize
+    if issubclass(kind, deque):
+        return _read_maxlen(container), deque.__len__(container)
+    base = next((base for base in _BASES if issubclass(kind, base)), None)
+    entries = None if base is None else base.__len__(container)  # not `len`, which a subclass may define
+    bound = known.get(id(container))
+    return (bound if bound is not None and (entries or 0) <= bound else None), entries
+
+
+_LRU: Final = type(lru_cache(lambda: None))
+_BASES: Final[tuple[Any, ...]] = (list, dict, set, tuple)
+_read_maxlen = vars(deque)["maxlen"].__get__
+
+
 def container_lengths(graph: HeapGraph) -> dict[int, tuple[int, int | None]]:
     """(number of entries, id of the first) of every growable container, by id.
 
@@ -50,14 +156,20 @@ def container_lengths(graph: HeapGraph) -> dict[int, tuple[int, int | None]]:
 def grown_containers(
     graph: HeapGraph, before: dict[int, tuple[int, int | None]], most: int = 20
 ) -> list[GrownContainer]:
-    """Containers that were there before and have more entries now, by the bytes that came."""
+    """Containers that were there before and have more entries now, by the bytes that came.
+
+    Those that stop growing are left out.
+    """
     found = []
+    bounds = known_bounds(graph.objects[position] for position in graph.optimizers)
     # Behind `first_own` come memtriage's own objects and what no variable of the program leads to.
     for position, obj in enumerate(graph.objects[: graph.first_own]):
         if type(obj) not in _SIZED:
             continue
         earlier, first = before.get(id(obj), (0, None))
         if not earlier or len(obj) <= earlier or first != _first(obj):
+            continue
+        if bound_of(obj, bounds)[0] is not None:
             continue
         more = len(obj) - earlier
         newest = _newest(obj)

@@ -108,6 +108,7 @@ def _finding(group: FindingGroup, name: str) -> str:
     rows = [
         ("kept alive by", _code(holder)),
         ("also kept alive by", "<br>".join(map(_code, first.also_held_by))),
+        ("stored at", _code(first.stored_at)),
         ("allocated at", _code(first.allocated_at)),
         ("detected", _text(group.detected)),
         ("why", _prose(first.mechanism)),

@@ -119,6 +119,7 @@ def _finding(group: FindingGroup, report: RunReport) -> dict[str, Any]:
         "amount": group.amount,
         "holder": None if holder is None else _cut(holder),
         "also_held_by": [_cut(path) for path in first.also_held_by[:_EVIDENCE]],
+        "stored_at": None if first.stored_at is None else _cut(first.stored_at),
         "allocated_at": None if first.allocated_at is None else _cut(first.allocated_at),
         "size": _piled_up(group),
         "detected": _cut(group.detected),

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["console_for", "finding_block", "findings_text", "ledger_blocks", "render"]
 
-_WHOLE: Final = frozenset({"kept alive by", "also kept alive by", "allocated at"})
+_WHOLE: Final = frozenset({"kept alive by", "also kept alive by", "stored at", "allocated at"})
 """What is searched for, and so stays on one line in a file."""
 _RANK_LINES: Final = 12
 _DETAILED: Final = 90
@@ -123,6 +123,8 @@ def _fields(page: Page, group: FindingGroup) -> Iterator[tuple[str, Sequence[str
         yield "kept alive by", [finding.holder or UNKNOWN], "cyan"
     if finding.also_held_by:
         yield "also kept alive by", finding.also_held_by, "cyan"
+    if finding.stored_at is not None:
+        yield "stored at", [finding.stored_at], ""
     if finding.allocated_at is not None:
         yield "allocated at", [finding.allocated_at], ""
     label, values = group.piled_up

@@ -208,7 +208,10 @@ class Investigator:
         growing = [each for each in investigation.growing() if each.key in here][:_CLOSER_LOOK_AT]
         if growing:
             details = view.details(
-                [each.key for each in growing], self._sites.site_of, {each.key: each.path for each in growing}
+                [each.key for each in growing],
+                self._sites.site_of,
+                {each.key: each.path for each in growing},
+                self._sites.named,
             )
             for key, detail in details.items():
                 earlier = investigation.details.get(key)

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from memtriage.diagnose.causes import one_a_cause
 from memtriage.diagnose.growths import Growth, waits_for_collector
-from memtriage.diagnose.judge import Evidence, data_finding, holder_finding, unnamed_growth, without_repeats
+from memtriage.diagnose.judge import Evidence, data_finding, held_by, holder_finding, unnamed_growth
 from memtriage.diagnose.judged import NO_COUNTER, judge_counter
+from memtriage.diagnose.mechanisms import Held
 from memtriage.model.census import GroupDetail
 from memtriage.model.findings import Finding
 from memtriage.model.judged import DetectionLimit, Judged, JudgedScale
@@ -33,12 +35,13 @@ def find_leaks(scheduler: CensusScheduler, evidence: Evidence) -> list[Finding]:
     """
     main, within = scheduler.main, scheduler.within_steps
     data = main.data()
-    found = [*_held(main.investigation, main.growths(), evidence)]
-    found += (finding for growth in data if (finding := data_finding(growth, evidence)) is not None)
+    held = [*_held(main.investigation, main.growths(), evidence)]
     for investigation in within.done:
         of_microbatches = replace(evidence, scale="microbatch", collector_off=investigation.collector_off)
-        found += _held(investigation, within.growths(investigation), of_microbatches)
-    named = without_repeats(found)
+        held += _held(investigation, within.growths(investigation), of_microbatches)
+    found = [finding for finding, _ in held]
+    found += (finding for growth in data if (finding := data_finding(growth, evidence)) is not None)
+    named = one_a_cause(found, {path: facts for one, facts in held if (path := one.holder_path) is not None})
     for counter, estimate in sorted(evidence.estimates.items()):
         if counter in ("host", "shared") or _waits(main.investigation, counter, estimate.rate):
             continue
@@ -88,7 +91,10 @@ def _waits(investigation: Investigation, device: str, rate: float) -> bool:
     return not investigation.collector_off and waits_for_collector(investigation.waiting, device, rate)
 
 
-def _held(investigation: Investigation, grown: Sequence[Growth], evidence: Evidence) -> Iterator[Finding]:
+def _held(
+    investigation: Investigation, grown: Sequence[Growth], evidence: Evidence
+) -> Iterator[tuple[Finding, Held]]:
+    """Findings of holders, each with what its mechanism was told by."""
     period = round(investigation.period or 1) if investigation.scale == "microbatch" else 1
     for growth in grown:
         group = growth.holding.group
@@ -97,7 +103,7 @@ def _held(investigation: Investigation, grown: Sequence[Growth], evidence: Evide
         detail = investigation.details.get(group.key, GroupDetail())
         finding = holder_finding(growth, detail, evidence, period)
         if finding is not None:
-            yield finding
+            yield finding, held_by(growth, detail, evidence.position)
 
 
 def limits_and_use(

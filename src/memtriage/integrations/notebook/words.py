@@ -103,6 +103,9 @@ def _together(one: HolderGroup, other: HolderGroup) -> HolderGroup:
         attached=one.attached or other.attached,
         known=_summed((one.known, other.known)),
         holders=_summed((one.holders, other.holders)),
+        kept=one.kept + other.kept,
+        objects=one.objects + other.objects,
+        entries=one.entries + other.entries,
     )
 
 
@@ -144,6 +147,7 @@ def finding_in_words(finding: Finding, cell_of: Callable[[str], str | None]) -> 
         also_held_by=[],
         also_held_by_paths=[cell_path(one) for one in finding.also_held_by_paths],
         allocated_at=text(finding.allocated_at),
+        stored_at=text(finding.stored_at),
         mechanism=text(finding.mechanism),
         fix=text(finding.fix),
         evidence=[sentence(one) for one in finding.evidence],

@@ -82,7 +82,7 @@ class Rung:
 
     Attributes:
         name: of the rung.
-        playbook: the entry, M1 to M20.
+        playbook: the entry, M1 to M21.
         offer: what it has for a program.
         on_request: it changes the task, so is only taken when asked for.
         configures: its changes are options of the allocator, so a script can take it as it is.

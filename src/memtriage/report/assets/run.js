@@ -23,6 +23,7 @@
     report.finding(item, [
       ["kept alive by", item.holder ? code(item.holder) : null],
       ["also kept alive by", list(item.also_held_by, code)],
+      ["stored at", item.stored_at ? code(item.stored_at) : null],
       ["allocated at", item.allocated_at ? code(item.allocated_at) : null],
       item.size,
       ["runs out", item.runs_out],

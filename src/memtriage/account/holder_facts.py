@@ -1,0 +1,143 @@
+"""What the objects around a holder tell of it: their classes, the source files they are from, their graph."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from memtriage.observe.classes import bases_of, instance_dict, module_of, name_of, qualified_name_of
+from memtriage.observe.heap import HeapGraph
+from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
+from memtriage.observe.origin import CodeOrigin
+from memtriage.observe.tensors import plain
+
+_NODES_ASKED = 200
+_PLAIN_MODULES = ("builtins", "collections", "types", "functools", "typing", "abc")
+
+
+@dataclass(frozen=True, slots=True)
+class HolderFacts:
+    """Of the objects from a root to a holder.
+
+    Attributes:
+        classes: `module.Name` of their classes and base classes, the holder's first.
+        files: source files of the program in which their functions, classes and modules are.
+    """
+
+    classes: list[str]
+    files: list[str]
+
+
+def holder_facts(graph: HeapGraph, holder: int) -> HolderFacts:
+    """Collect what a holder and what leads to it tell."""
+    classes: dict[str, None] = {}
+    files: dict[str, None] = {}
+    at = holder
+    while at >= 0:
+        obj = graph.objects[at]
+        for klass in bases_of(type(obj)):
+            if module_of(klass) not in _PLAIN_MODULES:
+                classes[f"{module_of(klass)}.{qualified_name_of(klass)}"] = None
+        files.update(dict.fromkeys(_files_of(obj)))
+        if graph.parents[at] < 0 and graph.root_names[at]:
+            files.update(dict.fromkeys(_file_of_module(_module_of_root(graph.root_names[at], obj))))
+        at = graph.parents[at]
+    origin = CodeOrigin()
+    return HolderFacts(list(classes), [file for file in files if origin.is_user_file(file)])
+
+
+def program_files(graph: HeapGraph) -> list[str]:
+    """Source files of the program's own modules."""
+    origin = CodeOrigin()
+    files = dict.fromkeys(file for name in list(sys.modules) for file in _file_of_module(name))
+    return [file for file in files if origin.is_user_file(file)]
+
+
+def in_a_hook(graph: HeapGraph, filename: str, line: int) -> bool:
+    """Whether a line is in a function that is registered as a hook of a module."""
+    for position in graph.modules:
+        own = instance_dict(graph.objects[position]) or {}
+        for name, hooks in list(own.items()):
+            if "_hooks" not in name or not isinstance(hooks, dict):
+                continue
+            if any(_is_in(hook, filename, line) for hook in list(dict.values(hooks))):
+                return True
+    return False
+
+
+def _is_in(hook: Any, filename: str, line: int) -> bool:
+    function = hook.__func__ if type(hook) is types.MethodType else hook
+    if type(function) is not types.FunctionType or function.__code__.co_filename != filename:
+        return False
+    return any(each == line for _, _, each in function.__code__.co_lines())
+
+
+def differentiates(graph: HeapGraph, nodes: Iterable[int]) -> bool:
+    """Whether some of these nodes are of a gradient that was computed with a graph of its own."""
+    kinds = {type(graph.objects[position]) for position in nodes}
+    return any(name_of(kind).count("Backward") > 1 for kind in kinds)  # `MulBackwardBackward0`
+
+
+def backward_ran(graph: HeapGraph, nodes: Iterable[int]) -> bool:
+    """Whether more than half of the nodes that save something have nothing saved any more."""
+    filled = freed = 0
+    for position in islice(nodes, _NODES_ASKED):
+        node = graph.objects[position]
+        if not graph.reader.saved_attributes(type(node)):
+            continue
+        if next(graph.reader.saved_values(node), None) is None:
+            freed += 1
+        else:
+            filled += 1
+    return freed > filled
+
+
+def packs_itself(graph: HeapGraph, positions: Sequence[int]) -> bool:
+    """Whether a tensor hangs on a node that saves the tensor it made, as only a pack hook can have it.
+
+    Without hooks a node that saves its output keeps another tensor of the same storage, which has no node.
+    """
+    return any(_in_its_own_cycle(graph, position) for position in positions)
+
+
+def _in_its_own_cycle(graph: HeapGraph, at: int) -> bool:
+    while at >= 0 and graph.kind(at) in (NODE, TENSOR):
+        obj = graph.objects[at]
+        node = obj if graph.kind(at) == NODE else plain(obj).grad_fn
+        if node is not None and _saves_what_it_made(graph, node):
+            return True
+        at = graph.parents[at]
+    return False
+
+
+def _saves_what_it_made(graph: HeapGraph, node: Any) -> bool:
+    values = (value for _, _, value in graph.reader.saved_values(node))
+    return any(plain(value).grad_fn is node for value in values if graph.kinds[type(value)] == TENSOR)
+
+
+def _files_of(obj: Any) -> list[str]:
+    if type(obj) is FrameLocals:
+        return [obj.code.co_filename]
+    if type(obj) is types.FunctionType:
+        return [obj.__code__.co_filename]
+    if type(obj) is types.MethodType:
+        return _files_of(obj.__func__)
+    if issubclass(type(obj), type):
+        return _file_of_module(module_of(obj))
+    return [file for klass in bases_of(type(obj)) for file in _file_of_module(module_of(klass))]
+
+
+def _module_of_root(name: str, obj: Any) -> str:
+    """The module that a root belongs to: of a namespace it is its own `__name__`."""
+    own = obj.get("__name__") if type(obj) is dict else None
+    return own if isinstance(own, str) else name.rpartition(".")[0]
+
+
+def _file_of_module(name: str) -> list[str]:
+    namespace = instance_dict(sys.modules.get(name)) or {}
+    file = namespace.get("__file__")
+    return [file] if isinstance(file, str) else []

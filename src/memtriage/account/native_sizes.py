@@ -1,0 +1,78 @@
+"""Estimate the host memory of autograd nodes and tensor objects, which no storage's size includes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from memtriage.observe.autograd import NodeReader, next_nodes
+from memtriage.observe.tensors import plain
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSizes:
+    """Bytes of malloc for each object.
+
+    Measured with `mallinfo2` on x86-64 glibc and torch 2.13: what 20 more operations in a chain add, for 14
+    operations, and what 2,000 more tensors add. Chunk headers and alignment are included. Formula and
+    measurement: t 512 of 512, add 560 of 576, mul 704 of 704, exp 584 of 592, layer_norm 968 of 1,008,
+    batch_norm 1,040 of 1,056, addmm 752 of 1,025 (it also saves sizes and strides).
+
+    Attributes:
+        node: an autograd node without edges.
+        edge: each edge to a next node.
+        saved: each place for a saved tensor, filled or freed.
+        tensor: C++'s part of a tensor.
+        gradient: what a tensor has in addition that requires a gradient.
+        storage: a storage, with the alignment of its data and without the data.
+        wrapper: Python's part of a tensor.
+    """
+
+    node: int = 464
+    edge: int = 48
+    saved: int = 72
+    tensor: int = 192
+    gradient: int = 176
+    storage: int = 208
+    wrapper: int = 112
+
+
+SIZES: Final = NativeSizes()
+
+
+class NativeSizer:
+    """Sizes the nodes and tensors of one walk.
+
+    Args:
+        reader: of the walk; it knows what each type of node saves.
+    """
+
+    def __init__(self, reader: NodeReader, sizes: NativeSizes = SIZES) -> None:
+        self._reader = reader
+        self._sizes = sizes
+        self._by_type: dict[type, int] = {}
+
+    def node(self, node: Any) -> int:
+        """Bytes of an autograd node. Nodes of one type count the edges of the first that was asked for."""
+        kind = type(node)
+        nbytes = self._by_type.get(kind)
+        if nbytes is None:
+            edges, saved = len(next_nodes(node)), len(self._reader.saved_attributes(kind))
+            nbytes = self._sizes.node + self._sizes.edge * edges + self._sizes.saved * saved
+            self._by_type[kind] = nbytes
+        return nbytes
+
+    def tensor(self, tensor: Any, *, saved: bool) -> int:
+        """Bytes of a tensor object without its storage.
+
+        Args:
+            tensor: any tensor.
+            saved: only a node's saved value: Python has an object for it while it is looked at.
+        """
+        nbytes = self._sizes.tensor + (0 if saved else self._sizes.wrapper)
+        return nbytes + (self._sizes.gradient if plain(tensor).requires_grad else 0)
+
+    @property
+    def storage(self) -> int:
+        """Bytes of a storage without its data."""
+        return self._sizes.storage

@@ -1,0 +1,270 @@
+"""One cause, one finding: put findings together whose holders have a common holder. Pure.
+
+Two growths have one cause in these cases, which are told from the segments of their paths:
+
+- the same place, seen within a step and from step to step;
+- a variable, and what is in it or hangs on it;
+- entries of one container: `params['0.bias']` and `params['0.weight']`;
+- parts of the entries of one container: `episodes[*].obs` and `episodes[*].actions`;
+- one name that is registered in many places of one object: `model….lora_A.adapter_*` and
+  `model….lora_B.adapter_*`;
+- parts of one cycle through C++, which nothing in Python leads to.
+
+Attributes of one object are not one cause: `trainer.losses` and `trainer.outputs` are stored into by two
+lines of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import chain, combinations, takewhile
+from typing import Final
+
+import msgspec
+
+from memtriage.diagnose.mechanisms import Held, explain
+from memtriage.model.findings import DEVICE_HOST, GROWING, Finding, Projection
+from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind, anchor_of, in_words
+from memtriage.model.units import size
+
+
+@dataclass(frozen=True, slots=True)
+class FoldingPolicy:
+    """How findings of one cause are told as one.
+
+    Attributes:
+        speaks_for_all: part of the growth from which one holder names the whole finding: the others are
+            small parts of the same entries, and the folded path would say less.
+    """
+
+    speaks_for_all: float = 0.75
+
+
+POLICY: Final = FoldingPolicy()
+
+_PLACES: Final = frozenset((SegmentKind.ITEM, SegmentKind.ATTRIBUTE, SegmentKind.HOOKS))
+_ROOTS: Final = frozenset(
+    (SegmentKind.FRAME, SegmentKind.THREAD, SegmentKind.MODULE, SegmentKind.CLASS, SegmentKind.GENERATOR)
+)
+"""Kinds that say where a variable is; the variable after them is what holds."""
+_NAMED: Final = frozenset((SegmentKind.ATTRIBUTE, SegmentKind.HOOKS))
+_TELLING: Final = 2
+"""Letters that two names must have in common at their beginning to be kept."""
+_PARTS: Final = 4
+"""Parts of a folded finding that its evidence lists."""
+
+
+def one_a_cause(
+    findings: Sequence[Finding], held: Mapping[HolderPath, Held] | None = None, policy: FoldingPolicy = POLICY
+) -> list[Finding]:
+    """Fold growing findings of one cause on one device; the others stay as they are, and come last.
+
+    Rates and bytes add up, but for one place seen on two scales. What the host keeps beside CPU tensors
+    belongs to their holder. The findings given are not changed.
+
+    Args:
+        findings: of one process.
+        held: what the rules of mechanisms are to look at, by `Finding.holder_path`. Without it the path alone
+            decides on a folded finding's mechanism.
+        policy: thresholds.
+
+    Returns:
+        Growing findings, fastest first, then the others in their order.
+    """
+    growing = [finding for finding in findings if finding.kind in GROWING]
+    others = [finding for finding in findings if finding.kind not in GROWING]
+    cause = list(range(len(growing)))
+    for one, other in combinations(range(len(growing)), 2):
+        if cause[one] != cause[other] and _one_cause(growing[one], growing[other]):
+            old, new = cause[other], cause[one]
+            cause = [new if each == old else each for each in cause]
+    members = [
+        [growing[at] for at, each in enumerate(cause) if each == name] for name in dict.fromkeys(cause)
+    ]
+    folded = [_folded(each, held or {}, policy) for each in members]
+    return [*sorted(folded, key=_speed, reverse=True), *others]
+
+
+def _speed(finding: Finding) -> tuple[int, int]:
+    return _rate(finding), finding.bytes or 0
+
+
+def _one_cause(one: Finding, other: Finding) -> bool:
+    if one.kind != other.kind or one.rank != other.rank or _memory(one) != _memory(other):
+        return False
+    if one.holder_path is None or other.holder_path is None:
+        return one.held_at is not None and one.held_at == other.held_at and one.device == other.device
+    return common_holder(anchor_of(one.holder_path), anchor_of(other.holder_path)) is not None
+
+
+def _memory(finding: Finding) -> str:
+    """CPU tensors and other memory of the process are one memory."""
+    return "cpu" if finding.device == DEVICE_HOST else finding.device
+
+
+def common_holder(one: HolderPath, other: HolderPath) -> HolderPath | None:
+    """Return the path of what two anchors have in common as their cause; None where they have two causes.
+
+    What differs between them is `*` in it.
+    """
+    shared = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    if shared is None:  # the same, or one is inside the other
+        shorter, longer = sorted((one, other), key=len)
+        return longer if len(shorter) > _root_length(shorter) or shorter == longer else None
+    if one[0].kind is other[0].kind is SegmentKind.NATIVE:
+        return max(one, other, key=len)
+    if shared <= _root_length(one):  # two variables
+        return None
+    same_container = one[shared].kind is other[shared].kind is SegmentKind.ITEM
+    same_entries = any("*" in segment.name for segment in one[:shared])
+    if same_container or same_entries or _registered_alike(one[shared:], other[shared:]):
+        return _fold(one, other)
+    return None
+
+
+def _root_length(anchor: HolderPath) -> int:
+    """Segments that say where the variable is, without the variable itself."""
+    return next((at for at, segment in enumerate(anchor) if segment.kind not in _ROOTS), len(anchor))
+
+
+def _registered_alike(one: HolderPath, other: HolderPath) -> bool:
+    """Whether both lead to entries that are numbered under one name, as `adapter_*`."""
+    return bool(_numbered_names(one) & _numbered_names(other))
+
+
+def _numbered_names(path: HolderPath) -> set[str]:
+    return {segment.name for segment in path if "*" in segment.name and segment != ANY_ITEM}
+
+
+def _fold(one: HolderPath, other: HolderPath) -> HolderPath:
+    """Both paths as one, with `*` for each place that differs; of what is longer in one, one `*`."""
+    if len(one) == len(other):
+        return tuple(map(_either, one, other))
+    shorter = min(len(one), len(other))
+    start = next((at for at in range(shorter) if one[at] != other[at]), shorter)
+    rest = shorter - start
+    end = next((at for at in range(rest) if one[-1 - at] != other[-1 - at]), rest)
+    middle = one[start] if len(one) > start else other[start]
+    tail = one[len(one) - end :] if end else ()
+    return (*one[:start], _any(middle), *tail)
+
+
+def _either(a: Segment, b: Segment) -> Segment:
+    """One segment for two: names that begin alike keep what they have in common (`lora_*`)."""
+    if a == b:
+        return a
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(a.name, b.name, strict=False))
+    common = "".join(letter for letter, _ in alike).rstrip("*")
+    if a.kind is b.kind and a.kind in _NAMED and len(common) >= _TELLING:
+        return Segment(a.kind, f"{common}*")
+    return _any(a if a.kind is SegmentKind.ITEM else b)
+
+
+def _any(segment: Segment) -> Segment:
+    """Any name in this place."""
+    if segment.kind is SegmentKind.ITEM:
+        return ANY_ITEM
+    return Segment(segment.kind if segment.kind in _PLACES else SegmentKind.ATTRIBUTE, "*")
+
+
+def _folded(findings: Sequence[Finding], held: Mapping[HolderPath, Held], policy: FoldingPolicy) -> Finding:
+    """One finding of those of one cause."""
+    places: dict[tuple[str, object], Finding] = {}
+    for finding in findings:
+        key = finding.device, finding.held_at
+        places[key] = _on_two_scales(places[key], finding) if key in places else finding
+    parts = sorted(places.values(), key=_speed, reverse=True)
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    total = msgspec.structs.replace(
+        first,
+        device=next((part.device for part in parts if part.device != DEVICE_HOST), first.device),
+        bytes=_sum([part.bytes for part in parts]),
+        bytes_per_step=_sum([part.bytes_per_step for part in parts]),
+        bytes_per_microbatch=_sum([part.bytes_per_microbatch for part in parts]),
+        bytes_per_second=_sum([part.bytes_per_second for part in parts]),
+        certainty="proven" if any(part.certainty == "proven" for part in parts) else first.certainty,
+        also_held_by=list(dict.fromkeys(chain.from_iterable(part.also_held_by for part in parts))),
+        also_held_by_paths=list(dict.fromkeys(chain.from_iterable(p.also_held_by_paths for p in parts))),
+        allocated_at=next((part.allocated_at for part in parts if part.allocated_at), None),
+        stored_at=next((part.stored_at for part in parts if part.stored_at), None),
+        projection=_sooner(parts),
+    )
+    told = {str(part.projection) for part in parts}
+    sentences = dict.fromkeys(chain.from_iterable(part.evidence for part in parts))
+    total.evidence = [sentence for sentence in sentences if sentence not in told]
+    total.evidence.insert(0, "the sum of: " + "; ".join(map(_share, parts[:_PARTS])) + _more(len(parts)))
+    if total.projection is not None:
+        total.evidence.append(str(total.projection))
+    if _rate(first) >= policy.speaks_for_all * _rate(total):
+        return total
+    return _renamed(total, parts, held)
+
+
+def _on_two_scales(one: Finding, other: Finding) -> Finding:
+    """One place's growth, as the coarser scale has it, with the rate that only the other knows."""
+    better, worse = (one, other) if one.bytes_per_step is not None else (other, one)
+    return msgspec.structs.replace(
+        better,
+        bytes_per_microbatch=worse.bytes_per_microbatch or better.bytes_per_microbatch,
+        bytes_per_second=better.bytes_per_second or worse.bytes_per_second,
+        certainty="proven" if "proven" in (one.certainty, other.certainty) else better.certainty,
+        allocated_at=better.allocated_at or worse.allocated_at,
+        stored_at=better.stored_at or worse.stored_at,
+    )
+
+
+def _renamed(total: Finding, parts: Sequence[Finding], held: Mapping[HolderPath, Held]) -> Finding:
+    """The finding with the path that its parts have in common, and the mechanism of that path."""
+    paths = [part.holder_path for part in parts if part.holder_path is not None]
+    anchor = reduce(_together, map(anchor_of, paths))
+    telling = next((path for path in paths if anchor_of(path) == anchor), paths[0])
+    path = (*anchor, *telling[len(anchor_of(telling)) :])
+    known = held.get(telling) or Held(telling, anchor_of(telling), path != anchor, owner="")
+    said = explain(replace(known, path=path, anchor=anchor))
+    return msgspec.structs.replace(
+        total, holder=in_words(path), holder_path=path, mechanism=said.mechanism, fix=said.fix
+    )
+
+
+def _together(one: HolderPath, other: HolderPath) -> HolderPath:
+    return common_holder(one, other) or _fold(one, other)
+
+
+def _rate(finding: Finding) -> int:
+    return finding.bytes_per_step or finding.bytes_per_microbatch or finding.bytes_per_second or 0
+
+
+def _share(part: Finding) -> str:
+    return f"{size(_rate(part))} {_unit(part)} at {part.holder}"
+
+
+def _unit(part: Finding) -> str:
+    if part.bytes_per_step is not None:
+        return "per step"
+    return "per micro-batch" if part.bytes_per_microbatch is not None else "per second"
+
+
+def _more(parts: int) -> str:
+    return f"; {parts - _PARTS} more" if parts > _PARTS else ""
+
+
+def _sum(parts: Sequence[int | None]) -> int | None:
+    known = [part for part in parts if part is not None]
+    return sum(known) if known else None
+
+
+def _sooner(parts: Sequence[Finding]) -> Projection | None:
+    """When memory is full if all parts grow on together: each uses up a part of what is left."""
+    ends = [(part.projection, part.step or 0) for part in parts if part.projection is not None]
+    by_step = [(end.step - now, end, now) for end, now in ends if end.step is not None and end.step > now]
+    if by_step:
+        left = 1 / sum(1 / each for each, _, _ in by_step)
+        return msgspec.structs.replace(by_step[0][1], step=by_step[0][2] + int(left))
+    by_batch = [(end.microbatches, end) for end, _ in ends if end.microbatches]
+    if by_batch:
+        return msgspec.structs.replace(by_batch[0][1], microbatches=int(1 / sum(1 / n for n, _ in by_batch)))
+    return None

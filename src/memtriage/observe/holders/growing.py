@@ -1,0 +1,73 @@
+"""Parts of libraries that grow when they are used in a loop, and what ends that.
+
+They are no entries of the catalogue: nothing may clear them, because the program works with what they hold.
+An object belongs to one when a class of its own, or one that it derives from, is named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingPart:
+    """One such part.
+
+    Attributes:
+        library: in words.
+        classes: `module.Name` of the classes whose objects keep what grows; empty for native code.
+        why: why it grows, as the end of a sentence about the holder.
+        fix: what to change.
+    """
+
+    library: str
+    classes: frozenset[str]
+    why: str
+    fix: str
+
+
+ONEDNN: Final = GrowingPart(
+    "oneDNN",
+    frozenset(),
+    "on a CPU, oneDNN keeps a compiled primitive for each new shape, up to 1,024 of them",
+    "pad batches to few shapes, or bound the caches with the environment variables "
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY=N and LRU_CACHE_CAPACITY=N",
+)
+
+GROWING: Final = (
+    GrowingPart(
+        "torchmetrics",
+        frozenset({"torchmetrics.metric.Metric", "torchmetrics.collections.MetricCollection"}),
+        "a metric keeps what `update()` or `forward()` gives it until it is reset",
+        "call the metric's `reset()` at the end of each epoch (after `compute()`), give it detach()ed "
+        "tensors, and keep `compute()`'s result as a number",
+    ),
+    GrowingPart(
+        "peft",
+        frozenset({"peft.tuners.tuners_utils.BaseTunerLayer"}),
+        "each adapter that is loaded or added under a new name stays in the model",
+        "call `model.delete_adapter(name)` when an adapter has been used, or load the next one under the "
+        "same name",
+    ),
+    GrowingPart(
+        "higher",
+        frozenset({"higher.optim.DifferentiableOptimizer", "higher.patch._MonkeyPatchBase"}),
+        "higher keeps the parameters of every inner step, and with them the graph of all inner steps",
+        "leave the `higher.innerloop_ctx` block after each task and keep nothing of it, pass "
+        "`track_higher_grads=False` where no second derivative is needed, and detach() what is kept",
+    ),
+    GrowingPart(
+        "torch.optim.LBFGS",
+        frozenset({"torch.optim.lbfgs.LBFGS"}),
+        "LBFGS keeps two vectors as large as all parameters for each of the last `history_size` iterations",
+        "lower `history_size` (100 by default): it stops growing when that many iterations are kept",
+    ),
+)
+
+
+def growing_part(classes: Iterable[str]) -> GrowingPart | None:
+    """Return the part that one of these classes (`module.Name`) belongs to; None where none does."""
+    known = set(classes)
+    return next((part for part in GROWING if part.classes & known), None)

@@ -1,0 +1,338 @@
+"""The line of the program that stores into a holder, found in the source.
+
+The holder path names a container or a variable, and says in which function, class or module it is. The
+statements of the program's own files that store under this name are collected: `append` and the like,
+assignments to an item, an attribute or the variable, updates in place, `setattr` and `register_buffer`.
+What only makes an empty container is left out. Only where one line is left is it told.
+
+Known limitations: names that are passed on (`store = self.seen; store.append(x)`), and what is stored by
+libraries, are not found.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Final
+
+from memtriage.model.paths import HolderPath, Segment, SegmentKind
+
+_GROWS: Final = frozenset(
+    ("append", "appendleft", "extend", "extendleft", "insert")
+    + ("add", "update", "put", "put_nowait", "setdefault")
+)
+_REGISTERS: Final = frozenset(
+    ("setattr", "register_buffer", "register_parameter", "add_module", "register_module")
+)
+_EMPTY: Final = frozenset(
+    ("list", "dict", "set", "tuple", "deque", "defaultdict", "OrderedDict", "Counter", "Queue")
+)
+_SCOPES: Final = frozenset((SegmentKind.FRAME, SegmentKind.GENERATOR, SegmentKind.DEFAULT_ARGUMENT))
+_CLOSURES: Final = frozenset((SegmentKind.CLOSURE, SegmentKind.HOOK_CLOSURE))
+_NAMES: Final = frozenset(
+    (SegmentKind.VARIABLE, SegmentKind.ATTRIBUTE, SegmentKind.HOOKS, SegmentKind.ITEM, SegmentKind.CONTEXT)
+)
+_LONGEST: Final = 60
+"""Characters of a stored value that a sentence can show."""
+_LARGEST: Final = 2_000_000
+"""Bytes of source that are parsed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A statement that stores.
+
+    Attributes:
+        filename, line: where it is.
+        value: source of what it stores; None where it is long, or no single expression.
+        itself: the value is made of what was stored before (`params = step(params)`).
+    """
+
+    filename: str
+    line: int
+    value: str | None
+    itself: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What a statement must store into.
+
+    Attributes:
+        segment: the last name of the holder path.
+        before: the name before it; None where there is none.
+        function: of whose variables it is one; None where it is no variable of a function.
+        shared: other functions refer to the variable too.
+        module: it is a variable of a module.
+    """
+
+    segment: Segment
+    before: Segment | None
+    function: str | None
+    shared: bool
+    module: bool
+
+
+def storing_line(anchor: HolderPath, files: Sequence[str], allocated: str | None = None) -> Store | None:
+    """Find the one statement that stores into the holder; None where there are none or several.
+
+    Args:
+        anchor: what the program itself holds, as the census has it.
+        files: source files of the program in which the holder's function, class or module is.
+        allocated: `file.py:line in function` where what is stored was made: decides between several.
+    """
+    if any(segment.kind is SegmentKind.LRU_CACHE for segment in anchor):
+        return _definition(next(s.name for s in anchor if s.kind is SegmentKind.LRU_CACHE), files)
+    found: list[tuple[int, Store]] = []
+    for holder in _containers(anchor):
+        target = _target(holder)
+        if target is not None and not found:
+            found = [store for file in dict.fromkeys(files) for store in _stores(file, target)]
+    best = min((rank for rank, _ in found), default=0)
+    left = {(store.filename, store.line): store for rank, store in found if rank == best}
+    if len(left) > 1 and allocated is not None:
+        at = allocated.partition(" in ")[0]
+        left = {key: one for key, one in left.items() if f"{key[0]}:{key[1]}".endswith(at)} or left
+    return next(iter(left.values())) if len(left) == 1 else None
+
+
+def pack_hook(files: Sequence[str]) -> Store | None:
+    """Find the one `saved_tensors_hooks(pack, unpack)` of the program; its value is `pack`."""
+    found = [
+        Store(file, node.lineno, _source(node.args[0]))
+        for file in dict.fromkeys(files)
+        if (tree := _parsed(file)) is not None
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and _name(node.func) == "saved_tensors_hooks" and node.args
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _definition(function: str, files: Sequence[str]) -> Store | None:
+    """The `def` of a cached function."""
+    name = function.rpartition(".")[2]
+    found = [
+        Store(file, node.lineno, None)
+        for file in dict.fromkeys(files)
+        if (tree := _parsed(file)) is not None
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _containers(anchor: HolderPath) -> Iterator[HolderPath]:
+    """The path, and those of the containers that its last items are in: a key need not be in the source."""
+    yield anchor
+    while anchor[-1].kind is SegmentKind.ITEM:
+        anchor = anchor[:-1]
+        yield anchor
+
+
+def _target(anchor: HolderPath) -> _Target | None:
+    named = [at for at, s in enumerate(anchor) if s.kind in _NAMES and s.name and s.name != "*"]
+    if not named or any(anchor[at].kind not in _NAMES for at in range(named[-1], len(anchor))):
+        return None
+    segment = anchor[named[-1]]
+    before = anchor[named[-2]] if len(named) > 1 else None
+    if segment.kind is not SegmentKind.VARIABLE:
+        return _Target(segment, before, None, True, False)
+    scope = anchor[named[-1] - 1] if named[-1] else None
+    if scope is None or scope.kind is SegmentKind.MODULE:
+        return _Target(segment, None, None, True, True)
+    if scope.kind in _SCOPES or scope.kind in _CLOSURES:
+        function = scope.name.rpartition(".")[2]
+        return _Target(segment, None, function, scope.kind in _CLOSURES, False)
+    return None
+
+
+@lru_cache(maxsize=16)
+def _parsed(filename: str) -> ast.Module | None:
+    try:
+        source = Path(filename).read_bytes()
+        return ast.parse(source) if len(source) <= _LARGEST else None
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def _stores(filename: str, target: _Target) -> Iterator[tuple[int, Store]]:
+    """(0 for what adds or 1 for what replaces, the statement) of each that stores into the target."""
+    tree = _parsed(filename)
+    if tree is None:
+        return
+    for functions, node in _with_functions(tree, ()):
+        if not _in_scope(functions, target):
+            continue
+        for rank, value in _stored_by(node, target):
+            itself = value is not None and any(_matches(each, target) for each in ast.walk(value))
+            line = getattr(node, "lineno", 0)
+            yield (0 if itself else rank), Store(filename, line, _source(value), itself)
+
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+def _with_functions(
+    node: ast.AST, functions: tuple[_Function, ...]
+) -> Iterator[tuple[tuple[_Function, ...], ast.AST]]:
+    """Every node below one, with the functions around it, outermost first."""
+    for child in ast.iter_child_nodes(node):
+        yield functions, child
+        inside = (*functions, child) if isinstance(child, _Function) else functions
+        yield from _with_functions(child, inside)
+
+
+def _in_scope(functions: tuple[_Function, ...], target: _Target) -> bool:
+    """Whether the target's variable goes by its name there."""
+    if target.segment.kind is not SegmentKind.VARIABLE:
+        return True
+    name = target.segment.name
+    names = [getattr(function, "name", "<lambda>") for function in functions]
+    if target.module:
+        return not any(_binds(function, name) for function in functions)
+    if target.function is None:
+        return False
+    if target.function in names:
+        inner = functions[names.index(target.function) + 1 :]
+        return not any(_binds(function, name) for function in inner)
+    # A variable of the function around the one that the path names.
+    return target.shared and bool(functions) and _binds(functions[-1], name)
+
+
+def _binds(function: _Function, name: str) -> bool:
+    """Whether a name is a variable of the function itself."""
+    arguments = function.args
+    given = [
+        *arguments.posonlyargs,
+        *arguments.args,
+        *arguments.kwonlyargs,
+        arguments.vararg,
+        arguments.kwarg,
+    ]
+    if any(one is not None and one.arg == name for one in given):
+        return True
+    if isinstance(function, ast.Lambda):
+        return False
+    bound = False
+    for node in _own_nodes(function):
+        if isinstance(node, (ast.Global, ast.Nonlocal)) and name in node.names:
+            return False
+        bound = bound or (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store))
+    return bound
+
+
+def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(function):
+        if not isinstance(child, _Function):
+            yield child
+            yield from _own_nodes(child)
+
+
+def _stored_by(node: ast.AST, target: _Target) -> Iterator[tuple[int, ast.expr | None]]:
+    """(0 for what adds or 1 for what replaces, the value) for each store into the target by a node."""
+    if isinstance(node, ast.Call):
+        yield from _stored_by_call(node, target)
+    elif isinstance(node, ast.AugAssign):
+        if _matches(node.target, target) or _matches(_container(node.target), target):
+            yield 0, node.value
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        for each in (part for one in targets for part in _parts(one)):
+            if _matches(each, target):
+                if not _is_empty(node.value):
+                    yield 1, node.value
+            elif isinstance(each, ast.Subscript) and _matches(_container(each), target):
+                yield 0, node.value
+
+
+def _stored_by_call(node: ast.Call, target: _Target) -> Iterator[tuple[int, ast.expr | None]]:
+    name, values = _name(node.func), node.args
+    if isinstance(node.func, ast.Attribute):
+        held = node.func.value
+        if name in _GROWS and values and (_matches(held, target) or _matches(_container(held), target)):
+            if name != "setdefault" or not _is_empty(values[-1]):
+                yield 0, values[-1]
+        elif name.endswith("_") and not name.endswith("__") and _matches(held, target):
+            yield 0, None
+    registers = name in _REGISTERS and target.segment.kind is SegmentKind.ATTRIBUTE and len(values) > 1
+    if registers and any(_text(value) == target.segment.name for value in values[:2]):
+        yield (0 if "*" in target.segment.name or name == "setattr" else 1), values[-1]
+
+
+def _parts(target: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(target, (ast.Tuple, ast.List)):
+        for each in target.elts:
+            yield from _parts(each)
+    else:
+        yield target.value if isinstance(target, ast.Starred) else target
+
+
+def _matches(node: ast.AST | None, target: _Target) -> bool:
+    """Whether an expression goes by the target's name."""
+    segment = target.segment
+    if segment.kind is SegmentKind.VARIABLE:
+        return isinstance(node, ast.Name) and node.id == segment.name
+    if segment.kind is SegmentKind.ITEM:
+        return isinstance(node, ast.Subscript) and _is_key(node.slice, segment.name)
+    return isinstance(node, ast.Attribute) and node.attr == segment.name
+
+
+def _is_key(key: ast.expr, name: str) -> bool:
+    return isinstance(key, ast.Constant) and repr(key.value) == name
+
+
+def _container(node: ast.expr) -> ast.expr:
+    """`x` of `x[key]`, `x[a][b]` and `x.setdefault(key, [])`."""
+    while True:
+        if isinstance(node, ast.Subscript):
+            node = node.value
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("setdefault", "get")
+        ):
+            node = node.func.value
+        else:
+            return node
+
+
+def _is_empty(value: ast.expr) -> bool:
+    """Whether a value is a constant or a container without entries."""
+    if isinstance(value, ast.Constant):
+        return True
+    if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
+        return not value.elts
+    if isinstance(value, ast.Dict):
+        return all(_is_empty(each) for each in value.values)
+    return isinstance(value, ast.Call) and _name(value.func) in _EMPTY and not any(map(_holds, value.args))
+
+
+def _holds(value: ast.expr) -> bool:
+    return not isinstance(value, (ast.Name, ast.Lambda)) and not _is_empty(value)
+
+
+def _name(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
+
+
+def _text(value: ast.expr) -> str | None:
+    """A string's text, with numbers and what an f-string puts in as `*`."""
+    if isinstance(value, ast.Constant) and isinstance(value.value, str):
+        return value.value
+    if isinstance(value, ast.JoinedStr):
+        parts = (str(p.value) if isinstance(p, ast.Constant) else "*" for p in value.values)
+        return re.sub(r"[\d*]+", "*", "".join(parts))
+    return None
+
+
+def _source(value: ast.expr | None) -> str | None:
+    if value is None:
+        return None
+    text = ast.unparse(value)
+    return text if len(text) <= _LONGEST and "\n" not in text else None

@@ -1,0 +1,77 @@
+"""The memory of autograd nodes and tensor objects is estimated close to what malloc counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from memtriage.account.census import Look, take_census
+from memtriage.model.paths import in_words
+from memtriage.observe.identity import Identities
+from support.own_process import printed_by
+
+torch = pytest.importorskip("torch")
+
+MEASURED = """
+import gc
+import torch
+from memtriage.account.census import take_census
+from memtriage.observe.malloc import malloc_info
+
+weight = torch.ones(8, 8, requires_grad=True)
+state = weight * 2
+kept = []
+
+def grow(times):
+    global state
+    for _ in range(times):
+        {body}
+
+def totals():
+    estimated = sum(group.on_host for group in take_census().groups)
+    gc.collect()
+    info = malloc_info()
+    return estimated, info.in_use
+
+grow(20)
+totals()
+before = totals()
+grow(400)
+after = totals()
+print(round(100 * (after[0] - before[0]) / (after[1] - before[1])))
+"""
+BODIES = {
+    "freed graphs": "h = ((weight @ weight).relu() * 2).sum(); h.backward(); kept.append(h)",
+    "whole graphs": "kept.append((weight * 2).exp().add(1).mul(weight).sum())",
+    "a chain": "state = state + weight",
+    "detached numbers": "kept.append(weight.detach().sum())",
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_a_census_estimates_what_malloc_counts(body: str) -> None:
+    """Within 25 %: nodes that save sizes are larger, and Python's part of a tensor is in its own arenas."""
+    (percent,) = printed_by(MEASURED.format(body=body))
+    assert 75 <= percent <= 135
+
+
+def test_nodes_without_a_storage_have_a_group_of_their_own() -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    nodes = [(leaf + 1).grad_fn for _ in range(5)]
+    with Look((), Identities()) as view:
+        found = view.census()
+    (group,) = [g for g in found.groups if in_words(g.anchor).endswith("nodes[*]")]
+    assert (group.device, group.count, group.nbytes, group.attached) == ("cpu", 0, 0, True)
+    assert group.objects >= 5 and group.on_host == group.kept >= 5 * 464
+    assert list(group.holders.values()) == [0]
+    assert len(nodes) == 5
+
+
+def test_what_is_kept_is_in_no_storage_and_counted_once() -> None:
+    leaf = torch.ones(100, requires_grad=True)
+    before = take_census()
+    losses = [(leaf * 2).sum() for _ in range(10)]
+    after = take_census()
+    grown = sum(g.objects for g in after.groups) - sum(g.objects for g in before.groups)
+    assert grown == after.nodes - before.nodes == 21  # two a loss, and the leaf's one
+    assert sum(g.nbytes for g in after.groups) == sum(s.nbytes for s in after.storages)
+    assert len(losses) == 10

@@ -1,0 +1,192 @@
+"""Growing findings of one cause become one; those of several causes stay apart."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtriage.diagnose.causes import common_holder, one_a_cause
+from memtriage.diagnose.mechanisms import Held
+from memtriage.model.findings import Finding, Projection
+from memtriage.model.paths import HolderPath, Segment, SegmentKind, anchor_of, in_words
+from support.paths import attribute, graph, item, items_of, local, of_module
+
+
+def leak(path: HolderPath, rate: int | None = 1000, **facts: object) -> Finding:
+    facts = {"device": "cpu", "bytes": 10 * (rate or 0), "mechanism": "before", "fix": "before", **facts}
+    return Finding(kind="leak", bytes_per_step=rate, holder_path=path, **facts)  # type: ignore[arg-type]
+
+
+def lora(place: str, part: str) -> HolderPath:
+    h = (*local("main", "model"), *attribute("base", "h"), item("*"))
+    return (*h, *attribute(*place.split("."), part, "adapter_*", "weight"))
+
+
+PARAMS = of_module("train", "params")
+X = local("main", "x")
+TENSOR = (Segment(SegmentKind.NATIVE, "Tensor"),)
+NODES = (Segment(SegmentKind.NATIVE),)
+GRAD = Segment(SegmentKind.GRADIENT, "grad")
+EPISODES = (*local("main", "buffer"), *attribute("episodes"), item("*"))
+
+ONE_CAUSE: dict[str, tuple[list[HolderPath], str]] = {
+    "entries of a dict": (
+        [(*PARAMS, item("'0.bias'")), (*PARAMS, item("'0.weight'")), (*PARAMS, item("'2.bias'"))],
+        "train.params[*]",
+    ),
+    "a dict of lists": (
+        [(*X, item("'loss'"), item("*")), (*X, item("'accuracy'"), item("*"))],
+        "frame main(): x[*][*]",
+    ),
+    "a variable and its items": ([PARAMS, (*PARAMS, item("*"))], "train.params[*]"),
+    "adapters in many modules": (
+        [lora("attn.c_attn", "lora_A"), lora("attn.c_attn", "lora_B"), lora("mlp.c_proj", "lora_A")],
+        "frame main(): model.base.h[*].*.c_*.lora_*.adapter_*.weight",
+    ),
+    "adapters at different depths": (
+        [
+            (*local("main", "model"), *attribute("embed", "lora_A", "adapter_*", "weight")),
+            (*local("main", "model"), *attribute("head", "proj", "lora_A", "adapter_*", "weight")),
+        ],
+        "frame main(): model.*.lora_A.adapter_*.weight",
+    ),
+    "parts of entries": (
+        [(*EPISODES, item("'obs'"), item("*")), (*EPISODES, item("'actions'"), item("*"))],
+        "frame main(): buffer.episodes[*][*][*]",
+    ),
+    "attributes of entries": (
+        [(*EPISODES, *attribute("obs")), (*EPISODES, *attribute("reward"))],
+        "frame main(): buffer.episodes[*].*",
+    ),
+    "a leaf and its gradient": ([X, (*X, GRAD)], "frame main(): x.grad"),
+    "a cycle through C++": ([(*TENSOR, GRAD), TENSOR], "C++ -> Tensor.grad"),
+    "nodes and tensors of a cycle": ([NODES, TENSOR], "C++"),
+    "a cache": (
+        [(Segment(SegmentKind.LRU_CACHE, "f"), item("*")), (Segment(SegmentKind.LRU_CACHE, "f"),)],
+        "functools.lru_cache f[*]",
+    ),
+}
+TWO_CAUSES: dict[str, tuple[HolderPath, HolderPath]] = {
+    "two variables": (items_of("main", "losses"), items_of("main", "outputs")),
+    "two frames": (items_of("main", "losses"), items_of("train", "losses")),
+    "two attributes": ((*X, *attribute("losses"), item("*")), (*X, *attribute("outputs"), item("*"))),
+    "a variable and C++": (X, TENSOR),
+    "two functions' caches": ((Segment(SegmentKind.LRU_CACHE, "f"),), (Segment(SegmentKind.LRU_CACHE, "g"),)),
+    "two modules": (of_module("train", "seen"), of_module("data", "seen")),
+    "two classes": tuple((Segment(SegmentKind.CLASS, f"m.{n}"), *attribute("all")) for n in "AB"),
+}  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize(("paths", "holder"), ONE_CAUSE.values(), ids=ONE_CAUSE)
+def test_one_cause_is_one_finding(paths: list[HolderPath], holder: str) -> None:
+    found = one_a_cause([leak(path) for path in paths])
+    assert [(one.holder, one.bytes_per_step, one.bytes) for one in found] == [
+        (holder, 1000 * len(paths), 10_000 * len(paths))
+    ]
+    assert found[0].holder_path is not None and in_words(found[0].holder_path) == holder
+    assert found == one_a_cause(found)
+
+
+@pytest.mark.parametrize(("one", "other"), TWO_CAUSES.values(), ids=TWO_CAUSES)
+def test_two_causes_are_two_findings(one: HolderPath, other: HolderPath) -> None:
+    findings = [leak(one, 3), leak(other, 2)]
+    assert one_a_cause(findings) == findings
+    assert common_holder(one, other) is common_holder(other, one) is None
+
+
+def test_the_graph_behind_a_holder_is_no_part_of_the_holder() -> None:
+    paths = [(*PARAMS, item(f"'{n}'"), *graph("SubBackward0", saved="other")) for n in "ab"]
+    (found,) = one_a_cause([leak(path) for path in paths])
+    assert found.holder == "train.params[*] -> grad_fn SubBackward0 -> saved other"
+    assert "'a'" not in f"{found.mechanism}{found.fix}" and "before" not in (found.fix or "")
+
+
+def test_the_mechanism_of_the_folded_path_is_made_of_what_was_known_of_its_parts() -> None:
+    paths = [(*PARAMS, item(f"'{n}'")) for n in "ab"]
+    held = {path: Held(path, path, attached=False, owner="variable", shared=True) for path in paths}
+    (found,) = one_a_cause([leak(path) for path in paths], held)
+    assert found.mechanism is not None and "shared memory" in found.mechanism
+
+
+def test_a_part_that_has_most_of_it_names_the_whole() -> None:
+    actions = (*EPISODES, item("'actions'"), item("*"))
+    others = (*EPISODES, item("'obs'"), item("*"))
+    (found,) = one_a_cause([leak(others, 100), leak(actions, 900, stored_at="a.py:3 in run")])
+    assert (found.holder_path, found.bytes_per_step, found.fix) == (actions, 1000, "before")
+    assert found.stored_at == "a.py:3 in run"
+    assert found.evidence[0].startswith("the sum of: 900 B per step at")
+
+
+def test_sites_and_certainty_come_from_the_parts() -> None:
+    paths = [(*PARAMS, item(f"'{n}'")) for n in "abc"]
+    parts = [
+        leak(paths[0], 50, certainty="suspected", evidence=["one"]),
+        leak(paths[1], 40, certainty="proven", allocated_at="a.py:1 in f", evidence=["one", "two"]),
+        leak(paths[2], 30, certainty="suspected", allocated_at="b.py:1 in f", stored_at="b.py:2 in f"),
+    ]
+    (found,) = one_a_cause(parts)
+    assert (found.certainty, found.allocated_at, found.stored_at) == ("proven", "a.py:1 in f", "b.py:2 in f")
+    assert found.evidence[1:] == ["one", "two"]
+    assert parts[0].evidence == ["one"]
+
+
+def test_one_place_on_two_scales_is_one_growth() -> None:
+    within = Finding(
+        kind="leak", device="cpu", bytes_per_microbatch=70, holder_path=X, allocated_at="a.py:1 in f"
+    )
+    (found,) = one_a_cause([within, leak(X, 300, bytes_per_microbatch=75)])
+    assert (found.bytes_per_step, found.bytes_per_microbatch, found.bytes) == (300, 70, 3000)
+    assert found.allocated_at == "a.py:1 in f"
+    assert one_a_cause([leak(X, 300, bytes_per_microbatch=75), within]) == [found]
+
+
+def test_devices_stay_apart_but_for_what_the_host_keeps_beside_tensors() -> None:
+    gpu, cpu, host = (
+        leak(X, rate, device=device) for device, rate in {"cuda:0": 5, "cpu": 4, "host": 3}.items()
+    )
+    found = one_a_cause([host, cpu, gpu])
+    assert [(one.device, one.bytes_per_step) for one in found] == [("cpu", 7), ("cuda:0", 5)]
+    assert [one.device for one in one_a_cause([host])] == ["host"]
+
+
+def test_ranks_kinds_and_findings_without_growth_stay_apart() -> None:
+    other_rank, garbage = leak(X, 3, rank=1), msgspec.structs.replace(leak(X, 2), kind="garbage_cycle")
+    died = Finding(kind="out_of_memory", device="cpu", holder_path=X)
+    assert one_a_cause([died, garbage, other_rank, leak(X, 4)]) == [leak(X, 4), other_rank, garbage, died]
+
+
+def test_growth_without_a_path_is_told_by_its_words() -> None:
+    cpp = Finding(kind="leak", device="host", bytes_per_step=5, holder="C++ only")
+    assert one_a_cause([cpp, leak(X, 4)]) == [cpp, leak(X, 4)]
+
+
+def test_memory_is_full_sooner_if_all_parts_grow() -> None:
+    def part(name: str, step: int) -> Finding:
+        ends = Projection(device="cpu", limit=1000, step=step)
+        return leak((*PARAMS, item(name)), 10, step=100, projection=ends, evidence=[str(ends)])
+
+    (found,) = one_a_cause([part("'a'", 300), part("'b'", 300)])
+    assert found.projection == Projection(device="cpu", limit=1000, step=200)
+    assert [one for one in found.evidence if "is full" in one] == [str(found.projection)]
+
+
+PLACES = st.builds(
+    Segment, st.sampled_from([SegmentKind.ITEM, SegmentKind.ATTRIBUTE]), st.sampled_from("ab*")
+)
+PATHS = st.lists(PLACES, max_size=4).map(lambda places: (*X, *places))
+
+
+@given(st.lists(st.tuples(PATHS, st.integers(1, 100)), max_size=6))
+def test_nothing_is_lost_and_nothing_counts_twice(parts: list[tuple[HolderPath, int]]) -> None:
+    once = dict(parts)
+    findings = [leak(path, rate) for path, rate in once.items()]
+    found = one_a_cause(findings)
+    assert sum(one.bytes_per_step or 0 for one in found) == sum(once.values())
+    assert len(found) <= len(findings)
+
+
+def test_an_anchor_ends_before_the_graph() -> None:
+    assert anchor_of((*X, *graph("AddBackward0", saved="self"))) == X
+    assert anchor_of(X) == X

@@ -1,0 +1,113 @@
+"""The line that stores into a holder is found in the source, and only where it is certain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind
+from memtriage.observe.stores import Store, pack_hook, storing_line
+from support.paths import attribute, item, items_of, local, of_module
+
+SELF = local("main", "me")
+CLOSURE = (Segment(SegmentKind.HOOK_CLOSURE, "install.<locals>.grab"), Segment(SegmentKind.VARIABLE, "kept"))
+DEFAULT = (Segment(SegmentKind.DEFAULT_ARGUMENT, "remember"), Segment(SegmentKind.VARIABLE, "store"))
+
+FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
+    "append": (
+        "def main():\n    losses = []\n    losses.append(loss)  # here", items_of("main", "losses"), "loss"),
+    "attribute": (
+        "class A:\n    def __init__(self):\n        self.seen = []\n    def f(self, x):\n"
+        "        self.seen.append(x.sum())  # here", (*SELF, *attribute("seen"), ANY_ITEM), "x.sum()"),
+    "in front": (
+        "class A:\n    def __init__(self): self.g = []\n    def f(self, g):\n"
+        "        self.g = [g[0]] + self.g  # here", (*SELF, *attribute("g"), ANY_ITEM), "[g[0]] + self.g"),
+    "key of a dict": (
+        "episode = {'obs': [], 'act': []}\nepisode['obs'].append(o)\nepisode['act'].append(a)  # here",
+        (*SELF, *attribute("episodes"), ANY_ITEM, item("'act'"), ANY_ITEM), "a"),
+    "item": (
+        "cache = {}\ndef f(k, v):\n    cache[k] = v  # here",
+        (*of_module("train", "cache"), ANY_ITEM), "v"),
+    "set default": (
+        "cache = {}\ncache.setdefault(k, []).append(v)  # here",
+        (*of_module("train", "cache"), ANY_ITEM, ANY_ITEM), "v"),
+    "carried": (
+        "h = torch.zeros(3)\nfor x in xs:\n    y, h = net(x, h)  # here",
+        of_module("train", "h"), "net(x, h)"),
+    "a key that is not in the source": (
+        "params = dict(model.named_parameters())\nfor x in xs:\n    params = step(params, x)  # here",
+        (*of_module("train", "params"), item("'0.bias'")), "step(params, x)"),
+    "replaced": (
+        "past = None\nfor x in xs:\n    past = out.past  # here", of_module("train", "past"), "out.past"),
+    "in place": (
+        "class N:\n    def __init__(self):\n        self.register_buffer('mean', torch.zeros(3))\n"
+        "    def forward(self, x):\n        self.mean.mul_(0.9).add_(x.mean())  # here",
+        (*SELF, *attribute("mean")), None),
+    "total": ("def main():\n    total = 0\n    total += loss  # here", local("main", "total"), "loss"),
+    "registered": (
+        "class N:\n    def forward(self, x):\n        self.register_buffer(f'mask_{i}', m)  # here",
+        (*SELF, *attribute("mask_*")), "m"),
+    "closure of a hook": (
+        "def install(model):\n    kept = []\n    def grab(m, args, out):\n        kept.append(out)  # here",
+        (*SELF, *CLOSURE, ANY_ITEM), "out"),
+    "default argument": (
+        "def remember(x, store=[]):\n    store.append(x)  # here", (*DEFAULT, ANY_ITEM), "x"),
+    "cached function": (
+        "@lru_cache(None)\ndef mask(n):  # here\n    return n",
+        (Segment(SegmentKind.LRU_CACHE, "A.mask"), ANY_ITEM), None),
+    "another function's variable of the name": (
+        "def other():\n    losses = []\n    losses.append(1 + x)\ndef main():\n    losses.append(y)  # here",
+        items_of("main", "losses"), "y"),
+    "a module's variable that a function hides": (
+        "seen = []\ndef f():\n    seen = []\n    seen.append(x)\ndef g():\n    seen.append(y)  # here",
+        (*of_module("train", "seen"), ANY_ITEM), "y"),
+}  # fmt: skip
+NOT_CERTAIN: dict[str, tuple[str, HolderPath]] = {
+    "two lines": ("def main():\n    losses.append(a)\n    losses.append(b)", items_of("main", "losses")),
+    "passed on": ("def main():\n    losses = []\n    keep(losses, x)", items_of("main", "losses")),
+    "no source": ("(", items_of("main", "losses")),
+    "no name": ("x.append(y)", (Segment(SegmentKind.NATIVE, "Tensor"),)),
+    "a name inside a closure nobody names": ("x.append(y)", (Segment(SegmentKind.CLOSURE, "f"),)),
+}
+
+
+def place(folder: Path, source: str) -> str:
+    file = folder / "train.py"
+    file.write_text(source)
+    return str(file)
+
+
+@pytest.mark.parametrize(("source", "anchor", "value"), FOUND.values(), ids=FOUND)
+def test_the_line_is_found(tmp_path: Path, source: str, anchor: HolderPath, value: str | None) -> None:
+    file = place(tmp_path, source)
+    line = next(number for number, text in enumerate(source.splitlines(), 1) if text.endswith("# here"))
+    found = storing_line(anchor, [file, file])
+    assert found is not None
+    assert (found.filename, found.line, found.value) == (file, line, value)
+
+
+@pytest.mark.parametrize(("source", "anchor"), NOT_CERTAIN.values(), ids=NOT_CERTAIN)
+def test_what_is_not_certain_is_not_told(tmp_path: Path, source: str, anchor: HolderPath) -> None:
+    assert storing_line(anchor, [place(tmp_path, source)]) is None
+
+
+def test_of_several_lines_the_one_that_allocates_is_told(tmp_path: Path) -> None:
+    file = place(tmp_path, NOT_CERTAIN["two lines"][0])
+    found = storing_line(items_of("main", "losses"), [file], "train.py:3 in main")
+    assert found == Store(file, 3, "b")
+
+
+def test_what_is_made_of_itself_is_known(tmp_path: Path) -> None:
+    file = place(tmp_path, "params = dict(model.named_parameters())\nparams = step(params, g)")
+    assert storing_line(of_module("train", "params"), [file]) == Store(
+        file, 2, "step(params, g)", itself=True
+    )
+
+
+def test_a_pack_hook_is_found(tmp_path: Path) -> None:
+    source = (
+        "def f(x):\n    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):\n        g(x)"
+    )
+    file = place(tmp_path, source)
+    assert pack_hook([file]) == Store(file, 2, "lambda x: x")
