@@ -20,7 +20,7 @@ SEEN = ("cpu", named("seen"))
 
 
 def size(position: float, nbytes: int, count: int, nodes: int = 0, head: bytes | None = None) -> HeldSize:
-    return HeldSize(position, nbytes, 600 * nodes, count, nodes, head)
+    return HeldSize(position, nbytes, 600 * nodes, count, nodes, head=head)
 
 
 def growing(history: HolderHistory, rises: int = 1) -> dict[str, Holding]:

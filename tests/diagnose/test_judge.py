@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from memtriage.diagnose.growths import DataGrowth, GrowingData, Growth
 from memtriage.diagnose.history import HeldSize, Holding
@@ -15,15 +13,15 @@ from memtriage.diagnose.judge import (
     data_finding,
     holder_finding,
     unnamed_growth,
-    without_repeats,
 )
 from memtriage.diagnose.proof import Proof
 from memtriage.diagnose.trend import GrowthEstimate
 from memtriage.model.census import GroupDetail, HolderGroup
 from memtriage.model.findings import Finding, Projection
 from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind
+from memtriage.model.playbook import LEAKS
 from memtriage.model.position import Scale, TrainingPosition
-from support.paths import items_of, local, named, of_module
+from support.paths import items_of, local, of_module
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -287,7 +285,7 @@ def leak(per_step: int, device: str = "cpu") -> Finding:
 
 def test_a_rise_without_a_name_is_c_plus_plus_s() -> None:
     finding = certain(unnamed_growth("cpu", evidence(MIB, step=24, microbatches=2), [], False))
-    assert (finding.kind, finding.device, finding.playbook, finding.step) == ("leak", "host", "M19", 24)
+    assert (finding.kind, finding.device, finding.playbook, finding.step) == ("leak", "host", LEAKS, 24)
     assert (finding.bytes_per_step, finding.bytes_per_microbatch) == (MIB, MIB // 2)
     assert (finding.certainty, finding.bytes) == ("proven", 20 * MIB)
     assert (finding.holder or "").startswith("C++ only")
@@ -347,70 +345,5 @@ def test_what_has_a_name_is_taken_off(named: list[Finding], missing: int | None)
 def test_a_holder_of_native_objects_is_named(path: HolderPath, kind: str, fix: str) -> None:
     native = [data_of(), data_of(native=kind, path=path)]
     finding = certain(unnamed_growth("cpu", evidence(MIB), [], False, native))
-    assert (finding.holder_path, finding.playbook) == (path, "M20")
+    assert (finding.holder_path, finding.playbook) == (path, LEAKS)
     assert fix in (finding.fix or "")
-
-
-# --- repeats ------------------------------------------------------------------------------------------------
-
-
-def test_a_leak_seen_on_two_scales_is_one() -> None:
-    within = Finding(
-        kind="leak",
-        device="cuda:0",
-        holder_path=HOLDER,
-        bytes=5,
-        bytes_per_microbatch=300,
-        allocated_at="a.py:1 in f",
-    )
-    across = Finding(kind="leak", device="cuda:0", holder_path=HOLDER, bytes=9, bytes_per_step=1200)
-    for findings in ([within, across], [across, within]):
-        copies = [Finding(**{name: getattr(f, name) for name in f.__struct_fields__}) for f in findings]
-        (one,) = without_repeats(copies)
-        assert (one.bytes, one.bytes_per_step, one.bytes_per_microbatch) == (9, 1200, 300)
-        assert one.allocated_at == "a.py:1 in f"
-
-
-def test_what_either_scale_proves_is_proven() -> None:
-    within = Finding(kind="leak", device="cpu", holder="x", bytes_per_microbatch=3, certainty="proven")
-    across = Finding(kind="leak", device="cpu", holder="x", bytes_per_step=9, certainty="suspected")
-    (one,) = without_repeats([across, within])
-    assert one.certainty == "proven"
-
-
-def test_the_same_holder_on_two_devices_is_two_leaks_the_larger_first() -> None:
-    found = without_repeats(
-        [
-            Finding(kind="leak", device="cpu", holder_path=HOLDER, bytes_per_step=10),
-            Finding(kind="leak", device="cuda:0", holder_path=HOLDER, bytes_per_step=1000),
-            Finding(kind="leak", device="cpu", holder="other", bytes_per_microbatch=100),
-        ]
-    )
-    assert [finding.bytes_per_step for finding in found] == [1000, None, 10]
-
-
-@given(
-    st.lists(
-        st.builds(
-            lambda device, holder, step, micro: Finding(
-                kind="leak",
-                device=device,
-                holder_path=named(holder),
-                bytes_per_step=step,
-                bytes_per_microbatch=micro,
-            ),
-            st.sampled_from(["cpu", "cuda:0"]),
-            st.sampled_from(["a", "b", "c"]),
-            st.none() | st.integers(1, 1 << 30),
-            st.none() | st.integers(1, 1 << 30),
-        ),
-        max_size=8,
-    )
-)
-def test_there_is_one_finding_for_each_holder(findings: list[Finding]) -> None:
-    places = {(finding.device, finding.holder) for finding in findings}
-    found = without_repeats(findings)
-    assert {(finding.device, finding.holder) for finding in found} == places
-    assert len(found) == len(places)
-    stepped = {(f.device, f.holder) for f in findings if f.bytes_per_step is not None}
-    assert {(f.device, f.holder) for f in found if f.bytes_per_step is not None} == stepped
