@@ -133,7 +133,10 @@ def test_holders_that_grew_over_three_intervals_are_known_with_their_sizes(told:
         (at, at * 200_000, at) for at in CENSUSES
     ]
     assert told.investigation.taken == list(CENSUSES)
-    assert found["train.losses[*]"].group.attached
+    losses = found["train.losses[*]"]
+    assert losses.group.attached
+    assert losses.sizes[-1].objects > losses.sizes[0].objects  # nodes
+    assert losses.sizes[-1].nbytes > losses.sizes[-1].storages
     assert found["train.long"].lengthens and not seen.lengthens
 
 
@@ -165,10 +168,9 @@ def test_recorders_are_off_after_a_census(told: Program) -> None:
     assert not torch.is_anomaly_enabled()
 
 
-def test_it_says_what_takes_time_once_and_how_much_it_took(told: Program) -> None:
+def test_it_says_what_takes_time_once(told: Program) -> None:
     assert told.said == ["taking a census"]
     assert told.looked == len(CENSUSES)
-    assert told.investigator.seconds > 0
     assert not told.investigation.collector_off
     assert [each.position for each in told.investigation.waiting] == list(CENSUSES)
 
@@ -325,7 +327,8 @@ def test_what_awaits_the_collector_is_known_in_bytes(program: Program) -> None:
     finally:
         gc.enable()
     before, after, _ = program.investigation.waiting
-    assert after.nbytes.get("cpu", 0) - before.nbytes.get("cpu", 0) == 200_000
+    more = after.nbytes.get("cpu", 0) - before.nbytes.get("cpu", 0)
+    assert more == pytest.approx(200_000, rel=0.01)  # with the tensor's object
     assert not program.investigation.collector_off
 
 
