@@ -34,7 +34,7 @@ from memtriage.observe.containers import bound_of, known_bounds
 from memtriage.observe.heap import HeapGraph, Walk
 from memtriage.observe.identity import Identities, module_namespaces
 from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
-from memtriage.observe.stores import pack_hook, storing_line
+from memtriage.observe.stores import forget_sources, pack_hook, storing_line
 from memtriage.observe.tensors import StorageFacts, first_bytes, is_pinned, is_shared, plain, storage_facts
 
 _HEAD = 64
@@ -344,6 +344,7 @@ class View:
             found[key].saved_by = self._saved_by(group, modules)
             if group:
                 self._look_at_holder(found[key], key[1], group, named)
+        forget_sources()
         return found
 
     def _saved_by(self, group: list[_Held], modules: dict[int, HolderPath]) -> str | None:
