@@ -101,6 +101,7 @@ def test_what_grew_is_named_with_its_rate_and_its_line(told: tuple[Told, Investi
     assert details["train.seen[*]"].retained == 7 * 200_000
     assert details["train.seen[*]"].allocated_at == line_of(made, "seen.append(")
     assert details["train.losses[*]"].allocated_at == line_of(made, "losses.append(")
+    assert details["train.losses[*]"].stored_at == line_of(made, "losses.append(")
 
 
 def test_growing_data_of_the_host_is_named(told: tuple[Told, Investigation]) -> None:
@@ -109,7 +110,7 @@ def test_growing_data_of_the_host_is_named(told: tuple[Told, Investigation]) -> 
     texts = by_holder["train.texts[*]"]
     assert (texts.kind, texts.steps) == ("list", 4)
     assert texts.nbytes == pytest.approx(4 * 30_000, rel=0.02)
-    assert texts.allocated_at == line_of(made, "texts.append(")
+    assert texts.allocated_at == texts.stored_at == line_of(made, "texts.append(")
     assert "train.seen[*]" not in by_holder
 
 

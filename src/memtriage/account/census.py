@@ -28,7 +28,7 @@ from memtriage.account.native_sizes import NativeSizer
 from memtriage.account.owners import RANK, declared_owners, module_of_nodes, owner_of
 from memtriage.account.paths import PathNamer
 from memtriage.model.census import Census, GroupDetail, GroupKey, HolderGroup, Owner, StorageRecord
-from memtriage.model.paths import HolderPath, Segment, SegmentKind, in_words
+from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind, in_words
 from memtriage.observe.classes import name_of
 from memtriage.observe.containers import bound_of, known_bounds
 from memtriage.observe.heap import HeapGraph, Walk
@@ -143,6 +143,18 @@ class View:
     def path(self, position: int) -> HolderPath:
         """Holder path of any object of the graph."""
         return self._namer.path(position).whole
+
+    def stored_at(self, position: int, named: LineNamer, allocated_at: str | None = None) -> str | None:
+        """The program's line that stores into the container at a position; None where that is not certain.
+
+        Args:
+            position: of a container in the graph.
+            named: names a line of the source.
+            allocated_at: where its entries were made, if that is known.
+        """
+        path = (*self._namer.path(position).anchor, ANY_ITEM)
+        store = storing_line(path, holder_facts(self._graph, position).files, allocated_at)
+        return None if store is None else named([(store.filename, store.line)])
 
     def heads(self) -> dict[GroupKey, bytes]:
         """First bytes of storages that are alone in their group, by (device, anchor).

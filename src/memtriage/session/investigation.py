@@ -35,6 +35,7 @@ class HostGrowth:
     nbytes: int
     steps: int
     allocated_at: str | None
+    stored_at: str | None = None
 
 
 @dataclass(slots=True)
@@ -253,7 +254,8 @@ class Investigator:
             known = line is not None and 0.5 * wanted <= by_line[line] <= 2 * wanted
             site = self._sites.named([line]) if line is not None and known else None
             path = (*view.path(container.position), ANY_ITEM)
-            found.append(HostGrowth(path, container.kind, nbytes, steps, site))
+            stored = view.stored_at(container.position, self._sites.named, site)
+            found.append(HostGrowth(path, container.kind, nbytes, steps, site, stored))
         return found
 
 

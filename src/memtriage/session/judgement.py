@@ -59,6 +59,7 @@ def _of_one(investigation: Investigation, evidence: Evidence) -> list[Finding]:
     for host in investigation.host:
         other = host_finding(host.path, host.kind, host.nbytes, host.steps, host.allocated_at, evidence, last)
         if other is not None:
+            other.stored_at = host.stored_at
             found.append(other)
     return found
 
