@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind
-from memtriage.observe.stores import Store, pack_hook, storing_line
+from memtriage.observe.stores import Store, forget_sources, pack_hook, storing_line
 from support.paths import attribute, item, items_of, local, of_module
 
 SELF = local("main", "me")
@@ -111,3 +111,12 @@ def test_a_pack_hook_is_found(tmp_path: Path) -> None:
     )
     file = place(tmp_path, source)
     assert pack_hook([file]) == Store(file, 2, "lambda x: x")
+
+
+def test_a_source_is_read_anew_after_it_was_forgotten(tmp_path: Path) -> None:
+    file = place(tmp_path, "seen.append(x)")
+    anchor = (*of_module("train", "seen"), ANY_ITEM)
+    assert storing_line(anchor, [file]) == Store(file, 1, "x")
+    place(tmp_path, "\nseen.append(y)")
+    forget_sources()
+    assert storing_line(anchor, [file]) == Store(file, 2, "y")

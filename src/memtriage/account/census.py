@@ -28,13 +28,13 @@ from memtriage.account.native_sizes import NativeSizer
 from memtriage.account.owners import RANK, declared_owners, module_of_nodes, owner_of
 from memtriage.account.paths import PathNamer
 from memtriage.model.census import Census, GroupDetail, GroupKey, HolderGroup, Owner, StorageRecord
-from memtriage.model.paths import HolderPath, Segment, SegmentKind, in_words
+from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind, in_words
 from memtriage.observe.classes import name_of
 from memtriage.observe.containers import bound_of, known_bounds
 from memtriage.observe.heap import HeapGraph, Walk
 from memtriage.observe.identity import Identities, module_namespaces
 from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
-from memtriage.observe.stores import pack_hook, storing_line
+from memtriage.observe.stores import forget_sources, pack_hook, storing_line
 from memtriage.observe.tensors import StorageFacts, first_bytes, is_pinned, is_shared, plain, storage_facts
 
 _HEAD = 64
@@ -145,6 +145,18 @@ class View:
     def path(self, position: int) -> HolderPath:
         """Holder path of any object of the graph."""
         return self._namer.path(position).whole
+
+    def stored_at(self, position: int, named: LineNamer, allocated_at: str | None = None) -> str | None:
+        """The program's line that stores into the container at a position; None where that is not certain.
+
+        Args:
+            position: of a container in the graph.
+            named: names a line of the source.
+            allocated_at: where its entries were made, if that is known.
+        """
+        path = (*self._namer.path(position).anchor, ANY_ITEM)
+        store = storing_line(path, holder_facts(self._graph, position).files, allocated_at)
+        return None if store is None else named([(store.filename, store.line)])
 
     def heads(self) -> dict[GroupKey, bytes]:
         """First bytes of the storages of each small group of variables, by (device, anchor), in one string.
@@ -347,6 +359,7 @@ class View:
             found[key].saved_by = self._saved_by(group, modules)
             if group:
                 self._look_at_holder(found[key], key[1], group, named)
+        forget_sources()
         return found
 
     def _saved_by(self, group: list[_Held], modules: dict[int, HolderPath]) -> str | None:

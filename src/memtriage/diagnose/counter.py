@@ -42,6 +42,8 @@ class Counter:
         found = estimate(points, self.policy)
         if found.state == "growing":
             return found.high < rate
+        if found.state == "flat" and found.until is not None:
+            return True  # it has come to its end
         if found.state != "flat" or found.rate >= rate:
             return False
         return estimate(points.steeper(rate), self.policy).state == "growing"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from memtriage.diagnose.history import Holding
-from memtriage.diagnose.proof import Proof, prove
+from memtriage.diagnose.proof import POLICY, Proof, ProofPolicy, prove
 from memtriage.model.paths import HolderPath
 
 Contradicts = Callable[[str, float, float], bool]
@@ -31,6 +31,7 @@ class GrowingData:
         entry_bytes: of a recent entry.
         entries: `(position, how many)` at each census, oldest first.
         allocated_at: the line that makes about as many bytes a position; None where none was recorded.
+        stored_at: the line that stores into it; None where that is not certain.
     """
 
     path: HolderPath
@@ -39,6 +40,7 @@ class GrowingData:
     entry_bytes: int
     entries: tuple[tuple[float, int], ...]
     allocated_at: str | None = None
+    stored_at: str | None = None
 
     @property
     def sizes(self) -> list[tuple[float, float]]:
@@ -93,6 +95,7 @@ def growths(
     counter_of: Callable[[Holding], str],
     contradicts: Contradicts,
     period: float | None = None,
+    policy: ProofPolicy = POLICY,
 ) -> list[Growth]:
     """Judge holders, largest growth first; what a counter contradicts is left out.
 
@@ -101,25 +104,31 @@ def growths(
         counter_of: names the counter that sees a holder's memory.
         contradicts: what counters say.
         period: positions from rise to rise, where growth is periodic.
+        policy: of proof.
     """
     found = []
     for holding in holdings:
         counter = counter_of(holding)
         rising = holding.rising(period)
         points = [(size.position, float(size.nbytes)) for size in rising]
-        proof = prove(points, _by(counter, contradicts))
+        proof = prove(points, _by(counter, contradicts), policy)
         if proof.certainty is not None:
             entries_grow = rising[-1].entries > rising[0].entries
             found.append(Growth(holding, proof, holding.lengthens, entries_grow))
     return sorted(found, key=lambda growth: -growth.proof.rate)
 
 
-def data_growths(grown: Iterable[GrowingData], contradicts: Contradicts) -> list[DataGrowth]:
-    """Judge containers of ordinary data, largest growth first. Only the resident set sees all of them."""
+def data_growths(
+    grown: Iterable[GrowingData], contradicts: Contradicts, policy: ProofPolicy = POLICY
+) -> list[DataGrowth]:
+    """Judge containers of ordinary data, largest growth first. Only the resident set sees all of them.
+
+    Arguments as `growths` has them.
+    """
     found = []
     for data in grown:
         entries = (data.entries[-1][1] - data.entries[0][1]) / (data.entries[-1][0] - data.entries[0][0])
-        proof = prove(data.sizes, _by("host", contradicts))
+        proof = prove(data.sizes, _by("host", contradicts), policy)
         growth = DataGrowth(data, proof)
         large = growth.large or data.native is not None
         if proof.certainty is not None and large and entries * _DATA_EVERY >= 1:

@@ -19,14 +19,16 @@ class HistoryPolicy:
         least: bytes a position below which a holder's growth is the program's own bookkeeping.
         log_entry: storages up to this size that hang on no graph are log entries (a loss kept detached is 4
             bytes; the CUDA allocator makes 512 of them), not leaks.
-        survives: part of a holder's storages that must still be there to know it again, where the object that
-            holds them is made anew each time.
+        survives: part of a holder's storages that must still be there where it has more of them, and where
+            the object that holds them is made anew each time.
+        soon: part of the interval before it below which an interval without growth proves nothing.
         kept: censuses remembered; their distances grow with the run.
     """
 
     least: int = 256
     log_entry: int = 512
     survives: float = 0.5
+    soon: float = 0.25
     kept: int = 32
 
 
@@ -87,10 +89,14 @@ class Holding:
                 that far apart are compared.
         """
         points = _apart(self.sizes, period)
-        first = len(points) - 1
-        while first and accumulates(points[first - 1], points[first], attached=self.group.attached):
-            first -= 1
-        return points[first:]
+        found = [points.pop()]
+        while points:
+            before = points.pop()
+            if accumulates(before, found[0], attached=self.group.attached):
+                found.insert(0, before)
+            elif not points or not _soon(points[-1], before, found[0]):
+                break
+        return found
 
     @property
     def lengthens(self) -> bool:
@@ -178,9 +184,10 @@ class HolderHistory:
             # What holds it is the same object, and is reached by another path now.
             found = (moved.pop(place, None) for place in _places(group))
             return next((holding for holding in found if holding is not None), None)
-        if not group.holders.keys().isdisjoint(before.group.holders):
-            return before
         earlier = self._members.get(group.key, frozenset())
+        if not group.holders.keys().isdisjoint(before.group.holders):
+            replaced = len(earlier & members) < POLICY.survives * len(earlier)
+            return None if replaced and group.count > before.group.count else before
         if not earlier and not members:  # nodes without storages
             return before
         if len(earlier & members) >= POLICY.survives * len(earlier) > 0:
@@ -226,6 +233,12 @@ def _members(point: CensusPoint) -> dict[GroupKey, frozenset[int]]:
 def _grew_most(before: HolderGroup, after: HolderGroup) -> HolderPath:
     tails = {path: nbytes - before.tails.get(path, 0) for path, nbytes in after.tails.items()}
     return max(tails, key=lambda path: tails[path], default=after.path)
+
+
+def _soon(earlier: HeldSize, before: HeldSize, after: HeldSize) -> bool:
+    """Whether a census without growth came so soon after the one before that it proves no stop."""
+    apart, usual = after.position - before.position, before.position - earlier.position
+    return after.nbytes >= before.nbytes and apart < POLICY.soon * usual
 
 
 def _apart(sizes: Sequence[HeldSize], period: float | None) -> list[HeldSize]:

@@ -234,6 +234,7 @@ def data_finding(growth: DataGrowth, evidence: Evidence) -> Finding | None:
         certainty=proof.certainty,
         holder_path=data.path,
         allocated_at=data.allocated_at,
+        stored_at=data.stored_at,
         mechanism=f"{subject} ({data.kind}) gets new entries {every[evidence.scale]} and never lets go of "
         "old ones",
         fix="clear it when its content has been used, keep reduced values, write entries out, or bound it "
@@ -254,6 +255,7 @@ def unnamed_growth(
     counter: str,
     evidence: Evidence,
     named: Iterable[Finding],
+    held: float | None,
     resident_contradicts: bool,
     native: Sequence[DataGrowth] = (),
 ) -> Finding | None:
@@ -263,6 +265,8 @@ def unnamed_growth(
         counter: whose.
         evidence: what the counters say.
         named: findings of growth that has a holder.
+        held: bytes a position by which all that has a holder grew meanwhile, leak or not; None where no two
+            censuses tell.
         resident_contradicts: the resident set shows that nothing like it came.
         native: growing containers of objects whose memory only C++ knows of.
     """
@@ -271,11 +275,15 @@ def unnamed_growth(
         return None
     policy: TrendPolicy = trend_policy(counter)
     devices = {counter} if counter.startswith("cuda:") else {"cpu", "host"}
-    known = sum(_rate_on(finding, evidence.scale) for finding in named if finding.device in devices)
+    known: float = sum(_rate_on(finding, evidence.scale) for finding in named if finding.device in devices)
+    data = sum(_rate_on(finding, evidence.scale) for finding in named if finding.device == "host")
+    known = max(known, (held or 0.0) + (data if counter == "cpu" else 0))
     missing = found.rate - known
     if found.low - known < policy.least or missing < _UNNAMED_SHARE * found.rate:
         return None
     where = "host" if counter == "cpu" else counter
+    open_because = ["the resident set does not grow with it"] if resident_contradicts else []
+    open_because += ["no two censuses since then tell what holds it"] if held is None else []
     holder = next((one.data for one in native if one.data.native is not None), None)
     mechanism, fix = _native_cause(holder.path, holder.native or "") if holder else _NO_HOLDER
     rates = _rates(missing, counter, evidence)
@@ -289,7 +297,7 @@ def unnamed_growth(
         bytes_per_step=rates.step,
         bytes_per_microbatch=rates.microbatch,
         bytes_per_second=rates.second,
-        certainty="suspected" if resident_contradicts else "proven",
+        certainty="suspected" if open_because else "proven",
         holder=None if holder else "C++ only (no Python object and no autograd node leads to it)",
         holder_path=holder.path if holder else None,
         mechanism=mechanism,
@@ -301,7 +309,7 @@ def unnamed_growth(
             f"the counter of {counter} rises by {size(round(found.rate))} a {one} "
             f"({size(round(found.low))} to {size(round(found.high))}); "
             f"censuses name {size(round(known))} of it",
-            *(["suspected only: the resident set does not grow with it"] if resident_contradicts else []),
+            *(f"suspected only: {why}" for why in open_because),
             *_said(projection),
         ],
     )

@@ -17,19 +17,23 @@ class ProofPolicy:
 
     Attributes:
         intervals: intervals in a row, up to the last census, over which a holder must have grown.
-        share: part of its rate that each of them must show. An interval in which growth began shows less,
-            and does not count where enough others follow.
+        share: part of its rate that each of them must show.
+        begun: part of the others' rate below which growth began in the middle of the first interval: that one
+            does not count where enough others follow, and never for the rate.
         slows: rate of the last interval, as a part of the first's, below which it may come to an end.
         contradicts: part of the holder's rate that a counter would have to show, and does not.
     """
 
     intervals: int = 3
     share: float = 0.3
+    begun: float = 0.9
     slows: float = 0.5
     contradicts: float = 0.5
 
 
 POLICY: Final = ProofPolicy()
+BY_TIME: Final = ProofPolicy(share=0.05, slows=0.1)
+"""Over seconds: a program is as fast as its machine and its input let it be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +72,11 @@ def prove(
     rates = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(points)]
     if not rates:
         return Proof(None, 0.0, 0, points[-1][0] if points else 0.0, "it did not grow up to the last census")
-    while len(rates) > policy.intervals and rates[0] < policy.share * median(rates):
+    while len(rates) > policy.intervals and rates[0] < policy.begun * median(rates[1:]):
         del points[0], rates[0]
-    (start, least), (end, most) = points[0], points[-1]
-    whole = (most - least) / (end - start)
+    late = len(rates) > 1 and rates[0] < policy.begun * median(rates[1:])
+    start, (begin, least), (end, most) = points[0][0], points[late], points[-1]
+    whole = (most - least) / (end - begin)
     grown = len(rates)
     if contradicted(policy.contradicts * whole, start):
         return Proof(None, whole, grown, start, "the counters show that memory did not grow with it")

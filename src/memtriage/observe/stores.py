@@ -112,6 +112,11 @@ def pack_hook(files: Sequence[str]) -> Store | None:
     return found[0] if len(found) == 1 else None
 
 
+def forget_sources() -> None:
+    """Drop the parsed sources, which take many times the size of the files."""
+    _parsed.cache_clear()
+
+
 def _definition(function: str, files: Sequence[str]) -> Store | None:
     """The `def` of a cached function."""
     name = function.rpartition(".")[2]

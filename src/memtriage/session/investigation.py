@@ -12,7 +12,7 @@ from memtriage.diagnose.growths import GrowingData, Waiting
 from memtriage.diagnose.history import HolderHistory, Holding
 from memtriage.diagnose.leaks import CensusPoint
 from memtriage.model.census import GroupDetail, GroupKey
-from memtriage.model.paths import ANY_ITEM, SegmentKind, has
+from memtriage.model.paths import ANY_ITEM, SegmentKind, has, is_native
 from memtriage.model.position import Scale
 from memtriage.observe.containers import GrownContainer, container_lengths, grown_containers
 from memtriage.observe.identity import Identities
@@ -32,6 +32,7 @@ class Investigation:
         data: containers of ordinary data that grow, by address.
         details: a closer look at the holders that grew.
         waiting: what awaited the collector.
+        totals: bytes by device that all holders together kept at each census, with its position.
         collector_off: Python's cyclic collector was off at all of them.
         step: completed steps when it began.
         period: positions from rise to rise, where growth is periodic: within a step, the backwards that a
@@ -45,6 +46,7 @@ class Investigation:
     data: dict[int, GrowingData] = field(default_factory=dict)
     details: dict[GroupKey, GroupDetail] = field(default_factory=dict)
     waiting: list[Waiting] = field(default_factory=list)
+    totals: list[tuple[float, dict[str, int]]] = field(default_factory=list)
     collector_off: bool = True
     step: int = 0
     period: float | None = None
@@ -60,6 +62,14 @@ class Investigation:
     def growing(self) -> list[Holding]:
         """Return holders that grew and went on, largest growth first."""
         return [each for each in self.history.growing(self.period) if each.key not in self.stopped]
+
+    def held_rate(self, device: str, since: float) -> float | None:
+        """Return bytes a position by which all that has a holder grew; None without two censuses."""
+        seen = [(position, totals.get(device, 0)) for position, totals in self.totals if position >= since]
+        if len(seen) < 2:
+            return None
+        (start, least), (end, most) = seen[0], seen[-1]
+        return (most - least) / (end - start)
 
     @property
     def lacks_sites(self) -> bool:
@@ -204,6 +214,8 @@ class Investigator:
         investigation.history.add(point, between=between)
         investigation.taken.append(point.position)
         investigation.waiting.append(_waiting(point))
+        if between:
+            investigation.totals.append((point.position, _totals(point)))
         here = {group.key for group in point.census.groups}
         growing = [each for each in investigation.growing() if each.key in here][:_CLOSER_LOOK_AT]
         if growing:
@@ -251,13 +263,15 @@ class Investigator:
         line = min(by_line, key=lambda each: abs(by_line[each] - wanted), default=None)
         known = line is not None and 0.5 * wanted <= by_line[line] <= 2 * wanted
         site = self._sites.named([line]) if line is not None and known else None
+        site = site or (None if before is None else before.allocated_at)
         return GrowingData(
             path=(*view.path(container.position), ANY_ITEM),
             kind=container.kind,
             native=container.native,
             entry_bytes=container.entry_bytes,
             entries=entries,
-            allocated_at=site or (None if before is None else before.allocated_at),
+            allocated_at=site,
+            stored_at=view.stored_at(container.position, self._sites.named, site),
         )
 
 
@@ -268,3 +282,12 @@ def _waiting(point: CensusPoint) -> Waiting:
             nbytes[group.device] = nbytes.get(group.device, 0) + group.nbytes
             nbytes["cpu"] = nbytes.get("cpu", 0) + group.kept
     return Waiting(point.position, nbytes)
+
+
+def _totals(point: CensusPoint) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for group in point.census.groups:
+        if not is_native(group.anchor):
+            kept = group.kept if group.device == "cpu" else 0
+            found[group.device] = found.get(group.device, 0) + group.nbytes + kept
+    return found

@@ -48,7 +48,8 @@ def find_leaks(scheduler: CensusScheduler, evidence: Evidence) -> list[Finding]:
         since = estimate.onset or 0.0
         contradicts = main.contradicts("host", _RESIDENT_SHARE * estimate.rate, since)
         native = counter == "cpu"
-        unnamed = unnamed_growth(counter, evidence, named, native and contradicts, data)
+        held_rate = main.investigation.held_rate(counter, since)
+        unnamed = unnamed_growth(counter, evidence, named, held_rate, native and contradicts, data)
         if unnamed is not None:
             named.append(unnamed)
     return named

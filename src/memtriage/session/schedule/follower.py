@@ -12,7 +12,7 @@ from memtriage.diagnose.census_plan import PLANS, affordable, next_census
 from memtriage.diagnose.counter import Counter
 from memtriage.diagnose.growths import DataGrowth, Growth, data_growths, growths
 from memtriage.diagnose.leaks import CensusPoint
-from memtriage.diagnose.proof import Proof
+from memtriage.diagnose.proof import BY_TIME, POLICY, Proof
 from memtriage.diagnose.trend import GrowthEstimate
 from memtriage.model.position import Scale, TrainingPosition
 from memtriage.session.investigation import Investigation, Investigator
@@ -48,6 +48,7 @@ class Follower:
         self.investigation = Investigation(scale)
         self.marks = 0
         self._plan = PLANS[scale]
+        self._proof = BY_TIME if scale == "second" else POLICY
         self._investigator = investigator
         self._look = look
         self._found = found
@@ -125,11 +126,13 @@ class Follower:
     def growths(self) -> list[Growth]:
         """Return the holders that grew up to the last census, and what that amounts to, largest first."""
         followed = self.investigation
-        return growths(followed.growing(), followed.counter_of, self.contradicts, followed.period)
+        return growths(
+            followed.growing(), followed.counter_of, self.contradicts, followed.period, self._proof
+        )
 
     def data(self) -> list[DataGrowth]:
         """Return the containers of ordinary data that grew, and what that amounts to, largest first."""
-        return data_growths(self.investigation.data.values(), self.contradicts)
+        return data_growths(self.investigation.data.values(), self.contradicts, self._proof)
 
     def contradicts(self, counter: str, rate: float, since: float) -> bool:
         """As `Counter.contradicts`; False where there is no such counter."""
