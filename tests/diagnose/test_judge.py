@@ -284,7 +284,7 @@ def leak(per_step: int, device: str = "cpu") -> Finding:
 
 
 def test_a_rise_without_a_name_is_c_plus_plus_s() -> None:
-    finding = certain(unnamed_growth("cpu", evidence(MIB, step=24, microbatches=2), [], False))
+    finding = certain(unnamed_growth("cpu", evidence(MIB, step=24, microbatches=2), [], 0.0, False))
     assert (finding.kind, finding.device, finding.playbook, finding.step) == ("leak", "host", LEAKS, 24)
     assert (finding.bytes_per_step, finding.bytes_per_microbatch) == (MIB, MIB // 2)
     assert (finding.certainty, finding.bytes) == ("proven", 20 * MIB)
@@ -296,26 +296,26 @@ def test_a_rise_without_a_name_is_c_plus_plus_s() -> None:
 
 
 def test_by_time_it_is_counted_in_seconds() -> None:
-    finding = certain(unnamed_growth("cpu", evidence(MIB, scale="second"), [], False))
+    finding = certain(unnamed_growth("cpu", evidence(MIB, scale="second"), [], 0.0, False))
     assert (finding.bytes_per_second, finding.bytes_per_step) == (MIB, None)
     assert "a second" in finding.evidence[0]
 
 
 def test_where_the_resident_set_does_not_follow_it_is_suspected_only() -> None:
-    finding = certain(unnamed_growth("cpu", evidence(MIB), [], True))
+    finding = certain(unnamed_growth("cpu", evidence(MIB), [], 0.0, True))
     assert finding.certainty == "suspected"
     assert any("resident set" in line for line in finding.evidence)
 
 
 def test_on_a_gpu_it_stays_the_gpu_s() -> None:
     facts = evidence(MIB, counter="cuda:0")
-    assert certain(unnamed_growth("cuda:0", facts, [], False)).device == "cuda:0"
-    assert unnamed_growth("cpu", facts, [], False) is None
+    assert certain(unnamed_growth("cuda:0", facts, [], 0.0, False)).device == "cuda:0"
+    assert unnamed_growth("cpu", facts, [], 0.0, False) is None
 
 
 @pytest.mark.parametrize("state", ["too_short", "flat", "undecided"])
 def test_what_does_not_surely_grow_is_not_blamed_on_native_code(state: str) -> None:
-    assert unnamed_growth("cpu", evidence(MIB, state=state), [], False) is None
+    assert unnamed_growth("cpu", evidence(MIB, state=state), [], 0.0, False) is None
 
 
 @pytest.mark.parametrize(
@@ -330,8 +330,20 @@ def test_what_does_not_surely_grow_is_not_blamed_on_native_code(state: str) -> N
     ],
 )
 def test_what_has_a_name_is_taken_off(named: list[Finding], missing: int | None) -> None:
-    finding = unnamed_growth("cpu", evidence(MIB), named, False)
+    finding = unnamed_growth("cpu", evidence(MIB), named, 0.0, False)
     assert (finding and finding.bytes_per_step) == missing
+
+
+@pytest.mark.parametrize(("held", "missing"), [(MIB / 4, 3 * MIB // 4), (MIB, None), (2 * MIB, None)])
+def test_what_any_holder_has_more_of_is_not_native(held: float, missing: int | None) -> None:
+    finding = unnamed_growth("cpu", evidence(MIB), [], held, False)
+    assert (finding and finding.bytes_per_step) == missing
+
+
+def test_before_two_censuses_can_tell_it_is_suspected_only() -> None:
+    finding = certain(unnamed_growth("cpu", evidence(MIB), [], None, False))
+    assert finding.certainty == "suspected"
+    assert any("no two censuses" in line for line in finding.evidence)
 
 
 @pytest.mark.parametrize(
@@ -344,6 +356,6 @@ def test_what_has_a_name_is_taken_off(named: list[Finding], missing: int | None)
 )
 def test_a_holder_of_native_objects_is_named(path: HolderPath, kind: str, fix: str) -> None:
     native = [data_of(), data_of(native=kind, path=path)]
-    finding = certain(unnamed_growth("cpu", evidence(MIB), [], False, native))
+    finding = certain(unnamed_growth("cpu", evidence(MIB), [], 0.0, False, native))
     assert (finding.holder_path, finding.playbook) == (path, LEAKS)
     assert fix in (finding.fix or "")
