@@ -70,6 +70,7 @@ class Notes:
         investigation.history.add(made, between=between and frames is None)
         investigation.taken.append(position)
         investigation.waiting.append(Waiting(position, {}))
+        investigation.totals.append((position, {"cpu": sum(self.held.values()) * MIB}))
         investigation.collector_off = False
         self._follow_texts(investigation, position)
         return made
