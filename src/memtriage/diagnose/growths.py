@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Final
 
 from memtriage.diagnose.history import Holding
@@ -95,6 +96,7 @@ def growths(
     counter_of: Callable[[Holding], str],
     contradicts: Contradicts,
     period: float | None = None,
+    now: float = 0.0,
     policy: ProofPolicy = POLICY,
 ) -> list[Growth]:
     """Judge holders, largest growth first; what a counter contradicts is left out.
@@ -104,6 +106,8 @@ def growths(
         counter_of: names the counter that sees a holder's memory.
         contradicts: what counters say.
         period: positions from rise to rise, where growth is periodic.
+        now: position of the last reading: where it is as far behind the last census as two of the censuses
+            that saw growth are apart, the counter must show that it went on.
         policy: of proof.
     """
     found = []
@@ -112,28 +116,39 @@ def growths(
         rising = holding.rising(period)
         points = [(size.position, float(size.nbytes)) for size in rising]
         proof = prove(points, _by(counter, contradicts), policy)
-        if proof.certainty is not None:
+        last, longest = points[-1][0], max((b[0] - a[0] for a, b in pairwise(points)), default=0.0)
+        stopped = now - last >= longest and contradicts(counter, policy.contradicts * proof.rate, last)
+        if proof.certainty is not None and not stopped:
             entries_grow = rising[-1].entries > rising[0].entries
             found.append(Growth(holding, proof, holding.lengthens, entries_grow))
     return sorted(found, key=lambda growth: -growth.proof.rate)
 
 
 def data_growths(
-    grown: Iterable[GrowingData], contradicts: Contradicts, policy: ProofPolicy = POLICY
+    grown: Iterable[GrowingData], contradicts: Contradicts, now: float = 0.0, policy: ProofPolicy = POLICY
 ) -> list[DataGrowth]:
-    """Judge containers of ordinary data, largest growth first. Only the resident set sees all of them.
+    """Judge containers of ordinary data, largest growth first.
+
+    Only the resident set sees all of them, and not well: what has not been looked at for longer than it was
+    seen to grow may have stopped, and is suspected at most.
 
     Arguments as `growths` has them.
     """
     found = []
     for data in grown:
-        entries = (data.entries[-1][1] - data.entries[0][1]) / (data.entries[-1][0] - data.entries[0][0])
+        (start, first), (end, last) = data.entries[0], data.entries[-1]
         proof = prove(data.sizes, _by("host", contradicts), policy)
+        if proof.certainty == "proven" and now - end > _AGES * (end - start):
+            proof = replace(proof, certainty="suspected", reason="it may have stopped since the last census")
         growth = DataGrowth(data, proof)
         large = growth.large or data.native is not None
-        if proof.certainty is not None and large and entries * _DATA_EVERY >= 1:
+        if proof.certainty is not None and large and (last - first) * _DATA_EVERY >= end - start:
             found.append(growth)
     return sorted(found, key=lambda growth: -growth.proof.rate)
+
+
+_AGES: Final = 2
+"""Times as long as it was seen to grow: the plan's last census lies at half of the run, or later."""
 
 
 def waits_for_collector(waiting: Sequence[Waiting], device: str, rate: float, share: float = 0.25) -> bool:

@@ -127,9 +127,16 @@ class TimeMarks:
 
 
 def _importing() -> bool:
-    """Whether torch is only half there, or the program is inside the import system, whose locks it holds."""
+    """Whether torch is only half there, or the program imports: what that loads is no growth of a loop.
+
+    Inside the import system a census would also meet locks that the program holds.
+    """
     spec = getattr(sys.modules.get("torch"), "__spec__", None)
     if getattr(spec, "_initializing", False):
         return True
     frame = programs_frame(sys._getframe())
-    return frame is not None and frame.f_code.co_filename.startswith("<frozen importlib")
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False

@@ -126,13 +126,12 @@ class Follower:
     def growths(self) -> list[Growth]:
         """Return the holders that grew up to the last census, and what that amounts to, largest first."""
         followed = self.investigation
-        return growths(
-            followed.growing(), followed.counter_of, self.contradicts, followed.period, self._proof
-        )
+        grown, period = followed.growing(), followed.period
+        return growths(grown, followed.counter_of, self.contradicts, period, self._here, self._proof)
 
     def data(self) -> list[DataGrowth]:
         """Return the containers of ordinary data that grew, and what that amounts to, largest first."""
-        return data_growths(self.investigation.data.values(), self.contradicts, self._proof)
+        return data_growths(self.investigation.data.values(), self.contradicts, self._here, self._proof)
 
     def contradicts(self, counter: str, rate: float, since: float) -> bool:
         """As `Counter.contradicts`; False where there is no such counter."""
