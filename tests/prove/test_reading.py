@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from memtriage.diagnose.census_plan import PLANS
 from memtriage.model import Mark
 from memtriage.prove.command import record_directory
 from memtriage.prove.reading import read_trial, read_values
-from memtriage.prove.trials import CENSUS_STEP
 from memtriage.store.records import End, Start
 from memtriage.store.writer import RankWriter
 from support.trials import MIB, trials_of, write_rank
@@ -135,15 +133,20 @@ def test_a_value_is_a_number_where_it_can_be_one(tmp_path: Path) -> None:
         assert read_trial(trials, tmp_path).figure("loss") == figure
 
 
-def test_a_census_in_the_measured_time_is_noticed(tmp_path: Path) -> None:
-    assert PLANS["step"].first == CENSUS_STEP
-    write_rank(tmp_path, [1.0] * 6, [(MIB, MIB)] * 6)
-    for warmup, measured in ((1, True), (3, True), (4, False)):
-        head = f'[trials]\nmodule = "job"\nwarmup = {warmup}\n'
-        assert read_trial(trials_of(tmp_path, "a", head=head), tmp_path).census_measured is measured
-    head = '[trials]\nmodule = "job"\nwarmup = 3\nstep = "after refit"\n'
-    assert read_trial(trials_of(tmp_path, "a", head=head), tmp_path).census_measured
-    short = tmp_path / "short"
-    write_rank(short, [1.0] * 3, [(MIB, MIB)] * 3)
-    head = '[trials]\nmodule = "job"\nwarmup = 1\n'
-    assert not read_trial(trials_of(tmp_path, "a", head=head), short).census_measured
+def test_steps_that_a_census_is_in_the_time_of_are_left_out(tmp_path: Path) -> None:
+    """A census at the end of a step takes time of the next."""
+    times = [1.0, 1.0, 1.0, 1.0, 9.0, 1.0, 7.0, 1.0]
+    write_rank(tmp_path, times, [(MIB, MIB)] * 8, censuses=[4, 6])
+    found = read_trial(trials_of(tmp_path, "a"), tmp_path)
+    assert found.steps == pytest.approx([1.0] * 5)
+
+
+def test_a_census_of_any_rank_disturbs_all(tmp_path: Path) -> None:
+    write_rank(tmp_path, [1.0, 1.0, 9.0, 1.0], [(MIB, MIB)] * 4, rank=0, world_size=2, censuses=[2])
+    write_rank(tmp_path, [1.0, 1.0, 9.0, 1.0], [(MIB, MIB)] * 4, rank=1, world_size=2, device="cuda:1")
+    assert read_trial(trials_of(tmp_path, "a"), tmp_path).steps == pytest.approx([1.0, 1.0])
+
+
+def test_where_every_step_is_disturbed_all_are_measured(tmp_path: Path) -> None:
+    write_rank(tmp_path, [1.0, 2.0], [(MIB, MIB)] * 2, censuses=[1, 2])
+    assert read_trial(trials_of(tmp_path, "a"), tmp_path).steps == pytest.approx([2.0])

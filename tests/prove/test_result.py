@@ -56,7 +56,6 @@ def test_a_whole_comparison(tmp_path: Path) -> None:
     assert second.trials[0].allocated == [10 * MIB, 12 * MIB]
     assert [target.verdict for target in report.targets] == ["met", "met", "met"]
     assert any("75 % confidence" in note for note in report.notes)
-    assert not any("census" in note for note in report.notes)
 
 
 def test_a_variant_that_fails_is_a_row(tmp_path: Path) -> None:
@@ -142,13 +141,6 @@ def test_what_is_pending_leaves_out_what_was_given_up(tmp_path: Path) -> None:
     assert len(pending(trials, {})) == 6
     assert pending(trials, {(0, "a"): True, (1, "a"): True, (0, "b"): False}) == [(1, "b"), (2, "b")]
     assert len(pending(trials, {(0, "a"): True, (1, "a"): False})) == 4
-
-
-def test_a_census_in_the_measured_time_is_noted(tmp_path: Path) -> None:
-    trials = trials_of(tmp_path, "a")
-    state = State(tmp_path / "out", trials)
-    write_trial(state, "a", 0, [1.0] * 5)
-    assert any("warmup = 1: the census" in note for note in make_report(trials, state).notes)
 
 
 def test_few_trials_say_that_their_intervals_are_over_steps(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from memtriage.model import Mark
+from memtriage.model.ledger import Ledger
 from memtriage.prove.command import record_directory
 from memtriage.prove.state import State
 from memtriage.prove.trial import LOG, Outcome, TrialEnd, write_end
@@ -48,12 +49,14 @@ def write_rank(
     peak: int | None = None,
     mark: str = "after refit",
     torch: str = "2.13.0",
+    censuses: Sequence[int] = (),
 ) -> None:
     """Write a rank's record.
 
     Args:
         times: seconds of each step.
         memory: allocated and reserved bytes at the mark of each step.
+        censuses: steps at whose end one was taken.
     """
     path = record_directory(folder) / "run" / "0" / f"rank-{rank or 0:05d}.jsonl"
     with RankWriter(path) as writer:
@@ -76,6 +79,8 @@ def write_rank(
                             host_rss=100 * MIB,
                         ),
                     )
+            if step in censuses:
+                writer.write("ledger", Ledger(device="cpu", step=step, total=MIB, source="", rows=[]))
             now += seconds
         highest = {} if peak is None else {device: peak}
         writer.write(
