@@ -34,6 +34,8 @@ class Evidence:
         limits: bytes at which memory runs out, by device.
         used: bytes in use at the last mark, by device, as that limit counts them.
         collector_off: Python's cyclic collector was off at every census.
+        caches_may_fill: native caches with an entry for each shape of the input may still be filling: shapes
+            vary, or are not known.
     """
 
     scale: Scale
@@ -42,6 +44,7 @@ class Evidence:
     limits: Mapping[str, int] = field(default_factory=dict)
     used: Mapping[str, int] = field(default_factory=dict)
     collector_off: bool = False
+    caches_may_fill: bool = False
 
     def grows(self, counter: str, rate: float) -> bool:
         """Whether a counter shows at least half of a rate, surely or perhaps."""
@@ -282,9 +285,11 @@ def unnamed_growth(
     if found.low - known < policy.least or missing < _UNNAMED_SHARE * found.rate:
         return None
     where = "host" if counter == "cpu" else counter
-    open_because = ["the resident set does not grow with it"] if resident_contradicts else []
-    open_because += ["no two censuses since then tell what holds it"] if held is None else []
     holder = next((one.data for one in native if one.data.native is not None), None)
+    open_because = ["the resident set does not grow with it"] if resident_contradicts else []
+    if evidence.caches_may_fill and counter == "cpu" and holder is None:
+        open_because += ["a cache with an entry for each shape of the input may still be filling"]
+    open_because += ["no two censuses since then tell what holds it"] if held is None else []
     mechanism, fix = _native_cause(holder.path, holder.native or "") if holder else _NO_HOLDER
     rates = _rates(missing, counter, evidence)
     projection = _projection(where, rates, evidence)

@@ -142,6 +142,7 @@ class Session:
             say=say or (lambda _: None),
             found=self._suspected,
             rank=identity.rank,
+            batches_vary=lambda: self._death.batches_vary,
         )
         self._death = DeathWatch(
             position=lambda: self.position,

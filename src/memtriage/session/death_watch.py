@@ -40,6 +40,7 @@ class DeathWatch:
 
     Attributes:
         batch_elements: elements of the batch in work; None where unknown.
+        batches_vary: batches of several sizes have been seen.
         largest_batch: elements of the largest batch that had memory enough.
 
     Args:
@@ -65,6 +66,7 @@ class DeathWatch:
         self._failed: FailedAllocation | None = None
         self._owners: list[tuple[str, int]] = []
         self.batch_elements: int | None = None
+        self.batches_vary = False
         self.largest_batch: int | None = None
         self._input_due_s = 0.0
 
@@ -94,7 +96,9 @@ class DeathWatch:
             return
         took = time.perf_counter() - now
         self._input_due_s = now + max(_INPUT_EVERY_S, took / _INPUT_SHARE)
-        self.batch_elements = found if found is not None else self.batch_elements
+        if found is not None:
+            self.batches_vary = self.batches_vary or self.batch_elements not in (None, found)
+            self.batch_elements = found
 
     def backward_ends(self) -> None:
         """A backward had memory enough."""

@@ -36,6 +36,7 @@ class GrowthWatch:
         say: takes one line about what takes time.
         found: given what grows so far, whenever that may have changed.
         rank: whose findings they are.
+        batches_vary: says whether the program has trained on batches of several sizes.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class GrowthWatch:
         say: Callable[[str], None],
         found: Callable[[list[Finding]], None],
         rank: int | None,
+        batches_vary: Callable[[], bool],
     ) -> None:
         self.limits: dict[str, int] = {}
         self.transient = TransientPeak()
@@ -55,6 +57,7 @@ class GrowthWatch:
         self._progress = progress
         self._ledgers = ledgers
         self._rank = rank
+        self._batches_vary = batches_vary
         self._investigator = Investigator(script_root, say, ledgers.before_census)
         self.scheduler = CensusScheduler(self._investigator, ledgers.take, lambda: found(self.leaks()))
         self._devices: dict[str, None] = {}
@@ -108,6 +111,7 @@ class GrowthWatch:
             self.limits,
             used,
             main.investigation.collector_off,
+            caches_may_fill=main.scale == "second" or self._batches_vary(),
         )
         found = find_leaks(self.scheduler, evidence)
         for finding in found:
