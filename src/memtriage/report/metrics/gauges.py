@@ -104,7 +104,8 @@ GROWTH: Final = Gauge(
 )
 LEAK: Final = Gauge(
     "memtriage.leak.growth_per_step",
-    "Bytes a step that a named holder keeps more, as far as the run has found; it may still stop.",
+    "Bytes a step that a named holder keeps more, as far as the run has found; it may still stop. "
+    "What is only suspected is left out.",
     (*_DEVICE, "holder"),
 )
 HOST_RSS: Final = Gauge(
