@@ -410,18 +410,26 @@ def backwards(session: Session, count: int, *, steps: bool) -> None:
             optimizer.step()
 
 
+def time_marks(session: Session, count: int) -> None:
+    """Marks half a second apart."""
+    progress: Any = session._progress
+    for number in range(count):
+        progress.elapsed = lambda number=number: 0.5 * (1 + number)
+        session.mark("time")
+
+
 @pytest.mark.parametrize(
     ("train", "scale", "per"),
     [
         (lambda session: backwards(session, 14, steps=True), "step", "step"),
         (lambda session: backwards(session, 14, steps=False), "microbatch", "step"),
-        (lambda session: [session.mark("time") for _ in range(14)], "time", "second"),
+        (lambda session: time_marks(session, 14), "time", "second"),
     ],
 )
 def test_a_flat_counter_is_judged_on_the_scale_that_the_program_has(
     session: Session, monkeypatch: pytest.MonkeyPatch, train: Any, scale: str, per: str
 ) -> None:
-    monkeypatch.setattr(session._reader, "read", lambda: [Reading("cpu", 5 << 20, 9 << 20)])
+    monkeypatch.setattr(session._reader, "read", lambda within_step: [Reading("cpu", 5 << 20, 9 << 20)])
     train(session)
     session.finish()
     (judged,) = session.judged.values()
@@ -433,7 +441,7 @@ def test_a_flat_counter_is_judged_on_the_scale_that_the_program_has(
 def test_a_device_without_a_counter_is_judged_by_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CounterReader, "read", lambda _: [Reading("cpu")])
+    monkeypatch.setattr(CounterReader, "read", lambda _, within_step: [Reading("cpu")])
     session = begun(tmp_path)
     backwards(session, 14, steps=True)
     session.finish()
