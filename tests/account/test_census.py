@@ -274,4 +274,5 @@ def test_sites_are_asked_for_from_both_ends(closer: Closer) -> None:
 
 def test_heads_tell_a_buffer_that_is_written_to(closer: Closer) -> None:
     mine = {anchor: head for anchor, head in closer.heads.items() if anchor.startswith("train.")}
-    assert mine == {"train.filled": b"\7" * 64, "train.single[*]": b"\7" * 64}
+    ones = b"\0\0\x80?" * 16
+    assert mine == {"train.filled": b"\7" * 64, "train.single[*]": b"\7" * 64, "train.two[*]": 2 * ones}

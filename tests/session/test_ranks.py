@@ -98,7 +98,7 @@ def test_a_leak_on_one_rank_names_it(ddp: Job) -> None:
     assert ddp.report["verdict"] == "leak"
     (leak,) = [finding for finding in ddp.report["findings"] if finding["kind"] == "leak"]
     assert (leak["rank"], leak["device"], leak["holder"]) == (1, "cpu", "frame main(): history[*]")
-    assert leak["bytes_per_step"] == 256 * 64 * 4
+    assert 0 <= leak["bytes_per_step"] - 256 * 64 * 4 <= 1024  # and a tensor object of its own
     assert leak["allocated_at"] == "train.py:13 in main"
     others = [finding for finding in ddp.report["findings"] if finding is not leak]
     assert {(finding["kind"], finding["rank"]) for finding in others} <= {("rank_differs", 1)}

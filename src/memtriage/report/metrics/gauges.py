@@ -104,8 +104,7 @@ GROWTH: Final = Gauge(
 )
 LEAK: Final = Gauge(
     "memtriage.leak.growth_per_step",
-    "Bytes a step that a named holder keeps more, as far as the run has found; it may still stop. "
-    "What is only suspected is left out.",
+    "Bytes a step that a named holder keeps more, as far as is proven; it may still stop.",
     (*_DEVICE, "holder"),
 )
 HOST_RSS: Final = Gauge(
