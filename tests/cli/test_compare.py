@@ -80,7 +80,8 @@ def test_a_comparison_with_a_variant_that_crashes(folder: Path, capsys: pytest.C
     shown = capsys.readouterr()
     report = json.loads(shown.out)
     plain, other = report["variants"]
-    assert (report["schema"], report["complete"], plain["finished"], plain["steps"]) == (1, True, 1, 3)
+    assert (report["schema"], report["complete"], plain["finished"]) == (1, True, 1)
+    assert plain["steps"] == 2  # of three, without the one with a census
     assert plain["figures"]["allocated"]["value"] > 0
     assert plain["values"]["loss"]["last"] == "0.250"
     assert other["failures"][0]["error"] == "ValueError: no such layer"

@@ -60,7 +60,7 @@ class GrowthWatch:
         self._batches_vary = batches_vary
         self._investigator = Investigator(script_root, say, ledgers.before_census)
         self.scheduler = CensusScheduler(self._investigator, ledgers.take, lambda: found(self.leaks()))
-        self._devices: dict[str, None] = {}
+        self._read: dict[str, bool] = {}
         self._in_use: InUse | None = None
         self._readings: Sequence[Reading] = ()
 
@@ -79,7 +79,10 @@ class GrowthWatch:
         if mark.name != "end":  # by then the program's functions have returned, and their memory is gone
             self._in_use, self._readings = self._reader.in_use(), mark.readings
             self.transient.at_mark(mark.readings)
-        self._devices.update(dict.fromkeys(reading.device for reading in mark.readings))
+        for reading in mark.readings:
+            self._read[reading.device] = reading.allocated is not None or self._read.get(
+                reading.device, False
+            )
         if mark.name in ("step", "backward", "time"):
             self.scheduler.at_mark(mark.name, mark.position, self._values(mark))
             if self._ledgers.due():
@@ -87,7 +90,7 @@ class GrowthWatch:
 
     def judged(self) -> dict[str, Judged]:
         """Return by device whether growth could be judged, and how small a leak would have been found."""
-        return judge_devices(self.scheduler.main, self._devices)
+        return judge_devices(self.scheduler.main, self._read)
 
     def _values(self, mark: MarkPoint) -> dict[str, int]:
         """Bytes by counter; what cannot be read, or is disturbed, is left out."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from memtriage.diagnose.causes import one_a_cause
+from memtriage.diagnose.counter import Counter
 from memtriage.diagnose.growths import Growth, waits_for_collector
 from memtriage.diagnose.judge import Evidence, data_finding, held_by, holder_finding, unnamed_growth
 from memtriage.diagnose.judged import NO_COUNTER, judge_counter
@@ -62,22 +63,22 @@ _RESIDENT_SHARE: Final = 0.5
 _SCALES: Final[Mapping[Scale, JudgedScale]] = {"step": "step", "microbatch": "microbatch", "second": "time"}
 
 
-def judge_devices(main: Follower, devices: Iterable[str]) -> dict[str, Judged]:
+def judge_devices(main: Follower, read: Mapping[str, bool]) -> dict[str, Judged]:
     """Return by device whether growth could be judged, and how small a leak would have been found.
 
     Where what awaits the cyclic collector makes a counter rise, a leak that is larger than that would show.
 
     Args:
         main: followed the counters.
-        devices: all that were read at marks.
+        read: by device, whether its counter could be read at a mark.
     """
     found = {}
     scale = _SCALES[main.scale]
-    for device in devices:
-        counter = main.counters.get(device)
-        if counter is None:
+    for device, readable in read.items():
+        if not readable:
             found[device] = NO_COUNTER
             continue
+        counter = main.counters.get(device) or Counter(device)
         estimate, said = judge_counter(counter.track, scale, counter.policy)
         rises = estimate.state in ("growing", "undecided")
         if rises and _waits(main.investigation, device, estimate.rate):

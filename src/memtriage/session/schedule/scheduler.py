@@ -45,7 +45,7 @@ class CensusScheduler:
             return self._steps
         others = (self._backwards, self._time)
         enough = (each for each in others if each.marks >= _ENOUGH_MARKS)
-        return next(enough, None) or max(others, key=lambda each: each.marks)
+        return next(enough, None) or max(self._time, self._backwards, key=lambda each: each.marks)
 
     def growing(self) -> dict[str, float]:
         """Return by how many bytes a step (backward, second) each device's counter grows so far."""
