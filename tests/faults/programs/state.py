@@ -9,11 +9,11 @@ import tracemalloc
 
 
 def numbers():
-    """Descriptors below the watch's own, but for the files of /proc that its thread opens for an instant."""
+    """Descriptors below the watch's own, but for the kernel's files that its thread opens for an instant."""
     found = []
     for number in range(256):
         try:
-            if not os.readlink(f"/proc/self/fd/{number}").startswith("/proc/"):
+            if not os.readlink(f"/proc/self/fd/{number}").startswith(("/proc/", "/sys/")):
                 found.append(number)
         except OSError:
             continue
