@@ -27,7 +27,7 @@ LLAMA = """
     model = LlamaForCausalLM(config).to(device="cuda", dtype=torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     print("parameters", sum(p.numel() for p in model.parameters()))
-    for step in range(5):
+    for step in range(14):
         ids = torch.randint(0, 32_000, (4, 512), device="cuda")
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()

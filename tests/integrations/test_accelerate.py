@@ -65,8 +65,8 @@ def test_a_leak_is_in_the_log_with_its_holder(
     assert (report.verdict, report.steps) == ("leak", STEPS)
     (finding,) = report.findings
     assert "KEPT[*]" in (finding.holder or "")
-    assert finding.bytes_per_step == 2 * (128 << 10)
-    assert finding.bytes_per_microbatch == 128 << 10
+    assert 0 <= finding.bytes_per_step - 2 * (128 << 10) <= 2048  # and tensor objects of their own
+    assert finding.bytes_per_microbatch == finding.bytes_per_step // 2
     assert "memtriage: leak" in caplog.text
     assert list((tmp_path / "memtriage").glob("*/0/rank-00000.jsonl"))
     assert _active.session is None

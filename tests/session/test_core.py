@@ -237,7 +237,7 @@ def test_a_termination_signal_takes_no_census(session: Session, asked: list[int]
 
 def test_an_ordinary_end_takes_one_for_the_ledger(session: Session, asked: list[int]) -> None:
     session.finish()
-    assert asked == [0]
+    assert len(asked) == 1
 
 
 def test_findings_so_far_are_replaced_by_the_last_word(session: Session) -> None:

@@ -28,7 +28,7 @@ from memtriage.account.native_sizes import NativeSizer
 from memtriage.account.owners import RANK, declared_owners, module_of_nodes, owner_of
 from memtriage.account.paths import PathNamer
 from memtriage.model.census import Census, GroupDetail, GroupKey, HolderGroup, Owner, StorageRecord
-from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind, in_words
+from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind, in_words, is_native
 from memtriage.observe.classes import name_of
 from memtriage.observe.containers import bound_of, known_bounds
 from memtriage.observe.heap import HeapGraph, Walk
@@ -190,8 +190,11 @@ class View:
             known = held.get(key)
             if known is None:
                 held[key] = _Held(facts, position, owner)
-            elif RANK[owner] < RANK[known.owner]:
+                continue
+            if RANK[owner] < RANK[known.owner]:
                 known.owner = owner
+            if is_native(namer.path(known.position).anchor):
+                known.position = position  # the base of a view, say: what holds the view says more
         for key, holder in known_holders(graph).items():
             if key in held:
                 held[key].known = holder.name

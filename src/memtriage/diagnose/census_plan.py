@@ -24,8 +24,8 @@ class CensusPolicy:
         free_s: seconds that all censuses together may take in any run.
         cost: part of the time that they may take beyond that.
         always: censuses that are taken at any cost: what no counter sees shows from the second on.
-        to_prove: the same under suspicion, since its onset: three intervals take four, and one or two more
-            where growth began in the middle of an interval.
+        to_prove: the same since the onset of growth: three intervals take four, and two more show that it
+            goes on, or prove what began in the middle of an interval.
     """
 
     first: float
@@ -89,7 +89,7 @@ def affordable(
 
     Args:
         taken: positions of the censuses so far.
-        onset: since when something is suspected to grow, and is not proven to; None where nothing is.
+        onset: since when something grows, suspected or proven; None where nothing does.
         spent_s: seconds that they took together.
         elapsed_s: seconds since the watch began.
         policy: what they may cost.

@@ -33,6 +33,11 @@ class Counter:
             self._found, self._estimated = estimate(self.track.points(), self.policy), self.track.readings
         return self._found
 
+    def confirms(self, rate: float) -> bool:
+        """Whether it grows by at least so many bytes a position."""
+        found = self.estimate()
+        return found.state == "growing" and found.rate >= rate
+
     def contradicts(self, rate: float, since: float) -> bool:
         """Whether it shows that nothing has grown by `rate` bytes a position since a position.
 

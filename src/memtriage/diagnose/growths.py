@@ -97,6 +97,7 @@ def growths(
     contradicts: Contradicts,
     period: float | None = None,
     now: float = 0.0,
+    confirms: Callable[[str, float], bool] = lambda counter, rate: False,
     policy: ProofPolicy = POLICY,
 ) -> list[Growth]:
     """Judge holders, largest growth first; what a counter contradicts is left out.
@@ -107,7 +108,8 @@ def growths(
         contradicts: what counters say.
         period: positions from rise to rise, where growth is periodic.
         now: position of the last reading: where it is as far behind the last census as two of the censuses
-            that saw growth are apart, the counter must show that it went on.
+            that saw growth are apart, the counter must not show that it stopped.
+        confirms: whether a counter grows by at least a rate, over the whole run.
         policy: of proof.
     """
     found = []
@@ -115,7 +117,9 @@ def growths(
         counter = counter_of(holding)
         rising = holding.rising(period)
         points = [(size.position, float(size.nbytes)) for size in rising]
-        proof = prove(points, _by(counter, contradicts), policy)
+        proof = prove(points, _by(counter, contradicts), policy, period)
+        if not confirms(counter, policy.contradicts * proof.rate):
+            proof = _aged(proof, points, now)
         last, longest = points[-1][0], max((b[0] - a[0] for a, b in pairwise(points)), default=0.0)
         stopped = now - last >= longest and contradicts(counter, policy.contradicts * proof.rate, last)
         if proof.certainty is not None and not stopped:
@@ -129,8 +133,7 @@ def data_growths(
 ) -> list[DataGrowth]:
     """Judge containers of ordinary data, largest growth first.
 
-    Only the resident set sees all of them, and not well: what has not been looked at for longer than it was
-    seen to grow may have stopped, and is suspected at most.
+    Only the resident set sees all of them, and not well.
 
     Arguments as `growths` has them.
     """
@@ -138,13 +141,19 @@ def data_growths(
     for data in grown:
         (start, first), (end, last) = data.entries[0], data.entries[-1]
         proof = prove(data.sizes, _by("host", contradicts), policy)
-        if proof.certainty == "proven" and now - end > _AGES * (end - start):
-            proof = replace(proof, certainty="suspected", reason="it may have stopped since the last census")
+        proof = _aged(proof, data.sizes, now)
         growth = DataGrowth(data, proof)
         large = growth.large or data.native is not None
         if proof.certainty is not None and large and (last - first) * _DATA_EVERY >= end - start:
             found.append(growth)
     return sorted(found, key=lambda growth: -growth.proof.rate)
+
+
+def _aged(proof: Proof, points: Sequence[tuple[float, float]], now: float) -> Proof:
+    """Return a proof as it stands some time after the last census."""
+    if proof.certainty != "proven" or now - points[-1][0] <= _AGES * (points[-1][0] - points[0][0]):
+        return proof
+    return replace(proof, certainty="suspected", reason="it may have stopped since the last census")
 
 
 _AGES: Final = 2

@@ -10,7 +10,7 @@ from memtriage.diagnose.growths import DataGrowth, Growth
 from memtriage.diagnose.mechanisms import Held, explain
 from memtriage.diagnose.trend import GrowthEstimate, TrendPolicy, trend_policy
 from memtriage.model.census import GroupDetail, HolderGroup
-from memtriage.model.findings import Certainty, Finding, Projection
+from memtriage.model.findings import DEVICE_HOST, Certainty, Finding, Projection
 from memtriage.model.paths import HolderPath, SegmentKind, has, in_words, without_last_item
 from memtriage.model.playbook import LEAKS
 from memtriage.model.position import Scale, TrainingPosition
@@ -83,12 +83,14 @@ def holder_finding(
     if proof.certainty == "suspected" and proof.intervals < 2 and not evidence.grows(counter, proof.rate):
         return None
     explanation = explain(held_by(growth, detail, evidence.position))
+    first, last = growth.holding.sizes[0], growth.holding.sizes[-1]
+    nodes = last.kept - first.kept > last.storages - first.storages
+    device = DEVICE_HOST if nodes else group.device
     rates = _rates(proof.rate, group.device, evidence)
-    projection = _projection(group.device, rates, evidence)
-    last = growth.holding.sizes[-1]
+    projection = _projection(device, rates, evidence)
     return Finding(
         kind="garbage_cycle" if garbage else "leak",
-        device=group.device,
+        device=device,
         bytes=last.nbytes,
         bytes_per_step=rates.step,
         bytes_per_microbatch=rates.microbatch,

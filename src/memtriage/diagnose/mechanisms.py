@@ -321,10 +321,11 @@ def _kept_value(held: Held) -> str:
     value = held.stored_value
     if value is not None and value[0] not in "([{":
         return value if re.fullmatch(r"[\w.]+([(\[].*[)\]])?", value) else f"({value})"
-    name = last_name(_subject(held))
-    if "loss" in name:
+    variables = [one.name for one in held.anchor if one.kind in (SegmentKind.VARIABLE, SegmentKind.ATTRIBUTE)]
+    plural = variables[-1] if variables else "values"
+    if "loss" in plural:
         return "loss"
-    return name[:-1] if name.endswith("s") and len(name) > 2 else "value"
+    return plural[:-1] if plural.endswith("s") and len(plural) > 2 else "value"
 
 
 def _only_cpp(held: Held) -> Explanation:

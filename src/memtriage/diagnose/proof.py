@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 from statistics import median
 from typing import Final
 
@@ -59,6 +59,7 @@ def prove(
     sizes: Sequence[tuple[float, float]],
     contradicted: Callable[[float, float], bool] = lambda rate, since: False,
     policy: ProofPolicy = POLICY,
+    period: float | None = None,
 ) -> Proof:
     """Judge one holder, which must be the same object at every census.
 
@@ -67,6 +68,7 @@ def prove(
         contradicted: given a rate in bytes a position and a position, says whether a counter that is able to
             see this memory shows that nothing grew at such a rate since then.
         policy: thresholds.
+        period: positions from rise to rise, where growth is periodic: the rate is over whole periods.
     """
     points = list(sizes)
     rates = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(points)]
@@ -75,8 +77,7 @@ def prove(
     while len(rates) > policy.intervals and rates[0] < policy.begun * median(rates[1:]):
         del points[0], rates[0]
     late = len(rates) > 1 and rates[0] < policy.begun * median(rates[1:])
-    start, (begin, least), (end, most) = points[0][0], points[late], points[-1]
-    whole = (most - least) / (end - begin)
+    start, whole = points[0][0], _rate(points[late:], period)
     grown = len(rates)
     if contradicted(policy.contradicts * whole, start):
         return Proof(None, whole, grown, start, "the counters show that memory did not grow with it")
@@ -86,3 +87,18 @@ def prove(
     if min(rates) < policy.share * whole or rates[-1] < policy.slows * rates[0]:
         return Proof("suspected", whole, grown, start, "it grows more and more slowly, or unevenly")
     return Proof("proven", whole, grown, start)
+
+
+def _rate(points: Sequence[tuple[float, float]], period: float | None) -> float:
+    """Bytes a position between the two points whose distance is nearest to whole periods; else in all."""
+    ends = points[0], points[-1]
+    if period is not None:
+        pairs = [pair for pair in combinations(points, 2) if pair[1][0] - pair[0][0] >= 0.9 * period]
+        ends = min(pairs, key=lambda pair: _off(pair[1][0] - pair[0][0], period), default=ends)
+    (begin, least), (end, most) = ends
+    return (most - least) / (end - begin)
+
+
+def _off(distance: float, period: float) -> tuple[float, float]:
+    """By which part a distance misses whole periods; of equal ones the longer comes first."""
+    return round(abs(distance / period - round(distance / period)) / (distance / period), 3), -distance

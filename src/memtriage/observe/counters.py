@@ -103,6 +103,11 @@ class CounterReader:
                 )
         return readings
 
+    def in_malloc(self) -> int | None:
+        """Read what malloc has handed out, whatever that costs."""
+        info = malloc.malloc_info()
+        return None if info is None else info.in_use
+
     def rss(self) -> int | None:
         """Resident set of the process."""
         return host.rss()

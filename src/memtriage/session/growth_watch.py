@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
+from typing import Final
 
 from memtriage.diagnose.judge import Evidence
 from memtriage.diagnose.leaks import CensusPoint
@@ -18,6 +20,9 @@ from memtriage.session.marks import MarkPoint
 from memtriage.session.progress import TrainingProgress
 from memtriage.session.schedule.scheduler import CensusScheduler
 from memtriage.session.transient_peak import TransientPeak
+
+_WORK_S: Final = 0.5e-3
+"""Seconds from which on a mark has done more than to read counters."""
 
 
 class GrowthWatch:
@@ -60,6 +65,7 @@ class GrowthWatch:
         self._batches_vary = batches_vary
         self._investigator = Investigator(script_root, say, ledgers.before_census)
         self.scheduler = CensusScheduler(self._investigator, ledgers.take, lambda: found(self.leaks()))
+        self._own: dict[str, int] = {}
         self._read: dict[str, bool] = {}
         self._in_use: InUse | None = None
         self._readings: Sequence[Reading] = ()
@@ -84,13 +90,16 @@ class GrowthWatch:
                 reading.device, False
             )
         if mark.name in ("step", "backward", "time"):
-            self.scheduler.at_mark(mark.name, mark.position, self._values(mark))
+            values, started = self._values(mark), time.perf_counter()
+            self.scheduler.at_mark(mark.name, mark.position, values)
             if self._ledgers.due():
                 self.scheduler.census(mark.position)
+            if time.perf_counter() - started > _WORK_S:
+                self._leave_out_own(values)
 
     def judged(self) -> dict[str, Judged]:
         """Return by device whether growth could be judged, and how small a leak would have been found."""
-        return judge_devices(self.scheduler.main, self._read)
+        return judge_devices(self.scheduler.judged_on, self._read)
 
     def _values(self, mark: MarkPoint) -> dict[str, int]:
         """Bytes by counter; what cannot be read, or is disturbed, is left out."""
@@ -100,8 +109,19 @@ class GrowthWatch:
             disturbed = reading.device == "cpu" and self._investigator.recording
             if reading.allocated is not None and not disturbed:
                 values[reading.device] = reading.allocated
+        return {name: value - self._own.get(name, 0) for name, value in (values | self._resident()).items()}
+
+    def _leave_out_own(self, before: Mapping[str, int]) -> None:
+        """Leave out of all readings to come what a census, or the first estimate, has left behind."""
+        malloc = self._reader.in_malloc()
+        now = self._resident() | ({} if malloc is None else {"cpu": malloc})
+        for name, value in now.items():
+            if name in before:
+                self._own[name] = value - before[name]
+
+    def _resident(self) -> dict[str, int]:
         resident = {"shared": self._reader.shared(), "host": self._reader.rss()}
-        return values | {name: value for name, value in resident.items() if value is not None}
+        return {name: value for name, value in resident.items() if value is not None}
 
     def leaks(self) -> list[Finding]:
         """Return what grows as far as is known, largest first."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 from memtriage.account.census import Look, View
+from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.diagnose.growths import GrowingData, Waiting
 from memtriage.diagnose.history import HolderHistory, Holding
 from memtriage.diagnose.leaks import CensusPoint
@@ -19,6 +20,8 @@ from memtriage.observe.identity import Identities
 from memtriage.observe.sites import SiteRecorder
 
 _CLOSER_LOOK_AT = 12
+_RECORDED_AT_MOST = 3
+"""Censuses with sites recorded before them: what has none by then is made elsewhere, or seldom."""
 
 
 @dataclass(slots=True)
@@ -37,6 +40,7 @@ class Investigation:
         step: completed steps when it began.
         period: positions from rise to rise, where growth is periodic: within a step, the backwards that a
             micro-batch consists of.
+        recorded: censuses before which allocation sites were recorded.
         stopped: holders that grew within a step, and did not go on to its end or in a later step.
     """
 
@@ -50,6 +54,7 @@ class Investigation:
     collector_off: bool = True
     step: int = 0
     period: float | None = None
+    recorded: int = 0
     stopped: set[GroupKey] = field(default_factory=set)
     _lengths: dict[int, tuple[int, int | None]] = field(default_factory=dict)
     _lengths_at: float = 0.0
@@ -73,12 +78,13 @@ class Investigation:
 
     @property
     def lacks_sites(self) -> bool:
-        """Whether something grows whose allocation site is not known yet."""
+        """Whether something grows whose allocation site is not known yet, and was not looked for in vain."""
         lacking = any(
             each.key not in self.details or self.details[each.key].allocated_at is None
             for each in self.growing()[:_CLOSER_LOOK_AT]
         )
-        return lacking or any(each.allocated_at is None for each in self.data.values())
+        lacking = lacking or any(each.allocated_at is None for each in self.data.values())
+        return lacking and self.recorded < _RECORDED_AT_MOST
 
 
 class Investigator:
@@ -170,6 +176,7 @@ class Investigator:
             frames: as `census` has them.
             between: as `HolderHistory.add` has it.
         """
+        investigation.recorded += self._sites.recording
         self._sites.collect()
         investigation.collector_off = investigation.collector_off and not gc.isenabled()
 
@@ -285,9 +292,12 @@ def _waiting(point: CensusPoint) -> Waiting:
 
 
 def _totals(point: CensusPoint) -> dict[str, int]:
+    """Bytes by device, as the counters count them, of what has a holder."""
     found: dict[str, int] = {}
-    for group in point.census.groups:
-        if not is_native(group.anchor):
-            kept = group.kept if group.device == "cpu" else 0
-            found[group.device] = found.get(group.device, 0) + group.nbytes + kept
-    return found
+    for storage in point.census.storages:
+        if storage.path is not None and not is_native(storage.path):
+            on_gpu = storage.device.startswith("cuda:")
+            nbytes = -(-storage.nbytes // MIN_BLOCK) * MIN_BLOCK if on_gpu else storage.nbytes
+            found[storage.device] = found.get(storage.device, 0) + nbytes
+    kept = sum(group.kept for group in point.census.groups if not is_native(group.anchor))
+    return found | {"cpu": found.get("cpu", 0) + kept}

@@ -60,28 +60,33 @@ _RESIDENT_SHARE: Final = 0.5
 """Part of native growth that the resident set has to show: malloc may fill what others have freed."""
 
 
+_EXPLAINED: Final = 0.7
+"""Part of a counter's rate that what has a holder must explain: malloc rounds."""
 _SCALES: Final[Mapping[Scale, JudgedScale]] = {"step": "step", "microbatch": "microbatch", "second": "time"}
 
 
-def judge_devices(main: Follower, read: Mapping[str, bool]) -> dict[str, Judged]:
+def judge_devices(followed: Follower, read: Mapping[str, bool]) -> dict[str, Judged]:
     """Return by device whether growth could be judged, and how small a leak would have been found.
 
-    Where what awaits the cyclic collector makes a counter rise, a leak that is larger than that would show.
+    Where what awaits the cyclic collector makes a counter rise, or what holders keep without a leak (log
+    entries), a leak that is larger than that would show.
 
     Args:
-        main: followed the counters.
+        followed: has the counters.
         read: by device, whether its counter could be read at a mark.
     """
     found = {}
-    scale = _SCALES[main.scale]
+    scale = _SCALES[followed.scale]
     for device, readable in read.items():
         if not readable:
             found[device] = NO_COUNTER
             continue
-        counter = main.counters.get(device) or Counter(device)
+        counter = followed.counters.get(device) or Counter(device)
         estimate, said = judge_counter(counter.track, scale, counter.policy)
         rises = estimate.state in ("growing", "undecided")
-        if rises and _waits(main.investigation, device, estimate.rate):
+        held = followed.investigation.held_rate(device, estimate.onset or 0.0) or 0.0
+        explained = held >= _EXPLAINED * estimate.rate
+        if rises and (explained or _waits(followed.investigation, device, estimate.rate)):
             limit = DetectionLimit(math.ceil(estimate.high), "second" if scale == "time" else "step")
             said = Judged(scale=scale, points=said.points, detection_limit=limit)
         found[device] = said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import FrameType
 
 from memtriage.account.census import View
@@ -57,6 +58,7 @@ class Follower:
         self._look_at = float(self._plan.first)
         self._due = self._plan.first
         self._suspicion: GrowthEstimate | None = None
+        self._onset: float | None = None
         self._spent_s = 0.0
         self._told = False
 
@@ -64,13 +66,23 @@ class Follower:
     def scale(self) -> Scale:
         return self.investigation.scale
 
-    def at_mark(self, position: TrainingPosition, values: Mapping[str, int]) -> None:
-        """Take the counters of a mark, and a census where it is time for one."""
-        here = position.on(self.scale)
+    def at_mark(
+        self, position: TrainingPosition, values: Mapping[str, int], *, censuses: bool = True
+    ) -> None:
+        """Take the counters of a mark, and a census where it is time for one.
+
+        Args:
+            position: where training stands.
+            values: bytes by counter; what could not be read is left out.
+            censuses: take any. Otherwise the counters are followed alone.
+        """
+        here = self._place(position)
         self._distance, self._here = max(here - self._here, 1e-3), here
         self.marks += 1
         for name, value in values.items():
             self.counters.setdefault(name, Counter(name)).add(here, value)
+        if not censuses:
+            return
         if self.marks >= self._look_at:
             self._look_at = max(self.marks + 2, self.marks * _LOOK_AGAIN)
             self._plan_next()
@@ -89,7 +101,7 @@ class Follower:
             frames: as `Investigator.census` has them, where memory has run out: in the middle of a position,
                 so that the census counts for the one that has begun.
         """
-        here = position.on(self.scale)
+        here = self._place(position)
         if frames is not None and self.scale != "second":
             here += 1
         if self.investigation.taken and here <= self.investigation.taken[-1]:
@@ -118,16 +130,26 @@ class Follower:
             position: where training stood.
             frames: of the exception that ended it, innermost first; None when it came to its end.
         """
-        here = position.on(self.scale)
+        here = self._place(position)
         taken = self.investigation.taken
         if self._suspicion is not None and taken and here > taken[-1]:
             self._investigator.follow(self.investigation, here, self._look, frames, between=False)
 
+    def _place(self, position: TrainingPosition) -> float:
+        return position.backwards if self.scale == "microbatch" else position.on(self.scale)
+
     def growths(self) -> list[Growth]:
         """Return the holders that grew up to the last census, and what that amounts to, largest first."""
         followed = self.investigation
-        grown, period = followed.growing(), followed.period
-        return growths(grown, followed.counter_of, self.contradicts, period, self._here, self._proof)
+        return growths(
+            followed.growing(),
+            followed.counter_of,
+            self.contradicts,
+            followed.period,
+            self._here,
+            self._confirms,
+            self._proof,
+        )
 
     def data(self) -> list[DataGrowth]:
         """Return the containers of ordinary data that grew, and what that amounts to, largest first."""
@@ -138,6 +160,10 @@ class Follower:
         found = self.counters.get(counter)
         return found is not None and found.contradicts(rate, since)
 
+    def _confirms(self, counter: str, rate: float) -> bool:
+        found = self.counters.get(counter)
+        return found is not None and found.confirms(rate)
+
     # --- when the next census is due ------------------------------------------------------------------------
 
     def _plan_next(self) -> None:
@@ -147,7 +173,15 @@ class Follower:
         proofs = [*(one.proof for one in held), *(one.proof for one in data)]
         suspicions = [*self._by_counters(held, data), *_by_holders(proofs)]
         self._suspicion = max(suspicions, key=lambda one: (one.state == "growing", one.rate), default=None)
-        settled = self._suspicion is None and any(proof.certainty == "proven" for proof in proofs)
+        proven = [proof.since for proof in proofs if proof.certainty == "proven"]
+        settled = self._suspicion is None and bool(proven)
+        if self._suspicion is not None:
+            # Growth that comes and goes is one suspicion, and its censuses get farther and farther apart.
+            onset = self._suspicion.onset or 0.0
+            self._onset = onset if self._onset is None else min(onset, self._onset)
+            self._suspicion = replace(self._suspicion, onset=self._onset)
+        else:
+            self._onset = min(proven, default=None)
         found = self._suspicion or GrowthEstimate("growing" if settled else "flat")
         self._due = next_census(self.investigation.taken, found, settled, self._plan)
 
@@ -165,8 +199,7 @@ class Follower:
                 yield found
 
     def _affordable(self, elapsed_s: float) -> bool:
-        onset = None if self._suspicion is None else self._suspicion.onset
-        return affordable(self.investigation.taken, onset, self._spent_s, elapsed_s, self._plan)
+        return affordable(self.investigation.taken, self._onset, self._spent_s, elapsed_s, self._plan)
 
 
 _EXPLAINED = 0.5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 
@@ -37,7 +36,7 @@ class MicrobatchScheduler:
         self._found = found
         self._open: Investigation | None = None
         self._due = 0
-        self._gap = 1
+        self._gap = self._period = 1
         self._step = 0
         self._series: dict[str, Series] = {}
         self._period_of_last_step: int | None = None
@@ -53,7 +52,7 @@ class MicrobatchScheduler:
         if position.step != self._step:
             self._abandon()  # the step ended before its last census
             self._step = position.step
-            self._period_of_last_step = self._period()
+            self._period_of_last_step = self._rises_every()
             self._series.clear()
         for counter, value in values.items():
             self._series.setdefault(counter, Series()).add(position.microbatch, value)
@@ -110,29 +109,31 @@ class MicrobatchScheduler:
         if position.microbatch < first:
             return
         if first >= WITHIN_STEP.first:
-            risen = self._period()
+            risen = self._rises_every()
             if risen is None:
                 return
             period = risen
             if usual and position.microbatch + more * period > usual:
                 return
         self._tries += 1
-        apart = (usual - position.microbatch) // more if usual else 2
-        # At the same instant of a later micro-batch, however many backwards one has.
-        self._gap = max(1, min(2, math.floor(apart / period))) * period
+        # At the same instant of a later micro-batch, however many backwards one has; the first interval is
+        # twice as long where there is room, so that objects' sites can be recorded in it, and nodes' after.
+        room = not usual or position.microbatch + (more + 1) * period <= usual
+        self._period, self._gap = period, (2 if room else 1) * period
         self._open = Investigation("microbatch", step=position.step, period=period)
         self._follow(self._open, position)
 
     def _follow(self, investigation: Investigation, position: TrainingPosition) -> None:
         self._investigator.follow(investigation, position.microbatch)
         self._due = position.microbatch + self._gap
+        remaining, self._gap = self._gap, self._period
         if len(investigation.taken) >= WITHIN_STEP.censuses:
             self._open = None
             self.done = [*self.done, investigation][-WITHIN_STEP.kept :]
             if investigation.growing():
                 self._found()
         else:
-            self._investigator.record(self._gap)
+            self._investigator.record(remaining)
 
     def _abandon(self) -> None:
         if self._open is not None:
@@ -148,6 +149,6 @@ class MicrobatchScheduler:
             fell.append(min(after, default=0) < before[0] if before else True)
         return all(fell)
 
-    def _period(self) -> int | None:
+    def _rises_every(self) -> int | None:
         found = [period_within_step(s.values, policy_for(key)) for key, s in self._series.items()]
         return min((period for period in found if period is not None), default=None)

@@ -43,9 +43,17 @@ class CensusScheduler:
         """
         if self._steps.marks:
             return self._steps
-        others = (self._backwards, self._time)
-        enough = (each for each in others if each.marks >= _ENOUGH_MARKS)
-        return next(enough, None) or max(self._time, self._backwards, key=lambda each: each.marks)
+        return self._first_with_enough(self._backwards, self._time) or max(
+            self._time, self._backwards, key=lambda each: each.marks
+        )
+
+    @property
+    def judged_on(self) -> Follower:
+        """The scale that counters are judged on: a run of few long steps by its backwards."""
+        return self._first_with_enough(self._steps, self._backwards, self._time) or self.main
+
+    def _first_with_enough(self, *scales: Follower) -> Follower | None:
+        return next((each for each in scales if each.marks >= _ENOUGH_MARKS), None)
 
     def growing(self) -> dict[str, float]:
         """Return by how many bytes a step (backward, second) each device's counter grows so far."""
@@ -73,8 +81,7 @@ class CensusScheduler:
                 self._time.at_mark(position, values)
         elif name == "backward":
             self.within_steps.at_mark(position, values)
-            if position.step == 0:
-                self._backwards.at_mark(position, values)
+            self._backwards.at_mark(position, values, censuses=position.step == 0)
         else:
             self.within_steps.step_completes(position)
             self._steps.at_mark(position, values)
