@@ -150,7 +150,9 @@ class Investigator:
         Args:
             remaining: steps (micro-batches, ...) until that census.
         """
-        if remaining > 2:
+        if not 0 < remaining <= 2:
+            if self.recording:
+                self.stop()  # that census has been put off
             return
         self._sites.start()
         if remaining == 2:

@@ -88,10 +88,9 @@ class Follower:
             self._plan_next()
         if here >= self._due and self._affordable(position.time_s):
             self.census(position)
-        if self._suspicion is not None and self.investigation.lacks_sites:
-            remaining = math.ceil((self._due - here) / self._distance)
-            if remaining > 0:
-                self._investigator.record(remaining)
+        wanted = self._suspicion is not None and self.investigation.lacks_sites
+        if wanted and self._affordable(position.time_s):
+            self._investigator.record(math.ceil((self._due - here) / self._distance))
 
     def census(self, position: TrainingPosition, frames: Sequence[FrameType] | None = None) -> CensusPoint:
         """Take a census now, with the ledger.

@@ -81,7 +81,8 @@ class CensusScheduler:
                 self._time.at_mark(position, values)
         elif name == "backward":
             self.within_steps.at_mark(position, values)
-            self._backwards.at_mark(position, values, censuses=position.step == 0)
+            censuses = position.step == 0 and not self.within_steps.under_way
+            self._backwards.at_mark(position, values, censuses=censuses)
         else:
             self.within_steps.step_completes(position)
             self._steps.at_mark(position, values)
