@@ -37,6 +37,16 @@ def history_of(sizes: dict[float, int], *, name: str = "losses", token: int = 1)
     return made
 
 
+def test_nodes_of_what_is_on_a_gpu_are_followed_on_the_host() -> None:
+    history = HolderHistory()
+    for at in (3, 6, 8):
+        graph = group("losses[*]", 4 * at, at, token=1, device="cuda:0", nodes=60 * at, kept=50 * KIB * at)
+        history.add(point(at, graph))
+    found = {each.group.device: each for each in history.growing()}
+    assert [each.nbytes for each in found["cpu"].sizes] == [50 * KIB * at for at in (3, 6, 8)]
+    assert found["cpu"].group.count == 0
+
+
 # --- more of it ---------------------------------------------------------------------------------------------
 
 
@@ -155,8 +165,7 @@ def test_nodes_are_host_memory() -> None:
     assert [each.nbytes for each in holding.sizes] == [1800, 7200]
     gpu = HolderHistory()
     gpu.add(point(3, group("losses", MIB, 1, token=1, device="cuda:0", nodes=5, kept=3000)))
-    (holding,) = gpu
-    assert holding.sizes[-1].nbytes == MIB
+    assert {each.group.device: each.sizes[-1].nbytes for each in gpu} == {"cuda:0": MIB, "cpu": 3000}
 
 
 def test_the_largest_growth_comes_first() -> None:

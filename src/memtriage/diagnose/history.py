@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from msgspec.structs import replace
+
 from memtriage.diagnose.leaks import CensusPoint
 from memtriage.model.census import GroupKey, HolderGroup
 from memtriage.model.paths import HolderPath, Segment, SegmentKind, has
@@ -143,10 +145,11 @@ class HolderHistory:
                 not everything was searched.
         """
         members = _members(point)
-        keys = {group.key for group in point.census.groups}
+        groups = [*point.census.groups, *_nodes_on_host(point.census.groups)]
+        keys = {group.key for group in groups}
         moved = self._moved(keys)
         found = {}
-        for group in point.census.groups:
+        for group in groups:
             if has(group.anchor, SegmentKind.NOT_SEARCHED):  # partial censuses leave out different ones
                 continue
             size = _size(group, point)
@@ -211,6 +214,15 @@ _Place = tuple[str, int, Segment]
 
 def _places(group: HolderGroup) -> list[_Place]:
     return [(group.device, token, group.anchor[-1]) for token in group.holders]
+
+
+def _nodes_on_host(groups: Sequence[HolderGroup]) -> Iterator[HolderGroup]:
+    """What holders of storages on a GPU keep in host memory, as groups of the CPU's without storages."""
+    for group in groups:
+        if group.device != "cpu" and group.kept:
+            yield replace(
+                group, device="cpu", count=0, nbytes=0, tails={group.anchor: 0}, owners={}, known={}
+            )
 
 
 def _size(group: HolderGroup, point: CensusPoint) -> HeldSize:

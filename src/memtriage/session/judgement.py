@@ -14,10 +14,11 @@ from memtriage.diagnose.judge import Evidence, data_finding, held_by, holder_fin
 from memtriage.diagnose.judged import NO_COUNTER, judge_counter
 from memtriage.diagnose.mechanisms import Held
 from memtriage.model.census import GroupDetail
-from memtriage.model.findings import Finding
+from memtriage.model.findings import DEVICE_HOST, Finding
 from memtriage.model.judged import DetectionLimit, Judged, JudgedScale
 from memtriage.model.paths import is_native
 from memtriage.model.position import Scale
+from memtriage.model.units import size
 from memtriage.observe import cuda, driver
 from memtriage.observe.cgroup import counted, host_limit
 from memtriage.observe.counters import Reading
@@ -40,6 +41,7 @@ def find_leaks(scheduler: CensusScheduler, evidence: Evidence) -> list[Finding]:
     for investigation in within.done:
         of_microbatches = replace(evidence, scale="microbatch", collector_off=investigation.collector_off)
         held += _held(investigation, within.growths(investigation), of_microbatches)
+    held = _with_host_part(held)
     found = [finding for finding, _ in held]
     found += (finding for growth in data if (finding := data_finding(growth, evidence)) is not None)
     named = one_a_cause(found, {path: facts for one, facts in held if (path := one.holder_path) is not None})
@@ -111,6 +113,22 @@ def _held(
         finding = holder_finding(growth, detail, evidence, period)
         if finding is not None:
             yield finding, held_by(growth, detail, evidence.position)
+
+
+def _with_host_part(held: Iterable[tuple[Finding, Held]]) -> list[tuple[Finding, Held]]:
+    """Tell what a holder of storages on a GPU keeps in host memory with these, as it is the same leak."""
+    whole = [*held]
+    on_gpu = {facts.anchor: finding for finding, facts in whole if finding.device.startswith("cuda:")}
+    kept = []
+    for finding, facts in whole:
+        other = on_gpu.get(facts.anchor) if finding.device == DEVICE_HOST else None
+        if other is None:
+            kept.append((finding, facts))
+        else:
+            other.evidence.append(
+                f"beside it {size(finding.bytes)} of host memory: nodes of the autograd graph"
+            )
+    return kept
 
 
 def limits_and_use(
