@@ -43,7 +43,7 @@ def test_the_kept_losses_are_named_within_eight_micro_batches_and_the_cure_is_fl
         r"; at this rate cpu \(limit .*\) is full [\d,]+ micro-batches into a step$", lines[named]
     )
 
-    cured, said = watched(tmp_path, "--micro-batches", "16", "--detach", "--free-batch")
+    cured, said = watched(tmp_path, "--micro-batches", "32", "--detach", "--free-batch")
     assert cured["verdict"] == "clean"
     assert "grows by" not in said
 

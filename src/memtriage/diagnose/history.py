@@ -243,7 +243,8 @@ def _members(point: CensusPoint) -> dict[GroupKey, frozenset[int]]:
 
 
 def _grew_most(before: HolderGroup, after: HolderGroup) -> HolderPath:
-    tails = {path: nbytes - before.tails.get(path, 0) for path, nbytes in after.tails.items()}
+    """The path whose bytes grew most; of equal ones the one with the most bytes."""
+    tails = {path: (nbytes - before.tails.get(path, 0), nbytes) for path, nbytes in after.tails.items()}
     return max(tails, key=lambda path: tails[path], default=after.path)
 
 

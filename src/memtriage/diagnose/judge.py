@@ -273,10 +273,14 @@ def unnamed_growth(
         held: bytes a position by which all that has a holder grew meanwhile, leak or not; None where no two
             censuses tell.
         resident_contradicts: the resident set shows that nothing like it came.
-        native: growing containers of objects whose memory only C++ knows of.
+        native: growing containers, among them those of objects whose memory only C++ knows of.
     """
     found = evidence.estimates.get(counter)
-    if found is None or found.state != "growing":
+    of_native = next((one for one in native if one.data.native is not None), None)
+    holder = None if of_native is None else of_native.data
+    # What a container of native objects proves, the counter only has to measure.
+    proven = of_native is not None and of_native.proof.certainty == "proven"
+    if found is None or not (found.state == "growing" or (proven and found.state == "undecided")):
         return None
     policy: TrendPolicy = trend_policy(counter)
     devices = {counter} if counter.startswith("cuda:") else {"cpu", "host"}
@@ -287,7 +291,6 @@ def unnamed_growth(
     if found.low - known < policy.least or missing < _UNNAMED_SHARE * found.rate:
         return None
     where = "host" if counter == "cpu" else counter
-    holder = next((one.data for one in native if one.data.native is not None), None)
     open_because = ["the resident set does not grow with it"] if resident_contradicts else []
     if evidence.caches_may_fill and counter == "cpu" and holder is None:
         open_because += ["a cache with an entry for each shape of the input may still be filling"]

@@ -178,13 +178,14 @@ class Investigator:
             frames: as `census` has them.
             between: as `HolderHistory.add` has it.
         """
-        investigation.recorded += self._sites.recording
+        recorded = self._sites.recording
+        investigation.recorded += recorded
         self._sites.collect()
         investigation.collector_off = investigation.collector_off and not gc.isenabled()
 
         def look_closer(view: View, point: CensusPoint) -> None:
             try:
-                self._look_closer(investigation, view, point, between)
+                self._look_closer(investigation, view, point, between, recorded)
             except MemoryError:  # near the limit: what grew is known, and a closer look is not
                 self._progress("too little host memory for a closer look")
             if also is not None:
@@ -217,7 +218,7 @@ class Investigator:
     # --- at one census --------------------------------------------------------------------------------------
 
     def _look_closer(
-        self, investigation: Investigation, view: View, point: CensusPoint, between: bool
+        self, investigation: Investigation, view: View, point: CensusPoint, between: bool, recorded: bool
     ) -> None:
         between = between and point.census.partial is None and not point.interrupted
         investigation.history.add(point, between=between)
@@ -236,8 +237,9 @@ class Investigator:
             )
             for key, detail in details.items():
                 earlier = investigation.details.get(key)
-                if detail.allocated_at is None and earlier is not None:
-                    detail.allocated_at = earlier.allocated_at
+                known = None if earlier is None else earlier.allocated_at
+                if known is not None and (detail.allocated_at is None or not recorded):
+                    detail.allocated_at = known  # without recorders only a few old nodes know a line
             investigation.details |= details
         if between:
             self._follow_data(investigation, view, point.position)
