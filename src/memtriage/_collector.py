@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from memtriage._stdlib import gc, os
 
 
 @contextmanager

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import os
 import resource
 import socket
 from contextlib import suppress
 from typing import Final
+
+from memtriage._stdlib import os
 
 _HIGHEST: Final = 1024
 _RESERVED: Final = 64

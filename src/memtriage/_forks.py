@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-import os
 import weakref
 from collections.abc import Callable
+
+from memtriage._stdlib import os
 
 
 def call_in_forked_children(method: Callable[[], None]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import suppress
 from typing import TextIO
 
 from memtriage._descriptors import identity_of
+from memtriage._stdlib import os
 
 
 def printable(text: str) -> str:

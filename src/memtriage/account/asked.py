@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
-import time
 from collections.abc import Mapping
 from typing import Final
 
+from memtriage._stdlib import os, time
 from memtriage.account.census import Look
 from memtriage.account.host_reading import read_host
 from memtriage.account.ledgers import take_ledgers

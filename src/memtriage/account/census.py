@@ -6,7 +6,6 @@ returns is numbers and names, so nothing of the program stays alive through a ce
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any
 
+from memtriage._stdlib import time
 from memtriage.account.dominators import dominated, immediate_dominators
 from memtriage.account.holder_facts import (
     backward_ran,

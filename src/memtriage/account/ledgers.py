@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from typing import Final
 
 import msgspec
 
+from memtriage._stdlib import os
 from memtriage.account.gpu_ledger import gpu_ledger
 from memtriage.account.host_reading import HostReading, read_host
 from memtriage.account.workspaces import workspace_sizes

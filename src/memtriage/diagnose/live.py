@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from memtriage._stdlib import time
 from memtriage.account.gpu_ledger import STRANDED
 from memtriage.diagnose.growth import Series, policy_for, recent_growth
 from memtriage.diagnose.merge import RunContext, context, merge

@@ -5,12 +5,11 @@ The interpreter hands its lock on after a time slice; with a longer slice it sta
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 from types import FrameType
 from typing import Final
 
+from memtriage._stdlib import os, time
 from memtriage.observe.frames import current_frames
 
 _SLICE_S: Final = 0.1

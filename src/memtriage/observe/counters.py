@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
+from memtriage._stdlib import time
 from memtriage.model.blocks import DeviceCounters
 from memtriage.observe import cuda, driver, host, malloc
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from typing import Any
 
+from memtriage._stdlib import gc
 from memtriage.observe import autograd
 from memtriage.observe.kinds import FUTURE, LOCALS, NODE, PLACEHOLDER, SAVED, TENSOR
 from memtriage.observe.tensors import plain

@@ -17,12 +17,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FrameType
 from typing import Any
 
 from memtriage._collector import collector_paused
+from memtriage._stdlib import threading
 
 Wanted = Callable[[str], object]
 """Says of a variable's name whether it is to be read (by truth)."""

@@ -7,7 +7,6 @@ alive, touches a page of the user's, or initialises CUDA.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from memtriage._descriptors import Descriptor
+from memtriage._stdlib import os
 from memtriage.observe.smaps import MemoryClasses, parse_smaps, tmpfs_devices
 
 if TYPE_CHECKING:

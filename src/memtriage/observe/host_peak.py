@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Final, Literal
 
+from memtriage._stdlib import threading
 from memtriage._threads import OwnThread
 from memtriage.observe.host import SELF, host_peak, rss
 

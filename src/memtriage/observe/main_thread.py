@@ -7,9 +7,10 @@ in the middle of anything but Python code, and does not go on until the function
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
+
+from memtriage._stdlib import threading
 
 T = TypeVar("T")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from memtriage._stdlib import os
 from memtriage.observe.host import resident
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import xml.etree.ElementTree as ElementTree
 from typing import Final
 
 import msgspec
 
+from memtriage._stdlib import os
 from memtriage.observe.malloc import malloc_info, written_text
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import sysconfig
+
+from memtriage._stdlib import os
 
 
 def package_folder() -> str:

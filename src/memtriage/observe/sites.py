@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ast
 import ctypes
-import gc
 import linecache
 import re
 import sys
@@ -28,6 +27,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from memtriage._stdlib import gc
 from memtriage.observe import cuda
 from memtriage.observe.autograd import creation_site
 from memtriage.observe.cuda import allocation_site, blamed_frame

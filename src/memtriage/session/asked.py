@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
+from memtriage._stdlib import os, threading, time
 from memtriage.account.asked import take_answer
 from memtriage.account.ledgers import take_ledgers
 from memtriage.model.asked import Answer

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Final
 
+from memtriage._stdlib import time
 from memtriage.diagnose.judge import Evidence
 from memtriage.diagnose.leaks import CensusPoint
 from memtriage.model.findings import Finding

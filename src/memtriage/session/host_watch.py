@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
 from collections.abc import Iterable
 from typing import Final
 
+from memtriage._stdlib import threading, time
 from memtriage.account.census import View
 from memtriage.account.host_reading import HostReading, read_host
 from memtriage.diagnose.host_evidence import (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
+from memtriage._stdlib import gc
 from memtriage.account.census import Look, View
 from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.diagnose.growths import GrowingData, Waiting

@@ -6,10 +6,8 @@ root, are answered.
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +17,7 @@ import msgspec
 
 from memtriage._descriptors import Descriptor, close_socket, own_socket
 from memtriage._json import encode
+from memtriage._stdlib import os, time
 from memtriage._threads import OwnThread
 from memtriage.model.asked import Answer, Question
 from memtriage.session.listen_place import PlaceError, leave, name_of, place, remove_stale

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
+
+from memtriage._stdlib import os
 
 LONGEST_PATH: Final = 107
 """Bytes of a Unix socket's path: `sun_path` has 108, with the zero at its end."""

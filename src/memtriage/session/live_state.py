@@ -6,10 +6,10 @@ somebody asks, in the thread that asks. No stream is synchronised, no census or 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from memtriage._stdlib import time
 from memtriage.account.gpu_ledger import STRANDED
 from memtriage.account.host_reading import read_host
 from memtriage.model.findings import Finding

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 from msgspec.structs import replace
 
+from memtriage._stdlib import threading, time
 from memtriage.model.position import TrainingPosition
 from memtriage.session.step_pattern import StepPattern, Stepped, stepped
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import psutil
 
+from memtriage._stdlib import threading
 from memtriage._threads import OwnThread
 from memtriage.model.position import TrainingPosition
 from memtriage.observe.cgroup import cgroup_memory

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from memtriage._stdlib import time
 
 RECORD_GLOB: Final = "rank-*.jsonl"
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import stat
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from memtriage._stdlib import os
 from memtriage.model.bounds import Seconds
 from memtriage.store.layout import RECORD_GLOB
 from memtriage.store.records import UNREADABLE

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -13,6 +11,7 @@ import msgspec
 from memtriage._descriptors import Descriptor
 from memtriage._json import encode
 from memtriage._messages import Messages
+from memtriage._stdlib import os, threading
 from memtriage.store.records import RecordKind
 
 _CANNOT_WRITE: Final = (

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
+from memtriage._stdlib import gc
 from memtriage.model.holders import HolderReading
 from memtriage.observe.classes import attributes_of, bases_of, instance_dict, module_of, name_of, read_member
 from memtriage.observe.edges import is_sparse, sparse_parts

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import FrameType
 
+from memtriage._stdlib import time
 from memtriage.account.census import View
 from memtriage.diagnose.census_plan import PLANS, affordable, next_census
 from memtriage.diagnose.counter import Counter
