@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _tracemalloc
 import os
+import signal
 import sys
 import threading
 import tracemalloc
@@ -49,6 +50,17 @@ def test_a_thread_that_the_program_does_not_see() -> None:
     leave.set()
     assert thread.join(60) and not thread.is_alive
     assert threading.enumerate() == before
+
+
+def test_a_thread_that_takes_no_signal_of_the_program() -> None:
+    blocked: list[set[int]] = []
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    thread = OwnThread(lambda: blocked.append(set(signal.pthread_sigmask(signal.SIG_BLOCK, []))))
+    thread.start()
+    assert thread.join(60)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+    assert {signal.SIGUSR1, signal.SIGTERM, signal.SIGALRM} <= blocked[0]
+    assert signal.SIGSEGV not in blocked[0]
 
 
 def test_messages_never_raise_and_escape_what_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:

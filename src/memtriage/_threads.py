@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import _thread
-import os
-import threading
+import signal
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
+
+from memtriage._stdlib import os, threading
+
+_OF_FAULTS: Final = {signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV}
+"""Signals that an instruction of the thread itself causes; blocked, they would kill without a word."""
 
 
 class OwnThread:
     """A thread below `threading`: not in `threading.enumerate()`, not waited for at the end of the process.
 
     Code that runs in it must not call `threading.current_thread()`, which would enter it in that list.
-    The kernel's list of threads (`/proc/self/task`) has it, and so has `sys._current_frames()`.
+    The kernel's list of threads (`/proc/self/task`) has it, and so has `sys._current_frames()`. It takes no
+    signal: one for the process that all threads of the program block has to wait for its `sigwait`.
 
     Args:
         target: what runs in it; it has to handle its own errors.
@@ -32,11 +38,14 @@ class OwnThread:
             RuntimeError: no thread can be had.
         """
         self._ended.acquire()
+        callers = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OF_FAULTS)
         try:
-            self._ident = _thread.start_new_thread(self._run, ())
+            self._ident = _thread.start_new_thread(self._run, ())  # it has its creator's mask
         except BaseException:
             self._ended.release()
             raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, callers)
 
     @property
     def is_alive(self) -> bool:
