@@ -223,6 +223,22 @@ def test_modules_and_classes_of_a_function_die_with_it() -> None:
     assert [ref() for ref in gone] == [None, None]
 
 
+def test_a_metaclass_is_not_asked_to_hash_or_compare_its_classes() -> None:
+    class Refusing(type):
+        def __hash__(cls) -> int:
+            raise SystemExit
+
+        def __eq__(cls, other: object) -> bool:
+            raise SystemExit
+
+    class One(metaclass=Refusing):
+        pass
+
+    kept = [One(), One]
+    with Walk() as graph:
+        assert graph.kind(graph.index[id(kept[0])]) == PLAIN
+
+
 def test_kinds() -> None:
     class Other:
         step = zero_grad = None

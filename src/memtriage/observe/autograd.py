@@ -7,11 +7,11 @@ A C++ node gives `None` for what backward has freed, a Python one raises Runtime
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from memtriage._stdlib import gc
 from memtriage.observe.classes import declares
 
 SavedValue = tuple[str, int | None, Any]
@@ -28,17 +28,17 @@ class NodeReader:
     """Reads what nodes keep. Make one for each walk: it remembers node types, and so keeps them alive."""
 
     def __init__(self) -> None:
-        self._names: dict[type, tuple[str, ...]] = {}
+        self._names: dict[int, tuple[type, tuple[str, ...]]] = {}
         self.saved: set[int] = set()
         self._checkpoints: dict[int, Any] = {}
 
     def saved_attributes(self, kind: type) -> tuple[str, ...]:
         """Names of the raw saved-tensor attributes of a node type."""
-        names = self._names.get(kind)
-        if names is None:
+        known = self._names.get(id(kind))
+        if known is None:
             names = tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
-            self._names[kind] = names
-        return names
+            known = self._names[id(kind)] = kind, names
+        return known[1]
 
     def saved_values(self, node: Any) -> Iterator[SavedValue]:
         """Everything the node keeps for its backward.

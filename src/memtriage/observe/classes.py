@@ -52,6 +52,14 @@ def attributes_of(klass: type) -> Mapping[str, Any]:
     return attributes
 
 
+def addresses(*classes: type) -> frozenset[int]:
+    """Addresses of built-in classes, in which `id(type(obj))` is looked up.
+
+    Classes themselves are not: a metaclass may hash and compare its classes with code of its own.
+    """
+    return frozenset(map(id, classes))
+
+
 def declares(klass: type, name: str) -> bool:
     """Whether a class or a base of it defines an attribute."""
     return any(name in attributes_of(base) for base in bases_of(klass))

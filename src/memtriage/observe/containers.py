@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import types
 from collections import OrderedDict, defaultdict, deque
@@ -12,11 +11,12 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Final
 
-from memtriage.observe.classes import bases_of, instance_dict, name_of
+from memtriage._stdlib import gc
+from memtriage.observe.classes import addresses, bases_of, instance_dict, name_of
 from memtriage.observe.heap import HeapGraph
 from memtriage.observe.kinds import ARRAY, PLAIN
 
-_SIZED: frozenset[type] = frozenset([list, dict, set, deque, OrderedDict, defaultdict, bytearray])
+_SIZED = addresses(list, dict, set, deque, OrderedDict, defaultdict, bytearray)
 _ITEM_LIMIT = 2000
 _UNSHARED_REFERENCES = 6
 """An entry's own atom is referred to by the entry, the walk's graph or queue, and the counting itself."""
@@ -150,7 +150,7 @@ def container_lengths(graph: HeapGraph) -> dict[int, tuple[int, int | None]]:
     The first entry tells a container that was there before from a new one at the same address (-1 for kinds
     that have none to go by, None for an empty one).
     """
-    return {id(obj): (len(obj), _first(obj)) for obj in graph.objects if type(obj) in _SIZED}
+    return {id(obj): (len(obj), _first(obj)) for obj in graph.objects if id(type(obj)) in _SIZED}
 
 
 def grown_containers(
@@ -164,7 +164,7 @@ def grown_containers(
     bounds = known_bounds(graph.objects[position] for position in graph.optimizers)
     # Behind `first_own` come memtriage's own objects and what no variable of the program leads to.
     for position, obj in enumerate(graph.objects[: graph.first_own]):
-        if type(obj) not in _SIZED:
+        if id(type(obj)) not in _SIZED:
             continue
         earlier, first = before.get(id(obj), (0, None))
         if not earlier or len(obj) <= earlier or first != _first(obj):

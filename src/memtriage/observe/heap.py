@@ -16,16 +16,14 @@ Roots, in this order; a later one never takes what an earlier one reached:
 from __future__ import annotations
 
 import contextlib
-import gc
-import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any, Final
 
 from memtriage._collector import pause_collector, resume_collector
+from memtriage._stdlib import gc, os, time
 from memtriage.observe import autograd
 from memtriage.observe.classes import module_of, qualified_name_of
 from memtriage.observe.edges import edges, tensor_referents
@@ -179,11 +177,13 @@ class _Walker:
         self.waiting_nodes: list[tuple[Any, int]] = []
         self.waiting_optimizers: list[tuple[Any, int]] = []
         self.everything = gc.get_objects()
-        large = len(self.everything) > budget.objects // 2
+        self.total = len(self.everything)
+        large = self.total > budget.objects // 2
         self.widest = budget.wide if large else sys.maxsize
         self.wide: list[int] = []
         self.reader.find_checkpoints(self.everything)
-        for own in (graph.__dict__, *graph.__dict__.values(), self.everything, *self.__dict__.values()):
+        own_parts = (*vars(graph).values(), *vars(self).values(), *vars(self.kinds).values())
+        for own in (vars(graph), self.everything, *own_parts):
             self._fence(own)
 
     def run(self) -> None:
@@ -274,7 +274,7 @@ class _Walker:
     def _exhaust(self) -> None:
         """Walks on until the queue is empty. The hot loop: local names only, one dict probe per edge."""
         graph, kinds = self.graph, self.kinds
-        objects, parents, index = graph.objects, graph.parents, graph.index
+        objects, parents, index, known = graph.objects, graph.parents, graph.index, kinds.known
         referents = gc.get_referents
         head = self.head
         size = len(objects)
@@ -292,7 +292,10 @@ class _Walker:
                 head += 1
                 continue
             for child in children:
-                child_kind = kinds[type(child)]
+                try:
+                    child_kind = known[id(type(child))]
+                except KeyError:
+                    child_kind = kinds[type(child)]
                 if child_kind == ATOM:  # half of all edges are a dict's string keys
                     continue
                 key = id(child)
@@ -320,7 +323,7 @@ class _Walker:
         """Whether the budget is used up, after which nothing more is walked."""
         graph, budget = self.graph, self.budget
         if graph.cut is None:
-            walked = f"{len(graph.objects):,} of more than {len(self.everything):,} objects"
+            walked = f"{len(graph.objects):,} of more than {self.total:,} objects"
             if len(graph.objects) > budget.objects:
                 graph.cut = f"searched {walked}, the most that a census takes"
             elif time.thread_time() > self.deadline_s:

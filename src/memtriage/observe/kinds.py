@@ -42,18 +42,23 @@ class FrameLocals:
         self.thread = thread
 
 
-class KindTable(dict[type, int]):
+class KindTable:
     """How objects of each type are walked; a type is classified once, when first met.
 
-    It keeps the types it knows alive, so it lives no longer than its graph.
+    It keeps the types it knows alive, so it lives no longer than its graph. They are known by their
+    addresses: a metaclass may hash and compare its classes with code of its own, or not at all.
+
+    Attributes:
+        known: by the address of a type. A hot loop looks here first.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        self.known: dict[int, int] = {}
+        self._types: list[type] = []
         for kind in _ATOMS:
-            self[kind] = ATOM
-        self[types.FrameType] = PLAIN
-        self[FrameLocals] = LOCALS
+            self._add(kind, ATOM)
+        self._add(types.FrameType, PLAIN)
+        self._add(FrameLocals, LOCALS)
         torch = sys.modules.get("torch")
         numpy = sys.modules.get("numpy")
         self._tensor: type | tuple[()] = getattr(torch, "Tensor", ())
@@ -66,8 +71,18 @@ class KindTable(dict[type, int]):
         self._module: type | tuple[()] = getattr(nn, "Module", ())
         self._optimizer: type | tuple[()] = getattr(optim, "Optimizer", ())
 
-    def __missing__(self, kind: type) -> int:
-        self[kind] = found = self._classify(kind)
+    def __getitem__(self, kind: type) -> int:
+        found = self.known.get(id(kind))
+        return self._add(kind, self._classify(kind)) if found is None else found
+
+    def clear(self) -> None:
+        """Let go of every type."""
+        self.known.clear()
+        self._types.clear()
+
+    def _add(self, kind: type, found: int) -> int:
+        self._types.append(kind)
+        self.known[id(kind)] = found
         return found
 
     def _classify(self, kind: type) -> int:

@@ -38,7 +38,9 @@ def plain(tensor: Any) -> Any:
 
     Call it, and what it gives, inside `undisturbed()`.
     """
-    return tensor if type(tensor) in _plain_types() or type(tensor) is _Plain else _Plain(tensor)
+    kind = type(tensor)
+    is_plain = kind is _Plain or any(kind is each for each in _plain_types())
+    return tensor if is_plain else _Plain(tensor)
 
 
 @functools.cache

@@ -14,7 +14,14 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, Final
 
-from memtriage.observe.classes import attributes_of, instance_dict, module_of, name_of, qualified_name_of
+from memtriage.observe.classes import (
+    addresses,
+    attributes_of,
+    instance_dict,
+    module_of,
+    name_of,
+    qualified_name_of,
+)
 from memtriage.observe.holders.contents import cached_values, class_of, tensors_in
 from memtriage.observe.holders.entry import Holder, Place
 from memtriage.observe.holders.finders import Slot, lru_cache, only
@@ -22,6 +29,7 @@ from memtriage.observe.holders.scene import Scene
 from memtriage.observe.tensors import storage_facts
 
 _CONTAINERS: Final = (dict, list, tuple, set, frozenset, deque, OrderedDict, defaultdict)
+_ADDRESSES: Final = addresses(*_CONTAINERS)
 _SHALLOW: Final = 4
 _NOT_THE_PROGRAMS: Final = ("torch", "memtriage", "sys", "gc", "numpy", "builtins")
 """Packages whose own variables are not listed: entries of their own tell of what they keep."""
@@ -49,7 +57,7 @@ def _module_containers(scene: Scene) -> Iterator[Place]:
     del scene
     for name, module in every_module():
         for variable, value in list((instance_dict(module) or {}).items()):
-            if type(value) in _CONTAINERS and value and _has_tensors(value):
+            if id(type(value)) in _ADDRESSES and value and _has_tensors(value):
                 yield Place(f"{name}.{variable}", only(value), entries=len(value))
 
 
@@ -67,7 +75,7 @@ def _class_containers(scene: Scene) -> Iterator[Place]:
             continue
         for name, value in list(attributes_of(klass).items()):
             if issubclass(type(value), tensor) or (
-                type(value) in _CONTAINERS and value and _has_tensors(value)
+                id(type(value)) in _ADDRESSES and value and _has_tensors(value)
             ):
                 where = f"{module_of(klass)}.{qualified_name_of(klass)}.{name}"
                 yield Place(where, Slot(klass, name).values)
@@ -79,7 +87,7 @@ _REGISTERED: Final = ("_parameters", "_buffers", "_modules")
 def _module_attributes(scene: Scene) -> Iterator[Place]:
     for path, module, own in _module_variables(scene):
         for name, value in own:
-            if issubclass(type(value), class_of("torch", "Tensor")) or type(value) in _CONTAINERS:
+            if issubclass(type(value), class_of("torch", "Tensor")) or id(type(value)) in _ADDRESSES:
                 yield from _unregistered(scene, module, f"{path}.{name}", value)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import types
 from collections import defaultdict
@@ -10,15 +9,16 @@ from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any, Final, Self
 
+from memtriage._stdlib import gc
 from memtriage.observe.autograd import is_node_type
-from memtriage.observe.classes import instance_dict, name_of
+from memtriage.observe.classes import addresses, instance_dict, name_of
 from memtriage.observe.holders.contents import LRU, class_of, tensors_in
 from memtriage.observe.tensors import storage_facts
 
-_LEFT_OUT: Final = frozenset(
-    [dict, list, tuple, set, frozenset, types.CellType, types.MethodType, types.BuiltinFunctionType,
-     types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType,
-     types.MethodDescriptorType, types.CodeType, property, staticmethod, classmethod]
+_LEFT_OUT: Final = addresses(
+    dict, list, tuple, set, frozenset, types.CellType, types.MethodType, types.BuiltinFunctionType,
+    types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType,
+    types.MethodDescriptorType, types.CodeType, property, staticmethod, classmethod,
 )  # fmt: skip
 
 
@@ -34,14 +34,15 @@ class Scene:
 
     def __init__(self, objects: Iterable[Any] | None = None) -> None:
         self._given = objects
-        self._by_type: defaultdict[type, list[Any]] = defaultdict(list)
+        # By address: a metaclass may hash its classes with code of its own.
+        self._by_type: defaultdict[int, list[Any]] = defaultdict(list)
         self._modules: list[tuple[str, Any]] | None = None
         self._registered: set[tuple[str, int]] | None = None
 
     def __enter__(self) -> Self:
         by_type = self._by_type
         for obj in gc.get_objects() if self._given is None else self._given:
-            kind = type(obj)
+            kind = id(type(obj))
             if kind not in _LEFT_OUT:
                 by_type[kind].append(obj)
         self._given = None
@@ -53,8 +54,8 @@ class Scene:
 
     def instances(self, wanted: Callable[[type], bool]) -> Iterator[Any]:
         """Objects of the types that `wanted` says yes to."""
-        for kind in [kind for kind in self._by_type if wanted(kind)]:
-            yield from self._by_type[kind]
+        for objects in [each for each in self._by_type.values() if wanted(type(each[0]))]:
+            yield from objects
 
     def subclasses(self, module: str, name: str) -> Iterator[Any]:
         """Objects of a class, or of one derived from it, of a module that may not be loaded."""
@@ -63,7 +64,7 @@ class Scene:
 
     def of_type(self, kind: type) -> list[Any]:
         """Objects of exactly this type."""
-        return self._by_type.get(kind, [])
+        return self._by_type.get(id(kind), [])
 
     @property
     def lru_caches(self) -> list[Any]:
