@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +11,11 @@ from typing import TYPE_CHECKING, Final, TextIO, cast
 
 from memtriage import _active
 from memtriage._messages import Messages
+from memtriage._stdlib import os, time
 from memtriage.model.report import RankCount, RunReport
 from memtriage.session.core import Session
 from memtriage.session.death import lifted_limit
+from memtriage.session.depth import enough_depth
 from memtriage.session.interrupts import OwnWork, begin_program
 from memtriage.session.listen import Listener
 from memtriage.session.runner import ScriptTarget, absolute, execute, finish, program_folder
@@ -99,7 +99,7 @@ def run_watched(
         outcome = execute(target)
         if outcome.in_forked_child:
             return finish(outcome)
-        with OwnWork(last=True):
+        with OwnWork(last=True), enough_depth():
             if listener is not None:
                 listener.stop()
             try:

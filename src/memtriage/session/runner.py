@@ -4,11 +4,10 @@ What the program sees is what `python SCRIPT`, `python DIR` or `python -m MODULE
 `sys.path[0]`, `__file__`, `__spec__`, its own `__main__` module (so that pickling, `inspect.getsource` and
 the children of `multiprocessing` find it), its traceback and its exit status.
 
-Not the same as unwatched: memtriage's frames lie below the program's (`traceback.print_stack`, a
-`stacklevel` that reaches past the outermost frame, and the depth left before a `RecursionError` show it),
-`sys.orig_argv` names memtriage, modules that memtriage needs are imported already (unless the script's
-folder has its own of that name), and a file that is not text (null bytes, bytes of another encoding) ends in
-another wording of the same `SyntaxError`.
+Not the same as unwatched: memtriage's frames lie below the program's (`traceback.print_stack` and a
+`stacklevel` that reaches past the outermost frame show it), `sys.orig_argv` names memtriage, modules that
+memtriage needs are imported already (unless the script's folder has its own of that name), and a file that
+is not text (null bytes, bytes of another encoding) ends in another wording of the same `SyntaxError`.
 """
 
 from __future__ import annotations
@@ -24,6 +23,8 @@ import types
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
+
+from memtriage.session.depth import RecursionRoom
 
 _UNCAUGHT_STATUS = 1
 _INTERRUPTED_STATUS = 130  # 128 + SIGINT, what a shell says of a process that SIGINT killed
@@ -91,7 +92,9 @@ def execute(target: ScriptTarget) -> Outcome:
     """
     outcome = Outcome(0, None, _install_main().__dict__)
     # No local variable here for the exception: its traceback holds this frame, and that would be a cycle.
-    _conclude(outcome, _run(target))
+    room = RecursionRoom()
+    _conclude(outcome, _run(target, room))
+    room.remove()
     return outcome
 
 
@@ -142,49 +145,51 @@ def _install_main() -> types.ModuleType:
     return main
 
 
-def _run(target: ScriptTarget) -> BaseException | None:
+def _run(target: ScriptTarget, room: RecursionRoom) -> BaseException | None:
     """Runs the program and returns what it raised, so that the caller handles no exception meanwhile."""
     try:
         if target.kind == "module":
-            _run_module(target)
+            _run_module(target, room)
         else:
-            _run_script(target)
+            _run_script(target, room)
     except BaseException as error:
         # The top of the program: whatever arrives here would have ended the interpreter.
         return error
     return None
 
 
-def _run_module(target: ScriptTarget) -> None:
+def _run_module(target: ScriptTarget, room: RecursionRoom) -> None:
     sys.argv[:] = ["-m", *target.args]
     if not sys.flags.safe_path:
         _replace_launcher_path(_current_folder())
+    room.make(by_exec=False)
     # The very function that the interpreter calls for -m. It fills in sys.modules["__main__"].
     runpy._run_module_as_main(target.name, alter_argv=True)  # type: ignore[attr-defined]
 
 
-def _run_script(target: ScriptTarget) -> None:
+def _run_script(target: ScriptTarget, room: RecursionRoom) -> None:
     sys.argv[:] = [target.name, *target.args]
     # So does config_run_filename_abspath in Python/initconfig.c.
     path = absolute(target.name)
     if pkgutil.get_importer(path) is not None:
-        _run_location(path)
+        _run_location(path, room)
         return
     if not sys.flags.safe_path:
         _replace_launcher_path(os.path.dirname(os.path.realpath(path)))
-    _run_file(path, sys.modules["__main__"])
+    _run_file(path, sys.modules["__main__"], room)
 
 
-def _run_location(path: str) -> None:
+def _run_location(path: str, room: RecursionRoom) -> None:
     """Runs the `__main__` of a directory or zip file, which goes into `sys.path` even under -P."""
     if sys.flags.safe_path:
         sys.path.insert(0, path)
     else:
         _replace_launcher_path(path)
+    room.make(by_exec=False)
     runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
 
 
-def _run_file(path: str, main: types.ModuleType) -> None:
+def _run_file(path: str, main: types.ModuleType, room: RecursionRoom) -> None:
     try:
         with io.open_code(path) as stream:
             content = stream.read()
@@ -192,6 +197,7 @@ def _run_file(path: str, main: types.ModuleType) -> None:
         main.__file__ = path
         if sys.version_info < (3, 15):
             main.__dict__["__cached__"] = None
+        room.make(by_exec=True)
         exec(code, main.__dict__)
     finally:
         # As pyrun_file in Python/pythonrun.c: what the script printed comes before its traceback.

@@ -1,0 +1,79 @@
+"""The recursion limit as the program sees it: without the frames that lie below its own."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from memtriage._replaced import Replaced
+
+_ENOUGH: Final = 1000
+"""CPython's own limit, with which the watch's work at the end of a program goes well."""
+_BUILT_IN_COUNTS: Final = int(sys.version_info < (3, 12))
+"""What a call of a built-in function counts for the limit, for which one of Python's counts 1."""
+
+
+class RecursionRoom:
+    """Raises the recursion limit by the frames of the watch, and hides that.
+
+    A program that recurses until `RecursionError` comes as deep as without a watch, in its main thread. In
+    other threads it comes deeper by those frames.
+    """
+
+    def __init__(self) -> None:
+        self._functions = Replaced(sys)
+        self._get, self._set = sys.getrecursionlimit, sys.setrecursionlimit
+        self._below = 0
+
+    def make(self, *, by_exec: bool) -> None:
+        """Make room for the frames up to the caller's, which calls the program.
+
+        Args:
+            by_exec: with the built-in `exec`; else the program begins with a function of Python.
+        """
+        self._below = self._depth() + by_exec * _BUILT_IN_COUNTS
+
+        @functools.wraps(self._get)
+        def get() -> int:
+            return self._get() - self._below
+
+        @functools.wraps(self._set)
+        def set_limit(limit: int, /) -> None:
+            wanted = operator.index(limit)
+            self._set(wanted + self._below if wanted > 0 else wanted)
+
+        self._set(self._get() + self._below)
+        self._functions.put(getrecursionlimit=get, setrecursionlimit=set_limit)
+
+    def remove(self) -> None:
+        """Put the functions and the limit back as the program has it. May be called before `make`."""
+        self._functions.restore()
+        if self._below:
+            self._set(self._get() - self._below)
+            self._below = 0
+
+    def _depth(self) -> int:
+        """Depth of the frame that has called `make`, as the interpreter counts; 0 where it does not say."""
+        try:
+            self._set(1)
+        except RecursionError as refused:
+            told = re.search(r"recursion depth (\d+)", str(refused))
+            inside = 2 + _BUILT_IN_COUNTS  # this function, `make`, and what is called here
+            return int(told[1]) - inside if told is not None else 0
+        return 0
+
+
+@contextmanager
+def enough_depth() -> Iterator[None]:
+    """Have a recursion limit in the block that is no lower than usual, whatever the program has left."""
+    left = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(left, _ENOUGH))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(left)
