@@ -9,5 +9,5 @@ if TYPE_CHECKING:
     from memtriage.session.core import Session
 
 session: Session | None = None
-loaded_before = frozenset(sys.modules)
-"""Modules that were loaded when memtriage was: mostly by the interpreter's own start."""
+loaded_before = frozenset(sys.modules) - {"memtriage"}
+"""Modules that were loaded before memtriage was: mostly by the interpreter's own start."""

@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from types import ModuleType
 
 from memtriage import _active
+from memtriage._stdlib import os
+from memtriage.observe.origin import package_folder
 
 
 class OwnModules:
@@ -28,6 +30,8 @@ class OwnModules:
     def __init__(self, folder: str) -> None:
         offered = {module.name for module in pkgutil.iter_modules([folder])}
         self._folder = folder
+        if os.path.realpath(folder) == os.path.dirname(os.path.realpath(package_folder())):
+            offered.discard("memtriage")  # no other one
         self._names = {name for name in offered if name != "__main__" and _may_be_meant(name)}
         self._others: dict[str, ModuleType] = {}
         self._path: list[str] = []
