@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import subprocess
 import sys
 from collections.abc import Callable
@@ -420,7 +419,7 @@ def test_the_callback_is_held_weakly_and_can_be_taken_away(install: Callable[...
 
 
 def test_a_failing_callback_does_not_replace_the_scripts_error(
-    install: Callable[..., FakeCuda], caplog: pytest.LogCaptureFixture
+    install: Callable[..., FakeCuda], capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake = install()
 
@@ -428,9 +427,8 @@ def test_a_failing_callback_does_not_replace_the_scripts_error(
         raise ValueError("mine")
 
     cuda.attach_oom_observer(fail)
-    with caplog.at_level(logging.ERROR):
-        fake.observers[0](0, 1, 2, 3)
-    assert "the out-of-memory observer failed" in caplog.text
+    fake.observers[0](0, 1, 2, 3)
+    assert "the out-of-memory observer failed (ValueError: mine)" in capsys.readouterr().err
 
 
 def test_the_observer_under_its_other_name_or_none(install: Callable[..., FakeCuda]) -> None:

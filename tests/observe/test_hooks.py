@@ -409,3 +409,10 @@ print(*seen)
     # A compiled step makes no mark. On Python 3.13 torch left it in Python around its graph, and it made one.
     seen = lines[1].split()
     assert seen == 3 * BACKWARD or (sys.version_info >= (3, 13) and seen == 3 * (BACKWARD + STEP))
+
+
+def test_a_traceback_has_no_frame_of_the_wrapper(events: Events) -> None:
+    with pytest.raises(RuntimeError, match="scalar") as raised:
+        torch.ones(2, requires_grad=True).backward()
+    files = [entry.path for entry in raised.traceback]
+    assert events.seen[-1] == "failed" and not any("memtriage/observe" in str(file) for file in files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -12,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from memtriage.observe.foreign import is_programs_exception, programs_own
 from memtriage.session import interrupts
-from memtriage.session.interrupts import HeldHandler, OwnWork, held, is_programs_exception, programs_own
+from memtriage.session.interrupts import HeldHandler, OwnWork, held
 
 
 class InTime(Exception):
@@ -105,3 +107,35 @@ def work():
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(InTime))
     thread.join()
     assert found == [True]
+
+
+def test_the_programs_tracer_and_profiler_are_off_during_the_work() -> None:
+    def tracer(frame: FrameType, event: str, argument: object) -> None:
+        traced.append(frame.f_code.co_name)
+
+    def profiler(frame: FrameType, event: str, argument: object) -> None:
+        profiled.append(frame.f_code.co_name)
+
+    def work() -> object:
+        return sys.gettrace() or sys.getprofile()
+
+    traced: list[str] = []
+    profiled: list[str] = []
+    before = sys.gettrace(), sys.getprofile()
+    sys.settrace(tracer)
+    sys.setprofile(profiler)
+    with OwnWork(), OwnWork():
+        seen = work()
+    found = sys.gettrace(), sys.getprofile()
+    sys.setprofile(before[1])
+    sys.settrace(before[0])
+    assert seen is None and found == (tracer, profiler)
+    assert "__enter__" in traced and "work" not in [*traced, *profiled]
+
+
+def test_an_error_that_cannot_be_told_is_a_failure_of_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr("memtriage.observe.foreign.CodeOrigin", refuse)
+    assert not is_programs_exception(InTime())

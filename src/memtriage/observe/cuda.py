@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
-import os
 import re
 import sys
 import weakref
@@ -23,9 +21,9 @@ from types import MethodType, TracebackType
 from typing import Any, Final, Literal, Self
 
 import memtriage
+from memtriage._messages import complain
+from memtriage._stdlib import os
 from memtriage.model.blocks import Block, BlockState, DeviceCounters, Segment
-
-_log = logging.getLogger(__name__)
 
 Frame = Mapping[str, Any]
 """One frame of an allocation's stack: `filename`, `line`, `name`."""
@@ -320,9 +318,9 @@ class _OomDispatch:
             return
         try:
             callback(device, requested, limit, free)
-        except Exception:
+        except Exception as error:
             # An exception here would replace the script's out-of-memory error with ours.
-            _log.exception("the out-of-memory observer failed")
+            complain("memtriage", f"the out-of-memory observer failed ({type(error).__name__}: {error})")
 
 
 def _nobody() -> OomCallback | None:

@@ -8,16 +8,13 @@ where it can: inside a container its process ids may be those of the host, and w
 from __future__ import annotations
 
 import functools
-import logging
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
+from memtriage._stdlib import os
 from memtriage.model.blocks import DriverUse
 from memtriage.observe import cuda
-
-_log = logging.getLogger(__name__)
 
 ProcessUse = Mapping[int, int | None]
 """Bytes for each process id; None where the driver does not tell."""
@@ -47,10 +44,7 @@ def driver_use(device: int) -> DriverUse | None:
     first time: not for every mark.
     """
     answer = explain_driver_use(device)
-    if isinstance(answer, str):
-        _log.debug("no driver figures for cuda:%d: %s", device, answer)
-        return None
-    return answer
+    return None if isinstance(answer, str) else answer
 
 
 def explain_driver_use(device: int) -> DriverUse | str:

@@ -14,11 +14,12 @@ import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import os
 import sys
 from collections.abc import Callable, Sequence
 from types import FrameType, ModuleType
 from typing import Any, Final, Protocol
+
+from memtriage._stdlib import os
 
 
 class TrainingEvents(Protocol):
@@ -31,10 +32,18 @@ class TrainingEvents(Protocol):
 
 
 class TrainingHooks:
-    """Installs the hooks, at once or when the program imports torch, and takes them away again."""
+    """Installs the hooks, at once or when the program imports torch, and takes them away again.
 
-    def __init__(self, events: TrainingEvents) -> None:
+    Args:
+        events: who is told.
+        attach: calls what attaches the hooks, which fails where a module called torch is another one.
+    """
+
+    def __init__(
+        self, events: TrainingEvents, attach: Callable[[Callable[[], None]], None] = lambda attach: attach()
+    ) -> None:
         self._events = events
+        self._guarded = attach
         self._undo: list[Callable[[], None]] = []
         self._finder: _TorchImport | None = None
         self._pid = os.getpid()
@@ -46,9 +55,9 @@ class TrainingHooks:
         `OMP_NUM_THREADS` before they import it.
         """
         if "torch" in sys.modules:
-            self._attach()
+            self._arrived()
         else:
-            self._finder = _TorchImport(self._attach)
+            self._finder = _TorchImport(self._arrived)
             sys.meta_path.insert(0, self._finder)
 
     def remove(self) -> None:
@@ -59,6 +68,9 @@ class TrainingHooks:
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
+
+    def _arrived(self) -> None:
+        self._guarded(self._attach)
 
     def _attach(self) -> None:
         import torch
@@ -94,6 +106,11 @@ class TrainingHooks:
             try:
                 result = original(*args, **kwargs)
                 failed = False
+            except BaseException as error:
+                own = error.__traceback__
+                error.__traceback__ = None if own is None else own.tb_next
+                del own
+                raise  # which adds no entry for this frame again
             finally:
                 # The arguments hold the loss: let go of it before the counters are read.
                 del args, kwargs

@@ -9,16 +9,15 @@ the host, and asks the main thread for time-based marks where no steps can be se
 from __future__ import annotations
 
 import functools
-import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import ParamSpec, cast
 
+from memtriage._stdlib import os, threading, time
 from memtriage.diagnose.host_findings import host_findings, host_notes
 from memtriage.diagnose.judged import with_circumstances
 from memtriage.diagnose.leaks import CensusPoint
@@ -29,6 +28,7 @@ from memtriage.model.judged import Judged
 from memtriage.model.position import TrainingPosition
 from memtriage.model.run_status import RunStatus
 from memtriage.observe.counters import CounterReader
+from memtriage.observe.foreign import is_programs_exception
 from memtriage.observe.hooks import TrainingHooks, inside_optimizer_step
 from memtriage.observe.host import host_peak
 from memtriage.session.asked import Lock, Responder
@@ -37,7 +37,7 @@ from memtriage.session.death_watch import DeathWatch
 from memtriage.session.ends import Terminated, allocator_peaks, exception_text, start_record
 from memtriage.session.growth_watch import GrowthWatch
 from memtriage.session.host_watch import HostWatch
-from memtriage.session.interrupts import OwnWork, is_programs_exception
+from memtriage.session.interrupts import OwnWork
 from memtriage.session.ledgers import LedgerKeeper
 from memtriage.session.live_state import LiveState
 from memtriage.session.marks import MarkPoint, StoredMarks
@@ -68,7 +68,7 @@ def _never_raises(method: Callable[P, None]) -> Callable[P, None]:
                     raise
                 session = args[0]
                 assert isinstance(session, Session)
-                session._record.failed(method.__name__.strip("_").replace("_", " "), error)
+                session._failed(method.__name__.strip("_").replace("_", " "), error)
 
     return guarded
 
@@ -122,7 +122,7 @@ class Session:
         self._record = SessionRecord(self.path)
         self._started_at = time.time()
         self._progress = TrainingProgress()
-        self._hooks = TrainingHooks(self)
+        self._hooks = TrainingHooks(self, self._attach)
         # what marks go to
         self._reader = CounterReader()
         self._stored = StoredMarks(self._record, self._reader, identity.rank)
@@ -172,6 +172,10 @@ class Session:
             write=lambda sample: self._record.write("host", sample),
             failed=self._record.failed,
         )
+
+    def _failed(self, where: str, error: BaseException) -> None:
+        with suppress(Exception):  # where not even a note can be made, the program still goes on
+            self._record.failed(where, error)
 
     # --- what others may know -------------------------------------------------------------------------------
 
@@ -238,6 +242,10 @@ class Session:
         self._growth.install()
         self._sampler.start()
         self.mark("start")
+
+    @_never_raises
+    def _attach(self, attach: Callable[[], None]) -> None:
+        attach()
 
     @_never_raises
     def backward_begins(self) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Final
 
 from msgspec.structs import replace
 
+from memtriage._stdlib import time
 from memtriage.diagnose.leaks import CensusPoint
 from memtriage.diagnose.phase import FrameState, phase_from_frames
 from memtriage.model.findings import Finding
@@ -17,6 +17,7 @@ from memtriage.model.position import Phase, TrainingPosition
 from memtriage.model.units import size
 from memtriage.observe import cuda
 from memtriage.observe.cgroup import host_limit
+from memtriage.observe.foreign import is_programs_exception
 from memtriage.observe.hooks import inside_backward
 from memtriage.observe.inputs import batch_elements, caller_frames, running_functions
 from memtriage.session.death import (
@@ -27,7 +28,6 @@ from memtriage.session.death import (
     lifted_limit,
     owners_of,
 )
-from memtriage.session.interrupts import is_programs_exception
 
 _INPUT_EVERY_S: Final = 0.02
 _INPUT_SHARE: Final = 0.002
@@ -129,6 +129,8 @@ class DeathWatch:
         try:
             self._failed.owners = owners_of(self._look(()).census.storages, name)
         except Exception as error:  # short of host memory too, perhaps: the counters must do
+            if is_programs_exception(error):
+                raise
             self._note_failure("census at the out-of-memory error", error)
 
     def look_at(self, error: BaseException) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from memtriage._stdlib import time
 from memtriage.account.census import View
 from memtriage.account.host_reading import HostReading, read_host
 from memtriage.account.job_ledger import take_job_ledger
@@ -13,6 +13,7 @@ from memtriage.account.ledgers import take_ledgers
 from memtriage.diagnose.after_backward import left_after_backward
 from memtriage.model.findings import Finding
 from memtriage.observe.counters import Reading
+from memtriage.observe.foreign import is_programs_exception
 from memtriage.observe.host import has_children
 from memtriage.session.host_watch import HostWatch
 from memtriage.session.live_state import LiveState
@@ -76,6 +77,8 @@ class LedgerKeeper:
         try:
             self._on_host = read_host()
         except Exception as error:
+            if is_programs_exception(error):
+                raise
             self._record.failed("read host", error)
 
     def take(self, view: View) -> None:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,8 +15,10 @@ from typing import Any, Self
 from memtriage._descriptors import Descriptor
 from memtriage._forks import call_in_forked_children
 from memtriage._replaced import Replaced
+from memtriage._stdlib import os, threading
+from memtriage.observe.foreign import programs_own
 from memtriage.session import watchdog
-from memtriage.session.interrupts import HeldHandler, held, programs_own
+from memtriage.session.interrupts import HeldHandler, held
 
 Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
 

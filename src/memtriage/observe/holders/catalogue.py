@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from memtriage.model.holders import KINDS, HolderReading
+from memtriage.observe.foreign import is_programs_exception
 from memtriage.observe.holders.contents import read_places
 from memtriage.observe.holders.entry import Holder, Place
 from memtriage.observe.holders.frameworks import FRAMEWORKS
@@ -17,8 +17,6 @@ from memtriage.observe.holders.registered import registered
 from memtriage.observe.holders.scene import Scene
 from memtriage.observe.holders.transformer_engine import TRANSFORMER_ENGINE
 from memtriage.observe.tensors import undisturbed
-
-_log = logging.getLogger(__name__)
 
 SPECIFIC: Final[tuple[Holder, ...]] = (*TRANSFORMER_ENGINE, *FRAMEWORKS, *PYTORCH)
 """Entries of known libraries: what lets go of tensors before what gives memory back."""
@@ -83,7 +81,8 @@ def read_holders(scene: Scene, chosen: Sequence[Holder]) -> list[HolderReading]:
             if places:
                 found.append(read_places(holder.name, places))
         except Exception as error:
-            _log.debug("holder %s cannot be read", holder.name, exc_info=True)
+            if is_programs_exception(error):
+                raise
             found.append(HolderReading(name=holder.name, failed=f"{type(error).__name__}: {error}"))
     return found
 

@@ -1,0 +1,93 @@
+"""Exceptions that reach the watch's work from the program it watches, told from the watch's own failures.
+
+Whatever catches `Exception` around work of the watch in the program's threads has to let these through: a
+timeout that a signal handler raises, or what another thread sets with `PyThreadState_SetAsyncExc`.
+"""
+
+from __future__ import annotations
+
+import dis
+import signal
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType, FunctionType, TracebackType
+from typing import Any, Final
+
+from memtriage.observe.origin import CodeOrigin
+
+
+class Held:
+    """A signal handler of the program inside one of the watch's.
+
+    Attributes:
+        handler: the program's.
+    """
+
+    __slots__ = ("handler",)
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self.handler = handler
+
+
+def programs_own(handler: Any) -> Any:
+    """Return the program's handler of what is installed."""
+    return handler.handler if isinstance(handler, Held) else handler
+
+
+def is_programs_exception(error: BaseException) -> bool:
+    """Whether an exception came into the watch's work from outside, not from what the work does.
+
+    So it is if a signal handler raised it that could not be held, or if no instruction raised it that could
+    have: `PyThreadState_SetAsyncExc` raises between two instructions. What the program's own code raises
+    because the watch has called it, by mistake, is a failure of the watch. So is what cannot be told: an
+    audit hook of the program may refuse whatever is asked for here.
+    """
+    try:
+        return _is_from_outside(error)
+    except Exception:
+        return False
+
+
+def _is_from_outside(error: BaseException) -> bool:
+    origin = CodeOrigin()
+    handlers = _codes_of_handlers()
+    last: TracebackType | None = None
+    within_program = False
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code in handlers:
+            return True
+        within_program = within_program or origin.is_user_file(code.co_filename)
+        last, trace = trace, trace.tb_next
+    if last is None or within_program or _raises(last, type(error)):
+        return False
+    return not error.args or _is_users_class(type(error), origin)
+
+
+def _codes_of_handlers() -> set[CodeType]:
+    """What runs when one of the installed signal handlers is called, as far as it is Python."""
+    codes = set()
+    for signum in signal.valid_signals():
+        handler: Any = programs_own(signal.getsignal(signum))
+        function = getattr(handler, "__func__", handler)
+        if not isinstance(function, FunctionType):
+            function = vars(type(handler)).get("__call__")
+        if isinstance(function, FunctionType):
+            codes.add(function.__code__)
+    return codes
+
+
+def _is_users_class(kind: type, origin: CodeOrigin) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind.__module__ == "__main__" or origin.is_user_file(file)
+
+
+_RAISED_IN_C: Final = (StopIteration, MemoryError, RecursionError, AssertionError)
+"""Exceptions without a text that the interpreter itself raises."""
+
+
+def _raises(trace: TracebackType, kind: type[BaseException]) -> bool:
+    """Whether the instruction at which a traceback ends raises by itself."""
+    operation = trace.tb_frame.f_code.co_code[trace.tb_lasti]
+    return issubclass(kind, _RAISED_IN_C) or dis.opname[operation] in ("RAISE_VARARGS", "RERAISE")
