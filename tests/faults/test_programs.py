@@ -25,6 +25,9 @@ from support.side_by_side import both, folder, run
         "joblib_workers",
         "limits",
         "no_training",
+        "foreign_objects",
+        "settings",
+        "frames",
     ],
 )
 def test_a_program_that_trains(tmp_path: Path, name: str) -> None:
@@ -34,8 +37,23 @@ def test_a_program_that_trains(tmp_path: Path, name: str) -> None:
     (rank,) = read_run([tmp_path / "record"]).ranks
     if name == "limits":
         return  # of the size of files: the record ends there
-    failed = [note for note in rank.notes if "could not do all of its work" in note]
+    failed = [note for note in rank.notes if "could not do all of its work" in note and name != "frames"]
     assert rank.end is not None and not failed, rank.notes
+
+
+def test_a_program_that_waits_for_signals_and_becomes_another(tmp_path: Path) -> None:
+    plain, watched = both(tmp_path, "signals.py")
+    assert plain.status == 9
+    assert watched == plain
+
+
+@pytest.mark.parametrize("name", ["torch", "memtriage"])
+def test_another_module_of_this_name_beside_the_script(tmp_path: Path, name: str) -> None:
+    text = f"import {name}\nprint({name}.WHOSE)\nraise SystemExit(4)\n"
+    files = {f"own/{name}.py": "WHOSE = 'mine'\n", "own/script.py": text}
+    plain, watched = both(tmp_path, "own/script.py", files=files)
+    assert plain.status == 4 and plain.stdout == "mine\n"
+    assert watched == plain
 
 
 SHADOWS = {"rich.py": "WHOSE = 'mine'\nprint('my rich')\n", "queue.py": "WHOSE = 'mine'\n"}

@@ -1,0 +1,123 @@
+"""What reaches into frames: tracers that raise, tracebacks, recursion to its limit, functions replaced."""
+
+import gc
+import os
+import sys
+import threading
+import time
+import traceback
+
+import state
+import torch
+from training import model, step
+
+
+class Stop(Exception):
+    pass
+
+
+kept = []
+lost = 0
+for number in range(12):
+    events = 0
+
+    def tracer(frame, event, argument, limit=50 * number):
+        global events
+        events += 1
+        if events > limit and "training" in frame.f_code.co_filename:
+            raise Stop
+        return tracer
+
+    def profiler(frame, event, argument):
+        return None
+
+    try:
+        sys.setprofile(profiler)
+        sys.settrace(tracer)
+        for _ in range(100):
+            step(kept)
+        lost += 1
+    except Stop:
+        pass
+    finally:
+        sys.settrace(None)
+        sys.setprofile(None)
+print("lost", lost)
+
+
+def depth(at=1):
+    try:
+        return depth(at + 1)
+    except RecursionError:
+        return at
+
+
+def below(frames):
+    return below(frames - 1) if frames else step(kept)
+
+
+print(depth(), sys.getrecursionlimit(), below(850) > 0)
+for limit in (0, "text", 300):
+    try:
+        sys.setrecursionlimit(limit)
+    except (TypeError, ValueError) as error:
+        print(type(error).__name__, error)
+print(depth(), sys.getrecursionlimit())
+
+
+def refuse(gradient):
+    raise Stop
+
+
+for run in (lambda result: result.backward(), torch.autograd.backward, lambda result: model(result).sum()):
+    x = torch.ones(3, requires_grad=True)
+    y = x * 2
+    y.register_hook(refuse)
+    try:
+        run(y.sum())
+    except (Stop, RuntimeError) as error:
+        print([each.name for each in traceback.extract_tb(error.__traceback__)])
+
+
+def counted(name, function):
+    def called(*args, **kwargs):
+        calls.append(name)
+        return function(*args, **kwargs)
+
+    return called
+
+
+def refused(*args, **kwargs):
+    raise Stop
+
+
+calls = []
+replaced = [(time, "perf_counter", "monotonic", "thread_time", "time"), (gc, "get_objects", "get_referents"),
+            (os, "getpid", "fstat"), (threading, "get_ident", "main_thread", "enumerate")]  # fmt: skip
+for make in (counted, lambda name, function: refused):
+    were = []
+    for module, *names in replaced:
+        for name in names:
+            were.append((module, name, getattr(module, name)))
+            setattr(module, name, make(name, getattr(module, name)))
+    for _ in range(6):
+        model(torch.randn(8, 64)).sum().backward()
+        kept.append(model(torch.randn(256, 64)))
+    for module, name, function in were:
+        setattr(module, name, function)
+print("calls", calls)
+
+
+class Refusing:
+    def __getattr__(self, name):
+        print("asked for", name, flush=True)
+        raise SystemExit(name)
+
+
+loaded = sys.modules["torch"]
+sys.modules["torch"] = Refusing()
+for _ in range(4):
+    loaded.autograd.backward(model(loaded.ones(3, 64)).sum())
+sys.modules["torch"] = loaded
+state.show("after")
+sys.setrecursionlimit(60)
