@@ -23,9 +23,12 @@ class CensusPolicy:
             into as long a time again.
         free_s: seconds that all censuses together may take in any run.
         cost: part of the time that they may take beyond that.
+        leak_free_s, leak_cost: the same in a run with a proven leak, which is worth more.
         always: censuses that are taken at any cost: what no counter sees shows from the second on.
-        to_prove: the same since the onset of growth: three intervals take four, and two more show that it
+        to_prove: the same since a suspicion came up: three intervals take four, and two more show that it
             goes on, or prove what began in the middle of an interval.
+        goes_on: distance between censuses of a proven leak that no counter shows, as a part of the time over
+            which it was seen to grow: shorter than that after which its proof ages.
     """
 
     first: float
@@ -34,8 +37,11 @@ class CensusPolicy:
     share: float = 1 / 3
     free_s: float = 1.0
     cost: float = 0.02
+    leak_free_s: float = 2.5
+    leak_cost: float = 0.05
     always: int = 2
     to_prove: int = 6
+    goes_on: float = 0.4
 
 
 PLANS: Final[Mapping[Scale, CensusPolicy]] = {
@@ -47,29 +53,36 @@ PLANS: Final[Mapping[Scale, CensusPolicy]] = {
 
 
 def next_census(
-    taken: Sequence[float], found: GrowthEstimate, proven: bool, policy: CensusPolicy = PLANS["step"]
+    taken: Sequence[float],
+    found: GrowthEstimate,
+    proven: bool,
+    policy: CensusPolicy = PLANS["step"],
+    *,
+    shown: bool = True,
 ) -> float:
     """Return the position from which on the next census is due; it may lie in the past.
 
     While nothing grows, distances grow with the run, so that a holder that no counter sees is still compared
     over several intervals. Under suspicion the first follows soon, and each distance doubles; a census that
     names nothing does not put off the next by more than that. What is periodic is compared whole periods
-    apart. Once a leak is proven, one census whenever the run is twice as long shows whether it goes on.
+    apart. Once a leak is proven, its counter shows whether it goes on, and one census each time the run doubles
+    is enough. What no counter shows is looked at more often.
 
     Args:
         taken: positions of the censuses so far, oldest first.
         found: what the counters say: the most suspicious one.
         proven: all growth that they show is proven and explained.
         policy: the scale's distances.
+        shown: the counters show what is proven.
     """
     if len(taken) < 2:
         return (1 + len(taken)) * policy.first
     last = taken[-1]
     if found.state not in ("growing", "undecided"):
         return last + max(policy.gap, (policy.widens - 1) * last)
-    if proven:
-        return last + max(policy.gap, last)
     onset = found.onset if found.onset is not None else taken[0]
+    if proven:
+        return last + max(policy.gap, last if shown else policy.goes_on * (last - onset))
     since = sum(position >= onset for position in taken)
     wanted = policy.gap * 2.0 ** max(0, since - 1)
     distance = max(policy.gap, min(wanted, policy.share * max(0.0, last - onset)))
@@ -80,22 +93,26 @@ def next_census(
 
 def affordable(
     taken: Sequence[float],
-    onset: float | None,
+    suspected: float | None,
     spent_s: float,
     elapsed_s: float,
     policy: CensusPolicy = PLANS["step"],
+    *,
+    proven: bool = False,
 ) -> bool:
     """Whether one more census fits what censuses may cost.
 
     Args:
         taken: positions of the censuses so far.
-        onset: since when something grows, suspected or proven; None where nothing does.
+        suspected: since when something is suspected to grow; None where nothing is.
         spent_s: seconds that they took together.
         elapsed_s: seconds since the watch began.
         policy: what they may cost.
+        proven: a leak is.
     """
     if len(taken) < policy.always:
         return True
-    if onset is not None and sum(position >= onset for position in taken) < policy.to_prove:
+    if suspected is not None and sum(position >= suspected for position in taken) < policy.to_prove:
         return True
-    return spent_s * (1 + 1 / len(taken)) <= policy.free_s + policy.cost * elapsed_s
+    free, cost = (policy.leak_free_s, policy.leak_cost) if proven else (policy.free_s, policy.cost)
+    return spent_s * (1 + 1 / len(taken)) <= free + cost * elapsed_s

@@ -34,9 +34,14 @@ class Counter:
         return self._found
 
     def confirms(self, rate: float) -> bool:
-        """Whether it grows by at least so many bytes a position."""
+        """Whether it grows by at least so many bytes a position, up to its last reading."""
         found = self.estimate()
         return found.state == "growing" and found.rate >= rate
+
+    def ended(self, rate: float) -> bool:
+        """Whether it grew by at least so many bytes a position until some time, and may have stopped then."""
+        found = self.estimate()
+        return found.until is not None and found.rate >= rate
 
     def contradicts(self, rate: float, since: float) -> bool:
         """Whether it shows that nothing has grown by `rate` bytes a position since a position.

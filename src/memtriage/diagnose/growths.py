@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final
+from typing import ClassVar, Final, TypeVar
 
 from memtriage.diagnose.history import Holding
 from memtriage.diagnose.proof import POLICY, Proof, ProofPolicy, prove
@@ -14,6 +14,8 @@ from memtriage.model.paths import HolderPath
 Contradicts = Callable[[str, float, float], bool]
 """Given a counter's name, a rate in bytes a position and a position: whether that counter shows that nothing
 has grown at such a rate since then."""
+Confirms = Callable[[str, float], bool]
+"""Given a counter's name and a rate in bytes a position: whether that counter rises by at least as much."""
 
 _DATA_LEAST: Final = 4096
 """Bytes a position below which a container of ordinary data is a log of the program's own."""
@@ -48,6 +50,12 @@ class GrowingData:
         """Position and bytes at each census."""
         return [(position, float(count * self.entry_bytes)) for position, count in self.entries]
 
+    @property
+    def often(self) -> bool:
+        """Whether it gets entries as often as a container that leaks at each step."""
+        (start, first), (end, last) = self.entries[0], self.entries[-1]
+        return (last - first) * _DATA_EVERY >= end - start
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
@@ -65,17 +73,24 @@ class Growth:
         holding: it.
         proof: what its growth is worth, with its rate.
         lengthens: it is a tensor that is made anew, longer.
+        counter: the name of the counter that sees its memory.
         entries_grow: its path names more objects than before.
     """
 
     holding: Holding
     proof: Proof
     lengthens: bool
+    counter: str = "cpu"
     entries_grow: bool | None = None
 
     @property
     def device(self) -> str:
         return self.holding.group.device
+
+    @property
+    def last(self) -> float:
+        """Position of the last census that saw it."""
+        return self.holding.sizes[-1].position
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +99,20 @@ class DataGrowth:
 
     data: GrowingData
     proof: Proof
+    counter: ClassVar[str] = "host"
+
+    @property
+    def last(self) -> float:
+        """Position of the last census that saw it."""
+        return self.data.entries[-1][0]
 
     @property
     def large(self) -> bool:
         """Whether its own entries are worth telling; what they hold in native memory is not counted."""
         return self.proof.rate >= _DATA_LEAST
+
+
+_Grown = TypeVar("_Grown", Growth, DataGrowth)
 
 
 def growths(
@@ -97,7 +121,8 @@ def growths(
     contradicts: Contradicts,
     period: float | None = None,
     now: float = 0.0,
-    confirms: Callable[[str, float], bool] = lambda counter, rate: False,
+    confirms: Confirms = lambda counter, rate: False,
+    ended: Confirms = lambda counter, rate: False,
     policy: ProofPolicy = POLICY,
 ) -> list[Growth]:
     """Judge holders, largest growth first; what a counter contradicts is left out.
@@ -109,7 +134,9 @@ def growths(
         period: positions from rise to rise, where growth is periodic.
         now: position of the last reading: where it is as far behind the last census as two of the censuses
             that saw growth are apart, the counter must not show that it stopped.
-        confirms: whether a counter grows by at least a rate, over the whole run.
+        confirms: whether it does up to its last reading. Where it does not show what holders are proven to
+            gain, what was not seen for long may have stopped.
+        ended: whether it did, and does so no longer.
         policy: of proof.
     """
     found = []
@@ -117,47 +144,87 @@ def growths(
         counter = counter_of(holding)
         rising = holding.rising(period)
         points = [(size.position, float(size.nbytes)) for size in rising]
-        proof = prove(points, _by(counter, contradicts), policy, period)
-        if not confirms(counter, policy.contradicts * proof.rate):
-            proof = _aged(proof, points, now)
-        last, longest = points[-1][0], max((b[0] - a[0] for a, b in pairwise(points)), default=0.0)
-        stopped = now - last >= longest and contradicts(counter, policy.contradicts * proof.rate, last)
-        if proof.certainty is not None and not stopped:
+        proof = prove(points, _by(counter, contradicts), policy, period, holding.fell)
+        if proof.certainty is not None and not _stopped(
+            proof, points, _by(counter, contradicts), now, policy
+        ):
             entries_grow = rising[-1].entries > rising[0].entries
-            found.append(Growth(holding, proof, holding.lengthens, entries_grow))
+            found.append(Growth(holding, proof, holding.lengthens, counter, entries_grow))
+    unseen = not_shown(found, confirms)
+    found = [_aged(one, now, ended, policy) if one in unseen else one for one in found]
     return sorted(found, key=lambda growth: -growth.proof.rate)
 
 
 def data_growths(
-    grown: Iterable[GrowingData], contradicts: Contradicts, now: float = 0.0, policy: ProofPolicy = POLICY
+    grown: Iterable[GrowingData],
+    contradicts: Contradicts,
+    now: float = 0.0,
+    confirms: Confirms = lambda counter, rate: False,
+    ended: Confirms = lambda counter, rate: False,
+    policy: ProofPolicy = POLICY,
 ) -> list[DataGrowth]:
     """Judge containers of ordinary data, largest growth first.
 
-    Only the resident set sees all of them, and not well.
+    Only the resident set sees all of them, and not well. Containers that get an entry now and then are left
+    out unless it grows with them: they are tables of the program's own.
 
     Arguments as `growths` has them.
     """
     found = []
     for data in grown:
-        (start, first), (end, last) = data.entries[0], data.entries[-1]
-        proof = prove(data.sizes, _by("host", contradicts), policy)
-        proof = _aged(proof, data.sizes, now)
-        growth = DataGrowth(data, proof)
-        large = growth.large or data.native is not None
-        if proof.certainty is not None and large and (last - first) * _DATA_EVERY >= end - start:
+        by_host = _by(DataGrowth.counter, contradicts)
+        growth = DataGrowth(data, prove(data.sizes, by_host, policy))
+        wanted = growth.proof.certainty is not None and (growth.large or data.native is not None)
+        if wanted and not _stopped(growth.proof, data.sizes, by_host, now, policy):
             found.append(growth)
+    unseen = not_shown(found, confirms)
+    shown = [one for one in found if one.proof.certainty == "proven" and one not in unseen]
+    found = [_aged(one, now, ended, policy) if one in unseen else one for one in found]
+    found = [one for one in found if one.data.often or one in shown]
     return sorted(found, key=lambda growth: -growth.proof.rate)
 
 
-def _aged(proof: Proof, points: Sequence[tuple[float, float]], now: float) -> Proof:
-    """Return a proof as it stands some time after the last census."""
-    if proof.certainty != "proven" or now - points[-1][0] <= _AGES * (points[-1][0] - points[0][0]):
-        return proof
-    return replace(proof, certainty="suspected", reason="it may have stopped since the last census")
+def not_shown(found: Sequence[_Grown], confirms: Confirms, share: float = 0.5) -> list[_Grown]:
+    """Return proven growth that its counter does not show.
+
+    Args:
+        found: all growth.
+        confirms: as `growths` has it.
+        share: part of a holder's rate that its counter has to show beside the rates of all others.
+    """
+    proven = [one for one in found if one.proof.certainty == "proven"]
+    rates: dict[str, float] = {}
+    for one in proven:
+        rates[one.counter] = rates.get(one.counter, 0.0) + one.proof.rate
+    return [
+        one for one in proven if not confirms(one.counter, rates[one.counter] - (1 - share) * one.proof.rate)
+    ]
 
 
-_AGES: Final = 2
-"""Times as long as it was seen to grow: the plan's last census lies at half of the run, or later."""
+def _stopped(
+    proof: Proof,
+    points: Sequence[tuple[float, float]],
+    contradicted: Callable[[float, float], bool],
+    now: float,
+    policy: ProofPolicy,
+) -> bool:
+    """Whether a counter shows that growth came to an end after the last census.
+
+    What comes now and then pauses for as long as two censuses that saw it grow are apart.
+    """
+    last, longest = points[-1][0], max((b[0] - a[0] for a, b in pairwise(points)), default=0.0)
+    return now - last >= longest and contradicted(policy.contradicts * proof.rate, last)
+
+
+def _aged(growth: _Grown, now: float, ended: Confirms, policy: ProofPolicy) -> _Grown:
+    """Return growth as it stands some time after the last census, where no counter shows that it goes on."""
+    proof = growth.proof
+    aged = now - growth.last > policy.ages * (growth.last - proof.since)
+    if aged or ended(growth.counter, policy.contradicts * proof.rate):
+        return replace(growth, proof=proof.suspected("it may have stopped since the last census"))
+    if proof.slowed:
+        return replace(growth, proof=proof.suspected("it may have stopped before the last census"))
+    return growth
 
 
 def waits_for_collector(waiting: Sequence[Waiting], device: str, rate: float, share: float = 0.25) -> bool:

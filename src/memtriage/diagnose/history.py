@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from msgspec.structs import replace
@@ -99,6 +100,11 @@ class Holding:
             elif not points or not _soon(points[-1], before, found[0]):
                 break
         return found
+
+    @property
+    def fell(self) -> bool:
+        """Whether it kept less at some census than at the one before."""
+        return any(after.nbytes < before.nbytes for before, after in pairwise(self.sizes))
 
     @property
     def lengthens(self) -> bool:

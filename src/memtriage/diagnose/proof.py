@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
+from math import sqrt
 from statistics import median
 from typing import Final
 
@@ -17,18 +18,31 @@ class ProofPolicy:
 
     Attributes:
         intervals: intervals in a row, up to the last census, over which a holder must have grown.
+        more_intervals: the same for a holder that was smaller again before, whose size may just vary: a size
+            that varies at random rises three times in a row in 1 of 24 cases, five times in 1 of 720.
+        short: length of an interval, as a part of the longest, below which it is joined with the one before
+            it where enough others are left: in so short a time single rises decide.
         share: part of its rate that each of them must show.
         begun: part of the others' rate below which growth began in the middle of the first interval: that one
             does not count where enough others follow, and never for the rate.
         slows: rate of the last interval, as a part of the first's, below which it may come to an end.
         contradicts: part of the holder's rate that a counter would have to show, and does not.
+        differs: times as far as intervals differ that the last one must fall short of what is expected.
+        exact: part of it that it must fall short by where they do not differ at all.
+        ages: positions after the last census, as a part of those over which growth was seen, up to which a
+            holder is taken to grow on where no counter shows it.
     """
 
     intervals: int = 3
+    more_intervals: int = 5
+    short: float = 0.25
     share: float = 0.3
     begun: float = 0.9
     slows: float = 0.5
     contradicts: float = 0.5
+    differs: float = 4.0
+    exact: float = 0.05
+    ages: float = 0.5
 
 
 POLICY: Final = ProofPolicy()
@@ -46,6 +60,8 @@ class Proof:
         intervals: how many in a row it grew over.
         since: position at which they begin.
         reason: why it is not proven, and what would settle it; None where it is.
+        slowed: it is proven, but the last interval shows less than those before, by more than these differ:
+            it may have come to an end in that interval.
     """
 
     certainty: Certainty | None
@@ -53,6 +69,11 @@ class Proof:
     intervals: int
     since: float
     reason: str | None = None
+    slowed: bool = False
+
+    def suspected(self, reason: str) -> Proof:
+        """Return the same growth as a suspicion, for a reason."""
+        return replace(self, certainty="suspected", reason=reason)
 
 
 def prove(
@@ -60,6 +81,7 @@ def prove(
     contradicted: Callable[[float, float], bool] = lambda rate, since: False,
     policy: ProofPolicy = POLICY,
     period: float | None = None,
+    fell: bool = False,
 ) -> Proof:
     """Judge one holder, which must be the same object at every census.
 
@@ -69,24 +91,61 @@ def prove(
             see this memory shows that nothing grew at such a rate since then.
         policy: thresholds.
         period: positions from rise to rise, where growth is periodic: the rate is over whole periods.
+        fell: at some census before these it kept less than at the one before that.
     """
+    needed = policy.more_intervals if fell else policy.intervals
     points = list(sizes)
-    rates = [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(points)]
+    rates = _rates(points)
     if not rates:
         return Proof(None, 0.0, 0, points[-1][0] if points else 0.0, "it did not grow up to the last census")
-    while len(rates) > policy.intervals and rates[0] < policy.begun * median(rates[1:]):
+    while len(rates) > needed and rates[0] < policy.begun * median(rates[1:]):
         del points[0], rates[0]
+    points = _joined(points, needed, policy)
+    rates = _rates(points)
     late = len(rates) > 1 and rates[0] < policy.begun * median(rates[1:])
     start, whole = points[0][0], _rate(points[late:], period)
     grown = len(rates)
     if contradicted(policy.contradicts * whole, start):
         return Proof(None, whole, grown, start, "the counters show that memory did not grow with it")
-    if grown < policy.intervals:
-        reason = f"it grew over {grown} of {policy.intervals} intervals"
+    if grown < needed:
+        reason = f"it grew over {grown} of {needed} intervals"
         return Proof("suspected", whole, grown, start, reason)
     if min(rates) < policy.share * whole or rates[-1] < policy.slows * rates[0]:
         return Proof("suspected", whole, grown, start, "it grows more and more slowly, or unevenly")
-    return Proof("proven", whole, grown, start)
+    return Proof("proven", whole, grown, start, slowed=_slowed(points[late:], policy))
+
+
+def _rates(points: Sequence[tuple[float, float]]) -> list[float]:
+    return [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(points)]
+
+
+def _slowed(points: Sequence[tuple[float, float]], policy: ProofPolicy) -> bool:
+    """Whether the last interval falls short of those before by more than these differ.
+
+    What comes at random differs from what is expected by the root of that, so that these are compared.
+    """
+    before, (start, least), (end, most) = points[:-1], points[-2], points[-1]
+    rate = (before[-1][1] - before[0][1]) / (before[-1][0] - before[0][0]) if len(before) > 2 else 0.0
+    if rate <= 0:
+        return False
+    off = [(b[1] - a[1] - rate * (b[0] - a[0])) ** 2 / (rate * (b[0] - a[0])) for a, b in pairwise(before)]
+    expected = rate * (end - start)
+    differ = sqrt(sum(off) / (len(off) - 1) * expected)
+    return most - least < expected - max(policy.differs * differ, policy.exact * expected)
+
+
+def _joined(
+    sizes: Sequence[tuple[float, float]], needed: int, policy: ProofPolicy
+) -> list[tuple[float, float]]:
+    """Leave out censuses that make intervals too short to compare, the last one never."""
+    points = list(sizes)
+    while len(points) - 1 > needed:
+        apart = [after[0] - before[0] for before, after in pairwise(points)]
+        shortest = min(range(len(apart)), key=lambda at: apart[at])
+        if apart[shortest] >= policy.short * max(apart):
+            break
+        del points[shortest or 1]
+    return points
 
 
 def _rate(points: Sequence[tuple[float, float]], period: float | None) -> float:

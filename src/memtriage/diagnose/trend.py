@@ -1,7 +1,8 @@
 """Does a counter grow, since when, by how much, and how small a leak would have been seen? Pure.
 
 A leak grows in every part of the time it is followed; what only fills, jumps or swings does not. So growth
-has to be more than the noise explains, and it has to be there in each quarter of the time since its onset.
+has to be more than the noise explains, it has to be there in each quarter of the time since its onset, and it
+has to go on up to the last reading.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ class TrendPolicy:
         late: part of the time after which an onset leaves too little to judge.
         jump: part of the whole rise that one or two jumps must have to be set apart from a trend.
         regular: spread of the distances between rises, as part of their mean, up to which they are periodic.
+        stops: slope of the end, as a part of the smallest in any other stretch as long, below which growth
+            has come to an end; and how many times further from the middle than that one it must be.
+        waits: longest distance between two rises, times so much: without a rise for longer, they may be over.
     """
 
     warm_up: int = 3
@@ -64,6 +68,8 @@ class TrendPolicy:
     late: float = 0.8
     jump: float = 0.25
     regular: float = 0.25
+    stops: tuple[float, float] = (0.1, 2.0)
+    waits: float = 1.6
 
     @property
     def readings(self) -> int:
@@ -148,7 +154,7 @@ def estimate(points: Points, policy: TrendPolicy = TrendPolicy()) -> GrowthEstim
             best = late
     if best.state != "flat":
         return best
-    ended = _ended(points, best, stricter)
+    ended = best if best.until is not None else _ended(points, best, stricter)
     after = _judge(_after(points, ended, policy), stricter)
     return after if after.state == "growing" else ended
 
@@ -202,8 +208,8 @@ class _Line:
         return _error(centered, self.values - fit @ np.linalg.lstsq(fit, self.values, rcond=None)[0])
 
 
-def _judge(points: Points, policy: TrendPolicy) -> GrowthEstimate:
-    """Judge whether a series grows from its beginning to its end."""
+def _judge(points: Points, policy: TrendPolicy, *, to_the_end: bool = True) -> GrowthEstimate:
+    """Judge whether a series grows from its beginning to its end; without `to_the_end`, almost to it."""
     if len(points.at) < policy.points or points.span <= 0:
         return GrowthEstimate("too_short")
     points, jumps = _without_jumps(points, policy)
@@ -236,7 +242,41 @@ def _judge(points: Points, policy: TrendPolicy) -> GrowthEstimate:
         or slower > 2 * _QUARTER_ERROR * line.error_of_a_curve()
     ):
         return replace(result, state="undecided")
+    end = _end(points.at, values, policy) if to_the_end else None
+    if end is not None:
+        few = int(np.count_nonzero(points.at > end)) < 2 * policy.points
+        return replace(result, state="undecided" if few else "flat", until=end)
     return _rises(points, replace(result, state="growing"), policy)
+
+
+def _end(at: Floats, values: Floats, policy: TrendPolicy) -> float | None:
+    """Return the position at which growth came to an end; None where it goes on to the last reading.
+
+    The end of the run is compared with all other stretches of the same length. Noise, and rises that come now
+    and then, make some of these as flat as an end is, so that only what never paused can be seen to stop.
+    """
+    part, apart = policy.stops
+    for count in (8, 16, 32, 64, 128):
+        slopes = _slopes(at, values, count)
+        if slopes is None:
+            return None
+        last, others = slopes[-1], slopes[:-2]
+        least, middle = float(others.min()), float(np.median(others))
+        if last < part * least and middle - last > apart * (middle - least):
+            return float(at[-1] - (at[-1] - at[0]) / count)
+    return None
+
+
+def _slopes(at: Floats, values: Floats, count: int) -> Floats | None:
+    """Least-squares slopes within so many equal spans; None where one has fewer than three readings."""
+    edges = np.searchsorted(at, np.linspace(at[0], at[-1], count + 1)[1:-1])
+    starts = np.concatenate(([0], edges))
+    sizes = np.diff(np.concatenate((starts, [len(at)])))
+    if sizes.min() < 3:
+        return None
+    x = at - np.repeat(np.add.reduceat(at, starts) / sizes, sizes)
+    slopes: Floats = np.add.reduceat(x * values, starts) / np.add.reduceat(x * x, starts)
+    return slopes
 
 
 _QUARTER_ERROR: Final = 3.3
@@ -359,7 +399,8 @@ def _ended(points: Points, flat: GrowthEstimate, policy: TrendPolicy) -> GrowthE
         return flat
     until = float(at[len(at) - 1 - end])
     early = points.at <= until
-    grew = _judge(Points(points.at[early], points.means[early], points.floors[early]), policy)
+    part = Points(points.at[early], points.means[early], points.floors[early])
+    grew = _judge(part, policy, to_the_end=False)
     if grew.state != "growing":
         return flat
     return replace(grew, state="flat", until=until, jumps=flat.jumps)
@@ -409,6 +450,8 @@ def _rises(points: Points, found: GrowthEstimate, policy: TrendPolicy) -> Growth
     if len(groups) < 3:
         return replace(found, state="undecided")
     gaps = np.diff(where)
+    if points.at[-1] - where[-1] > policy.waits * gaps.max():
+        return replace(found, state="undecided")
     regular = gaps.std() <= policy.regular * gaps.mean() and sizes.std() <= 2 * policy.regular * sizes.mean()
     period = float(gaps.mean())
     rate = float(sizes.mean()) / period

@@ -10,8 +10,8 @@ from types import FrameType
 from memtriage._stdlib import time
 from memtriage.account.census import View
 from memtriage.diagnose.census_plan import PLANS, affordable, next_census
-from memtriage.diagnose.counter import Counter
-from memtriage.diagnose.growths import DataGrowth, Growth, data_growths, growths
+from memtriage.diagnose.counter import NO_ESTIMATE, Counter
+from memtriage.diagnose.growths import DataGrowth, Growth, data_growths, growths, not_shown
 from memtriage.diagnose.leaks import CensusPoint
 from memtriage.diagnose.proof import BY_TIME, POLICY, Proof
 from memtriage.diagnose.trend import GrowthEstimate
@@ -59,6 +59,9 @@ class Follower:
         self._due = self._plan.first
         self._suspicion: GrowthEstimate | None = None
         self._onset: float | None = None
+        self._open = False
+        self._proven = False
+        self._granted = self._granted_at = 0.0
         self._spent_s = 0.0
         self._told = False
 
@@ -147,12 +150,20 @@ class Follower:
             followed.period,
             self._here,
             self._confirms,
+            self._ended,
             self._proof,
         )
 
     def data(self) -> list[DataGrowth]:
         """Return the containers of ordinary data that grew, and what that amounts to, largest first."""
-        return data_growths(self.investigation.data.values(), self.contradicts, self._here, self._proof)
+        return data_growths(
+            self.investigation.data.values(),
+            self.contradicts,
+            self._here,
+            self._confirms,
+            self._ended,
+            self._proof,
+        )
 
     def contradicts(self, counter: str, rate: float, since: float) -> bool:
         """As `Counter.contradicts`; False where there is no such counter."""
@@ -162,6 +173,10 @@ class Follower:
     def _confirms(self, counter: str, rate: float) -> bool:
         found = self.counters.get(counter)
         return found is not None and found.confirms(rate)
+
+    def _ended(self, counter: str, rate: float) -> bool:
+        found = self.counters.get(counter)
+        return found is not None and found.ended(rate)
 
     # --- when the next census is due ------------------------------------------------------------------------
 
@@ -174,20 +189,28 @@ class Follower:
         self._suspicion = max(suspicions, key=lambda one: (one.state == "growing", one.rate), default=None)
         proven = [proof.since for proof in proofs if proof.certainty == "proven"]
         settled = self._suspicion is None and bool(proven)
+        self._proven = bool(proven)
         if self._suspicion is not None:
             # Growth that comes and goes is one suspicion, and its censuses get farther and farther apart.
             onset = self._suspicion.onset or 0.0
             self._onset = onset if self._onset is None else min(onset, self._onset)
             self._suspicion = replace(self._suspicion, onset=self._onset)
+            if not self._open and self._here >= 2 * self._granted_at:
+                # A false alarm early in the run must not use up what a leak later in it needs.
+                self._granted = self._here if self._granted_at else onset
+                self._granted_at = self._here
         else:
             self._onset = min(proven, default=None)
-        found = self._suspicion or GrowthEstimate("growing" if settled else "flat")
-        self._due = next_census(self.investigation.taken, found, settled, self._plan)
+        self._open = self._suspicion is not None
+        found = self._suspicion or GrowthEstimate("growing" if settled else "flat", onset=self._onset)
+        shown = not not_shown(held, self._confirms) and not not_shown(data, self._confirms)
+        self._due = next_census(self.investigation.taken, found, settled, self._plan, shown=shown)
 
     def _by_counters(self, held: Sequence[Growth], data: Sequence[DataGrowth]) -> Iterator[GrowthEstimate]:
         """What counters show and no proven growth explains.
 
-        The resident set only contradicts: pages that are touched for the first time raise it, too.
+        The resident set rises with each page that is touched for the first time. It asks for censuses only
+        where it surely grows, and much more than malloc's counter does.
         """
         proven = [(one.device, one.proof) for one in held] + [("cpu", one.proof) for one in data]
         for name, counter in self.counters.items():
@@ -196,9 +219,24 @@ class Follower:
             grows = found.state in ("growing", "undecided") and name not in ("host", "shared")
             if grows and known < _EXPLAINED * found.rate:
                 yield found
+        resident = self._estimate("host")
+        known = max(self._estimate("cpu").rate, sum(p.rate for _, p in proven if p.certainty == "proven"))
+        if resident.state == "growing" and known < _EXPLAINED * resident.rate:
+            yield resident
+
+    def _estimate(self, name: str) -> GrowthEstimate:
+        counter = self.counters.get(name)
+        return NO_ESTIMATE if counter is None else counter.estimate()
 
     def _affordable(self, elapsed_s: float) -> bool:
-        return affordable(self.investigation.taken, self._onset, self._spent_s, elapsed_s, self._plan)
+        return affordable(
+            self.investigation.taken,
+            self._granted if self._onset is not None else None,
+            self._spent_s,
+            elapsed_s,
+            self._plan,
+            proven=self._proven,
+        )
 
 
 _EXPLAINED = 0.5

@@ -1,0 +1,299 @@
+"""Training loops on paper: counters and holders by position, driven through plan, history, proof and judge.
+
+Everything that decides is the real code. Only the census is a stand-in, which answers from a script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memtriage.diagnose.growths import GrowingData, Waiting
+from memtriage.diagnose.judge import Evidence
+from memtriage.diagnose.leaks import CensusPoint
+from memtriage.diagnose.verdict import verdict
+from memtriage.model import Verdict
+from memtriage.model.census import GroupDetail, HolderGroup, StorageRecord
+from memtriage.model.findings import Finding
+from memtriage.model.judged import Judged
+from memtriage.model.position import TrainingPosition
+from memtriage.session.investigation import Investigation, Investigator
+from memtriage.session.judgement import find_leaks, judge_devices
+from memtriage.session.schedule import follower
+from memtriage.session.schedule.scheduler import CensusScheduler
+from support.censuses import group, point
+from support.paths import named
+
+Series = NDArray[np.float64]
+
+
+class StandInInvestigator:
+    """Stands in for an `Investigator`: answers with what is held just then.
+
+    Attributes:
+        seconds: that censuses have taken.
+        entries: of containers of ordinary data, by name.
+        entry_bytes: of one of these entries, by name.
+        bounds: entries at which a holder's container stops growing, by name of the holder.
+        took: positions of censuses, `(scale, position)`.
+        between: whether each was taken between two positions.
+        looks: what each was asked to do besides.
+    """
+
+    recording = False
+
+    def __init__(self, seconds: float = 0.1) -> None:
+        self.seconds = 0.0
+        self.entries: dict[str, int] = {}
+        self.entry_bytes: dict[str, int] = {}
+        self.bounds: dict[str, int] = {}
+        self.took: list[tuple[str, float]] = []
+        self.between: list[bool] = []
+        self.looks: list[object] = []
+        self._each_s = seconds
+        self._seen: dict[str, list[tuple[float, int]]] = {}
+
+    def groups(self) -> list[HolderGroup]:
+        """What a census finds now."""
+        raise NotImplementedError
+
+    def storages(self) -> list[StorageRecord]:
+        """The storages of these groups, where it matters which they are."""
+        return []
+
+    def census(self, position: float, also: object = None, frames: object = None) -> CensusPoint:
+        self.took.append(("none", position))
+        return self.point(position, frames)
+
+    def follow(
+        self, investigation: Investigation, position: float, also: object = None, frames: object = None,
+        *, between: bool = True,
+    ) -> CensusPoint:  # fmt: skip
+        self.took.append((investigation.scale, position))
+        self.between.append(between)
+        self.looks.append(also)
+        made = self.point(position, frames)
+        investigation.history.add(made, between=between and frames is None)
+        investigation.taken.append(position)
+        investigation.waiting.append(Waiting(position, {}))
+        totals: dict[str, int] = {}
+        for found in made.census.groups:
+            totals[found.device] = totals.get(found.device, 0) + found.nbytes + found.kept
+        investigation.totals.append((position, totals))
+        investigation.collector_off = False
+        for each in investigation.growing():
+            bound = self.bounds.get(each.group.anchor[0].name)
+            investigation.details[each.key] = GroupDetail(bound=bound)
+        investigation.data = dict(self._grown(position))
+        return made
+
+    def _grown(self, position: float) -> Iterator[tuple[int, GrowingData]]:
+        for number, (name, count) in enumerate(self.entries.items()):
+            seen = self._seen.setdefault(name, [])
+            grew = bool(seen) and count > seen[-1][1]
+            if not grew:
+                seen.clear()
+            seen.append((position, count))
+            if grew:
+                path, nbytes = named(f"{name}[*]"), self.entry_bytes[name]
+                yield number, GrowingData(path, "list", None, nbytes, tuple(seen))
+
+    def record(self, remaining: int) -> None:
+        """Allocation sites: of no interest here."""
+
+    def stop(self) -> None:
+        """Recorders off."""
+
+    def point(self, position: float, frames: object) -> CensusPoint:
+        self.seconds += self._each_s
+        made = point(position, *self.groups(), interrupted=frames is not None)
+        made.census.storages.extend(self.storages())
+        return made
+
+
+@contextmanager
+def clock_of(investigator: StandInInvestigator) -> Iterator[None]:
+    """Let censuses take as long as the stand-in says."""
+    real, follower.time = follower.time, cast(Any, SimpleNamespace(perf_counter=lambda: investigator.seconds))
+    try:
+        yield
+    finally:
+        follower.time = real
+
+
+# --- programs -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Something that a program keeps, after each iteration.
+
+    Attributes:
+        nbytes: kept.
+        count: storages; entries where it is ordinary data.
+        named: a census finds it; what it does not find is native.
+        data: it is a container of ordinary data, which malloc's counter does not see.
+        bound: entries at which its container stops growing; None where it has none that is known.
+        oldest: number of its oldest storage: those before it are gone. None: nothing ever goes.
+    """
+
+    nbytes: Series
+    count: Series
+    named: bool = True
+    data: bool = False
+    bound: int | None = None
+    oldest: Series | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """A loop.
+
+    Attributes:
+        holders: by name.
+        noise: bytes that its counter shows besides, after each iteration.
+        at_s: seconds that have passed after each iteration.
+        census_s: seconds that a census takes.
+        device: `cpu` or `cuda:0`.
+        by_time: it has no steps, and is followed over time.
+    """
+
+    holders: dict[str, Holder]
+    noise: Series
+    at_s: Series
+    census_s: float
+    device: str = "cpu"
+    by_time: bool = False
+
+
+@dataclass
+class Outcome:
+    """What is said of a program, as far as growth goes.
+
+    Attributes:
+        verdict: of the run.
+        findings: leaks, proven and suspected.
+        judged: by device.
+        censuses: their positions.
+    """
+
+    verdict: Verdict
+    findings: list[Finding]
+    judged: dict[str, Judged]
+    censuses: list[float] = field(default_factory=list)
+
+    @property
+    def proven(self) -> float:
+        """Bytes a position of all proven growth."""
+        return sum(
+            one.bytes_per_step or one.bytes_per_microbatch or one.bytes_per_second or 0
+            for one in self.findings
+            if one.certainty == "proven"
+        )
+
+
+class _AtIteration(StandInInvestigator):
+    """Answers for one iteration of a program."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program.census_s)
+        self.iteration = 0
+        self._program = program
+        for name, holder in program.holders.items():
+            if holder.bound is not None:
+                self.bounds[name] = holder.bound
+            if holder.data:
+                self.entry_bytes[name] = round(holder.nbytes[-1] / max(1.0, holder.count[-1]))
+
+    def storages(self) -> list[StorageRecord]:
+        found = []
+        for number, (name, holder) in enumerate(self._program.holders.items(), 1):
+            if holder.named and not holder.data:
+                first = 0 if holder.oldest is None else int(holder.oldest[self.iteration])
+                found += [
+                    StorageRecord(
+                        device=self._program.device, address=(number << 32) + one, nbytes=8, owner="variable",
+                        path=named(f"{name}[*]"),
+                    )
+                    for one in range(first, first + int(holder.count[self.iteration]))
+                ]  # fmt: skip
+        return found
+
+    def groups(self) -> list[HolderGroup]:
+        found = []
+        for token, (name, holder) in enumerate(self._program.holders.items(), 1):
+            count, nbytes = int(holder.count[self.iteration]), int(holder.nbytes[self.iteration])
+            if holder.named and not holder.data and count:
+                device = self._program.device
+                found.append(group(f"{name}[*]", nbytes, count, token=token, device=device))
+        return found
+
+    def at(self, iteration: int) -> None:
+        self.iteration = iteration
+        self.entries = {
+            name: int(holder.count[iteration])
+            for name, holder in self._program.holders.items()
+            if holder.data
+        }
+
+
+def watched(program: Program) -> Outcome:
+    """Run a program on paper and say what memtriage says of it."""
+    investigator = _AtIteration(program)
+    look: Any = object()
+    scheduler = CensusScheduler(cast(Investigator, investigator), look, lambda: None)
+    values = counters(program)
+    with clock_of(investigator):
+        position = TrainingPosition(step=0, microbatch=0, microbatches_per_step=0, time_s=0.0)
+        for iteration, time_s in _marks(program):
+            investigator.at(iteration)
+            read = {name: int(series[iteration]) for name, series in values.items()}
+            if program.by_time:
+                position = TrainingPosition(step=0, microbatch=0, microbatches_per_step=0, time_s=time_s)
+                scheduler.at_mark("time", position, read)
+            else:
+                position = TrainingPosition(
+                    step=iteration + 1, microbatch=1, microbatches_per_step=1, at_step_end=True, time_s=time_s
+                )
+                scheduler.at_mark("step", position, read)
+        scheduler.main.end(position, None)
+    main = scheduler.main
+    estimates = {name: counter.estimate() for name, counter in main.counters.items()}
+    findings = find_leaks(scheduler, Evidence(main.scale, position, estimates))
+    judged = judge_devices(scheduler.judged_on, {program.device: True})
+    word = verdict(findings, False, judged)
+    return Outcome(word, findings, judged, [at for _, at in investigator.took])
+
+
+def counters(program: Program) -> dict[str, Series]:
+    """Bytes by counter after each iteration: the device's, and the resident set."""
+    counted: Series = 1e8 + program.noise
+    data: Series = np.zeros_like(counted)
+    for holder in program.holders.values():
+        if holder.data:
+            data = data + holder.nbytes
+        else:
+            counted = counted + holder.nbytes
+    grain = 16 if program.device == "cpu" else 512
+    found = {program.device: np.floor(counted / grain) * grain}
+    # Pages that malloc and Python's allocator have freed stay resident for the most part.
+    alive = data + (counted if program.device == "cpu" else 0)
+    found["host"] = np.floor((5e8 + 0.8 * np.maximum.accumulate(alive) + 0.2 * alive) / 4096) * 4096
+    return found
+
+
+def _marks(program: Program) -> Sequence[tuple[int, float]]:
+    if not program.by_time:
+        return list(enumerate(program.at_s.tolist()))
+    times, at = [], 0.1
+    while at < program.at_s[-1]:
+        times.append(at)
+        at += max(0.1, 0.01 * at)
+    done = np.searchsorted(program.at_s, times, side="right") - 1
+    return [(max(0, int(i)), t) for i, t in zip(done, times, strict=True)]
