@@ -50,10 +50,13 @@ class Counter:
         """
         points = self.track.points().since(since)
         found = estimate(points, self.policy)
+        came = found.rate + sum(nbytes for _, nbytes in found.jumps) / max(1e-9, points.span)
+        if came >= rate:
+            return False  # a few rises in a short time are jumps
         if found.state == "growing":
             return found.high < rate
         if found.state == "flat" and found.until is not None:
             return True  # it has come to its end
-        if found.state != "flat" or found.rate >= rate:
+        if found.state != "flat":
             return False
         return estimate(points.steeper(rate), self.policy).state == "growing"

@@ -34,6 +34,8 @@ class TrendPolicy:
         suspicion: standard errors by which growth must exceed 0 to be suspected.
         certainty: standard errors by which growth must exceed 0. At 4, 24 of 10,000 healthy series were
             called growing, at 6 still 5. It costs little power: a rate within 20 % takes more.
+        always: levels in a row, each higher than the one before, that make growth as certain: noise does that
+            once in a million times.
         interval: standard errors to either side of a rate in which the truth lies, 99 times in 100.
         share: part of the rate that each quarter of the time must show. One or two jumps leave a quarter
             with nothing.
@@ -46,6 +48,8 @@ class TrendPolicy:
         troughs: windows whose lowest points are compared where collections make the counter a saw-tooth.
         late: part of the time after which an onset leaves too little to judge.
         jump: part of the whole rise that one or two jumps must have to be set apart from a trend.
+        released: part of the rise before it, and of that after it, up to which a fall is a release of something
+            else.
         regular: spread of the distances between rises, as part of their mean, up to which they are periodic.
         stops: slope of the end, as a part of the smallest in any other stretch as long, below which growth
             has come to an end; and how many times further from the middle than that one it must be.
@@ -58,6 +62,7 @@ class TrendPolicy:
     settles: float = 512 * 1024
     suspicion: float = 6.0
     certainty: float = 8.0
+    always: int = 20
     interval: float = 2.6
     share: float = 0.3
     slows: float = 0.7
@@ -67,6 +72,7 @@ class TrendPolicy:
     troughs: int = 6
     late: float = 0.8
     jump: float = 0.25
+    released: float = 0.25
     regular: float = 0.25
     stops: tuple[float, float] = (0.1, 2.0)
     waits: float = 1.6
@@ -212,7 +218,7 @@ def _judge(points: Points, policy: TrendPolicy, *, to_the_end: bool = True) -> G
     """Judge whether a series grows from its beginning to its end; without `to_the_end`, almost to it."""
     if len(points.at) < policy.points or points.span <= 0:
         return GrowthEstimate("too_short")
-    points, jumps = _without_jumps(points, policy)
+    points, jumps = _without_jumps(_without_releases(points, policy), policy)
     line, values, part = _line(points.at, points.means, policy.windows), points.means, 0.25
     if len(points.at) >= 4 * policy.troughs:
         lowest = _line(points.at, points.floors, policy.troughs, part=0.0)
@@ -233,14 +239,14 @@ def _judge(points: Points, policy: TrendPolicy, *, to_the_end: bool = True) -> G
     if quarters is None:
         return replace(result, state="undecided")
     noise = _QUARTER_ERROR * line.error
+    rises = np.diff(line.values)
+    always = len(rises) >= policy.always and bool((rises > 0).all())
     goes_on = quarters[-1] > policy.suspicion * noise
     if quarters.min() < policy.share * line.rate:
         return replace(result, state="undecided" if goes_on else "flat")
     slower = policy.slows * quarters[0] - quarters[-1]
-    if (
-        line.rate < policy.certainty * _uncertainty(line)
-        or slower > 2 * _QUARTER_ERROR * line.error_of_a_curve()
-    ):
+    differ = max(_QUARTER_ERROR * line.error_of_a_curve(), _spread_of_quarters(line))
+    if (line.rate < policy.certainty * _uncertainty(line) and not always) or slower > 2 * differ:
         return replace(result, state="undecided")
     end = _end(points.at, values, policy) if to_the_end else None
     if end is not None:
@@ -256,14 +262,22 @@ def _end(at: Floats, values: Floats, policy: TrendPolicy) -> float | None:
     and then, make some of these as flat as an end is, so that only what never paused can be seen to stop.
     """
     part, apart = policy.stops
+    span = float(at[-1] - at[0])
     for count in (8, 16, 32, 64, 128):
         slopes = _slopes(at, values, count)
         if slopes is None:
             return None
         last, others = slopes[-1], slopes[:-2]
         least, middle = float(others.min()), float(np.median(others))
-        if last < part * least and middle - last > apart * (middle - least):
-            return float(at[-1] - (at[-1] - at[0]) / count)
+        flat = last < part * least and middle - last > apart * (middle - least)
+        if not flat or least < policy.share * middle:
+            continue
+        # Where something is released in the end, growth on one side of that goes on.
+        halves = _slopes(at, values, 2 * count)
+        if halves is None:
+            return None
+        if halves[-2:].max() < 0.5 * middle:
+            return float(at[-1] - span / count)
     return None
 
 
@@ -282,6 +296,17 @@ def _slopes(at: Floats, values: Floats, count: int) -> Floats | None:
 _QUARTER_ERROR: Final = 3.3
 """Standard error of the rise between two neighboring quarters, as a multiple of the line's: 8 * sqrt(2) over
 sqrt(12), for independent noise."""
+
+
+def _spread_of_quarters(line: _Line) -> float:
+    """Standard error of the difference between two quarters' rates, where growth comes in random sizes."""
+    rates = np.diff(line.values) / np.diff(line.at)
+    each = len(rates) // 4
+    if each < 2:
+        return 0.0
+    # From one to the next, so that growth which slows down steadily does not count.
+    squares = [np.square(np.diff(part)).mean() / 2 for part in (rates[:each], rates[-each:])]
+    return float(np.sqrt(sum(squares) / each))
 
 
 def _uncertainty(line: _Line) -> float:
@@ -377,6 +402,31 @@ def _without_jumps(points: Points, policy: TrendPolicy) -> tuple[Points, tuple[t
     return Points(points.at, means, floors), tuple(jumps)
 
 
+def _without_releases(points: Points, policy: TrendPolicy) -> Points:
+    """Put back what was released once or twice: far less than what came before it, and came again after it.
+
+    What a list or the collector gives back, when it is emptied now and then, is what had come before.
+    """
+    at, values = _levels(points.at, points.means, policy.windows)
+    rises = np.diff(values)
+    usual = float(np.median(rises))
+    noise = 1.48 * float(np.median(np.abs(rises - usual)))
+    enough = max(6 * noise, 0.1 * policy.jump * float(np.ptp(values)), 1.0)
+    found = np.flatnonzero((usual - rises > enough) & (rises < 0))
+    if not 1 <= len(found) <= 2 or usual <= 0:
+        return points
+    means, floors = points.means, points.floors
+    for one in found.tolist():
+        nbytes = usual - float(rises[one])
+        before, after = values[one] - values[: one + 1].min(), values[one + 1 :].max() - values[one + 1]
+        if nbytes > policy.released * min(before, after):
+            return points
+        a, b = np.searchsorted(points.at, at[one : one + 2]).tolist()
+        where = points.at >= points.at[a + int(np.argmin(np.diff(points.means[a : b + 1]))) + 1]
+        means, floors = means + nbytes * where, floors + nbytes * where
+    return Points(points.at, means, floors)
+
+
 def _changes(points: Points, policy: TrendPolicy) -> list[float]:
     """Positions from which the rest may be judged by itself: half of the time, an onset, a release."""
     at, values = _levels(points.at, points.means, policy.windows)
@@ -447,6 +497,8 @@ def _rises(points: Points, found: GrowthEstimate, policy: TrendPolicy) -> Growth
         return found
     where = np.array([points.at[group[0] + 1] for group in groups])
     sizes = np.array([steps[group].sum() for group in groups])
+    if sizes.sum() < 0.5 * grown:
+        return found  # noise hides the others
     if len(groups) < 3:
         return replace(found, state="undecided")
     gaps = np.diff(where)
@@ -455,7 +507,7 @@ def _rises(points: Points, found: GrowthEstimate, policy: TrendPolicy) -> Growth
     regular = gaps.std() <= policy.regular * gaps.mean() and sizes.std() <= 2 * policy.regular * sizes.mean()
     period = float(gaps.mean())
     rate = float(sizes.mean()) / period
-    if regular and found.low <= rate <= found.high:
+    if regular and abs(rate - found.rate) <= max(found.high - found.rate, 0.05 * rate):
         reach = policy.interval * float(sizes.std()) / np.sqrt(len(sizes)) / period
         return replace(found, rate=rate, low=rate - reach, high=rate + reach, period=period)
     return found if len(groups) > 4 else replace(found, state="undecided")
