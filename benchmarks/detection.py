@@ -1,6 +1,6 @@
 """How small a leak the counters show, and how often they accuse a healthy program: a power study.
 
-    python benchmarks/detection.py [--healthy N] [--leaking N] [--json FILE]
+    python benchmarks/detection.py [--healthy N] [--leaking N] [--programs N] [--json FILE]
     python benchmarks/detection.py --record     # the reference loops again: tests/data/counter_noise.json
 
 A series is the counter of one run, read at the end of each step. Its noise is that of recorded loops (a small
@@ -16,7 +16,13 @@ LEAK, NOT JUDGED, CLEAN
 found     LEAK, with a rate within 20 % of the leak's
 limit     what a second series of the same program without the leak states, with other noise
 
-The limit is stated for steady leaks: of those above it, 99 in 100 have to be found.
+x limit   what the leak has kept by the end, per step of the whole run, as a multiple of the limit: what "no
+          growth above L per step in N steps" excludes
+
+Of leaks above the limit 99 in 100 have to be found.
+
+Programs have holders, too, and are judged from the plan of censuses to the verdict (detection_programs.py):
+half of them healthy, half of them with a leak.
 """
 
 from __future__ import annotations
@@ -37,6 +43,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from detection_programs import found, programs, promised, watched
 from memtriage.diagnose.track import Points, Track
 from memtriage.diagnose.trend import State, TrendPolicy, detection_limit, estimate, trend_policy
 
@@ -197,11 +204,11 @@ def study(healthy: int, leaking: int, seed: int) -> dict[str, object]:
         rate = float(2 ** chance.uniform(8, 20))
         at, values = program.series(noise, chance)
         grown = leak(kind, rate, at, program.steps, chance)
-        if kind == "of random size":
-            rate = float(grown[-1] - grown[0]) / float(at[-1] - at[0])
+        mean = float(grown[-1] - grown[0]) / float(at[-1] - at[0])
+        rate = mean if kind == "of random size" else rate
         values = values + grown
         said = estimate(points(at, values, program.device, policy), policy)
-        ratio = 0 if limit is None else rate / limit
+        ratio = 0 if limit is None else mean / limit
         row = rows.setdefault((kind, sum(ratio >= one for one in RATIOS) - 1), Counter())
         row["series"] += 1
         row[WORDS[said.state]] += 1
@@ -224,6 +231,27 @@ def study(healthy: int, leaking: int, seed: int) -> dict[str, object]:
             for steps in (30, 300)
         ],
     }
+
+
+def of_programs(count: int, seed: int) -> dict[str, object]:
+    """Judge so many healthy programs, and as many that leak."""
+    noise = [np.array(values, float) for values in json.loads(NOISE.read_text())["series"].values()]
+
+    def of_a_loop(steps: int, chance: np.random.Generator) -> Series:
+        return chance.uniform(0.5, 2) * again(noise[int(chance.integers(len(noise)))], steps, chance)
+
+    healthy: Counter[str] = Counter()
+    accused: Counter[str] = Counter()
+    leaking: Counter[str] = Counter()
+    for sound, leaks in programs(count, of_a_loop, seed):
+        said = watched(sound.program).verdict
+        healthy[said] += 1
+        accused[sound.kind] += said == "leak"
+        said_of_leak = watched(leaks.program)
+        above = "above" if promised(leaks) else "below"
+        leaking[f"{above} {said_of_leak.verdict}"] += 1
+        leaking[f"{above} found"] += found(leaks, said_of_leak)
+    return {"healthy": dict(healthy), "accused": dict(+accused), "leaking": dict(leaking)}
 
 
 def limit_of(values: Series, device: str = "cpu") -> float | None:
@@ -254,12 +282,22 @@ def lines(result: dict[str, object]) -> Iterator[str]:
             f"{row['kind']:15} {row['from']:>3g} {to:6} {row['series']:9,} {found:>8} {leak:>8} {open_:>11}"
             f"{clean:>8}"
         )
-    above = [row for row in rows if row["kind"] == "steady" and row["from"] >= 1]
-    if above:
-        series, found, clean = (
-            sum(row.get(name, 0) for row in above) for name in ("series", "found", "CLEAN")
+    for kind in (*KINDS, "all"):
+        above = [row for row in rows if kind in (row["kind"], "all") and row["from"] >= 1]
+        series, found, leak, clean = (
+            sum(row.get(name, 0) for row in above) for name in ("series", "found", "LEAK", "CLEAN")
         )
-        yield f"steady, above the limit: {found:,} of {series:,} found, {found / series:.1%}; {clean:,} CLEAN"
+        if series:
+            yield (
+                f"{kind}, above the limit: {leak / series:.1%} LEAK, {found:,} of {series:,} found, "
+                f"{found / series:.1%}; {clean:,} CLEAN"
+            )
+    said = result["programs"]
+    assert isinstance(said, dict)
+    yield ""
+    for name in ("healthy", "leaking"):
+        counted = ", ".join(f"{value:,} {word}" for word, value in sorted(said[name].items()))
+        yield f"{name} programs: {counted}"
     yield ""
     yield "loop                             steps  limit, KiB per step"
     rows = result["limits"]
@@ -368,6 +406,7 @@ def main() -> None:
     parser.add_argument("--healthy", type=int, default=10_000, help="healthy series")
     parser.add_argument("--leaking", type=int, default=4_000, help="leaking series")
     parser.add_argument("--short", action="store_true", help=f"{SHORT} series of each, to see that it works")
+    parser.add_argument("--programs", type=int, default=300, help="programs, healthy and as many leaking")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record", action="store_true", help="record the reference loops' noise")
     parser.add_argument("--only", help="record this loop alone and print it (each needs a process)")
@@ -386,8 +425,10 @@ def main() -> None:
             print(f"{name}: {len(series[name])} steps", file=sys.stderr)
         NOISE.write_text(json.dumps({"versions": versions(), "series": series}, separators=(",", ":")) + "\n")
         return
-    healthy, leaking = (SHORT, SHORT) if asked.short else (asked.healthy, asked.leaking)
-    result = study(healthy, leaking, asked.seed)
+    healthy, leaking, made = (
+        (SHORT, SHORT, SHORT // 4) if asked.short else (asked.healthy, asked.leaking, asked.programs)
+    )
+    result = study(healthy, leaking, asked.seed) | {"programs": of_programs(made, asked.seed)}
     print("\n".join(lines(result)))
     if asked.json is not None:
         asked.json.write_text(json.dumps(result, indent=1) + "\n")

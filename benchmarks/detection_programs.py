@@ -23,8 +23,9 @@ Series = NDArray[np.float64]
 Chance = np.random.Generator
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
-LATEST_STOP: Final = 0.95
-"""Part of a run after which what still fills at a constant rate is no different from a leak."""
+LATEST_STOP: Final = 0.8
+"""Part of a run after which what fills at a constant rate is no different from a leak to a census: the next one
+would come later. A counter that sees it shows a stop up to the last few readings."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ def cache_with_a_bound(at: Series, chance: Chance) -> Holder:
     full = chance.uniform(0.02, LATEST_STOP) * len(at)
     every = float(chance.choice([1, 1, 1, 2, 5]))
     return storages(np.minimum(at, full) / every, size(chance))
+
+
+def full_at_last(at: Series, chance: Chance) -> Holder:
+    """Fills for nearly the whole run: one that the counter sees well."""
+    return storages(np.minimum(at, chance.uniform(0.8, 0.93) * len(at)), 2 * size(chance) + 64 * KIB)
 
 
 def cache_of_shapes(at: Series, chance: Chance) -> Holder:
@@ -97,7 +103,7 @@ def jumps(at: Series, chance: Chance) -> Holder:
 
 def warm_up(at: Series, chance: Chance) -> Holder:
     """Grows over the first steps: workspaces, compiled shapes."""
-    over = chance.uniform(5, 60)
+    over = min(chance.uniform(5, 60), LATEST_STOP * len(at))
     return storages(np.minimum(at, over), size(chance) * 3)
 
 
@@ -156,7 +162,7 @@ def size(chance: Chance) -> float:
 HEALTHY: Final[dict[str, Callable[[Series, Chance], Holder]]] = {
     one.__name__: one
     for one in (
-        cache_with_a_bound, cache_of_shapes, seen_shapes, declared_bound, emptied, jumps, warm_up, batches,
+        cache_with_a_bound, full_at_last, cache_of_shapes, seen_shapes, declared_bound, emptied, jumps, warm_up, batches,
         queue, evaluation, first_epochs, log, cached_data, native_cache,
     )
 }  # fmt: skip
@@ -227,8 +233,8 @@ def a_healthy(kind: str, noise: Callable[[int, Chance], Series], chance: Chance)
     loop = a_loop(noise, chance, shortest=30)
     at = np.arange(len(loop.noise), dtype=np.float64)
     holders = loop.holders | {kind: HEALTHY[kind](at, chance)}
-    if chance.random() < 0.4:
-        also = str(chance.choice(list(HEALTHY)))
+    if kind != "full_at_last" and chance.random() < 0.4:
+        also = str(chance.choice([one for one in HEALTHY if one != "full_at_last"]))
         holders["also_" + also] = HEALTHY[also](at, chance)
     program = replace(loop, holders=holders)
     return Case(kind, program, program, 0.0)
@@ -245,8 +251,10 @@ def a_leaking(kind: str, noise: Callable[[int, Chance], Series], chance: Chance)
     if kind.startswith("every") and not loop.by_time:
         rises = np.flatnonzero(np.diff(count)) + 1
         rate = (count[rises[-1]] - count[rises[0]]) / (rises[-1] - rises[0])  # whole periods
-    each = float(2 ** chance.uniform(12, 20)) / rate
+    each = max(KIB, float(2 ** chance.uniform(12, 20)) / rate)  # smaller ones are log entries
     form = str(chance.choice(["named", "named", "named", "data", "native"]))
+    if form == "data":
+        each = max(each, 64 * KIB / rate)  # the resident set sees no less
     leak = storages(count, each, named=form != "native", data=form == "data")
     healthy = loop
     if chance.random() < 0.4:

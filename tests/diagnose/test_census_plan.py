@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtriage.diagnose.census_plan import PLANS, CensusPolicy, affordable, next_census
+from memtriage.diagnose.proof import POLICY
 from memtriage.diagnose.trend import GrowthEstimate
 
 STEPS = PLANS["step"]
@@ -63,6 +64,12 @@ def test_a_proven_leak_is_looked_at_when_the_run_is_twice_as_long() -> None:
     assert next_census([3, 12, 14, 20], growing(), True) == 40
 
 
+def test_a_proven_leak_that_no_counter_shows_is_looked_at_before_its_proof_ages() -> None:
+    due = next_census([10, 20, 40, 80, 160], growing(10), True, shown=False)
+    assert 160 < due < 160 + POLICY.ages * 150
+    assert next_census([10, 20, 40, 80, 160], growing(10), True) == 320
+
+
 @given(
     st.lists(st.floats(0, 1e6), max_size=12).map(sorted),
     st.sampled_from([FLAT, growing(), growing(onset=500), growing(period=7), GrowthEstimate("undecided")]),
@@ -85,6 +92,13 @@ def test_censuses_cost_a_second_and_a_fiftieth_of_the_time() -> None:
     assert not affordable(taken, None, 0.81, 0)
     assert affordable(taken, None, 2.4, 100)
     assert not affordable(taken, None, 2.5, 100)
+
+
+def test_what_surely_grows_is_worth_more() -> None:
+    taken = [3.0, 6.0, 24.0, 96.0]
+    assert affordable(taken, None, 2.0, 0, grows=True)
+    assert not affordable(taken, None, 2.1, 0, grows=True)
+    assert affordable(taken, None, 6.0, 100, grows=True)
 
 
 def test_the_first_are_taken_at_any_cost() -> None:

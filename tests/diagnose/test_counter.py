@@ -78,3 +78,17 @@ def test_too_few_readings_since_contradict_nothing() -> None:
 def test_a_counter_of_a_device_sees_small_growth() -> None:
     assert counter_of(growing(60, 512), "cuda:0").estimate().state == "growing"
     assert counter_of(growing(60, 512), "shared").estimate().state != "growing"
+
+
+def test_growth_to_the_end_confirms_and_growth_that_stopped_does_not() -> None:
+    going_on, stopped = counter_of(growing(300, MIB)), counter_of(growing(270, MIB) + 30 * [369 * MIB])
+    assert going_on.confirms(MIB // 2) and not going_on.confirms(2 * MIB)
+    assert not going_on.ended(MIB // 2)
+    assert stopped.ended(MIB // 2) and not stopped.ended(2 * MIB)
+    assert not stopped.confirms(MIB // 2)
+
+
+def test_a_rise_or_two_in_a_short_time_do_not_contradict_growth_that_comes_now_and_then() -> None:
+    made = counter_of([100 * MIB + step // 40 * 40 * MIB for step in range(400)])
+    assert not made.contradicts(MIB // 2, 310)
+    assert made.contradicts(8 * MIB, 310)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from memtriage.diagnose.counter import Counter
@@ -38,12 +40,17 @@ def holders(sizes: dict[float, dict[str, int]]) -> HolderHistory:
     return made
 
 
-def judged(history: HolderHistory, counter: Counter, *, period: float | None = None) -> dict[str, Growth]:
+def judged(
+    history: HolderHistory, counter: Counter, *, period: float | None = None, now: float = 0
+) -> dict[str, Growth]:
     found = growths(
         history.growing(period),
         lambda holding: holding.group.device,
         lambda name, rate, since: counter.contradicts(rate, since),
         period,
+        now,
+        lambda name, rate: counter.confirms(rate),
+        lambda name, rate: counter.ended(rate),
     )
     return {in_words(each.holding.group.anchor): each for each in found}
 
@@ -95,6 +102,48 @@ def test_the_fastest_growth_comes_first() -> None:
     assert list(judged(history, counter_of([4 * at * MIB for at in range(30)]))) == ["fast", "slow"]
 
 
+# --- after the last census ---------------------------------------------------------------------------------
+
+
+def noisy(sizes: list[int]) -> Counter:
+    """A counter too noisy to see a holder of these MiB."""
+    chance = random.Random(3)
+    return counter_of([size * MIB + chance.randrange(4000) * MIB for size in sizes])
+
+
+@pytest.mark.parametrize(("now", "certainty"), [(24, "proven"), (25, "suspected"), (90, "suspected")])
+def test_what_no_counter_shows_is_proven_for_a_quarter_of_the_time_more(now: int, certainty: str) -> None:
+    history = holders({at: {"losses": at} for at in CENSUSES})
+    found = judged(history, noisy([*range(now)]), now=now)["losses"]
+    assert found.proof.certainty == certainty
+    assert (found.proof.reason is None) == (certainty == "proven")
+
+
+def test_what_its_counter_shows_stays_proven() -> None:
+    history = holders({at: {"losses": at} for at in CENSUSES})
+    found = judged(history, counter_of([at * MIB for at in range(300)]), now=299)["losses"]
+    assert found.proof.certainty == "proven"
+
+
+def test_a_counter_that_shows_another_leak_does_not_confirm_what_has_filled() -> None:
+    history = holders({at: {"losses": at, "cache": at} for at in CENSUSES})
+    found = judged(history, counter_of([(at + min(at, 30)) * MIB for at in range(300)]), now=299)
+    assert {one.proof.certainty for one in found.values()} == {"suspected"}
+
+
+def test_a_counter_that_has_just_stopped_makes_a_suspicion() -> None:
+    history = holders({at: {"losses": at} for at in (3, 12, 24, 48, 92)})
+    found = judged(history, counter_of([min(at, 93) * MIB for at in range(105)]), now=104)["losses"]
+    assert found.proof.certainty == "suspected"
+
+
+def test_data_that_comes_now_and_then_is_a_leak_where_the_resident_set_grows_with_it() -> None:
+    data = data_of({30: 1, 60: 2, 120: 4, 240: 8}, 300 * MIB)
+    assert judged_data(data) == []
+    (found,) = judged_data(data, host=[500 * MIB + at // 30 * 300 * MIB for at in range(300)])
+    assert (found.proof.certainty, found.proof.rate) == ("proven", 10 * MIB)
+
+
 # --- containers of ordinary data ----------------------------------------------------------------------------
 
 
@@ -105,7 +154,9 @@ def data_of(entries: dict[float, int], entry_bytes: int = 10 * KIB) -> GrowingDa
 def judged_data(*data: GrowingData, host: list[int] | None = None) -> list[DataGrowth]:
     counters = {"host": counter_of(host)} if host else {}
     return data_growths(
-        data, lambda name, rate, since: name in counters and counters[name].contradicts(rate, since)
+        data,
+        lambda name, rate, since: name in counters and counters[name].contradicts(rate, since),
+        confirms=lambda name, rate: name in counters and counters[name].confirms(rate),
     )
 
 

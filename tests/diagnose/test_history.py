@@ -108,6 +108,25 @@ def test_more_storages_are_no_lengthening() -> None:
     assert not holding.lengthens
 
 
+def test_what_kept_less_in_between_fell() -> None:
+    assert next(iter(history_of({3: 4, 12: 2, 14: 6}))).fell
+    assert not next(iter(history_of({3: 4, 12: 4, 14: 6}))).fell
+
+
+def test_the_rate_of_a_holder_is_over_the_censuses_since_a_position() -> None:
+    (holding,) = history_of({3: 4, 13: 4, 23: 24})
+    assert holding.rate(0) == MIB
+    assert holding.rate(13) == 2 * MIB
+    assert holding.rate(14) == 0
+
+
+@pytest.mark.parametrize(("each", "nodes", "logs"), [(512, 0, True), (513, 0, False), (4, 1, False)])
+def test_small_storages_without_a_graph_are_a_log(each: int, nodes: int, logs: bool) -> None:
+    history = HolderHistory()
+    history.add(point(3, group("losses[*]", 10 * each, 10, nodes=nodes)))
+    assert next(iter(history)).logs is logs
+
+
 # --- the row of censuses ------------------------------------------------------------------------------------
 
 

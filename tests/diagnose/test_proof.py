@@ -98,3 +98,34 @@ def test_proven_growth_shows_in_every_interval_that_counts(sizes: list[int]) -> 
     assert len(rates) == proof.intervals >= 3
     if proof.certainty == "proven":
         assert min(rates) >= 0.3 * proof.rate
+
+
+def test_intervals_too_short_to_compare_are_joined() -> None:
+    """An entry of 10 MiB comes every ten positions, and the last census soon after the one before."""
+    at = (20.0, 60.0, 100.0, 180.0, 198.0)
+    proof = prove([(position, position // 10 * 10 * MIB) for position in at])
+    assert proof.certainty == "proven"
+    assert proof.rate == pytest.approx(MIB, rel=0.1)
+
+
+def test_a_size_that_varied_before_needs_more_intervals() -> None:
+    assert prove(steadily(3, 12, 24, 36), fell=True).reason == "it grew over 3 of 5 intervals"
+    assert prove(steadily(3, 12, 24, 36, 48, 60), fell=True).certainty == "proven"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "slowed"),
+    [
+        pytest.param(steadily(10, 20, 40, 80, 160), False, id="regular"),
+        pytest.param([*steadily(10, 20, 40, 80), (160, 130.0 * MIB)], True, id="stopped in between"),
+        pytest.param(
+            [(10, 10.0), (20, 24.0), (40, 36.0), (80, 84.0), (160, 148.0)], False, id="uneven anyway"
+        ),
+        pytest.param([*steadily(10, 20, 40, 80), (160, 200.0 * MIB)], False, id="faster"),
+    ],
+)
+def test_an_exact_growth_that_falls_short_in_the_end_has_slowed(
+    sizes: list[tuple[float, float]], slowed: bool
+) -> None:
+    proof = prove(sizes)
+    assert (proof.certainty, proof.slowed) == ("proven", slowed)

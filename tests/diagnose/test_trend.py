@@ -113,6 +113,51 @@ def test_growth_that_ended_has_a_last_position() -> None:
     assert found.rate == pytest.approx(64 * KIB, rel=0.05)
 
 
+@pytest.mark.parametrize("steps", [60, 300, 5_000])
+@pytest.mark.parametrize("part", [0.8, 0.85, 0.9])
+def test_growth_that_stopped_near_the_end_is_not_growing(steps: int, part: float) -> None:
+    at = np.arange(steps, dtype=np.float64)
+    found = judged(np.minimum(at, part * steps) * 64 * KIB + noise(100, steps))
+    assert found.state != "growing"
+    assert found.until == pytest.approx(part * steps, abs=0.1 * steps)
+
+
+def test_rises_that_do_not_come_any_more_are_not_growing() -> None:
+    assert judged(np.minimum(STEP, 240) // 20 * MIB + noise(100, 300)).state != "growing"
+
+
+@pytest.mark.parametrize("at", [100, 250, 290, 298])
+def test_a_release_is_no_end_of_growth(at: int) -> None:
+    found = judged(STEP * 64 * KIB - (at <= STEP) * 1.0 * MIB + noise(100, 300))
+    assert found.state == "growing"
+    assert found.rate == pytest.approx(64 * KIB, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rises_of_random_size_are_growth(seed: int) -> None:
+    sizes = np.random.default_rng(seed).exponential(64 * KIB, 300)
+    found = judged(np.cumsum(sizes) + noise(100, 300))
+    assert found.state == "growing"
+    assert found.rate == pytest.approx(sizes.mean(), rel=0.2)
+
+
+def test_periodic_growth_that_noise_hides_in_part_is_growth() -> None:
+    found = judged(STEP // 20 * MIB + noise(200 * KIB, 300))
+    assert found.state == "growing"
+    assert found.rate == pytest.approx(MIB / 20, rel=0.2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_the_limit_excludes_is_found_whenever_it_begins_and_however_often_it_comes(seed: int) -> None:
+    own = noise(20 * KIB, 300, seed)
+    limit = detection_limit(points(own))
+    assert limit is not None
+    late, now_and_then = 2 * limit * np.maximum(0, STEP - 150), limit * 30 * (STEP // 30)
+    assert judged(own + late).rate == pytest.approx(2 * limit, rel=0.2)
+    assert judged(own + now_and_then).rate == pytest.approx(limit, rel=0.2)
+    assert judged(own + late).state == judged(own + now_and_then).state == "growing"
+
+
 def test_growth_that_ended_does_not_raise_the_limit_for_what_comes_after_it() -> None:
     loading = np.minimum(STEP, 60) * 5 * MIB
     limit = detection_limit(points(loading + noise(100, 300)))

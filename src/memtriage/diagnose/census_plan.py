@@ -23,7 +23,7 @@ class CensusPolicy:
             into as long a time again.
         free_s: seconds that all censuses together may take in any run.
         cost: part of the time that they may take beyond that.
-        leak_free_s, leak_cost: the same in a run with a proven leak, which is worth more.
+        leak_free_s, leak_cost: the same where something surely grows, which is worth more.
         always: censuses that are taken at any cost: what no counter sees shows from the second on.
         to_prove: the same since a suspicion came up: three intervals take four, and two more show that it
             goes on, or prove what began in the middle of an interval.
@@ -41,7 +41,7 @@ class CensusPolicy:
     leak_cost: float = 0.05
     always: int = 2
     to_prove: int = 6
-    goes_on: float = 0.4
+    goes_on: float = 0.2
 
 
 PLANS: Final[Mapping[Scale, CensusPolicy]] = {
@@ -65,8 +65,8 @@ def next_census(
     While nothing grows, distances grow with the run, so that a holder that no counter sees is still compared
     over several intervals. Under suspicion the first follows soon, and each distance doubles; a census that
     names nothing does not put off the next by more than that. What is periodic is compared whole periods
-    apart. Once a leak is proven, its counter shows whether it goes on, and one census each time the run doubles
-    is enough. What no counter shows is looked at more often.
+    apart. Once a leak is proven, its counter shows whether it goes on, and one census is enough each time the
+    run doubles. What no counter shows is looked at more often.
 
     Args:
         taken: positions of the censuses so far, oldest first.
@@ -98,7 +98,7 @@ def affordable(
     elapsed_s: float,
     policy: CensusPolicy = PLANS["step"],
     *,
-    proven: bool = False,
+    grows: bool = False,
 ) -> bool:
     """Whether one more census fits what censuses may cost.
 
@@ -108,11 +108,11 @@ def affordable(
         spent_s: seconds that they took together.
         elapsed_s: seconds since the watch began.
         policy: what they may cost.
-        proven: a leak is.
+        grows: a leak is proven, or a counter surely grows.
     """
     if len(taken) < policy.always:
         return True
     if suspected is not None and sum(position >= suspected for position in taken) < policy.to_prove:
         return True
-    free, cost = (policy.leak_free_s, policy.leak_cost) if proven else (policy.free_s, policy.cost)
+    free, cost = (policy.leak_free_s, policy.leak_cost) if grows else (policy.free_s, policy.cost)
     return spent_s * (1 + 1 / len(taken)) <= free + cost * elapsed_s

@@ -102,6 +102,19 @@ class Holding:
         return found
 
     @property
+    def logs(self) -> bool:
+        """Whether it has log entries alone, if anything."""
+        last = self.sizes[-1]
+        return not self.group.attached and last.storages <= POLICY.log_entry * last.count
+
+    def rate(self, since: float) -> float:
+        """Return bytes a position by which it grew since a position; 0 without two censuses."""
+        seen = [size for size in self.sizes if size.position >= since]
+        if len(seen) < 2:
+            return 0.0
+        return (seen[-1].nbytes - seen[0].nbytes) / (seen[-1].position - seen[0].position)
+
+    @property
     def fell(self) -> bool:
         """Whether it kept less at some census than at the one before."""
         return any(after.nbytes < before.nbytes for before, after in pairwise(self.sizes))

@@ -42,11 +42,11 @@ class ProofPolicy:
     contradicts: float = 0.5
     differs: float = 4.0
     exact: float = 0.05
-    ages: float = 0.5
+    ages: float = 0.25
 
 
 POLICY: Final = ProofPolicy()
-BY_TIME: Final = ProofPolicy(share=0.05, slows=0.1)
+BY_TIME: Final = ProofPolicy(share=0.15, slows=0.35)
 """Over seconds: a program is as fast as its machine and its input let it be."""
 
 

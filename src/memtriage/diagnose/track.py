@@ -40,7 +40,10 @@ class Points:
 
     def steeper(self, rate: float) -> Points:
         """The same points with a growth of `rate` bytes a position added."""
-        added = rate * (self.at - self.at[0])
+        return self.plus(rate * (self.at - self.at[0]))
+
+    def plus(self, added: Floats) -> Points:
+        """The same points with so many bytes added to each."""
         return Points(self.at, self.means + added, self.floors + added)
 
 

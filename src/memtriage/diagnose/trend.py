@@ -7,6 +7,7 @@ has to go on up to the last reading.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -48,8 +49,8 @@ class TrendPolicy:
         troughs: windows whose lowest points are compared where collections make the counter a saw-tooth.
         late: part of the time after which an onset leaves too little to judge.
         jump: part of the whole rise that one or two jumps must have to be set apart from a trend.
-        released: part of the rise before it, and of that after it, up to which a fall is a release of something
-            else.
+        released: part of the rise before it, and of that after it, up to which a fall is a release of what
+            does not grow.
         regular: spread of the distances between rises, as part of their mean, up to which they are periodic.
         stops: slope of the end, as a part of the smallest in any other stretch as long, below which growth
             has come to an end; and how many times further from the middle than that one it must be.
@@ -72,7 +73,7 @@ class TrendPolicy:
     troughs: int = 6
     late: float = 0.8
     jump: float = 0.25
-    released: float = 0.25
+    released: float = 0.4
     regular: float = 0.25
     stops: tuple[float, float] = (0.1, 2.0)
     waits: float = 1.6
@@ -166,10 +167,12 @@ def estimate(points: Points, policy: TrendPolicy = TrendPolicy()) -> GrowthEstim
 
 
 def detection_limit(points: Points, policy: TrendPolicy = TrendPolicy()) -> float | None:
-    """Return the smallest steady growth that would have been found, in bytes a position; None if too short.
+    """Return the smallest growth that would have been found, in bytes a position of the run; None if too short.
 
     Leaks of rising size are added to this very series, less what it grows by itself, until one is found
-    with its rate. So the limit rests on the run's own noise, jumps and length, whatever they are.
+    with its rate: a steady one, and, where the series is long enough to tell these apart, one that comes in
+    eight rises and one that begins in the middle, of as many bytes altogether. So the limit rests on the
+    run's own noise, jumps and length, whatever they are.
     """
     if len(points.at) < policy.points or points.span <= 0:
         return None
@@ -182,10 +185,25 @@ def detection_limit(points: Points, policy: TrendPolicy = TrendPolicy()) -> floa
     rate = max(policy.least, policy.settles / points.span) * 1.001
     swing = float(np.ptp(points.means)) / points.span
     for _ in range(_TRIES):
-        if estimate(points.steeper(rate), policy).found(rate, policy.accuracy):
+        if estimate(points.steeper(rate), policy).found(rate, policy.accuracy) and all(
+            abs(found.rate - wanted) <= policy.accuracy * wanted and found.state == "growing"
+            for found, wanted in _of_other_shapes(points, rate, policy)
+        ):
             return rate * policy.margin
         rate *= 1.25 if rate > swing / 8 else 2
     return None
+
+
+def _of_other_shapes(
+    points: Points, rate: float, policy: TrendPolicy
+) -> Iterator[tuple[GrowthEstimate, float]]:
+    """What is said of leaks that come now and then, or late, and the rate that each really has."""
+    if len(points.at) < policy.windows:
+        return
+    since = points.at - points.at[0]
+    period = points.span / 8
+    yield estimate(points.plus(rate * period * np.floor(since / period)), policy), rate
+    yield estimate(points.plus(2 * rate * np.maximum(0, since - points.span / 2)), policy), 2 * rate
 
 
 _TRIES: Final = 64
@@ -244,14 +262,14 @@ def _judge(points: Points, policy: TrendPolicy, *, to_the_end: bool = True) -> G
     goes_on = quarters[-1] > policy.suspicion * noise
     if quarters.min() < policy.share * line.rate:
         return replace(result, state="undecided" if goes_on else "flat")
-    slower = policy.slows * quarters[0] - quarters[-1]
-    differ = max(_QUARTER_ERROR * line.error_of_a_curve(), _spread_of_quarters(line))
-    if (line.rate < policy.certainty * _uncertainty(line) and not always) or slower > 2 * differ:
-        return replace(result, state="undecided")
     end = _end(points.at, values, policy) if to_the_end else None
     if end is not None:
         few = int(np.count_nonzero(points.at > end)) < 2 * policy.points
         return replace(result, state="undecided" if few else "flat", until=end)
+    slower = policy.slows * quarters[0] - quarters[-1]
+    differ = max(_QUARTER_ERROR * line.error_of_a_curve(), _spread_of_quarters(line))
+    if (line.rate < policy.certainty * _uncertainty(line) and not always) or slower > 2 * differ:
+        return replace(result, state="undecided")
     return _rises(points, replace(result, state="growing"), policy)
 
 
@@ -272,13 +290,22 @@ def _end(at: Floats, values: Floats, policy: TrendPolicy) -> float | None:
         flat = last < part * least and middle - last > apart * (middle - least)
         if not flat or least < policy.share * middle:
             continue
-        # Where something is released in the end, growth on one side of that goes on.
-        halves = _slopes(at, values, 2 * count)
-        if halves is None:
-            return None
-        if halves[-2:].max() < 0.5 * middle:
-            return float(at[-1] - span / count)
+        end = float(at[-1] - span / count)
+        if not _released(at[at >= end], values[at >= end], middle):
+            return end
     return None
+
+
+def _released(at: Floats, values: Floats, rate: float) -> bool:
+    """Whether a short stretch is only as flat as it is because something was released in it.
+
+    Growth goes on before or after that; where these have too few readings, a fall is enough.
+    """
+    middle = len(at) // 2
+    if middle < 2:
+        return float(np.diff(values).min()) < -0.1 * rate * float(at[-1] - at[0])
+    halves = (slice(None, middle), slice(middle, None))
+    return max(float(np.polyfit(at[one] - at[0], values[one], 1)[0]) for one in halves) >= 0.5 * rate
 
 
 def _slopes(at: Floats, values: Floats, count: int) -> Floats | None:

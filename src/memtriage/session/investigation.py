@@ -69,12 +69,25 @@ class Investigation:
         return [each for each in self.history.growing(self.period) if each.key not in self.stopped]
 
     def held_rate(self, device: str, since: float) -> float | None:
-        """Return bytes a position by which all that has a holder grew; None without two censuses."""
-        seen = [(position, totals.get(device, 0)) for position, totals in self.totals if position >= since]
+        """Return bytes a position by which all that has a holder grew; None without two censuses.
+
+        The last census before that position counts, too.
+        """
+        before = max((position for position, _ in self.totals if position < since), default=since)
+        seen = [(position, totals.get(device, 0)) for position, totals in self.totals if position >= before]
         if len(seen) < 2:
             return None
         (start, least), (end, most) = seen[0], seen[-1]
         return (most - least) / (end - start)
+
+    def harmless_rate(self, device: str, since: float) -> float:
+        """Return bytes a position by which containers with a bound, and logs, grew together."""
+        return sum(
+            each.rate(since)
+            for each in self.history
+            if each.group.device == device
+            and (each.logs or self.details.get(each.key, GroupDetail()).bound is not None)
+        )
 
     @property
     def lacks_sites(self) -> bool:

@@ -71,7 +71,8 @@ def judge_devices(followed: Follower, read: Mapping[str, bool]) -> dict[str, Jud
     """Return by device whether growth could be judged, and how small a leak would have been found.
 
     Where what awaits the cyclic collector makes a counter rise, or what holders keep without a leak (log
-    entries), a leak that is larger than that would show.
+    entries, containers with a bound), a leak that is larger than that would show. What else has a holder and
+    was not proven to be a leak leaves the device without a limit.
 
     Args:
         followed: has the counters.
@@ -86,8 +87,8 @@ def judge_devices(followed: Follower, read: Mapping[str, bool]) -> dict[str, Jud
         counter = followed.counters.get(device) or Counter(device)
         estimate, said = judge_counter(counter.track, scale, counter.policy)
         rises = estimate.state in ("growing", "undecided")
-        held = followed.investigation.held_rate(device, estimate.onset or 0.0) or 0.0
-        explained = held >= _EXPLAINED * estimate.rate
+        harmless = followed.investigation.harmless_rate(device, estimate.onset or 0.0)
+        explained = harmless >= _EXPLAINED * estimate.rate
         if rises and (explained or _waits(followed.investigation, device, estimate.rate)):
             limit = DetectionLimit(math.ceil(estimate.high), "second" if scale == "time" else "step")
             said = Judged(scale=scale, points=said.points, detection_limit=limit)

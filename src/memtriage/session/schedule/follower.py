@@ -60,7 +60,7 @@ class Follower:
         self._suspicion: GrowthEstimate | None = None
         self._onset: float | None = None
         self._open = False
-        self._proven = False
+        self._grows = False
         self._granted = self._granted_at = 0.0
         self._spent_s = 0.0
         self._told = False
@@ -189,7 +189,7 @@ class Follower:
         self._suspicion = max(suspicions, key=lambda one: (one.state == "growing", one.rate), default=None)
         proven = [proof.since for proof in proofs if proof.certainty == "proven"]
         settled = self._suspicion is None and bool(proven)
-        self._proven = bool(proven)
+        self._grows = bool(proven) or (self._suspicion is not None and self._suspicion.state == "growing")
         if self._suspicion is not None:
             # Growth that comes and goes is one suspicion, and its censuses get farther and farther apart.
             onset = self._suspicion.onset or 0.0
@@ -235,7 +235,7 @@ class Follower:
             self._spent_s,
             elapsed_s,
             self._plan,
-            proven=self._proven,
+            grows=self._grows,
         )
 
 
