@@ -24,8 +24,8 @@ Chance = np.random.Generator
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 LATEST_STOP: Final = 0.8
-"""Part of a run after which what fills at a constant rate is no different from a leak to a census: the next one
-would come later. A counter that sees it shows a stop up to the last few readings."""
+"""Part of a run after which what fills at a constant rate looks like a leak to censuses: the next one would come
+later. A counter that sees it shows a stop up to the last few readings."""
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,8 @@ def size(chance: Chance) -> float:
 HEALTHY: Final[dict[str, Callable[[Series, Chance], Holder]]] = {
     one.__name__: one
     for one in (
-        cache_with_a_bound, full_at_last, cache_of_shapes, seen_shapes, declared_bound, emptied, jumps, warm_up, batches,
-        queue, evaluation, first_epochs, log, cached_data, native_cache,
+        cache_with_a_bound, full_at_last, cache_of_shapes, seen_shapes, declared_bound, emptied, jumps,
+        warm_up, batches, queue, evaluation, first_epochs, log, cached_data, native_cache,
     )
 }  # fmt: skip
 

@@ -33,6 +33,8 @@ def test_detection_accuses_no_healthy_series_and_finds_what_is_above_the_limit(t
     for row in result["leaking"]:
         assert row["series"] == sum(row.get(word, 0) for word in ("LEAK", "NOT JUDGED", "CLEAN"))
         assert row.get("found", 0) <= row.get("LEAK", 0)
+    assert sum(result["programs"]["healthy"].values()) == 15
+    assert "leak" not in result["programs"]["healthy"]
 
 
 def test_a_soak_reads_both_processes_at_each_stop(tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def estimate(points: Points, policy: TrendPolicy = TrendPolicy()) -> GrowthEstim
 
 
 def detection_limit(points: Points, policy: TrendPolicy = TrendPolicy()) -> float | None:
-    """Return the smallest growth that would have been found, in bytes a position of the run; None if too short.
+    """Return the smallest growth that would have been found, in bytes a position; None if too short.
 
     Leaks of rising size are added to this very series, less what it grows by itself, until one is found
     with its rate: a steady one, and, where the series is long enough to tell these apart, one that comes in
