@@ -16,9 +16,10 @@ from memtriage.diagnose.growths import GrowingData, Waiting
 from memtriage.diagnose.judge import Evidence
 from memtriage.diagnose.leaks import CensusPoint
 from memtriage.model.findings import Finding
+from memtriage.model.judged import Judged
 from memtriage.model.position import TrainingPosition
 from memtriage.session.investigation import Investigation, Investigator
-from memtriage.session.judgement import find_leaks
+from memtriage.session.judgement import find_leaks, judge_devices
 from memtriage.session.schedule import follower
 from memtriage.session.schedule.scheduler import CensusScheduler
 from support.censuses import group, point
@@ -94,6 +95,14 @@ class Notes:
         groups = [
             group(name, n * MIB, n, token=1 + at) for at, (name, n) in enumerate(sorted(self.held.items()))
         ]
+        return point(position, *groups, interrupted=frames is not None)
+
+
+class SmallEntries(Notes):
+    """Each holder has storages of 512 bytes."""
+
+    def _point(self, position: float, frames: object) -> CensusPoint:
+        groups = [group(name, 512 * n, n, token=1) for name, n in self.held.items()]
         return point(position, *groups, interrupted=frames is not None)
 
 
@@ -311,6 +320,40 @@ def test_censuses_of_a_healthy_run_are_bounded_by_its_logarithm(steps: int, micr
             loop.backward(cpu=120 * MIB)
         loop.step(cpu=100 * MIB)
     assert len(loop.notes.took) <= 2 + math.log(steps / 6, 4) + 1e-9
+
+
+# --- what may be said of a device where memory grows --------------------------------------------------------
+
+
+def judged_cpu(loop: Loop) -> Judged:
+    return judge_devices(loop.scheduler.judged_on, {"cpu": True})["cpu"]
+
+
+def test_memory_that_grows_in_a_holder_has_no_limit_though_no_leak_is_proven() -> None:
+    loop = Loop().train(20, leaking)
+    assert judged_cpu(loop).detection_limit is None
+
+
+def test_a_log_that_makes_the_counter_rise_is_a_limit() -> None:
+    loop = Loop(SmallEntries()).train(200, lambda step: {LOSSES: 40 * step}, malloc=lambda step: step / 50)
+    said = judged_cpu(loop)
+    assert said.detection_limit is not None
+    assert said.detection_limit.bytes == pytest.approx(MIB / 50, rel=0.1)
+
+
+def test_a_false_alarm_leaves_enough_for_a_leak_later_in_the_run(slow: Loop) -> None:
+    loop = slow.train(30, lambda step: {"warm_up[*]": min(step, 15)})
+    loop.train(400, lambda step: {"warm_up[*]": 15, LOSSES: max(0, step - 150)})
+    assert loop.proven()[LOSSES] == pytest.approx(MIB, rel=0.2)
+
+
+def test_data_that_begins_late_is_found_by_the_resident_set() -> None:
+    loop = Loop()
+    loop.notes.held = nothing(0)
+    for step in range(1, 400):
+        loop.notes.texts = 1 + 16 * max(0, step - 110)
+        loop.step(cpu=100 * MIB, host=(500 + max(0, step - 110)) * MIB)
+    assert loop.proven()["train.texts[*]"] == pytest.approx(MIB, rel=0.2)
 
 
 # --- cost ---------------------------------------------------------------------------------------------------
