@@ -12,75 +12,55 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtriage.diagnose.growths import GrowingData, Waiting
 from memtriage.diagnose.judge import Evidence
 from memtriage.diagnose.leaks import CensusPoint
+from memtriage.model.census import HolderGroup
 from memtriage.model.findings import Finding
 from memtriage.model.judged import Judged
 from memtriage.model.position import TrainingPosition
-from memtriage.session.investigation import Investigation, Investigator
+from memtriage.session.investigation import Investigator
 from memtriage.session.judgement import find_leaks, judge_devices
 from memtriage.session.schedule import follower
 from memtriage.session.schedule.scheduler import CensusScheduler
-from support.censuses import group, point
-from support.paths import named
+from support.censuses import group
+from support.simulated import StandInInvestigator
 
 MIB = 1 << 20
 LOOK: Any = object()  # what the session asks of a view; handed through
 LOSSES = "losses[*]"
-TEXTS = named("train.texts[*]")
 
 
-class Notes:
-    """Stands in for an `Investigator`: notes what is asked of it, and answers with what is held just then.
+class Notes(StandInInvestigator):
+    """Notes what is asked of it.
 
     Attributes:
         held: MiB by holder, a storage each.
-        texts: entries of a list of ordinary data, 64 KiB each.
-        took: positions of censuses, `(scale, position)`.
-        between: whether each was taken between two positions.
         recorded: positions that remained when recorders were asked for.
+        stopped: how often these were switched off.
+        fails: a census runs out of memory.
     """
 
     def __init__(self, seconds: float = 0.1) -> None:
-        self.seconds = 0.0
-        self.recording = False
+        super().__init__(seconds)
         self.held: dict[str, int] = {}
-        self.texts = 0
-        self.took: list[tuple[str, float]] = []
-        self.between: list[bool] = []
-        self.looks: list[object] = []
+        self.entry_bytes = {"train.texts": 65536}
         self.recorded: list[int] = []
         self.stopped = 0
         self.fails = False
-        self._each_s = seconds
-        self._entries: list[tuple[float, int]] = []
 
-    def census(self, position: float, also: object = None, frames: object = None) -> CensusPoint:
-        self.took.append(("none", position))
-        return self._point(position, frames)
+    @property
+    def texts(self) -> int:
+        """Entries of a list of ordinary data."""
+        return self.entries.get("train.texts", 0)
 
-    def follow(
-        self, investigation: Investigation, position: float, also: object = None, frames: object = None,
-        *, between: bool = True,
-    ) -> CensusPoint:  # fmt: skip
-        self.took.append((investigation.scale, position))
-        self.between.append(between)
-        self.looks.append(also)
-        made = self._point(position, frames)
-        investigation.history.add(made, between=between and frames is None)
-        investigation.taken.append(position)
-        investigation.waiting.append(Waiting(position, {}))
-        investigation.totals.append((position, {"cpu": sum(self.held.values()) * MIB}))
-        investigation.collector_off = False
-        self._follow_texts(investigation, position)
-        return made
+    @texts.setter
+    def texts(self, count: int) -> None:
+        self.entries["train.texts"] = count
 
-    def _follow_texts(self, investigation: Investigation, position: float) -> None:
-        self._entries.append((position, self.texts))
-        grew = len(self._entries) > 1 and self.texts > self._entries[-2][1]
-        data = GrowingData(TEXTS, "list", None, 65536, tuple(self._entries))
-        investigation.data = {1: data} if grew else {}
+    def groups(self) -> list[HolderGroup]:
+        return [
+            group(name, n * MIB, n, token=1 + at) for at, (name, n) in enumerate(sorted(self.held.items()))
+        ]
 
     def record(self, remaining: int) -> None:
         self.recorded.append(remaining)
@@ -88,22 +68,18 @@ class Notes:
     def stop(self) -> None:
         self.stopped += 1
 
-    def _point(self, position: float, frames: object) -> CensusPoint:
-        self.seconds += self._each_s
+    def point(self, position: float, frames: object) -> CensusPoint:
         if self.fails:
+            self.seconds += self._each_s
             raise MemoryError
-        groups = [
-            group(name, n * MIB, n, token=1 + at) for at, (name, n) in enumerate(sorted(self.held.items()))
-        ]
-        return point(position, *groups, interrupted=frames is not None)
+        return super().point(position, frames)
 
 
 class SmallEntries(Notes):
     """Each holder has storages of 512 bytes."""
 
-    def _point(self, position: float, frames: object) -> CensusPoint:
-        groups = [group(name, 512 * n, n, token=1) for name, n in self.held.items()]
-        return point(position, *groups, interrupted=frames is not None)
+    def groups(self) -> list[HolderGroup]:
+        return [group(name, 512 * n, n, token=1) for name, n in self.held.items()]
 
 
 Held = Callable[[int], Mapping[str, int]]
