@@ -137,6 +137,11 @@ def test_a_counter_that_has_just_stopped_makes_a_suspicion() -> None:
     assert found.proof.certainty == "suspected"
 
 
+def test_a_counter_that_has_been_flat_for_a_while_ends_a_proof() -> None:
+    history = holders({at: {"cache": min(at, 150)} for at in (10, 20, 40, 80, 160)})
+    assert judged(history, counter_of([min(at, 150) * MIB for at in range(200)]), now=199) == {}
+
+
 def test_data_that_comes_now_and_then_is_a_leak_where_the_resident_set_grows_with_it() -> None:
     data = data_of({30: 1, 60: 2, 120: 4, 240: 8}, 300 * MIB)
     assert judged_data(data) == []

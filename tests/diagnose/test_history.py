@@ -115,9 +115,9 @@ def test_what_kept_less_in_between_fell() -> None:
 
 def test_the_rate_of_a_holder_is_over_the_censuses_since_a_position() -> None:
     (holding,) = history_of({3: 4, 13: 4, 23: 24})
-    assert holding.rate(0) == MIB
-    assert holding.rate(13) == 2 * MIB
-    assert holding.rate(14) == 0
+    assert holding.rate(3) == holding.rate(13) == MIB
+    assert holding.rate(14) == 2 * MIB
+    assert holding.rate(24) == 0
 
 
 @pytest.mark.parametrize(("each", "nodes", "logs"), [(512, 0, True), (513, 0, False), (4, 1, False)])

@@ -145,11 +145,10 @@ def growths(
         rising = holding.rising(period)
         points = [(size.position, float(size.nbytes)) for size in rising]
         proof = prove(points, _by(counter, contradicts), policy, period, holding.fell)
-        if proof.certainty is not None and not _stopped(
-            proof, points, _by(counter, contradicts), now, policy
-        ):
-            entries_grow = rising[-1].entries > rising[0].entries
-            found.append(Growth(holding, proof, holding.lengthens, counter, entries_grow))
+        entries_grow = rising[-1].entries > rising[0].entries
+        growth = Growth(holding, proof, holding.lengthens, counter, entries_grow)
+        if proof.certainty is not None and not _stopped(growth, points, contradicts, now, ended, policy):
+            found.append(growth)
     unseen = not_shown(found, confirms)
     found = [_aged(one, now, ended, policy) if one in unseen else one for one in found]
     return sorted(found, key=lambda growth: -growth.proof.rate)
@@ -175,7 +174,7 @@ def data_growths(
         by_host = _by(DataGrowth.counter, contradicts)
         growth = DataGrowth(data, prove(data.sizes, by_host, policy))
         wanted = growth.proof.certainty is not None and (growth.large or data.native is not None)
-        if wanted and not _stopped(growth.proof, data.sizes, by_host, now, policy):
+        if wanted and not _stopped(growth, data.sizes, contradicts, now, ended, policy):
             found.append(growth)
     unseen = not_shown(found, confirms)
     shown = [one for one in found if one.proof.certainty == "proven" and one not in unseen]
@@ -202,18 +201,22 @@ def not_shown(found: Sequence[_Grown], confirms: Confirms, share: float = 0.5) -
 
 
 def _stopped(
-    proof: Proof,
+    growth: Growth | DataGrowth,
     points: Sequence[tuple[float, float]],
-    contradicted: Callable[[float, float], bool],
+    contradicts: Contradicts,
     now: float,
+    ended: Confirms,
     policy: ProofPolicy,
 ) -> bool:
     """Whether a counter shows that growth came to an end after the last census.
 
-    What comes now and then pauses for as long as two censuses that saw it grow are apart.
+    What comes now and then pauses for as long as two censuses that saw it grow are apart, or for less where
+    the counter's own course says that it has ended.
     """
-    last, longest = points[-1][0], max((b[0] - a[0] for a, b in pairwise(points)), default=0.0)
-    return now - last >= longest and contradicted(policy.contradicts * proof.rate, last)
+    longest = max((b[0] - a[0] for a, b in pairwise(points)), default=0.0)
+    rate = policy.contradicts * growth.proof.rate
+    paused = now - growth.last >= longest or ended(growth.counter, rate)
+    return paused and contradicts(growth.counter, rate, growth.last)
 
 
 def _aged(growth: _Grown, now: float, ended: Confirms, policy: ProofPolicy) -> _Grown:

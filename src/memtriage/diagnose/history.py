@@ -108,8 +108,9 @@ class Holding:
         return not self.group.attached and last.storages <= POLICY.log_entry * last.count
 
     def rate(self, since: float) -> float:
-        """Return bytes a position by which it grew since a position; 0 without two censuses."""
-        seen = [size for size in self.sizes if size.position >= since]
+        """Return bytes a position by which it grew since the last census before a position, 0 without two."""
+        before = max((size.position for size in self.sizes if size.position < since), default=since)
+        seen = [size for size in self.sizes if size.position >= before]
         if len(seen) < 2:
             return 0.0
         return (seen[-1].nbytes - seen[0].nbytes) / (seen[-1].position - seen[0].position)
