@@ -246,12 +246,13 @@ def of_programs(count: int, seed: int) -> dict[str, object]:
     for sound, leaks in programs(count, of_a_loop, seed):
         said = watched(sound.program).verdict
         healthy[said] += 1
-        accused[sound.kind] += said == "leak"
+        if said == "leak":
+            accused[sound.kind] += 1
         said_of_leak = watched(leaks.program)
         above = "above" if promised(leaks) else "below"
         leaking[f"{above} {said_of_leak.verdict}"] += 1
         leaking[f"{above} found"] += found(leaks, said_of_leak)
-    return {"healthy": dict(healthy), "accused": dict(+accused), "leaking": dict(leaking)}
+    return {"healthy": dict(healthy), "accused": dict(accused), "leaking": dict(leaking)}
 
 
 def limit_of(values: Series, device: str = "cpu") -> float | None:

@@ -261,7 +261,7 @@ def a_leaking(kind: str, noise: Callable[[int, Chance], Series], chance: Chance)
         also = str(chance.choice(["emptied", "jumps", "warm_up", "batches", "log"]))
         healthy = replace(loop, holders=loop.holders | {"also_" + also: HEALTHY[also](at, chance)})
     program = replace(healthy, holders=healthy.holders | {"leak": leak})
-    return Case(f"{kind}, {form}", program, healthy, rate * each)
+    return Case(f"{kind}, {form}", program, healthy, float(rate * each))
 
 
 def promised(case: Case) -> bool:
