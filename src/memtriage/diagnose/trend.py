@@ -75,7 +75,7 @@ class TrendPolicy:
     jump: float = 0.25
     released: float = 0.4
     regular: float = 0.25
-    stops: tuple[float, float] = (0.1, 2.0)
+    stops: tuple[float, float] = (0.25, 3.0)
     waits: float = 1.6
 
     @property
@@ -299,11 +299,13 @@ def _end(at: Floats, values: Floats, policy: TrendPolicy) -> float | None:
 def _released(at: Floats, values: Floats, rate: float) -> bool:
     """Whether a short stretch is only as flat as it is because something was released in it.
 
-    Growth goes on before or after that; where these have too few readings, a fall is enough.
+    There is a fall, and growth goes on before or after it, as far as there are readings enough to tell.
     """
     middle = len(at) // 2
+    if -float(np.diff(values).min()) < 0.25 * rate * float(at[-1] - at[0]):
+        return False
     if middle < 2:
-        return float(np.diff(values).min()) < -0.1 * rate * float(at[-1] - at[0])
+        return True
     halves = (slice(None, middle), slice(middle, None))
     return max(float(np.polyfit(at[one] - at[0], values[one], 1)[0]) for one in halves) >= 0.5 * rate
 
