@@ -24,7 +24,7 @@ Chance = np.random.Generator
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 LATEST_STOP: Final = 0.8
-"""Part of a run after which what fills at a constant rate looks like a leak to censuses: the next one would come
+"""Part of a run after which what fills at a constant rate looks like a leak to censuses: the next would come
 later. A counter that sees it shows a stop up to the last few readings."""
 
 
