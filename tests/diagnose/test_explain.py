@@ -22,6 +22,11 @@ RECORDS: list[dict[str, Any]] = [
     json.loads(line)
     for line in (Path(__file__).parents[1] / "data" / "oom_messages.jsonl").read_text().splitlines()
 ]
+RECORDS_2026: list[dict[str, Any]] = [
+    json.loads(line)
+    for line in (Path(__file__).parents[1] / "data" / "oom_messages_2026.jsonl").read_text().splitlines()
+]
+"""Messages of 2025 and 2026, most of them of other libraries than PyTorch."""
 TEXT = {record["id"]: record["text"] for record in RECORDS}
 FULL = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of "
@@ -59,6 +64,19 @@ def test_a_real_message(record: dict[str, Any]) -> None:
     device_failed = record["family"].startswith(("cuda", "hip", "xpu", "mps"))
     if not device_failed and found.diagnosis.startswith(("host", "killed", "shared")):
         assert not any("GPU" in fix.action or "expandable" in fix.action for fix in found.fixes)
+
+
+@pytest.mark.parametrize("record", RECORDS_2026, ids=[record["id"] for record in RECORDS_2026])
+def test_a_real_message_of_any_library(record: dict[str, Any]) -> None:
+    found = explain_text(record["text"])
+    assert found.diagnosis in record["accept"]
+    assert found.evidence and all(found.evidence)
+    assert bool(found.fixes) == (found.diagnosis not in ("informational", "not_memory"))
+    assert found.diagnosis != "unknown" or found.confidence <= 0.65
+    assert any(event.role in ("cause", "context") for event in found.events)
+    told = [size for size in found.fields.values() if isinstance(size, int)]
+    for size in (record.get("bytes") or {}).values() if told else ():
+        assert size in told, "each figure under whatever name"
 
 
 def test_the_ladder_is_kept_in_order_of_cost() -> None:
@@ -268,8 +286,9 @@ def test_what_is_cut_lowers_confidence() -> None:
 
 
 def test_every_family_is_judged() -> None:
-    reached = {event.family for record in RECORDS for event in explain_text(record["text"]).events}
-    others = {"cuda-async", "python-alloc", "not-memory", "aftermath"}
+    texts = [record["text"] for record in (*RECORDS, *RECORDS_2026)]
+    reached = {event.family for text in texts for event in explain_text(text).events}
+    others = {"cuda-async", "aftermath", "notebook", "npu-v2", "mention"}
     assert reached | others == set(get_args(Family))
 
 

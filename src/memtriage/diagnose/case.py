@@ -14,8 +14,13 @@ from memtriage.model.explanation import Label
 from memtriage.model.position import Phase
 
 _LOADS: Final = re.compile(
-    r"to|cuda|_apply|load\w*|from_pretrained|convert|empty|materialize|init\w*|__init__"
+    r"_?load_(?:\w*_)?(?:weights?|models?|state_dicts?|checkpoints?|params?|parameters|pretrained\w*)|"
+    r"from_pretrained|materialize\w*"
 )
+"""Functions that load weights, by name. An `__init__` or a `load` of the program's own can be anything."""
+_MAKES_WEIGHTS: Final = re.compile(r"/torch/(?:nn/(?!functional)|serialization\.py)")
+"""Modules of torch that make, load or move weights, whatever the function is called."""
+_FORWARD: Final = re.compile(r"forward|_?(?:wrapped_)?call_impl|__call__")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,7 @@ class Case:
         product: the request as a product of the user's sizes; None where none fits or none were given.
         shapes: the user's sizes, by name.
         expandable: the text shows that expandable segments were on.
+        building: the text is of compilers at work, and not of a training run.
     """
 
     message: Message
@@ -37,6 +43,7 @@ class Case:
     product: Product | None = None
     shapes: Mapping[str, int] = field(default_factory=dict)
     expandable: bool = False
+    building: bool = False
 
     @property
     def label(self) -> Label:
@@ -88,6 +95,13 @@ def phase_of(frames: Sequence[tuple[str, str, int]]) -> Phase | None:
     if not frames:
         return None
     phase = phase_from_frames(frames, FrameState(training_begun=False))
-    if phase == "setup" and not any(_LOADS.fullmatch(name) for _, name, _ in frames[:3]):
+    if phase == "setup" and not any(_loads(file, name) for file, name, _ in frames[:3]):
         return None
     return phase
+
+
+def _loads(file: str, name: str) -> bool:
+    function = name.rpartition(".")[2]
+    if _LOADS.fullmatch(function):
+        return True
+    return _MAKES_WEIGHTS.search(file.replace("\\", "/")) is not None and not _FORWARD.fullmatch(function)

@@ -7,7 +7,7 @@ from typing import Final
 
 from memtriage.diagnose.case import Case, other_processes, own_process
 from memtriage.diagnose.figures import POLICY
-from memtriage.diagnose.messages.message import SUM_ERROR, Message, OomFields
+from memtriage.diagnose.messages.message import ALLOCATORS, SUM_ERROR, Message, OomFields
 from memtriage.diagnose.messages.sizes import as_printed
 from memtriage.diagnose.shapes import as_logits
 from memtriage.model.explanation import Label
@@ -49,7 +49,7 @@ def _sums(case: Case) -> Iterator[str]:
     ]
     known = [f"{as_printed(nbytes)} {name}" for nbytes, name in parts if nbytes is not None]
     outside = figures.outside
-    if total is None or not known:
+    if total is None or not known or case.message.family not in ALLOCATORS:
         return
     if outside is not None:
         if outside >= SUM_ERROR:
@@ -84,7 +84,7 @@ def _processes(case: Case) -> Iterator[str]:
 
 def _deciding(case: Case) -> Iterator[str]:
     """The comparison or the words that decide the label."""
-    if case.message.family in ("cuda-v1", "cuda-v2", "cuda-async", "hip-v2", "xpu-v1", "xpu-v2"):
+    if case.message.family in ALLOCATORS:
         yield from _deciding_figures(case.label, case.figures, case)
     elif case.label == "absurd_request":
         yield "no machine has that much: a length or an index became this size"
@@ -191,17 +191,77 @@ _TEXTS: Final[Mapping[tuple[str, str], str]] = {
     ("cpu-alloc", ""): "a host allocation failed: the GPU has no part in it",
     ("python-alloc", ""): "a host allocation failed: the GPU has no part in it",
     ("python-alloc", "worker"): "a host allocation failed in a DataLoader worker: the GPU has no part in it",
+    (
+        "python-alloc",
+        "fork",
+    ): "a fork copies the process's address space, and the kernel would not promise that "
+    "much: the larger the process, the more a fork has to be promised",
+    (
+        "python-alloc",
+        "commit",
+    ): "Windows promises no more than memory and page file together, and CUDA's libraries "
+    "are promised for each process that loads them",
+    (
+        "python-alloc",
+        "file",
+    ): "the file could not be mapped: a mapping that may be written to is promised in full, "
+    "whatever of it is read",
+    (
+        "python-alloc",
+        "segment",
+    ): "tensors shared between processes are a mapping each: with a small request it is "
+    "the number of mappings (vm.max_map_count) that ran out, and not memory",
+    ("tensorrt", ""): "TensorRT got no memory from the driver",
+    ("tensorrt", "tactic"): "the builder skipped a tactic that did not fit and went on with others",
+    ("oomd", ""): "a daemon that acts before the kernel has to (systemd-oomd, earlyoom) killed for memory",
+    ("notebook", ""): "the notebook's host says that its memory was used up",
+    ("engine", "share"): "the engine's own share of the device is used up by weights: not the device itself",
+    ("engine", "batch"): "the batch that the engine is asked to hold does not fit beside the weights",
+    (
+        "engine",
+        "pool",
+    ): "the engine's pool of key-value cache is full: its own share, and not the device itself",
+    ("engine", "preempted"): "the key-value cache is full for the moment: requests wait, and nothing fails",
+    ("engine", "report"): "a report of memory at start-up, no failure",
+    (
+        "python",
+        "resource tracker",
+    ): "Python names what was left open as it ended; it is cleaned up, and is no reason of a failure",
+    (
+        "not-memory",
+        "device error",
+    ): "a kernel failed on the device (an index out of range, an address it may not use): nothing ran out",
+    ("not-memory", "disk"): "a file could not be written: the disk or a quota is full, and not memory",
+    (
+        "not-memory",
+        "no space",
+    ): "a file system is full; the text does not say which: /dev/shm and /tmp can be in memory",
+    ("mention", ""): "neither what was asked nor what was there is told",
+    ("k8s", "told"): "it is called killed for its memory; the runtime's own reason is not in the text",
     ("slurm", ""): "the scheduler says that the kernel's out-of-memory killer struck in this job",
     ("k8s", ""): "Kubernetes says that the container was killed over its memory limit",
+    (
+        "k8s",
+        "denied",
+    ): "the container's runtime says OOMKilled: false: its own memory limit is not recorded as the "
+    "reason of the SIGKILL; the machine's killer, an orchestrator or a user send it, too",
     ("k8s", "eviction"): "the node ran low on memory and evicted the pod: not the pod's own limit",
     ("ray", ""): "Ray's memory monitor killed the worker: the node's host memory, not the GPU's",
     ("launcher", "killed"): "SIGKILL has many senders; nothing in the text says that memory was the reason",
-    ("launcher", "terminated"): "SIGTERM: no out-of-memory killer sends it; somebody ended the process",
+    (
+        "launcher",
+        "terminated",
+    ): "SIGTERM asks a process to end: users, schedulers and launchers send it, and of the "
+    "out-of-memory killers only earlyoom and an eviction by Kubernetes",
     (
         "dataloader-killed",
         "killed",
     ): "a worker got SIGKILL; nothing in the text says that memory was the reason",
-    ("dataloader-killed", "terminated"): "a worker got SIGTERM: no out-of-memory killer sends it",
+    (
+        "dataloader-killed",
+        "terminated",
+    ): "a worker got SIGTERM: its parent, a user or a scheduler sends it, and of the "
+    "out-of-memory killers only earlyoom and an eviction by Kubernetes",
     ("dataloader-killed", "exited"): "a worker is gone; nothing in the text says why",
     ("shm", ""): "a write to shared memory (/dev/shm) found no room",
     ("shm", "opening"): "a shared-memory object could not be opened; the text has no errno",
@@ -235,6 +295,10 @@ def _deciding_text(case: Case) -> Iterator[str]:
         yield told
     if message.family == "vllm":
         yield from _engine(message)
+    if message.family == "allocation":
+        yield from _allocation(message)
+    if (rss := message.number("rss")) is not None:
+        yield f"{message.facts.get('comm', 'the process')} had {as_printed(rss)} in memory"
     if message.family == "ray" and (used := message.number("node_used")) is not None:
         total = message.number("node_total")
         share = (
@@ -259,6 +323,34 @@ def _deciding_text(case: Case) -> Iterator[str]:
             f"{as_printed(message.number(name) or 0)} {name.replace('_', ' ')}" for name in message.fields
         ]
         yield " + ".join(parts)
+
+
+def _allocation(message: Message) -> Iterator[str]:
+    size = message.number
+    if message.form == "survived":
+        yield "the text says that the program goes on without that memory: no failure"
+        return
+    shape = message.facts.get("shape_bytes")
+    if size("requested") is None and isinstance(shape, int):
+        yield f"asked {as_printed(shape)}: the product of the shape and its type"
+    used, total, cap, largest = size("used"), size("total"), size("allowed"), size("max_buffer")
+    asked = size("requested") or 0
+    if used is not None and total is not None:
+        over = f": {as_printed(used - total)} too much" if used > total else ""
+        yield f"needs {as_printed(used)} of {as_printed(total)}{over}"
+    elif total is not None and asked > total:
+        yield f"the request alone exceeds the {as_printed(total)} there are"
+    if largest is not None:
+        yield f"one buffer may have {as_printed(largest)} at most on this device, whatever is free"
+    elif message.form == "single":
+        yield "one buffer is over the device's limit for a single buffer, whatever is free"
+    if (live := size("allocated")) is not None:
+        told = f"{as_printed(live)} allocated before"
+        yield told if cap is None else f"{told}, under a limit of {as_printed(cap)}"
+    if message.device == "host":
+        yield "the memory asked for is the host's: the GPU has no part in it"
+    elif size("free") is None and total is None and cap is None and message.form == "failed":
+        yield "neither what was free nor who had the rest is told"
 
 
 def _kernel(message: Message) -> Iterator[str]:

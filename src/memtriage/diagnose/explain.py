@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,13 +16,16 @@ from memtriage.diagnose.remedies import fixes
 from memtriage.diagnose.rules import judge
 from memtriage.diagnose.shapes import factor, with_shifted
 from memtriage.model.explanation import Event, Explanation, Label, Role, Settle
-from memtriage.model.units import rank_list
+from memtriage.model.units import count, rank_list
 
 _CONFIDENCE: Final = {1: 0.95, 2: 0.65, 3: 0.5}
 _CUT: Final = 0.8
+_MENTIONED: Final = 0.3
+"""How sure it is that a text proves no more, where a line of it speaks of memory in no form that is known."""
 _WHOLE_ANYWAY: Final[frozenset[Label]] = frozenset({"unknown", "absurd_request", "system_memory_fallback"})
 """Labels that do not rest on what may be missing."""
 _SAME_FAILURE_LINES: Final = 200
+_QUOTED: Final = 200
 _SHAPES: Final = frozenset({"params", "ranks", "layers"})
 """Sizes that make no tensor's shape; they are for reckoning what a fix saves."""
 
@@ -49,7 +53,7 @@ def explain_text(text: str, shapes: Mapping[str, int] | None = None) -> Explanat
 
 def explain_reading(reading: LogReading, shapes: Mapping[str, int] | None = None) -> Explanation:
     """Explain what was found in a log; see `explain_text`."""
-    judged = [_Judged(found, judge(found.message)) for found in reading.found]
+    judged = _known([_Judged(found, judge(found.message)) for found in reading.found])
     cause = _cause(judged)
     if cause is None:
         return _nothing(judged, reading)
@@ -59,12 +63,17 @@ def explain_reading(reading: LogReading, shapes: Mapping[str, int] | None = None
         confidence=_confidence(case),
         also_possible=list(case.labels[1:]),
         fields=dict(case.message.fields),
-        evidence=[*evidence(case), *_course(judged, cause, reading)],
+        evidence=[*_mentioned(cause), *evidence(case), *_course(judged, cause, reading)],
         fixes=fixes(case),
         settle=settle(case),
         stale_advice=stale_advice(case),
         events=_events(judged, cause),
     )
+
+
+def _mentioned(cause: _Judged) -> Iterator[str]:
+    if cause.found.message.family == "mention":
+        yield f"line {cause.found.line:,} says so in no form that is known: {_quoted(cause.found.excerpt)}"
 
 
 def _case(cause: _Judged, reading: LogReading, shapes: Mapping[str, int]) -> Case:
@@ -78,16 +87,26 @@ def _case(cause: _Judged, reading: LogReading, shapes: Mapping[str, int]) -> Cas
         product=factor(asked, with_shifted(sizes)) if asked is not None else None,
         shapes=shapes,
         expandable=reading.expandable,
+        building=reading.building,
     )
 
 
 def _confidence(case: Case) -> float:
+    if case.message.family == "mention":
+        return _MENTIONED
     sure = _CONFIDENCE[len(case.labels)]
     cut = bool(case.message.missing) and case.label not in _WHOLE_ANYWAY
     return round(sure * _CUT, 2) if cut else sure
 
 
 # What came first
+
+
+def _known(judged: Sequence[_Judged]) -> list[_Judged]:
+    """The messages of a known form, where there is a failure among them; else what is said in any other."""
+    known = [each for each in judged if each.found.message.family != "mention"]
+    failed = any(each.label not in (None, "informational") for each in known)
+    return known if failed else list(judged)
 
 
 def _cause(judged: Sequence[_Judged]) -> _Judged | None:
@@ -100,6 +119,10 @@ def _cause(judged: Sequence[_Judged]) -> _Judged | None:
         proof = next((each for each in failures if each.label == "host_memory_limit"), None)
         if proof is not None:
             return proof
+        # What the container's runtime says of the kill tells more than the bare code.
+        report = next((each for each in failures if each.found.message.form == "denied"), None)
+        if report is not None:
+            return report
         # SIGTERM: somebody ended it because of something else. A signal's bare name need be no event at all.
         if "not_memory" in first.labels or not first.found.message.facts:
             return next((each for each in failures if each.label != "killed_unproven"), first)
@@ -158,7 +181,7 @@ def _course(judged: Sequence[_Judged], cause: _Judged, reading: LogReading) -> I
         return
     who = f", {cause.found.source.name}" if cause.found.source is not None else ""
     where = f"line {cause.found.line:,}{who}"
-    yield f"the first of {1 + len(others):,} events in {reading.lines:,} lines: {where}"
+    yield f"the first of {count(1 + len(others), 'event')} in {count(reading.lines, 'line')}: {where}"
     after = [each for each in others if _role(each, cause) == "followed"]
     yield from _followers(after)
     if reading.unread:
@@ -176,9 +199,13 @@ def _followers(after: Sequence[_Judged]) -> Iterator[str]:
         yield f"followed from line {found[0].line:,}: {kind}{who}"
 
 
+def _quoted(line: str) -> str:
+    return textwrap.shorten(line, _QUOTED, placeholder=" ...")
+
+
 def _nothing(judged: Sequence[_Judged], reading: LogReading) -> Explanation:
     """A text without any failure of memory."""
-    told = [f"no message about memory in {reading.lines:,} line{'s' * (reading.lines != 1)}"]
+    told = [f"no message about memory in {count(reading.lines, 'line')}"]
     question = Settle(fact="what ended the program", command="memtriage run train.py")
     if judged:
         told = ["only what follows a failure elsewhere", *_followers(judged)]
@@ -186,9 +213,16 @@ def _nothing(judged: Sequence[_Judged], reading: LogReading) -> Explanation:
             fact="the first failure, in the log of the rank that died first",
             command="grep -ilE 'out of memory|oom|killed' LOGS/*",
         )
+    elif reading.speaks is not None:
+        number, line = reading.speaks
+        told = [f"line {number:,} speaks of memory, in no form that is known: {_quoted(line)}"]
+        question = Settle(
+            fact="the message of the failure itself: the first error, with the lines before it",
+            command="grep -inE 'error|fail|kill|memory' train.log",
+        )
     return Explanation(
         diagnosis="unknown",
-        confidence=_CONFIDENCE[1],
+        confidence=_MENTIONED if reading.speaks is not None else _CONFIDENCE[1],
         evidence=told,
         settle=question,
         events=_events(judged, None),

@@ -124,7 +124,8 @@ def _judge_whole(fields: OomFields, policy: FiguresPolicy) -> tuple[Label, ...]:
     pools = fields.private_pools or 0
     large = holes >= min(policy.holes_share * total, policy.holes)
     tight = free + holes - requested < policy.tight * total or allocated >= policy.live * total
-    others_possible = (
+    # Where even all that is not live would not do, whoever has it is not the reason.
+    others_possible = free + holes + outside >= requested and (
         outside - policy.baseline >= policy.outside_possible * total
         or outside >= policy.outside_possible_alone * total
     )

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final, Protocol
 
+from memtriage.diagnose.messages.allocation import speaks_of_memory
 from memtriage.diagnose.messages.find import Found, find
 from memtriage.diagnose.messages.lines import Line, read_line
 
@@ -81,7 +82,27 @@ _FAILURES: Final = (
         b"in kv cache",
         b"see_memory_usage",
         b"model weights take",
+        b"enough memory",
+        b"nsufficient memory",
+        b"more system memory",
     ),
+    _stem(b"oom when"),
+    _stem(b"allocat", b"failed to alloc", b"attempting to alloc", b"error allocating", b"allocation of size"),
+    _stem(b"paging file"),
+    _stem(b"error 1455"),
+    _stem(b"oomd"),
+    _stem(b"badness"),
+    _stem(b"available ram"),
+    _stem(b"no space left"),
+    _stem(b"failed writing file"),
+    _stem(b"resource_tracker"),
+    _stem(b"preempted by"),
+    _stem(b"retract requests"),
+    _stem(b"out of resource"),
+    _stem(b"cuda error"),
+    _stem(b"triton error"),
+    _stem(b"larger than buffer"),
+    _stem(b"/dev/shm/"),
     _stem(b"kill", b"killed", b"sigkill", b"oom-kill", b"oom_kill"),
     _stem(b"exit", b"exited unexp", b"exitcode", b"exit code", b"exit status", confirm=b"unexp|" + _CODE),
     _stem(b"return code", confirm=_CODE),
@@ -112,6 +133,10 @@ _REPORTS: Final = frozenset({b"see_memory_usage", b"model weights take", *(stem.
 _EXPANDABLE_ON: Final = re.compile(
     rb"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF['\"]?[\])]?\s{0,3}[=:]\s{0,3}['\"]?[\w:.,\[\]-]{0,200}?expandable_segments:True"
 )
+_BUILDS: Final = re.compile(
+    rb"\bnvcc\b|\bcc1plus\b|ninja: build stopped|failed to solve: process|\brustc\b|"
+    rb"Building wheel for|CMakeFiles/|--generate-dependencies"
+)
 _HINT_BEFORE: Final = b"setting"
 _HINT_AFTER: Final = b"toavoid"
 
@@ -129,12 +154,17 @@ class LogReading:
         lines: how many lines it has.
         expandable: it shows, other than in the advice of an error, that expandable segments were on.
         unread: words of messages on lines that were not read, there being so many of their kind.
+        building: it is of compilers at work: the build of an image or of an extension.
+        speaks: the first line that speaks of memory, and its number; None where none does. Of a long log only
+            the lines around its messages are looked at.
     """
 
     found: list[Found] = field(default_factory=list)
     lines: int = 0
     expandable: bool = False
     unread: int = 0
+    building: bool = False
+    speaks: tuple[int, str] | None = None
 
 
 def read_text(text: str) -> LogReading:
@@ -162,7 +192,13 @@ def read_log(stream: BinaryIO) -> LogReading:
         found=find(lines),
         lines=lines[-1].number if first else 0,
         expandable=expandable_segments_on(first),
+        building=_BUILDS.search(first) is not None,
+        speaks=_first_that_speaks(lines),
     )
+
+
+def _first_that_speaks(lines: list[Line]) -> tuple[int, str] | None:
+    return next(((line.number, line.text.strip()) for line in lines if speaks_of_memory(line.text)), None)
 
 
 def expandable_segments_on(raw: bytes) -> bool:
@@ -237,6 +273,8 @@ class _Search:
             return
         if not self.reading.expandable:
             self.reading.expandable = expandable_segments_on(self._buffer[self._searched : limit])
+        if not self.reading.building:
+            self.reading.building = _BUILDS.search(self._buffer, self._searched, limit) is not None
         cluster: list[int] = []
         for hit in self._hits(self._searched, limit, at_end=at_end):
             if cluster and hit - cluster[-1] > 2 * _AFTER:
@@ -315,6 +353,7 @@ class _Search:
         lines = list(_lines(self._buffer[begin:end], number))
         first = max(hit_line - _WRAPPED_LINES, self._read_to + 1)
         self.reading.found += find(lines, first)
+        self.reading.speaks = self.reading.speaks or _first_that_speaks(lines)
         self._read_to = lines[-1].number
 
 

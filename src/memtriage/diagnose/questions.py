@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from memtriage.diagnose.case import Case
+from memtriage.diagnose.messages.message import NOT_TORCH, Message
 from memtriage.diagnose.messages.sizes import as_printed
 from memtriage.model.explanation import Settle
 
@@ -19,6 +20,15 @@ _USERS: Final[Mapping[str, str]] = {
     "xpu-v2": "xpu-smi ps",
     "xpu-runtime": "xpu-smi ps",
 }
+"""The same by the family, where the device's name does not tell: ROCm's devices are called cuda, too."""
+_DEVICE_USERS: Final[Mapping[str, str]] = {
+    "xpu": "xpu-smi ps",
+    "npu": "npu-smi info",
+    "mps": "footprint -p PID",
+    "tpu": "tpu-info",
+    "host": "ps aux --sort=-rss | head",
+}
+"""What lists the users of a device, by the part of its name before the number."""
 _NVIDIA_USERS: Final = "nvidia-smi --query-compute-apps=pid,used_memory --format=csv"
 _HOST: Final[Mapping[str, Settle]] = {
     "slurm": Settle(
@@ -26,6 +36,10 @@ _HOST: Final[Mapping[str, Settle]] = {
         command="sacct -j {job} --format=JobID,State,MaxRSS,ReqMem,ExitCode",
     ),
     "k8s": Settle(fact="which container hit which limit", command="kubectl describe pod POD"),
+    "oomd": Settle(fact="which processes had the memory", command="journalctl -u systemd-oomd -u earlyoom"),
+    "notebook": Settle(
+        fact="which cell's objects hold the memory", command="%memit, or psutil.virtual_memory()"
+    ),
     "ray": Settle(fact="which workers hold the node's memory", command="ray memory --stats-only"),
     "cgroup": Settle(
         fact="what the cgroup's memory is: anonymous, shared, or files",
@@ -35,12 +49,24 @@ _HOST: Final[Mapping[str, Settle]] = {
 }
 
 
+def _users(message: Message) -> str:
+    kind = (message.device or "").partition(":")[0]
+    return _USERS.get(message.family, _DEVICE_USERS.get(kind, _NVIDIA_USERS))
+
+
 def settle(case: Case) -> Settle | None:
     """The further fact that would settle a diagnosis; None where nothing is open."""
     message = case.message
     match case.label:
         case "does_not_fit" | "fragmentation" | "private_pools" if len(case.labels) == 1:
             return None
+        case "does_not_fit" if message.form == "single":
+            return Settle(
+                fact="which buffer it is, and the device's limit for one",
+                command="grep -n -B5 -iE 'buffer|max.*alloc' train.log",
+            )
+        case "does_not_fit" if message.family in NOT_TORCH:
+            return Settle(fact="how much was free before the program began", command=_users(message))
         case "does_not_fit" | "fragmentation" | "private_pools":
             return Settle(
                 fact="the largest free block at the failure, and who owns the live bytes around it",
@@ -51,15 +77,16 @@ def settle(case: Case) -> Settle | None:
                 return Settle(
                     fact="which library of this process holds Metal memory", command="footprint -p PID"
                 )
-            command = _USERS.get(message.family, _NVIDIA_USERS)
-            return Settle(fact="who else holds memory on the device", command=command)
+            return Settle(fact="who else holds memory on the device", command=_users(message))
         case "allocator_limit" if message.family == "mps":
             return Settle(fact="whether the limit was set", command="echo $PYTORCH_MPS_HIGH_WATERMARK_RATIO")
         case "allocator_limit":
             return Settle(
                 fact="who set the cap",
-                command="grep -rnE 'memory_fraction|gpu_memory_utilization' .",
+                command="grep -rniE 'mem(ory)?[_-](fraction|limit)|gpu_memory_utilization' .",
             )
+        case "driver_refused_though_free" if message.family in NOT_TORCH:
+            return Settle(fact="whether a limit for one allocation refused", command=_users(message))
         case "driver_refused_though_free":
             return _fresh_process(case)
         case "system_memory_fallback":
@@ -67,12 +94,26 @@ def settle(case: Case) -> Settle | None:
                 fact="how full the card is while the program runs",
                 command="nvidia-smi --query-gpu=memory.used,memory.total --format=csv -l 1",
             )
+        case "absurd_request" if message.family in NOT_TORCH or message.device in ("host", "cpu"):
+            return Settle(
+                fact="the line that asked for this size, and the shapes of its inputs",
+                command="python -X faulthandler train.py",
+            )
         case "absurd_request":
             return Settle(fact="the line that asked for this size", command=_NAME_THE_CALL)
         case "library_alloc_failed":
-            command = _USERS.get(message.family, _NVIDIA_USERS)
             return Settle(
-                fact="how much of the device was free when the library asked, and who had it", command=command
+                fact="how much of the device was free when the library asked, and who had it",
+                command=_users(message),
+            )
+        case "unknown" if message.family == "mention":
+            return Settle(
+                fact="what was asked and what was there: the lines around this one",
+                command="grep -n -B5 -A5 -iE 'out of memory|alloc|oom' train.log",
+            )
+        case "unknown" if message.family in NOT_TORCH:
+            return Settle(
+                fact="how much of the device was free, and who had the rest", command=_users(message)
             )
         case "unknown":
             named = message.family in ("cuda-runtime", "cuda-driver")
@@ -82,6 +123,21 @@ def settle(case: Case) -> Settle | None:
             open_question = _HOST[message.family if message.family in _HOST else message.form]
             job = str(message.facts.get("job", "JOBID"))
             return Settle(fact=open_question.fact, command=open_question.command.format(job=job))
+        case "host_alloc_failed" if message.form == "segment":
+            return Settle(
+                fact="how many mappings the process had, of how many it may have",
+                command="wc -l /proc/PID/maps; sysctl vm.max_map_count",
+            )
+        case "host_alloc_failed" if message.form in ("fork", "file"):
+            return Settle(
+                fact="how much the kernel may still promise (CommitLimit less Committed_AS)",
+                command="grep Commit /proc/meminfo; sysctl vm.overcommit_memory; ulimit -v",
+            )
+        case "host_alloc_failed" if message.form == "commit":
+            return Settle(
+                fact="how much memory and page file were promised already",
+                command='systeminfo | findstr /C:"Virtual Memory"',
+            )
         case "host_alloc_failed":
             return Settle(
                 fact="how much the host, its cgroup and the process's own limit would have given",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from memtriage.diagnose.case import Case, other_processes, own_process
 from memtriage.diagnose.figures import POLICY
+from memtriage.diagnose.messages.message import NOT_TORCH
 from memtriage.diagnose.messages.sizes import as_printed
 from memtriage.diagnose.shapes import kind_of, kinds_of
 from memtriage.model.explanation import Fix
@@ -70,6 +71,8 @@ def _choices(case: Case) -> Iterator[_Choice]:
             )
         case "library_alloc_failed":
             yield from _library(case)
+        case "unknown" if case.message.family in NOT_TORCH:
+            yield from _other_runtime(case)
         case "unknown":
             yield _Choice(
                 "watch", _UNKNOWN.get(case.message.family, "the text has too few figures to tell the cause")
@@ -89,10 +92,22 @@ _UNKNOWN = {
 # The device is full
 
 
+def _other_runtime(case: Case) -> Iterator[_Choice]:
+    """For a runtime that is not PyTorch, whose settings are its own."""
+    if case.message.device == "host":
+        yield _Choice("largest-process", "what else the host holds makes the room smaller")
+    elif case.label != "does_not_fit" or case.possible("unknown"):
+        yield _Choice("free-device", "who has the rest of the device is not told")
+    yield _Choice("less-on-device", "weights, caches and the batch are what such a program asks for")
+
+
 def _does_not_fit(case: Case) -> Iterator[_Choice]:
+    if case.message.family in ("allocation", "engine"):
+        yield from _other_runtime(case)
+        return
     if case.message.family == "vllm":
         yield _Choice("raise-cap", "a larger share of the device holds a longer sequence")
-        yield _Choice("shorter", "a lower max_model_len needs less key-value cache for one sequence")
+        yield _Choice("less-on-device", "a lower max_model_len needs less key-value cache for a sequence")
         return
     yield from _cheaper_answers(case)
     figures = case.figures
@@ -107,15 +122,28 @@ def _cheaper_answers(case: Case) -> Iterator[_Choice]:
         yield _Choice("watch", "figures are cut off: make sure of the cause first")
     if case.possible("driver_refused_though_free") and case.message.family != "mps":
         yield _Choice("check-driver", "the free memory just covers the request")
+    ways: list[_Choice] = []
     if case.possible("fragmentation"):
-        yield from _expandable(case)
+        ways += _expandable(case)
         if case.expandable:
-            yield _Choice("bucket", "holes come from changing shapes; expandable segments are on already")
+            ways.append(
+                _Choice("bucket", "holes come from changing shapes; expandable segments are on already")
+            )
     if case.possible("other_process_or_outside_allocator"):
-        yield from _outside(case)
+        ways += _outside(case)
+    elif (others := other_processes(case.message) or 0) >= _missing(case):
+        told = f"other processes hold {as_printed(others)}, and {as_printed(_missing(case))} are missing"
+        ways.append(_Choice("free-device", told, others))
     if case.possible("private_pools"):
         pools = case.figures.private_pools
-        yield _Choice("fewer-graphs", f"{as_printed(pools or 0)} are parked in graph pools", pools)
+        ways.append(_Choice("fewer-graphs", f"{as_printed(pools or 0)} are parked in graph pools", pools))
+    yield from sorted(ways, key=lambda way: -(way.saves or 0))
+
+
+def _missing(case: Case) -> int:
+    """Bytes by which the request exceeds what is free; at least 1."""
+    figures = case.figures
+    return max(1, (figures.requested or 0) - (figures.free or 0))
 
 
 def _gap(case: Case) -> int | None:
@@ -261,7 +289,7 @@ def _outside(case: Case) -> Iterator[_Choice]:
         told = f"{as_printed(outside)} are outside this process's allocator" if outside else "most is outside"
         spare = None if outside is None else max(0, outside - POLICY.baseline)
         yield _Choice("free-device", told, others or spare)
-    if figures.device is None or figures.device.endswith(":0"):
+    if figures.device is None or figures.device == "cuda:0":
         yield _Choice("own-context", "on GPU 0 the other bytes can be contexts of this job's own ranks")
     if case.possible("fragmentation"):
         yield from _expandable(case)
@@ -278,16 +306,24 @@ def _capped(case: Case) -> Iterator[_Choice]:
         yield _Choice(
             "raise-cap", "the share of gpu_memory_utilization is used up by weights and the profiling run"
         )
-        yield _Choice("shorter", "a lower max_model_len makes the profiling run smaller")
+        yield _Choice("less-on-device", "a lower max_model_len makes the profiling run smaller")
+        return
+    if case.message.family == "engine":
+        yield _Choice("raise-cap", "the engine's share is used up; the device may have more")
+        yield _Choice("less-on-device", "a shorter context or fewer requests at once need less of the share")
         return
     room = figures.total - figures.allowed if figures.total and figures.allowed else None
-    yield _Choice("raise-cap", f"the cap is {as_printed(figures.allowed or 0)}, the device has more", room)
+    more = ", the device has more" if room else ""
+    yield _Choice("raise-cap", f"the cap is {as_printed(figures.allowed or 0)}{more}", room)
 
 
 def _refused(case: Case) -> Iterator[_Choice]:
     if case.possible("allocator_limit"):
         yield _Choice("raise-cap", "a cap on this process is near as well")
     yield _Choice("check-driver", "the driver refused although the device has room")
+    if case.message.family in NOT_TORCH:
+        yield _Choice("less-on-device", "smaller buffers may pass")
+        return
     yield _Choice(
         "split-request",
         f"one piece of {as_printed(case.figures.requested or 0)} was refused; smaller ones may pass",
@@ -297,6 +333,9 @@ def _refused(case: Case) -> Iterator[_Choice]:
 
 
 def _library(case: Case) -> Iterator[_Choice]:
+    if case.message.family in NOT_TORCH:
+        yield from _other_runtime(case)
+        return
     yield _Choice("headroom", "the library asks the driver, after the allocator has taken what it could")
     yield _Choice("own-context", "a second context on a device takes what the library needed")
     if case.message.form in ("", "not initialised") and case.message.family != "nccl":
@@ -306,22 +345,77 @@ def _library(case: Case) -> Iterator[_Choice]:
 # The host
 
 
+_ONE_TENSOR = 64 * 1024**2
+"""Bytes from which on a refused request is large enough for its own size to be the reason."""
+
+
 def _host(case: Case) -> Iterator[_Choice]:
-    asked = case.message.number("requested")
     match case.label:
         case "host_memory_limit":
-            yield _Choice("fewer-workers", "each worker holds its own copies and prefetched batches")
-            yield _Choice("lazy-data", "copies of the data for each rank and worker are the usual filler")
-            yield _Choice("host-limit", "where the job needs that much")
+            yield from _host_full(case)
         case "host_alloc_failed":
-            if case.message.form == "worker":
-                yield _Choice("fewer-workers", "the allocation that failed was a worker's")
-            told = f"one request of {as_printed(asked)}" if asked else "the request"
-            yield _Choice("chunk-host", f"{told} was more than the host would give", asked)
-            yield _Choice("lazy-data", "what else the process holds makes the room smaller")
-            yield _Choice("host-limit", "where the job needs that much")
+            yield from _host_refused(case)
         case "shared_memory_exhausted":
-            yield _Choice("larger-shm", "workers hand batches over in /dev/shm")
-            yield _Choice("fewer-workers", "fewer batches are under way at once")
+            yield _Choice("larger-shm", "workers and NCCL hand data over in /dev/shm")
+            yield _Choice("fewer-workers", "where workers fill it: fewer batches are under way at once")
         case "killed_unproven":
             yield _Choice("prove-kill", "a signal alone does not say who sent it, or why")
+            if case.building:
+                yield _Choice("build-jobs", "if it was memory: the compilers that run at once had it")
+
+
+def _host_full(case: Case) -> Iterator[_Choice]:
+    """The host's memory, or a limit on it, was used up."""
+    message = case.message
+    victim = str(message.facts.get("comm", "python"))
+    used, task = message.number("node_used"), message.number("task_used")
+    told = "what is killed need not be what holds the memory"
+    if used is not None and task is not None:
+        told = f"the killed task had {as_printed(task)} of the {as_printed(used)} in use"
+    if case.building:
+        yield _Choice("build-jobs", "compilers that run at once take some GiB each")
+    elif message.family in ("ray", "oomd") or not victim.startswith(("python", "pt_")):
+        yield _Choice("largest-process", told)
+        yield _Choice("lazy-data", "copies of the data for each process are a usual filler")
+    else:
+        if message.family != "notebook":
+            yield _Choice("fewer-workers", "each worker holds its own copies and prefetched batches")
+        yield _Choice("lazy-data", "copies of the data for each rank and worker are the usual filler")
+    yield _Choice("host-limit", "where the job needs that much")
+
+
+def _host_refused(case: Case) -> Iterator[_Choice]:
+    """The host refused an allocation."""
+    asked = case.message.number("requested")
+    match case.message.form:
+        case "segment":
+            yield _Choice(
+                "map-count", "each shared tensor is a mapping, and a process may have 65,530 by default"
+            )
+            yield _Choice("commit-limit", "the kernel may be short of what it can promise")
+            return
+        case "file":
+            yield _Choice("commit-limit", "the mapping has to be promised in full")
+            yield _Choice("host-limit", "where the file is to be in memory")
+            return
+        case "fork":
+            yield _Choice("fork-early", "a fork has to be promised as much as the process has")
+            yield _Choice("commit-limit", "the kernel does not promise as much as it could give")
+            yield _Choice("fewer-workers", "each worker is a fork")
+            return
+        case "commit":
+            yield _Choice("commit-limit", "memory and page file together are the limit of what is promised")
+            yield _Choice("fewer-workers", "each process that loads CUDA's libraries is promised some GiB")
+            return
+        case "worker":
+            yield _Choice("fewer-workers", "the allocation that failed was a worker's")
+    if case.message.family in NOT_TORCH:
+        yield from _other_runtime(case)
+    elif asked is None or asked >= _ONE_TENSOR:
+        told = f"one request of {as_printed(asked)}" if asked else "the request"
+        yield _Choice("chunk-host", f"{told} was more than the host would give", asked)
+    else:
+        yield _Choice("largest-process", f"a request of {as_printed(asked)} is not what fills the host")
+    if case.message.family not in NOT_TORCH:
+        yield _Choice("lazy-data", "what else the process holds makes the room smaller")
+    yield _Choice("host-limit", "where the job needs that much")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from memtriage.diagnose.figures import POLICY, judge_figures
-from memtriage.diagnose.messages.message import Family, Message, figures
+from memtriage.diagnose.messages.message import ALLOCATORS, Family, Message, figures
 from memtriage.model.explanation import Label
 
 _OTHERS: Final[Label] = "other_process_or_outside_allocator"
@@ -27,17 +27,29 @@ _TEXTS: Final[Mapping[tuple[Family, str], tuple[Label, ...]]] = {
     ("cudnn", "not initialised"): ("library_alloc_failed", "unknown", "not_memory"),
     ("nccl", ""): ("library_alloc_failed", "does_not_fit"),
     ("nccl", "multicast"): ("library_alloc_failed", "not_memory"),
+    ("tensorrt", ""): ("library_alloc_failed", "does_not_fit"),
+    ("tensorrt", "tactic"): ("informational",),
     ("cpu-alloc", ""): ("host_alloc_failed",),
     ("python-alloc", ""): ("host_alloc_failed",),
     ("python-alloc", "worker"): ("host_alloc_failed",),
+    ("python-alloc", "fork"): ("host_alloc_failed",),
+    ("python-alloc", "commit"): ("host_alloc_failed",),
+    ("python-alloc", "file"): ("host_alloc_failed",),
+    ("python-alloc", "segment"): ("host_alloc_failed", "shared_memory_exhausted"),
     ("kernel-oom", ""): ("host_memory_limit",),
     ("kernel-oom", "cgroup"): ("host_memory_limit",),
     ("slurm", ""): ("host_memory_limit",),
     ("k8s", ""): ("host_memory_limit",),
     ("k8s", "eviction"): ("host_memory_limit",),
+    # Somebody's words for it, and not the runtime's own reason.
+    ("k8s", "told"): ("host_memory_limit", "killed_unproven"),
+    # The runtime may miss a kill of the kernel's, or of a process that is not the container's first.
+    ("k8s", "denied"): ("killed_unproven", "host_memory_limit", "not_memory"),
     ("ray", ""): ("host_memory_limit",),
+    ("oomd", ""): ("host_memory_limit",),
+    ("notebook", ""): ("host_memory_limit",),
     ("launcher", "killed"): ("killed_unproven", "host_memory_limit"),
-    # SIGTERM: no out-of-memory killer sends it.
+    # SIGTERM: users, schedulers and launchers send it, and so do earlyoom and an eviction by Kubernetes.
     ("launcher", "terminated"): ("killed_unproven", "not_memory", "unknown"),
     ("dataloader-killed", "killed"): ("killed_unproven", "host_memory_limit"),
     ("dataloader-killed", "terminated"): ("killed_unproven", "not_memory", "unknown"),
@@ -51,6 +63,14 @@ _TEXTS: Final[Mapping[tuple[Family, str], tuple[Label, ...]]] = {
     ("vllm", "startup"): (_OTHERS, "allocator_limit"),
     ("vllm", "length"): ("does_not_fit", "allocator_limit"),
     ("vllm", "breakdown"): ("informational",),
+    ("engine", "share"): ("allocator_limit", "does_not_fit"),
+    ("engine", "batch"): ("does_not_fit", "allocator_limit"),
+    ("engine", "pool"): ("allocator_limit", "does_not_fit"),
+    ("engine", "preempted"): ("informational",),
+    ("engine", "report"): ("informational",),
+    ("python", "resource tracker"): ("informational",),
+    ("not-memory", "no space"): ("not_memory", "shared_memory_exhausted"),
+    ("mention", ""): ("unknown",),
     ("deepspeed-mem", ""): ("informational",),
 }
 
@@ -64,16 +84,46 @@ def judge(message: Message) -> tuple[Label, ...]:
 
     Empty for what other processes say when one has died.
     """
-    requested = message.number("requested")
+    requested = message.number("requested") or _shape_bytes(message)
     if "absurd" in message.facts or (requested is not None and requested >= POLICY.absurd):
         return ("absurd_request",)
     if message.family == "mps":
         return _judge_metal(message)
-    if message.family in ("cuda-v1", "cuda-v2", "cuda-async", "hip-v2", "xpu-v1", "xpu-v2"):
+    if message.family == "allocation":
+        return _judge_allocation(message)
+    if message.family in ALLOCATORS:
         return ("does_not_fit", "unknown") if _fills_the_card(message) else judge_figures(figures(message))
-    if message.family == "not-memory":
-        return ("not_memory",)
-    return _TEXTS.get((message.family, message.form), ())
+    labels = _TEXTS.get((message.family, message.form), ())
+    return ("not_memory",) if not labels and message.family == "not-memory" else labels
+
+
+def _judge_allocation(message: Message) -> tuple[Label, ...]:
+    """What the figures of any runtime's failed allocation prove; most do not tell who has the rest."""
+    if message.form == "survived":
+        return ("informational",)
+    requested, used, free = (message.number(name) for name in ("requested", "used", "free"))
+    total, cap, largest = (message.number(name) for name in ("total", "allowed", "max_buffer"))
+    asked = requested or _shape_bytes(message) or 0
+    if total is not None and max(asked, used or 0) > total:
+        return ("does_not_fit",)
+    if message.form == "single":
+        return _BUFFER if largest is None or asked > largest else ("unknown", "does_not_fit")
+    if cap is not None and (message.number("allocated") or 0) + asked > cap:
+        return ("allocator_limit", "does_not_fit")
+    if message.device == "host":
+        too_much = free is not None and asked > free
+        return ("does_not_fit", "host_alloc_failed") if too_much else ("host_alloc_failed",)
+    if free is not None and asked > free:
+        return ("does_not_fit", "unknown")  # who has the rest is not told
+    if free is not None and free - asked >= POLICY.full:
+        return ("driver_refused_though_free", "unknown")
+    return ("unknown", "does_not_fit", _OTHERS)
+
+
+def _shape_bytes(message: Message) -> int | None:
+    """The request where the message gives a shape instead of a size."""
+    told = message.facts.get("shape_bytes")
+    return told if isinstance(told, int) else None
 
 
 def _judge_metal(message: Message) -> tuple[Label, ...]:

@@ -106,7 +106,7 @@ class Explanation(msgspec.Struct, kw_only=True):
         confidence: how sure it is, from 0 to 1, that `diagnosis` is what the text proves; for `unknown` and
             `killed_unproven`, that it proves no more than that. 0.95 where the text says it in words or its
             figures leave nothing else, 0.65 where one other answer cannot be ruled out, 0.5 where two; a
-            fifth less where figures are cut off.
+            fifth less where figures are cut off; 0.3 where a line speaks of memory in no known form.
         also_possible: answers that the text cannot rule out, the likelier first.
         fields: the sizes as the message names them.
         evidence: what the diagnosis rests on, one sentence or sum each.

@@ -81,13 +81,23 @@ _ENTRIES: Final = (
         actions=(
             Rung(
                 key="raise-cap",
-                action="raise or remove the cap on this process "
-                "(torch.cuda.set_per_process_memory_fraction; an engine's gpu_memory_utilization)",
+                action="raise or remove the cap on this process (an engine's share, a library's limit; in "
+                "PyTorch torch.cuda.set_per_process_memory_fraction)",
                 saves="what the device has beyond the cap",
                 costs="none",
                 maths="same",
                 maths_note=None,
                 no_help="others use the rest of the device",
+            ),
+            Rung(
+                key="less-on-device",
+                action="put less on the device: fewer layers of the model, a smaller quantisation, a shorter "
+                "context, fewer requests at once, a smaller batch",
+                saves="what is left out",
+                costs="depends on what is left out",
+                maths="same",
+                maths_note="except a smaller quantisation",
+                no_help="others hold the device",
             ),
             Rung(
                 key="lower-share",
@@ -239,6 +249,54 @@ _ENTRIES: Final = (
                 no_help="batches are kept, so that any size fills up",
             ),
             Rung(
+                key="largest-process",
+                action="find what holds the memory (ps aux --sort=-rss | head), then end or shrink it",
+                saves="what it holds",
+                costs="none",
+                maths="same",
+                maths_note=None,
+                no_help="the memory is shared, pinned or the page cache: see memory.stat of the cgroup",
+            ),
+            Rung(
+                key="map-count",
+                action="allow more mappings (sysctl -w vm.max_map_count=1048576), or share fewer and larger "
+                "tensors: a list of small ones as one",
+                saves="nothing: mappings ran out, and not memory",
+                costs="none",
+                maths="same",
+                maths_note=None,
+                no_help="the number of mappings grows without end: shared tensors are kept",
+            ),
+            Rung(
+                key="commit-limit",
+                action="raise what may be promised: more swap or a larger page file (Windows), "
+                "vm.overcommit_memory=1, no `ulimit -v`",
+                saves="nothing: it moves the limit",
+                costs="none while the promised memory is not used",
+                maths="same",
+                maths_note=None,
+                no_help="the memory is used, and not only promised",
+            ),
+            Rung(
+                key="fork-early",
+                action="start workers and subprocesses before the process is large, or with the "
+                "forkserver or spawn method",
+                saves="the promise for a copy of the process",
+                costs="spawned workers start more slowly",
+                maths="same",
+                maths_note=None,
+                no_help="the number of processes is the limit (ulimit -u, pids.max)",
+            ),
+            Rung(
+                key="build-jobs",
+                action="compile fewer files at once (MAX_JOBS=2, make -j2), or install a prebuilt wheel",
+                saves="some GiB for each compiler that does not run",
+                costs="the build takes longer",
+                maths="same",
+                maths_note=None,
+                no_help="one file alone takes more than there is",
+            ),
+            Rung(
                 key="prove-kill",
                 action="look for evidence before changing anything: memory.events (oom_kill) of the cgroup, "
                 "dmesg, the scheduler's record",
@@ -268,8 +326,8 @@ _ENTRIES: Final = (
         (
             Rung(
                 key="micro-batch",
-                action="smaller micro-batch b' in place of b, with gradient accumulation",
-                saves="(1 - b'/b) x (activations + logits)",
+                action="a smaller micro-batch, with gradient accumulation",
+                saves="(1 - new / old micro-batch) x (activations + logits)",
                 costs="lower utilisation of the device",
                 maths="same",
                 maths_note="except batch-norm statistics, and means over micro-batches with different "
@@ -391,7 +449,7 @@ _ENTRIES: Final = (
             ),
             Rung(
                 key="shorter",
-                action="shorter inputs s' in place of s, or lower resolution",
+                action="shorter inputs, or lower resolution",
                 saves="(1 - s'/s) of the linear terms, 1 - (s'/s)^2 of the score terms",
                 costs="none: faster",
                 maths="different",

@@ -42,8 +42,10 @@ _PROMISES: Final = {
 
 _CUT_ALLOCATED: Final = re.compile(rf"Oftheallocatedmemory({NUMBER})[KMG]?i?$")
 _PROCESS: Final = re.compile(rf"Process(\d{{1,10}})has{SIZE}")
-_INDEX: Final = re.compile(r"GPU(\d{1,3})(?=;|has|$)")
-_V1: Final = re.compile(r"\(GPU\d*;?|totalcapacity;|alreadyallocated|reservedintotal")
+_INDEX: Final = re.compile(r"(?:GPU|[A-Z]{3,5})(\d{1,3})(?=;|has|$)")
+_NAMED: Final = re.compile(r"\((?!GPU)([A-Z]{3,5})\d{1,3};|(?<![A-Z])(?!GPU)([A-Z]{3,5})\d{1,3}hasa?total")
+"""The device's kind in the messages of an allocator outside of PyTorch's own tree."""
+_V1: Final = re.compile(r"\((?:GPU|[A-Z]{3,5})\d*;?|totalcapacity;|alreadyallocated|reservedintotal")
 _HINT: Final = re.compile(
     r"try(?:setting)?(max_split_size_mb|PYTORCH_\w{0,8}ALLOC_CONF=expandable_segments:True)|"
     r"use`?(empty_cache)`?torelease|Use(PYTORCH_MPS_HIGH_WATERMARK_RATIO=0\.0)"
@@ -96,7 +98,7 @@ def _read(start: re.Match[str], text: str) -> Message | None:
         family=_family(backend, old),
         fields=fields,
         facts=facts,
-        device=f"{_BACKENDS[backend]}:{int(index[1])}" if index else None,
+        device=f"{_BACKENDS.get(backend, backend.lower())}:{int(index[1])}" if index else None,
         missing=tuple(name for name in expected if fields.get(name) is None),
         length=last,
     )
@@ -111,7 +113,10 @@ def _backend_named(text: str) -> str:
     """The shared allocator names no backend in its message; its hint and its private pools may."""
     if re.search(r"PYTORCH_HIP_ALLOC_CONF|HIPGraphs", text):
         return "HIP"
-    return "XPU" if "unoccupiedcachedmemory" in text else "CUDA"
+    if "unoccupiedcachedmemory" in text:
+        return "XPU"
+    named = _NAMED.search(text)
+    return "CUDA" if named is None else named[1] or named[2]
 
 
 def _family(backend: str, old: bool) -> Family:
@@ -119,7 +124,9 @@ def _family(backend: str, old: bool) -> Family:
         return "xpu-v1" if old else "xpu-v2"
     if backend == "HIP":
         return "hip-v2"
-    return "cuda-v1" if old else "cuda-v2"
+    if backend == "CUDA":
+        return "cuda-v1" if old else "cuda-v2"
+    return "npu-v1" if old else "npu-v2"
 
 
 # A text whose beginning is cut off
@@ -131,7 +138,10 @@ _MIDDLE: Final = re.compile(
 
 # cudaMallocAsync
 
-_ASYNC_START: Final = re.compile(r"Allocationondevice(\d{1,3})wouldexceedallowedmemory")
+_ASYNC_START: Final = re.compile(
+    r"Allocationondevice(\d{1,3})?wouldexceedallowedmemory|"
+    r"OutOfMemoryError:?(?:[-*]{0,6}ExceptionMessage:[*]{0,2})?Allocationondevice(?!\d{0,3}would)"
+)
 _ASYNC: Final = {
     name: re.compile(text)
     for name, text in {
@@ -152,7 +162,7 @@ def _read_async(start: re.Match[str], text: str) -> Message:
     return Message(
         family="cuda-async",
         fields=fields,
-        device=f"cuda:{int(start[1])}",
+        device=f"cuda:{int(start[1])}" if start[1] else None,
         missing=tuple(name for name in ("requested", "total", "free", "allocated") if name not in fields),
         length=max((match.end() for match in found.values() if match), default=len(start[0])),
     )

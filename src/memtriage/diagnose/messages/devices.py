@@ -60,7 +60,37 @@ def _read_nccl(start: re.Match[str], text: str) -> Message:
     )
 
 
+_OTHER_ERRORS: Final = (
+    r"(?:(?:CUDA|HIP)(?:runtime|kernel|driver)?error|TritonError\[(?:CUDA|HIP)\]):(?:device-sideasserttriggered|"
+    r"misalignedaddress|unspecifiedlaunch(?:failure)?|anillegalinstruction|invaliddeviceordinal|"
+    r"nokernelimageisavailable|thelaunchtimedout|uncorrectableECCerror|invalidconfigurationargument|"
+    r"invaliddevicefunction|invalidpc|hardwarestackerror)|"
+    r"block:\[\d+,\d+,\d+\],thread:\[\d+,\d+,\d+\]Assertion"
+)
+"""The runtime's errors that are none of memory running out."""
+
+_TENSORRT: Final = re.compile(
+    r"CudaErrorin[\w:]{1,60}:2\(outofmemory\)|"
+    r"ErrorCode\d{1,2}:(?:CudaRuntime\(outofmemory\)|OutOfMemory(?:\(Requestedsizewas(?P<asked>\d{1,20})bytes)?)"
+)
+_TACTIC: Final = 1500
+"""Characters after a failure of TensorRT's builder within which it says that it skips the tactic."""
+
+
+def _read_tensorrt(start: re.Match[str], text: str) -> Message:
+    # The builder tries what does not fit, too, and goes on without it.
+    skipped = "kippingtactic" in start.string[start.start() : start.start() + _TACTIC]
+    return Message(
+        "tensorrt",
+        form="tactic" if skipped else "",
+        fields={"requested": exact_bytes(start["asked"])} if start["asked"] else {},
+        ran_out=not skipped,
+        length=len(start[0]),
+    )
+
+
 GRAMMARS: Final = (
+    Grammar(_TENSORRT, _read_tensorrt),
     Grammar(_ASSERT, _read_assert),
     Grammar(_NCCL, _read_nccl),
     # 0.x: THCudaCheck, then `cuda runtime error (2)`; both stand in one log.
@@ -79,7 +109,7 @@ GRAMMARS: Final = (
     ),
     _plain(
         "cuda-runtime",
-        r"(?:CUDA|HIP)error:outofmemory|(?<![`'])\b(?:cudaErrorMemoryAllocation|hipErrorOutOfMemory|"
+        r"(?:(?:CUDA|HIP)error|TritonError\[(?:CUDA|HIP)\]):outofmemory|(?<![`'])\b(?:cudaErrorMemoryAllocation|hipErrorOutOfMemory|"
         r"CUDA_ERROR_OUT_OF_MEMORY)\b(?!'in)",
     ),
     _plain("xpu-runtime", r"UR_RESULT_ERROR_OUT_OF_(?:RESOURCES|DEVICE_MEMORY|HOST_MEMORY)"),
@@ -101,6 +131,12 @@ GRAMMARS: Final = (
     ),
     # Says memory, and is another error.
     _plain("not-memory", r"illegalmemoryaccesswasencountered", form="illegal access", ran_out=False),
-    _plain("not-memory", r"outofresources?:sharedmemory", form="on-chip shared memory", ran_out=False),
+    _plain(
+        "not-memory",
+        r"outofresources?:(?:sharedmemory|tensormemory|[\w.]{1,120}?,?Required:\d)",
+        form="on-chip shared memory",
+        ran_out=False,
+    ),
+    _plain("not-memory", _OTHER_ERRORS, form="device error", ran_out=False),
     _plain("not-memory", r"cannotallocatememoryinstaticTLSblock", form="static TLS", ran_out=False),
 )

@@ -1,4 +1,4 @@
-"""Inference engines at their start, and lines that only report memory: vLLM, DeepSpeed."""
+"""Inference engines, at their start and when their cache is full, and lines that only report memory."""
 
 from __future__ import annotations
 
@@ -41,6 +41,22 @@ def _read_vllm(start: re.Match[str], text: str) -> Message:
     return Message("vllm", form=form, fields=fields, facts=facts, length=len(start[0]))
 
 
+_ENGINE: Final = re.compile(
+    r"(?P<share>(?:[Nn]otenough|[Ii]nsufficient)\w{0,12}memory\.?[^\n]{0,60}?--mem-fraction)|"
+    r"(?P<batch>[Nn]otenoughmemorytohandle\d{1,12}\w{0,20}tokens)|"
+    r"(?P<pool>(?:[Pp]refill|[Dd]ecode)outofmemory\.|[Nn]ospaceleftforonlyonerequest)|"
+    r"(?P<preempted>preemptedbyPreemptionMode|(?:KVcachepoolisfull\.)?Retractrequests|"
+    r"failedtofindfreespaceintheKVcache,retrying)|"
+    rf"(?P<report>Freememoryondevice(?:\w+:\d+)?\({NUMBER}/{NUMBER}GiB\)onstartup\.)"
+)
+"""Engines that hand out a share of the device by themselves: the share is used up, and not the device."""
+
+
+def _read_engine(start: re.Match[str], text: str) -> Message:
+    form = str(start.lastgroup)
+    return Message("engine", form=form, ran_out=form in ("share", "batch", "pool"), length=len(start[0]))
+
+
 _BREAKDOWN: Final = re.compile(
     rf"modelweightstakes?{SIZE};non_torch_memorytakes{SIZE};PyTorchactivationpeakmemorytakes{SIZE};"
     rf"therestofthememoryreservedforKVCacheis{SIZE}"
@@ -67,6 +83,7 @@ def _read_deepspeed(start: re.Match[str], text: str) -> Message:
 
 GRAMMARS: Final = (
     Grammar(_VLLM, _read_vllm),
+    Grammar(_ENGINE, _read_engine),
     Grammar(_BREAKDOWN, _read_breakdown),
     Grammar(_DEEPSPEED, _read_deepspeed),
 )

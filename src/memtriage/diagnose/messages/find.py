@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final
 
-from memtriage.diagnose.messages import accelerators, aftermath, devices, engines, host
+from memtriage.diagnose.messages import accelerators, aftermath, allocation, devices, engines, host
 from memtriage.diagnose.messages.lines import Line, Source, read_lines
-from memtriage.diagnose.messages.message import Grammar, Message
+from memtriage.diagnose.messages.message import ALLOCATORS, Grammar, Message
+from memtriage.model.explanation import Field
 
 _GRAMMARS: Final = (
     *accelerators.GRAMMARS,
@@ -19,6 +20,7 @@ _GRAMMARS: Final = (
     *host.GRAMMARS,
     *engines.GRAMMARS,
     *aftermath.GRAMMARS,
+    *allocation.GRAMMARS,
 )
 _TIGHT: Final = tuple(grammar for grammar in _GRAMMARS if grammar.tight)
 _LOOSE: Final = tuple(grammar for grammar in _GRAMMARS if not grammar.tight)
@@ -27,6 +29,8 @@ _LONGEST: Final = 4096
 """Characters without white space that a message can take; a full one of CUDA's has about 900."""
 _TOGETHER: Final = 600
 """Two messages of one family within so many characters that do not contradict each other are one."""
+_SAME_SIZE: Final = 8 * 1024
+"""Bytes by which two prints of one size can differ: the last digit of a figure in MiB is 10 KiB."""
 _EXCERPT: Final = 400
 _TRACEBACK_LINES: Final = 400
 
@@ -89,6 +93,8 @@ def find(text: str | Sequence[Line], begin: int = 0) -> list[Found]:
     """
     lines = read_lines(text.splitlines()) if isinstance(text, str) else text
     found = [each for stream in _streams(lines, begin) for each in _find_in(stream, begin)]
+    if any(each.message.ran_out for each in found):
+        found = [each for each in found if each.message.family != "mention"]
     return sorted(found, key=lambda each: each.line)
 
 
@@ -120,7 +126,8 @@ def _begins_message(before: str, text: str) -> bool:
     ]
     if starts:
         return min(start.start() for start in starts) >= boundary
-    return any(grammar.start.search(text) for grammar in _LOOSE)
+    # Words that any runtime uses may as well be the middle of a message that is wrapped.
+    return any(grammar.start.search(text) for grammar in _LOOSE if grammar not in allocation.GRAMMARS)
 
 
 def _find_in(lines: Sequence[Line], begin: int) -> list[Found]:
@@ -130,7 +137,7 @@ def _find_in(lines: Sequence[Line], begin: int) -> list[Found]:
         return []
     tight = _Text(lines, skip, tight=True)
     spans = _read_all(tight.text, _TIGHT)
-    if not any(message.family.startswith(("cuda-v", "hip", "xpu-v")) for _, _, message in spans):
+    if not any(message.family in ALLOCATORS for _, _, message in spans):
         spans += _read_all(tight.text, (accelerators.HEADLESS,))
     found: list[Found] = []
     covered: set[int] = set()
@@ -139,12 +146,21 @@ def _find_in(lines: Sequence[Line], begin: int) -> list[Found]:
         covered.update(range(first, last + 1))
         found.append(_found(message, lines, first))
     loose = _Text(lines, skip, tight=False)
-    for start, _, message in _read_all(loose.text, _LOOSE):
-        # The match may begin with the line break before it.
-        at = loose.line_at(start + (loose.text[start] == "\n"))
-        if at not in covered:
-            found.append(_found(message, lines, at))
-    return found
+    for at, message in _loose_at(loose, _LOOSE, covered):
+        found.append(_found(message, lines, at))
+        covered.add(at)
+    mentions = _loose_at(loose, (allocation.MENTION,), covered)
+    return found + [_found(message, lines, at) for at, message in mentions]
+
+
+def _loose_at(text: _Text, grammars: Sequence[Grammar], covered: set[int]) -> list[tuple[int, Message]]:
+    """Messages of lines that are no part of another, and the index of each one's line."""
+    # A match may begin with the line break before it.
+    at = [
+        (text.line_at(start + (text.text[start] == "\n")), message)
+        for start, _, message in _read_all(text.text, grammars)
+    ]
+    return [(index, message) for index, message in at if index not in covered]
 
 
 def _found(message: Message, lines: Sequence[Line], at: int) -> Found:
@@ -192,19 +208,27 @@ def _as_one(one: Message, other: Message) -> Message | None:
         return None
     if one.family == "aftermath":
         return one if one.form == other.form else None
-    for mine, its in ((one.fields, other.fields), (one.facts, other.facts)):
-        if any(name in its and its[name] != value for name, value in mine.items()):
-            return None
+    if any(name in other.facts and other.facts[name] != value for name, value in one.facts.items()):
+        return None
+    if any(name in other.fields and _differ(other.fields[name], value) for name, value in one.fields.items()):
+        return None
     missing = tuple(name for name in one.missing if name not in other.fields)
     return replace(
         one,
         form=one.form or other.form,
-        fields={**one.fields, **other.fields},
+        fields={**other.fields, **one.fields},
         facts={**one.facts, **other.facts},
         device=one.device or other.device,
         missing=missing,
         ran_out=one.ran_out or other.ran_out,
     )
+
+
+def _differ(one: Field, other: Field) -> bool:
+    """Whether two figures contradict each other: one layer prints MiB and the next the bytes."""
+    if isinstance(one, int) and isinstance(other, int):
+        return abs(one - other) > _SAME_SIZE
+    return one != other
 
 
 def _frames_above(lines: Sequence[Line], at: int) -> tuple[tuple[str, str, int], ...]:

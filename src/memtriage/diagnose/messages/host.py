@@ -47,19 +47,33 @@ def _read_cpu(start: re.Match[str], text: str) -> Message:
 
 
 _PYTHON: Final = re.compile(
-    rf"Unabletoallocate{SIZE}foranarray|unabletommap(\d{{1,20}})(bytes)|Caught(?!OutOf)\w{{0,20}}MemoryErrorin|"
+    rf"Unabletoallocate{SIZE}foranarray|unabletommap(\d{{1,20}})(bytes)(?:fromfile<(?P<file>[^>]{{0,300}})>)?|"
+    rf"memoryallocationof(\d{{1,20}})(bytes)failed|(?P<commit>WinError1455|oserror1455|"
+    rf"[Pp]agingfileistoosmall)|Caught(?!OutOf)\w{{0,20}}MemoryErrorin|"
     rf"std::bad_alloc|Unabletoallocatearraywithshape|"
     rf"\[Errno12\]Cannotallocatememory|Cannotallocatememory\(12\)|fork:Cannotallocatememory"
 )
 _IN_WORKER: Final = re.compile(r"DataLoaderworker|encounteredinworker")
+_FORKS: Final = re.compile(r"os\.fork\(|fork_exec\(|popen_fork\.py")
+_FORK_CALL: Final = 200
+"""Characters of a traceback, without white space, from its innermost call to the error."""
 
 
 def _read_python(start: re.Match[str], text: str) -> Message:
-    number, unit = start[1] or start[3], start[2] or start[4]
-    fields: dict[str, Field] = {"requested": to_bytes(number, unit)} if number and unit else {}
+    groups = start.groups()
+    sizes = [(groups[i], groups[i + 1]) for i in (0, 2, 5) if groups[i] and groups[i + 1]]
+    fields: dict[str, Field] = {"requested": to_bytes(*sizes[0])} if sizes else {}
+    before = start.string[max(0, start.start() - _FORK_CALL) : start.start()]
+    form = "worker" if _IN_WORKER.search(text[:200]) else ""
+    if start["file"] is not None:
+        form = "segment" if "torch_" in start["file"] else "file"
+    elif start["commit"] is not None:
+        form = "commit"
+    elif start[0].startswith("fork") or _FORKS.search(before):
+        form = "fork"
     return Message(
         family="cpu-alloc" if "bad_alloc" in start[0] else "python-alloc",
-        form="worker" if _IN_WORKER.search(text[:200]) else "",
+        form=form,
         fields=fields,
         device="host",
         length=len(start[0]),
@@ -131,15 +145,25 @@ def _read_slurm(start: re.Match[str], text: str) -> Message:
 
 
 _K8S: Final = re.compile(
-    r'"?OOMKilled"?[:=]"?false|OOMKill(?:ed|ing)|nodewaslowonresource:memory|'
+    r'"?OOMKilled"?[:=]"?false|OOMKill(?:ed|ing)|(?i:oom-?kill(?:ed|ing))|nodewaslowonresource:memory|'
     r"MemoryPressure.{0,40}?[Ee]vict|[Cc]ontainer.{0,60}?exceededits?.{0,20}?memorylimit"
 )
 
 
+_INSPECTED: Final = 600
+"""Characters of a container's state around its OOMKilled."""
+_KILLED_CODE: Final = re.compile(r'[Ee]xit_?[Cc]ode"?[:=]"?137')
+
+
 def _read_k8s(start: re.Match[str], text: str) -> Message | None:
     if start[0].endswith("false"):
-        return None  # an inspected container that was not killed for memory
-    form = "eviction" if "lowonresource" in start[0] or "vict" in start[0] else ""
+        around = start.string[max(0, start.start() - _INSPECTED) : start.end() + _INSPECTED]
+        if _KILLED_CODE.search(around) is None:
+            return None  # an inspected container that nobody killed
+        return Message("k8s", form="denied", device="host", ran_out=False, length=len(start[0]))
+    form = "" if "OOMKill" in start[0] or "xceeded" in start[0] else "eviction"
+    if form and start[0].lower().startswith("oom"):
+        form = "told"
     # The exit code belongs to the same report.
     code = re.match(r".{0,60}?Exit[Cc]ode:?137", text)
     return Message(family="k8s", form=form, device="host", length=code.end() if code else len(start[0]))
@@ -177,6 +201,34 @@ def _read_ray(start: re.Match[str], text: str) -> Message:
     )
 
 
+# Who kills before the kernel has to
+
+_OOMD: Final = re.compile(
+    r"systemd-oomd(?:\[\d{1,10}\])?:Killed.{1,400}?dueto(?:memory|swap)|systemd-oomdkilled\d{1,6}process|"
+    r"killedbythe(?:kernel)?OOMkiller|lowmemory!atorbelowSIG(?:TERM|KILL)limits|"
+    r"(?:sendingSIG(?:TERM|KILL)toprocess(?P<pid>\d{1,10})(?:uid\d{1,10})?|killingprocess(?P<older>\d{1,10}))"
+    r'"(?P<comm>[^"]{1,64})"(?:withsignal\d{1,2})?:badness\d{1,6}(?:,VmRSS(?P<rss>\d{1,12})MiB)?'
+)
+_NOTEBOOK: Final = re.compile(
+    r"session(?:has)?crashed(?:after|because)[\w ]{0,40}RAM|notebooktriedtoallocatemorememorythanisavailable"
+)
+
+
+def _read_oomd(start: re.Match[str], text: str) -> Message:
+    pid, comm = start["pid"] or start["older"], start["comm"]
+    return Message(
+        "oomd",
+        fields={"rss": to_bytes(start["rss"], "MiB")} if start["rss"] else {},
+        facts={"pid": int(pid), "comm": comm} if pid else {},
+        device="host",
+        length=len(start[0]),
+    )
+
+
+def _read_notebook(start: re.Match[str], text: str) -> Message:
+    return Message("notebook", device="host", length=len(start[0]))
+
+
 # Killed, and nobody says why
 
 _LOADER: Final = re.compile(
@@ -207,9 +259,12 @@ _LAUNCHER: Final = re.compile(
     r"return(?:ed)?(?: non-zero exit| exit)? (?:code|status)\s*[:=]?\s*"
     r"(?P<returned>-9|137|-15|143)(?![\d.%])|"
     r"exited with (?:code|status) (?P<exited>-9|137|-15|143)(?![\d.%])|"
-    r"[Ss]ignal:? (?P<signal>9|15)\b|SIG(?P<name>KILL|TERM)\b(?!.{0,30}handler)|"
+    r"[Ss]ignal:? (?P<signal>9|15)\b|SIG(?P<name>KILL|TERM)\b(?!.{0,30}(?:handler|when mem))|"
+    r"signal: (?P<process>killed|terminated)\b|"
+    r"(?P<compiler>Killed|Terminated) signal terminated program|"
     r"(?:^|\n)zsh: (?P<zsh>killed|terminated)\b|"
-    r"(?:^|\n)(?:.{0,200}?: line \d+: +)?(?:\d+ )?(?P<shell>Killed|Terminated)(?= {2,}| *(?:$|\n|\())",
+    r"(?:^|\n)(?:.{0,200}?: line \d+: +)?(?:#\d+ )?(?:\d+(?:\.\d+)? )?"
+    r"(?P<shell>Killed|Terminated)(?= {2,}| *(?:$|\n|\())",
     re.IGNORECASE,
 )
 _ELASTIC: Final = re.compile(
@@ -267,7 +322,10 @@ def _read_launcher(start: re.Match[str], text: str) -> Message | None:
 _SHM: Final = re.compile(
     r"[Bb]userrorencounteredinworker|unabletowritetofile</?torch_\w{0,60}>(?::[A-Za-z]{0,40}(?:\(\d+\))?)?|"
     r"unabletoopensharedmemoryobject</?torch_\w{0,60}>(?:inread-writemode)?(?::[A-Za-z]{1,60})?(?:\((?P<errno>\d+)\))?|"
-    r"</?torch_\w{1,60}>.{0,40}?Nospaceleftondevice|shm_open.{0,60}?Nospaceleftondevice"
+    r"</?torch_\w{1,60}>.{0,40}?Nospaceleftondevice|shm_open.{0,60}?Nospaceleftondevice|"
+    r"failedtoextend/dev/shm/[\w-]{1,60}to(?P<extended>\d{1,20})bytes|"
+    r"Errorwhile(?P<how>creating|attachingto)sharedmemorysegment[\w/.-]{1,80}\(size(?P<segment>\d{1,20})\)"
+    r"(?:,error:Nosuchfileordirectory\((?P<gone>2)\))?|shm\.h:\d{1,6}NCCLWARN.{0,60}?Nospaceleftondevice"
 )
 _ENOENT: Final = "2"
 _EMFILE: Final = "24"
@@ -275,6 +333,16 @@ _EMFILE: Final = "24"
 
 def _read_shm(start: re.Match[str], text: str) -> Message:
     found = start[0]
+    if size := start["extended"] or start["segment"]:
+        gone = start["how"] == "attachingto"  # another process made it, and it is not there
+        return Message(
+            "shm",
+            form="gone" if gone else "",
+            fields={} if gone else {"requested": exact_bytes(size)},
+            device="host",
+            ran_out=not gone,
+            length=len(found),
+        )
     if "unabletoopen" not in found:
         facts: dict[str, str | int] = {"errno": 28} if "Nospaceleft" in found or "(28)" in found else {}
         return Message("shm", facts=facts, device="host", length=len(found))
@@ -303,6 +371,41 @@ def _read_shm(start: re.Match[str], text: str) -> Message:
     )
 
 
+# Disks, and what Python says as it ends
+
+_DISK: Final = re.compile(
+    r"Nospaceleftondevice|PytorchStreamWriterfailed(?:writing|opening)|StorageFull|oserror28|"
+    r"[Nn]otenoughfreediskspace|[Dd]iskquotaexceeded"
+)
+_SHARED: Final = re.compile(r"/dev/shm|multiprocessing/(?:shared_memory|heap)\.py|shm_open|pymp-")
+_BEFORE_DISK, _AFTER_DISK = 400, 120
+"""Characters around a failed write in which its file is named."""
+
+
+def _read_disk(start: re.Match[str], text: str) -> Message:
+    around = start.string[max(0, start.start() - _BEFORE_DISK) : start.end() + _AFTER_DISK]
+    if _SHARED.search(around):
+        return Message("shm", facts={"errno": 28}, device="host", length=len(start[0]))
+    # Without its file, a full device can be a file system in memory.
+    told = (
+        start[0] != "Nospaceleftondevice" or "StorageFull" in around or text[len(start[0]) :].startswith(":'")
+    )
+    return Message("not-memory", form="disk" if told else "no space", ran_out=False, length=len(start[0]))
+
+
+_TRACKER: Final = re.compile(
+    r"resource_tracker:Thereappeartobe(?P<count>\d{1,9})leaked(?P<what>\w{1,20}?)objects|"
+    r"resource_tracker\.py:\d{1,6}:UserWarning"
+)
+
+
+def _read_tracker(start: re.Match[str], text: str) -> Message:
+    facts: dict[str, str | int] = (
+        {"count": int(start["count"]), "what": start["what"]} if start["count"] else {}
+    )
+    return Message("python", form="resource tracker", facts=facts, ran_out=False, length=len(start[0]))
+
+
 _Reader = Callable[[re.Match[str], str], Message | None]
 _FAMILIES: Final[tuple[tuple[re.Pattern[str], _Reader], ...]] = (
     (_CPU_START, _read_cpu),
@@ -311,8 +414,12 @@ _FAMILIES: Final[tuple[tuple[re.Pattern[str], _Reader], ...]] = (
     (_SLURM, _read_slurm),
     (_K8S, _read_k8s),
     (_RAY, _read_ray),
+    (_OOMD, _read_oomd),
+    (_NOTEBOOK, _read_notebook),
     (_LOADER, _read_loader),
     (_SHM, _read_shm),
+    (_DISK, _read_disk),
+    (_TRACKER, _read_tracker),
     (_ELASTIC, _read_elastic),
 )
 GRAMMARS: Final = (

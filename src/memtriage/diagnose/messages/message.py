@@ -16,6 +16,8 @@ Family = Literal[
     "hip-v2",
     "xpu-v1",
     "xpu-v2",
+    "npu-v1",
+    "npu-v2",
     "mps",
     "cuda-runtime",
     "cuda-driver",
@@ -25,21 +27,37 @@ Family = Literal[
     "cublas",
     "cudnn",
     "nccl",
+    "tensorrt",
+    "allocation",
     "cpu-alloc",
     "python-alloc",
     "kernel-oom",
     "slurm",
     "k8s",
     "ray",
+    "oomd",
+    "notebook",
     "launcher",
     "dataloader-killed",
     "shm",
     "vllm",
+    "engine",
     "deepspeed-mem",
+    "python",
     "not-memory",
     "aftermath",
+    "mention",
 ]
-"""Who wrote the message. `aftermath` is what other processes say when one has died."""
+"""Who wrote the message. `npu-v1` and `npu-v2` are PyTorch's allocators for devices outside its own tree,
+`allocation` any other runtime's failed allocation with figures, `aftermath` what other processes say when one
+has died, `mention` a line that says that memory ran out in no known form."""
+
+ALLOCATORS: Final[frozenset[Family]] = frozenset(
+    {"cuda-v1", "cuda-v2", "cuda-async", "hip-v2", "xpu-v1", "xpu-v2", "npu-v1", "npu-v2"}
+)
+"""PyTorch's device allocators, whose messages have figures of the same meaning."""
+NOT_TORCH: Final[frozenset[Family]] = frozenset({"allocation", "engine", "vllm", "tensorrt", "mention"})
+"""Messages of programs that PyTorch's settings and advice for training do not concern."""
 
 SUM_ERROR: Final = 64 * 1024**2
 """Sums of a message's figures say nothing below this: each GiB figure is up to 5 MiB off, and free is read a

@@ -1,0 +1,277 @@
+"""Each rule for messages of other libraries and of the host, on short messages in words of our own."""
+
+from __future__ import annotations
+
+import pytest
+
+from memtriage.diagnose.explain import explain_text
+
+FULL = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 "
+    "has a total capacity of "
+    "79.18 GiB of which 1.08 GiB is free. Of the allocated memory 77.31 GiB is allocated by PyTorch, and "
+    "83.28 MiB is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "diagnosis"),
+    [
+        # Other runtimes: asked, perhaps used, free or a limit.
+        ("blas: failed to allocate 3.50 GiB on device 1: out of memory", "unknown"),
+        ("Ran out of memory in memory space hbm. Used 9.50G of 7.98G hbm.", "does_not_fit"),
+        ("Used 1.50G of 7.98G hbm, the rest ran out of memory", "unknown"),
+        ("Attempting to reserve 4.00G. That was not possible. There are 1.00G free.", "does_not_fit"),
+        ("failed to allocate memory for requested buffer of size 9223372036854775296", "absurd_request"),
+        ("Failed to allocate CPU buffer of size 17179869184", "host_alloc_failed"),
+        ("model requires more system memory (9.5 GiB) than is available (4.0 GiB)", "does_not_fit"),
+        (
+            "Out of memory allocating 8,000 bytes (allocated so far: 5 bytes, limit set to: 4,000 bytes).",
+            "allocator_limit",
+        ),
+        (
+            "attempting to allocate 9000000000 bytes, greater than the maximum allowed "
+            "buffer size of 8000000000",
+            "does_not_fit",
+        ),
+        ("OOM when allocating tensor with shape[8,4096] and type half on device:GPU:0", "unknown"),
+        ("OOM when allocating tensor with shape[8388608,8388608] and type float", "absurd_request"),
+        ("Ran out of memory in memory space vmem. Used 17.00M of 16.00M vmem.", "not_memory"),
+        (
+            "MUSA out of memory. Tried to allocate 2.00 GiB. MUSA 1 has a total capacity of "
+            "47.00 GiB of which "
+            "1.00 GiB is free. Of the allocated memory 45.00 GiB is allocated by PyTorch, "
+            "and 100.00 MiB is "
+            "reserved by PyTorch but unallocated.",
+            "does_not_fit",
+        ),
+        # The program goes on.
+        (
+            "ran out of memory trying to allocate 2.00GiB. The caller says that this is not a failure.",
+            "informational",
+        ),
+        ("failed to allocate 512 MiB, retrying with a smaller workspace", "informational"),
+        (
+            "Error Code 2: OutOfMemory (no further information)\nSkipping tactic 4 due to "
+            "insufficient memory",
+            "informational",
+        ),
+        ("Sequence group 3 is preempted by PreemptionMode.SWAP mode", "informational"),
+        ("resource_tracker: There appear to be 4 leaked semaphore objects to clean up", "informational"),
+        # A library's or an engine's share.
+        ("Error Code 1: Cuda Runtime (out of memory)", "library_alloc_failed"),
+        ("Not enough memory. Please try to increase --mem-fraction-static.", "allocator_limit"),
+        ("Not enough memory to handle 4096 prefill tokens.", "does_not_fit"),
+        ("Decode out of memory. Try to lower your batch size.", "allocator_limit"),
+        # The host.
+        ("[WinError 1455] the page file is small", "host_alloc_failed"),
+        ("    self.pid = os.fork()\nOSError: [Errno 12] Cannot allocate memory", "host_alloc_failed"),
+        (
+            "unable to mmap 400 bytes from file </torch_7_8_9>: Cannot allocate memory (12)",
+            "host_alloc_failed",
+        ),
+        ("memory allocation of 8589934592 bytes failed", "host_alloc_failed"),
+        (
+            "Error while creating shared memory segment /dev/shm/nccl-a1 (size 4096)",
+            "shared_memory_exhausted",
+        ),
+        ("Error while attaching to shared memory segment /dev/shm/nccl-a1 (size 4096)", "not_memory"),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'", "shared_memory_exhausted"),
+        ("systemd-oomd[7]: Killed /user.slice/a.scope due to memory pressure for /a", "host_memory_limit"),
+        ('sending SIGTERM to process 7 uid 1 "python3": badness 800, VmRSS 4096 MiB', "host_memory_limit"),
+        ("Your session crashed after using all available RAM.", "host_memory_limit"),
+        ("0/1  OOMKilled  3", "host_memory_limit"),
+        ("the pod was oom-killed", "host_memory_limit"),
+        ('"OOMKilled": false, "ExitCode": 137', "killed_unproven"),
+        ("cc: fatal error: Killed signal terminated program cc1plus", "killed_unproven"),
+        ('error="signal: killed"', "killed_unproven"),
+        # No memory at all.
+        ("CUDA error: device-side assert triggered", "not_memory"),
+        ("Triton Error [CUDA]: misaligned address", "not_memory"),
+        (
+            "No valid configs. OutOfMemoryError: out of resource: triton_mm Required: 9 Hardware limit:8",
+            "not_memory",
+        ),
+        ("PytorchStreamWriter failed writing file data/3: file write failed", "not_memory"),
+        ("OSError: [Errno 28] No space left on device: 'last.ckpt'", "not_memory"),
+    ],
+)
+def test_the_diagnosis(text: str, diagnosis: str) -> None:
+    found = explain_text(text)
+    assert found.diagnosis == diagnosis
+    assert found.evidence
+    assert bool(found.fixes) == (diagnosis not in ("informational", "not_memory"))
+
+
+# No text that speaks of memory gets a confident "unknown"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gizmo: out of memory",
+        "error: Insufficient Memory (00000008:FrobErrorOutOfMemory)",
+        "thread 3: device memory exhausted",
+        "显存不足",
+        "peak memory of the step: see the chart",
+        "the allocator gave up",
+    ],
+)
+def test_words_about_memory_in_no_known_form(text: str) -> None:
+    found = explain_text(f"step 1\n{text}\nstep 2")
+    assert found.diagnosis == "unknown"
+    assert found.confidence <= 0.3
+    assert text in found.evidence[0] and "line 2" in found.evidence[0]
+    assert found.settle is not None
+
+
+def test_a_mention_gives_way_to_a_failure_and_not_to_a_report() -> None:
+    report = "MA 1.00 GB Max_MA 2.00 GB CA 3.00 GB Max_CA 4 GB"
+    assert explain_text(f"gizmo: out of memory\n{FULL}").diagnosis == "does_not_fit"
+    assert explain_text(f"{report}\ngizmo: out of memory").diagnosis == "unknown"
+    assert explain_text(report).diagnosis == "informational"
+
+
+def test_words_about_memory_in_a_long_log() -> None:
+    log = "\n".join(["step done, loss 0.5"] * 30_000 + ["gizmo: out of memory"] + ["step done"] * 10_000)
+    found = explain_text(log)
+    assert (found.diagnosis, found.confidence) == ("unknown", 0.3)
+    assert "line 30,001" in found.evidence[0]
+
+
+# Figures
+
+
+def test_two_prints_of_one_size_are_one_message() -> None:
+    found = explain_text(
+        "allocating 144817.04 MiB on device 0: out of memory\nfailed to allocate buffer of size 151851674624"
+    )
+    assert found.fields == {"requested": 151851672535}
+    assert [event.count for event in found.events] == [1]
+
+
+def test_a_limit_is_no_request() -> None:
+    found = explain_text("Out of memory allocating 8 MiB (allocated so far: 60 MiB, limit set to: 64 MiB)")
+    assert found.fields == {"requested": 8 << 20, "allocated": 60 << 20, "allowed": 64 << 20}
+
+
+def test_a_figure_of_another_line_is_not_taken() -> None:
+    found = explain_text("cache holds 12.00 GiB\nfailed to allocate 1.00 GiB\n3.00 GiB are free elsewhere")
+    assert found.fields == {"requested": 1 << 30}
+
+
+# Sentences and advice
+
+
+def advice(text: str) -> str:
+    return " ".join(fix.action for fix in explain_text(text).fixes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Failed to allocate memory for requested buffer of size 939524096",
+        "NPU out of memory. Tried to allocate 22.00 MiB (NPU 0; 60.97 GiB total "
+        "capacity; 10.24 GiB already "
+        "allocated; 19.52 MiB free; 10.65 GiB reserved in total by PyTorch)",
+        "failed to allocate memory for requested buffer of size 9223372036854775296",
+    ],
+)
+def test_no_settings_of_cuda_for_other_devices_and_libraries(text: str) -> None:
+    found = explain_text(text)
+    told = f"{advice(text)} {found.settle.command if found.settle else ''}"
+    assert "CUDA" not in told and "torch." not in told
+
+
+def test_what_sends_sigterm() -> None:
+    (told,) = explain_text("failed (exitcode: -15) local_rank: 0 (pid: 7)").evidence
+    assert "earlyoom" in told and "no out-of-memory killer" not in told
+
+
+def test_a_container_that_was_not_killed_at_its_limit() -> None:
+    found = explain_text('"ExitCode": 137,\n"OOMKilled": false')
+    assert "OOMKilled: false" in found.evidence[0]
+    assert explain_text('"ExitCode": 1,\n"OOMKilled": false').events == []
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        (
+            "unable to mmap 400 bytes from file </torch_7_8_9>: Cannot allocate memory (12)",
+            "vm.max_map_count",
+        ),
+        ("unable to mmap 23802932552 bytes from file <a.safetensors>: Cannot allocate memory (12)", "swap"),
+        (
+            '  File "popen_fork.py", line 66, in _launch\nOSError: [Errno 12] Cannot allocate memory',
+            "forkserver",
+        ),
+        ("OSError: [WinError 1455] the paging file is too small", "page file"),
+        ("[1] Killed process 7 (cc1plus) total-vm:9kB, anon-rss:8kB\nninja: build stopped", "MAX_JOBS"),
+        (
+            "Memory on the node (IP: 1, ID: 2) where the task (memory used=0.05GB) was "
+            "running was 219.41GB / "
+            "230.40GB (0.95), which exceeds the memory usage threshold of 0.95",
+            "find what holds the memory",
+        ),
+        (
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes. Error code 12 "
+            "(Cannot allocate memory)",
+            "find what holds the memory",
+        ),
+    ],
+)
+def test_the_first_advice_for_the_host(text: str, first: str) -> None:
+    found = explain_text(text)
+    assert first in found.fixes[0].action
+    assert not any("that tensor in pieces" in fix.action for fix in found.fixes)
+
+
+def test_a_build_has_no_workers() -> None:
+    assert "DataLoader" not in advice(
+        "nvcc fatal\n[9.0] Memory cgroup out of memory: Killed process 7 (python)"
+    )
+
+
+def test_an_init_of_the_program_loads_no_weights() -> None:
+    def phase(file: str, function: str) -> bool:
+        above = f'Traceback (most recent call last):\n  File "{file}", line 7, in {function}\n    call()\n'
+        return any("loading or moving weights" in line for line in explain_text(above + FULL).evidence)
+
+    assert not phase("/app/cache.py", "__init__")
+    assert not phase("/app/data.py", "load_dataset")
+    assert phase("/venv/torch/nn/modules/linear.py", "__init__")
+    assert phase("/venv/torch/nn/modules/module.py", "convert")
+    assert phase("/app/model.py", "load_weights")
+
+
+# What cannot cover the shortfall does not come first
+
+
+def oom(asked: str, free: str, live: str, holes: str, processes: str = "") -> str:
+    return (
+        f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of 22.30 GiB of which "
+        f"{free} is free. {processes}Of the allocated memory {live} is allocated by PyTorch, and {holes} is "
+        "reserved by PyTorch but unallocated."
+    )
+
+
+def test_others_that_hold_more_than_is_missing_come_before_the_holes() -> None:
+    others = "Process 1 has 248.00 MiB memory in use. Process 2 has 248.00 MiB memory in use. "
+    found = explain_text(
+        oom(
+            "1.71 GiB",
+            "1.52 GiB",
+            "19.55 GiB",
+            "244.94 MiB",
+            others + "Process 3 has 20.28 GiB memory in use. ",
+        )
+    )
+    assert [fix.playbook for fix in found.fixes[:2]] == ["M3", "M8"]
+    assert found.fixes[0].saves_bytes == 496 << 20
+
+
+def test_others_are_no_answer_where_all_they_have_would_not_do() -> None:
+    found = explain_text(oom("12.00 GiB", "100.00 MiB", "18.00 GiB", "100.00 MiB"))
+    assert (found.diagnosis, found.also_possible) == ("does_not_fit", [])
+    assert "M3" not in [fix.playbook for fix in found.fixes]
