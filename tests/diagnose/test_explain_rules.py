@@ -34,6 +34,15 @@ FULL = (
             "buffer size of 8000000000",
             "does_not_fit",
         ),
+        (
+            "Exceeded max size of one allocation: requested 9000 MB, but max size is 8000 MB",
+            "does_not_fit",
+        ),
+        ("MemoryError: std::bad_alloc: CUDA error at: a.hpp:68: cudaErrorMemoryAllocation", "unknown"),
+        (
+            "MemoryError: std::bad_alloc: out_of_memory: RMM failure: Maximum pool size exceeded",
+            "allocator_limit",
+        ),
         ("OOM when allocating tensor with shape[8,4096] and type half on device:GPU:0", "unknown"),
         ("OOM when allocating tensor with shape[8388608,8388608] and type float", "absurd_request"),
         ("Ran out of memory in memory space vmem. Used 17.00M of 16.00M vmem.", "not_memory"),
@@ -77,10 +86,13 @@ FULL = (
         ),
         ("Error while attaching to shared memory segment /dev/shm/nccl-a1 (size 4096)", "not_memory"),
         ("OSError: [Errno 28] No space left on device: '/dev/shm/psm_1'", "shared_memory_exhausted"),
+        ("ray.exceptions.ObjectStoreFullError: Failed to put object", "shared_memory_exhausted"),
         ("systemd-oomd[7]: Killed /user.slice/a.scope due to memory pressure for /a", "host_memory_limit"),
         ('sending SIGTERM to process 7 uid 1 "python3": badness 800, VmRSS 4096 MiB', "host_memory_limit"),
         ("Your session crashed after using all available RAM.", "host_memory_limit"),
         ("0/1  OOMKilled  3", "host_memory_limit"),
+        ("nanny - WARNING - Worker exceeded 95% memory budget. Restarting", "host_memory_limit"),
+        ("[1]    4242 killed     python train.py", "killed_unproven"),
         ("the pod was oom-killed", "host_memory_limit"),
         ('"OOMKilled": false, "ExitCode": 137', "killed_unproven"),
         ("cc: fatal error: Killed signal terminated program cc1plus", "killed_unproven"),
@@ -115,6 +127,7 @@ def test_the_diagnosis(text: str, diagnosis: str) -> None:
         "显存不足",
         "peak memory of the step: see the chart",
         "the allocator gave up",
+        "CUDA error: invalid argument in tensor.pin_memory()",
     ],
 )
 def test_words_about_memory_in_no_known_form(text: str) -> None:

@@ -213,14 +213,17 @@ _TEXTS: Final[Mapping[tuple[str, str], str]] = {
     "the number of mappings (vm.max_map_count) that ran out, and not memory",
     ("tensorrt", ""): "TensorRT got no memory from the driver",
     ("tensorrt", "tactic"): "the builder skipped a tactic that did not fit and went on with others",
-    ("oomd", ""): "a daemon that acts before the kernel has to (systemd-oomd, earlyoom) killed for memory",
+    (
+        "oomd",
+        "",
+    ): "what watches memory killed it before the kernel had to (systemd-oomd, earlyoom, Dask)",
     ("notebook", ""): "the notebook's host says that its memory was used up",
     ("engine", "share"): "the engine's own share of the device is used up by weights: not the device itself",
     ("engine", "batch"): "the batch that the engine is asked to hold does not fit beside the weights",
     (
         "engine",
         "pool",
-    ): "the engine's pool of key-value cache is full: its own share, and not the device itself",
+    ): "a pool that the program keeps for itself is full: its share, and not the device",
     ("engine", "preempted"): "the key-value cache is full for the moment: requests wait, and nothing fails",
     ("engine", "report"): "a report of memory at start-up, no failure",
     (

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final, Protocol
 
-from memtriage.diagnose.messages.allocation import speaks_of_memory
+from memtriage.diagnose.messages.allocation import first_that_speaks
 from memtriage.diagnose.messages.find import Found, find
 from memtriage.diagnose.messages.lines import Line, read_line
 
@@ -193,12 +193,8 @@ def read_log(stream: BinaryIO) -> LogReading:
         lines=lines[-1].number if first else 0,
         expandable=expandable_segments_on(first),
         building=_BUILDS.search(first) is not None,
-        speaks=_first_that_speaks(lines),
+        speaks=first_that_speaks(lines),
     )
-
-
-def _first_that_speaks(lines: list[Line]) -> tuple[int, str] | None:
-    return next(((line.number, line.text.strip()) for line in lines if speaks_of_memory(line.text)), None)
 
 
 def expandable_segments_on(raw: bytes) -> bool:
@@ -353,7 +349,7 @@ class _Search:
         lines = list(_lines(self._buffer[begin:end], number))
         first = max(hit_line - _WRAPPED_LINES, self._read_to + 1)
         self.reading.found += find(lines, first)
-        self.reading.speaks = self.reading.speaks or _first_that_speaks(lines)
+        self.reading.speaks = self.reading.speaks or first_that_speaks(lines)
         self._read_to = lines[-1].number
 
 

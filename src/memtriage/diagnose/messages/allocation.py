@@ -10,9 +10,11 @@ Known limit: a line that a terminal wrapped between the words and the figures is
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from math import prod
 from typing import Final
 
+from memtriage.diagnose.messages.lines import Line
 from memtriage.diagnose.messages.message import Grammar, Message
 from memtriage.diagnose.messages.sizes import exact_bytes, to_bytes
 from memtriage.model.explanation import Field
@@ -27,6 +29,7 @@ _RAN_OUT: Final = re.compile(
     r"(?:not enough|insufficient) (?:\w+ ){0,2}memory|"
     r"(?:fail\w{0,5}|unable|could ?n[o']t|can(?:not|'t)|error|trying|tried|attempt\w{0,4})(?: \w{1,20}){0,2} "
     r"(?:allocat|reserv)\w*|"
+    r"exceed\w{1,3} (?:the )?max\w{0,4} [\w ]{0,40}allocation|"
     r"allocat\w{1,4}[^.\n]{0,80}?(?:fail\w{0,5}|not be|not possible|refused|exceeds?)|could not be allocated|"
     r"requires? more [\w ]{0,20}memory|request too large|"
     r"(?:larger|greater) than (?:the )?(?:\w+ ){0,3}(?:maximum|limit|memory|size)"
@@ -40,11 +43,12 @@ _SURVIVED: Final = re.compile(
 """Words by which a line says that the program goes on without that memory."""
 
 _SINGLE: Final = re.compile(
-    r"(?i)exceeds (?:the )?(?:device|maximum)[\w ]{0,30}(?:limit|size)|maximum allowed buffer|buffer maximum"
+    r"(?i)exceed\w{1,3} (?:the )?(?:device|max)[\w ]{0,30}(?:limit|size|allocation)|maximum allowed buffer|"
+    r"buffer maximum"
 )
 """Words by which one buffer is over the limit for a single one."""
 _LIMIT: Final = re.compile(
-    rf"(?i)\b(?:limit(?: set)?(?: to| of)?|maximum(?: of)?|maximum allowed (?:buffer )?size(?: of)?)"
+    rf"(?i)\b(?:limit(?: set)?(?: to| of)?|max(?:imum)?(?: \w{{1,12}}){{0,6}}?(?: of| is)?)"
     rf"[:= ]{{1,2}}{_BARE}"
 )
 _USED: Final = re.compile(rf"(?i)\bused {_SIZE} of {_SIZE}")
@@ -54,7 +58,7 @@ _REQUESTED: Final = tuple(
         rf"(?:allocat(?:e|ing)|reserve)(?: [a-z]+){{0,3}}? \(?{_SIZE}",
         rf"(?:\bbuffer|\btensor|\brequest\w*|\ballocation|\bmemory|')(?: of)? size(?: of| was)?:? {_BARE}",
         rf"requires? (?:more )?(?:\w+ ){{0,2}}memory \({_SIZE}",
-        rf"requested(?: amount of [\w ]{{0,20}}memory \(|=\"?){_SIZE}",
+        rf"requested(?: amount of [\w ]{{0,20}}memory \(|=\"?|:? ){_SIZE}",
         rf"\ballocation of {_BARE}",
     )
 )
@@ -149,9 +153,13 @@ _WORDS: Final = re.compile(
     r"exceed\w{0,3} [\w ]{0,40}memory|low on memory|memory pressure|OutOf(?:Device|Host)Memory|"
     r"内存不足|显存不足"
 )
-_SPEAKS: Final = re.compile(
-    r"(?i)(?<![\w.])memory\b|\b(?:VRAM|RAM|HBM|OOM)\b|\b(?:m|re|c)?alloc(?:at\w{1,6})?\b|\bswap\b|内存|显存|メモリ"
+_SPEAKS: Final = (
+    re.compile(
+        r"(?i)(?<![\w.])memory\b|\b(?:VRAM|RAM|HBM|OOM)\b|\ballocat\w{1,6}\b|\bswap\b|内存|显存|メモリ"
+    ),
+    re.compile(r"(?i)memory|alloc|/dev/shm|page file|paging file"),
 )
+"""Words of a sentence about memory; then parts of names, as in `pin_memory()`."""
 
 
 def _read_mention(start: re.Match[str], text: str) -> Message:
@@ -163,6 +171,10 @@ MENTION: Final = Grammar(_WORDS, _read_mention, tight=False)
 """For lines that say that memory ran out in no form that is known; asked where nothing else is found."""
 
 
-def speaks_of_memory(line: str) -> bool:
-    """Whether a line speaks of memory at all."""
-    return _SPEAKS.search(line) is not None
+def first_that_speaks(lines: Sequence[Line]) -> tuple[int, str] | None:
+    """The first line that speaks of memory at all, and its number; None where none does."""
+    for words in _SPEAKS:
+        for line in lines:
+            if words.search(line.text):
+                return line.number, line.text.strip()
+    return None

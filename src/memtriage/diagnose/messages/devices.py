@@ -109,8 +109,9 @@ GRAMMARS: Final = (
     ),
     _plain(
         "cuda-runtime",
-        r"(?:(?:CUDA|HIP)error|TritonError\[(?:CUDA|HIP)\]):outofmemory|(?<![`'])\b(?:cudaErrorMemoryAllocation|hipErrorOutOfMemory|"
-        r"CUDA_ERROR_OUT_OF_MEMORY)\b(?!'in)",
+        r"(?:(?:CUDA|HIP)error|TritonError\[(?:CUDA|HIP)\]):outofmemory|"
+        r"(?<![`'])\b(?:cudaErrorMemoryAllocation|hipErrorOutOfMemory|"
+        r"CUDA_ERROR_OUT_OF_MEMORY)(?:\b|(?=outofmemory))(?!'in)",
     ),
     _plain("xpu-runtime", r"UR_RESULT_ERROR_OUT_OF_(?:RESOURCES|DEVICE_MEMORY|HOST_MEMORY)"),
     _plain(

@@ -44,7 +44,8 @@ def _read_vllm(start: re.Match[str], text: str) -> Message:
 _ENGINE: Final = re.compile(
     r"(?P<share>(?:[Nn]otenough|[Ii]nsufficient)\w{0,12}memory\.?[^\n]{0,60}?--mem-fraction)|"
     r"(?P<batch>[Nn]otenoughmemorytohandle\d{1,12}\w{0,20}tokens)|"
-    r"(?P<pool>(?:[Pp]refill|[Dd]ecode)outofmemory\.|[Nn]ospaceleftforonlyonerequest)|"
+    r"(?P<pool>(?:[Pp]refill|[Dd]ecode)outofmemory\.|[Nn]ospaceleftforonlyonerequest|"
+    r"[Mm]aximumpoolsizeexceeded)|"
     r"(?P<preempted>preemptedbyPreemptionMode|(?:KVcachepoolisfull\.)?Retractrequests|"
     r"failedtofindfreespaceintheKVcache,retrying)|"
     rf"(?P<report>Freememoryondevice(?:\w+:\d+)?\({NUMBER}/{NUMBER}GiB\)onstartup\.)"

@@ -50,7 +50,7 @@ _PYTHON: Final = re.compile(
     rf"Unabletoallocate{SIZE}foranarray|unabletommap(\d{{1,20}})(bytes)(?:fromfile<(?P<file>[^>]{{0,300}})>)?|"
     rf"memoryallocationof(\d{{1,20}})(bytes)failed|(?P<commit>WinError1455|oserror1455|"
     rf"[Pp]agingfileistoosmall)|Caught(?!OutOf)\w{{0,20}}MemoryErrorin|"
-    rf"std::bad_alloc|Unabletoallocatearraywithshape|"
+    rf"std::bad_alloc(?!:(?:out_of_memory:)?(?:CUDA|cuda|hip|RMM))|Unabletoallocatearraywithshape|"
     rf"\[Errno12\]Cannotallocatememory|Cannotallocatememory\(12\)|fork:Cannotallocatememory"
 )
 _IN_WORKER: Final = re.compile(r"DataLoaderworker|encounteredinworker")
@@ -205,7 +205,7 @@ def _read_ray(start: re.Match[str], text: str) -> Message:
 
 _OOMD: Final = re.compile(
     r"systemd-oomd(?:\[\d{1,10}\])?:Killed.{1,400}?dueto(?:memory|swap)|systemd-oomdkilled\d{1,6}process|"
-    r"killedbythe(?:kernel)?OOMkiller|lowmemory!atorbelowSIG(?:TERM|KILL)limits|"
+    r"killedbythe(?:kernel)?OOMkiller|exceeded\d{1,3}%memorybudget|lowmemory!atorbelowSIG(?:TERM|KILL)limits|"
     r"(?:sendingSIG(?:TERM|KILL)toprocess(?P<pid>\d{1,10})(?:uid\d{1,10})?|killingprocess(?P<older>\d{1,10}))"
     r'"(?P<comm>[^"]{1,64})"(?:withsignal\d{1,2})?:badness\d{1,6}(?:,VmRSS(?P<rss>\d{1,12})MiB)?'
 )
@@ -260,6 +260,7 @@ _LAUNCHER: Final = re.compile(
     r"(?P<returned>-9|137|-15|143)(?![\d.%])|"
     r"exited with (?:code|status) (?P<exited>-9|137|-15|143)(?![\d.%])|"
     r"[Ss]ignal:? (?P<signal>9|15)\b|SIG(?P<name>KILL|TERM)\b(?!.{0,30}(?:handler|when mem))|"
+    r"\[\d+\] +[+-]? *\d+ (?P<job>killed|terminated)(?= {2,})|"
     r"signal: (?P<process>killed|terminated)\b|"
     r"(?P<compiler>Killed|Terminated) signal terminated program|"
     r"(?:^|\n)zsh: (?P<zsh>killed|terminated)\b|"
@@ -323,7 +324,7 @@ _SHM: Final = re.compile(
     r"[Bb]userrorencounteredinworker|unabletowritetofile</?torch_\w{0,60}>(?::[A-Za-z]{0,40}(?:\(\d+\))?)?|"
     r"unabletoopensharedmemoryobject</?torch_\w{0,60}>(?:inread-writemode)?(?::[A-Za-z]{1,60})?(?:\((?P<errno>\d+)\))?|"
     r"</?torch_\w{1,60}>.{0,40}?Nospaceleftondevice|shm_open.{0,60}?Nospaceleftondevice|"
-    r"failedtoextend/dev/shm/[\w-]{1,60}to(?P<extended>\d{1,20})bytes|"
+    r"ObjectStoreFullError|failedtoextend/dev/shm/[\w-]{1,60}to(?P<extended>\d{1,20})bytes|"
     r"Errorwhile(?P<how>creating|attachingto)sharedmemorysegment[\w/.-]{1,80}\(size(?P<segment>\d{1,20})\)"
     r"(?:,error:Nosuchfileordirectory\((?P<gone>2)\))?|shm\.h:\d{1,6}NCCLWARN.{0,60}?Nospaceleftondevice"
 )
