@@ -152,6 +152,12 @@ def test_words_about_memory_in_a_long_log() -> None:
     assert "line 30,001" in found.evidence[0]
 
 
+def test_a_long_log_that_speaks_of_memory_and_says_nothing_of_a_failure() -> None:
+    found = explain_text("\n".join(["step done"] * 30_000 + ["Memory: 3 GiB"] + ["step done"] * 10_000))
+    assert (found.diagnosis, found.confidence) == ("unknown", 0.3)
+    assert "line 30,001" in found.evidence[0]
+
+
 # Figures
 
 

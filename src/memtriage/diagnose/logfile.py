@@ -32,6 +32,7 @@ _WRAPPED_LINES: Final = 12  # before a hit, among which its message may begin
 _MOST_OF_A_KIND: Final = 256
 _MOST_REPORTS: Final = 16
 
+_MEMORY: Final = b"memory"
 _DENSE: Final = 20_000
 """Hits in one chunk from which on it is faster to search for each of a stem's rarer words (3 ms each) than to
 look at the lines with the stem (2 us each)."""
@@ -133,10 +134,16 @@ _REPORTS: Final = frozenset({b"see_memory_usage", b"model weights take", *(stem.
 _EXPANDABLE_ON: Final = re.compile(
     rb"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF['\"]?[\])]?\s{0,3}[=:]\s{0,3}['\"]?[\w:.,\[\]-]{0,200}?expandable_segments:True"
 )
-_BUILDS: Final = re.compile(
-    rb"\bnvcc\b|\bcc1plus\b|ninja: build stopped|failed to solve: process|\brustc\b|"
-    rb"Building wheel for|CMakeFiles/|--generate-dependencies"
+_BUILDS: Final = (
+    b"nvcc",
+    b"cc1plus",
+    b"ninja: build stopped",
+    b"failed to solve: process",
+    b"rustc ",
+    b"Building wheel for",
+    b"CMakeFiles/",
 )
+"""Words of compilers at work."""
 _HINT_BEFORE: Final = b"setting"
 _HINT_AFTER: Final = b"toavoid"
 
@@ -154,9 +161,10 @@ class LogReading:
         lines: how many lines it has.
         expandable: it shows, other than in the advice of an error, that expandable segments were on.
         unread: words of messages on lines that were not read, there being so many of their kind.
-        building: it is of compilers at work: the build of an image or of an extension.
-        speaks: the first line that speaks of memory, and its number; None where none does. Of a long log only
-            the lines around its messages are looked at.
+        building: it is of compilers at work: the build of an image or of an extension. Of a long log only the
+            lines around its messages are looked at.
+        speaks: the first line that speaks of memory, and its number; None where none does. Of a long log, the
+            first with the word itself.
     """
 
     found: list[Found] = field(default_factory=list)
@@ -192,9 +200,13 @@ def read_log(stream: BinaryIO) -> LogReading:
         found=find(lines),
         lines=lines[-1].number if first else 0,
         expandable=expandable_segments_on(first),
-        building=_BUILDS.search(first) is not None,
+        building=_builds(first),
         speaks=first_that_speaks(lines),
     )
+
+
+def _builds(raw: bytes) -> bool:
+    return any(word in raw for word in _BUILDS)
 
 
 def expandable_segments_on(raw: bytes) -> bool:
@@ -269,8 +281,6 @@ class _Search:
             return
         if not self.reading.expandable:
             self.reading.expandable = expandable_segments_on(self._buffer[self._searched : limit])
-        if not self.reading.building:
-            self.reading.building = _BUILDS.search(self._buffer, self._searched, limit) is not None
         cluster: list[int] = []
         for hit in self._hits(self._searched, limit, at_end=at_end):
             if cluster and hit - cluster[-1] > 2 * _AFTER:
@@ -298,10 +308,21 @@ class _Search:
     def _hits(self, start: int, end: int, *, at_end: bool) -> list[int]:
         """Offsets of lines that may belong to messages, one a line and in order."""
         text = self._buffer[start:end].lower()
+        if self.reading.speaks is None and (at := text.find(_MEMORY)) >= 0:
+            self.reading.speaks = first_that_speaks([self._line_of(start + at)])
         hits = {at for stem in _FAILURES for at in self._confirmed(text, stem)}
         if hits or self.reading.found or at_end:
             hits.update(at for stem in _AFTERMATH for at in self._confirmed(text, stem))
         return sorted(start + at for at in hits)
+
+    def _line_of(self, at: int) -> Line:
+        """The line of an offset in the buffer."""
+        begin = self._line_start(at)
+        end = self._buffer.find(b"\n", at, at + _AFTER)
+        raw = self._buffer[begin : end if end >= 0 else at + _AFTER]
+        return read_line(
+            self._first_line + self._buffer.count(b"\n", 0, begin), raw.decode("utf-8", "replace")
+        )
 
     def _confirmed(self, text: bytes, stem: _Stem) -> Iterator[int]:
         """Offsets of lines with one of a stem's words, one a line, as long as there are few of its kind."""
@@ -349,6 +370,7 @@ class _Search:
         lines = list(_lines(self._buffer[begin:end], number))
         first = max(hit_line - _WRAPPED_LINES, self._read_to + 1)
         self.reading.found += find(lines, first)
+        self.reading.building = self.reading.building or _builds(self._buffer[begin:end])
         self.reading.speaks = self.reading.speaks or first_that_speaks(lines)
         self._read_to = lines[-1].number
 
