@@ -61,6 +61,12 @@ FULL = (
         ),
         ("failed to allocate 512 MiB, retrying with a smaller workspace", "informational"),
         (
+            "failed to allocate 512 MiB\nno buffers\nreserving failed, retrying without overlap",
+            "informational",
+        ),
+        ("failed to allocate 512 MiB\nreduce the batch size and try again", "unknown"),
+        ("failed to allocate 512 MiB on the GPU: use the CPU", "unknown"),
+        (
             "Error Code 2: OutOfMemory (no further information)\nSkipping tactic 4 due to "
             "insufficient memory",
             "informational",
@@ -288,6 +294,13 @@ def test_others_that_hold_more_than_is_missing_come_before_the_holes() -> None:
     )
     assert [fix.playbook for fix in found.fixes[:2]] == ["M3", "M8"]
     assert found.fixes[0].saves_bytes == 496 << 20
+
+
+def test_what_others_hold_is_not_all_that_is_missing() -> None:
+    found = explain_text(oom("20.00 GiB", "1.00 GiB", "5.00 GiB", "100.00 MiB"))
+    assert found.diagnosis == "other_process_or_outside_allocator"
+    assert "2.70 GiB would still be missing" in found.fixes[0].why
+    assert "M7" in [fix.playbook for fix in found.fixes]
 
 
 def test_others_are_no_answer_where_all_they_have_would_not_do() -> None:

@@ -51,6 +51,8 @@ def _choices(case: Case) -> Iterator[_Choice]:
             yield from _fragmentation(case)
         case "other_process_or_outside_allocator":
             yield from _outside(case)
+            if _still_missing(case):
+                yield from _ladder(case, _gap(case))
         case "allocator_limit":
             yield from _capped(case)
         case "driver_refused_though_free":
@@ -138,6 +140,14 @@ def _cheaper_answers(case: Case) -> Iterator[_Choice]:
         pools = case.figures.private_pools
         ways.append(_Choice("fewer-graphs", f"{as_printed(pools or 0)} are parked in graph pools", pools))
     yield from sorted(ways, key=lambda way: -(way.saves or 0))
+
+
+def _still_missing(case: Case) -> int:
+    """Bytes by which the request exceeds all that is not live; 0 also where that is unknown."""
+    figures = case.figures
+    parts = (figures.requested, figures.free, figures.reserved_unallocated, figures.outside)
+    asked, free, holes, outside = (part or 0 for part in parts)
+    return 0 if None in parts else max(0, asked - free - holes - outside)
 
 
 def _missing(case: Case) -> int:
@@ -287,6 +297,8 @@ def _outside(case: Case) -> Iterator[_Choice]:
         )
     else:
         told = f"{as_printed(outside)} are outside this process's allocator" if outside else "most is outside"
+        if missing := _still_missing(case):
+            told += f"; without any of it {as_printed(missing)} would still be missing"
         spare = None if outside is None else max(0, outside - POLICY.baseline)
         yield _Choice("free-device", told, others or spare)
     if figures.device is None or figures.device == "cuda:0":

@@ -37,10 +37,13 @@ _RAN_OUT: Final = re.compile(
 """Words by which a line says that memory did not suffice."""
 
 _SURVIVED: Final = re.compile(
-    r"(?i)not a failure|\bretr(?:y|ies)|ignoring this|skipping (?:this )?\w+ \d* ?due|fall(?:ing|s)? ?back|"
-    r"try(?:ing)? again|exceeds \d+(?:\.\d+)?% of"
+    r"(?i)not a failure|retrying|will retry|ignoring this|skipping (?:this )?\w+ \d* ?due|falling back|"
+    r"trying again|exceeds \d+(?:\.\d+)?% of"
 )
 """Words by which a line says that the program goes on without that memory."""
+
+_LINES_AFTER, _SOON = 3, 1000
+"""How many lines, or characters, after a failure the program may say so."""
 
 _SINGLE: Final = re.compile(
     r"(?i)exceed\w{1,3} (?:the )?(?:device|max)[\w ]{0,30}(?:limit|size|allocation)|maximum allowed buffer|"
@@ -79,7 +82,10 @@ _ITEMSIZES: Final = {
 
 _ON_CHIP: Final = re.compile(r"memory space (?!hbm)[a-z]{0,2}(?:mem|flag)\b")
 """XLA's memory spaces on the chip; `hbm` is the device's memory."""
-_HOST: Final = r"(?i)\bcpu\d?(?:_\w+)?\b|system memory|host memory|\bRAM\b|cuda_host|large for system"
+_HOST: Final = (
+    r"(?i)^(?!.*(?:\bGPU\b|\bVRAM\b|cudaMalloc)).*?"
+    r"(?:\bcpu\d?(?:_\w+)?\b|system memory|host memory|\bRAM\b|cuda_host|large for system)"
+)
 _DEVICES: Final = (
     ("host", re.compile(_HOST)),
     ("tpu", re.compile(r"(?i)\btpu\b|\bhbm\b|_HBM\d")),
@@ -94,8 +100,7 @@ def _read(start: re.Match[str], text: str) -> Message | None:
     end = whole.find("\n", start.end())
     end = len(whole) if end < 0 else end
     line = whole[begin:end]
-    after = whole.find("\n", end + 1)
-    next_line = whole[end : after if after >= 0 else len(whole)]
+    after = whole[end : end + _SOON].split("\n", _LINES_AFTER + 1)[1 : _LINES_AFTER + 1]
     length = end - start.start()
     if _ON_CHIP.search(line):
         return Message("not-memory", form="on-chip shared memory", ran_out=False, length=length)
@@ -103,7 +108,7 @@ def _read(start: re.Match[str], text: str) -> Message | None:
     if not fields and not facts:
         return None
     above = whole[whole.rfind("\n", 0, max(0, begin - 1)) + 1 : begin]
-    survived = _SURVIVED.search(line) or _SURVIVED.search(next_line)
+    survived = any(_SURVIVED.search(told) for told in (line, *after))
     return Message(
         "allocation",
         form="survived" if survived else "single" if _SINGLE.search(above + line) else "failed",
