@@ -231,6 +231,7 @@ def test_a_container_that_was_not_killed_at_its_limit() -> None:
             '  File "popen_fork.py", line 66, in _launch\nOSError: [Errno 12] Cannot allocate memory',
             "forkserver",
         ),
+        ("OSError: [Errno 12] Cannot allocate memory", "find what holds the memory"),
         ("OSError: [WinError 1455] the paging file is too small", "page file"),
         ("[1] Killed process 7 (cc1plus) total-vm:9kB, anon-rss:8kB\nninja: build stopped", "MAX_JOBS"),
         (

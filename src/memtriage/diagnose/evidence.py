@@ -193,6 +193,10 @@ _TEXTS: Final[Mapping[tuple[str, str], str]] = {
     ("python-alloc", "worker"): "a host allocation failed in a DataLoader worker: the GPU has no part in it",
     (
         "python-alloc",
+        "errno",
+    ): "the kernel refused memory (errno 12); for what, a fork, a mapping or an array, is not in the text",
+    (
+        "python-alloc",
         "fork",
     ): "a fork copies the process's address space, and the kernel would not promise that "
     "much: the larger the process, the more a fork has to be promised",

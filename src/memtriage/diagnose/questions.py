@@ -128,7 +128,7 @@ def settle(case: Case) -> Settle | None:
                 fact="how many mappings the process had, of how many it may have",
                 command="wc -l /proc/PID/maps; sysctl vm.max_map_count",
             )
-        case "host_alloc_failed" if message.form in ("fork", "file"):
+        case "host_alloc_failed" if message.form in ("fork", "file", "errno"):
             return Settle(
                 fact="how much the kernel may still promise (CommitLimit less Committed_AS)",
                 command="grep Commit /proc/meminfo; sysctl vm.overcommit_memory; ulimit -v",

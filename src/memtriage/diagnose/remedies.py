@@ -73,6 +73,8 @@ def _choices(case: Case) -> Iterator[_Choice]:
             )
         case "library_alloc_failed":
             yield from _library(case)
+        case "unknown" if case.message.family == "mention":
+            yield _Choice("read-on", "this line alone does not say whose memory ran out")
         case "unknown" if case.message.family in NOT_TORCH:
             yield from _other_runtime(case)
         case "unknown":
@@ -414,6 +416,11 @@ def _host_refused(case: Case) -> Iterator[_Choice]:
             yield _Choice("fork-early", "a fork has to be promised as much as the process has")
             yield _Choice("commit-limit", "the kernel does not promise as much as it could give")
             yield _Choice("fewer-workers", "each worker is a fork")
+            return
+        case "errno":
+            yield _Choice("largest-process", "what the host holds already makes the room smaller")
+            yield _Choice("commit-limit", "the kernel may promise less than it could give")
+            yield _Choice("host-limit", "where the job needs that much")
             return
         case "commit":
             yield _Choice("commit-limit", "memory and page file together are the limit of what is promised")

@@ -33,6 +33,7 @@ _TEXTS: Final[Mapping[tuple[Family, str], tuple[Label, ...]]] = {
     ("python-alloc", ""): ("host_alloc_failed",),
     ("python-alloc", "worker"): ("host_alloc_failed",),
     ("python-alloc", "fork"): ("host_alloc_failed",),
+    ("python-alloc", "errno"): ("host_alloc_failed",),
     ("python-alloc", "commit"): ("host_alloc_failed",),
     ("python-alloc", "file"): ("host_alloc_failed",),
     ("python-alloc", "segment"): ("host_alloc_failed", "shared_memory_exhausted"),

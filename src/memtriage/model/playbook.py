@@ -80,6 +80,16 @@ _ENTRIES: Final = (
         "fragmentation always: the hint is no evidence.",
         actions=(
             Rung(
+                key="read-on",
+                action="read what was asked and what was there: in the lines around this one, or with the "
+                "program's own log at a higher level",
+                saves="nothing yet",
+                costs="none",
+                maths="same",
+                maths_note=None,
+                no_help="the program does not say",
+            ),
+            Rung(
                 key="raise-cap",
                 action="raise or remove the cap on this process (an engine's share, a library's limit; in "
                 "PyTorch torch.cuda.set_per_process_memory_fraction)",

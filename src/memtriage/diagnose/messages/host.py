@@ -71,6 +71,8 @@ def _read_python(start: re.Match[str], text: str) -> Message:
         form = "commit"
     elif start[0].startswith("fork") or _FORKS.search(before):
         form = "fork"
+    elif not form and "Cannotallocate" in start[0]:
+        form = "errno"
     return Message(
         family="cpu-alloc" if "bad_alloc" in start[0] else "python-alloc",
         form=form,
