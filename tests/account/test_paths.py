@@ -285,6 +285,28 @@ through_cpp()
     assert program.holders("context") == {"C++ -> grad_fn KeepsBackward -> ctx.big"}
 
 
+def test_a_gradient_goes_with_its_tensor(program: Any) -> None:
+    program.run(
+        PRELUDE
+        + """
+class Fold:
+    def __init__(self):
+        self.weight = torch.ones(100, requires_grad=True)
+        self.weight.sum().backward()
+        self.me = self
+        made(self.weight.grad, "gradient")
+
+gc.disable()
+Fold()
+"""
+    )
+    program.look()
+    program.run("gc.enable()\nfreed = gc.collect()")
+    assert program.holders("gradient") == {"garbage cycle of Fold.weight.grad"}
+    program.look()
+    assert program.holders("gradient") == set()
+
+
 HOPS: list[HolderPath] = [
     (Segment(SegmentKind.ATTRIBUTE, "next"),),
     (ANY_ITEM,),

@@ -29,6 +29,7 @@ X = local("main", "x")
 TENSOR = (Segment(SegmentKind.NATIVE, "Tensor"),)
 NODES = (Segment(SegmentKind.NATIVE),)
 GRAD = Segment(SegmentKind.GRADIENT, "grad")
+GARBAGE = (Segment(SegmentKind.GARBAGE_CYCLE, "Fold"),)
 EPISODES = (*local("main", "buffer"), *attribute("episodes"), item("*"))
 
 ONE_CAUSE: dict[str, tuple[list[HolderPath], str]] = {
@@ -63,6 +64,11 @@ ONE_CAUSE: dict[str, tuple[list[HolderPath], str]] = {
     "a leaf and its gradient": ([X, (*X, GRAD)], "frame main(): x.grad"),
     "a cycle through C++": ([(*TENSOR, GRAD), TENSOR], "C++ -> Tensor.grad"),
     "nodes and tensors of a cycle": ([NODES, TENSOR], "C++"),
+    "parts of a garbage cycle": (
+        [(*GARBAGE, *attribute("net", "weight")), (*GARBAGE, *attribute("op", "state"), item("*"))],
+        "garbage cycle of Fold",
+    ),
+    "a garbage cycle and a part of it": ([(*GARBAGE, *attribute("net")), GARBAGE], "garbage cycle of Fold"),
     "a cache": (
         [(Segment(SegmentKind.LRU_CACHE, "f"), item("*")), (Segment(SegmentKind.LRU_CACHE, "f"),)],
         "functools.lru_cache f[*]",
@@ -73,6 +79,7 @@ TWO_CAUSES: dict[str, tuple[HolderPath, HolderPath]] = {
     "two frames": (items_of("main", "losses"), items_of("train", "losses")),
     "two attributes": ((*X, *attribute("losses"), item("*")), (*X, *attribute("outputs"), item("*"))),
     "a variable and C++": (X, TENSOR),
+    "garbage cycles of two classes": (GARBAGE, (Segment(SegmentKind.GARBAGE_CYCLE, "Node"),)),
     "two functions' caches": ((Segment(SegmentKind.LRU_CACHE, "f"),), (Segment(SegmentKind.LRU_CACHE, "g"),)),
     "two modules": (of_module("train", "seen"), of_module("data", "seen")),
     "two classes": tuple((Segment(SegmentKind.CLASS, f"m.{n}"), *attribute("all")) for n in "AB"),
@@ -108,6 +115,37 @@ def test_the_mechanism_of_the_folded_path_is_made_of_what_was_known_of_its_parts
     held = {path: Held(path, path, attached=False, owner="variable", shared=True) for path in paths}
     (found,) = one_a_cause([leak(path) for path in paths], held)
     assert found.mechanism is not None and "shared memory" in found.mechanism
+
+
+METRIC = ("torchmetrics.metric.Metric",)
+
+
+@pytest.mark.parametrize(
+    ("classes", "kept"),
+    [
+        ((METRIC, METRIC), "*"),
+        ((METRIC, ()), "preds"),
+        ((METRIC, ("queue.Queue",)), "preds"),
+        (((), ()), "preds"),
+    ],
+)
+def test_what_one_part_of_a_library_keeps_is_one_cause(
+    classes: tuple[tuple[str, ...], tuple[str, ...]], kept: str
+) -> None:
+    paths = [(*X, *attribute(name), item("*")) for name in ("preds", "target")]
+    held = {
+        path: Held(path, path, attached=False, owner="variable", classes=of)
+        for path, of in zip(paths, classes, strict=True)
+    }
+    found = one_a_cause([leak(path) for path in paths], held)
+    assert len(found) == (1 if kept == "*" else 2)
+    assert found[0].holder == f"frame main(): x.{kept}[*]"
+
+
+def test_two_variables_of_one_library_are_two_causes() -> None:
+    paths = [(*local("main", name), *attribute("preds"), item("*")) for name in ("train", "valid")]
+    held = {path: Held(path, path, attached=False, owner="variable", classes=METRIC) for path in paths}
+    assert len(one_a_cause([leak(path) for path in paths], held)) == 2
 
 
 def test_a_part_that_has_most_of_it_names_the_whole() -> None:

@@ -247,6 +247,17 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "a metric keeps what",
         ["reset()", "compute()"],
     ),
+    "endless loader": (
+        "import itertools\nbatches = itertools.cycle(T() for _ in range(3)); next(batches); next(batches)",
+        "itertools.cycle keeps every item of its first round",
+        ["while True: yield from loader"],
+    ),
+    "queue": (
+        "import queue\nclass Writer:\n    def __init__(self): self.pending = queue.Queue()\n"
+        "writer = Writer()\nfor step in range(3): writer.pending.put((step, T()))",
+        "it is filled faster than it is emptied",
+        ["queue.Queue(maxsize=...)", "put() waits"],
+    ),
     "C++ only": (
         "level = forward_ad.enter_dual_level(); dual = forward_ad.make_dual(torch.ones(100), T())",
         "nothing in Python refers to these tensors",

@@ -189,7 +189,7 @@ def test_a_collector_that_is_off_stays_off() -> None:
 
 
 def test_failure_inside_the_walk_puts_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(left: object, kinds: object) -> None:
+    def fail(left: object, kinds: object, gradients: object) -> None:
         raise MemoryError("no room for the list")
 
     calls: list[object] = []

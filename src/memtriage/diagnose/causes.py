@@ -8,7 +8,9 @@ Two growths have one cause in these cases, which are told from the segments of t
 - parts of the entries of one container: `episodes[*].obs` and `episodes[*].actions`;
 - one name that is registered in many places of one object: `model….lora_A.adapter_*` and
   `model….lora_B.adapter_*`;
-- parts of one cycle through C++, which nothing in Python leads to.
+- parts of one cycle through C++, which nothing in Python leads to;
+- parts of garbage cycles that begin at objects of one class;
+- what one part of a library keeps in one variable: a metric's `preds` and `target`.
 
 Attributes of one object are not one cause: `trainer.losses` and `trainer.outputs` are stored into by two
 lines of the program.
@@ -28,6 +30,7 @@ from memtriage.diagnose.mechanisms import Held, explain
 from memtriage.model.findings import DEVICE_HOST, GROWING, Finding, Projection
 from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind, anchor_of, in_words
 from memtriage.model.units import size
+from memtriage.observe.holders.growing import GrowingPart, growing_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +79,15 @@ def one_a_cause(
     growing = [finding for finding in findings if finding.kind in GROWING]
     others = [finding for finding in findings if finding.kind not in GROWING]
     cause = list(range(len(growing)))
+    known = held or {}
     for one, other in combinations(range(len(growing)), 2):
-        if cause[one] != cause[other] and _one_cause(growing[one], growing[other]):
+        if cause[one] != cause[other] and _one_cause(growing[one], growing[other], known):
             old, new = cause[other], cause[one]
             cause = [new if each == old else each for each in cause]
     members = [
         [growing[at] for at, each in enumerate(cause) if each == name] for name in dict.fromkeys(cause)
     ]
-    folded = [_folded(each, held or {}, policy) for each in members]
+    folded = [_folded(each, known, policy) for each in members]
     return [*sorted(folded, key=_speed, reverse=True), *others]
 
 
@@ -91,12 +95,18 @@ def _speed(finding: Finding) -> tuple[int, int]:
     return _rate(finding), finding.bytes or 0
 
 
-def _one_cause(one: Finding, other: Finding) -> bool:
+def _one_cause(one: Finding, other: Finding, held: Mapping[HolderPath, Held]) -> bool:
     if one.kind != other.kind or one.rank != other.rank or _memory(one) != _memory(other):
         return False
     if one.holder_path is None or other.holder_path is None:
         return one.held_at is not None and one.held_at == other.held_at and one.device == other.device
-    return common_holder(anchor_of(one.holder_path), anchor_of(other.holder_path)) is not None
+    parts = [_library_part(path, held) for path in (one.holder_path, other.holder_path)]
+    anchors = anchor_of(one.holder_path), anchor_of(other.holder_path)
+    return common_holder(*anchors, one_part=parts[0] is not None and parts[0] is parts[1]) is not None
+
+
+def _library_part(path: HolderPath, held: Mapping[HolderPath, Held]) -> GrowingPart | None:
+    return growing_part(held[path].classes) if path in held else None
 
 
 def _memory(finding: Finding) -> str:
@@ -104,12 +114,19 @@ def _memory(finding: Finding) -> str:
     return "cpu" if finding.device == DEVICE_HOST else finding.device
 
 
-def common_holder(one: HolderPath, other: HolderPath) -> HolderPath | None:
+def common_holder(one: HolderPath, other: HolderPath, *, one_part: bool = False) -> HolderPath | None:
     """Return the path of what two anchors have in common as their cause; None where they have two causes.
 
-    What differs between them is `*` in it.
+    What differs between them is `*` in it. Any part of a garbage cycle leads to all others, so that only the
+    object that names it says something.
+
+    Args:
+        one, other: the anchors.
+        one_part: the same part of a library keeps what both lead to.
     """
     shared = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    if one[0] == other[0] and one[0].kind is SegmentKind.GARBAGE_CYCLE:
+        return one[:shared] if shared is not None else min(one, other, key=len)
     if shared is None:  # the same, or one is inside the other
         shorter, longer = sorted((one, other), key=len)
         return longer if len(shorter) > _root_length(shorter) or shorter == longer else None
@@ -119,7 +136,7 @@ def common_holder(one: HolderPath, other: HolderPath) -> HolderPath | None:
         return None
     same_container = one[shared].kind is other[shared].kind is SegmentKind.ITEM
     same_entries = any("*" in segment.name for segment in one[:shared])
-    if same_container or same_entries or _registered_alike(one[shared:], other[shared:]):
+    if one_part or same_container or same_entries or _registered_alike(one[shared:], other[shared:]):
         return _fold(one, other)
     return None
 

@@ -434,7 +434,8 @@ class _Walker:
         if not left:
             graph.first_garbage = len(graph.objects)
             return
-        held = _held_from_outside(left, self.kinds)
+        gradients = _plain_gradients(left, self.kinds)
+        held = _held_from_outside(left, self.kinds, gradients)
         for obj in held:
             if id(obj) not in graph.index:
                 self._root(obj, "")
@@ -442,20 +443,30 @@ class _Walker:
                 self._release()
         held.clear()
         graph.first_garbage = len(graph.objects)
-        for obj in left:
+        for obj in sorted(left, key=lambda each: id(each) in gradients):
             if id(obj) not in graph.index:
                 self._root(obj, "")
                 self._exhaust()
                 self._release()
 
 
-def _held_from_outside(left: list[Any], kinds: KindTable) -> list[Any]:
+def _plain_gradients(left: list[Any], kinds: KindTable) -> frozenset[int]:
+    """Return the ids of the gradients of `left`'s tensors that carry no graph.
+
+    They lead nowhere, so that each goes with the tensor that it is of, whatever keeps that.
+    """
+    owners = (plain(obj) for obj in left if kinds[type(obj)] == TENSOR and _carries_gradient(obj))
+    return frozenset(id(owner.grad) for owner in owners if plain(owner.grad).grad_fn is None)
+
+
+def _held_from_outside(left: list[Any], kinds: KindTable, gradients: frozenset[int]) -> list[Any]:
     """Objects among `left` that something besides `left` refers to, containers first.
 
     Only references that the cyclic collector sees count as from within: a cycle that leads through C++
-    (output -> grad_fn -> ctx -> output) is nothing that it will ever free, and is held by C++.
+    (output -> grad_fn -> ctx -> output) is nothing that it will ever free, and is held by C++. So does the
+    reference that a tensor has to its gradient, where that carries no graph (`gradients`).
     """
-    count: dict[int, int] = dict.fromkeys(map(id, left), 0)
+    count: dict[int, int] = {key: int(key in gradients) for key in map(id, left)}
     for obj in left:
         for child in gc.get_referents(obj):
             key = id(child)

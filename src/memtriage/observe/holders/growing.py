@@ -59,6 +59,18 @@ GROWING: Final = (
         "`track_higher_grads=False` where no second derivative is needed, and detach() what is kept",
     ),
     GrowingPart(
+        "itertools",
+        frozenset({"itertools.cycle"}),
+        "itertools.cycle keeps every item of its first round, to give the same ones again",
+        "begin the loader anew for each round: `while True: yield from loader` in a generator function",
+    ),
+    GrowingPart(
+        "queue",
+        frozenset({"queue.Queue", "_queue.SimpleQueue", "asyncio.queues.Queue"}),
+        "it is filled faster than it is emptied, and what waits in it stays alive",
+        "bound the queue (`queue.Queue(maxsize=...)`), so that put() waits, or empty it faster",
+    ),
+    GrowingPart(
         "torch.optim.LBFGS",
         frozenset({"torch.optim.lbfgs.LBFGS"}),
         "LBFGS keeps two vectors as large as all parameters for each of the last `history_size` iterations",
