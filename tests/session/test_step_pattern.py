@@ -64,13 +64,13 @@ def test_the_one_that_steps_most_often_counts(critic_first: bool) -> None:
     critic, generator = Optimizer(), Optimizer()
     often, once = 5 * [B, critic], [B, generator]
     found = counted(10 * (often + once if critic_first else once + often))
-    assert 49 <= sum(found) <= 50
+    assert 49 <= sum(found) <= 51  # one that comes late might be the optimizer of another model
     assert sum(found[6:]) == 45
 
 
-def test_one_that_steps_every_third_time_adds_nothing() -> None:
+def test_one_that_steps_every_third_time_adds_its_first_step_alone() -> None:
     each, third = Optimizer(), Optimizer()
-    assert sum(counted(5 * [B, each, B, each, B, each, B, third])) == 15
+    assert sum(counted(5 * [B, each, B, each, B, each, B, third])) == 15 + 1
 
 
 def test_one_made_anew_for_the_same_parameters_takes_the_place_of_the_one_before() -> None:
@@ -85,9 +85,15 @@ def test_one_made_anew_for_each_step_counts_once_the_one_before_is_gone() -> Non
         assert counted([B, Optimizer(object())], pattern) == [True]
 
 
-def test_one_that_is_replaced_and_kept_delays_the_count_by_one_step() -> None:
-    before, after = Optimizer(object()), Optimizer(object())
-    assert counted([B, before, B, before, B, after, B, after, B, after]) == [True, True, False, True, True]
+@pytest.mark.parametrize("steps", [2, 3, 20])
+def test_those_of_one_model_after_another_all_count_though_they_are_kept(steps: int) -> None:
+    kept = [Optimizer(object()) for _ in range(3 * POLICY.alternating)]
+    assert all(counted([event for one in kept for event in steps * (B, one)]))
+
+
+def test_one_of_a_second_player_that_comes_late_counts_once() -> None:
+    first, late = Optimizer(object()), Optimizer(object())
+    assert sum(counted(5 * [B, first] + 5 * [B, first, B, late])) == 11
 
 
 def test_optimizers_that_are_kept_and_never_come_again_do_not_stop_the_count() -> None:

@@ -7,6 +7,7 @@ discriminator and a generator, of an actor and a critic. That is one step.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,9 +20,12 @@ class StepPatternPolicy:
     Attributes:
         alternating: optimizers that alternate in one iteration, each after a backward of its own. More of
             them are optimizers that never come again: made anew for each model of a search, and kept.
+        rounds: steps without a new optimizer after which one that was never seen begins an iteration of its
+            own: the next model of a search, whose predecessor's optimizer is still alive.
     """
 
     alternating: int = 8
+    rounds: int = 2
 
 
 POLICY: Final = StepPatternPolicy()
@@ -59,9 +63,10 @@ class StepPattern:
 
     A step is complete when an optimizer comes that has stepped since the last step was, or that completed it:
     the iteration has come round. So the optimizer that steps most often counts. One that has not stepped
-    since then belongs to the same iteration, unless none of those that have is still alive. Optimizers that
-    step one after another without a backward in between make one step at most. Where no backward is ever
-    seen (`torch.autograd.grad`), an optimizer that comes again is enough.
+    since then belongs to the same iteration, unless none of those that have is still alive, or it was never
+    seen before and the iteration has come round without it. Optimizers that step one after another without a
+    backward in between make one step at most. Where no backward is ever seen (`torch.autograd.grad`), an
+    optimizer that comes again is enough.
     """
 
     def __init__(self) -> None:
@@ -71,6 +76,8 @@ class StepPattern:
         self._backward_since = False  # since the last call of an optimizer
         self._alternating = 0
         self._counted = False
+        self._latest: deque[Stepped] = deque(maxlen=POLICY.alternating)
+        self._rounds = 0  # steps since an optimizer came for the first time, its own included
 
     @property
     def counted_latest(self) -> bool:
@@ -88,23 +95,39 @@ class StepPattern:
             group: the optimizers that have stepped, at once or inside one backward.
         """
         worked, self._backward_since = self._backward_since, False
-        completes = (worked or not self._sees_backwards) and (
+        new = not any(map(self._is_known, group))
+        begins_anew = new and self._rounds >= POLICY.rounds
+        comes_round = (
             any(map(self._came_before, group))
             or all(ref() is None for ref in self._since.values())
             or self._alternating >= POLICY.alternating
         )
+        completes = (worked or not self._sees_backwards) and (comes_round or begins_anew)
+        if new:
+            self._rounds = 0
         if completes:
             self._counted = True
             self._alternating = 0
-            self._since.clear()
-            self._trained.clear()
+            self._rounds += 1
         elif worked:
             self._alternating += 1
+        if completes and comes_round:
+            self._since.clear()
+            self._trained.clear()
         for each in group:
             self._since[id(each.ref())] = each.ref
             if each.trains is not None:
                 self._trained.add(each.trains)
+        if new:
+            self._latest.extend(group)
         return completes
+
+    def _is_known(self, one: Stepped) -> bool:
+        optimizer = one.ref()
+        return any(
+            known.ref() is optimizer or (one.trains is not None and known.trains == one.trains)
+            for known in self._latest
+        )
 
     def _came_before(self, one: Stepped) -> bool:
         if one.trains in self._trained:

@@ -138,6 +138,8 @@ class Follower:
             self._investigator.follow(self.investigation, here, self._look, frames, between=False)
 
     def _place(self, position: TrainingPosition) -> float:
+        if self.scale == "second":
+            return position.time_s - self._spent_s  # the program's own time: it stands still meanwhile
         return position.backwards if self.scale == "microbatch" else position.on(self.scale)
 
     def growths(self) -> list[Growth]:
