@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -269,6 +270,32 @@ def test_suspected_data_is_told_where_it_grew_twice_from_step_to_step(
     assert (finding is not None) is told
     if finding is not None:
         assert "suspected only" in finding.evidence[1]
+
+
+@pytest.mark.parametrize(
+    ("path", "classes", "mechanism", "fix"),
+    [
+        (
+            (*of_module("torch.jit._recursive", "concrete_type_store"), ANY_ITEM),
+            ("torch.jit._recursive.ConcreteTypeStore",),
+            "concrete_type_store gets new entries: torch.jit keeps what it compiled",
+            "trace or script the module once",
+        ),
+        (
+            (Segment(SegmentKind.LRU_CACHE, "tokenize"), ANY_ITEM),
+            (),
+            "functools.lru_cache tokenize keeps every value",
+            "cache_clear()",
+        ),
+        (items_of("main", "todo"), ("queue.Queue",), "new entries: it is filled faster", "maxsize"),
+    ],
+)
+def test_data_has_the_mechanism_of_what_holds_it(
+    path: HolderPath, classes: tuple[str, ...], mechanism: str, fix: str
+) -> None:
+    growth = data_of(path=path)
+    finding = certain(data_finding(replace(growth, data=replace(growth.data, classes=classes)), evidence()))
+    assert mechanism in (finding.mechanism or "") and fix in (finding.fix or "")
 
 
 def test_a_container_is_projected_on_the_host_s_limit() -> None:

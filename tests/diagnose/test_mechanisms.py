@@ -203,6 +203,26 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "the model itself grows: train.model.heads[*].weight",
         ["once"],
     ),
+    "models": (
+        "class League:\n    def __init__(self): self.players = [net() for _ in range(4)]\n"
+        "league = League()\n[made(player[0].weight) for player in league.players]",
+        "train.league.players gets new modules, each with all its parameters",
+        ["bound players", "load_state_dict()", "disk"],
+    ),
+    "optimizers": (
+        "optimizers = []\nfor _ in range(4):\n    each = net()\n"
+        "    optimizers.append(torch.optim.Adam(each.parameters()))\n"
+        "    each(torch.ones(4)).sum().backward(); optimizers[-1].step()\n"
+        "    made(optimizers[-1].state[each[0].weight]['exp_avg'])\ndel each",
+        "train.optimizers keeps optimizers that are no longer used, each with its state",
+        ["make the optimizer once", "out of optimizers"],
+    ),
+    "a model of several": (
+        "pair = [nn.ModuleList(net() for _ in range(3)) for _ in 'ab']\n"
+        "[made(head[0].weight) for model in pair for head in model]",
+        "the model itself grows",
+        ["once"],
+    ),
     "buffer": (
         "masked = net(); masked.register_buffer('mask_0', T())",
         "the model itself grows: train.masked.mask_0",
@@ -277,7 +297,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
 SAME_FIX = {
     "garbage with a graph", "lengthens with a graph", "gradient with a graph", "hook with a graph",
     "hook object", "list that a hook fills", "hook of a tensor", "cache of graphs", "keyword default",
-    "buffer", "parameter groups",
+    "buffer", "parameter groups", "a model of several",
     "shared with a graph", "hook with a context", "attribute", "closure",
 }  # fmt: skip
 """Cases of a mechanism that another case has already."""

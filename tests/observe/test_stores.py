@@ -56,6 +56,14 @@ FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
     "cached function": (
         "@lru_cache(None)\ndef mask(n):  # here\n    return n",
         (Segment(SegmentKind.LRU_CACHE, "A.mask"), ANY_ITEM), None),
+    "what an entry is made of": (
+        "class League:\n    def __init__(self): self.players = []\n    def add(self, student):\n"
+        "        self.players.append(copy.deepcopy(student))  # here",
+        (*SELF, *attribute("players"), ANY_ITEM, ANY_ITEM, *attribute("weight")), None),
+    "an attribute of entries": (
+        "class Episode:\n    def __init__(self, x):\n        self.obs = x  # here\n"
+        "class Buffer:\n    def add(self, x): self.episodes.append(Episode(x))",
+        (*SELF, *attribute("episodes"), ANY_ITEM, *attribute("obs")), "x"),
     "another function's variable of the name": (
         "def other():\n    losses = []\n    losses.append(1 + x)\ndef main():\n    losses.append(y)  # here",
         items_of("main", "losses"), "y"),

@@ -17,6 +17,7 @@ from memtriage._stdlib import time
 from memtriage.account.dominators import dominated, immediate_dominators
 from memtriage.account.holder_facts import (
     backward_ran,
+    collects,
     differentiates,
     holder_facts,
     in_a_hook,
@@ -157,6 +158,10 @@ class View:
         path = (*self._namer.path(position).anchor, ANY_ITEM)
         store = storing_line(path, holder_facts(self._graph, position).files, allocated_at)
         return None if store is None else named([(store.filename, store.line)])
+
+    def classes(self, position: int) -> list[str]:
+        """Classes of an object and of those on the way to it, as `GroupDetail.classes` has them."""
+        return holder_facts(self._graph, position).classes
 
     def heads(self) -> dict[GroupKey, bytes]:
         """First bytes of the storages of each small group of variables, by (device, anchor), in one string.
@@ -389,6 +394,10 @@ class View:
         holder, element = self._holder_of(sample.position)
         facts = holder_facts(graph, holder)
         detail.classes = facts.classes
+        if ANY_ITEM in anchor:
+            detail.collected = collects(
+                graph, [held.position for held in _from_the_ends(group)[:_SITES_ASKED]]
+            )
         nodes = [at for at, name in self._node_anchors.items() if name == anchor]
         detail.differentiated = differentiates(graph, nodes)
         detail.backward_ran = backward_ran(graph, nodes)

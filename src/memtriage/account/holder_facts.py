@@ -7,15 +7,17 @@ import types
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 from memtriage.observe.classes import bases_of, instance_dict, module_of, name_of, qualified_name_of
 from memtriage.observe.heap import HeapGraph
-from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
+from memtriage.observe.kinds import MODULE, NODE, OPTIMIZER, TENSOR, FrameLocals
 from memtriage.observe.origin import CodeOrigin
 from memtriage.observe.tensors import plain
 
 _NODES_ASKED = 200
+_SEVERAL = 3
+"""Modules or optimizers that belong together are fewer: two players, a model and its average."""
 _PLAIN_MODULES = ("builtins", "collections", "types", "functools", "typing", "abc")
 
 
@@ -55,6 +57,29 @@ def program_files(graph: HeapGraph) -> list[str]:
     origin = CodeOrigin()
     files = dict.fromkeys(file for name in list(sys.modules) for file in _file_of_module(name))
     return [file for file in files if origin.is_user_file(file)]
+
+
+def collects(graph: HeapGraph, positions: Iterable[int]) -> Literal["module", "optimizer"] | None:
+    """Say whether whole modules or optimizers are collected, and which, given some storages of one path.
+
+    They are where these belong to several that have no other around them.
+    """
+    found = {at: kind for position in positions for at, kind in _outermost(graph, position)}
+    kinds = set(found.values())
+    if len(found) < _SEVERAL or len(kinds) > 1:
+        return None
+    return "module" if MODULE in kinds else "optimizer"
+
+
+def _outermost(graph: HeapGraph, at: int) -> list[tuple[int, int]]:
+    """The module or optimizer on the way to an object that is nearest to the root, and which it is."""
+    found = []
+    while at >= 0:
+        kind = graph.kind(at)
+        if kind in (MODULE, OPTIMIZER):
+            found = [(at, kind)]
+        at = graph.parents[at]
+    return found
 
 
 def in_a_hook(graph: HeapGraph, filename: str, line: int) -> bool:

@@ -35,6 +35,7 @@ class GrowingData:
         entries: `(position, how many)` at each census, oldest first.
         allocated_at: the line that makes about as many bytes a position; None where none was recorded.
         stored_at: the line that stores into it; None where that is not certain.
+        classes: of it and of the objects on the way to it, as `GroupDetail.classes` has them.
     """
 
     path: HolderPath
@@ -44,6 +45,7 @@ class GrowingData:
     entries: tuple[tuple[float, int], ...]
     allocated_at: str | None = None
     stored_at: str | None = None
+    classes: tuple[str, ...] = ()
 
     @property
     def sizes(self) -> list[tuple[float, float]]:

@@ -11,7 +11,7 @@ from memtriage.diagnose.mechanisms import Held, explain
 from memtriage.diagnose.trend import GrowthEstimate, TrendPolicy, trend_policy
 from memtriage.model.census import GroupDetail, HolderGroup
 from memtriage.model.findings import DEVICE_HOST, Certainty, Finding, Projection
-from memtriage.model.paths import HolderPath, SegmentKind, has, in_words, without_last_item
+from memtriage.model.paths import HolderPath, SegmentKind, has, in_words
 from memtriage.model.playbook import LEAKS
 from memtriage.model.position import Scale, TrainingPosition
 from memtriage.model.units import size
@@ -138,6 +138,7 @@ def held_by(growth: Growth, detail: GroupDetail, position: TrainingPosition) -> 
         stored_by_hook=detail.stored_by_hook,
         carried=detail.carried,
         classes=tuple(detail.classes),
+        collected=detail.collected,
     )
 
 
@@ -224,11 +225,15 @@ def data_finding(growth: DataGrowth, evidence: Evidence) -> Finding | None:
     suspected = proof.certainty == "suspected"
     if not growth.large or (suspected and (evidence.scale == "second" or proof.intervals < 2)):
         return None
-    subject = in_words(without_last_item(data.path))
+    explanation = explain(
+        Held(
+            data.path, data.path, attached=False, owner="", kind=data.kind, classes=data.classes,
+            ordinary=True, every="backward" if evidence.scale == "microbatch" else evidence.scale,
+        )
+    )  # fmt: skip
     rates = _rates(proof.rate, "host", evidence)
     projection = _projection("host", rates, evidence)
     (start, first), (end, last) = data.entries[0], data.entries[-1]
-    every = {"step": "at every step", "microbatch": "with every backward", "second": "all the time"}
     return Finding(
         kind="leak",
         device="host",
@@ -240,10 +245,8 @@ def data_finding(growth: DataGrowth, evidence: Evidence) -> Finding | None:
         holder_path=data.path,
         allocated_at=data.allocated_at,
         stored_at=data.stored_at,
-        mechanism=f"{subject} ({data.kind}) gets new entries {every[evidence.scale]} and never lets go of "
-        "old ones",
-        fix="clear it when its content has been used, keep reduced values, write entries out, or bound it "
-        "(`collections.deque(maxlen=...)`)",
+        mechanism=explanation.mechanism,
+        fix=explanation.fix,
         playbook=LEAKS,
         step=evidence.position.step,
         projection=projection,

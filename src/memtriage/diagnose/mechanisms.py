@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -47,6 +47,8 @@ class Held:
         stored_by_hook: that line is in a hook of a module.
         carried: what it stores is made of what was there before.
         classes: classes of the objects on the way to the holder.
+        collected: what it belongs to, where whole modules or optimizers are collected.
+        ordinary: what grows is ordinary data, and no tensors.
         every: what it grows with, for the sentence.
     """
 
@@ -68,7 +70,9 @@ class Held:
     stored_by_hook: bool = False
     carried: bool = False
     classes: tuple[str, ...] = ()
-    every: Literal["step", "run"] = "step"
+    collected: Literal["module", "optimizer"] | None = None
+    ordinary: bool = False
+    every: Literal["step", "backward", "second", "run"] = "step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +241,22 @@ def _module_grows(held: Held) -> Explanation:
     )
 
 
+def _collected(held: Held) -> Explanation:
+    container = held.anchor[: held.anchor.index(ANY_ITEM)]
+    subject, name = in_words(_subject(replace(held, anchor=container))), last_name(container)
+    if held.collected == "optimizer":
+        return Explanation(
+            f"{subject} keeps optimizers that are no longer used, each with its state",
+            f"make the optimizer once, or take the old one out of {name} before the next is made; "
+            "what is to be used again later can be saved to disk as its state_dict()",
+        )
+    return Explanation(
+        f"{subject} gets new modules, each with all its parameters, and never lets go of old ones",
+        f"bound {name} (`deque(maxlen=...)`), copy the weights into one module that is kept "
+        "(`load_state_dict()`), or save each state_dict() to disk",
+    )
+
+
 def _optimizer_grows(held: Held) -> Explanation:
     return Explanation(
         f"the optimizer gets new parameters while it trains, each with its state: {in_words(held.anchor)}",
@@ -248,7 +268,8 @@ def _optimizer_grows(held: Held) -> Explanation:
 def _part_of_library(held: Held) -> Explanation:
     part = growing_part(held.classes)
     assert part is not None
-    return Explanation(f"{in_words(_subject(held))} gets new tensors: {part.why}", part.fix)
+    new = "entries" if held.ordinary else "tensors"
+    return Explanation(f"{in_words(_subject(held))} gets new {new}: {part.why}", part.fix)
 
 
 def _pack_hook(held: Held) -> Explanation:
@@ -345,6 +366,16 @@ def _collection(held: Held) -> Explanation:
     )
 
 
+def _data(held: Held) -> Explanation:
+    every = {"step": "at every step", "backward": "with every backward"}.get(held.every, "all the time")
+    kind = f" ({held.kind})" if held.kind else ""
+    return Explanation(
+        f"{in_words(_subject(held))}{kind} gets new entries {every} and never lets go of old ones",
+        "clear it when its content has been used, keep reduced values, write entries out, or bound it "
+        "(`collections.deque(maxlen=...)`)",
+    )
+
+
 def _carries_graph(held: Held) -> bool:
     """Whether a gradient on the way carries a graph, or is what is held."""
     hops = pairwise(segment.kind for segment in held.path)
@@ -398,10 +429,12 @@ _RULES: tuple[Rule, ...] = (
     (_only_native, _only_cpp),
     (lambda h: growing_part(h.classes) is not None, _part_of_library),
     (lambda h: h.attached and h.anchor_owner == "buffer" and _is_carried(h), _buffer_with_graph),
+    (lambda h: h.collected is not None and not h.attached, _collected),
     (_in_optimizer, _optimizer_grows),
     (lambda h: h.attached and not (h.gradients or h.differentiated), _never_backward),
     (lambda h: h.attached and _is_carried(h) and _holds_several(h), _updated_parameters),
     (lambda h: h.attached and _is_carried(h), _carried_state),
     (lambda h: h.owner in ("parameter", "buffer"), _module_grows),
+    (lambda h: h.ordinary, _data),
     (lambda h: h.attached, _attached_collection),
 )

@@ -146,6 +146,8 @@ class GroupDetail(msgspec.Struct, kw_only=True):
         anchor_owner: what the tensor is that the anchor names; None where it names none.
         differentiated: its graph has nodes that differentiate a gradient.
         backward_ran: most nodes of its graph have lost what they saved: a backward went through them.
+        collected: what the holder belongs to, where a container of the program collects whole modules or
+            optimizers; None where it does not.
         packs_itself: its graph has a node that saves the very tensor it made, as a pack hook returned it.
     """
 
@@ -166,6 +168,7 @@ class GroupDetail(msgspec.Struct, kw_only=True):
     differentiated: bool = False
     backward_ran: bool = False
     packs_itself: bool = False
+    collected: Literal["module", "optimizer"] | None = None
 
 
 class Census(msgspec.Struct, kw_only=True):

@@ -14,12 +14,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from memtriage.model.paths import HolderPath, Segment, SegmentKind
+from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind
 
 _GROWS: Final = frozenset(
     ("append", "appendleft", "extend", "extendleft", "insert")
@@ -92,6 +92,8 @@ def storing_line(anchor: HolderPath, files: Sequence[str], allocated: str | None
         target = _target(holder)
         if target is not None and not found:
             found = [store for file in dict.fromkeys(files) for store in _stores(file, target)]
+            if any(segment.kind is not SegmentKind.ITEM for segment in anchor[len(holder) :]):
+                found = [(rank, replace(store, value=None, itself=False)) for rank, store in found]
     best = min((rank for rank, _ in found), default=0)
     left = {(store.filename, store.line): store for rank, store in found if rank == best}
     if len(left) > 1 and allocated is not None:
@@ -131,9 +133,13 @@ def _definition(function: str, files: Sequence[str]) -> Store | None:
 
 
 def _containers(anchor: HolderPath) -> Iterator[HolderPath]:
-    """The path, and those of the containers that its last items are in: a key need not be in the source."""
+    """The path, and those of the containers that its last items are in: a key need not be in the source.
+
+    What an entry is made of need not be, either: of `players[*].weight` a library stores `weight`, and the
+    program the player.
+    """
     yield anchor
-    while anchor[-1].kind is SegmentKind.ITEM:
+    while anchor[-1].kind is SegmentKind.ITEM or ANY_ITEM in anchor:
         anchor = anchor[:-1]
         yield anchor
 

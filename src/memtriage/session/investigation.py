@@ -296,6 +296,7 @@ class Investigator:
             entries=entries,
             allocated_at=site,
             stored_at=view.stored_at(container.position, self._sites.named, site),
+            classes=tuple(view.classes(container.position)),
         )
 
 

@@ -71,6 +71,13 @@ GROWING: Final = (
         "bound the queue (`queue.Queue(maxsize=...)`), so that put() waits, or empty it faster",
     ),
     GrowingPart(
+        "torch.jit",
+        frozenset({"torch.jit._recursive.ConcreteTypeStore"}),
+        "torch.jit keeps what it compiled for each module that is traced or scripted",
+        "trace or script the module once, before the loop, and call the result inside it: what is compiled "
+        "stays until the process ends",
+    ),
+    GrowingPart(
         "torch.optim.LBFGS",
         frozenset({"torch.optim.lbfgs.LBFGS"}),
         "LBFGS keeps two vectors as large as all parameters for each of the last `history_size` iterations",
