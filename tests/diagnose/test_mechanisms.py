@@ -233,6 +233,13 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "train.state is carried from step to step",
         ["state = state.detach()"],
     ),
+    "carried beside an output": (
+        "def cell(h):\n    steps = [h]\n    for _ in range(4): steps.append((steps[-1] * T()).exp())\n"
+        "    return torch.stack(steps[1:]).sum(0), steps[-1] * 1\n"
+        "a_hidden = leaf()\nfor _ in 'abc': a_output, a_hidden = cell(a_hidden)",
+        "train.a_hidden is carried from step to step",
+        ["a_hidden = a_hidden.detach()"],
+    ),
     "attached": (
         "history = [attached() for _ in range(2)]",
         "train.history keeps tensors that still carry a grad_fn",

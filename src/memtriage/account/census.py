@@ -19,8 +19,10 @@ from memtriage.account.holder_facts import (
     backward_ran,
     collects,
     differentiates,
+    has_no_graph,
     holder_facts,
     in_a_hook,
+    leads_to,
     packs_itself,
     program_files,
 )
@@ -35,7 +37,7 @@ from memtriage.observe.containers import bound_of, known_bounds
 from memtriage.observe.heap import HeapGraph, Walk
 from memtriage.observe.identity import Identities, module_namespaces
 from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
-from memtriage.observe.stores import forget_sources, pack_hook, storing_line
+from memtriage.observe.stores import Store, forget_sources, pack_hook, storing_line
 from memtriage.observe.tensors import StorageFacts, first_bytes, is_pinned, is_shared, plain, storage_facts
 
 _HEAD = 64
@@ -43,6 +45,7 @@ _HEADS = 64
 """Storages of a group up to which their first bytes are read: the keys and values of 32 layers."""
 _HEAD_FROM = 4096
 _SITES_ASKED = 48
+_VARIABLES_ASKED = 64
 
 LineNamer = Callable[[Sequence[tuple[str, int]]], str | None]
 """Names a stack of one line, (file, line), as `file.py:line in function`."""
@@ -414,10 +417,36 @@ class View:
             store = pack_hook(program_files(graph)) if detail.packs_itself else None
         else:
             store = storing_line(anchor, facts.files, detail.allocated_at)
+        if nodes and ANY_ITEM not in anchor and not (store is not None and store.itself):
+            detail.carrier, carrying = self._carrier(anchor, nodes)
+            store = carrying or store
         if store is not None:
             detail.stored_at = named([(store.filename, store.line)])
             detail.stored_value, detail.carried = store.value, store.itself
             detail.stored_by_hook = in_a_hook(graph, store.filename, store.line)
+
+    def _carrier(self, anchor: HolderPath, nodes: Sequence[int]) -> tuple[HolderPath | None, Store | None]:
+        """Find the variable that carries a graph on, where the shortest path to it is from another one.
+
+        An output and the next state come from the same nodes, and the output is closer to most of them.
+
+        Returns:
+            Its path and the line that stores it; None where there is none.
+        """
+        graph, namer = self._graph, self._namer
+        asked: set[HolderPath] = {anchor}
+        for position in graph.tensors:
+            path = namer.path(position)
+            if path.attached or path.anchor in asked or has_no_graph(graph.objects[position]):
+                continue
+            if len(asked) > _VARIABLES_ASKED:
+                break
+            asked.add(path.anchor)
+            holder, _ = self._holder_of(position)
+            store = storing_line(path.anchor, holder_facts(graph, holder).files)
+            if store is not None and store.itself and leads_to(graph, position, nodes):
+                return path.anchor, store
+        return None, None
 
     def _detail(
         self,

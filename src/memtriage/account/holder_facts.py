@@ -16,6 +16,7 @@ from memtriage.observe.origin import CodeOrigin
 from memtriage.observe.tensors import plain
 
 _NODES_ASKED = 200
+_NODES_FOLLOWED = 2_000
 _SEVERAL = 3
 """Modules or optimizers that belong together are fewer: two players, a model and its average."""
 _PLAIN_MODULES = ("builtins", "collections", "types", "functools", "typing", "abc")
@@ -105,6 +106,27 @@ def differentiates(graph: HeapGraph, nodes: Iterable[int]) -> bool:
     """Whether some of these nodes are of a gradient that was computed with a graph of its own."""
     kinds = {type(graph.objects[position]) for position in nodes}
     return any(name_of(kind).count("Backward") > 1 for kind in kinds)  # `MulBackwardBackward0`
+
+
+def has_no_graph(tensor: Any) -> bool:
+    """Whether a tensor hangs on no graph."""
+    return plain(tensor).grad_fn is None
+
+
+def leads_to(graph: HeapGraph, position: int, nodes: Sequence[int]) -> bool:
+    """Whether the graph of the tensor at a position is for the most part these nodes, and most of them."""
+    wanted = {id(graph.objects[at]) for at in nodes}
+    waiting = [plain(graph.objects[position]).grad_fn]
+    seen = {id(waiting[0])}
+    for node in waiting:
+        if len(waiting) > _NODES_FOLLOWED:
+            break
+        for after, _ in node.next_functions:
+            if after is not None and id(after) not in seen:
+                seen.add(id(after))
+                waiting.append(after)
+    found = sum(id(node) in wanted for node in waiting)
+    return 2 * found > min(len(wanted), _NODES_FOLLOWED) and 2 * found > len(waiting)
 
 
 def backward_ran(graph: HeapGraph, nodes: Iterable[int]) -> bool:

@@ -82,7 +82,8 @@ def holder_finding(
     counter = "shared" if detail.shared else group.device
     if proof.certainty == "suspected" and proof.intervals < 2 and not evidence.grows(counter, proof.rate):
         return None
-    explanation = explain(held_by(growth, detail, evidence.position))
+    facts = held_by(growth, detail, evidence.position)
+    explanation = explain(facts)
     first, last = growth.holding.sizes[0], growth.holding.sizes[-1]
     nodes = last.kept - first.kept > last.storages - first.storages
     device = DEVICE_HOST if nodes else group.device
@@ -96,8 +97,8 @@ def holder_finding(
         bytes_per_microbatch=rates.microbatch,
         bytes_per_second=rates.second,
         certainty=proof.certainty,
-        holder_path=growth.holding.path,
-        also_held_by_paths=detail.also_held_by,
+        holder_path=facts.path,
+        also_held_by_paths=[*([group.anchor] if detail.carrier else []), *detail.also_held_by],
         allocated_at=detail.allocated_at,
         stored_at=detail.stored_at,
         mechanism=explanation.mechanism,
@@ -119,9 +120,10 @@ def holder_finding(
 def held_by(growth: Growth, detail: GroupDetail, position: TrainingPosition) -> Held:
     """What the rules of mechanisms look at, of one growing holder."""
     group = growth.holding.group
+    anchor = detail.carrier or group.anchor
     return Held(
-        path=growth.holding.path,
-        anchor=group.anchor,
+        path=(*anchor, *growth.holding.path[len(group.anchor) :]),
+        anchor=anchor,
         attached=group.attached,
         owner=max(group.owners, key=lambda name: group.owners[name], default="autograd context"),
         kind=detail.holder_kind,

@@ -142,6 +142,8 @@ class GroupDetail(msgspec.Struct, kw_only=True):
         stored_value: source of what that line stores; None where it is no short expression.
         stored_by_hook: that line is in a function that is registered as a hook of a module.
         carried: what that line stores is made of what the holder had before.
+        carrier: path of another variable that leads to most of the graph, and that the program makes of what
+            it was before; None where there is none, or where `carried`.
         classes: classes of the objects on the way to the holder, and their base classes, with their modules.
         anchor_owner: what the tensor is that the anchor names; None where it names none.
         differentiated: its graph has nodes that differentiate a gradient.
@@ -163,6 +165,7 @@ class GroupDetail(msgspec.Struct, kw_only=True):
     stored_value: str | None = None
     stored_by_hook: bool = False
     carried: bool = False
+    carrier: HolderPath | None = None
     classes: list[str] = msgspec.field(default_factory=list)
     anchor_owner: Owner | None = None
     differentiated: bool = False
