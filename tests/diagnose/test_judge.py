@@ -373,6 +373,14 @@ def test_before_two_censuses_can_tell_it_is_suspected_only() -> None:
     assert any("no two censuses" in line for line in finding.evidence)
 
 
+def test_native_objects_of_a_known_library_have_its_fix() -> None:
+    growth = data_of(native="ConcreteModuleType")
+    known = replace(growth.data, classes=("torch.jit._recursive.ConcreteTypeStore",))
+    finding = certain(unnamed_growth("cpu", evidence(MIB), [], 0.0, False, [replace(growth, data=known)]))
+    assert "ConcreteModuleType: torch.jit keeps" in (finding.mechanism or "")
+    assert "once, before the loop" in (finding.fix or "")
+
+
 @pytest.mark.parametrize(
     ("path", "kind", "fix"),
     [

@@ -362,6 +362,11 @@ def test_each_holder_has_its_mechanism_and_its_fix(findings: dict[str, list[Find
     assert [word for word in fix if word not in (said[0].fix or "")] == [], said[0].fix
 
 
+def test_the_variable_that_carries_a_graph_is_named_for_all_of_it(findings: dict[str, list[Finding]]) -> None:
+    holders = {finding.holder or "" for finding in findings["carried beside an output"]}
+    assert holders and all(holder.startswith("train.a_hidden -> grad_fn") for holder in holders)
+
+
 def test_no_two_mechanisms_have_the_same_fix(findings: dict[str, list[Finding]]) -> None:
     cases = [case for case in CASES if case not in SAME_FIX]
     fixes = {next(f.fix for f in findings[case] if CASES[case][1] in (f.mechanism or "")) for case in cases}

@@ -176,7 +176,7 @@ class View:
         found: dict[GroupKey, list[bytes]] = {}
         for held in self._held.values():
             key = self._key(held)
-            if key in wanted and held.owner == "variable" and held.facts.nbytes >= _HEAD_FROM:
+            if key in wanted and held.owner in ("variable", "buffer") and held.facts.nbytes >= _HEAD_FROM:
                 head = first_bytes(self._graph.objects[held.position], held.facts, _HEAD)
                 if head is not None:
                     found.setdefault(key, []).append(head)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memtriage.diagnose.growth import steps_left
-from memtriage.diagnose.growths import DataGrowth, Growth
+from memtriage.diagnose.growths import DataGrowth, GrowingData, Growth
 from memtriage.diagnose.mechanisms import Held, explain
 from memtriage.diagnose.trend import GrowthEstimate, TrendPolicy, trend_policy
 from memtriage.model.census import GroupDetail, HolderGroup
@@ -15,7 +15,7 @@ from memtriage.model.paths import HolderPath, SegmentKind, has, in_words
 from memtriage.model.playbook import LEAKS
 from memtriage.model.position import Scale, TrainingPosition
 from memtriage.model.units import size
-from memtriage.observe.holders.growing import ONEDNN
+from memtriage.observe.holders.growing import ONEDNN, growing_part
 
 _UNNAMED_SHARE = 0.3
 """Part of a counter's rate that may stay unexplained: malloc rounds, and a census counts what was asked."""
@@ -300,7 +300,7 @@ def unnamed_growth(
     if evidence.caches_may_fill and counter == "cpu" and holder is None:
         open_because += ["a cache with an entry for each shape of the input may still be filling"]
     open_because += ["no two censuses since then tell what holds it"] if held is None else []
-    mechanism, fix = _native_cause(holder.path, holder.native or "") if holder else _NO_HOLDER
+    mechanism, fix = _native_cause(holder) if holder else _NO_HOLDER
     rates = _rates(missing, counter, evidence)
     projection = _projection(where, rates, evidence)
     span = evidence.position.on(evidence.scale) - (found.onset or 0)
@@ -347,7 +347,10 @@ _NO_HOLDER = (
 )
 
 
-def _native_cause(path: HolderPath, kind: str) -> tuple[str, str]:
+def _native_cause(data: GrowingData) -> tuple[str, str]:
+    path, kind, part = data.path, data.native or "", growing_part(data.classes)
+    if part is not None:
+        return f"{in_words(path)} gets new objects of type {kind}: {part.why}", part.fix
     if "ProcessGroup" in kind or path[0].name.startswith("torch.distributed"):
         return (
             "process groups are made again and again; torch.distributed keeps each until it is destroyed",
