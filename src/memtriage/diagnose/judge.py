@@ -11,7 +11,7 @@ from memtriage.diagnose.mechanisms import Held, explain
 from memtriage.diagnose.trend import GrowthEstimate, TrendPolicy, trend_policy
 from memtriage.model.census import GroupDetail, HolderGroup
 from memtriage.model.findings import DEVICE_HOST, Certainty, Finding, Projection
-from memtriage.model.paths import HolderPath, SegmentKind, has, in_words
+from memtriage.model.paths import SegmentKind, has, in_words
 from memtriage.model.playbook import LEAKS
 from memtriage.model.position import Scale, TrainingPosition
 from memtriage.model.units import size
