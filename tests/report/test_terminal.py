@@ -2,6 +2,7 @@ import io
 import re
 from typing import get_args
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -225,6 +226,15 @@ def test_what_needs_action_is_in_the_headline_of_a_run_without_leak(make_report)
     assert " ".join(text.splitlines()[:2]) == (
         "CLEAN: no growth above 512 B per step on cpu in 41 steps; workers un-share memory: 500.0 MiB; "
         "memory kept by malloc: 1.2 GiB"
+    )
+
+
+def test_clean_notes_what_awaits_the_collector(make_report):
+    awaits = "6.0 MiB in garbage cycles of Fold awaited the collector at step 19"
+    judged = {"cpu": msgspec.structs.replace(limit(512), note=awaits)}
+    text = shown(make_report(verdict="clean", judged=judged), width=120)
+    assert " ".join(text.splitlines()[:2]) == (
+        f"CLEAN: no growth above 512 B per step on cpu in 41 steps; {awaits}"
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import ClassVar, Final, TypeVar
 
@@ -61,10 +61,17 @@ class GrowingData:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What awaited the cyclic collector at one census, in bytes by device."""
+    """What awaited the cyclic collector at one census.
+
+    Attributes:
+        position: when.
+        nbytes: bytes by device.
+        of: by device, the class at which most of these bytes hang.
+    """
 
     position: float
     nbytes: dict[str, int]
+    of: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from memtriage.diagnose.growth import steps_left
 from memtriage.diagnose.growths import DataGrowth, GrowingData, Growth
@@ -165,7 +166,7 @@ def _rates(rate: float, counter: str, evidence: Evidence) -> Rates:
     return Rates(step=round(rate * each_step) if stays else None, microbatch=round(rate))
 
 
-_SPANS: dict[Scale, str] = {"step": "steps", "microbatch": "backwards", "second": "seconds"}
+SPANS: Final[Mapping[Scale, str]] = {"step": "steps", "microbatch": "backwards", "second": "seconds"}
 
 
 def _came(growth: Growth, scale: Scale) -> str:
@@ -177,7 +178,7 @@ def _came(growth: Growth, scale: Scale) -> str:
     storages = f"; {more:,} more storages" if more else ""
     nodes = sizes[-1].objects - sizes[0].objects
     graph = f"; {nodes:,} more autograd nodes" if nodes > 0 else ""
-    return f"{len(sizes)} censuses, at {_SPANS[scale]} {at}: {held} at the same place{storages}{graph}"
+    return f"{len(sizes)} censuses, at {SPANS[scale]} {at}: {held} at the same place{storages}{graph}"
 
 
 def _open(certainty: Certainty | None, reason: str | None) -> list[str]:
@@ -254,7 +255,7 @@ def data_finding(growth: DataGrowth, evidence: Evidence) -> Finding | None:
         projection=projection,
         evidence=[
             f"{last - first:,} more entries of about {size(data.entry_bytes)} between "
-            f"{_SPANS[evidence.scale]} {start:.4g} and {end:.4g}, tensors not counted",
+            f"{SPANS[evidence.scale]} {start:.4g} and {end:.4g}, tensors not counted",
             *_open(proof.certainty, proof.reason),
             *_said(projection),
         ],
@@ -304,7 +305,7 @@ def unnamed_growth(
     rates = _rates(missing, counter, evidence)
     projection = _projection(where, rates, evidence)
     span = evidence.position.on(evidence.scale) - (found.onset or 0)
-    one = _SPANS[evidence.scale].removesuffix("s")
+    one = SPANS[evidence.scale].removesuffix("s")
     return Finding(
         kind="leak",
         device=where,

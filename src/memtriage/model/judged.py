@@ -30,9 +30,11 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
         points: readings of the counter on that scale.
         detection_limit: None where growth was not judged, or is there.
         reason: in one sentence, why growth was not judged; None where it was.
+        note: what is no leak, and explains why the counter goes up and down; None where there is nothing.
     """
 
     scale: JudgedScale | None = None
     points: int = 0
     detection_limit: DetectionLimit | None = None
     reason: str | None = None
+    note: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
@@ -301,12 +302,16 @@ class Investigator:
 
 
 def _waiting(point: CensusPoint) -> Waiting:
-    nbytes: dict[str, int] = {}
+    found: dict[str, Counter[str]] = {}
     for group in point.census.groups:
         if has(group.anchor, SegmentKind.GARBAGE_CYCLE):
-            nbytes[group.device] = nbytes.get(group.device, 0) + group.nbytes
-            nbytes["cpu"] = nbytes.get("cpu", 0) + group.kept
-    return Waiting(point.position, nbytes)
+            found.setdefault(group.device, Counter())[group.anchor[0].name] += group.nbytes
+            found.setdefault("cpu", Counter())[group.anchor[0].name] += group.kept
+    return Waiting(
+        point.position,
+        {device: classes.total() for device, classes in found.items()},
+        {device: classes.most_common(1)[0][0] for device, classes in found.items()},
+    )
 
 
 def _totals(point: CensusPoint) -> dict[str, int]:

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+import msgspec
+
 from memtriage.diagnose.causes import one_a_cause
 from memtriage.diagnose.counter import Counter
 from memtriage.diagnose.growths import Growth, waits_for_collector
-from memtriage.diagnose.judge import Evidence, data_finding, held_by, holder_finding, unnamed_growth
+from memtriage.diagnose.judge import SPANS, Evidence, data_finding, held_by, holder_finding, unnamed_growth
 from memtriage.diagnose.judged import NO_COUNTER, judge_counter
 from memtriage.diagnose.mechanisms import Held
 from memtriage.model.census import GroupDetail
@@ -92,8 +94,21 @@ def judge_devices(followed: Follower, read: Mapping[str, bool]) -> dict[str, Jud
         if rises and (explained or _waits(followed.investigation, device, estimate.rate)):
             limit = DetectionLimit(math.ceil(estimate.high), "second" if scale == "time" else "step")
             said = Judged(scale=scale, points=said.points, detection_limit=limit)
-        found[device] = said
+        found[device] = msgspec.structs.replace(said, note=_awaits_collector(followed.investigation, device))
     return found
+
+
+_WORTH_A_NOTE: Final = 2**20
+"""Bytes that await the collector from which on a program may run out of memory without a leak."""
+
+
+def _awaits_collector(investigation: Investigation, device: str) -> str | None:
+    most = max(investigation.waiting, key=lambda one: one.nbytes.get(device, 0), default=None)
+    nbytes = 0 if most is None else most.nbytes.get(device, 0)
+    if most is None or nbytes < _WORTH_A_NOTE or investigation.collector_off:
+        return None
+    when = f"{SPANS[investigation.scale].removesuffix('s')} {most.position:.4g}"
+    return f"{size(nbytes)} in garbage cycles of {most.of[device]} awaited the collector at {when}"
 
 
 def _waits(investigation: Investigation, device: str, rate: float) -> bool:
