@@ -240,6 +240,14 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "train.a_hidden is carried from step to step",
         ["a_hidden = a_hidden.detach()"],
     ),
+    "carried by a module": (
+        "class Cell(nn.Module):\n    state = None\n    def forward(self, x):\n        steps = [self.state]\n"
+        "        for _ in range(4): steps.append((steps[-1] * T()).exp())\n        state = steps[-1] * 1\n"
+        "        self.state = state\n        return torch.stack(steps[1:]).sum(0)\n"
+        "a_cell = Cell(); a_cell.state = leaf()\nfor _ in 'abc': an_output = a_cell(None)",
+        "train.a_cell.state is carried from step to step",
+        ["state = state.detach()"],
+    ),
     "attached": (
         "history = [attached() for _ in range(2)]",
         "train.history keeps tensors that still carry a grad_fn",
@@ -304,7 +312,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
 SAME_FIX = {
     "garbage with a graph", "lengthens with a graph", "gradient with a graph", "hook with a graph",
     "hook object", "list that a hook fills", "hook of a tensor", "cache of graphs", "keyword default",
-    "buffer", "parameter groups", "a model of several",
+    "buffer", "parameter groups", "a model of several", "carried by a module",
     "shared with a graph", "hook with a context", "attribute", "closure",
 }  # fmt: skip
 """Cases of a mechanism that another case has already."""

@@ -113,6 +113,35 @@ def test_what_is_made_of_itself_is_known(tmp_path: Path) -> None:
     )
 
 
+STATE = (*SELF, *attribute("state"))
+H = of_module("train", "h")
+MADE_OF_ITSELF: dict[str, tuple[str, HolderPath, bool]] = {
+    "an attribute by way of a variable": (
+        "class N:\n    def forward(self, x):\n        y, h = self.cell(x, self.state)\n"
+        "        self.state = h  # here\n        return y", STATE, True),
+    "an attribute of something else": (
+        "class N:\n    def forward(self, x):\n        y, h = self.cell(x)\n        self.state = h  # here",
+        STATE, False),
+    "an attribute beside another that is made of it": (
+        "class N:\n    def forward(self, x):\n        self.other = self.cell(x, self.state)\n"
+        "        self.state = self.cell(x, None)  # here", STATE, False),
+    "begun before the loop": ("h = zeros()\nfor x in xs:\n    h = net(x, h)  # here", H, True),
+    "begun in each epoch": (
+        "for epoch in range(9):\n    h = zeros()\n    for x in xs:\n        h = net(x, h)  # here", H, True),
+    "begun in each iteration": ("while True:\n    h = batch()\n    h = net(h)  # here", H, False),
+    "what a loop gives": ("for h in batches:\n    h = net(h)  # here", H, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "anchor", "itself"), MADE_OF_ITSELF.values(), ids=MADE_OF_ITSELF)
+def test_what_is_carried_on_is_made_of_what_it_was_in_the_iteration_before(
+    tmp_path: Path, source: str, anchor: HolderPath, itself: bool
+) -> None:
+    line = next(number for number, text in enumerate(source.splitlines(), 1) if text.endswith("# here"))
+    found = storing_line(anchor, [place(tmp_path, source)], f"train.py:{line} in it")
+    assert found is not None and (found.line, found.itself) == (line, itself)
+
+
 def test_a_pack_hook_is_found(tmp_path: Path) -> None:
     source = (
         "def f(x):\n    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, unpack):\n        g(x)"

@@ -179,9 +179,59 @@ def _stores(filename: str, target: _Target) -> Iterator[tuple[int, Store]]:
         if not _in_scope(functions, target):
             continue
         for rank, value in _stored_by(node, target):
-            itself = value is not None and any(_matches(each, target) for each in ast.walk(value))
+            itself = value is not None and _carries(value, target, functions[-1] if functions else tree)
             line = getattr(node, "lineno", 0)
+            itself = itself and not _begins_anew(tree, line, target)
             yield (0 if itself else rank), Store(filename, line, _source(value), itself)
+
+
+def _carries(value: ast.AST, target: _Target, function: ast.AST) -> bool:
+    """Whether a value is made of the target: of an attribute also by way of variables of the function.
+
+    Variables are not followed to a variable: a loss depends on the loss before, by way of the gradients.
+    """
+    if any(_matches(each, target) for each in ast.walk(value)):
+        return True
+    if target.segment.kind is SegmentKind.VARIABLE:
+        return False
+    made = [node for node in _own_nodes(function) if isinstance(node, ast.Assign)]
+    names, followed = _names(value), set[str]()
+    while names:
+        name = names.pop()
+        followed.add(name)
+        for node in made:
+            assigned = (part for one in node.targets for part in _parts(one))
+            if any(isinstance(part, ast.Name) and part.id == name for part in assigned):
+                if any(_matches(each, target) for each in ast.walk(node.value)):
+                    return True
+                names |= _names(node.value) - followed
+    return False
+
+
+def _names(value: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
+
+
+def _begins_anew(tree: ast.AST, line: int, target: _Target) -> bool:
+    """Whether the loop around a line gives the target a value of its own in each iteration."""
+    loops = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While))
+        and node.body[0].lineno <= line <= (node.body[-1].end_lineno or 0)
+    ]
+    if not loops:
+        return False
+    loop = max(loops, key=lambda node: node.lineno)
+    if not isinstance(loop, ast.While) and any(_matches(part, target) for part in _parts(loop.target)):
+        return True
+    return any(
+        any(_matches(part, target) for one in node.targets for part in _parts(one))
+        and not any(_matches(each, target) for each in ast.walk(node.value))
+        for statement in loop.body
+        for node in [statement, *_own_nodes(statement)]
+        if isinstance(node, ast.Assign) and node.lineno < line
+    )
 
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
