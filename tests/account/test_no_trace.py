@@ -20,7 +20,7 @@ from memtriage.account import census as census_module
 from memtriage.account.asked import take_answer
 from memtriage.account.census import Look, View, take_census
 from memtriage.observe.alone import backward_runs
-from memtriage.observe.containers import container_lengths, grown_containers
+from memtriage.observe.containers import ContainerLengths, grown_containers
 from memtriage.observe.frames import running_frames
 
 
@@ -293,7 +293,7 @@ def test_no_code_of_the_program_runs(program: Any) -> None:
         keys = [group.key for group in view.census().groups if group.anchor[0].name == "train"]
         view.details(keys, lambda obj: None)
         view.heads()
-        grown_containers(view.graph, container_lengths(view.graph))
+        grown_containers(view.graph, ContainerLengths(view.graph))
 
     program.look(ask)
     assert program["ran"] == []

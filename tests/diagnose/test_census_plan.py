@@ -50,6 +50,12 @@ def test_a_suspicion_is_settled_in_as_long_a_time_again(onset: int) -> None:
     assert gaps[0] <= 2 * STEPS.gap and all(b <= 2 * a for a, b in pairwise(gaps))
 
 
+def test_over_time_the_first_census_waits_for_the_programs_own_work() -> None:
+    plan = PLANS["second"]
+    assert next_census([], FLAT, False, plan, begun=20.0) == 20.0 + plan.first
+    assert next_census([20.5, 21.0], FLAT, False, plan, begun=20.0) == pytest.approx(24.0)
+
+
 def test_a_false_alarm_puts_the_next_census_off_by_little() -> None:
     assert next_census([3, 6, 100], growing(onset=4), False) <= 110
 

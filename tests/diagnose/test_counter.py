@@ -80,6 +80,15 @@ def test_a_counter_of_a_device_sees_small_growth() -> None:
     assert counter_of(growing(60, 512), "shared").estimate().state != "growing"
 
 
+def test_a_rise_between_two_positions_is_measured_against_a_rate() -> None:
+    made = counter_of([*growing(60, MIB), *[160 * MIB] * 60])
+    assert made.rose(MIB, 10, 50) and made.rose(2 * MIB, 10, 50)
+    assert not made.rose(3 * MIB, 10, 50)
+    assert not made.rose(MIB, 70, 110)
+    assert not made.rose(MIB, 50, 50)
+    assert not Counter("cpu").rose(MIB, 10, 50)
+
+
 def test_growth_to_the_end_confirms_and_growth_that_stopped_does_not() -> None:
     going_on, stopped = counter_of(growing(300, MIB)), counter_of(growing(270, MIB) + 30 * [369 * MIB])
     assert going_on.confirms(MIB // 2) and not going_on.confirms(2 * MIB)

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from memtriage.observe.containers import (
+    ContainerLengths,
     GrownContainer,
     bound_of,
-    container_lengths,
     deep_size,
     grown_containers,
     known_bounds,
@@ -65,7 +65,7 @@ def grown(program: Any) -> dict[str, GrownContainer]:
     program.run(SOURCE)
     names = {id(value): name for name, value in vars(program.module).items()}
     with Walk() as graph:
-        before = container_lengths(graph)
+        before = ContainerLengths(graph)
     program["grow"]()
     with Walk() as graph:
         found = grown_containers(graph, before, most=1000)
@@ -95,8 +95,8 @@ def test_growth_of_every_kind_of_container(grown: dict[str, GrownContainer]) -> 
 def test_what_was_there_before_and_did_not_grow_is_no_growth() -> None:
     kept = [1, 2, 3]
     with Walk() as graph:
-        before = container_lengths(graph)
-        assert before[id(kept)] == (3, id(kept[0]))
+        before = ContainerLengths(graph)
+        assert before.by_address()[id(kept)] == (3, id(kept[0]))
         grown = grown_containers(graph, before)
         assert not [each for each in grown if graph.objects[each.position] is kept]
 
@@ -144,12 +144,22 @@ def test_deep_size_ends_on_cycles_and_large_structures() -> None:
     assert deep_size(small_graph(), [[number] for number in range(100_000)]) < 100_000 * 100
 
 
-def test_entries_of_other_containers() -> None:
+def test_lengths_of_every_kind_of_container() -> None:
     graph = small_graph()
-    for container in ([], {}, set(), deque(), OrderedDict(), defaultdict(list), bytearray()):
-        graph.objects.append(container)
-    lengths = container_lengths(graph)
-    assert [lengths[id(each)][0] for each in graph.objects] == [0] * 7
+    graph.objects += [
+        [5],
+        {5: 1},
+        {5},
+        deque([5]),
+        OrderedDict({5: 1}),
+        defaultdict(list, {5: []}),
+        bytearray(1),
+    ]
+    graph.objects += [[], {}, set(), deque(), OrderedDict(), defaultdict(list), bytearray()]
+    lengths = ContainerLengths(graph).by_address()
+    first, nameless = id(5), -1
+    wanted = [first, first, nameless, first, first, first, nameless]
+    assert [lengths.get(id(each)) for each in graph.objects] == [(1, each) for each in wanted] + [None] * 7
 
 
 def test_caches_of_the_standard_library_and_of_torch_are_bounded() -> None:
@@ -186,7 +196,9 @@ def test_the_history_of_lbfgs_is_bounded() -> None:
 
 def test_a_bounded_cache_is_no_growing_container() -> None:
     with Walk() as graph:
-        before = container_lengths(graph)
-        before[id(re._cache)] = (1, next(map(id, re._cache)))  # type: ignore[attr-defined]
+        cached: dict[Any, Any] = re._cache  # type: ignore[attr-defined]
+        newest = cached.popitem()
+        before = ContainerLengths(graph)
+        cached.update([newest])
         found = grown_containers(graph, before, most=1000)
         assert all(graph.objects[one.position] is not re._cache for one in found)  # type: ignore[attr-defined]

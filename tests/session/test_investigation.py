@@ -244,7 +244,7 @@ def test_a_census_amid_a_failure_reads_nothing_from_devices(told: Program) -> No
 def test_too_little_memory_for_a_closer_look_loses_no_growth(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_memory(*args: Any) -> None:
+    def no_memory(*args: Any, **options: Any) -> None:
         raise MemoryError
 
     monkeypatch.setattr(View, "details", no_memory)
@@ -345,3 +345,23 @@ def test_what_is_left_out_of_a_census_says_nothing(monkeypatch: pytest.MonkeyPat
     point = Investigator(None, lambda text: None).follow(investigation, 0.5)
     assert asked == [0.5] and point.census.groups == []
     assert investigation.growing() == [] and not investigation.lacks_sites
+
+
+def test_what_holders_alone_retain_is_worked_out_once_when_their_growth_may_be_proven(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    work_out = View._retention
+
+    def counted(view: View) -> Any:
+        asked.append(program.steps)
+        return work_out(view)
+
+    monkeypatch.setattr(View, "_retention", counted)
+    for at in (*CENSUSES, 11, 13):
+        program.train(at)
+        program.investigator.follow(program.investigation, at, program.look)
+    assert asked == [CENSUSES[-1]]
+    (seen,) = program.growing("program.seen[*]")
+    detail = program.investigation.details[seen.key]
+    assert detail.retained == detail.retained_of == 200_000 * CENSUSES[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtriage.diagnose.judge import Evidence
+from memtriage.diagnose.judged import judge_counter
 from memtriage.diagnose.leaks import CensusPoint
 from memtriage.model.census import HolderGroup
 from memtriage.model.findings import Finding
@@ -353,6 +355,17 @@ def test_slow_censuses_settle_a_suspicion_all_the_same(slow: Loop) -> None:
     assert len(loop.notes.took) <= 8
 
 
+def test_slow_censuses_give_a_program_without_steps_time_of_its_own(slow: Loop) -> None:
+    loop = slow
+    for mark in range(1, 401):
+        loop.notes.held = leaking(mark)
+        before = loop.notes.seconds
+        loop.time(0.5, cpu=(100 + mark) * MIB)
+        loop.now_s += loop.notes.seconds - before  # the program waited
+    assert loop.proven() == {LOSSES: 2 * MIB}
+    assert all(later - earlier >= 30 for earlier, later in itertools.pairwise(taken(loop)))
+
+
 def test_a_census_that_fails_is_not_tried_at_every_mark() -> None:
     loop = Loop()
     loop.notes.fails = True
@@ -540,7 +553,32 @@ def test_where_there_are_neither_growth_is_followed_by_time() -> None:
         loop.notes.held = leaking(mark)
         loop.time(0.1, cpu=(100 + mark) * MIB)
     assert loop.scheduler.main.scale == "second"
-    assert loop.proven() == {LOSSES: 10 * MIB}
+    assert loop.proven() == {LOSSES: pytest.approx(10 * MIB, rel=0.01)}
+
+
+def test_seconds_are_the_programs_own_which_waits_for_each_census(slow: Loop) -> None:
+    for mark in range(1, 51):
+        slow.notes.held = leaking(mark)
+        before = slow.notes.seconds
+        slow.time(0.1, cpu=(100 + mark) * MIB)
+        slow.now_s += slow.notes.seconds - before
+    assert slow.notes.seconds == 30
+    counter = slow.scheduler.main.counters["cpu"]
+    found, judged = judge_counter(counter.track, "time", counter.policy)
+    assert (found.state, found.rate) == ("growing", pytest.approx(10 * MIB, rel=0.01))
+    assert judged.reason is None
+
+
+def test_native_growth_that_gets_faster_after_the_last_census_is_told_as_native() -> None:
+    loop, native = Loop(Notes(seconds=5)), 0.0
+    for mark in range(1, 401):
+        loop.notes.held = nothing(0)
+        native += 0.8 if mark < 200 else 1.2  # MiB: something else leaves the machine
+        loop.time(0.1, cpu=round((100 + native) * MIB), host=round((500 + native) * MIB))
+    last = loop.notes.took[-1][1]
+    assert loop.scheduler.main.counters["cpu"].estimate().onset is None or last < 40
+    (finding,) = loop.leaks()
+    assert (finding.certainty, finding.holder_path) == ("proven", None)
 
 
 def test_a_program_of_time_marks_in_which_nothing_grows_has_few_censuses() -> None:

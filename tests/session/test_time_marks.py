@@ -65,12 +65,21 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Program:
 
 
 def test_a_short_program_has_many_and_a_long_one_not_too_many(program: Program) -> None:
-    made = program.runs(3.0)
-    assert made[0] == pytest.approx(0.1, abs=0.01)
-    assert 20 <= len(made) <= 30
-    assert 600 <= len(program.runs(3600.0)) <= 800
+    made = program.runs(1.0)
+    assert made[0] == pytest.approx(POLICY.apart_s, abs=0.005)
+    assert 24 <= len(made) <= 40
+    assert 700 <= len(program.runs(3600.0)) <= 900
     last = program.made[-1] - program.made[-2]
     assert last == pytest.approx(POLICY.share * 3600, rel=0.1)
+
+
+def test_imports_that_take_long_do_not_set_marks_further_apart(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_marks, "_importing", lambda: program.now < 20.0)
+    made = program.runs(21.0)
+    assert made[0] >= 20.0
+    assert len(made) >= 24
 
 
 def test_a_program_that_trains_gets_none_unless_it_pauses(program: Program) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any
@@ -343,6 +343,7 @@ class View:
         site_of: SiteOf,
         prefer: dict[GroupKey, HolderPath] | None = None,
         named: LineNamer | None = None,
+        alone: Container[GroupKey] | None = None,
     ) -> dict[GroupKey, GroupDetail]:
         """A closer look at some groups: retained bytes, other holders, allocation sites, bounds.
 
@@ -352,6 +353,8 @@ class View:
                 oldest first.
             prefer: for a group the whole path whose storages are to be asked for their site.
             named: names a line of the source; without it the lines that store are not looked for.
+            alone: groups of which to work out what their holders alone retain, and what else holds them; all
+                where none are given. That takes longer than the rest of a census.
         """
         members: dict[GroupKey, list[_Held]] = {key: [] for key in wanted}
         for held in self._held.values():
@@ -361,12 +364,15 @@ class View:
         if not any(members.values()):
             return {key: GroupDetail() for key in members}
         # Of a partial census sizes and sites are known; what else holds a group is not.
-        retention = self._retention() if self._graph.cut is None else None
+        asked = [key for key, group in members.items() if group and (alone is None or key in alone)]
+        retention = self._retention() if asked and self._graph.cut is None else None
         modules = module_of_nodes(self._graph, self._namer)
         self._bounds = known_bounds(self._graph.objects[at] for at in self._graph.optimizers)
         found = {}
         for key, group in members.items():
-            found[key] = self._detail(group, (prefer or {}).get(key), site_of, retention)
+            found[key] = self._detail(
+                group, (prefer or {}).get(key), site_of, retention if key in asked else None
+            )
             found[key].saved_by = self._saved_by(group, modules)
             if group:
                 self._look_at_holder(found[key], key[1], group, named)
@@ -466,6 +472,7 @@ class View:
         detail.shared = sample.facts.device == "cpu" and is_shared(graph.objects[sample.position])
         if retention is not None:
             detail.retained = self._retained(group, retention)
+            detail.retained_of = sum(held.facts.nbytes for held in group)
             others: dict[HolderPath, None] = {}
             for held in group[:64]:
                 _, own_element = self._holder_of(held.position)

@@ -15,9 +15,9 @@ class CensusPolicy:
     """Distances between censuses, in positions (steps, micro-batches, seconds).
 
     Attributes:
-        first: position of the first: what training needs from the start exists by then.
+        first: positions until the first: what training needs from the start exists by then.
         gap: shortest distance.
-        widens: each distance while nothing grows, as a multiple of the position before: five censuses in
+        widens: each distance while nothing grows, as a multiple of the positions before: five censuses in
             a run of 1,000 steps, nine in one of 300,000.
         share: longest distance under suspicion, as a part of the time since the onset: three intervals fit
             into as long a time again.
@@ -57,6 +57,7 @@ def next_census(
     found: GrowthEstimate,
     proven: bool,
     policy: CensusPolicy = PLANS["step"],
+    begun: float = 0.0,
     *,
     shown: bool = True,
 ) -> float:
@@ -73,16 +74,17 @@ def next_census(
         found: what the counters say: the most suspicious one.
         proven: all growth that they show is proven and explained.
         policy: the scale's distances.
+        begun: position at which the program's own work begins; over time, its imports come first.
         shown: the counters show what is proven.
     """
     if len(taken) < 2:
-        return (1 + len(taken)) * policy.first
+        return begun + (1 + len(taken)) * policy.first
     last = taken[-1]
     if found.state not in ("growing", "undecided"):
-        return last + max(policy.gap, (policy.widens - 1) * last)
+        return last + max(policy.gap, (policy.widens - 1) * (last - begun))
     onset = found.onset if found.onset is not None else taken[0]
     if proven:
-        return last + max(policy.gap, last if shown else policy.goes_on * (last - onset))
+        return last + max(policy.gap, last - begun if shown else policy.goes_on * (last - onset))
     since = sum(position >= onset for position in taken)
     wanted = policy.gap * 2.0 ** max(0, since - 1)
     distance = max(policy.gap, min(wanted, policy.share * max(0.0, last - onset)))

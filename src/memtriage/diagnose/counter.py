@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
 from memtriage.diagnose.track import Track
 from memtriage.diagnose.trend import GrowthEstimate, estimate, trend_policy
 
 NO_ESTIMATE: Final = GrowthEstimate("too_short")
+CODE: Final = "code"
+WITNESSES: Final = frozenset({"host", "shared", CODE})
+"""Counters that only speak for or against what others show: the resident set, what of it is shared or mapped,
+and generated code (`observe.generated_code`)."""
+_AS_FAST: Final = 0.5
+"""Part of a rate that a rise must have to be the same growth: rates vary with what else the machine does."""
 
 
 class Counter:
     """A counter's readings on one scale. Asking twice between two readings costs nothing.
 
     Args:
-        name: `cpu` (malloc's), `shared`, `host` (resident set) or a device's.
+        name: `cpu` (malloc's), a device's, or one of `WITNESSES`.
     """
 
     def __init__(self, name: str) -> None:
@@ -37,6 +45,14 @@ class Counter:
         """Whether it grows by at least so many bytes a position, up to its last reading."""
         found = self.estimate()
         return found.state == "growing" and found.rate >= rate
+
+    def rose(self, rate: float, start: float, end: float) -> bool:
+        """Whether it rose between two positions by at least half of what such a rate makes."""
+        points = self.track.points()
+        if not len(points.at) or end <= start:
+            return False
+        first, last = np.interp((start, end), points.at, points.floors)
+        return bool(last - first >= _AS_FAST * rate * (end - start))
 
     def ended(self, rate: float) -> bool:
         """Whether it grew by at least so many bytes a position until some time, and may have stopped then."""

@@ -111,7 +111,7 @@ def holder_finding(
             _came(growth, evidence.scale),
             *_open(proof.certainty, proof.reason),
             *_of_several(proof.rate, period),
-            *_retained(detail, last.storages),
+            *_retained(detail),
             *([f"the largest storage is kept for backward by {detail.saved_by}"] if detail.saved_by else []),
             *_said(projection),
         ],
@@ -194,11 +194,11 @@ def _of_several(rate: float, period: int) -> list[str]:
     ]
 
 
-def _retained(detail: GroupDetail, nbytes: int) -> list[str]:
-    if not detail.retained:
+def _retained(detail: GroupDetail) -> list[str]:
+    if not detail.retained or detail.retained_of is None:
         return []
     kind = f" ({detail.holder_kind})" if detail.holder_kind else ""
-    return [f"the holding object{kind} alone retains {size(min(detail.retained, nbytes))} of {size(nbytes)}"]
+    return [f"the holding object{kind} alone retains {size(detail.retained)} of {size(detail.retained_of)}"]
 
 
 def _projection(device: str, rates: Rates, evidence: Evidence) -> Projection | None:

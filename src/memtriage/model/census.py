@@ -131,7 +131,8 @@ class GroupDetail(msgspec.Struct, kw_only=True):
     Attributes:
         retained: bytes of the group that would be freed if its holders released them; less than all of them
             where others keep some alive too.
-        also_held_by: paths of those others.
+        retained_of: bytes that the group had then; both None where that was not worked out.
+        also_held_by: paths of those others, worked out at the same census.
         allocated_at: `file.py:line in function` of a recent allocation.
         stored_at: the same of the program's line that stores into the holder; None where that is not certain.
         bound: number of entries at which the holding container stops growing; None for no bound.
@@ -154,6 +155,7 @@ class GroupDetail(msgspec.Struct, kw_only=True):
     """
 
     retained: int | None = None
+    retained_of: int | None = None
     also_held_by: list[HolderPath] = msgspec.field(default_factory=list)
     allocated_at: str | None = None
     stored_at: str | None = None

@@ -7,11 +7,14 @@ from types import FrameType
 from typing import Final
 
 from memtriage._stdlib import time
+from memtriage.diagnose.counter import CODE
 from memtriage.diagnose.judge import Evidence
 from memtriage.diagnose.leaks import CensusPoint
 from memtriage.model.findings import Finding
 from memtriage.model.judged import Judged
+from memtriage.observe import cuda
 from memtriage.observe.counters import CounterReader, Reading
+from memtriage.observe.generated_code import generated_code
 from memtriage.observe.host import InUse
 from memtriage.session.investigation import Investigator
 from memtriage.session.judgement import find_leaks, judge_devices, limits_and_use
@@ -21,6 +24,10 @@ from memtriage.session.progress import TrainingProgress
 from memtriage.session.schedule.scheduler import CensusScheduler
 from memtriage.session.transient_peak import TransientPeak
 
+_CODE_SHARES: Final = (0.02, 0.005)
+"""Part of the time that readings of the generated code's size may take: the first ones, and all later."""
+_CODE_FIRST: Final = 64
+"""First readings, of 1 ms each: a run of a few seconds is to have enough of them."""
 _WORK_S: Final = 0.5e-3
 """Seconds from which on a mark has done more than to read counters."""
 
@@ -66,6 +73,8 @@ class GrowthWatch:
         self._investigator = Investigator(script_root, say, ledgers.before_census)
         self.scheduler = CensusScheduler(self._investigator, ledgers.take, lambda: found(self.leaks()))
         self._own: dict[str, int] = {}
+        self._code_readings = 0
+        self._code_due_s = 0.0
         self._read: dict[str, bool] = {}
         self._in_use: InUse | None = None
         self._readings: Sequence[Reading] = ()
@@ -109,7 +118,10 @@ class GrowthWatch:
             disturbed = reading.device == "cpu" and self._investigator.recording
             if reading.allocated is not None and not disturbed:
                 values[reading.device] = reading.allocated
-        return {name: value - self._own.get(name, 0) for name, value in (values | self._resident()).items()}
+        own = self._own
+        values = {name: value - own.get(name, 0) for name, value in (values | self._resident()).items()}
+        within_step = mark.name == "backward" and mark.position.step > 0
+        return values if within_step else values | self._code()
 
     def _leave_out_own(self, before: Mapping[str, int]) -> None:
         """Leave out of all readings to come what a census, or the first estimate, has left behind."""
@@ -118,6 +130,21 @@ class GrowthWatch:
         for name, value in now.items():
             if name in before:
                 self._own[name] = value - before[name]
+
+    def _code(self) -> dict[str, int]:
+        """How much code was generated, now and then, where it may be for new shapes."""
+        now = time.perf_counter()
+        if now < self._code_due_s or cuda.initialised() or not self._shapes_vary():
+            return {}
+        started = time.thread_time()
+        code = generated_code()
+        took, share = time.thread_time() - started, _CODE_SHARES[self._code_readings >= _CODE_FIRST]
+        self._code_due_s, self._code_readings = now + took / share, self._code_readings + 1
+        return {} if code is None else {CODE: code}
+
+    def _shapes_vary(self) -> bool:
+        """Whether shapes of the input vary, or are not known: a program without backwards shows none."""
+        return self.scheduler.main.scale == "second" or self._batches_vary()
 
     def _resident(self) -> dict[str, int]:
         resident = {"shared": self._reader.shared(), "host": self._reader.rss()}
@@ -134,7 +161,7 @@ class GrowthWatch:
             self.limits,
             used,
             main.investigation.collector_off,
-            caches_may_fill=main.scale == "second" or self._batches_vary(),
+            caches_may_fill=self._shapes_vary(),
         )
         found = find_leaks(self.scheduler, evidence)
         for finding in found:

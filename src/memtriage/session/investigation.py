@@ -13,10 +13,11 @@ from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.diagnose.growths import GrowingData, Waiting
 from memtriage.diagnose.history import HolderHistory, Holding
 from memtriage.diagnose.leaks import CensusPoint
+from memtriage.diagnose.proof import POLICY as PROOF
 from memtriage.model.census import GroupDetail, GroupKey
 from memtriage.model.paths import ANY_ITEM, SegmentKind, has, is_native
 from memtriage.model.position import Scale
-from memtriage.observe.containers import GrownContainer, container_lengths, grown_containers
+from memtriage.observe.containers import ContainerLengths, GrownContainer, grown_containers
 from memtriage.observe.identity import Identities
 from memtriage.observe.sites import SiteRecorder
 
@@ -57,7 +58,7 @@ class Investigation:
     period: float | None = None
     recorded: int = 0
     stopped: set[GroupKey] = field(default_factory=set)
-    _lengths: dict[int, tuple[int, int | None]] = field(default_factory=dict)
+    _lengths: ContainerLengths | None = None
     _lengths_at: float = 0.0
 
     def counter_of(self, holding: Holding) -> str:
@@ -108,9 +109,6 @@ class Investigator:
         script_root: folder of the user's script, for allocation sites.
         progress: given in a few words what takes time, once in a run.
         before: called before each census, for what a census itself would disturb.
-
-    Attributes:
-        seconds: that all censuses took.
     """
 
     def __init__(
@@ -248,20 +246,25 @@ class Investigator:
                 self._sites.site_of,
                 {each.key: each.path for each in growing},
                 self._sites.named,
+                alone=_to_work_out(investigation, growing, last=not between),
             )
             for key, detail in details.items():
                 earlier = investigation.details.get(key)
-                known = None if earlier is None else earlier.allocated_at
-                if known is not None and (detail.allocated_at is None or not recorded):
-                    detail.allocated_at = known  # without recorders only a few old nodes know a line
+                if earlier is None:
+                    continue
+                if earlier.allocated_at is not None and (detail.allocated_at is None or not recorded):
+                    detail.allocated_at = earlier.allocated_at  # without recorders few old nodes know a line
+                if detail.retained is None:
+                    detail.retained, detail.retained_of = earlier.retained, earlier.retained_of
+                    detail.also_held_by = earlier.also_held_by
             investigation.details |= details
         if between:
             self._follow_data(investigation, view, point.position)
 
     def _follow_data(self, investigation: Investigation, view: View, position: float) -> None:
         """See which containers of ordinary data have more entries than at the census before."""
-        lengths = container_lengths(view.graph)
-        grown = grown_containers(view.graph, investigation._lengths) if investigation._lengths else []
+        lengths, before = ContainerLengths(view.graph), investigation._lengths
+        grown = [] if before is None else grown_containers(view.graph, before)
         by_line = self._sites.live_by_line() if grown else {}
         found = {}
         for container in grown:
@@ -299,6 +302,24 @@ class Investigator:
             stored_at=view.stored_at(container.position, self._sites.named, site),
             classes=tuple(view.classes(container.position)),
         )
+
+
+def _to_work_out(
+    investigation: Investigation, growing: Sequence[Holding], *, last: bool
+) -> frozenset[GroupKey]:
+    """Return the holders of which to work out what they alone retain: once, when their growth may be proven.
+
+    Args:
+        investigation: has what is known of them.
+        growing: the holders that grew.
+        last: no census follows this one.
+    """
+    return frozenset(
+        each.key
+        for each in growing
+        if (last or len(each.rising(investigation.period)) > PROOF.intervals)
+        and (each.key not in investigation.details or investigation.details[each.key].retained is None)
+    )
 
 
 def _waiting(point: CensusPoint) -> Waiting:

@@ -10,11 +10,12 @@ from typing import Final
 import msgspec
 
 from memtriage.diagnose.causes import one_a_cause
-from memtriage.diagnose.counter import Counter
+from memtriage.diagnose.counter import WITNESSES, Counter
 from memtriage.diagnose.growths import Growth, waits_for_collector
 from memtriage.diagnose.judge import SPANS, Evidence, data_finding, held_by, holder_finding, unnamed_growth
 from memtriage.diagnose.judged import NO_COUNTER, judge_counter
 from memtriage.diagnose.mechanisms import Held
+from memtriage.diagnose.trend import GrowthEstimate
 from memtriage.model.census import GroupDetail
 from memtriage.model.findings import DEVICE_HOST, Finding
 from memtriage.model.judged import DetectionLimit, Judged, JudgedScale
@@ -48,12 +49,12 @@ def find_leaks(scheduler: CensusScheduler, evidence: Evidence) -> list[Finding]:
     found += (finding for growth in data if (finding := data_finding(growth, evidence)) is not None)
     named = one_a_cause(found, {path: facts for one, facts in held if (path := one.holder_path) is not None})
     for counter, estimate in sorted(evidence.estimates.items()):
-        if counter in ("host", "shared") or _waits(main.investigation, counter, estimate.rate):
+        if counter in WITNESSES or _ends_by_itself(main, counter, estimate):
             continue
         since = estimate.onset or 0.0
         contradicts = main.contradicts("host", _RESIDENT_SHARE * estimate.rate, since)
         native = counter == "cpu"
-        held_rate = main.investigation.held_rate(counter, since)
+        held_rate = main.held_rate(counter)
         unnamed = unnamed_growth(counter, evidence, named, held_rate, native and contradicts, data)
         if unnamed is not None:
             named.append(unnamed)
@@ -72,9 +73,9 @@ _SCALES: Final[Mapping[Scale, JudgedScale]] = {"step": "step", "microbatch": "mi
 def judge_devices(followed: Follower, read: Mapping[str, bool]) -> dict[str, Judged]:
     """Return by device whether growth could be judged, and how small a leak would have been found.
 
-    Where what awaits the cyclic collector makes a counter rise, or what holders keep without a leak (log
-    entries, containers with a bound), a leak that is larger than that would show. What else has a holder and
-    was not proven to be a leak leaves the device without a limit.
+    Where what awaits the cyclic collector makes a counter rise, a cache of generated code that fills, or what
+    holders keep without a leak (log entries, containers with a bound), a leak that is larger than that would
+    show. What else has a holder and was not proven to be a leak leaves the device without a limit.
 
     Args:
         followed: has the counters.
@@ -91,7 +92,7 @@ def judge_devices(followed: Follower, read: Mapping[str, bool]) -> dict[str, Jud
         rises = estimate.state in ("growing", "undecided")
         harmless = followed.investigation.harmless_rate(device, estimate.onset or 0.0)
         explained = harmless >= _EXPLAINED * estimate.rate
-        if rises and (explained or _waits(followed.investigation, device, estimate.rate)):
+        if rises and (explained or _ends_by_itself(followed, device, estimate)):
             limit = DetectionLimit(math.ceil(estimate.high), "second" if scale == "time" else "step")
             said = Judged(scale=scale, points=said.points, detection_limit=limit)
         found[device] = msgspec.structs.replace(said, note=_awaits_collector(followed.investigation, device))
@@ -109,6 +110,13 @@ def _awaits_collector(investigation: Investigation, device: str) -> str | None:
         return None
     when = f"{SPANS[investigation.scale].removesuffix('s')} {most.position:.4g}"
     return f"{size(nbytes)} in garbage cycles of {most.of[device]} awaited the collector at {when}"
+
+
+def _ends_by_itself(followed: Follower, device: str, estimate: GrowthEstimate) -> bool:
+    """Whether what seems to grow awaits the cyclic collector, or fills a native cache that has a bound."""
+    if _waits(followed.investigation, device, estimate.rate):
+        return True
+    return device == "cpu" and followed.fills_with_code(estimate.onset or 0.0)
 
 
 def _waits(investigation: Investigation, device: str, rate: float) -> bool:

@@ -10,7 +10,8 @@ from types import FrameType
 from memtriage._stdlib import time
 from memtriage.account.census import View
 from memtriage.diagnose.census_plan import PLANS, affordable, next_census
-from memtriage.diagnose.counter import NO_ESTIMATE, Counter
+from memtriage.diagnose.code_cache import fills_with_code
+from memtriage.diagnose.counter import CODE, NO_ESTIMATE, WITNESSES, Counter
 from memtriage.diagnose.growths import DataGrowth, Growth, data_growths, growths, not_shown
 from memtriage.diagnose.leaks import CensusPoint
 from memtriage.diagnose.proof import BY_TIME, POLICY, Proof
@@ -27,7 +28,7 @@ class Follower:
 
     Attributes:
         counters: by name. Beside devices, `shared`: resident memory that is shared or mapped, in which
-            malloc's counter has no part; and `host`, the resident set.
+            malloc's counter has no part; `host`, the resident set; and `code`, generated code.
         investigation: what its censuses showed.
         marks: how many it was given.
 
@@ -53,16 +54,17 @@ class Follower:
         self._investigator = investigator
         self._look = look
         self._found = found
-        self._here = 0.0
+        self._begun = self._here = 0.0
         self._distance = 1.0
         self._look_at = float(self._plan.first)
-        self._due = self._plan.first
+        self._due = float(self._plan.first)
         self._suspicion: GrowthEstimate | None = None
         self._onset: float | None = None
         self._open = False
         self._grows = False
         self._granted = self._granted_at = 0.0
         self._spent_s = 0.0
+        self._breath = 0.0
         self._told = False
 
     @property
@@ -80,6 +82,8 @@ class Follower:
             censuses: take any. Otherwise the counters are followed alone.
         """
         here = self._place(position)
+        if self.marks == 0 and self.scale == "second":
+            self._begun, self._due = here, here + self._plan.first
         self._distance, self._here = max(here - self._here, 1e-3), here
         self.marks += 1
         for name, value in values.items():
@@ -112,7 +116,10 @@ class Follower:
         try:
             point = self._investigator.follow(self.investigation, here, self._look, frames)
         finally:
-            self._spent_s += time.perf_counter() - started
+            took = time.perf_counter() - started
+            self._spent_s += took
+            # Two censuses with no work of the program between them show nothing.
+            self._breath = here + took if self.scale == "second" else 0.0
         if frames is None:
             self._plan_next()
             self._tell()
@@ -138,9 +145,10 @@ class Follower:
             self._investigator.follow(self.investigation, here, self._look, frames, between=False)
 
     def _place(self, position: TrainingPosition) -> float:
+        """Where the program stands; of time, what it had for itself."""
         if self.scale == "second":
-            return position.time_s - self._spent_s  # the program's own time: it stands still meanwhile
-        return position.backwards if self.scale == "microbatch" else position.on(self.scale)
+            return position.time_s - self._spent_s
+        return position.backwards if self.scale == "microbatch" else position.step
 
     def growths(self) -> list[Growth]:
         """Return the holders that grew up to the last census, and what that amounts to, largest first."""
@@ -172,6 +180,28 @@ class Follower:
         found = self.counters.get(counter)
         return found is not None and found.contradicts(rate, since)
 
+    def fills_with_code(self, since: float) -> bool:
+        """Whether what malloc's counter shows since a position is a cache of generated code that fills."""
+        memory, code = self.counters.get("cpu"), self.counters.get(CODE)
+        return (
+            memory is not None
+            and code is not None
+            and fills_with_code(memory.track.points(), code.track.points(), since)
+        )
+
+    def held_rate(self, counter: str) -> float | None:
+        """Return bytes a position by which all that has a holder grew while a counter did; None if not known.
+
+        Where no two censuses fall into the time since its onset, which is an estimate, those before count if
+        the counter rose as fast then.
+        """
+        found, investigation = self.counters[counter].estimate(), self.investigation
+        since = investigation.held_rate(counter, found.onset or 0.0)
+        seen = [position for position, _ in investigation.totals]
+        if since is None and seen and self.counters[counter].rose(found.rate, seen[0], seen[-1]):
+            return investigation.held_rate(counter, 0.0)
+        return since
+
     def _confirms(self, counter: str, rate: float) -> bool:
         found = self.counters.get(counter)
         return found is not None and found.confirms(rate)
@@ -183,7 +213,7 @@ class Follower:
     # --- when the next census is due ------------------------------------------------------------------------
 
     def _plan_next(self) -> None:
-        periods = [counter.estimate().period or 0.0 for counter in self.counters.values()]
+        periods = [one.estimate().period or 0.0 for name, one in self.counters.items() if name != CODE]
         self.investigation.period = max(periods, default=0.0) or None
         held, data = self.growths(), self.data()
         proofs = [*(one.proof for one in held), *(one.proof for one in data)]
@@ -206,7 +236,8 @@ class Follower:
         self._open = self._suspicion is not None
         found = self._suspicion or GrowthEstimate("growing" if settled else "flat", onset=self._onset)
         shown = not not_shown(held, self._confirms) and not not_shown(data, self._confirms)
-        self._due = next_census(self.investigation.taken, found, settled, self._plan, shown=shown)
+        due = next_census(self.investigation.taken, found, settled, self._plan, self._begun, shown=shown)
+        self._due = max(self._breath, due)
 
     def _by_counters(self, held: Sequence[Growth], data: Sequence[DataGrowth]) -> Iterator[GrowthEstimate]:
         """What counters show and no proven growth explains.
@@ -218,7 +249,7 @@ class Follower:
         for name, counter in self.counters.items():
             found = counter.estimate()
             known = sum(p.rate for where, p in proven if where == name and p.certainty == "proven")
-            grows = found.state in ("growing", "undecided") and name not in ("host", "shared")
+            grows = found.state in ("growing", "undecided") and name not in WITNESSES
             if grows and known < _EXPLAINED * found.rate:
                 yield found
         resident = self._estimate("host")

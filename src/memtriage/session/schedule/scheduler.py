@@ -7,6 +7,7 @@ from types import FrameType
 from typing import Final
 
 from memtriage.account.census import View
+from memtriage.diagnose.counter import CODE, WITNESSES
 from memtriage.diagnose.leaks import CensusPoint
 from memtriage.model.position import TrainingPosition
 from memtriage.session.investigation import Investigator
@@ -58,9 +59,7 @@ class CensusScheduler:
     def growing(self) -> dict[str, float]:
         """Return by how many bytes a step (backward, second) each device's counter grows so far."""
         found = {
-            name: counter.estimate()
-            for name, counter in self.main.counters.items()
-            if name not in ("host", "shared")
+            name: counter.estimate() for name, counter in self.main.counters.items() if name not in WITNESSES
         }
         return {
             name: each.rate if each.state == "growing" else 0.0
@@ -80,7 +79,9 @@ class CensusScheduler:
             if position.step == 0 and position.backwards == 0:
                 self._time.at_mark(position, values)
         elif name == "backward":
-            self.within_steps.at_mark(position, values)
+            self.within_steps.at_mark(
+                position, {counter: value for counter, value in values.items() if counter != CODE}
+            )
             censuses = position.step == 0 and not self.within_steps.under_way
             self._backwards.at_mark(position, values, censuses=censuses)
         else:

@@ -1,0 +1,78 @@
+"""Is native growth the filling of a cache of generated code? Pure.
+
+oneDNN generates code for each new shape and keeps what it made in caches with a bound. Where shapes vary,
+native memory grows until these are full. Generated code is counted apart from malloc, so that both can be
+compared: growth of such a cache comes where code comes, and any other growth comes where none does, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from memtriage.diagnose.track import Floats, Points
+
+
+@dataclass(frozen=True, slots=True)
+class CodeCachePolicy:
+    """Thresholds.
+
+    Attributes:
+        spans: equal spans that the time is cut into; both counters are compared from each to the next.
+        readings: of the generated code that it takes.
+        entries: bound of oneDNN's primitive cache unless an environment variable changes it. At so many
+            positions at least one has come each time, and the cache would be full.
+        varies: spread of the code's growth, as a part of its mean, from which on it can be told whether
+            memory also grows where no code comes.
+        share: part of the growth that may come where no code comes.
+        beside: bytes that memory may grow by for each byte of code; 0.1 for convolutions, 0.35 for LSTMs.
+    """
+
+    spans: int = 8
+    readings: int = 8
+    entries: int = 1024
+    varies: float = 0.3
+    share: float = 0.3
+    beside: float = 0.5
+
+
+POLICY: Final = CodeCachePolicy()
+
+
+def fills_with_code(memory: Points, code: Points, since: float, policy: CodeCachePolicy = POLICY) -> bool:
+    """Return whether all growth of native memory comes with generated code, and may come from its caches.
+
+    Args:
+        memory: readings of malloc's counter.
+        code: readings of the generated code's size, fewer perhaps.
+        since: position at which memory began to grow.
+        policy: thresholds.
+    """
+    memory, code = memory.since(since), code.since(since)
+    if len(code.at) < policy.readings or memory.span <= 0 or memory.span > policy.entries:
+        return False
+    edges = np.linspace(code.at[0], code.at[-1], policy.spans + 1)
+    inside = (memory.at >= edges[0]) & (memory.at <= edges[-1])
+    at, values = memory.at[inside], memory.means[inside]
+    grown, generated = _between(at, values, edges), _between(at, np.interp(at, code.at, code.means), edges)
+    if grown is None or generated is None or not (0 < grown.sum() <= policy.beside * generated.sum()):
+        return False
+    mean = generated.mean()
+    spread = generated - mean
+    if np.sqrt((spread**2).mean()) < policy.varies * mean:
+        return True  # code came all the time: no span without it shows anything else
+    slope = float(spread @ grown) / float(spread @ spread)
+    without_code = float(grown.mean()) - slope * float(mean)
+    return without_code <= policy.share * float(grown.mean())
+
+
+def _between(at: Floats, values: Floats, edges: Floats) -> Floats | None:
+    """Return the rise of the mean from each span to the next; None where a span has no reading."""
+    spans = np.clip(np.searchsorted(edges, at, side="right") - 1, 0, len(edges) - 2)
+    counts = np.bincount(spans, minlength=len(edges) - 1)
+    if not counts.all():
+        return None
+    rises: Floats = np.diff(np.bincount(spans, weights=values, minlength=len(edges) - 1) / counts)
+    return rises

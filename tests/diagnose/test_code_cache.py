@@ -1,0 +1,66 @@
+"""Growth of native memory that comes with generated code, and growth that does not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from memtriage.diagnose.code_cache import POLICY, fills_with_code
+from memtriage.diagnose.track import Floats, Points
+
+MIB = 1024 * 1024
+KERNEL = 2 * MIB  # address space that oneDNN takes for a primitive of a new shape
+PRIMITIVE = 700_000  # what it takes from malloc for it
+
+
+def series(values: Floats) -> Points:
+    return Points(np.arange(1.0, len(values) + 1), values, values)
+
+
+def shapes(steps: int, different: int, seed: int = 0) -> Floats:
+    """How many shapes have been met by each step, of so many different ones."""
+    drawn = np.random.default_rng(seed).integers(different, size=steps)
+    return np.array([len(set(drawn[: step + 1])) for step in range(steps)], dtype=np.float64)
+
+
+def noisy(values: Floats, seed: int = 0) -> Floats:
+    """The counter of a loop whose batches have varying lengths."""
+    return values + np.random.default_rng(seed).normal(0, 500_000, len(values))
+
+
+@pytest.mark.parametrize("different", [30, 100, 10_000])
+def test_a_cache_that_gets_an_entry_for_each_new_shape_is_told_by_its_code(different: int) -> None:
+    met = shapes(120, different)
+    memory, code = series(noisy(met * PRIMITIVE)), series(met * KERNEL)
+    assert fills_with_code(memory, code, since=0)
+
+
+@pytest.mark.parametrize("different", [30, 60])
+def test_a_leak_goes_on_where_no_new_code_comes(different: int) -> None:
+    met = shapes(200, different)
+    leak = np.arange(200.0) * PRIMITIVE / 2
+    assert not fills_with_code(series(noisy(met * PRIMITIVE + leak)), series(met * KERNEL), since=0)
+
+
+def test_without_code_nothing_is_a_cache_of_code() -> None:
+    grows = series(np.arange(100.0) * PRIMITIVE)
+    assert not fills_with_code(grows, series(np.zeros(100)), since=0)
+    assert not fills_with_code(grows, series(np.array([])), since=0)
+
+
+def test_memory_that_takes_more_than_its_code_is_something_else() -> None:
+    steps = np.arange(100.0)
+    assert not fills_with_code(series(steps * KERNEL), series(steps * KERNEL), since=0)
+
+
+def test_a_bounded_cache_cannot_fill_for_ever() -> None:
+    steps = np.arange(2.0 * POLICY.entries)
+    memory, code = series(steps * PRIMITIVE), series(steps * KERNEL)
+    assert not fills_with_code(memory, code, since=0)
+    assert fills_with_code(memory, code, since=1.5 * POLICY.entries)
+
+
+def test_a_few_readings_of_the_code_are_enough() -> None:
+    met = shapes(200, 10_000)
+    code = Points(np.arange(1.0, 201.0)[::16], (met * KERNEL)[::16], (met * KERNEL)[::16])
+    assert fills_with_code(series(noisy(met * PRIMITIVE)), code, since=0)

@@ -1,0 +1,34 @@
+"""How much machine code was generated at run time."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+
+import pytest
+
+from memtriage.observe.generated_code import generated_code
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def test_memory_that_may_be_written_and_executed_counts_and_other_memory_does_not() -> None:
+    before = generated_code()
+    assert before is not None
+    data = mmap.mmap(-1, 1 << 20, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    assert generated_code() == before
+    try:
+        code = mmap.mmap(
+            -1,
+            1 << 20,
+            mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS,
+            mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC,
+        )
+    except PermissionError:
+        pytest.skip("this machine allows no memory that is writable and executable")
+    try:
+        assert generated_code() == before + (1 << 20)
+    finally:
+        code.close()
+        data.close()
+    assert generated_code() == before
