@@ -176,7 +176,7 @@ def pasted_snippet() -> Found:
 
 
 def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(storages.values())
 
 

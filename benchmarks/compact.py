@@ -279,8 +279,8 @@ class Row:
 class Timed:
     """The call and its peer, with nothing else switched on: tracing slows the driver for good."""
 
-    dry: memtriage.treat.compact.Compaction
-    done: memtriage.treat.compact.Compaction
+    dry: memtriage.Compaction
+    done: memtriage.Compaction
     live: int
     whole_s: list[float]
     unfrozen_s: float
@@ -355,14 +355,14 @@ def time_it(shape: Shape, repeats: int) -> Timed:
         intact=intact,
         recording=recording,
         driver=middle(driver),
-        all_driver_s=[one["all"] for one in driver],
+        all_driver_s=[seconds["all"] for seconds in driver],
         allocator=middle(allocator),
         watched_s=watched_s,
         stages=found,
     )
 
 
-def timed_compaction() -> tuple[memtriage.treat.compact.Compaction, float]:
+def timed_compaction() -> tuple[memtriage.Compaction, float]:
     torch.cuda.synchronize()
     began = time.perf_counter()
     done = memtriage.compact()
@@ -403,7 +403,7 @@ def row_of(shape: Shape, timed: Timed, peak: float) -> Row:
         allocator_s=timed.allocator["all"],
         allocator_parts_s=dict(timed.allocator),
         stages_whole_s=timed.watched_s,
-        stages=[one for one in timed.stages if one.seconds >= WORTH_TELLING_S],
+        stages=[stage for stage in timed.stages if stage.seconds >= WORTH_TELLING_S],
         host_s=timed.host_s,
         intact=timed.intact,
         stopped=timed.done.devices[0].stopped,

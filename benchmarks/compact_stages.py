@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final
 
-from memtriage.treat.compact import one_device
-from memtriage.treat.compact.storages import Finder
+from memtriage.treat.compaction import one_device
+from memtriage.treat.compaction.storages import StorageFinder
 from memtriage.treat.device import cuda as cuda_device
 from memtriage.treat.device.cuda import CudaDevice
 
@@ -20,8 +20,8 @@ STAGES: Final = (
     (cuda_device, "layout_of_raw", "layout_of_raw"),
     (one_device, "look", "look"),
     (one_device, "make_plan", "make_plan"),
-    (Finder, "__enter__", "list_objects"),
-    (Finder, "__call__", "find"),
+    (StorageFinder, "__enter__", "list_objects"),
+    (StorageFinder, "__call__", "find"),
     (CudaDevice, "allocate", "allocate"),
     (CudaDevice, "release", "release"),
     (CudaDevice, "resize", "resize"),
@@ -72,20 +72,20 @@ def stages() -> Iterator[list[Stage]]:
 def told(whole_s: float, found: list[Stage]) -> str:
     """The stages' sums, the longest first, and then the long calls in order."""
     spent: dict[str, float] = defaultdict(float)
-    for one in found:
-        spent[one.name] += one.seconds * 1e3
+    for stage in found:
+        spent[stage.name] += stage.seconds * 1e3
     inside, until = 0.0, 0.0
-    for one in found:
-        end = one.start + one.seconds
-        inside += max(0.0, end - max(one.start, until))
+    for stage in found:
+        end = stage.start + stage.seconds
+        inside += max(0.0, end - max(stage.start, until))
         until = max(until, end)
     sums = ", ".join(
         f"{name} {took:.1f}" for name, took in sorted(spent.items(), key=itemgetter(1), reverse=True)
     )
     order = ", ".join(
-        f"{one.name} {one.start * 1e3:.1f}+{one.seconds * 1e3:.1f}"
-        for one in found
-        if one.seconds >= WORTH_TELLING_S
+        f"{stage.name} {stage.start * 1e3:.1f}+{stage.seconds * 1e3:.1f}"
+        for stage in found
+        if stage.seconds >= WORTH_TELLING_S
     )
     return (
         f"host ms of {whole_s * 1e3:.1f}: {sums}, outside of all {(whole_s - inside) * 1e3:.1f}\n"

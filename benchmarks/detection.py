@@ -44,8 +44,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from detection_programs import found, programs, promised, watched
-from memtriage.diagnose.track import Points, Track
-from memtriage.diagnose.trend import State, TrendPolicy, detection_limit, estimate, trend_policy
+from memtriage.diagnose.growth.track import Points, Track
+from memtriage.diagnose.growth.trend import TrendPolicy, TrendState, detection_limit, estimate, trend_policy
 
 NOISE: Final = Path(__file__).parents[1] / "tests/data/counter_noise.json"
 KIB: Final = 1024
@@ -53,7 +53,7 @@ SHORTEST, LONGEST = 20, 10_000
 Kind = Literal["steady", "every k steps", "of random size", "late"]
 KINDS: Final[tuple[Kind, ...]] = ("steady", "every k steps", "of random size", "late")
 RATIOS: Final = (0, 0.5, 1, 2, 5, float("inf"))
-WORDS: Final[dict[State, str]] = {
+WORDS: Final[dict[TrendState, str]] = {
     "growing": "LEAK",
     "undecided": "NOT JUDGED",
     "too_short": "NOT JUDGED",

@@ -35,9 +35,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from memtriage.model import Finding, Ledger, LedgerRow, Mark
+from memtriage.model.findings import Finding
+from memtriage.model.ledger import Ledger, LedgerRow
+from memtriage.model.marks import Mark
 from memtriage.store.layout import RankIdentity, record_path
-from memtriage.store.records import End, HostSample, RecordedFinding, Start
+from memtriage.store.records import End, HostSampleLine, RecordedFinding, Start
 from memtriage.store.writer import RankWriter
 
 MIB: Final = 1024**2
@@ -209,9 +211,9 @@ def _marks(
             )
 
 
-def _host(mark: Mark, noise: random.Random) -> HostSample:
+def _host(mark: Mark, noise: random.Random) -> HostSampleLine:
     rss = mark.host_rss or 0
-    return HostSample(
+    return HostSampleLine(
         time_s=mark.time_s,
         step=mark.step,
         rss=rss,

@@ -150,7 +150,7 @@ def scraped(url: str) -> Iterator[None]:
 
 
 def scrape_rows(url: str) -> Iterator[Row]:
-    session = memtriage._active.session
+    session = memtriage.process.active.session
     assert session is not None
     with_classes, between, values = [], [], []
     for _ in range(SCRAPES):

@@ -197,8 +197,8 @@ def masters(job: Job, model: Any) -> Trainer:
     ]
     optimizer = torch.optim.AdamW(copies, lr=1e-4, fused=True)
     if not on_gpu:
-        for one in copies:
-            one.grad = torch.full_like(one, 1e-3)
+        for copy in copies:
+            copy.grad = torch.full_like(copy, 1e-3)
 
     def step() -> None:
         if on_gpu:
@@ -321,13 +321,13 @@ def run(job: Job) -> Result | str:
         if process.returncode:
             return errors.strip().splitlines()[-1] if errors.strip() else f"status {process.returncode}"
         results.append(Result(**json.loads(output.splitlines()[-1])))
-    peaks = [one.peak for one in results if one.peak is not None]
+    peaks = [result.peak for result in results if result.peak is not None]
     return replace(
         results[0],
-        step_s=max(one.step_s for one in results),
-        iteration_s=max(one.iteration_s for one in results),
-        init=sum(one.init for one in results),
-        held=sum(one.held for one in results),
+        step_s=max(result.step_s for result in results),
+        iteration_s=max(result.iteration_s for result in results),
+        init=sum(result.init for result in results),
+        held=sum(result.held for result in results),
         peak=sum(peaks) if len(peaks) == len(results) else None,
     )
 

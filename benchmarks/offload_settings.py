@@ -32,11 +32,10 @@ from torch import Tensor
 from memtriage import OffloadedAdamW
 from memtriage.treat.offload.arithmetic import crew_size
 from memtriage.treat.offload.kernel import Hyper, Operands, Scaling
-from memtriage.treat.offload.lanes import lane_to
 from memtriage.treat.offload.native.choice import available
 from memtriage.treat.offload.native.library import Crew, Library
 from memtriage.treat.offload.pinned import host_memory
-from memtriage.treat.offload.ring import Ring, Spent
+from memtriage.treat.offload.pipeline import Ring, Spent, lane_to
 from memtriage.treat.offload.settings import RING_DEPTH, TILE_ELEMENTS
 
 BYTES_MOVED: Final = 28
@@ -181,7 +180,7 @@ def stepping(candidate: Candidate, weights: list[Any], steps: int, library: Libr
         kernel._crew.close()
         chosen = Library(library.path, candidate.run) if candidate.run else library
         kernel._crew = Crew(chosen, candidate.threads or crew_size(torch.get_num_threads()))
-    gradients = [one.grad for one in weights]
+    gradients = [weight.grad for weight in weights]
     times, spent = [], []
     for _ in range(UNTIMED_STEPS + steps):
         for one, gradient in zip(weights, gradients, strict=True):
@@ -233,10 +232,10 @@ def main() -> None:
         torch.nn.Parameter(torch.randn(width, width, device=device, dtype=torch.bfloat16) / 64)
         for _ in range(layers)
     ]
-    for one in weights:
-        one.grad = torch.randn_like(one) / 1024
+    for weight in weights:
+        weight.grad = torch.randn_like(weight) / 1024
     heads = ("step ms", "x limit", "arriving", "leaving", "kernel", "rest", "first")
-    print(f"{'':64}" + "".join(f"{one:>9}" for one in heads), flush=True)
+    print(f"{'':64}" + "".join(f"{head:>9}" for head in heads), flush=True)
     rows = []
     for candidate in [Candidate()] if options.quick else candidates():
         if time.perf_counter() - began > options.seconds:
@@ -251,7 +250,7 @@ def main() -> None:
         rows.append(asdict(candidate) | row)
         waited = [row[f"{key}_s"] for key in ("arriving", "leaving", "computing")]
         figures = [row["step_s"], *waited, row["step_s"] - sum(waited), row["first_s"]]
-        told = [f"{one * 1e3:9.1f}" for one in figures]
+        told = [f"{figure * 1e3:9.1f}" for figure in figures]
         told.insert(1, f"{row['step_s'] / alone['copy']:9.2f}")
         print(f"{name:64}" + "".join(told), flush=True)
     if options.out:

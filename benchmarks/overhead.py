@@ -8,7 +8,7 @@ step      One process trains. A round is one block of steps under each condition
           `unwatched`, `watched` (a fresh `memtriage.watch()`, gone again at the block's end), `unwatched
           again` (the noise of this machine: it should be 1.000) and, on CUDA, `memory history` (the usual
           tool for the same question, `torch.cuda.memory._record_memory_history()`). Of each block the median
-          step is taken. The ratio is taken within a round, so that a clock or a neighbour that drifts cancels
+          step is taken. The ratio is taken within a round, so that a clock or a neighbor that drifts cancels
           out.
 block     The same blocks, their mean step: with what happens only once in a while, such as the census at the
           third step of a watch, which a longer run spreads over more steps.

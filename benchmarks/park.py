@@ -63,12 +63,12 @@ def main() -> int:
     model = Decoder(count, device)
     optimizer = with_moments(model)
     tensors = list(everything(model, optimizer))
-    before = [fingerprint(each) for each in tensors]
-    total = sum(each.untyped_storage().nbytes() for each in tensors)
+    before = [fingerprint(tensor) for tensor in tensors]
+    total = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
     found |= {"parameters": model.count, "bytes": total, "storages": len(tensors)}
     say(f"{model.count / 1e9:.2f}B parameters, {total / GIB:.2f} GiB in {len(tensors):,} storages")
     found["cycles"] = [cycle(number, model, optimizer, device) for number in range(options.cycles)]
-    found["identical"] = [fingerprint(each) for each in tensors] == before
+    found["identical"] = [fingerprint(tensor) for tensor in tensors] == before
     say(f"values after {options.cycles} cycles: {'identical' if found['identical'] else 'DIFFERENT'}")
     warm = found["cycles"][1:] or found["cycles"]
     for way in ("down", "up"):
@@ -100,7 +100,7 @@ class Decoder(nn.Module):
         self.matrices = nn.ParameterList(
             nn.Parameter(torch.randn(shape, dtype=torch.bfloat16, device=device)) for shape in shapes
         )
-        self.count = sum(each.numel() for each in self.matrices)
+        self.count = sum(matrice.numel() for matrice in self.matrices)
 
 
 def with_moments(model: nn.Module) -> torch.optim.Optimizer:
@@ -114,7 +114,7 @@ def with_moments(model: nn.Module) -> torch.optim.Optimizer:
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     """All tensors that are parked."""
-    yield from (each.detach() for each in model.parameters())
+    yield from (parameter.detach() for parameter in model.parameters())
     for state in optimizer.state.values():
         yield from state.values()
 

@@ -37,7 +37,7 @@ def main() -> int:
         print(json.dumps(_one(options.one, options.families)))
         return 0
     truths = GROUND_TRUTH / ("families_h200.json" if options.families else "measured_h200.json")
-    measured = {each["name"]: each for each in json.loads(truths.read_text())}
+    measured = {load["name"]: load for load in json.loads(truths.read_text())}
     print(
         f"{'workload':<18}{'allocated':>10}{'error':>9}{'reserved':>11}{'error':>9}{'seconds':>9}{'MiB':>7}"
     )

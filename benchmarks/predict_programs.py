@@ -68,7 +68,9 @@ def main() -> int:
     run = _predicted if options.mode == "predict" else _measured
     results: dict[str, dict[str, Any]] = {}
     with ThreadPoolExecutor(options.jobs) as pool:
-        running = {pool.submit(run, each, directory, listed["steps"]): each["name"] for each in programs}
+        running = {
+            pool.submit(run, program, directory, listed["steps"]): program["name"] for program in programs
+        }
         for done in as_completed(running):
             results[running[done]] = done.result()
             print(f"{running[done]:<28}{_line(done.result())}", flush=True)
@@ -150,7 +152,7 @@ def _run(
     try:
         printed, complaints = process.communicate(timeout=LIMIT_S[mode])
         if process.returncode:
-            lines = [each for each in complaints.splitlines() if each.strip()]
+            lines = [line for line in complaints.splitlines() if line.strip()]
             failed = lines[-1] if lines else f"status {process.returncode}"
     except subprocess.TimeoutExpired:
         printed, failed = "", f"not done after {LIMIT_S[mode]} s"

@@ -87,7 +87,7 @@ def nanochat(path: Path) -> None:
     )
     (path / "tokenizer").mkdir(parents=True)
     (path / "tokenizer" / "tokenizer.pkl").write_bytes(pickle.dumps(encoding))
-    lengths = torch.tensor([len(each) for each in ranks] + [0] * len(special), dtype=torch.int32)
+    lengths = torch.tensor([len(rank) for rank in ranks] + [0] * len(special), dtype=torch.int32)
     torch.save(lengths, path / "tokenizer" / "token_bytes.pt")
     random = _random()
     letters = np.array(list(string.ascii_lowercase + "    "))

@@ -7,7 +7,7 @@ churn      A made-up program: blocks of 40 sizes from 512 bytes to 50 MiB, 300 o
 recording  Allocations and frees of recorded histories, as often as it takes to reach the number of events.
 
 Every line is the median of the rounds; the slowest and the fastest stand beside it. Seconds are those of this
-process on a core, so that neighbours count as little as can be. Choosing what to allocate is not counted.
+process on a core, so that neighbors count as little as can be. Choosing what to allocate is not counted.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from typing import Final
 
 from memtriage.allocator.settings import parse_conf
 from memtriage.allocator.simulator import Simulator
+from memtriage.allocator.trace_columns import StackTable, trace_columns
 from memtriage.model.recording import ALLOC, FREE_REQUESTED
-from memtriage.observe.snapshot_columns import StackTable, trace_columns
-from memtriage.observe.snapshot_file import loaded
+from memtriage.snapshots.file import loaded
 
 TORCH: Final = "2.11"
 CONFS: Final = (

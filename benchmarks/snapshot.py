@@ -103,7 +103,7 @@ def tile(path: Path, events: int, depth: int) -> int:
         # our own file, from the tests' data
         raw: dict[str, Any] = pickle.load(file)
     trace, spans = raw["device_traces"][0], raw["external_annotations"]
-    ends = [one["time_us"] for one in spans if one["stage"] == "END" and "zero_grad" in one["name"]]
+    ends = [span["time_us"] for span in spans if span["stage"] == "END" and "zero_grad" in span["name"]]
     begin, end = ends[STEADY - 1], ends[STEADY]
     times = [one["time_us"] for one in trace]
     first, behind = bisect_right(times, begin), bisect_right(times, end)
@@ -115,14 +115,14 @@ def tile(path: Path, events: int, depth: int) -> int:
         tiled += moved(body, number * period)
     tiled += moved(trace[behind:], (repeats - 1) * period)
     raw["device_traces"][0] = tiled
-    step = [one for one in spans if begin < one["time_us"] <= end]
+    step = [span for span in spans if begin < span["time_us"] <= end]
     raw["external_annotations"] = [
-        *(one for one in spans if one["time_us"] <= begin),
+        *(span for span in spans if span["time_us"] <= begin),
         *({**one, "time_us": one["time_us"] + n * period} for n in range(repeats) for one in step),
         *(
-            {**one, "time_us": one["time_us"] + (repeats - 1) * period}
-            for one in spans
-            if one["time_us"] > end
+            {**span, "time_us": span["time_us"] + (repeats - 1) * period}
+            for span in spans
+            if span["time_us"] > end
         ),
     ]
     with path.open("wb") as file:
@@ -146,14 +146,14 @@ def moved(events: Sequence[dict[str, Any]], by: int) -> list[dict[str, Any]]:
     lists: dict[int, list[Any]] = {}
     return [
         {
-            **one,
-            "time_us": one["time_us"] + by,
+            **event,
+            "time_us": event["time_us"] + by,
             # sums make new integers: a pickle would otherwise refer to the first one
-            "addr": one["addr"] + by - by,
-            "size": one["size"] + by - by,
-            "frames": lists.setdefault(id(one["frames"]), list(one["frames"])),
+            "addr": event["addr"] + by - by,
+            "size": event["size"] + by - by,
+            "frames": lists.setdefault(id(event["frames"]), list(event["frames"])),
         }
-        for one in events
+        for event in events
     ]
 
 

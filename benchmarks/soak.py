@@ -83,7 +83,7 @@ def soak(steps: int, watched: bool, folder: Path) -> Iterator[Reading]:
     import torch
 
     import memtriage
-    from memtriage import _active
+    from memtriage.process import active
 
     stops = [steps // 10**back for back in reversed(range(LINES))]
     with memtriage.watch(folder, quiet=True) if watched else nullcontext():
@@ -92,7 +92,7 @@ def soak(steps: int, watched: bool, folder: Path) -> Iterator[Reading]:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
         inputs = torch.randn(4, 16)
         marks = Marks()
-        session: Any = _active.session
+        session: Any = active.session
         if session is not None:
             session.mark = marks.timed(session.mark)
         for step in range(1, steps + 1):
@@ -119,7 +119,7 @@ def in_a_process(steps: int, watched: bool) -> list[Reading]:
     """The readings of a fresh process."""
     command = [sys.executable, __file__, "--steps", str(steps), "--alone", "watched" if watched else "bare"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return [Reading(**one) for one in json.loads(done.stdout)]
+    return [Reading(**load) for load in json.loads(done.stdout)]
 
 
 def lines(watched: Sequence[Reading], bare: Sequence[Reading]) -> Iterator[str]:

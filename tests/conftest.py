@@ -14,7 +14,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, settings
 
-from memtriage.account.census import Look, View
+from memtriage.account.census import CensusView, Look
 from memtriage.model.census import Census, StorageRecord
 from memtriage.observe import heap
 
@@ -24,7 +24,7 @@ settings.load_profile("any machine")
 
 
 _LOADS_MUCH: Final = (
-    *("cli/test_plan_command", "cli/test_predict_command", "predict", "report/metrics"),
+    *("cli/test_plan", "cli/test_predict", "prediction", "planning", "report/monitoring"),
     *("prove", "cases", "docs", "integrations"),
 )
 """Tests that load libraries by the dozen. What they leave makes every census after them slower."""
@@ -90,7 +90,7 @@ class Program:
         self._noted[tensor.untyped_storage().data_ptr(), case or self.case] = None
         return tensor
 
-    def look(self, ask: Callable[[View], None] | None = None) -> None:
+    def look(self, ask: Callable[[CensusView], None] | None = None) -> None:
         with Look() as view:
             self.census = view.census()
             if ask is not None:

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 import memtriage
-from memtriage import _active
-from memtriage.diagnose.leaks import CensusPoint
+from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.model.asked import Answer
 from memtriage.model.census import Census
 from memtriage.model.report import RunReport
+from memtriage.process import active
 from memtriage.session import run as session_run
-from memtriage.session.ask import ask
-from memtriage.session.investigation import Investigator
+from memtriage.session.remote.ask import ask
+from memtriage.session.schedule.investigation import Investigator
 
 torch = pytest.importorskip("torch")
 
@@ -40,7 +40,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     yield
-    assert _active.session is None or not _active.session.running
+    assert active.session is None or not active.session.running
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def names(report: RunReport) -> list[str]:
 
 
 def test_without_a_watch_marks_and_steps_do_nothing(tmp_path: Path) -> None:
-    assert _active.session is None
+    assert active.session is None
     memtriage.mark("after refit")
     memtriage.step()
     assert list(tmp_path.iterdir()) == []
@@ -117,13 +117,13 @@ def test_a_watched_block_answers_who_asks(
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with memtriage.watch(tmp_path / "runs", listen=True):
-        found: list[Answer] = []
-        asker = threading.Thread(target=lambda: found.append(ask(os.getpid(), 60.0)))
+        answers: list[Answer] = []
+        asker = threading.Thread(target=lambda: answers.append(ask(os.getpid(), 60.0)))
         asker.start()
         while asker.is_alive():  # the main thread answers between two instructions
             sum(range(100))
-    assert (found[0].pid, found[0].refused) == (os.getpid(), None)
-    assert found[0].ledgers and found[0].objects > 1000
+    assert (answers[0].pid, answers[0].refused) == (os.getpid(), None)
+    assert answers[0].ledgers and answers[0].objects > 1000
     assert not (tmp_path / "memtriage").exists()
     assert f"listening: `memtriage census --pid {os.getpid()}`" in capfd.readouterr().err
 
@@ -169,7 +169,7 @@ def installed() -> tuple[Any, ...]:
         {thread.name for thread in threading.enumerate()},
         tracemalloc.is_tracing(),
         torch.is_anomaly_enabled(),
-        _active.session,
+        active.session,
     )
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from memtriage._descriptors import Descriptor
-from memtriage._messages import Messages, printable
-from memtriage._threads import OwnThread
 from memtriage.observe.modes import Tracing
-from memtriage.session.own_modules import OwnModules
+from memtriage.process.descriptors import Descriptor
+from memtriage.process.messages import Messages, printable
+from memtriage.process.threads import OwnThread
+from memtriage.session.signals.own_modules import OwnModules
 
 
 def test_a_descriptor_that_became_another_file_is_left_alone(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ class OtherProcess:
             self._process = spawning.Process(target=_serve, args=(theirs, str(device)), daemon=True)
             self._process.start()
         theirs.close()
-        let_take_descriptors(self._process.pid)
+        allow_fd_transfer(self._process.pid)
         self._ready = False
 
     def call(self, method: str, *arguments: Any) -> Any:
@@ -219,7 +219,7 @@ def _serve(pipe: Connection, name: str) -> None:
             pipe.send((False, answer))
 
 
-def let_take_descriptors(process: int | None) -> None:
+def allow_fd_transfer(process: int | None) -> None:
     """Expandable segments travel as file descriptors, which the receiver takes with `pidfd_getfd`.
 
     Where Yama restricts tracing to descendants (the usual setting), a child may do that only if it is let.

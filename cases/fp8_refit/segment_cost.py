@@ -72,7 +72,7 @@ def measure(gib: int, bucket: int, rounds: int) -> dict[str, float]:
     with engine.without_allocator_settings():
         other = spawning.Process(target=_receive, args=(theirs, bucket), daemon=True)
         other.start()
-    engine.let_take_descriptors(other.pid)
+    engine.allow_fd_transfer(other.pid)
     pipe.recv()
     for _ in range(rounds + 1):
         _send_one(pipe, bucket, times)

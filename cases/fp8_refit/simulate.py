@@ -22,9 +22,9 @@ import treatment
 from memtriage.allocator.settings import parse_conf
 from memtriage.allocator.simulator import Simulator
 from memtriage.model.units import size
-from memtriage.predict.lifetimes import FREE, Recording
-from memtriage.predict.machines import machine
-from memtriage.predict.trace import trace
+from memtriage.prediction.gpu_kinds import machine
+from memtriage.prediction.lifetimes import FREE, AllocationTrace
+from memtriage.prediction.trace import trace
 
 _TORCH: Final = (2, 11)
 
@@ -99,7 +99,7 @@ def _host(nbytes: int) -> Tensor:
     return torch.empty(nbytes, dtype=torch.uint8)
 
 
-def _at_releases(recording: Recording, simulator: Simulator) -> list[Reading]:
+def _at_releases(recording: AllocationTrace, simulator: Simulator) -> list[Reading]:
     """Whenever the cache has been emptied."""
     live: dict[int, Any] = {}
     releases = set(recording.releases)

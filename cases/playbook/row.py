@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from memtriage.model.playbook import PLAYBOOK
 from memtriage.model.units import size
+from memtriage.playbook.entries import PLAYBOOK
 
 
 @dataclass(slots=True)

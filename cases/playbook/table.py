@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from memtriage.model.playbook import PLAYBOOK
+from memtriage.playbook.entries import PLAYBOOK
 
 HERE: Final = Path(__file__).parent
 README: Final = HERE / "README.md"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memtriage.account.census import View
+from memtriage.account.census import CensusView
 from memtriage.model.census import GroupDetail
 from memtriage.model.paths import in_words
 from support.paths import of_module
@@ -189,7 +189,7 @@ class Closer:
             self.asked.append(id(obj))
         return "train.py:2 in build" if len(self.asked) == 3 else None
 
-    def ask(self, view: View) -> None:
+    def ask(self, view: CensusView) -> None:
         groups = {
             in_words(group.anchor): group.key for group in view.census().groups if group.device == "cpu"
         }

@@ -86,7 +86,7 @@ block_parts = st.tuples(
 @st.composite
 def segment_lists(draw: st.DrawFn) -> list[Segment]:
     position = 10
-    found: list[Segment] = []
+    segments: list[Segment] = []
     for _ in range(draw(st.integers(0, 4))):
         position += draw(st.integers(0, 6))
         parts = [
@@ -95,11 +95,11 @@ def segment_lists(draw: st.DrawFn) -> list[Segment]:
         ]
         fields = draw(st.sampled_from([{}, {"page": 4}]))
         pool = draw(st.sampled_from([DEFAULT_POOL, (0, 1), (3, 0)]))
-        found.append(
+        segments.append(
             make_segment(position, *parts, pool=pool, stream=draw(st.sampled_from([0, 7])), **fields)
         )
-        position = found[-1].end
-    return found
+        position = segments[-1].end
+    return segments
 
 
 storage_lists = st.lists(
@@ -283,11 +283,11 @@ def workspaces(count: int, size: int = 32 * MIB, **fields: object) -> Segment:
     return make_segment(64 * MIB, *[("active", size, size)] * count, **fields)
 
 
-def test_cublas_workspaces_are_recognised_and_the_reason_told() -> None:
+def test_cublas_workspaces_are_recognized_and_the_reason_told() -> None:
     ledger = gpu_ledger("cuda:0", [workspaces(2)], [], use_of(64 * MIB))
     row = row_of(ledger, "requested", "cuBLAS workspace")
     assert row.bytes == 64 * MIB
-    assert "recognised by size (33,554,432 bytes)" in (row.detail or "")
+    assert "recognized by size (33,554,432 bytes)" in (row.detail or "")
 
 
 def test_more_blocks_of_the_size_than_handles_are_not_taken_for_workspaces() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from memtriage.account.gpu_ledger import releasable_in
 from memtriage.account.holder_pins import pinned_by, without
 from memtriage.model.blocks import DEFAULT_POOL, Block, BlockState, Segment
-from memtriage.model.holders import Pinned
+from memtriage.model.holders import SegmentPinning
 
 MIB = 1 << 20
 BASE = 1 << 30
@@ -35,19 +35,19 @@ def at(mib: int, device: str = "cuda:0") -> tuple[str, int, int]:
 
 def test_one_small_block_pins_its_whole_segment_and_lets_it_go() -> None:
     one = segment((1, "active"), (19, "free"))
-    assert pinned_by([one], [at(0)]) == Pinned(segments=1, nbytes=20 * MIB, releasable=20 * MIB)
+    assert pinned_by([one], [at(0)]) == SegmentPinning(segments=1, nbytes=20 * MIB, releasable=20 * MIB)
 
 
 def test_a_segment_with_other_live_blocks_is_pinned_but_would_not_go() -> None:
     one = segment((1, "active"), (18, "free"), (1, "active"))
-    assert pinned_by([one], [at(0)]) == Pinned(segments=1, nbytes=20 * MIB, releasable=0)
+    assert pinned_by([one], [at(0)]) == SegmentPinning(segments=1, nbytes=20 * MIB, releasable=0)
     assert pinned_by([one], [at(0), at(19)]).releasable == 20 * MIB
 
 
 def test_of_an_expandable_segment_whole_pages_count() -> None:
     one = segment((3, "active"), (5, "free"), (2, "active"), page=2 * MIB)
     # pages 0 and 1 hold the first block; page 1 is shared with the free one; page 4 with the last
-    assert pinned_by([one], [at(0)]) == Pinned(segments=1, nbytes=4 * MIB, releasable=4 * MIB)
+    assert pinned_by([one], [at(0)]) == SegmentPinning(segments=1, nbytes=4 * MIB, releasable=4 * MIB)
 
 
 def test_what_awaits_a_stream_still_pins() -> None:
@@ -57,14 +57,14 @@ def test_what_awaits_a_stream_still_pins() -> None:
 
 
 def test_a_private_pool_keeps_its_segments() -> None:
-    assert pinned_by([segment((1, "active"), pool=(1, 0))], [at(0)]) == Pinned(
+    assert pinned_by([segment((1, "active"), pool=(1, 0))], [at(0)]) == SegmentPinning(
         segments=1, nbytes=MIB, releasable=0
     )
 
 
 def test_other_devices_freed_blocks_and_other_memory_pin_nothing() -> None:
     one = segment((1, "free"), (1, "active"))
-    nothing = Pinned(segments=0, nbytes=0, releasable=0)
+    nothing = SegmentPinning(segments=0, nbytes=0, releasable=0)
     assert pinned_by([one], [at(1, "cuda:1"), at(1, "cpu"), at(0), at(7), at(-3)]) == nothing
 
 

@@ -58,8 +58,8 @@ def test_nodes_without_a_storage_have_a_group_of_their_own() -> None:
     leaf = torch.ones(3, requires_grad=True)
     nodes = [(leaf + 1).grad_fn for _ in range(5)]
     with Look((), Identities()) as view:
-        found = view.census()
-    (group,) = [g for g in found.groups if in_words(g.anchor).endswith("nodes[*]")]
+        census = view.census()
+    (group,) = [g for g in census.groups if in_words(g.anchor).endswith("nodes[*]")]
     assert (group.device, group.count, group.nbytes, group.attached) == ("cpu", 0, 0, True)
     assert group.objects >= 5 and group.on_host == group.kept >= 5 * 464
     assert list(group.holders.values()) == [0]

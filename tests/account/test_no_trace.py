@@ -17,11 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import memtriage
 from memtriage.account import census as census_module
-from memtriage.account.asked import take_answer
-from memtriage.account.census import Look, View, take_census
+from memtriage.account.census import CensusView, Look, take_census
 from memtriage.observe.alone import backward_runs
 from memtriage.observe.containers import ContainerLengths, grown_containers
 from memtriage.observe.frames import running_frames
+from memtriage.session.remote.take import take_answer
 
 
 class Counting(TorchFunctionMode):
@@ -64,7 +64,7 @@ def test_no_mode_sees_the_census(program: Any, mode: str) -> None:
     program.made(program["kept"][0], "real")
     calls: list[str] = []
 
-    def ask(view: View) -> None:
+    def ask(view: CensusView) -> None:
         view.heads()
         if mode == "everything counted":
             view.details([("cpu", "train.kept[*]")], lambda obj: None)
@@ -289,7 +289,7 @@ ran.clear()
 def test_no_code_of_the_program_runs(program: Any) -> None:
     program.run(ODD_THINGS)
 
-    def ask(view: View) -> None:
+    def ask(view: CensusView) -> None:
         keys = [group.key for group in view.census().groups if group.anchor[0].name == "train"]
         view.details(keys, lambda obj: None)
         view.heads()

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
-from memtriage.account.census import View
+from memtriage.account.census import CensusView
 from memtriage.account.owners import PRIORITY, RANK
 from memtriage.model.census import Owner
 from memtriage.model.paths import in_words
@@ -132,7 +132,7 @@ CASES: dict[str, tuple[str, Owner]] = {
         "parameter",
     ),
     "buffer of a subclass": ("model.register_buffer('wrapped', Wrapped(T(), T(1)))", "buffer"),
-    "quantised objects": ("weights = [Quantized() for _ in range(2)]", "variable"),
+    "quantized objects": ("weights = [Quantized() for _ in range(2)]", "variable"),
 }
 
 
@@ -169,8 +169,8 @@ def test_groups_sum_to_the_storages(owners: Any) -> None:
     assert sizes == sorted(sizes, reverse=True)
 
 
-def test_quantised_objects_are_named(owners: Any) -> None:
-    assert owners.holders("quantised objects") == {"train.weights[*]._data", "train.weights[*]._scale_inv"}
+def test_quantized_objects_are_named(owners: Any) -> None:
+    assert owners.holders("quantized objects") == {"train.weights[*]._data", "train.weights[*]._scale_inv"}
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_saving_nodes_are_told_with_their_module(program: Any) -> None:
     )
     saved_by: dict[str, str | None] = {}
 
-    def ask(view: View) -> None:
+    def ask(view: CensusView) -> None:
         keys = [group.key for group in view.census().groups if group.device == "cpu"]
         found = view.details(keys, lambda obj: None)
         saved_by.update({in_words(anchor): found["cpu", anchor].saved_by for _, anchor in keys})

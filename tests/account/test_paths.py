@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtriage.account.paths import dict_labels, extend
-from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind
+from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
 
 PRELUDE = """
 import collections, contextlib, dataclasses, functools, gc, queue, threading, types, weakref
@@ -308,12 +308,12 @@ Fold()
 
 
 HOPS: list[HolderPath] = [
-    (Segment(SegmentKind.ATTRIBUTE, "next"),),
+    (PathSegment(SegmentKind.ATTRIBUTE, "next"),),
     (ANY_ITEM,),
-    (Segment(SegmentKind.CLOSURE, "f"), Segment(SegmentKind.VARIABLE, "cell")),
-    (Segment(SegmentKind.ATTRIBUTE, "t"),),
+    (PathSegment(SegmentKind.CLOSURE, "f"), PathSegment(SegmentKind.VARIABLE, "cell")),
+    (PathSegment(SegmentKind.ATTRIBUTE, "t"),),
 ]
-ROOT: HolderPath = (Segment(SegmentKind.MODULE, "train"),)
+ROOT: HolderPath = (PathSegment(SegmentKind.MODULE, "train"),)
 
 
 @given(st.lists(st.sampled_from(HOPS), max_size=200))
@@ -351,4 +351,4 @@ def test_every_value_of_a_dict_has_a_segment(holder: dict[Any, object], namespac
 @given(st.integers(3, 400))
 def test_numbered_keys_share_one_segment(count: int) -> None:
     values = {f"layer_{number}": object() for number in range(count)}
-    assert set(dict_labels(values, False).values()) == {Segment(SegmentKind.ITEM, "'layer_*'")}
+    assert set(dict_labels(values, False).values()) == {PathSegment(SegmentKind.ITEM, "'layer_*'")}

@@ -10,13 +10,13 @@ import numpy as np
 
 from memtriage.allocator.blocks import SimBlock
 from memtriage.allocator.events import AllocatorEvent, OutOfMemory
-from memtriage.allocator.settings import Settings
+from memtriage.allocator.settings import AllocatorSettings
 from memtriage.allocator.simulator import Simulator
+from memtriage.allocator.trace_columns import StackTable, TraceColumns, trace_columns
 from memtriage.model.blocks import DEFAULT_POOL, Segment
 from memtriage.model.recording import EVENT_KINDS
 from memtriage.observe.cuda import parse_segments
-from memtriage.observe.snapshot_columns import StackTable, TraceColumns, trace_columns
-from memtriage.observe.snapshot_file import loaded
+from memtriage.snapshots.file import loaded
 
 DATA: Final = Path(__file__).parents[1] / "data"
 H200: Final = sorted((DATA / "snapshots").glob("*.pickle.gz"))
@@ -67,7 +67,7 @@ def columns(events: list[AllocatorEvent]) -> TraceColumns:
 
 
 def simulated(
-    settings: Settings,
+    settings: AllocatorSettings,
     *,
     seed: int,
     count: int = 2000,

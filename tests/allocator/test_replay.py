@@ -14,11 +14,11 @@ from memtriage.allocator.blocks import SimBlock
 from memtriage.allocator.events import AllocatorEvent
 from memtriage.allocator.replay import ReplayedTrace, recorded_settings, replay
 from memtriage.allocator.replay_walk import rounded
-from memtriage.allocator.settings import Settings, parse_conf
+from memtriage.allocator.settings import AllocatorSettings, parse_conf
 from memtriage.allocator.simulator import OutOfMemory, Simulator
+from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.blocks import Segment
 from memtriage.model.recording import EVENT_KINDS
-from memtriage.observe.snapshot_columns import TraceColumns
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = st.one_of(
@@ -78,13 +78,13 @@ class Taped:
 
     def columns(self, first: int = 0) -> TraceColumns:
         events = self.events[first:]
-        codes = [EVENT_KINDS.index(one.action) for one in events]
+        codes = [EVENT_KINDS.index(event.action) for event in events]
         return TraceColumns(
             time_us=np.arange(first, first + len(events), dtype=np.int64),
             kind=np.array(codes, np.uint8),
-            address=np.array([one.address for one in events], np.int64),
-            size=np.array([one.size for one in events], np.int64),
-            stream=np.array([one.stream for one in events], np.int64),
+            address=np.array([event.address for event in events], np.int64),
+            size=np.array([event.size for event in events], np.int64),
+            stream=np.array([event.stream for event in events], np.int64),
             stack=np.zeros(len(events), np.int32),
             device_free={},
             pool={},
@@ -217,7 +217,7 @@ def test_without_events_the_blocks_are_all_there_is() -> None:
 @given(st.lists(st.integers(1, 1 << 38), max_size=30), st.sampled_from(CONFS))
 def test_columns_are_rounded_as_single_requests_are(sizes: list[int], conf: str) -> None:
     rules = parse_conf(conf, "2.11.0")
-    assert rounded(np.array(sizes, np.int64), rules).tolist() == [rules.round_size(one) for one in sizes]
+    assert rounded(np.array(sizes, np.int64), rules).tolist() == [rules.round_size(size) for size in sizes]
 
 
 @pytest.mark.parametrize("limit", [-1, 0, None, (1 << 64) - 1])
@@ -233,8 +233,8 @@ def test_recorded_settings_are_read() -> None:
     }
     expected = replace_divisions((8,) * 8 + (0,) * 8, 32 * MIB)
     assert recorded_settings(recorded) == expected
-    assert recorded_settings({}) == Settings()
+    assert recorded_settings({}) == AllocatorSettings()
 
 
-def replace_divisions(divisions: tuple[int, ...], limit: int) -> Settings:
-    return Settings(max_split_size=limit, roundup_power2_divisions=divisions)
+def replace_divisions(divisions: tuple[int, ...], limit: int) -> AllocatorSettings:
+    return AllocatorSettings(max_split_size=limit, roundup_power2_divisions=divisions)

@@ -13,8 +13,8 @@ from memtriage.allocator.settings import (
     LARGE_SEGMENT,
     MIN_BLOCK,
     NEWEST,
+    AllocatorSettings,
     ConfError,
-    Settings,
     parse_conf,
     parse_version,
 )
@@ -97,7 +97,7 @@ def test_a_large_segment_is_checked_as_torch_does(conf: str, torch_accepts: Call
 
 
 def test_the_defaults_are_those_of_the_headers() -> None:
-    assert parse_conf("", "2.11.0+cu130") == Settings(torch_version=(2, 11))
+    assert parse_conf("", "2.11.0+cu130") == AllocatorSettings(torch_version=(2, 11))
 
 
 def test_every_setting_is_read() -> None:
@@ -107,7 +107,7 @@ def test_every_setting_is_read() -> None:
         "roundup_power2_divisions:8, pinned_use_background_threads:True, backend:native",
         "2.12.1",
     )
-    assert settings == Settings(
+    assert settings == AllocatorSettings(
         large_segment_size=32 * MIB,
         max_split_size=256 * MIB,
         max_non_split_rounding=32 * MIB,
@@ -148,14 +148,14 @@ def test_without_a_version_the_installed_one_is_meant() -> None:
     major, minor = torch.__version__.split(".")[:2]
     assert parse_version(None) == (int(major), int(minor))
     assert parse_version((2, 9)) == (2, 9)
-    assert Settings().torch_version == NEWEST
+    assert AllocatorSettings().torch_version == NEWEST
 
 
 @pytest.mark.parametrize(
     ("size", "rounded"), [(1, 512), (511, 512), (512, 512), (513, 1024), (1536, 1536), (MIB + 1, MIB + 512)]
 )
 def test_plain_rounding_is_to_512_bytes(size: int, rounded: int) -> None:
-    assert Settings().round_size(size) == rounded
+    assert AllocatorSettings().round_size(size) == rounded
 
 
 @pytest.mark.parametrize(
@@ -206,12 +206,12 @@ def test_the_last_interval_serves_everything_above() -> None:
     ],
 )
 def test_segment_sizes(rounded: int, segment: int) -> None:
-    assert Settings().segment_size(rounded) == segment
+    assert AllocatorSettings().segment_size(rounded) == segment
 
 
 @given(st.integers(1, 1 << 42), st.sampled_from([0, 1, 2, 4, 8, 16, 64]))
 def test_rounding_only_adds_and_keeps_the_grain(size: int, divisions: int) -> None:
-    settings = Settings(roundup_power2_divisions=(divisions,) * 16)
+    settings = AllocatorSettings(roundup_power2_divisions=(divisions,) * 16)
     rounded = settings.round_size(size)
     assert size <= rounded
     assert rounded % MIN_BLOCK == 0
@@ -222,7 +222,7 @@ def test_rounding_only_adds_and_keeps_the_grain(size: int, divisions: int) -> No
 
 @given(st.integers(1, 1 << 42))
 def test_a_segment_holds_its_block(size: int) -> None:
-    settings = Settings()
+    settings = AllocatorSettings()
     rounded = settings.round_size(size)
     assert settings.segment_size(rounded) >= rounded
     assert settings.segment_size(rounded) % (2 * MIB) == 0

@@ -111,7 +111,7 @@ def test_a_small_block_is_split_to_the_byte() -> None:
     assert one.reserved == one.allocated == 2 * MIB
 
 
-def test_free_neighbours_become_one_block() -> None:
+def test_free_neighbors_become_one_block() -> None:
     one = simulator()
     blocks = [one.malloc(5 * MIB) for _ in range(4)]
     for index in (0, 2, 3, 1):

@@ -168,7 +168,9 @@ class Laws(RuleBasedStateMachine):
 
     @invariant()
     def segments_do_not_overlap(self) -> None:
-        ranges = sorted((one.address, one.address + one.size) for one in self.simulator.backing.segments)
+        ranges = sorted(
+            (segment.address, segment.address + segment.size) for segment in self.simulator.backing.segments
+        )
         assert all(left[1] <= right[0] for left, right in pairwise(ranges))
 
     @invariant()

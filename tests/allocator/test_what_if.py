@@ -11,7 +11,7 @@ from tests.allocator.recordings import H200, part, read, simulated
 from tests.support.recordings import Tape, stack, training
 
 from memtriage.allocator.blocks import ALLOCATED
-from memtriage.allocator.settings import NEWEST, Settings, parse_conf
+from memtriage.allocator.settings import NEWEST, AllocatorSettings, parse_conf
 from memtriage.allocator.what_if import (
     UNLIMITED,
     Memory,
@@ -22,15 +22,15 @@ from memtriage.allocator.what_if import (
     settings_of,
     what_if,
 )
-from memtriage.diagnose.recording import read_recording
 from memtriage.model.recording import ALLOC, SEGMENT_ALLOC, SEGMENT_FREE
+from memtriage.snapshots.read import load_snapshot
 
 TORCH = "2.11"
 MIB = 1 << 20
 DEFAULTS = parse_conf("", TORCH)
 
 
-def under(conf: str) -> Settings:
+def under(conf: str) -> AllocatorSettings:
     return parse_conf(conf, TORCH)
 
 
@@ -175,9 +175,9 @@ class TestScenarios:
     """What `memtriage snapshot` asks for."""
 
     def test_a_fragmented_recording(self) -> None:
-        recording = read_recording(recorded("fragmentation"))
+        recording = load_snapshot(recorded("fragmentation"))
         (device,) = recording.devices
-        found = {one.name: one.outcome for one in scenarios(device, recording.settings)}
+        found = {scenario.name: scenario.outcome for scenario in scenarios(device, recording.settings)}
         assert list(found) == [
             "as recorded",
             "empty_cache() at the end",
@@ -190,19 +190,19 @@ class TestScenarios:
         assert all(outcome.fits for outcome in found.values())
 
     def test_one_that_ran_out_of_memory(self) -> None:
-        recording = read_recording(recorded("oom"))
+        recording = load_snapshot(recorded("oom"))
         (device,) = recording.devices
         assert known_memory(device) == Memory(limit=device.end.reserved)
-        found = {one.name: one.outcome.fits for one in scenarios(device, recording.settings)}
+        found = {scenario.name: scenario.outcome.fits for scenario in scenarios(device, recording.settings)}
         assert not found["as recorded"]
         assert found["expandable_segments:True"]
 
     def test_the_settings_of_a_recording(self) -> None:
         text = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128", "max_split_size": -1}
         assert settings_of(text) == parse_conf("max_split_size_mb:128", NEWEST)
-        assert settings_of({}) == Settings()
+        assert settings_of({}) == AllocatorSettings()
         unknown = {"PYTORCH_CUDA_ALLOC_CONF": "of_tomorrow:1", "expandable_segments": True}
-        assert settings_of(unknown) == Settings(expandable_segments=True)
+        assert settings_of(unknown) == AllocatorSettings(expandable_segments=True)
 
     def test_what_is_set_is_not_tried_again(self) -> None:
         assert list(alternatives(settings_of({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}))) == [
@@ -221,6 +221,6 @@ def test_a_flush_under_pressure_frees_no_block_that_lives(seed: int) -> None:
         what_if(trace, segments, recorded_settings, settings, memory=Memory(limit=limit))
         for limit in range(program.peak_allocated, 2 * program.peak_allocated, 20 * MIB)
     ]
-    pressed = [one for one in outcomes if one.fits and one.retries]
+    pressed = [outcome for outcome in outcomes if outcome.fits and outcome.retries]
     assert pressed
     assert {one.end_allocated for one in pressed} == {live}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from memtriage.model.playbook import PLAYBOOK
+from memtriage.playbook.entries import PLAYBOOK
 
 CASE = Path(__file__).parents[2] / "cases" / "playbook"
 RESULTS = sorted((CASE / "results").glob("*.json"))

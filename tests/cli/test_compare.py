@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from memtriage.cli.app import main
-from memtriage.prove.state import State
+from memtriage.prove.state import ComparisonState
 from memtriage.prove.trials import read_trials
 from support.trials import write_trial
 
@@ -103,7 +103,7 @@ def test_ctrl_c_leaves_what_can_be_resumed(folder: Path) -> None:
     _, err = first.communicate(timeout=120)
     assert first.returncode in (-signal.SIGINT, 130), err.decode()
     assert b"interrupted; trials kept: 1, to come: 1" in err
-    state = State(folder / "out", read_trials(folder / "trials.toml"))
+    state = ComparisonState(folder / "out", read_trials(folder / "trials.toml"))
     assert list(state.ends()) == [(0, "plain")]
     second = started(folder)
     out, err = second.communicate(timeout=120)
@@ -178,7 +178,7 @@ def test_a_changed_file_is_noticed_and_can_be_redone(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = put(folder)
-    state = State(folder / "out", read_trials(file))
+    state = ComparisonState(folder / "out", read_trials(file))
     for name in ("plain", "other"):
         write_trial(state, name, 0, [1.0] * 3, log="loss 1\n")
     put(folder, "--y")
@@ -188,7 +188,7 @@ def test_a_changed_file_is_noticed_and_can_be_redone(
 
     def run_trial(trials: Any, variant: Any, number: int, settings: Any, folder: Path) -> Any:
         ran.append(variant.name)
-        now = State(folder.parents[1], trials)
+        now = ComparisonState(folder.parents[1], trials)
         write_trial(now, variant.name, number, [1.0] * 3, log="loss 1\n")
         return now.ends()[number, variant.name]
 

@@ -14,7 +14,7 @@ import pytest
 import memtriage
 from memtriage.cli import app
 from memtriage.cli.explain import parse_shapes
-from memtriage.model.playbook import PLAYBOOK
+from memtriage.playbook.entries import PLAYBOOK
 
 TEXT = (
     "[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 5 has a total "

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from memtriage.catalogue.catalogue import BUILT_IN
 from memtriage.cli.app import main
-from memtriage.observe.holders.catalogue import BUILT_IN
 
 
 def test_json_has_the_whole_catalogue(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

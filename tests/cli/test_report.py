@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from memtriage.cli import app
-from memtriage.model import Mark
+from memtriage.model.marks import Mark
 from memtriage.store.layout import RankIdentity, record_path
 from memtriage.store.records import End, RecordedFinding, Start
 from memtriage.store.writer import RankWriter

@@ -35,7 +35,7 @@ def test_json(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> Non
     [
         (["absent"], "absent: no such file or directory"),
         (["--once", "."], "no memtriage record in it"),
-        (["--sort", "colour", "."], "'colour' is no column; expected one of rank, host"),
+        (["--sort", "color", "."], "'color' is no column; expected one of rank, host"),
         (["--every", "0.01", "."], "0.01 is too short; expected at least 0.2 seconds"),
     ],
 )

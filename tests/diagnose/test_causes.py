@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memtriage.diagnose.causes import common_holder, one_a_cause
 from memtriage.diagnose.mechanisms import Held
 from memtriage.model.findings import Finding, Projection
-from memtriage.model.paths import HolderPath, Segment, SegmentKind, anchor_of, in_words
+from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, anchor_of, in_words
 from support.paths import attribute, graph, item, items_of, local, of_module
 
 
@@ -26,10 +26,10 @@ def lora(place: str, part: str) -> HolderPath:
 
 PARAMS = of_module("train", "params")
 X = local("main", "x")
-TENSOR = (Segment(SegmentKind.NATIVE, "Tensor"),)
-NODES = (Segment(SegmentKind.NATIVE),)
-GRAD = Segment(SegmentKind.GRADIENT, "grad")
-GARBAGE = (Segment(SegmentKind.GARBAGE_CYCLE, "Fold"),)
+TENSOR = (PathSegment(SegmentKind.NATIVE, "Tensor"),)
+NODES = (PathSegment(SegmentKind.NATIVE),)
+GRAD = PathSegment(SegmentKind.GRADIENT, "grad")
+GARBAGE = (PathSegment(SegmentKind.GARBAGE_CYCLE, "Fold"),)
 EPISODES = (*local("main", "buffer"), *attribute("episodes"), item("*"))
 
 ONE_CAUSE: dict[str, tuple[list[HolderPath], str]] = {
@@ -70,7 +70,7 @@ ONE_CAUSE: dict[str, tuple[list[HolderPath], str]] = {
     ),
     "a garbage cycle and a part of it": ([(*GARBAGE, *attribute("net")), GARBAGE], "garbage cycle of Fold"),
     "a cache": (
-        [(Segment(SegmentKind.LRU_CACHE, "f"), item("*")), (Segment(SegmentKind.LRU_CACHE, "f"),)],
+        [(PathSegment(SegmentKind.LRU_CACHE, "f"), item("*")), (PathSegment(SegmentKind.LRU_CACHE, "f"),)],
         "functools.lru_cache f[*]",
     ),
 }
@@ -79,10 +79,13 @@ TWO_CAUSES: dict[str, tuple[HolderPath, HolderPath]] = {
     "two frames": (items_of("main", "losses"), items_of("train", "losses")),
     "two attributes": ((*X, *attribute("losses"), item("*")), (*X, *attribute("outputs"), item("*"))),
     "a variable and C++": (X, TENSOR),
-    "garbage cycles of two classes": (GARBAGE, (Segment(SegmentKind.GARBAGE_CYCLE, "Node"),)),
-    "two functions' caches": ((Segment(SegmentKind.LRU_CACHE, "f"),), (Segment(SegmentKind.LRU_CACHE, "g"),)),
+    "garbage cycles of two classes": (GARBAGE, (PathSegment(SegmentKind.GARBAGE_CYCLE, "Node"),)),
+    "two functions' caches": (
+        (PathSegment(SegmentKind.LRU_CACHE, "f"),),
+        (PathSegment(SegmentKind.LRU_CACHE, "g"),),
+    ),
     "two modules": (of_module("train", "seen"), of_module("data", "seen")),
-    "two classes": tuple((Segment(SegmentKind.CLASS, f"m.{n}"), *attribute("all")) for n in "AB"),
+    "two classes": tuple((PathSegment(SegmentKind.CLASS, f"m.{n}"), *attribute("all")) for n in "AB"),
 }  # type: ignore[assignment]
 
 
@@ -211,7 +214,7 @@ def test_memory_is_full_sooner_if_all_parts_grow() -> None:
 
 
 PLACES = st.builds(
-    Segment, st.sampled_from([SegmentKind.ITEM, SegmentKind.ATTRIBUTE]), st.sampled_from("ab*")
+    PathSegment, st.sampled_from([SegmentKind.ITEM, SegmentKind.ATTRIBUTE]), st.sampled_from("ab*")
 )
 PATHS = st.lists(PLACES, max_size=4).map(lambda places: (*X, *places))
 

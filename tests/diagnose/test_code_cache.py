@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from memtriage.diagnose.code_cache import POLICY, fills_with_code
-from memtriage.diagnose.track import Floats, Points
+from memtriage.diagnose.growth.track import Floats, Points
 
 MIB = 1024 * 1024
 KERNEL = 2 * MIB  # address space that oneDNN takes for a primitive of a new shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memtriage.diagnose.explain import explain_text
+from memtriage.messages.explain import explain
 
 FULL = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 "
@@ -115,7 +115,7 @@ FULL = (
     ],
 )
 def test_the_diagnosis(text: str, diagnosis: str) -> None:
-    found = explain_text(text)
+    found = explain(text)
     assert found.diagnosis == diagnosis
     assert found.evidence
     assert bool(found.fixes) == (diagnosis not in ("informational", "not_memory"))
@@ -137,7 +137,7 @@ def test_the_diagnosis(text: str, diagnosis: str) -> None:
     ],
 )
 def test_words_about_memory_in_no_known_form(text: str) -> None:
-    found = explain_text(f"step 1\n{text}\nstep 2")
+    found = explain(f"step 1\n{text}\nstep 2")
     assert found.diagnosis == "unknown"
     assert found.confidence <= 0.3
     assert text in found.evidence[0] and "line 2" in found.evidence[0]
@@ -146,20 +146,20 @@ def test_words_about_memory_in_no_known_form(text: str) -> None:
 
 def test_a_mention_gives_way_to_a_failure_and_not_to_a_report() -> None:
     report = "MA 1.00 GB Max_MA 2.00 GB CA 3.00 GB Max_CA 4 GB"
-    assert explain_text(f"gizmo: out of memory\n{FULL}").diagnosis == "does_not_fit"
-    assert explain_text(f"{report}\ngizmo: out of memory").diagnosis == "unknown"
-    assert explain_text(report).diagnosis == "informational"
+    assert explain(f"gizmo: out of memory\n{FULL}").diagnosis == "does_not_fit"
+    assert explain(f"{report}\ngizmo: out of memory").diagnosis == "unknown"
+    assert explain(report).diagnosis == "informational"
 
 
 def test_words_about_memory_in_a_long_log() -> None:
     log = "\n".join(["step done, loss 0.5"] * 30_000 + ["gizmo: out of memory"] + ["step done"] * 10_000)
-    found = explain_text(log)
+    found = explain(log)
     assert (found.diagnosis, found.confidence) == ("unknown", 0.3)
     assert "line 30,001" in found.evidence[0]
 
 
 def test_a_long_log_that_speaks_of_memory_and_says_nothing_of_a_failure() -> None:
-    found = explain_text("\n".join(["step done"] * 30_000 + ["Memory: 3 GiB"] + ["step done"] * 10_000))
+    found = explain("\n".join(["step done"] * 30_000 + ["Memory: 3 GiB"] + ["step done"] * 10_000))
     assert (found.diagnosis, found.confidence) == ("unknown", 0.3)
     assert "line 30,001" in found.evidence[0]
 
@@ -168,7 +168,7 @@ def test_a_long_log_that_speaks_of_memory_and_says_nothing_of_a_failure() -> Non
 
 
 def test_two_prints_of_one_size_are_one_message() -> None:
-    found = explain_text(
+    found = explain(
         "allocating 144817.04 MiB on device 0: out of memory\nfailed to allocate buffer of size 151851674624"
     )
     assert found.fields == {"requested": 151851672535}
@@ -176,12 +176,12 @@ def test_two_prints_of_one_size_are_one_message() -> None:
 
 
 def test_a_limit_is_no_request() -> None:
-    found = explain_text("Out of memory allocating 8 MiB (allocated so far: 60 MiB, limit set to: 64 MiB)")
+    found = explain("Out of memory allocating 8 MiB (allocated so far: 60 MiB, limit set to: 64 MiB)")
     assert found.fields == {"requested": 8 << 20, "allocated": 60 << 20, "allowed": 64 << 20}
 
 
 def test_a_figure_of_another_line_is_not_taken() -> None:
-    found = explain_text("cache holds 12.00 GiB\nfailed to allocate 1.00 GiB\n3.00 GiB are free elsewhere")
+    found = explain("cache holds 12.00 GiB\nfailed to allocate 1.00 GiB\n3.00 GiB are free elsewhere")
     assert found.fields == {"requested": 1 << 30}
 
 
@@ -189,7 +189,7 @@ def test_a_figure_of_another_line_is_not_taken() -> None:
 
 
 def advice(text: str) -> str:
-    return " ".join(fix.action for fix in explain_text(text).fixes)
+    return " ".join(fix.action for fix in explain(text).fixes)
 
 
 @pytest.mark.parametrize(
@@ -203,20 +203,20 @@ def advice(text: str) -> str:
     ],
 )
 def test_no_settings_of_cuda_for_other_devices_and_libraries(text: str) -> None:
-    found = explain_text(text)
+    found = explain(text)
     told = f"{advice(text)} {found.settle.command if found.settle else ''}"
     assert "CUDA" not in told and "torch." not in told
 
 
 def test_what_sends_sigterm() -> None:
-    (told,) = explain_text("failed (exitcode: -15) local_rank: 0 (pid: 7)").evidence
+    (told,) = explain("failed (exitcode: -15) local_rank: 0 (pid: 7)").evidence
     assert "earlyoom" in told and "no out-of-memory killer" not in told
 
 
 def test_a_container_that_was_not_killed_at_its_limit() -> None:
-    found = explain_text('"ExitCode": 137,\n"OOMKilled": false')
+    found = explain('"ExitCode": 137,\n"OOMKilled": false')
     assert "OOMKilled: false" in found.evidence[0]
-    assert explain_text('"ExitCode": 1,\n"OOMKilled": false').events == []
+    assert explain('"ExitCode": 1,\n"OOMKilled": false').events == []
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_a_container_that_was_not_killed_at_its_limit() -> None:
     ],
 )
 def test_the_first_advice_for_the_host(text: str, first: str) -> None:
-    found = explain_text(text)
+    found = explain(text)
     assert first in found.fixes[0].action
     assert not any("that tensor in pieces" in fix.action for fix in found.fixes)
 
@@ -262,7 +262,7 @@ def test_a_build_has_no_workers() -> None:
 def test_an_init_of_the_program_loads_no_weights() -> None:
     def phase(file: str, function: str) -> bool:
         above = f'Traceback (most recent call last):\n  File "{file}", line 7, in {function}\n    call()\n'
-        return any("loading or moving weights" in line for line in explain_text(above + FULL).evidence)
+        return any("loading or moving weights" in line for line in explain(above + FULL).evidence)
 
     assert not phase("/app/cache.py", "__init__")
     assert not phase("/app/data.py", "load_dataset")
@@ -284,7 +284,7 @@ def oom(asked: str, free: str, live: str, holes: str, processes: str = "") -> st
 
 def test_others_that_hold_more_than_is_missing_come_before_the_holes() -> None:
     others = "Process 1 has 248.00 MiB memory in use. Process 2 has 248.00 MiB memory in use. "
-    found = explain_text(
+    found = explain(
         oom(
             "1.71 GiB",
             "1.52 GiB",
@@ -298,13 +298,13 @@ def test_others_that_hold_more_than_is_missing_come_before_the_holes() -> None:
 
 
 def test_what_others_hold_is_not_all_that_is_missing() -> None:
-    found = explain_text(oom("20.00 GiB", "1.00 GiB", "5.00 GiB", "100.00 MiB"))
+    found = explain(oom("20.00 GiB", "1.00 GiB", "5.00 GiB", "100.00 MiB"))
     assert found.diagnosis == "other_process_or_outside_allocator"
     assert "2.70 GiB would still be missing" in found.fixes[0].why
     assert "M7" in [fix.playbook for fix in found.fixes]
 
 
 def test_others_are_no_answer_where_all_they_have_would_not_do() -> None:
-    found = explain_text(oom("12.00 GiB", "100.00 MiB", "18.00 GiB", "100.00 MiB"))
+    found = explain(oom("12.00 GiB", "100.00 MiB", "18.00 GiB", "100.00 MiB"))
     assert (found.diagnosis, found.also_possible) == ("does_not_fit", [])
     assert "M3" not in [fix.playbook for fix in found.fixes]

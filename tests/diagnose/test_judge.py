@@ -1,4 +1,4 @@
-"""The judgement: which of the things that grew are leaks, at what rate, and until when they fit."""
+"""The judgment: which of the things that grew are leaks, at what rate, and until when they fit."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import Any
 
 import pytest
 
-from memtriage.diagnose.growths import DataGrowth, GrowingData, Growth
-from memtriage.diagnose.history import HeldSize, Holding
+from memtriage.diagnose.growth.history import HeldSize, Holding
+from memtriage.diagnose.growth.holders import DataGrowth, GrowingData, HolderGrowth
+from memtriage.diagnose.growth.proof import Proof
+from memtriage.diagnose.growth.trend import GrowthEstimate
 from memtriage.diagnose.judge import (
     Evidence,
     data_finding,
     holder_finding,
     unnamed_growth,
 )
-from memtriage.diagnose.proof import Proof
-from memtriage.diagnose.trend import GrowthEstimate
 from memtriage.model.census import GroupDetail, HolderGroup
 from memtriage.model.findings import Finding, Projection
-from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind
-from memtriage.model.playbook import LEAKS
+from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
 from memtriage.model.position import Scale, TrainingPosition
+from memtriage.playbook.entries import LEAKS
 from support.paths import items_of, local, of_module
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 LOSSES = items_of("main", "losses")
-HOLDER = (*LOSSES, Segment(SegmentKind.GRAD_FN, "MulBackward0"), Segment(SegmentKind.SAVED, "self"))
+HOLDER = (*LOSSES, PathSegment(SegmentKind.GRAD_FN, "MulBackward0"), PathSegment(SegmentKind.SAVED, "self"))
 PROVEN = Proof("proven", MIB, 3, 4)
 
 
@@ -55,7 +55,7 @@ def grown(
     anchor: HolderPath = LOSSES, holder: HolderPath = HOLDER, *, count: int = 1, device: str = "cpu",
     owner: str = "saved for backward", proof: Proof = PROVEN, nodes: int = 0,
     known: dict[str, int] | None = None,
-) -> Growth:  # fmt: skip
+) -> HolderGrowth:  # fmt: skip
     """A holder of a storage of 1 MiB at position 4, and `count` more at each of 8, 12 and 16."""
     sizes = tuple(
         HeldSize(at, at // 4 * MIB, at // 4 * nodes * 100, 1 + (at // 4 - 1) * count, at // 4 * nodes)
@@ -66,7 +66,7 @@ def grown(
         tails={holder: 4 * MIB}, owners={owner: 3 * MIB, "variable": MIB}, attached=holder != anchor,
         known=known or {},
     )  # fmt: skip
-    return Growth(Holding(group, holder, sizes), proof, lengthens=count == 0)
+    return HolderGrowth(Holding(group, holder, sizes), proof, lengthens=count == 0)
 
 
 def certain(finding: Finding | None) -> Finding:
@@ -162,7 +162,7 @@ def test_a_container_with_a_bound_of_its_own_is_no_leak(scale: Scale) -> None:
 
 @pytest.mark.parametrize(("collector_off", "kind"), [(True, "garbage_cycle"), (False, None)])
 def test_garbage_is_a_finding_only_while_nothing_collects_it(collector_off: bool, kind: str | None) -> None:
-    cycle = (Segment(SegmentKind.GARBAGE_CYCLE, "Node"), Segment(SegmentKind.ATTRIBUTE, "value"))
+    cycle = (PathSegment(SegmentKind.GARBAGE_CYCLE, "Node"), PathSegment(SegmentKind.ATTRIBUTE, "value"))
     one = grown(cycle, cycle, owner="garbage")
     finding = holder_finding(one, GroupDetail(), evidence(collector_off=collector_off))
     assert (finding and finding.kind) == kind
@@ -283,7 +283,7 @@ def test_suspected_data_is_told_where_it_grew_twice_from_step_to_step(
             "trace or script the module once",
         ),
         (
-            (Segment(SegmentKind.LRU_CACHE, "tokenize"), ANY_ITEM),
+            (PathSegment(SegmentKind.LRU_CACHE, "tokenize"), ANY_ITEM),
             (),
             "functools.lru_cache tokenize keeps every value",
             "cache_clear()",

@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memtriage
-from memtriage.account.census import View
-from memtriage.diagnose.growths import Growth
-from memtriage.diagnose.history import HeldSize, Holding
+from memtriage.account.census import CensusView
+from memtriage.diagnose.growth.history import HeldSize, Holding
+from memtriage.diagnose.growth.holders import HolderGrowth
+from memtriage.diagnose.growth.proof import Proof
 from memtriage.diagnose.judge import Evidence, holder_finding
 from memtriage.diagnose.mechanisms import Held, explain
-from memtriage.diagnose.proof import Proof
 from memtriage.model.census import GroupDetail, HolderGroup
 from memtriage.model.findings import Finding
-from memtriage.model.paths import HolderPath, Segment, SegmentKind
+from memtriage.model.paths import HolderPath, PathSegment, SegmentKind
 from memtriage.model.position import TrainingPosition
 from support.own_process import printed_by
 from support.paths import items_of
@@ -339,7 +339,7 @@ def findings(gallery: Callable[..., Any]) -> Iterator[dict[str, list[Finding]]]:
     shown[0].run("stop.set(); forward_ad.exit_dual_level(level=level)")
 
 
-def findings_of(program: Any, view: View) -> dict[str, list[Finding]]:
+def findings_of(program: Any, view: CensusView) -> dict[str, list[Finding]]:
     groups = view.census().groups
     keys = [group.key for group in groups]
     details = view.details(keys, lambda obj: None, named=lambda trace: f"train.py:{trace[0][1]} in it")
@@ -355,7 +355,7 @@ def judged(case: str, group: HolderGroup, detail: GroupDetail, sizes: dict[Holde
     path = max(sizes.keys() & group.tails.keys(), key=lambda path: sizes[path])
     sizes = (HeldSize(4, 0, 0, 0, 0), HeldSize(8, group.nbytes, 0, 4, 0))
     proof = Proof("proven", group.nbytes / 4, 3, 4)
-    growth = Growth(Holding(group, path, sizes), proof, case.startswith("lengthens"))
+    growth = HolderGrowth(Holding(group, path, sizes), proof, case.startswith("lengthens"))
     position = TrainingPosition(step=8, microbatches_per_step=1)
     finding = holder_finding(growth, detail, Evidence("step", position, collector_off=True))
     assert finding is not None
@@ -393,14 +393,16 @@ def test_the_fix_names_the_variable_of_a_running_function(program: Any) -> None:
 
 
 @given(
-    st.lists(st.builds(Segment, st.sampled_from(SegmentKind), st.text(max_size=8)), min_size=1, max_size=6),
+    st.lists(
+        st.builds(PathSegment, st.sampled_from(SegmentKind), st.text(max_size=8)), min_size=1, max_size=6
+    ),
     st.integers(1, 6),
     st.booleans(),
     st.sampled_from(["variable", "parameter", "gradient", "garbage", "c++ only"]),
     st.booleans(),
 )
 def test_every_path_is_explained(
-    path: list[Segment], outside: int, attached: bool, owner: str, shared: bool
+    path: list[PathSegment], outside: int, attached: bool, owner: str, shared: bool
 ) -> None:
     said = explain(Held(tuple(path), tuple(path[:outside]), attached, owner, shared=shared))
     assert said.mechanism and said.fix
@@ -442,7 +444,7 @@ def test_a_fixed_number_of_entries_is_carried_on_and_a_growing_one_kept() -> Non
 
 
 def test_what_only_native_code_holds_is_no_variable() -> None:
-    native = (Segment(SegmentKind.NATIVE),)
+    native = (PathSegment(SegmentKind.NATIVE),)
     said = explain(held(native))
     assert "nothing in Python refers" in said.mechanism and "C++ = " not in said.fix
 
@@ -494,7 +496,7 @@ def test_a_pack_hook_that_returns_its_tensor_is_found(tmp_path: Path) -> None:
 
 
 def test_a_pack_hook_that_returns_its_tensor_is_named() -> None:
-    native = (Segment(SegmentKind.NATIVE, "Tensor"),)
+    native = (PathSegment(SegmentKind.NATIVE, "Tensor"),)
     said = explain(held(native, packs_itself=True, stored_at="a.py:6 in run", stored_value="lambda x: x"))
     assert "the pack hook `lambda x: x` (a.py:6 in run)" in said.mechanism
     assert "`x.detach().clone()`" in said.fix

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtriage.diagnose.verdict import reasons_not_judged, verdict
-from memtriage.model import Finding, FindingKind
+from memtriage.model.findings import Finding, FindingKind
 from memtriage.model.judged import DetectionLimit, Judged
 
 KINDS = get_args(FindingKind)

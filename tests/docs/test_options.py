@@ -42,7 +42,9 @@ def _options(command: str) -> set[str]:
         defined = re.findall(r"^  (?:-\w, )?(--[a-z-]+)", run.HELP, re.MULTILINE)
         return set(defined) - {"--help"}
     parameters = _subcommands()[command].params
-    return {option for one in parameters for option in one.opts if option.startswith("--")} - {"--help"}
+    return {option for parameter in parameters for option in parameter.opts if option.startswith("--")} - {
+        "--help"
+    }
 
 
 def _pages(command: str) -> tuple[str, ...]:
@@ -62,7 +64,7 @@ def test_every_command_has_a_page_that_describes_every_option(command: str) -> N
 
 @pytest.mark.parametrize("command", _subcommands())
 def test_every_command_has_a_usage_line_on_its_page(command: str) -> None:
-    lines = [one.words[1] for page in _pages(command) for one in documents.usages(ROOT / page)]
+    lines = [usage.words[1] for page in _pages(command) for usage in documents.usages(ROOT / page)]
     assert command in lines
 
 
@@ -71,12 +73,12 @@ def _mentions() -> Iterator[tuple[str, str, str]]:
     for page in documents.pages():
         texts = [(one.line, one.text) for one in (*documents.usages(page), *documents.commands(page))]
         for line, text in [*texts, *documents.code_spans(page)]:
-            found = re.match(r"(?:.*-m )?memtriage ([a-z]+)\b(.*)", text, re.DOTALL)
-            if found is None or found[1] not in _subcommands():
+            match = re.match(r"(?:.*-m )?memtriage ([a-z]+)\b(.*)", text, re.DOTALL)
+            if match is None or match[1] not in _subcommands():
                 continue
-            own = re.split(r" -- |\S+\.py\b| -m " if found[1] == "run" else " -- ", found[2])[0]
+            own = re.split(r" -- |\S+\.py\b| -m " if match[1] == "run" else " -- ", match[2])[0]
             for option in _OPTION.findall(own):
-                yield f"{documents.name(page)}:{line}", found[1], option
+                yield f"{documents.name(page)}:{line}", match[1], option
 
 
 def test_commands_are_only_given_options_that_they_have() -> None:
@@ -110,5 +112,5 @@ def test_every_option_that_is_mentioned_exists_somewhere() -> None:
 def test_every_command_that_is_named_exists() -> None:
     for page in documents.pages():
         for line, code in documents.code_spans(page):
-            found = re.fullmatch(r"memtriage ([a-z-]+)(?: .*)?", code)
-            assert found is None or found[1] in _subcommands(), f"{documents.name(page)}:{line}: {code}"
+            match = re.fullmatch(r"memtriage ([a-z-]+)(?: .*)?", code)
+            assert match is None or match[1] in _subcommands(), f"{documents.name(page)}:{line}: {code}"

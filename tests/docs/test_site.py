@@ -68,7 +68,7 @@ def test_links_into_the_code_are_served(site: Path) -> None:
 
 
 def test_blocks_of_code_say_what_they_are() -> None:
-    """Without a language nothing is coloured, and an indented block in a list is lost in the site."""
+    """Without a language nothing is colored, and an indented block in a list is lost in the site."""
     unsaid = [
         f"{block.page}:{block.line}"
         for page in documents.pages()

@@ -26,8 +26,8 @@ NOT_RUN: Final = {
     "remedy": "needs DeepSpeed and its engine: tests/treat/deepspeed",
     "Trainer(": "stands for the reader's own training: tests/integrations trains with the real libraries",
     "_record_memory_history": "needs CUDA",
-    "fully_shard(": "needs a process group, which predict makes: tests/predict",
-    "send_weights()": "needs the GPU's memory to move: tests/treat/park",
+    "fully_shard(": "needs a process group, which predict makes: tests/prediction",
+    "send_weights()": "needs the GPU's memory to move: tests/treat/parking",
     "MeterProvider([": "takes the reader's own exporters: tests/integrations/test_metrics.py",
     "te_restore": "needs TransformerEngine: tests/treat",
 }
@@ -57,9 +57,9 @@ def test_it_compiles_and_what_it_names_exists(block: Block) -> None:
             assert hasattr(memtriage, node.attr), f"there is no memtriage.{node.attr}"
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "memtriage":
             module = importlib.import_module(str(node.module))
-            for each in node.names:
-                there = hasattr(module, each.name)
-                assert there or importlib.import_module(f"{node.module}.{each.name}")
+            for name in node.names:
+                there = hasattr(module, name.name)
+                assert there or importlib.import_module(f"{node.module}.{name.name}")
 
 
 def test_cells_of_notebooks_can_be_read() -> None:

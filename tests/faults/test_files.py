@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from memtriage.observe.snapshot_file import SnapshotError, loaded
+from memtriage.model.recording import SnapshotError
+from memtriage.snapshots.file import loaded
 from memtriage.store.locate import RecordError
 from memtriage.store.reader import read_run
 

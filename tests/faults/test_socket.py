@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from memtriage.model.asked import Answer
-from memtriage.session import listen
-from memtriage.session.listen import Listener
-from memtriage.session.listen_place import PlaceError, place
+from memtriage.session.remote import listen
+from memtriage.session.remote.listen import Listener
+from memtriage.session.remote.socket_path import PlaceError, place
 
 
 def answering(within_s: float) -> Answer:
@@ -24,7 +24,7 @@ def test_a_symlink_in_place_of_its_directory_is_refused(
 ) -> None:
     target = tmp_path / "target"
     target.mkdir()
-    monkeypatch.setattr("memtriage.session.listen_place._TEMPORARY", tmp_path / "nowhere")
+    monkeypatch.setattr("memtriage.session.remote.socket_path._TEMPORARY", tmp_path / "nowhere")
     with tempfile.TemporaryDirectory() as runtime:  # a short path: that of a socket is limited
         Path(runtime, "memtriage").symlink_to(target)
         with pytest.raises(PlaceError, match="is no directory"):

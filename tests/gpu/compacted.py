@@ -52,7 +52,7 @@ def make_model() -> torch.nn.Module:
     return LlamaForCausalLM(config).to(DEVICE)
 
 
-def train(kind: str, compacting: bool) -> tuple[list[float], list[memtriage.treat.compact.Compaction]]:
+def train(kind: str, compacting: bool) -> tuple[list[float], list[memtriage.Compaction]]:
     """Losses, and what was compacted: after each forward, with its graph alive, and after each step."""
     done: list[Any] = []
 
@@ -103,7 +103,7 @@ def compare(kind: str) -> dict[str, Any]:
         "shares": shares,
         "slack": [one.after.reserved - one.after.allocated for one in done if one.after is not None],
         "refused": sorted({row.reason for one in done for row in one.refused}),
-        "stopped": [each.stopped for one in done for each in one.devices if each.stopped is not None],
+        "stopped": [device.stopped for one in done for device in one.devices if device.stopped is not None],
     }
 
 

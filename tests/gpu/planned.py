@@ -19,13 +19,13 @@ from torch.nn import functional
 
 from memtriage.allocator.settings import parse_version
 from memtriage.model.units import parse_size
-from memtriage.predict.machines import machine
-from memtriage.predict.plan.api import MARGIN, STEPS
-from memtriage.predict.plan.changes import changed
-from memtriage.predict.plan.evaluate import Evaluator
-from memtriage.predict.plan.ladder import ladder
-from memtriage.predict.plan.rungs import knobs
-from memtriage.predict.plan.search import Search
+from memtriage.planning.api import MARGIN, STEPS
+from memtriage.planning.changes import changed
+from memtriage.planning.evaluate import Evaluator
+from memtriage.planning.ladder import ladder
+from memtriage.planning.rungs import knobs
+from memtriage.planning.search import LadderSearch
+from memtriage.prediction.gpu_kinds import machine
 
 GPU = "h200"
 TRAINED_STEPS = 3
@@ -150,7 +150,7 @@ def make_plan(name, budget, path):
     room = int(budget * (1 - MARGIN)) - kind.outside
     evaluator = Evaluator(WORKLOADS[name], kind, parse_version(None), "", STEPS, room)
     facts = evaluator.facts()
-    found = Search(evaluator, ladder("", world_size=1), frozenset()).run(facts)
+    found = LadderSearch(evaluator, ladder("", world_size=1), frozenset()).run(facts)
     cheaper = found.cheaper or ()
     path.write_bytes(
         pickle.dumps(

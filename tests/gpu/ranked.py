@@ -40,7 +40,7 @@ class Block(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         shape = (*hidden.shape[:2], HEADS, WIDTH // HEADS)
         parts = self.mixed(self.before(hidden)).chunk(3, dim=-1)
-        query, key, value = (each.view(shape).transpose(1, 2) for each in parts)
+        query, key, value = (part.view(shape).transpose(1, 2) for part in parts)
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.out(seen.transpose(1, 2).flatten(2))
         normed = self.between(hidden)
@@ -145,7 +145,7 @@ def measure(folder: Path) -> None:
 def predict(rank: int) -> None:
     """Both what NCCL's watchdog may do with DDP's first bucket: see `Collectives`."""
     import memtriage
-    from memtriage.predict.distributed import collectives
+    from memtriage.prediction.distributed import collectives
 
     found = {}
     for name, until in (("held", collectives.HOLDS_UNTIL_STEP), ("let go", 0)):

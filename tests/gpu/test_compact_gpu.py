@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import memtriage
-from memtriage.treat.compact.one_device import PRIVATE
-from memtriage.treat.compact.storages import GRAPH, KEPT, NOT_OURS
+from memtriage.treat.compaction.one_device import PRIVATE
+from memtriage.treat.compaction.storages import GRAPH, KEPT, NOT_OURS
 
 PROGRAM = Path(__file__).with_name("compacted.py")
 MIB = 1 << 20
@@ -34,12 +34,12 @@ def sparse_blocks(every: int = 7, count: int = 800, seed: int = 0, device: str =
     return kept
 
 
-def compacted(done: memtriage.treat.compact.Compaction) -> bool:
+def compacted(done: memtriage.Compaction) -> bool:
     assert done.after is not None
     return done.after.reserved <= 1.02 * done.after.allocated + SLACK
 
 
-def reserved_less(done: memtriage.treat.compact.Compaction) -> int:
+def reserved_less(done: memtriage.Compaction) -> int:
     assert done.after is not None
     return done.before.reserved - done.after.reserved
 

@@ -14,13 +14,13 @@ import torch
 
 import memtriage
 from memtriage.account.holder_pins import pinned_by
+from memtriage.catalogue.catalogue import choose, read_holders
+from memtriage.catalogue.scene import Scene
 from memtriage.model.holders import Cleared, HolderOutcome, HolderReading
 from memtriage.observe import cuda
-from memtriage.observe.holders.catalogue import choose, read_holders
-from memtriage.observe.holders.scene import Scene
 from memtriage.observe.host import pinned
 from memtriage.treat.te_restore import EmptyAfterRestore
-from support.holder_standins import QuantisedLinear, QuantisedStorage, Stage, restore_from_saved
+from support.holder_standins import QuantizedLinear, QuantizedStorage, Stage, restore_from_saved
 
 MIB = 1 << 20
 DEVICE = "cuda:0"
@@ -73,12 +73,12 @@ def test_an_lru_cache_pins_a_segment_and_lets_it_go(keep: Keep) -> None:
     gc.collect()
     torch.cuda.empty_cache()
     held = mask(1200)  # 1.4 MiB: of the large pool, whose segments are 20 MiB
-    neighbours = [torch.empty(2 * MIB, dtype=torch.uint8, device=DEVICE) for _ in range(6)]
-    del held, neighbours
+    neighbors = [torch.empty(2 * MIB, dtype=torch.uint8, device=DEVICE) for _ in range(6)]
+    del held, neighbors
     (reading,) = read("generic.lru_cache")
     segments = cuda.segments(0)
     assert segments is not None
-    pins = pinned_by(segments, [one for one in reading.storages if one[0] == DEVICE])
+    pins = pinned_by(segments, [storage for storage in reading.storages if storage[0] == DEVICE])
     outcome, report = clear("generic.lru_cache")
     figures = counted(report)
     keep("holders_lru", figures | {"pinned": pins.nbytes, "releasable": pins.releasable})
@@ -169,7 +169,7 @@ def test_nothing_is_touched_while_a_capture_is_under_way() -> None:
     with torch.cuda.graph(graph):
         static.mul_(2)
         report = memtriage.clear_caches()
-    assert {one.status for one in report.entries} == {"skipped"}
+    assert {entry.status for entry in report.entries} == {"skipped"}
     graph.replay()
     torch.cuda.synchronize()
     assert static[0].item() == 2
@@ -181,7 +181,7 @@ def test_tensor_objects_keep_memory_after_backward_and_clearing_frees_it(
 ) -> None:
     Stage(monkeypatch).module("transformer_engine.pytorch")
     x = torch.randn(8 * MIB, device=DEVICE, requires_grad=True)
-    out = QuantisedLinear.apply(x)
+    out = QuantizedLinear.apply(x)
     out.sum().backward()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -199,13 +199,13 @@ def test_the_list_of_restored_tensors_is_empty_when_backward_is_done(
     name = "transformer_engine.pytorch.quantized_tensor"
     module = Stage(monkeypatch).module(name, restore_from_saved=restore_from_saved)
     monkeypatch.setattr(
-        QuantisedLinear, "restore", staticmethod(lambda *given: module.__dict__["restore_from_saved"](*given))
+        QuantizedLinear, "restore", staticmethod(lambda *given: module.__dict__["restore_from_saved"](*given))
     )
 
     def left_after_backward() -> tuple[int, torch.Tensor]:
         x = torch.linspace(1, 2, 4 * MIB, device=DEVICE, requires_grad=True)
         before = torch.cuda.memory_allocated()
-        out = QuantisedLinear.apply(QuantisedLinear.apply(x)).sum()
+        out = QuantizedLinear.apply(QuantizedLinear.apply(x)).sum()
         out.backward()
         assert x.grad is not None
         left = torch.cuda.memory_allocated() - before - x.grad.nbytes
@@ -224,7 +224,7 @@ def test_weight_copies_go_with_their_dict(monkeypatch: pytest.MonkeyPatch) -> No
     Stage(monkeypatch).module("transformer_engine.pytorch")
     layer = torch.nn.Linear(8, 8, device=DEVICE)
     data = torch.empty(32 * MIB, dtype=torch.uint8, device=DEVICE)
-    layer._fp8_workspaces = {"weight": QuantisedStorage(data)}  # type: ignore[assignment]
+    layer._fp8_workspaces = {"weight": QuantizedStorage(data)}  # type: ignore[assignment]
     del data
     outcome, report = clear("te.fp8_workspaces")
     assert (outcome.status, outcome.freed) == ("cleared", {DEVICE: 32 * MIB})
@@ -291,7 +291,7 @@ def test_torchao_float8_training_can_be_looked_through() -> None:
     for _ in range(2):
         model(torch.ones(16, 256, device=DEVICE, dtype=torch.bfloat16)).float().sum().backward()
     readings = read()
-    assert [one for one in readings if one.failed] == []
+    assert [reading for reading in readings if reading.failed] == []
     assert not memtriage.clear_caches().failed
 
 
@@ -299,7 +299,7 @@ def test_a_census_names_the_holder(monkeypatch: pytest.MonkeyPatch) -> None:
     cache: dict[str, torch.Tensor] = {"a": torch.ones(4 * MIB, dtype=torch.bool, device=DEVICE)}
     Stage(monkeypatch).module("transformer_engine.pytorch.softmax", _default_causal_mask=cache)
     address = cache["a"].data_ptr()
-    (record,) = [one for one in memtriage.census().storages if one.address == address]
+    (record,) = [storage for storage in memtriage.census().storages if storage.address == address]
     assert (record.known, record.owner) == ("te.causal_mask", "known cache")
     (ledger,) = memtriage.ledger(DEVICE)
     (row,) = [row for row in ledger.rows if row.owner == "known cache"]

@@ -85,11 +85,11 @@ def test_the_ledger_of_a_training_step_closes_against_the_driver() -> None:
 
     assert sum(row.bytes for row in ledger.rows) == ledger.total == use.used == total - free
     assert bytes_of(ledger, "unexplained") == 0
-    parameters = sum(one.untyped_storage().nbytes() for one in model.parameters())
+    parameters = sum(parameter.untyped_storage().nbytes() for parameter in model.parameters())
     assert bytes_of(ledger, "requested", "parameter") == parameters
     assert bytes_of(ledger, "requested", "gradient") == parameters
     assert bytes_of(ledger, "requested", "optimizer state") == 2 * parameters
-    workspaces = [block for one in segments for block in one.blocks if block.requested == 32 * MIB]
+    workspaces = [block for segment in segments for block in segment.blocks if block.requested == 32 * MIB]
     assert bytes_of(ledger, "requested", CUBLAS) >= 32 * MIB * len(workspaces)
     allocated = torch.cuda.memory_allocated(0)
     assert bytes_of(ledger, "requested", CPP_ONLY) <= allocated // 200
@@ -101,7 +101,9 @@ def test_a_hopper_keeps_cublas_workspaces_of_32_mib() -> None:
         pytest.skip("needs a Hopper with the default workspace")
     square = torch.randn(512, 512, device="cuda")
     product = square @ square
-    sizes = [block.requested for one in live_segments() for block in one.blocks if block.state == "active"]
+    sizes = [
+        block.requested for segment in live_segments() for block in segment.blocks if block.state == "active"
+    ]
     if 32 * MIB not in sizes:
         pytest.skip("this torch does not keep workspaces")
     ledger = gpu_ledger("cuda:0", live_segments(), storages({}), driver_use())
@@ -226,8 +228,8 @@ def test_history_names_the_site_keeps_no_trace_and_is_put_back(history_off: None
         assert all(len(trace) <= 1 for trace in traces)
         sites = {
             block.address: block.site
-            for one in live_segments()
-            for block in one.blocks
+            for segment in live_segments()
+            for block in segment.blocks
             if block.state == "active"
         }
         assert all((sites[one.data_ptr()] or "").startswith(os.path.basename(__file__) + ":") for one in kept)

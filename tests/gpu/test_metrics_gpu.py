@@ -80,7 +80,7 @@ def test_with_expandable_segments_it_is_the_ledgers(tmp_path: Path, keep: Callab
 
 
 def watched() -> Session:
-    session = memtriage._active.session
+    session = memtriage.process.active.session
     assert session is not None
     return session
 

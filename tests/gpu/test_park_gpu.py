@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import memtriage
 from memtriage.model.units import size
-from memtriage.treat.park import ParkedError, ParkError, ParkRefused
+from memtriage.treat.parking.errors import ParkedError, ParkError, ParkRefused
 
 MIB = 1 << 20
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "park.py"
@@ -28,7 +28,7 @@ SPARE = 100 * MIB
 @pytest.fixture(autouse=True)
 def nothing_stays_parked() -> Iterator[None]:
     yield
-    if memtriage.treat.park.is_parked():
+    if memtriage.treat.parking.api.is_parked():
         memtriage.unpark()
     memtriage.release_parking()
 
@@ -74,7 +74,7 @@ def test_device_memory_goes_and_values_come_back() -> None:
     model(torch.randn(8, 1024, device="cuda", dtype=torch.bfloat16)).sum().backward()
     optimizer.step()
     tensors = [*model.parameters(), *(each for state in optimizer.state.values() for each in state.values())]
-    before = [each.detach().cpu().clone() for each in tensors]
+    before = [tensor.detach().cpu().clone() for tensor in tensors]
     row = view.cpu().clone()
     allocated = torch.cuda.memory_allocated()
     parked = memtriage.park(model, optimizer)
@@ -112,7 +112,7 @@ def test_a_parked_tensor_raises_and_the_context_survives(use: str) -> None:
 
 def test_unpark_without_room_can_be_repeated() -> None:
     model = decoder(layers=16)
-    before = [each.detach().cpu().clone() for each in model.parameters()]
+    before = [parameter.detach().cpu().clone() for parameter in model.parameters()]
     parked = memtriage.park(model)
     free = torch.cuda.mem_get_info()[0]
     filler: Tensor | None = torch.empty(free - parked.nbytes // 2, dtype=torch.uint8, device="cuda")
@@ -223,9 +223,9 @@ def test_a_phase_leaves_little_reserved_though_survivors_are_scattered(
         with capsys.disabled():
             print(line, phase.report and (phase.report.parts, str(phase.report.compaction)))
         assert reserved <= 1.1 * allocated + SPARE
-        found = re.match(r"GPU Memory after train: (\d+\.\d\d)GB allocated, (\d+\.\d\d)GB reserved\n", line)
-        assert found is not None
-        assert float(found[2]) == pytest.approx(reserved / 1024**3, abs=0.02)
+        match = re.match(r"GPU Memory after train: (\d+\.\d\d)GB allocated, (\d+\.\d\d)GB reserved\n", line)
+        assert match is not None
+        assert float(match[2]) == pytest.approx(reserved / 1024**3, abs=0.02)
         del kept[len(kept) // 2 :]
 
 

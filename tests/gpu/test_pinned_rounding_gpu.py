@@ -58,7 +58,7 @@ def test_the_predicted_waste_is_what_the_resident_set_shows(
     done = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
     figures = json.loads(done.stdout.partition("FIGURES")[2].splitlines()[0])
-    findings = [one for one in json.loads(out.read_text())["findings"] if one["kind"] == "pinned_rounding"]
+    findings = [load for load in json.loads(out.read_text())["findings"] if load["kind"] == "pinned_rounding"]
     assert len(findings) == 1, done.stderr[-3000:]
     predicted, shown = findings[0]["bytes"], figures["grown"] - figures["asked"]
     keep(

@@ -126,7 +126,7 @@ def test_the_first_three_steps_are_predicted_within_three_per_cent(
         for number, real in enumerate(result["measured"][rank]["steps"]):
             errors = [distance(step, real) for step in candidates(prediction, number)]
             print(
-                f"{kind} rank {rank} step {number}: {', '.join(f'{each:+.2%}' for each in errors)}",
+                f"{kind} rank {rank} step {number}: {', '.join(f'{error:+.2%}' for error in errors)}",
                 flush=True,
             )
             if abs(min(errors, key=abs)) > CLOSE:

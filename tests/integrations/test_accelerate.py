@@ -17,8 +17,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import memtriage
-from memtriage import _active
 from memtriage.integrations.accelerate import watched
+from memtriage.process import active
 from support import censuses
 
 accelerate = pytest.importorskip("accelerate")
@@ -69,7 +69,7 @@ def test_a_leak_is_in_the_log_with_its_holder(
     assert finding.bytes_per_microbatch == finding.bytes_per_step // 2
     assert "memtriage: leak" in caplog.text
     assert list((tmp_path / "memtriage").glob("*/0/rank-00000.jsonl"))
-    assert _active.session is None
+    assert active.session is None
 
 
 def test_marks_of_what_the_accelerator_does(
@@ -100,7 +100,7 @@ def test_an_error_ends_the_watch_and_passes_on(accelerator: Any, monkeypatch: py
     assert training.report is not None
     assert "program's own error" in (training.report.exception or "")
     assert "prepare" not in vars(accelerator)
-    assert _active.session is None
+    assert active.session is None
 
 
 def test_in_a_watched_process_only_marks_are_made(

@@ -96,7 +96,7 @@ def curves(folder: Path) -> dict[str, list[int]]:
 
 
 def mlflow_steps() -> list[int]:
-    experiments = [one.experiment_id for one in mlflow.search_experiments()]
+    experiments = [experiment.experiment_id for experiment in mlflow.search_experiments()]
     (run,) = mlflow.search_runs(experiments, output_format="list")
     return [metric.step for metric in mlflow.MlflowClient().get_metric_history(run.info.run_id, RSS)]
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import memtriage
-from memtriage.report.metrics.prometheus import MetricsServer
+from memtriage.report.monitoring.prometheus import MetricsServer
 from support import censuses
 
 pytest.importorskip("prometheus_client")
@@ -108,6 +108,6 @@ def test_a_watched_process_loads_none_of_it_unless_asked(tmp_path: Path) -> None
     code = (
         "import sys, memtriage\n"
         "with memtriage.watch(sys.argv[1], quiet=True): memtriage.mark('x')\n"
-        "assert not [name for name in sys.modules if name.startswith('memtriage.report.metrics')]"
+        "assert not [name for name in sys.modules if name.startswith('memtriage.report.monitoring')]"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from memtriage import _active
-from memtriage.diagnose.merge import merge
-from memtriage.model import RunReport
+from memtriage.diagnose.ranks.merge import merge
+from memtriage.model.report import RunReport
+from memtriage.process import active
 from memtriage.store.reader import read_run
 
 # Ray is imported by the tests that run only: it takes seconds, in every process that collects this file.
@@ -100,7 +100,7 @@ def test_an_error_of_the_loop_passes_through_unchanged(tmp_path: Path) -> None:
     report = merge(read_run([tmp_path]))
     assert report.exception == "ValueError: no such layer"
     assert (report.verdict, report.steps) == ("clean", STEPS)
-    assert _active.session is None
+    assert active.session is None
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ import memtriage
 from memtriage.integrations import rl
 from memtriage.model.holders import AllocatorFigures
 from memtriage.treat import phase as phase_module
-from memtriage.treat.park import is_parked, parking
+from memtriage.treat.parking import transfer
+from memtriage.treat.parking.api import is_parked
 from memtriage.treat.phase import PhasePolicy
 from support.rl_workers import (
     DTensorPolicyWorker,
@@ -33,7 +34,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The figures of a GPU; nothing stays parked."""
     now = {"cuda:0": AllocatorFigures(allocated=590_558_003, reserved=665_719_930)}
     monkeypatch.setattr(phase_module, "allocator_figures", lambda: now)
-    monkeypatch.setattr(parking.cuda, "initialised", lambda: False)
+    monkeypatch.setattr(transfer.cuda, "initialized", lambda: False)
     yield
     if is_parked():
         memtriage.unpark()
@@ -41,7 +42,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def nbytes(tensors: Any) -> int:
-    return sum(one.untyped_storage().nbytes() for one in tensors)
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
 def state(worker: MegatronPolicyWorker) -> list[torch.Tensor]:

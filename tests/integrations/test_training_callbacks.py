@@ -13,10 +13,10 @@ import transformers
 from torch.utils.data import DataLoader, TensorDataset
 
 import memtriage
-from memtriage import _active
 from memtriage.integrations.huggingface import MemtriageCallback as TrainerCallback
 from memtriage.integrations.lightning import MemtriageCallback as LightningCallback
 from memtriage.integrations.pytorch_lightning import MemtriageCallback as OlderCallback
+from memtriage.process import active
 
 STEPS = 24
 KEPT: list[torch.Tensor] = []
@@ -100,7 +100,7 @@ def test_a_leak_is_in_the_log_with_its_holder(
     folder = caplog.text.partition("memtriage report ")[2].splitlines()[0]
     assert list(Path(folder).glob("rank-*.jsonl"))
     assert Path(folder).is_relative_to(tmp_path)
-    assert _active.session is None
+    assert active.session is None
 
 
 def test_a_healthy_training_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -118,7 +118,7 @@ def test_an_error_ends_the_watch_and_passes_on(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="own error"):
         train_with_lightning(tmp_path, callback, keep=False, fails=True)
     assert "program's own error" in callback.report.exception
-    assert _active.session is None
+    assert active.session is None
 
 
 def test_in_a_watched_process_only_marks_are_made(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_saved_lists_are_numbered() -> None:
     indices = [torch.tensor([0, 1]), torch.tensor([1, 0])]
     found = saved(leaf(9).view(3, 3)[tuple(indices)].grad_fn)
     assert {key for key in found if key[0] == "indices"} == {("indices", 0), ("indices", 1)}
-    assert [found["indices", at].data_ptr() for at in (0, 1)] == [each.data_ptr() for each in indices]
+    assert [found["indices", at].data_ptr() for at in (0, 1)] == [index.data_ptr() for index in indices]
 
 
 def test_saved_by_a_custom_function_without_the_unset_ones() -> None:
@@ -113,7 +113,7 @@ def test_referents_of_a_node() -> None:
     assert any(type(each) is dict and each.get("note") == "kept" for each in found)
     (accumulates,) = next_nodes(node)
     assert any(each is accumulates for each in found)
-    assert any(each is x for each in reader.referents(accumulates))
+    assert any(referent is x for referent in reader.referents(accumulates))
     assert id(other) in reader.saved
     assert id(accumulates) not in reader.saved
 
@@ -138,7 +138,7 @@ def test_placeholders_of_a_checkpoint_lead_to_it() -> None:
     reader = NodeReader()
 
     def types() -> set[str]:
-        return {type(each).__name__ for each in reader.placeholder_referents(placeholder)}
+        return {type(referent).__name__ for referent in reader.placeholder_referents(placeholder)}
 
     assert "_CheckpointFrame" not in types()
     reader.find_checkpoints(gc.get_objects())

@@ -20,7 +20,7 @@ from memtriage.observe.containers import (
     grown_containers,
     known_bounds,
 )
-from memtriage.observe.heap import HeapGraph, Walk
+from memtriage.observe.heap import HeapGraph, HeapWalk
 
 ENTRY = 20_000
 
@@ -64,10 +64,10 @@ def grow():
 def grown(program: Any) -> dict[str, GrownContainer]:
     program.run(SOURCE)
     names = {id(value): name for name, value in vars(program.module).items()}
-    with Walk() as graph:
+    with HeapWalk() as graph:
         before = ContainerLengths(graph)
     program["grow"]()
-    with Walk() as graph:
+    with HeapWalk() as graph:
         found = grown_containers(graph, before, most=1000)
         return {names.get(id(graph.objects[each.position]), "?"): each for each in found}
 
@@ -94,7 +94,7 @@ def test_growth_of_every_kind_of_container(grown: dict[str, GrownContainer]) -> 
 
 def test_what_was_there_before_and_did_not_grow_is_no_growth() -> None:
     kept = [1, 2, 3]
-    with Walk() as graph:
+    with HeapWalk() as graph:
         before = ContainerLengths(graph)
         assert before.by_address()[id(kept)] == (3, id(kept[0]))
         grown = grown_containers(graph, before)
@@ -195,7 +195,7 @@ def test_the_history_of_lbfgs_is_bounded() -> None:
 
 
 def test_a_bounded_cache_is_no_growing_container() -> None:
-    with Walk() as graph:
+    with HeapWalk() as graph:
         cached: dict[Any, Any] = re._cache  # type: ignore[attr-defined]
         newest = cached.popitem()
         before = ContainerLengths(graph)

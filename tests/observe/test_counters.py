@@ -45,7 +45,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
     monkeypatch.setattr(counters.time, "perf_counter", lambda: made.now)
     monkeypatch.setattr(counters.malloc, "malloc_info", made.malloc)
-    monkeypatch.setattr(counters.cuda, "initialised", lambda: bool(made.reserved))
+    monkeypatch.setattr(counters.cuda, "initialized", lambda: bool(made.reserved))
     monkeypatch.setattr(counters.cuda, "devices", lambda: list(made.reserved))
     monkeypatch.setattr(counters.cuda, "counters", made.device)
     monkeypatch.setattr(counters.cuda, "capturing", lambda: False)

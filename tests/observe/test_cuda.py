@@ -20,10 +20,10 @@ MIB = 1 << 20
 
 
 class FakeCuda:
-    """As much of torch, with CUDA initialised, as `observe.cuda` uses; notes what was called."""
+    """As much of torch, with CUDA initialized, as `observe.cuda` uses; notes what was called."""
 
     def __init__(self, backend: str = "native", devices: int = 1, contexts: tuple[int, ...] = (0,)) -> None:
-        self.initialised = True
+        self.initialized = True
         self.recording = False
         self.trace_lengths = [0]
         self.recorded: list[dict[str, Any]] = []
@@ -43,7 +43,7 @@ class FakeCuda:
             _cuda_attach_out_of_memory_observer=self.observers.append,
         )
         self.torch.cuda = SimpleNamespace(
-            is_initialized=lambda: self.initialised,
+            is_initialized=lambda: self.initialized,
             get_allocator_backend=lambda: backend,
             device_count=lambda: devices,
             current_device=lambda: 0,
@@ -83,23 +83,23 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeCuda]:
     return make
 
 
-# --- before CUDA is initialised -----------------------------------------------------------------------------
+# --- before CUDA is initialized -----------------------------------------------------------------------------
 
 
 def test_importing_and_asking_imports_no_torch() -> None:
     code = (
         "import sys; from memtriage.observe import cuda, driver; "
-        "assert not cuda.initialised() and cuda.devices() == [] and cuda.segments() == []; "
+        "assert not cuda.initialized() and cuda.devices() == [] and cuda.segments() == []; "
         "assert driver.used(0) is None and driver.driver_use(0) is None; "
         "assert 'torch' not in sys.modules and 'pynvml' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_without_cuda_everything_is_unknown_and_nothing_is_initialised() -> None:
+def test_without_cuda_everything_is_unknown_and_nothing_is_initialized() -> None:
     if torch.cuda.is_initialized():
-        pytest.skip("another test of this process has initialised CUDA")
-    assert not cuda.initialised()
+        pytest.skip("another test of this process has initialized CUDA")
+    assert not cuda.initialized()
     assert cuda.counters(0) == DeviceCounters()
     assert (cuda.backend(), cuda.capacity(0), cuda.per_process_limit(0)) == (None, None, None)
     assert not cuda.has_context(0) and not cuda.capturing()
@@ -108,9 +108,9 @@ def test_without_cuda_everything_is_unknown_and_nothing_is_initialised() -> None
     assert not torch.cuda.is_initialized()
 
 
-def test_a_torch_that_is_half_imported_counts_as_not_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_that_is_half_imported_counts_as_not_initialized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.cuda", ModuleType("torch.cuda"))
-    assert not cuda.initialised()
+    assert not cuda.initialized()
 
 
 # --- devices and counters -----------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_expandable_segments_are_those_of_the_settings_in_force(
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     fake.torch._C._accelerator_getAllocatorSettings = lambda: conf
     assert cuda.expandable_segments() == expected
-    fake.initialised = False
+    fake.initialized = False
     assert not cuda.expandable_segments()
 
 

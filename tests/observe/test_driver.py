@@ -64,13 +64,13 @@ class FakeNvml:
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """CUDA initialised, one device with a context."""
+    """CUDA initialized, one device with a context."""
     properties = SimpleNamespace(uuid=UUID, pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
     cuda_module = SimpleNamespace(
         mem_get_info=lambda index: (FREE, TOTAL), get_device_properties=lambda index: properties
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda_module))
-    monkeypatch.setattr(cuda, "initialised", lambda: True)
+    monkeypatch.setattr(cuda, "initialized", lambda: True)
     monkeypatch.setattr(cuda, "has_context", lambda index: index == 0)
     monkeypatch.setattr(cuda, "capturing", lambda: False)
     driver._nvml.cache_clear()
@@ -185,5 +185,5 @@ def test_reasons_for_not_asking(monkeypatch: pytest.MonkeyPatch, device: SimpleN
     assert "unspecified launch failure" in str(driver.explain_driver_use(0))
     monkeypatch.setattr(cuda, "capturing", lambda: True)
     assert driver.explain_driver_use(0) == "a CUDA graph is being captured"
-    monkeypatch.setattr(cuda, "initialised", lambda: False)
-    assert driver.explain_driver_use(0) == "CUDA is not initialised in this process"
+    monkeypatch.setattr(cuda, "initialized", lambda: False)
+    assert driver.explain_driver_use(0) == "CUDA is not initialized in this process"

@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from memtriage.observe import edges, heap
-from memtriage.observe.heap import CensusBudget, HeapGraph, Walk
+from memtriage.observe.heap import CensusBudget, HeapGraph, HeapWalk
 from memtriage.observe.kinds import (
     BOUNDARY,
     FUTURE,
@@ -49,7 +49,7 @@ def root_of(graph: HeapGraph, at: int) -> int:
 
 def test_graph_is_closed_and_has_each_object_once() -> None:
     kept = torch.ones(4, requires_grad=True).exp()
-    with Walk() as graph:
+    with HeapWalk() as graph:
         size = len(graph.objects)
         assert len(graph.parents) == size
         assert len({id(obj) for obj in graph.objects}) == size
@@ -63,7 +63,7 @@ def test_graph_is_closed_and_has_each_object_once() -> None:
         assert graph.parents[node] == at
         assert any(child is kept.grad_fn for child in graph.referents(at))
         assert all(graph.kind(each) == NODE for each in graph.nodes)
-        assert all(graph.kind(each) == MODULE for each in graph.modules)
+        assert all(graph.kind(module) == MODULE for module in graph.modules)
         assert graph.first_own <= graph.first_unrooted <= graph.first_garbage <= size
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -74,11 +74,11 @@ def test_graph_is_closed_and_has_each_object_once() -> None:
 def test_own_objects_are_no_part_of_the_program() -> None:
     # In an interpreter of its own: the tests' modules hold memtriage's objects, and are a program.
     script = """
-        import memtriage.treat.park, memtriage.treat.phase  # both keep objects
-        from memtriage.observe.heap import Walk, module_of
+        import memtriage.treat.parking.api, memtriage.treat.phase  # both keep objects
+        from memtriage.observe.heap import HeapWalk, module_of
         from memtriage.observe.kinds import FrameLocals
 
-        with Walk() as graph:
+        with HeapWalk() as graph:
             kinds = {type(one) for one in graph.objects[:graph.first_own]} - {FrameLocals}
             print([kind.__name__ for kind in kinds if module_of(kind).startswith("memtriage")])
             names = [name for at, name in graph.root_names.items() if at < graph.first_own]
@@ -93,7 +93,7 @@ def test_users_modules_come_before_frames_and_these_before_libraries(program: An
     program.run("class Marked: pass\ndef walk(look):\n    mine = Marked()\n    return look(mine)")
 
     def look(mine: Any) -> tuple[int, int, int]:
-        with Walk() as graph:
+        with HeapWalk() as graph:
             names = {name: at for at, name in graph.root_names.items() if name}
             return names["train"], root_of(graph, graph.index[id(mine)]), names["json"]
 
@@ -103,7 +103,7 @@ def test_users_modules_come_before_frames_and_these_before_libraries(program: An
 
 def test_a_local_variable_is_reached_through_its_frame() -> None:
     mine = Marked()
-    with Walk() as graph:
+    with HeapWalk() as graph:
         at = position(graph, Marked)
         root = graph.objects[root_of(graph, at)]
         assert (root.code, root.thread) == (sys._getframe().f_code, None)
@@ -123,7 +123,7 @@ def test_ended_frames_are_roots_when_given() -> None:
         frame = trace.tb_next.tb_frame
         error.__traceback__ = None
         del trace
-    with Walk([frame]) as graph:
+    with HeapWalk([frame]) as graph:
         assert graph.objects[root_of(graph, position(graph, Marked))].code.co_name == "failing"
 
 
@@ -141,7 +141,7 @@ def test_garbage_is_told_from_what_cpp_holds() -> None:
     gc.disable()
     try:
         Cycle()
-        with Walk() as graph:
+        with HeapWalk() as graph:
             cycle, held = position(graph, Cycle), position(graph, Held)
             assert cycle >= graph.first_garbage
             assert graph.objects[graph.parents[held]] is futures()
@@ -156,12 +156,12 @@ def test_weak_references_hold_nothing() -> None:
 
     thing = Thing()
     holders = {"weak": weakref.ref(thing), "proxy": weakref.proxy(thing)}
-    with Walk() as graph:
+    with HeapWalk() as graph:
         above = type(graph.objects[graph.parents[position(graph, Thing)]])
         assert above is FrameLocals  # not the dict
     del thing
     assert holders["weak"]() is None
-    with Walk() as graph:
+    with HeapWalk() as graph:
         assert not [obj for obj in graph.objects if type(obj) is Thing]
 
 
@@ -172,7 +172,7 @@ def test_optimizers_wait_for_the_model(program: Any) -> None:
     )
     parameter = program["adam"].param_groups[0]["params"][0]
     holder = program["model"].deep["a"]["b"]
-    with Walk() as graph:
+    with HeapWalk() as graph:
         optimizer = graph.index[id(program["adam"])]
         assert optimizer in graph.optimizers
         assert graph.objects[graph.parents[graph.index[id(parameter)]]] is holder
@@ -181,7 +181,7 @@ def test_optimizers_wait_for_the_model(program: Any) -> None:
 def test_a_collector_that_is_off_stays_off() -> None:
     gc.disable()
     try:
-        with Walk():
+        with HeapWalk():
             assert not gc.isenabled()
         assert not gc.isenabled()
     finally:
@@ -201,7 +201,7 @@ def test_failure_inside_the_walk_puts_everything_back(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(heap, "_held_from_outside", fail)
     with pytest.raises(MemoryError):
-        Walk().__enter__()
+        HeapWalk().__enter__()
     assert gc.isenabled()
     with Mode():
         torch.ones(1)
@@ -213,7 +213,7 @@ def test_modules_and_classes_of_a_function_die_with_it() -> None:
         module = types.ModuleType("passing")
         module.__dict__["Local"] = type("Local", (), {})
         sys.modules["passing"] = module
-        with Walk():
+        with HeapWalk():
             pass
         del sys.modules["passing"]
         return [weakref.ref(module), weakref.ref(module.__dict__["Local"])]
@@ -235,7 +235,7 @@ def test_a_metaclass_is_not_asked_to_hash_or_compare_its_classes() -> None:
         pass
 
     kept = [One(), One]
-    with Walk() as graph:
+    with HeapWalk() as graph:
         assert graph.kind(graph.index[id(kept[0])]) == PLAIN
 
 
@@ -295,7 +295,8 @@ def test_unfinished_and_failed_futures_hold_nothing_more() -> None:
     value = Marked()
     finished.set_result(value)
     assert [
-        any(each is value for each in edges.future_referents(each)) for each in (waiting, failed, finished)
+        any(referent is value for referent in edges.future_referents(each))
+        for each in (waiting, failed, finished)
     ] == [
         False,
         False,
@@ -320,12 +321,12 @@ def test_asking_a_failed_future_leaves_no_trace_on_its_error(raised_before: bool
 def test_a_walk_beyond_its_budget_is_partial_and_says_so() -> None:
     many = [[number] for number in range(20_000)]
     kept = [torch.ones(8) for _ in range(3)]
-    with Walk(budget=CensusBudget(objects=2_000)) as graph:
+    with HeapWalk(budget=CensusBudget(objects=2_000)) as graph:
         assert graph.cut is not None and "the most that a census takes" in graph.cut
         found = {id(graph.objects[position]) for position in graph.tensors}
         assert {id(tensor) for tensor in kept} <= found
         assert graph.first_garbage == len(graph.objects)
-    with Walk(budget=CensusBudget(seconds=0.0)) as graph:
+    with HeapWalk(budget=CensusBudget(seconds=0.0)) as graph:
         assert graph.cut is not None and "the longest time" in graph.cut
     del many
 
@@ -334,7 +335,7 @@ def test_very_many_entries_do_not_hide_what_else_there_is() -> None:
     many = [[number] for number in range(60_000)]
     deep = {"one": {"two": {"three": [torch.ones(8)]}}}
     budget = CensusBudget(objects=len(gc.get_objects()), wide=50_000, wide_seconds=0.0)
-    with Walk(budget=budget) as graph:
+    with HeapWalk(budget=budget) as graph:
         assert graph.cut is not None
         position = graph.index[id(deep["one"]["two"]["three"][0])]
         assert graph.parents[position] >= 0  # reached through its holders, not entered as a remainder

@@ -91,7 +91,7 @@ def test_smaps_is_divided_into_classes_that_sum_to_the_total() -> None:
     assert classes.mappings[7].name == "/data/train set.bin"
 
 
-def test_a_file_on_tmpfs_is_recognised_by_its_mount(tmp_path: Path) -> None:
+def test_a_file_on_tmpfs_is_recognized_by_its_mount(tmp_path: Path) -> None:
     (tmp_path / "smaps").write_text(SMAPS)
     (tmp_path / "mountinfo").write_text(
         "25 24 0:27 / /scratch rw,relatime - tmpfs tmpfs rw\n26 24 254:0 / / rw - ext4 /dev/vda rw\n"
@@ -357,7 +357,7 @@ def test_pinned_statistics_of_each_generation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("initialised", "version", "expected"),
+    ("initialized", "version", "expected"),
     [
         (True, "2.13.0+cu130", PinnedStats(8, 2, 6)),
         (True, "2.15.0a0+git12", PinnedStats(8, 2, 6)),
@@ -367,14 +367,14 @@ def test_pinned_statistics_of_each_generation() -> None:
     ],
 )
 def test_pinned_asks_torch_only_after_cuda_began(
-    monkeypatch: pytest.MonkeyPatch, initialised: bool, version: str, expected: PinnedStats | None
+    monkeypatch: pytest.MonkeyPatch, initialized: bool, version: str, expected: PinnedStats | None
 ) -> None:
     def stats() -> dict[str, dict[str, int]]:
-        assert initialised
+        assert initialized
         return {"allocated_bytes": {"current": 8}, "active_bytes": {"current": 2}}
 
     memory = SimpleNamespace(host_memory_stats_as_nested_dict=stats)
-    cuda = SimpleNamespace(is_initialized=lambda: initialised, memory=memory)
+    cuda = SimpleNamespace(is_initialized=lambda: initialized, memory=memory)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, __version__=version))
     assert pinned() == expected
 

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind
+from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
 from memtriage.observe.stores import Store, forget_sources, pack_hook, storing_line
 from support.paths import attribute, item, items_of, local, of_module
 
 SELF = local("main", "me")
-CLOSURE = (Segment(SegmentKind.HOOK_CLOSURE, "install.<locals>.grab"), Segment(SegmentKind.VARIABLE, "kept"))
-DEFAULT = (Segment(SegmentKind.DEFAULT_ARGUMENT, "remember"), Segment(SegmentKind.VARIABLE, "store"))
+CLOSURE = (
+    PathSegment(SegmentKind.HOOK_CLOSURE, "install.<locals>.grab"),
+    PathSegment(SegmentKind.VARIABLE, "kept"),
+)
+DEFAULT = (PathSegment(SegmentKind.DEFAULT_ARGUMENT, "remember"), PathSegment(SegmentKind.VARIABLE, "store"))
 
 FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
     "append": (
@@ -55,7 +58,7 @@ FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
         "def remember(x, store=[]):\n    store.append(x)  # here", (*DEFAULT, ANY_ITEM), "x"),
     "cached function": (
         "@lru_cache(None)\ndef mask(n):  # here\n    return n",
-        (Segment(SegmentKind.LRU_CACHE, "A.mask"), ANY_ITEM), None),
+        (PathSegment(SegmentKind.LRU_CACHE, "A.mask"), ANY_ITEM), None),
     "what an entry is made of": (
         "class League:\n    def __init__(self): self.players = []\n    def add(self, student):\n"
         "        self.players.append(copy.deepcopy(student))  # here",
@@ -75,8 +78,8 @@ NOT_CERTAIN: dict[str, tuple[str, HolderPath]] = {
     "two lines": ("def main():\n    losses.append(a)\n    losses.append(b)", items_of("main", "losses")),
     "passed on": ("def main():\n    losses = []\n    keep(losses, x)", items_of("main", "losses")),
     "no source": ("(", items_of("main", "losses")),
-    "no name": ("x.append(y)", (Segment(SegmentKind.NATIVE, "Tensor"),)),
-    "a name inside a closure nobody names": ("x.append(y)", (Segment(SegmentKind.CLOSURE, "f"),)),
+    "no name": ("x.append(y)", (PathSegment(SegmentKind.NATIVE, "Tensor"),)),
+    "a name inside a closure nobody names": ("x.append(y)", (PathSegment(SegmentKind.CLOSURE, "f"),)),
 }
 
 

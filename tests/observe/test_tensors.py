@@ -63,7 +63,7 @@ def test_wrappers_of_function_transforms_have_none() -> None:
     assert seen == [None]
 
 
-def test_quantised_tensors_have_one() -> None:
+def test_quantized_tensors_have_one() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tensor = torch.quantize_per_tensor(torch.ones(64), 0.1, 0, torch.quint8)

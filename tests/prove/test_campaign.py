@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from memtriage.prove import campaign as module
-from memtriage.prove.campaign import Campaign, Terminated, clear_leftovers, termination_raises
+from memtriage.prove.campaign import Campaign, TerminationRequested, clear_leftovers, termination_raises
 from memtriage.prove.schedule import schedule
-from memtriage.prove.state import State
+from memtriage.prove.state import ComparisonState
 from memtriage.prove.table import TrialsError
 from memtriage.prove.trial import TrialEnd, read_end
 from memtriage.prove.trials import Trials, Variant
@@ -22,7 +22,7 @@ from support.trials import parsed, trials_of, write_trial
 class Runner:
     """Stands for `run_trial`: writes what a trial would have left."""
 
-    def __init__(self, state: State, *, failing: str = "", stop_after: int = 99) -> None:
+    def __init__(self, state: ComparisonState, *, failing: str = "", stop_after: int = 99) -> None:
         self.ran: list[tuple[int, str]] = []
         self._state = state
         self._failing = failing
@@ -45,7 +45,7 @@ class Runner:
 
 def test_all_trials_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trials = trials_of(tmp_path, "a", "b", "c")
-    state = State(tmp_path / "out", trials)
+    state = ComparisonState(tmp_path / "out", trials)
     runner, said = Runner(state), []
     monkeypatch.setattr(module, "run_trial", runner)
     Campaign(trials, state, said.append).run()
@@ -57,7 +57,7 @@ def test_all_trials_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trials = trials_of(tmp_path, "a", "b")
-    state = State(tmp_path / "out", trials)
+    state = ComparisonState(tmp_path / "out", trials)
     first = Runner(state, stop_after=2)
     monkeypatch.setattr(module, "run_trial", first)
     with pytest.raises(KeyboardInterrupt):
@@ -76,7 +76,7 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_variant_that_keeps_failing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trials = trials_of(tmp_path, "a", "b")
-    state = State(tmp_path / "out", trials)
+    state = ComparisonState(tmp_path / "out", trials)
     runner, said = Runner(state, failing="b"), []
     monkeypatch.setattr(module, "run_trial", runner)
     Campaign(trials, state, said.append).run()
@@ -92,7 +92,7 @@ def test_a_script_that_is_edited_meanwhile_stops_the_run(
     (tmp_path / "job.py").write_text("pass")
     text = '[trials]\nscript = "job.py"\nwarmup = 1\nrepeats = 2\n[[variant]]\nname = "a"\n'
     trials = parsed(text, tmp_path)
-    state = State(tmp_path / "out", trials)
+    state = ComparisonState(tmp_path / "out", trials)
     runner = Runner(state)
 
     def edited(*args: Any) -> TrialEnd:
@@ -108,7 +108,7 @@ def test_a_script_that_is_edited_meanwhile_stops_the_run(
 
 def test_termination_is_an_exception_while_trials_run() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Terminated) as caught, termination_raises():
+    with pytest.raises(TerminationRequested) as caught, termination_raises():
         os.kill(os.getpid(), signal.SIGTERM)
     assert caught.value.signum == signal.SIGTERM
     assert signal.getsignal(signal.SIGTERM) == before
@@ -116,5 +116,5 @@ def test_termination_is_an_exception_while_trials_run() -> None:
 
 def test_no_leftovers_no_word(tmp_path: Path) -> None:
     said: list[str] = []
-    clear_leftovers(State(tmp_path, trials_of(tmp_path, "a")), said.append)
+    clear_leftovers(ComparisonState(tmp_path, trials_of(tmp_path, "a")), said.append)
     assert said == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memtriage.model import Mark
+from memtriage.model.marks import Mark
 from memtriage.prove.command import record_directory
 from memtriage.prove.reading import read_trial, read_values
 from memtriage.store.records import End, Start
@@ -17,28 +17,28 @@ from support.trials import MIB, trials_of, write_rank
 
 def test_steps_after_the_warm_up(tmp_path: Path) -> None:
     write_rank(tmp_path, [5.0, 1.0, 1.2, 1.1], [(MIB * n, 2 * MIB * n) for n in (9, 1, 3, 2)])
-    found = read_trial(trials_of(tmp_path, "a"), tmp_path)
-    assert found.problem is None
-    assert found.steps == pytest.approx([1.0, 1.2, 1.1])
-    assert found.figure("time_per_step") == pytest.approx(1.1)
-    (rank,) = found.ranks
+    trial = read_trial(trials_of(tmp_path, "a"), tmp_path)
+    assert trial.problem is None
+    assert trial.steps == pytest.approx([1.0, 1.2, 1.1])
+    assert trial.figure("time_per_step") == pytest.approx(1.1)
+    (rank,) = trial.ranks
     assert rank.at_mark["allocated"] == [MIB, 3 * MIB, 2 * MIB]  # the mark of the first step is warm-up
-    assert found.figure("allocated") == 3 * MIB
-    assert found.figure("reserved") == 6 * MIB
-    assert found.figure("host_rss") == 100 * MIB
-    assert found.figure("requested") is None
-    assert found.cuda
-    assert found.torch == "2.13.0"
-    assert found.steps_seen == 4
+    assert trial.figure("allocated") == 3 * MIB
+    assert trial.figure("reserved") == 6 * MIB
+    assert trial.figure("host_rss") == 100 * MIB
+    assert trial.figure("requested") is None
+    assert trial.cuda
+    assert trial.torch == "2.13.0"
+    assert trial.steps_seen == 4
 
 
 def test_peaks_are_the_allocators_own_or_what_a_mark_saw(tmp_path: Path) -> None:
     memory = [(5 * MIB, 50 * MIB)] * 3
     write_rank(tmp_path, [1.0] * 3, memory, peak=70 * MIB)
-    found = read_trial(trials_of(tmp_path, "a"), tmp_path)
-    assert found.figure("peak_reserved") == 70 * MIB
-    assert found.figure("peak_host_rss") == 150 * MIB
-    assert found.figure("peak_allocated") == 5 * MIB
+    trial = read_trial(trials_of(tmp_path, "a"), tmp_path)
+    assert trial.figure("peak_reserved") == 70 * MIB
+    assert trial.figure("peak_host_rss") == 150 * MIB
+    assert trial.figure("peak_allocated") == 5 * MIB
     # A program that resets its peaks before the end hides none of what its marks saw.
     other = tmp_path / "reset"
     other.mkdir()
@@ -49,19 +49,19 @@ def test_peaks_are_the_allocators_own_or_what_a_mark_saw(tmp_path: Path) -> None
 def test_the_slowest_rank_and_the_highest_rank_count(tmp_path: Path) -> None:
     write_rank(tmp_path, [1.0, 1.0, 3.0], [(4 * MIB, 8 * MIB)] * 3, rank=0, world_size=2)
     write_rank(tmp_path, [1.0, 2.0, 1.0], [(6 * MIB, 7 * MIB)] * 3, rank=1, world_size=2, device="cuda:1")
-    found = read_trial(trials_of(tmp_path, "a"), tmp_path)
-    assert found.steps == pytest.approx([2.0, 3.0])
-    assert found.figure("allocated") == 6 * MIB
-    assert found.figure("reserved") == 8 * MIB
-    assert [rank.figure("allocated") for rank in found.ranks] == [4 * MIB, 6 * MIB]
+    trial = read_trial(trials_of(tmp_path, "a"), tmp_path)
+    assert trial.steps == pytest.approx([2.0, 3.0])
+    assert trial.figure("allocated") == 6 * MIB
+    assert trial.figure("reserved") == 8 * MIB
+    assert [rank.figure("allocated") for rank in trial.ranks] == [4 * MIB, 6 * MIB]
 
 
 def test_a_mark_of_the_programs_own_can_end_a_step(tmp_path: Path) -> None:
     head = '[trials]\nmodule = "job"\nwarmup = 1\nstep = "after refit"\n'
     write_rank(tmp_path, [1.0] * 4, [(MIB, MIB)] * 4)
-    found = read_trial(trials_of(tmp_path, "a", head=head), tmp_path)
-    assert found.steps == pytest.approx([1.0] * 3)
-    assert found.ranks[0].at_mark["allocated"] == [MIB] * 3
+    trial = read_trial(trials_of(tmp_path, "a", head=head), tmp_path)
+    assert trial.steps == pytest.approx([1.0] * 3)
+    assert trial.ranks[0].at_mark["allocated"] == [MIB] * 3
 
 
 def test_steps_that_a_long_run_left_out_are_counted(tmp_path: Path) -> None:
@@ -72,11 +72,11 @@ def test_steps_that_a_long_run_left_out_are_counted(tmp_path: Path) -> None:
             mark = Mark(name="step", step=step, microbatch=1, rank=None, time_s=at, device="cpu", allocated=7)
             writer.write("mark", mark)
     head = '[trials]\nmodule = "job"\nwarmup = 2\n'
-    found = read_trial(trials_of(tmp_path, "a", head=head), tmp_path)
-    assert found.steps == pytest.approx([2.0])
-    assert found.figure("allocated") == 7  # malloc's, where there is no CUDA
-    assert not found.cuda
-    assert found.figure("peak_reserved") is None
+    trial = read_trial(trials_of(tmp_path, "a", head=head), tmp_path)
+    assert trial.steps == pytest.approx([2.0])
+    assert trial.figure("allocated") == 7  # malloc's, where there is no CUDA
+    assert not trial.cuda
+    assert trial.figure("peak_reserved") is None
 
 
 @pytest.mark.parametrize(
@@ -89,16 +89,16 @@ def test_steps_that_a_long_run_left_out_are_counted(tmp_path: Path) -> None:
 )
 def test_what_is_missing_is_said(tmp_path: Path, head: str, said: str) -> None:
     write_rank(tmp_path, [1.0] * 3, [(MIB, MIB)] * 3)
-    found = read_trial(trials_of(tmp_path, "a", head=head), tmp_path)
-    assert found.problem is not None
-    assert re.search(said, found.problem)
+    trial = read_trial(trials_of(tmp_path, "a", head=head), tmp_path)
+    assert trial.problem is not None
+    assert re.search(said, trial.problem)
 
 
 def test_no_record_at_all(tmp_path: Path) -> None:
-    found = read_trial(trials_of(tmp_path, "a"), tmp_path)
-    assert found.problem is not None
-    assert "no such file" in found.problem
-    assert found.figure("time_per_step") is None
+    trial = read_trial(trials_of(tmp_path, "a"), tmp_path)
+    assert trial.problem is not None
+    assert "no such file" in trial.problem
+    assert trial.figure("time_per_step") is None
 
 
 def test_a_record_that_was_cut_has_no_peaks_of_its_own(tmp_path: Path) -> None:
@@ -106,9 +106,9 @@ def test_a_record_that_was_cut_has_no_peaks_of_its_own(tmp_path: Path) -> None:
     path = next(tmp_path.rglob("rank-*.jsonl"))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:-1]) + lines[-1][:20])
-    found = read_trial(trials_of(tmp_path, "a"), tmp_path)
-    assert found.steps == pytest.approx([1.0, 1.0])
-    assert found.figure("peak_reserved") == 2 * MIB
+    trial = read_trial(trials_of(tmp_path, "a"), tmp_path)
+    assert trial.steps == pytest.approx([1.0, 1.0])
+    assert trial.figure("peak_reserved") == 2 * MIB
     assert End(verdict="clean").peak_reserved == {}
 
 
@@ -137,8 +137,8 @@ def test_steps_that_a_census_is_in_the_time_of_are_left_out(tmp_path: Path) -> N
     """A census at the end of a step takes time of the next."""
     times = [1.0, 1.0, 1.0, 1.0, 9.0, 1.0, 7.0, 1.0]
     write_rank(tmp_path, times, [(MIB, MIB)] * 8, censuses=[4, 6])
-    found = read_trial(trials_of(tmp_path, "a"), tmp_path)
-    assert found.steps == pytest.approx([1.0] * 5)
+    trial = read_trial(trials_of(tmp_path, "a"), tmp_path)
+    assert trial.steps == pytest.approx([1.0] * 5)
 
 
 def test_a_census_of_any_rank_disturbs_all(tmp_path: Path) -> None:

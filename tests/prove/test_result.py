@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memtriage.prove.result import make_report, pending
-from memtriage.prove.state import State
+from memtriage.prove.state import ComparisonState
 from support.trials import HEAD, MIB, trials_of, write_trial
 
 LOSS = "[values]\nloss = 'loss ([0-9.]+)'\n"
@@ -29,7 +29,7 @@ equals = "a"
 
 def test_a_whole_comparison(tmp_path: Path) -> None:
     trials = trials_of(tmp_path, "a", "b", more=LOSS + TARGETS)
-    state = State(tmp_path / "out", trials)
+    state = ComparisonState(tmp_path / "out", trials)
     for number, level in enumerate((1.0, 1.2, 0.9)):
         write_trial(state, "a", number, [9.0, level, level], log="loss 2\nloss 1.5\n")
         memory = [(99 * MIB, 99 * MIB), (10 * MIB, 15 * MIB), (12 * MIB, 16 * MIB)]
@@ -60,7 +60,7 @@ def test_a_whole_comparison(tmp_path: Path) -> None:
 
 def test_a_variant_that_fails_is_a_row(tmp_path: Path) -> None:
     trials = trials_of(tmp_path, "a", "b", "c", more=TARGETS.split("[[target]]")[0])
-    state = State(tmp_path / "out", trials)
+    state = ComparisonState(tmp_path / "out", trials)
     for number in range(3):
         write_trial(state, "a", number, [1.0] * 3)
     for number in range(2):
@@ -84,14 +84,14 @@ def test_a_variant_that_fails_is_a_row(tmp_path: Path) -> None:
 
 def test_nothing_has_run(tmp_path: Path) -> None:
     trials = trials_of(tmp_path, "a", "b", more=LOSS + TARGETS)
-    report = make_report(trials, State(tmp_path / "out", trials))
+    report = make_report(trials, ComparisonState(tmp_path / "out", trials))
     assert (report.verdict, report.complete) == ("undecided", False)
     assert all(row.figures == {} and row.pending == 3 for row in report.variants)
 
 
 def test_a_rank_that_differs_is_pointed_out(tmp_path: Path) -> None:
     trials = trials_of(tmp_path, "a", head=HEAD + "ranks = 4\n")
-    state = State(tmp_path / "out", trials)
+    state = ComparisonState(tmp_path / "out", trials)
     usual, more = [(500 * MIB, 600 * MIB)] * 3, [(900 * MIB, 600 * MIB)] * 3
     ranks = {0: usual, 1: usual, 2: more, 3: usual}
     write_trial(state, "a", 0, [1.0] * 3, ranks=ranks)
@@ -104,17 +104,17 @@ def test_a_rank_that_differs_is_pointed_out(tmp_path: Path) -> None:
 def test_two_halves_are_two_groups_and_of_two_the_higher_is_named(tmp_path: Path) -> None:
     low, high = [(500 * MIB, 600 * MIB)] * 3, [(900 * MIB, 1000 * MIB)] * 3
     trials = trials_of(tmp_path, "a", head=HEAD + "ranks = 4\n")
-    state = State(tmp_path / "four", trials)
+    state = ComparisonState(tmp_path / "four", trials)
     write_trial(state, "a", 0, [1.0] * 3, ranks={0: low, 1: low, 2: high, 3: high})
     assert make_report(trials, state).variants[0].figures["allocated"].differing_ranks == []
-    state = State(tmp_path / "two", trials)
+    state = ComparisonState(tmp_path / "two", trials)
     write_trial(state, "a", 0, [1.0] * 3, ranks={0: high, 1: low})
     assert make_report(trials, state).variants[0].figures["allocated"].differing_ranks == [0]
 
 
 def test_trials_under_other_conditions_are_noted(tmp_path: Path) -> None:
     trials = trials_of(tmp_path, "a", "b")
-    state = State(tmp_path / "out", trials)
+    state = ComparisonState(tmp_path / "out", trials)
     write_trial(state, "a", 0, [1.0] * 3, host="one", devices="0", started=100.0)
     write_trial(state, "b", 0, [1.0] * 3, host="two", devices="1", started=200.0)
     notes = " ".join(make_report(trials, state).notes)
@@ -127,7 +127,7 @@ def test_trials_under_other_conditions_are_noted(tmp_path: Path) -> None:
 
 def test_values_that_differ(tmp_path: Path) -> None:
     trials = trials_of(tmp_path, "a", "b", more=LOSS)
-    state = State(tmp_path / "out", trials)
+    state = ComparisonState(tmp_path / "out", trials)
     write_trial(state, "a", 0, [1.0] * 3, log="loss 2\nloss 1\n")
     write_trial(state, "b", 0, [1.0] * 3, log="loss 2\nloss 1\n")
     write_trial(state, "b", 1, [1.0] * 3, log="loss 2\nloss 1.1\n")
@@ -145,7 +145,7 @@ def test_what_is_pending_leaves_out_what_was_given_up(tmp_path: Path) -> None:
 
 def test_few_trials_say_that_their_intervals_are_over_steps(tmp_path: Path) -> None:
     trials = trials_of(tmp_path, "a", "b")
-    state = State(tmp_path / "out", trials)
+    state = ComparisonState(tmp_path / "out", trials)
     write_trial(state, "a", 0, [1.0, 1.0, 1.1, 0.9])
     write_trial(state, "b", 0, [1.0, 1.0, 1.1, 0.9])
     report = make_report(trials, state)

@@ -1,4 +1,4 @@
-"""The order of trials favours no variant."""
+"""The order of trials favors no variant."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memtriage.prove.state import State, slug
+from memtriage.prove.state import ComparisonState, slug
 from memtriage.prove.table import TrialsError
 from memtriage.prove.trial import END, read_end
 from memtriage.prove.trials import Trials
@@ -21,7 +21,7 @@ def script_trials(folder: Path, text: str = SCRIPT, content: str = "pass") -> Tr
 
 
 def test_trials_that_ended_are_found_again(tmp_path: Path) -> None:
-    state = State(tmp_path / "out", trials_of(tmp_path, "a", "b"))
+    state = ComparisonState(tmp_path / "out", trials_of(tmp_path, "a", "b"))
     assert state.ends() == {}
     write_trial(state, "a", 0)
     write_trial(state, "b", 2, outcome="crashed", error="ValueError: x")
@@ -34,7 +34,7 @@ def test_trials_that_ended_are_found_again(tmp_path: Path) -> None:
 
 
 def test_a_cut_end_is_no_end(tmp_path: Path) -> None:
-    state = State(tmp_path, trials_of(tmp_path, "a"))
+    state = ComparisonState(tmp_path, trials_of(tmp_path, "a"))
     write_trial(state, "a", 0)
     file = state.folder("a", 0) / END
     file.write_bytes(file.read_bytes()[:30])
@@ -56,11 +56,11 @@ def test_a_cut_end_is_no_end(tmp_path: Path) -> None:
 def test_what_decides_how_trials_run_must_not_change(
     tmp_path: Path, text: str, content: str, changed: str
 ) -> None:
-    before = State(tmp_path / "out", script_trials(tmp_path))
+    before = ComparisonState(tmp_path / "out", script_trials(tmp_path))
     write_trial(before, "a", 0)
     write_trial(before, "b", 0)
     before.refuse_changes()
-    after = State(tmp_path / "out", script_trials(tmp_path, text, content))
+    after = ComparisonState(tmp_path / "out", script_trials(tmp_path, text, content))
     with pytest.raises(TrialsError, match=changed) as caught:
         after.refuse_changes()
     assert "--redo" in str(caught.value)
@@ -69,12 +69,12 @@ def test_what_decides_how_trials_run_must_not_change(
 
 
 def test_what_only_decides_how_they_are_read_may_change(tmp_path: Path) -> None:
-    write_trial(State(tmp_path / "out", script_trials(tmp_path)), "a", 0)
+    write_trial(ComparisonState(tmp_path / "out", script_trials(tmp_path)), "a", 0)
     text = SCRIPT.replace(
         "repeats = 2", 'repeats = 9\nwarmup = 2\nmark = "x"\nbaseline = "b"\ntimeout = "9 s"'
     )
     more = '[[variant]]\nname = "c"\n[[target]]\nmetric = "reserved"\nat_most = "1 GiB"\n'
-    after = State(tmp_path / "out", script_trials(tmp_path, text + more))
+    after = ComparisonState(tmp_path / "out", script_trials(tmp_path, text + more))
     after.refuse_changes()
     assert list(after.ends()) == [(0, "a")]
 
@@ -82,12 +82,12 @@ def test_what_only_decides_how_they_are_read_may_change(tmp_path: Path) -> None:
 def test_one_comparison_at_a_time(tmp_path: Path) -> None:
     trials = trials_of(tmp_path, "a")
     with (
-        State(tmp_path / "out", trials).locked(),
+        ComparisonState(tmp_path / "out", trials).locked(),
         pytest.raises(TrialsError, match="in use by another"),
-        State(tmp_path / "out", trials).locked(),
+        ComparisonState(tmp_path / "out", trials).locked(),
     ):
         pass
-    with State(tmp_path / "out", trials).locked():
+    with ComparisonState(tmp_path / "out", trials).locked():
         assert (tmp_path / "out").is_dir()
 
 
@@ -103,6 +103,6 @@ def test_a_directory_that_is_run_counts_by_its_main(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     trials = parsed(HEAD.replace('module = "job"', 'script = "app"') + '[[variant]]\nname = "a"', tmp_path)
     with pytest.raises(TrialsError, match="cannot be read"):
-        State(tmp_path, trials).settings("a")
+        ComparisonState(tmp_path, trials).settings("a")
     (tmp_path / "app" / "__main__.py").write_text("pass")
-    assert State(tmp_path, trials).settings("a")["script's content"]
+    assert ComparisonState(tmp_path, trials).settings("a")["script's content"]

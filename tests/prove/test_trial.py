@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memtriage.prove.state import State
+from memtriage.prove.state import ComparisonState
 from memtriage.prove.trial import END, LOG, TrialEnd, log_tail, read_end, run_trial
 from support.trials import MIB, parsed, write_rank
 
@@ -21,7 +21,7 @@ def ended(
     python.chmod(0o755)
     text = f'[trials]\nmodule = "job"\ntimeout = "{timeout}"\npython = "{python}"\n[[variant]]\nname = "a"\n'
     trials = parsed(text, tmp_path)
-    state = State(tmp_path / "out", trials)
+    state = ComparisonState(tmp_path / "out", trials)
     folder = state.folder("a", 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     end = run_trial(trials, trials.variants[0], 0, state.settings("a"), folder)

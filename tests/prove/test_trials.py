@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from memtriage.prove.table import TrialsError, parse_seconds
-from memtriage.prove.trials import Policy, read_trials
+from memtriage.prove.trials import VariantPolicy, read_trials
 from support.trials import HEAD, parsed, trials_of
 
 
@@ -17,7 +17,7 @@ def test_defaults(tmp_path: Path) -> None:
     assert (trials.mark, trials.step, trials.baseline, trials.name) == ("step", "step", "a", "trials")
     assert (trials.script, trials.module, trials.directory) == (None, "job", tmp_path.resolve())
     assert trials.variants[0].allocator is None
-    assert trials.variants[0].policy == Policy(phase=None, host_tuning=False)
+    assert trials.variants[0].policy == VariantPolicy(phase=None, host_tuning=False)
 
 
 def test_a_variant_adds_to_what_is_common(tmp_path: Path) -> None:
@@ -47,11 +47,11 @@ def test_a_variant_adds_to_what_is_common(tmp_path: Path) -> None:
     first, second = trials.variants
     assert first.args == ("--steps", "12")
     assert first.allocator == "expandable_segments:True,max_split_size_mb:128"
-    assert first.policy == Policy(phase=None, host_tuning=True)
+    assert first.policy == VariantPolicy(phase=None, host_tuning=True)
     assert second.args == ("--steps", "12", "--fp8")
     assert second.env == {"A": "1", "B": None, "C": "2"}
     assert second.allocator == ""
-    assert second.policy == Policy(phase=False, host_tuning=True)
+    assert second.policy == VariantPolicy(phase=False, host_tuning=True)
     assert trials.script == tmp_path / "train.py"
     assert (trials.timeout_s, trials.mark, trials.baseline) == (90.0, "iteration", "b")
 

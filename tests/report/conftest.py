@@ -1,6 +1,9 @@
 import pytest
 
-from memtriage.model import Finding, LedgerRow, Mark, RankCount, RunReport
+from memtriage.model.findings import Finding
+from memtriage.model.ledger import LedgerRow
+from memtriage.model.marks import Mark
+from memtriage.model.report import RankCount, RunReport
 
 MiB = 1024**2
 GiB = 1024**3

@@ -5,11 +5,10 @@ from __future__ import annotations
 import io
 import json
 
-from memtriage.model import Ledger, LedgerRow
-from memtriage.model.asked import Answer, HeldHere
+from memtriage.model.asked import Answer, HeldHere, Unanswered
+from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.report.census_text import as_json, render
-from memtriage.report.page import console_for
-from memtriage.session.ask import Unanswered
+from memtriage.report.console import console_for
 
 MIB = 1024**2
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from memtriage.diagnose.explain import explain_text
-from memtriage.model.explanation import Event, Explanation
-from memtriage.model.playbook import PLAYBOOK
+from memtriage.messages.explain import explain
+from memtriage.model.explanation import Explanation, LogEvent
+from memtriage.playbook.entries import PLAYBOOK
 from memtriage.report.explanation import render, render_entry, write_json
 
 TEXTS = [
@@ -20,12 +20,10 @@ TEXTS = [
 ]
 
 
-def page(
-    explanation: Explanation, width: int = 100, encoding: str = "utf-8", *, colours: bool = False
-) -> str:
+def page(explanation: Explanation, width: int = 100, encoding: str = "utf-8", *, colors: bool = False) -> str:
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(
-        file=stream, width=width, force_terminal=colours, highlight=False, markup=False, emoji=False
+        file=stream, width=width, force_terminal=colors, highlight=False, markup=False, emoji=False
     )
     render(explanation, console)
     stream.flush()
@@ -36,29 +34,29 @@ def page(
 @pytest.mark.parametrize("width", [40, 72, 200])
 def test_no_line_is_wider_than_the_console(width: int) -> None:
     for text in TEXTS:
-        shown = page(explain_text(text), width).splitlines()
+        shown = page(explain(text), width).splitlines()
         # A command is kept whole, so that it can be copied.
         assert all(len(line) <= width for line in shown if not line.startswith("  $ "))
 
 
 def test_a_stream_of_ascii() -> None:
-    assert page(explain_text("[rank1]: naïve — CUDA out of memory."), encoding="ascii").isascii()
+    assert page(explain("[rank1]: naïve — CUDA out of memory."), encoding="ascii").isascii()
 
 
-def test_colours_only_on_a_terminal() -> None:
-    found = explain_text(TEXTS[0])
+def test_colors_only_on_a_terminal() -> None:
+    found = explain(TEXTS[0])
     assert "\x1b[" not in page(found)
-    assert "\x1b[" in page(found, colours=True)
+    assert "\x1b[" in page(found, colors=True)
 
 
 def test_control_characters_of_a_log_do_not_reach_the_terminal() -> None:
-    found = explain_text("\x1b]0;title\x07\x1b[2JCUDA out of memory. Tried to allocate 2.00 GiB.\x9b31m")
+    found = explain("\x1b]0;title\x07\x1b[2JCUDA out of memory. Tried to allocate 2.00 GiB.\x9b31m")
     assert not {"\x1b", "\x07", "\x9b"} & set(page(found))
 
 
 def test_a_long_list_of_events_is_shown_around_the_first_failure() -> None:
     events = [
-        Event(family="k8s", diagnosis="host_memory_limit", role="followed", line=line, text="x")
+        LogEvent(family="k8s", diagnosis="host_memory_limit", role="followed", line=line, text="x")
         for line in range(30)
     ]
     events[20].role = "cause"
@@ -79,6 +77,6 @@ def test_an_entry_has_all_that_the_playbook_says(name: str) -> None:
 
 def test_json_is_one_line() -> None:
     stream = io.BytesIO()
-    write_json(explain_text(TEXTS[0]), stream)
+    write_json(explain(TEXTS[0]), stream)
     assert stream.getvalue().count(b"\n") == 1
     assert json.loads(stream.getvalue())["diagnosis"] == "fragmentation"

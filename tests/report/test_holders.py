@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from memtriage.observe.holders.catalogue import BUILT_IN
-from memtriage.observe.holders.entry import Holder
-from memtriage.observe.holders.installed import holders_here
+from memtriage.catalogue.catalogue import BUILT_IN
+from memtriage.catalogue.entry import Holder
+from memtriage.catalogue.installed import holders_here
 from memtriage.report.holders import markdown, render
 
 PAGE = Path(__file__).parents[2] / "docs" / "holders.md"

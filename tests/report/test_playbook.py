@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from memtriage.model.playbook import ACTIONS, PLAYBOOK
+from memtriage.playbook.entries import ACTIONS, PLAYBOOK
 from memtriage.report.playbook import markdown
 
 PAGE = Path(__file__).parents[2] / "docs" / "playbook.md"

@@ -19,8 +19,8 @@ from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.host import InUse
 from memtriage.session import death_watch, ends, growth_watch
 from memtriage.session.core import Session
-from memtriage.session.investigation import Investigator
 from memtriage.session.marks import StoringPolicy
+from memtriage.session.schedule.investigation import Investigator
 from memtriage.store.layout import RankIdentity
 from support import censuses
 from support.builds import versions_of_torch
@@ -137,7 +137,7 @@ def test_residue_of_a_phase_is_found_once_with_its_latest_figures(session: Sessi
     session.residue([residue(6)])
     session.residue([residue(9, phase="refit")])
     session.finish()
-    found = [one for one in lines(session, "finding") if one["kind"] == "residue"]
+    found = [line for line in lines(session, "finding") if line["kind"] == "residue"]
     assert [(one["bytes"], one["step"]) for one in found if not one["final"]] == [
         (5, 0),
         (7, 0),
@@ -168,7 +168,7 @@ def test_a_mark_that_fails_is_noted_once(session: Session, monkeypatch: pytest.M
     assert session.position.step == 3
 
 
-def test_a_judgement_that_fails_is_noted_and_the_record_ended(
+def test_a_judgment_that_fails_is_noted_and_the_record_ended(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session._growth, "leaks", raising)
@@ -247,7 +247,7 @@ def test_findings_so_far_are_replaced_by_the_last_word(session: Session) -> None
     session.finish(MemoryError(), 1)
     (finding,) = deaths(session)
     assert (finding["kind"], finding["device"], finding["final"]) == ("out_of_memory", "host", True)
-    assert not any(each["final"] for each in lines(session, "finding") if each["kind"] == "leak")
+    assert not any(line["final"] for line in lines(session, "finding") if line["kind"] == "leak")
     (end,) = lines(session, "end")
     assert (end["verdict"], end["exception"]) == ("out_of_memory", "MemoryError")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from memtriage.diagnose.host_findings import host_findings
+from memtriage.diagnose.host.findings import host_findings
 from memtriage.observe.cgroup import CgroupMemory
 from memtriage.observe.counters import Reading
 from memtriage.observe.host import ChildSample, HostSample, ShmUse, memory_classes

@@ -46,8 +46,8 @@ def stats(allocated: int, reserved: int, split: int) -> dict[str, Any]:
 
 
 def on_gpu(allocated: int, reserved: int = 8 * GIB, split: int = 2 * GIB) -> Reading:
-    found = parse_counters(stats(allocated, reserved, split), "native")
-    return Reading("cuda:0", found.allocated, found.reserved, found.requested, 600, found)
+    counters = parse_counters(stats(allocated, reserved, split), "native")
+    return Reading("cuda:0", counters.allocated, counters.reserved, counters.requested, 600, counters)
 
 
 class Machine:
@@ -153,8 +153,15 @@ def ledger_with(stranded: int) -> Ledger:
 def test_an_allocator_that_does_not_count_it_leaves_stranded_unknown(
     machine: Machine, live: LiveState
 ) -> None:
-    found = parse_counters(stats(GIB, 2 * GIB, 0), "cudaMallocAsync")
-    marked(live, "step", 1.0, 1, 1, [Reading("cuda:0", found.allocated, found.reserved, None, None, found)])
+    counters = parse_counters(stats(GIB, 2 * GIB, 0), "cudaMallocAsync")
+    marked(
+        live,
+        "step",
+        1.0,
+        1,
+        1,
+        [Reading("cuda:0", counters.allocated, counters.reserved, None, None, counters)],
+    )
     assert stands(live).stranded == {}
     assert latest(stands(live))["cuda:0"].allocated == GIB
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from memtriage._messages import Messages
 from memtriage.model.report import RunReport
+from memtriage.process.messages import Messages
 from memtriage.session import run
 from memtriage.session.core import Session
 from memtriage.session.ends import start_record

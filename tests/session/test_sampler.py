@@ -13,7 +13,7 @@ from memtriage.session import sampler
 from memtriage.session.host_watch import HostWatch
 from memtriage.session.sampler import Sampler
 from memtriage.session.time_marks import TimeMarks
-from memtriage.store.records import HostSample
+from memtriage.store.records import HostSampleLine
 
 
 class Quiet:
@@ -25,7 +25,7 @@ class Quiet:
 
     def __init__(self, stop_at: Callable[[str], bool]) -> None:
         self.done: list[str] = []
-        self.samples: list[HostSample] = []
+        self.samples: list[HostSampleLine] = []
         self.reached = threading.Event()
         self._stop_at = stop_at
         self.sampler = Sampler(
@@ -48,7 +48,7 @@ class Quiet:
         if self._stop_at(what):
             self.reached.set()
 
-    def _write(self, sample: HostSample) -> None:
+    def _write(self, sample: HostSampleLine) -> None:
         self.samples.append(sample)
         self._did("sample")
 

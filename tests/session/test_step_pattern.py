@@ -23,11 +23,11 @@ def counted(program: Sequence[Optimizer | None], pattern: StepPattern | None = N
     """For each call of an optimizer whether it completes a step. None is a backward."""
     pattern = pattern or StepPattern()
     found = []
-    for each in program:
-        if each is None:
+    for optimizer in program:
+        if optimizer is None:
             pattern.backward_completes()
         else:
-            found.append(pattern.step([stepped(each)]))
+            found.append(pattern.step([stepped(optimizer)]))
     return found
 
 
@@ -76,7 +76,7 @@ def test_one_that_steps_every_third_time_adds_its_first_step_alone() -> None:
 def test_one_made_anew_for_the_same_parameters_takes_the_place_of_the_one_before() -> None:
     first, last = object(), object()
     epochs = [Optimizer(first, last) for _ in range(3)]
-    assert all(counted([event for one in epochs for event in (B, one, B, one)]))
+    assert all(counted([event for epoch in epochs for event in (B, epoch, B, epoch)]))
 
 
 def test_one_made_anew_for_each_step_counts_once_the_one_before_is_gone() -> None:

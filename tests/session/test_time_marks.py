@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 
 from memtriage.session import time_marks
-from memtriage.session.asked import Lock
-from memtriage.session.interrupts import OwnWork, held
 from memtriage.session.progress import TrainingProgress
+from memtriage.session.remote.answer import Lock
+from memtriage.session.signals.own_work import OwnWork, held
 from memtriage.session.time_marks import POLICY, TimeMarks
 from support.own_process import printed_by
 

@@ -1,6 +1,6 @@
 import pytest
 
-from memtriage.model import Mark
+from memtriage.model.marks import Mark
 from memtriage.store.layout import RankIdentity, record_path
 from memtriage.store.records import End, Start
 from memtriage.store.writer import RankWriter

@@ -1,15 +1,15 @@
 import pytest
 
-from memtriage.model import Ledger, LedgerRow
+from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.store.locate import RecordError
 from memtriage.store.query import sql
-from memtriage.store.records import HostSample, Note, RecordedFinding
+from memtriage.store.records import HostSampleLine, Note, RecordedFinding
 
 
 @pytest.fixture
 def runs(tmp_path, write_rank):
     extra = [
-        ("host", HostSample(rss=5)),
+        ("host", HostSampleLine(rss=5)),
         ("note", Note(text="hello")),
         ("finding", RecordedFinding(kind="leak", device="cuda:0", also_held_by=["x", "y"], final=True)),
         (

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.model import Finding, Ledger, LedgerRow, Mark
+from memtriage.model.findings import Finding
+from memtriage.model.ledger import Ledger, LedgerRow
+from memtriage.model.marks import Mark
 from memtriage.store import reader
 from memtriage.store.locate import RecordError
 from memtriage.store.reader import read_rank, read_run
-from memtriage.store.records import End, HostSample, Note, RecordedFinding, Start
+from memtriage.store.records import End, HostSampleLine, Note, RecordedFinding, Start
 from memtriage.store.writer import RankWriter
 
 
@@ -24,7 +26,7 @@ def leak(holder, final, bytes=1):
 
 def test_everything_that_is_written_is_read(write_rank):
     ledger = Ledger(device="cuda:0", total=5, source="test", rows=[LedgerRow(row="requested", bytes=5)])
-    sample = HostSample(time_s=2.0, rss=10, cgroup_usage=20, oom_kill=0)
+    sample = HostSampleLine(time_s=2.0, rss=10, cgroup_usage=20, oom_kill=0)
     path = write_rank(
         2,
         world_size=4,

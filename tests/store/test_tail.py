@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.model import Ledger, LedgerRow, Mark
+from memtriage.model.ledger import Ledger, LedgerRow
+from memtriage.model.marks import Mark
 from memtriage.store import tail
 from memtriage.store.reader import read_rank
 from memtriage.store.records import End, Note

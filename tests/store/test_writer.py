@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from memtriage.model import Mark
+from memtriage.model.marks import Mark
 from memtriage.store import writer as writer_module
 from memtriage.store.records import Note, Start
 from memtriage.store.writer import RankWriter

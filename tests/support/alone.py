@@ -24,7 +24,7 @@ EXTRAS: Final[dict[str, list[str]]] = PROJECT["optional-dependencies"]
 def installed(requirements: Iterable[str]) -> bool:
     """Whether the distributions themselves are installed here."""
     try:
-        return all(distribution(Requirement(one).name) for one in requirements)
+        return all(distribution(Requirement(requirement).name) for requirement in requirements)
     except PackageNotFoundError:
         return False
 
@@ -36,7 +36,7 @@ def closure(requirements: Iterable[str]) -> dict[str, Distribution]:
     """
     found: dict[str, Distribution] = {}
     done: set[tuple[str, frozenset[str]]] = set()
-    waiting = [Requirement(one) for one in requirements]
+    waiting = [Requirement(requirement) for requirement in requirements]
     while waiting:
         wanted = waiting.pop()
         name = re.sub(r"[-_.]+", "-", wanted.name).lower()

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from memtriage.diagnose.leaks import CensusPoint
+from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.model.census import Census, GroupKey, HolderGroup, StorageRecord
 from memtriage.model.paths import ANY_ITEM, HolderPath
-from memtriage.session.investigation import Investigator
+from memtriage.session.schedule.investigation import Investigator
 from support.paths import named
 
 

@@ -84,12 +84,12 @@ class Chromium:
             timeout=120,
         )
         dom = run.stdout.decode("utf-8", "replace")
-        found = re.search(f'<pre id="{_RESULT}">(.*?)</pre>', dom, re.DOTALL)
-        assert found is not None and found[1], (
+        match = re.search(f'<pre id="{_RESULT}">(.*?)</pre>', dom, re.DOTALL)
+        assert match is not None and match[1], (
             f"the test's script did not run: {run.stderr.decode('utf-8', 'replace')}"
         )
         console = [line for line in run.stderr.decode("utf-8", "replace").splitlines() if "CONSOLE" in line]
-        return Visit(console, json.loads(html.unescape(found[1])))
+        return Visit(console, json.loads(html.unescape(match[1])))
 
 
 def find() -> str:

@@ -12,9 +12,9 @@ import numpy as np
 from memtriage.allocator.driver import Driver
 from memtriage.allocator.settings import MIN_BLOCK, parse_conf
 from memtriage.allocator.simulator import Simulator
-from memtriage.treat.compact.one_device import Find
-from memtriage.treat.compact.plan import Movable
-from memtriage.treat.device.layout import Layout
+from memtriage.treat.compaction.one_device import Find
+from memtriage.treat.compaction.plan import Movable
+from memtriage.treat.device.layout import DeviceLayout
 from memtriage.treat.device.simulated import SimulatedDevice, SimulatedMemory, SimulatedStorage
 
 VERSION = "2.11.0"
@@ -66,7 +66,7 @@ class World:
         """As `compact_device` asks for it."""
         return nullcontext(self.find)
 
-    def find(self, layout: Layout, blocks: Sequence[int]) -> Movable:
+    def find(self, layout: DeviceLayout, blocks: Sequence[int]) -> Movable:
         """All storages can move."""
         known = {storage.data_ptr(): storage for storage in self.storages}
         found = Movable()

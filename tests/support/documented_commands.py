@@ -112,10 +112,10 @@ def can_be_installed(command: Command, folder: Path) -> None:
                 raise Unmet(f"{command}: no file {words[at]}")
             at += 1
             continue
-        found = re.fullmatch(r"(\.|memtriage)(?:\[(.+)\])?", word)
-        if found is None:
+        match = re.fullmatch(r"(\.|memtriage)(?:\[(.+)\])?", word)
+        if match is None:
             raise Unmet(f"{command}: {word} is neither this project nor a file of requirements")
-        for extra in (found[2] or "").split(","):
+        for extra in (match[2] or "").split(","):
             if extra and extra not in project["optional-dependencies"]:
                 raise Unmet(f"{command}: there is no extra {extra}")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from memtriage.model import Mark
+from memtriage.model.marks import Mark
 from memtriage.store.layout import RankIdentity, record_path
 from memtriage.store.records import End, Start
 from memtriage.store.writer import RankWriter

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 import memtriage
-from memtriage.treat.park.errors import ParkError
+from memtriage.treat.parking.errors import ParkError
 
 VOCABULARY = 64
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from memtriage.observe.holders import pytorch as pytorch_entries
+from memtriage.catalogue import pytorch as pytorch_entries
 from memtriage.observe.host import PinnedStats
 
 ELEMENTS: Final = 1000
@@ -55,7 +55,7 @@ def tensor() -> torch.Tensor:
     return torch.ones(ELEMENTS)
 
 
-class QuantisedStorage:
+class QuantizedStorage:
     """Like TransformerEngine's `QuantizedTensorStorage`: no Tensor, with its data in attributes."""
 
     def __init__(self, data: torch.Tensor | None = None) -> None:
@@ -78,7 +78,7 @@ def prepare_for_saving(*tensors: Any) -> tuple[list[torch.Tensor | None], list[A
     saved: list[torch.Tensor | None] = []
     objects: list[Any] = []
     for each in tensors:
-        if isinstance(each, QuantisedStorage):
+        if isinstance(each, QuantizedStorage):
             saved += each.prepare()
             objects.append(each)
         else:
@@ -100,20 +100,20 @@ def restore_from_saved(objects: list[Any], saved: Any) -> list[Any]:
     return found
 
 
-class QuantisedLinear(torch.autograd.Function):
-    """A Function that saves a quantised copy, as those of TransformerEngine do."""
+class QuantizedLinear(torch.autograd.Function):
+    """A Function that saves a quantized copy, as those of TransformerEngine do."""
 
     restore: Callable[..., list[Any]] = staticmethod(restore_from_saved)
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        saved, ctx.tensor_objects = prepare_for_saving(x, QuantisedStorage(x.detach() * 2))
+        saved, ctx.tensor_objects = prepare_for_saving(x, QuantizedStorage(x.detach() * 2))
         ctx.save_for_backward(*saved)
         return x * 2
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        _, copy = QuantisedLinear.restore(ctx.tensor_objects, ctx.saved_tensors)
+        _, copy = QuantizedLinear.restore(ctx.tensor_objects, ctx.saved_tensors)
         return gradient * copy._data / copy._data * 2
 
 
@@ -126,7 +126,7 @@ def _tensor_objects(stage: Stage) -> Fill:
 
     def fill() -> None:
         x = torch.ones(ELEMENTS, requires_grad=True)
-        out = stage.keep(QuantisedLinear.apply(x))
+        out = stage.keep(QuantizedLinear.apply(x))
         out.sum().backward()
 
     return fill
@@ -137,7 +137,7 @@ def _module_dict(package: str, name: str) -> Standin:
         stage.module(package)
         layer = stage.keep(torch.nn.Linear(2, 2))
         setattr(layer, name, {})
-        return lambda: getattr(layer, name).update(weight=QuantisedStorage(tensor()))
+        return lambda: getattr(layer, name).update(weight=QuantizedStorage(tensor()))
 
     return make
 
@@ -212,7 +212,7 @@ def _permutation_class(stage: Stage) -> Fill:
     return fill
 
 
-class QuantisedTensor(torch.Tensor):
+class QuantizedTensor(torch.Tensor):
     """Like `Float8Tensor`: a wrapper subclass with its data, and its transpose, in attributes."""
 
     _data: torch.Tensor
@@ -221,7 +221,7 @@ class QuantisedTensor(torch.Tensor):
     _rowwise_data: torch.Tensor | None
 
     @staticmethod
-    def __new__(cls, data: torch.Tensor) -> QuantisedTensor:
+    def __new__(cls, data: torch.Tensor) -> QuantizedTensor:
         return torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=torch.float32)
 
     def __init__(self, data: torch.Tensor) -> None:
@@ -232,17 +232,17 @@ class QuantisedTensor(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.detach.default:
             return args[0]
-        raise AssertionError(f"{func} was called on a quantised tensor")
+        raise AssertionError(f"{func} was called on a quantized tensor")
 
 
-class CachingTensor(QuantisedTensor):
+class CachingTensor(QuantizedTensor):
     """Since TransformerEngine #1425."""
 
     def remove_caches(self) -> None:
         self._transpose = None
 
 
-class OlderTensor(QuantisedTensor):
+class OlderTensor(QuantizedTensor):
     """Before."""
 
     def update_usage(self, *, columnwise_usage: bool) -> None:
@@ -250,14 +250,14 @@ class OlderTensor(QuantisedTensor):
         self._transpose = None
 
 
-def _parameter(kind: type[QuantisedTensor]) -> tuple[torch.nn.Module, QuantisedTensor]:
+def _parameter(kind: type[QuantizedTensor]) -> tuple[torch.nn.Module, QuantizedTensor]:
     model = torch.nn.Module()
     parameter = kind(torch.zeros(1))
     model._parameters["weight"] = parameter  # type: ignore[assignment]
     return model, parameter
 
 
-def _transpose(kind: type[QuantisedTensor]) -> Standin:
+def _transpose(kind: type[QuantizedTensor]) -> Standin:
     def make(stage: Stage) -> Fill:
         stage.module("transformer_engine.pytorch")
         model, parameter = _parameter(kind)
@@ -269,7 +269,7 @@ def _transpose(kind: type[QuantisedTensor]) -> Standin:
 
 def _columnwise(stage: Stage) -> Fill:
     stage.module("transformer_engine.pytorch")
-    model, parameter = _parameter(QuantisedTensor)
+    model, parameter = _parameter(QuantizedTensor)
     stage.keep(model)
     parameter._rowwise_data = torch.zeros(1)
     return lambda: setattr(parameter, "_columnwise_data", tensor())
@@ -334,7 +334,7 @@ def _marked(stage: Stage) -> Fill:
 
 def _precomputed_scale(stage: Stage) -> Fill:
     stage.module("torchao.float8")
-    model, parameter = _parameter(QuantisedTensor)
+    model, parameter = _parameter(QuantizedTensor)
     stage.keep(model)
     local = types.SimpleNamespace(_precomputed_scale=None)
     parameter._local_tensor = local  # type: ignore[attr-defined]
@@ -398,7 +398,7 @@ def _async_save(stage: Stage) -> Fill:
 def _cublas(stage: Stage) -> Fill:
     """Without a GPU: CUDA seems to be in use, and the workspaces are a list."""
     kept: list[torch.Tensor] = []
-    stage.patch.setattr(pytorch_entries, "initialised", lambda: bool(kept))
+    stage.patch.setattr(pytorch_entries, "initialized", lambda: bool(kept))
     stage.patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", kept.clear, raising=False)
     return lambda: kept.append(tensor())
 
@@ -503,7 +503,7 @@ def _pinned_cache(stage: Stage) -> Fill:
 
 
 def _conv_benchmark(stage: Stage) -> Fill:
-    stage.patch.setattr(pytorch_entries, "initialised", lambda: True)
+    stage.patch.setattr(pytorch_entries, "initialized", lambda: True)
     stage.patch.setattr(torch.backends.cudnn, "benchmark", False)
     return lambda: setattr(torch.backends.cudnn, "benchmark", True)
 
@@ -580,7 +580,7 @@ def _offload_handler(stage: Stage) -> Fill:
 
     stage.module("transformer_engine.pytorch")
     handler = stage.keep(AsyncDoubleBufferGroupOffloadHandler())
-    return lambda: handler.fp8_tensor_object_map.update({0: QuantisedStorage(tensor())})
+    return lambda: handler.fp8_tensor_object_map.update({0: QuantizedStorage(tensor())})
 
 
 _TE: Final = "transformer_engine.pytorch"

@@ -7,7 +7,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from memtriage.model import Ledger, LedgerRow, Mark
+from memtriage.model.ledger import Ledger, LedgerRow
+from memtriage.model.marks import Mark
 from memtriage.store.layout import RankIdentity, record_path
 from memtriage.store.records import End, RecordedFinding, Start
 from memtriage.store.writer import RankWriter

@@ -26,7 +26,7 @@ def parameters(
 
 def masters_of(weights: Sequence[Parameter]) -> list[Parameter]:
     """Float32 CPU copies: what the reference optimizer steps."""
-    return [Parameter(one.detach().float().cpu().clone()) for one in weights]
+    return [Parameter(weight.detach().float().cpu().clone()) for weight in weights]
 
 
 def give_gradients(

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from memtriage.treat.park.arena import Home
-from memtriage.treat.park.ways import Spot, Ways
+from memtriage.treat.parking.arena import Home
+from memtriage.treat.parking.device import Spot, Ways
 
 
 class Script:
@@ -37,7 +37,7 @@ class Script:
 
 
 class ScriptedWays(Ways):
-    """Copies are done where a real device would be through with them: at the next synchronisation."""
+    """Copies are done where a real device would be through with them: at the next synchronization."""
 
     def __init__(self, device: torch.device, script: Script) -> None:
         super().__init__(device)

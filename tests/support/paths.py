@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind
+from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
 
 
 def named(name: str) -> HolderPath:
     """A path of one segment that prints as its name."""
-    return (Segment(SegmentKind.VARIABLE, name),)
+    return (PathSegment(SegmentKind.VARIABLE, name),)
 
 
 def local(function: str, variable: str) -> HolderPath:
     """A variable of a running function."""
-    return Segment(SegmentKind.FRAME, function), *named(variable)
+    return PathSegment(SegmentKind.FRAME, function), *named(variable)
 
 
 def items_of(function: str, variable: str) -> HolderPath:
@@ -22,19 +22,19 @@ def items_of(function: str, variable: str) -> HolderPath:
 
 def of_module(module: str, variable: str) -> HolderPath:
     """A module's variable."""
-    return Segment(SegmentKind.MODULE, module), *named(variable)
+    return PathSegment(SegmentKind.MODULE, module), *named(variable)
 
 
 def attribute(*names: str) -> HolderPath:
     """Attributes, one of the other."""
-    return tuple(Segment(SegmentKind.ATTRIBUTE, name) for name in names)
+    return tuple(PathSegment(SegmentKind.ATTRIBUTE, name) for name in names)
 
 
-def item(place: str) -> Segment:
+def item(place: str) -> PathSegment:
     """An item of a container: its place or key as Python writes it."""
-    return Segment(SegmentKind.ITEM, place)
+    return PathSegment(SegmentKind.ITEM, place)
 
 
 def graph(node: str, saved: str) -> HolderPath:
     """What a node of the autograd graph saved."""
-    return Segment(SegmentKind.GRAD_FN, node), Segment(SegmentKind.SAVED, saved)
+    return PathSegment(SegmentKind.GRAD_FN, node), PathSegment(SegmentKind.SAVED, saved)

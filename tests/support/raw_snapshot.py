@@ -146,14 +146,14 @@ class Program:
 
 def snapshot_of(*programs: Program) -> dict[str, Any]:
     """The snapshot of programs, one a device."""
-    traces: list[list[dict[str, Any]]] = [[] for _ in range(max(one.device for one in programs) + 1)]
-    for one in programs:
-        traces[one.device] = one.trace
+    traces: list[list[dict[str, Any]]] = [[] for _ in range(max(program.device for program in programs) + 1)]
+    for program in programs:
+        traces[program.device] = program.trace
     return {
-        "segments": [segment for one in programs for segment in one.segments()],
+        "segments": [segment for program in programs for segment in program.segments()],
         "device_traces": traces,
         "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "max_split_size": -1},
-        "external_annotations": [span for one in programs for span in one.spans],
+        "external_annotations": [span for program in programs for span in program.spans],
     }
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from memtriage.account.gpu_ledger import segment_totals, stranded_segments
-from memtriage.model import Finding
 from memtriage.model.blocks import DEFAULT_POOL, Block, Segment
+from memtriage.model.findings import Finding
 from memtriage.model.recording import (
     ALLOC,
     FREE_COMPLETED,
@@ -137,7 +137,7 @@ class Tape:
             self._owned(top),
         )
         owner_at = {life.address: life.owner for life in lives if life.gone < 0}
-        pools = tuple(dict.fromkeys((DEFAULT_POOL, *(one["pool"] for one in self._segments))))
+        pools = tuple(dict.fromkeys((DEFAULT_POOL, *(segment["pool"] for segment in self._segments))))
         return DeviceRecording(
             device=self.device,
             events=Events(
@@ -150,12 +150,12 @@ class Tape:
                 life=np.asarray([event["life"] for event in events], np.int32),
             ),
             lives=Lives(
-                **{name: np.asarray([getattr(one, name) for one in lives], np.int32) for name in _ENDS},
-                **{name: _ints(getattr(one, name) for one in lives) for name in _SIZES},
-                stream=_ints(self._segments[one.segment]["stream"] for one in lives),
-                owner=np.asarray([OWNERS.index(one.owner) for one in lives], np.uint8),
+                **{name: np.asarray([getattr(live, name) for live in lives], np.int32) for name in _ENDS},
+                **{name: _ints(getattr(live, name) for live in lives) for name in _SIZES},
+                stream=_ints(self._segments[live.segment]["stream"] for live in lives),
+                owner=np.asarray([OWNERS.index(live.owner) for live in lives], np.uint8),
                 pool=np.asarray(
-                    [pools.index(self._segments[one.segment]["pool"]) for one in lives], np.int16
+                    [pools.index(self._segments[live.segment]["pool"]) for live in lives], np.int16
                 ),
             ),
             timeline=course,
@@ -174,9 +174,12 @@ class Tape:
             segments=tuple(segments),
             pinned=tuple(
                 PinnedSegment(
-                    one.segment, one.stranded, one.pins, tuple(owner_at[pin.address] for pin in one.pins)
+                    segment.segment,
+                    segment.stranded,
+                    segment.pins,
+                    tuple(owner_at[pin.address] for pin in segment.pins),
                 )
-                for one in stranded_segments(segments)
+                for segment in stranded_segments(segments)
             ),
             peak=peak,
             owners=self._owned(len(events)),
@@ -203,12 +206,12 @@ class Tape:
 
     def _snapshot(self) -> list[Segment]:
         blocks: dict[int, list[Block]] = {index: [] for index in range(len(self._segments))}
-        for one in self._lives:
-            state = "active" if one.died < 0 else "awaiting" if one.gone < 0 else "free"
-            asked = one.requested if state != "free" else 0
-            site = self.stacks[one.stack].site
-            blocks[one.segment].append(
-                Block(address=one.address, size=one.size, requested=asked, state=state, site=site)
+        for live in self._lives:
+            state = "active" if live.died < 0 else "awaiting" if live.gone < 0 else "free"
+            asked = live.requested if state != "free" else 0
+            site = self.stacks[live.stack].site
+            blocks[live.segment].append(
+                Block(address=live.address, size=live.size, requested=asked, state=state, site=site)
             )
         return [
             Segment(
@@ -225,7 +228,7 @@ class Tape:
         ]
 
     def _alive(self, event: int) -> list[_Life]:
-        return [one for one in self._lives if one.born <= event and (one.died < 0 or one.died > event)]
+        return [live for live in self._lives if live.born <= event and (live.died < 0 or live.died > event)]
 
     def _owned(self, event: int) -> tuple[OwnedBytes, ...]:
         total: Counter[tuple[str, str]] = Counter()

@@ -16,18 +16,18 @@ class FlatBuffer:
     """As Megatron's `_ParamAndGradBuffer`: parameters and gradients are views of two flat tensors."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
-        total = sum(one.numel() for one in parameters)
+        total = sum(parameter.numel() for parameter in parameters)
         self.param_data = torch.empty(total)
         self.grad_data = torch.zeros(total)
         self.calls: list[tuple[str, bool, bool]] = []
         self._size = self.grad_data.untyped_storage().nbytes()
         at = 0
-        for one in parameters:
-            view = self.param_data[at : at + one.numel()].view(one.shape)
-            view.copy_(one.detach())
-            one.data = view
-            one.main_grad = self.grad_data[at : at + one.numel()].view(one.shape)
-            at += one.numel()
+        for parameter in parameters:
+            view = self.param_data[at : at + parameter.numel()].view(parameter.shape)
+            view.copy_(parameter.detach())
+            parameter.data = view
+            parameter.main_grad = self.grad_data[at : at + parameter.numel()].view(parameter.shape)
+            at += parameter.numel()
 
     def offload_to_cpu(self, move_params: bool = True, move_grads: bool = True) -> None:
         self.calls.append(("offload", move_params, move_grads))
@@ -66,7 +66,7 @@ class MegatronOptimizer:
     """As Megatron's optimizer with float32 masters, over a `torch.optim.Optimizer`."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
-        self.masters = [one.detach().clone() for one in parameters]
+        self.masters = [parameter.detach().clone() for parameter in parameters]
         self.shard_fp32_from_float16_groups = [self.masters]
         self.model_float16_groups = [parameters]
         self.optimizer = torch.optim.Adam(self.masters)
@@ -93,9 +93,9 @@ class MegatronPolicyWorker:
     def train_step(self) -> float:
         loss = self.model(torch.ones(2, 8)).square().mean()
         loss.backward()
-        for one in self.model.parameters():
-            one.main_grad.add_(one.grad)
-            one.grad = None
+        for parameter in self.model.parameters():
+            parameter.main_grad.add_(parameter.grad)
+            parameter.grad = None
         self.optimizer.step()
         return loss.item()
 

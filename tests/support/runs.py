@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from memtriage.model import Finding, Ledger, LedgerRow, Mark
+from memtriage.model.findings import Finding
+from memtriage.model.ledger import Ledger, LedgerRow
+from memtriage.model.marks import Mark
 from memtriage.store.reader import RankRecord, RunRecord
 from memtriage.store.records import End, Start
 

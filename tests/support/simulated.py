@@ -14,18 +14,17 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from memtriage.diagnose.growths import GrowingData, Waiting
+from memtriage.diagnose.growth.holders import AwaitingCollector, GrowingData
+from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.diagnose.judge import Evidence
-from memtriage.diagnose.leaks import CensusPoint
 from memtriage.diagnose.verdict import verdict
-from memtriage.model import Verdict
 from memtriage.model.census import GroupDetail, HolderGroup, StorageRecord
-from memtriage.model.findings import Finding
+from memtriage.model.findings import Finding, Verdict
 from memtriage.model.judged import Judged
 from memtriage.model.position import TrainingPosition
-from memtriage.session.investigation import Investigation, Investigator
-from memtriage.session.judgement import find_leaks, judge_devices
-from memtriage.session.schedule import follower
+from memtriage.session.schedule import scale
+from memtriage.session.schedule.investigation import Investigation, Investigator
+from memtriage.session.schedule.judgment import find_leaks, judge_devices
 from memtriage.session.schedule.scheduler import CensusScheduler
 from support.censuses import group, point
 from support.paths import named
@@ -81,7 +80,7 @@ class StandInInvestigator:
         made = self.point(position, frames)
         investigation.history.add(made, between=between and frames is None)
         investigation.taken.append(position)
-        investigation.waiting.append(Waiting(position, {}))
+        investigation.waiting.append(AwaitingCollector(position, {}))
         totals: dict[str, int] = {}
         for found in made.census.groups:
             totals[found.device] = totals.get(found.device, 0) + found.nbytes + found.kept
@@ -120,11 +119,11 @@ class StandInInvestigator:
 @contextmanager
 def clock_of(investigator: StandInInvestigator) -> Iterator[None]:
     """Let censuses take as long as the stand-in says."""
-    real, follower.time = follower.time, cast(Any, SimpleNamespace(perf_counter=lambda: investigator.seconds))
+    real, scale.time = scale.time, cast(Any, SimpleNamespace(perf_counter=lambda: investigator.seconds))
     try:
         yield
     finally:
-        follower.time = real
+        scale.time = real
 
 
 # --- programs -----------------------------------------------------------------------------------------------
@@ -192,9 +191,9 @@ class Outcome:
     def proven(self) -> float:
         """Bytes a position of all proven growth."""
         return sum(
-            one.bytes_per_step or one.bytes_per_microbatch or one.bytes_per_second or 0
-            for one in self.findings
-            if one.certainty == "proven"
+            finding.bytes_per_step or finding.bytes_per_microbatch or finding.bytes_per_second or 0
+            for finding in self.findings
+            if finding.certainty == "proven"
         )
 
 

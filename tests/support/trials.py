@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memtriage.model import Mark
 from memtriage.model.ledger import Ledger
+from memtriage.model.marks import Mark
 from memtriage.prove.command import record_directory
-from memtriage.prove.state import State
-from memtriage.prove.trial import LOG, Outcome, TrialEnd, write_end
+from memtriage.prove.state import ComparisonState
+from memtriage.prove.trial import LOG, TrialEnd, TrialOutcome, write_end
 from memtriage.prove.trials import Trials, parse_trials
 from memtriage.store.records import End, Start
 from memtriage.store.writer import RankWriter
@@ -90,7 +90,7 @@ def write_rank(
 
 
 def write_trial(
-    state: State,
+    state: ComparisonState,
     name: str,
     number: int,
     times: Sequence[float] | None = None,
@@ -98,7 +98,7 @@ def write_trial(
     *,
     log: str = "",
     ranks: Mapping[int, Sequence[tuple[int, int]]] | None = None,
-    outcome: Outcome = "finished",
+    outcome: TrialOutcome = "finished",
     **fields: Any,
 ) -> None:
     """Write the folder of a trial that ended."""

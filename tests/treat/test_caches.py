@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import memtriage
+from memtriage.catalogue import contents
+from memtriage.catalogue.catalogue import GENERIC, holders
 from memtriage.model.blocks import Block, DeviceCounters, Segment
-from memtriage.model.holders import Cleared, HolderOutcome, Pinned
+from memtriage.model.holders import Cleared, HolderOutcome, SegmentPinning
 from memtriage.observe import cuda
-from memtriage.observe.holders import contents
-from memtriage.observe.holders.catalogue import GENERIC, holders
 from memtriage.observe.tensors import StorageFacts
 from support.holder_standins import NBYTES, STANDINS, Stage, tensor
 
@@ -38,7 +38,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 def named(outcomes: list[HolderOutcome]) -> list[str]:
     """Names but those of torch's own entries, which other tests of the process may have left something in."""
-    return [one.name for one in outcomes if not one.name.startswith("torch.")]
+    return [outcome.name for outcome in outcomes if not outcome.name.startswith("torch.")]
 
 
 def fill(stage: Stage, *names: str) -> None:
@@ -49,7 +49,7 @@ def fill(stage: Stage, *names: str) -> None:
 def test_all_but_the_generic_detectors_are_asked_by_default(stage: Stage) -> None:
     fill(stage, "te.causal_mask", "megatron.rotary", "te.fp8_meta", "te.flex_attention")
     report = memtriage.clear_caches()
-    assert [one.name for one in report.entries] == [one.name for one in holders(generic=False)]
+    assert [entry.name for entry in report.entries] == [holder.name for holder in holders(generic=False)]
     assert named(report.cleared) == ["te.causal_mask", "megatron.rotary"]
     assert named(report.skipped) == ["te.flex_attention", "te.fp8_meta"]
     assert report.freed == {"cpu": 2 * NBYTES}
@@ -148,7 +148,7 @@ def test_a_generic_cache_is_cleared_only_when_asked_for(stage: Stage) -> None:
     memtriage.clear_caches()
     assert mask.cache_info().currsize == 1
     report = memtriage.clear_caches(["generic"])
-    assert [one.name for one in report.entries] == [one.name for one in GENERIC]
+    assert [entry.name for entry in report.entries] == [one.name for one in GENERIC]
     assert report.cleared[0].freed == {"cpu": 4000}
     assert mask.cache_info().currsize == 0
 
@@ -158,7 +158,7 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     """CUDA seems to be in use: what is called, in order."""
     calls: list[str] = []
     allocated = iter([100, 60, 40, 40, 40])
-    monkeypatch.setattr(cuda, "initialised", lambda: True)
+    monkeypatch.setattr(cuda, "initialized", lambda: True)
     monkeypatch.setattr(cuda, "devices", lambda: [0])
     monkeypatch.setattr(cuda, "capturing", lambda: False)
     monkeypatch.setattr(cuda, "segments", list)
@@ -170,7 +170,7 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     return lambda: calls
 
 
-def test_devices_are_synchronised_first_and_the_figures_are_of_three_instants(
+def test_devices_are_synchronized_first_and_the_figures_are_of_three_instants(
     stage: Stage, fake_device: Callable[[], list[str]]
 ) -> None:
     cache: dict[str, Any] = {}
@@ -206,7 +206,7 @@ def test_what_an_entry_pins_is_told(
         contents, "storage_facts", lambda tensor: StorageFacts("cuda:0", tensor.data_ptr(), tensor.nbytes)
     )
     report = memtriage.clear_caches(["te.causal_mask"])
-    assert report.entries[0].pins == Pinned(segments=1, nbytes=20 * MIB, releasable=20 * MIB)
+    assert report.entries[0].pins == SegmentPinning(segments=1, nbytes=20 * MIB, releasable=20 * MIB)
     assert "in segments of 20.0 MiB (20.0 MiB releasable without it)" in report.lines()[0]
 
 

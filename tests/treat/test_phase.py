@@ -15,13 +15,15 @@ import torch
 from torch import Tensor, nn
 
 import memtriage
-from memtriage import PhasePolicy, _active
+from memtriage import PhasePolicy
 from memtriage.diagnose.residue import ResiduePolicy
 from memtriage.model.census import StorageRecord
 from memtriage.model.findings import Finding
 from memtriage.model.holders import AllocatorFigures
+from memtriage.process import active
 from memtriage.treat import phase as phase_module
-from memtriage.treat.park import is_parked, parking
+from memtriage.treat.parking import transfer
+from memtriage.treat.parking.api import is_parked
 from memtriage.treat.phase import phase_end
 from support.paths import named
 
@@ -32,7 +34,7 @@ QUIET = PhasePolicy(clear=False, residue=None)
 
 @pytest.fixture(autouse=True)
 def as_at_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(parking.cuda, "initialised", lambda: False)
+    monkeypatch.setattr(transfer.cuda, "initialized", lambda: False)
     phase_module._known.clear()
     yield
     if is_parked():
@@ -52,11 +54,11 @@ def device(monkeypatch: pytest.MonkeyPatch) -> dict[str, AllocatorFigures]:
 @pytest.fixture
 def census(monkeypatch: pytest.MonkeyPatch) -> list[StorageRecord]:
     """What a census finds, for tests to fill in."""
-    found: list[StorageRecord] = []
-    take = lambda: SimpleNamespace(storages=found)  # noqa: E731
+    records: list[StorageRecord] = []
+    take = lambda: SimpleNamespace(storages=records)  # noqa: E731
     monkeypatch.setattr("memtriage.account.census.take_census", take)
     monkeypatch.setattr(phase_module, "read_holders", lambda scene, chosen: [])
-    return found
+    return records
 
 
 class Watch:
@@ -76,7 +78,7 @@ class Watch:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     made = Watch()
-    monkeypatch.setattr(_active, "session", made)
+    monkeypatch.setattr(active, "session", made)
     return made
 
 
@@ -162,7 +164,7 @@ def test_a_part_that_fails_is_told_and_raised_after_the_rest(
     capsys: pytest.CaptureFixture[str], watch: Watch
 ) -> None:
     with (
-        pytest.raises(memtriage.treat.park.ParkError, match="no owner"),
+        pytest.raises(memtriage.ParkError, match="no owner"),
         memtriage.phase("train", replace(QUIET, park=("weights",))),
     ):
         pass
@@ -196,7 +198,7 @@ def test_known_caches_are_cleared_and_garbage_is_collected() -> None:
 
 def test_caches_are_cleared_once_while_parking_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    clear, copy_down = phase_module._clear, parking._copy_down
+    clear, copy_down = phase_module._clear, transfer._copy_down
 
     def told_clear(policy: PhasePolicy, *, idle: bool) -> Any:
         done.append(f"clear, idle {idle}")
@@ -208,7 +210,7 @@ def test_caches_are_cleared_once_while_parking_copies(monkeypatch: pytest.Monkey
         done.append("copies end")
 
     monkeypatch.setattr(phase_module, "_clear", told_clear)
-    monkeypatch.setattr(parking, "_copy_down", told_copies)
+    monkeypatch.setattr(transfer, "_copy_down", told_copies)
     tensor = torch.ones(3)
     policy = PhasePolicy(park=(tensor,), residue=None)
     report = phase_end("train", policy)
@@ -217,7 +219,7 @@ def test_caches_are_cleared_once_while_parking_copies(monkeypatch: pytest.Monkey
     assert report.parked is not None
     done.clear()
     assert phase_end("again", policy).parked is None  # nothing is left to copy
-    with pytest.raises(memtriage.treat.park.ParkError):
+    with pytest.raises(memtriage.ParkError):
         phase_end("failing", replace(policy, park=("weights",)))
     assert done == ["clear, idle False"] * 2
 
@@ -269,7 +271,7 @@ def test_what_stays_is_told_with_its_holder(
         "  cuda:0: 1.0 GiB saved for backward held by train.losses[*] -> grad_fn MulBackward0 -> saved self",
     ]
     assert watch.marks == ["after train"]
-    assert [(one.kind, one.bytes, one.holder, one.phase) for one in watch.findings] == [
+    assert [(finding.kind, finding.bytes, finding.holder, finding.phase) for finding in watch.findings] == [
         ("residue", 3 * GIB, "model.layers[*].workspaces[*]", "train"),
         ("residue", GIB, "train.losses[*] -> grad_fn MulBackward0 -> saved self", "train"),
     ]
@@ -342,7 +344,7 @@ def test_a_watched_run_has_the_residue_as_its_verdict(tmp_path: Path) -> None:
         memtriage.step()
     table.cache_clear()
     assert watch.report is not None
-    found = [one for one in watch.report.findings if one.kind == "residue"]
+    found = [finding for finding in watch.report.findings if finding.kind == "residue"]
     assert [(one.bytes, one.device, one.phase) for one in found] == [(24 * MIB, "cpu", "train")]
     assert found[0].holder is not None
     assert found[0].holder.startswith("generic.lru_cache: ")

@@ -12,7 +12,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from memtriage.treat.te_restore import EmptyAfterRestore
-from support.holder_standins import QuantisedLinear, QuantisedStorage, Stage, restore_from_saved
+from support.holder_standins import QuantizedLinear, QuantizedStorage, Stage, restore_from_saved
 
 LAYERS = 4
 
@@ -24,27 +24,27 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     stage.module("transformer_engine.pytorch.quantized_tensor", restore_from_saved=restore_from_saved)
     linear = stage.module("transformer_engine.pytorch.module.linear", restore_from_saved=restore_from_saved)
     monkeypatch.setattr(
-        QuantisedLinear, "restore", staticmethod(lambda *given: linear.__dict__["restore_from_saved"](*given))
+        QuantizedLinear, "restore", staticmethod(lambda *given: linear.__dict__["restore_from_saved"](*given))
     )
     yield linear
 
 
 def full_copies() -> int:
-    """Quantised copies of this process that have their data."""
-    return sum(type(one) is QuantisedStorage and one._data is not None for one in gc.get_objects())
+    """Quantized copies of this process that have their data."""
+    return sum(type(one) is QuantizedStorage and one._data is not None for one in gc.get_objects())
 
 
 def copies_after_backward(*, checkpointed: bool = False) -> tuple[int, torch.Tensor]:
-    """Quantised copies that are alive when backward is done and the loss is not, and the gradient."""
+    """Quantized copies that are alive when backward is done and the loss is not, and the gradient."""
     before = full_copies()
     torch.manual_seed(0)
     x = torch.randn(1000, requires_grad=True)
     out = x
     for _ in range(LAYERS):
         out = (
-            checkpoint(QuantisedLinear.apply, out, use_reentrant=False)
+            checkpoint(QuantizedLinear.apply, out, use_reentrant=False)
             if checkpointed
-            else QuantisedLinear.apply(out)
+            else QuantizedLinear.apply(out)
         )
     loss = out.sum()
     loss.backward()
@@ -70,11 +70,11 @@ def test_copies_go_when_backward_is_done_and_the_gradient_is_the_same(
 def test_a_graph_that_is_kept_can_be_run_again(library: ModuleType) -> None:
     x = torch.ones(1000, requires_grad=True)
     with EmptyAfterRestore():
-        loss = QuantisedLinear.apply(x).sum()
+        loss = QuantizedLinear.apply(x).sum()
         loss.backward(retain_graph=True)
         loss.backward()
     assert x.grad is not None and x.grad[0] == 4
-    assert QuantisedLinear.restore is not None
+    assert QuantizedLinear.restore is not None
 
 
 def test_undo_puts_the_librarys_function_back_everywhere(library: ModuleType, monkeypatch: Any) -> None:

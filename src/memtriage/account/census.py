@@ -1,7 +1,7 @@
 """The census: every storage that is alive, who holds it, what it is.
 
-`Look` walks the heap and gives a `View` that lives only inside its `with` block; everything a `View`
-returns is numbers and names, so nothing of the program stays alive through a census.
+`Look` walks the heap and gives a `CensusView` that lives only inside its `with` block; everything that a
+`CensusView` returns is numbers and names, so nothing of the program stays alive through a census.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any
 
-from memtriage._stdlib import time
 from memtriage.account.dominators import dominated, immediate_dominators
 from memtriage.account.holder_facts import (
     backward_ran,
@@ -26,19 +25,20 @@ from memtriage.account.holder_facts import (
     packs_itself,
     program_files,
 )
-from memtriage.account.known import known_holders, owner_with
 from memtriage.account.native_sizes import NativeSizer
 from memtriage.account.owners import RANK, declared_owners, module_of_nodes, owner_of
 from memtriage.account.paths import PathNamer
+from memtriage.catalogue.catalogue import known_holders, owner_with
 from memtriage.model.census import Census, GroupDetail, GroupKey, HolderGroup, Owner, StorageRecord
-from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind, in_words, is_native
+from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind, in_words, is_native
 from memtriage.observe.classes import name_of
 from memtriage.observe.containers import bound_of, known_bounds
-from memtriage.observe.heap import HeapGraph, Walk
+from memtriage.observe.heap import HeapGraph, HeapWalk
 from memtriage.observe.identity import Identities, module_namespaces
 from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
 from memtriage.observe.stores import Store, forget_sources, pack_hook, storing_line
 from memtriage.observe.tensors import StorageFacts, first_bytes, is_pinned, is_shared, plain, storage_facts
+from memtriage.process.stdlib import time
 
 _HEAD = 64
 _HEADS = 64
@@ -81,12 +81,12 @@ class Look:
         self._frames = frames
         self._identities = identities
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> CensusView:
         started = time.perf_counter()
-        self._walk = Walk(self._frames)
+        self._walk = HeapWalk(self._frames)
         graph = self._walk.__enter__()
         try:
-            self._view = View(graph, started, self._identities)
+            self._view = CensusView(graph, started, self._identities)
         except BaseException:
             self._walk.__exit__()
             raise
@@ -103,7 +103,7 @@ def take_census() -> Census:
         return view.census()
 
 
-class View:
+class CensusView:
     """A census while the heap graph is still at hand."""
 
     def __init__(self, graph: HeapGraph, started: float, identities: Identities | None = None) -> None:
@@ -286,7 +286,7 @@ class View:
 
     def _without_storage(self, groups: dict[GroupKey, HolderGroup], anchor: HolderPath) -> HolderGroup:
         """Make a group for an anchor that holds nodes and no storage."""
-        path = (*anchor, Segment(SegmentKind.GRAD_FN))
+        path = (*anchor, PathSegment(SegmentKind.GRAD_FN))
         group = HolderGroup(
             device="cpu", anchor=anchor, path=path, count=0, nbytes=0, tails={path: 0},
             owners={"saved for backward": 0}, attached=True,

@@ -20,7 +20,7 @@ class Claim(msgspec.Struct, frozen=True):
     storage: StorageRecord
 
 
-class Part(msgspec.Struct, frozen=True):
+class OwnedPart(msgspec.Struct, frozen=True):
     """Bytes of one pool that have one owner, with the words that name them."""
 
     pool: tuple[int, int]
@@ -31,7 +31,7 @@ class Part(msgspec.Struct, frozen=True):
 
 def disjoint_claims(storages: Iterable[StorageRecord]) -> list[Claim]:
     """Storages as ranges that do not overlap, in order of address."""
-    alive = [one for one in storages if one.nbytes > 0 and one.address > 0]
+    alive = [storage for storage in storages if storage.nbytes > 0 and storage.address > 0]
     claims: list[Claim] = []
     taken = 0
     for one in sorted(alive, key=lambda one: (one.address, -one.nbytes)):
@@ -53,7 +53,7 @@ def overlaps(claims: Sequence[Claim], start: int, end: int) -> Iterator[tuple[Cl
         position += 1
 
 
-def outside_segments(claims: Sequence[Claim], segments: Sequence[Segment]) -> list[Part]:
+def outside_segments(claims: Sequence[Claim], segments: Sequence[Segment]) -> list[OwnedPart]:
     """What the storages have outside every segment."""
     inside: Counter[int] = Counter()
     for segment in segments:
@@ -61,7 +61,7 @@ def outside_segments(claims: Sequence[Claim], segments: Sequence[Segment]) -> li
             inside[claim.start] += shared
     left = ((claim, claim.end - claim.start - inside[claim.start]) for claim in claims)
     return [
-        Part(DEFAULT_POOL, claim.storage.owner, holder_of(claim.storage), size)
+        OwnedPart(DEFAULT_POOL, claim.storage.owner, holder_of(claim.storage), size)
         for claim, size in left
         if size > 0
     ]

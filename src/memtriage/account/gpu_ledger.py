@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from memtriage.account.claims import Claim, Part, disjoint_claims, holder_of, outside_segments, overlaps
+from memtriage.account.claims import Claim, OwnedPart, disjoint_claims, holder_of, outside_segments, overlaps
 from memtriage.account.ledger_words import NAMED_PARTS, biggest, count_of, join, pool_list, pools_of, row_of
 from memtriage.account.segments import releasable_in, segment_totals, stranded_segments
 from memtriage.account.workspaces import (
@@ -26,11 +26,11 @@ from memtriage.account.workspaces import (
     cublas_blocks,
     workspace_sizes,
 )
+from memtriage.catalogue.pytorch import CUBLAS_WORKSPACES
 from memtriage.model.blocks import DEFAULT_POOL, Block, DriverUse, Segment
 from memtriage.model.census import StorageRecord
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.model.units import size as in_words
-from memtriage.observe.holders.pytorch import CUBLAS_WORKSPACES
 
 __all__ = [
     "CPP_ONLY",
@@ -90,11 +90,11 @@ def gpu_ledger(
         use: the driver's figures.
         context_baseline: `outside_allocator` when the device was first seen; what it has grown by since is a
             row of its own.
-        workspaces: sizes by which a cuBLAS workspace is recognised.
+        workspaces: sizes by which a cuBLAS workspace is recognized.
     """
     index = int(device.partition(":")[2] or 0)
     mine = sorted((s for s in segments or () if s.device == index), key=lambda s: s.address)
-    claims = disjoint_claims(one for one in storages or () if one.device == device)
+    claims = disjoint_claims(storage for storage in storages or () if storage.device == device)
     beyond = outside_segments(claims, mine)
     if segments is None:
         inside = _owner_rows(beyond)
@@ -119,7 +119,7 @@ def _allocator_rows(
 ) -> list[LedgerRow]:
     """Rows of the segments' bytes; without claims nothing can be said of who holds a block."""
     labels: dict[int, str] = {}
-    parts: list[Part] = []
+    parts: list[OwnedPart] = []
     unclaimed: list[tuple[Segment, Block, int]] = []
     for segment in segments:
         for block in segment.blocks:
@@ -128,16 +128,16 @@ def _allocator_rows(
             left = block.requested
             for claim, shared in overlaps(claims or (), block.address, block.address + block.requested):
                 owner, holder = claim.storage.owner, holder_of(claim.storage)
-                parts.append(Part(segment.pool, owner, holder, shared))
+                parts.append(OwnedPart(segment.pool, owner, holder, shared))
                 labels.setdefault(block.address, f"{holder} ({owner})")
                 left -= shared
             if left:
                 unclaimed.append((segment, block, left))
     whole = [(segment, block) for segment, block, left in unclaimed if left == block.requested]
-    recognised = frozenset[int]() if claims is None else cublas_blocks(whole, workspaces)
+    recognized = frozenset[int]() if claims is None else cublas_blocks(whole, workspaces)
     owner_unknown = None if claims is None else CPP_ONLY
     for segment, block, left in unclaimed:
-        if block.address in recognised:
+        if block.address in recognized:
             part = _workspace_part(segment, block)
             labels[block.address] = f"{CUBLAS} ({CUBLAS_WORKSPACES})"
         else:
@@ -147,24 +147,24 @@ def _allocator_rows(
     return _owner_rows(parts) + _state_rows(segments, labels)
 
 
-def _workspace_part(segment: Segment, block: Block) -> Part:
+def _workspace_part(segment: Segment, block: Block) -> OwnedPart:
     reason = (
-        f"{CUBLAS_WORKSPACES}: recognised by size ({block.requested:,} bytes) and stream "
+        f"{CUBLAS_WORKSPACES}: recognized by size ({block.requested:,} bytes) and stream "
         f"({segment.stream:#x}, at most {HANDLES_PER_STREAM} of this size), held by no storage that was found"
     )
-    return Part(segment.pool, CUBLAS, reason, block.requested)
+    return OwnedPart(segment.pool, CUBLAS, reason, block.requested)
 
 
-def _unclaimed_part(segment: Segment, block: Block, left: int, owner: str | None) -> Part:
+def _unclaimed_part(segment: Segment, block: Block, left: int, owner: str | None) -> OwnedPart:
     if left < block.requested:
-        return Part(segment.pool, owner, "rest of a block of which a storage covers a part", left)
+        return OwnedPart(segment.pool, owner, "rest of a block of which a storage covers a part", left)
     label = f"allocated at {block.site}" if block.site else "allocation site not recorded"
-    return Part(segment.pool, owner, label, left)
+    return OwnedPart(segment.pool, owner, label, left)
 
 
-def _owner_rows(parts: Iterable[Part]) -> list[LedgerRow]:
+def _owner_rows(parts: Iterable[OwnedPart]) -> list[LedgerRow]:
     """One `requested` row for each owner, the default pool apart from the private ones; biggest first."""
-    groups: defaultdict[tuple[str | None, bool], list[Part]] = defaultdict(list)
+    groups: defaultdict[tuple[str | None, bool], list[OwnedPart]] = defaultdict(list)
     for part in parts:
         groups[part.owner, part.pool != DEFAULT_POOL].append(part)
     rows = [
@@ -273,7 +273,7 @@ def _other_rows(use: DriverUse, own: int) -> list[LedgerRow]:
     ]
 
 
-def _carve_foreign(rows: list[LedgerRow], foreign: Sequence[Part]) -> list[LedgerRow]:
+def _carve_foreign(rows: list[LedgerRow], foreign: Sequence[OwnedPart]) -> list[LedgerRow]:
     """Give the storages outside every segment a row, out of the rows that must contain them.
 
     Memory of this process's other allocators is outside its segments; memory imported by CUDA IPC belongs to

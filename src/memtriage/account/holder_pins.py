@@ -10,10 +10,10 @@ import msgspec
 
 from memtriage.account.segments import releasable_in
 from memtriage.model.blocks import DEFAULT_POOL, Block, Segment
-from memtriage.model.holders import Pinned
+from memtriage.model.holders import SegmentPinning
 
 
-def pinned_by(segments: Iterable[Segment], storages: Iterable[tuple[str, int, int]]) -> Pinned:
+def pinned_by(segments: Iterable[Segment], storages: Iterable[tuple[str, int, int]]) -> SegmentPinning:
     """What storages pin, and what could be released if they went.
 
     Args:
@@ -36,7 +36,7 @@ def pinned_by(segments: Iterable[Segment], storages: Iterable[tuple[str, int, in
             nbytes += _reached(segment, own)
             if segment.pool == DEFAULT_POOL:
                 releasable += releasable_in(without(segment, own)) - releasable_in(segment)
-    return Pinned(segments=count, nbytes=nbytes, releasable=releasable)
+    return SegmentPinning(segments=count, nbytes=nbytes, releasable=releasable)
 
 
 def _blocks_of(segment: Segment, addresses: Sequence[int]) -> set[int]:
@@ -62,7 +62,7 @@ def _reached(segment: Segment, own: set[int]) -> int:
 
 
 def without(segment: Segment, addresses: set[int]) -> Segment:
-    """The segment as it would be with the blocks at these addresses freed: free neighbours are one block."""
+    """The segment as it would be with the blocks at these addresses freed: free neighbors are one block."""
     blocks: list[Block] = []
     for block in segment.blocks:
         free = block.address in addresses or block.state == "free"

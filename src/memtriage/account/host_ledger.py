@@ -22,7 +22,7 @@ from memtriage.observe.malloc import MallocInfo
 from memtriage.observe.malloc_arenas import MallocArena
 from memtriage.observe.smaps import MappingClass, MemoryClasses, MemoryMapping
 
-Resident = Callable[[int, int], int | None]
+ResidentBytes = Callable[[int, int], int | None]
 """(address, bytes) -> resident bytes of that range, None when it can't be known."""
 
 OfMalloc = Callable[[int, int], bool | None]
@@ -34,7 +34,7 @@ def host_ledger(
     classes: MemoryClasses,
     malloc: MallocInfo | None,
     pinned: PinnedStats | None,
-    resident: Resident,
+    resident: ResidentBytes,
     python_arenas: int | None = None,
     *,
     of_malloc: OfMalloc | None = None,
@@ -93,7 +93,7 @@ class TensorPlace(NamedTuple):
 
 
 def tensor_places(
-    storages: Iterable[StorageRecord], classes: MemoryClasses, resident: Resident
+    storages: Iterable[StorageRecord], classes: MemoryClasses, resident: ResidentBytes
 ) -> list[TensorPlace]:
     """The tensors' part of `host_ledger`, one by one; arguments as there."""
     measured = [_measured(piece, resident, None) for piece in _pieces(storages, classes)]
@@ -160,7 +160,7 @@ def _pieces(storages: Iterable[StorageRecord], classes: MemoryClasses) -> Iterat
         given = max(given, end)
 
 
-def _measured(piece: _Piece, resident: Resident, of_malloc: OfMalloc | None) -> _Tensor:
+def _measured(piece: _Piece, resident: ResidentBytes, of_malloc: OfMalloc | None) -> _Tensor:
     nbytes = piece.end - piece.start
     in_memory = nbytes if nbytes < _PAGE else resident(piece.start, nbytes)
     assumed = in_memory is None
@@ -337,7 +337,7 @@ def _from_malloc(tensors: list[_Tensor], pinned: PinnedStats | None) -> dict[Map
 
 
 def _rest_detail(malloc: MallocInfo | None, python_arenas: int | None) -> str:
-    parts = ["threads' stacks", "libraries' zero-initialised data", "memory mapped without malloc"]
+    parts = ["threads' stacks", "libraries' zero-initialized data", "memory mapped without malloc"]
     if python_arenas is None:
         parts.insert(0, "Python's object arenas")
     if malloc is None:

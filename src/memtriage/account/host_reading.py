@@ -24,7 +24,7 @@ class HostReading(msgspec.Struct, frozen=True):
         classes: every mapping with its resident bytes.
         malloc: counters over all arenas; None where malloc is not glibc's.
         arenas: malloc's arenas one by one.
-        pinned: torch's page-locked memory; None before CUDA is initialised.
+        pinned: torch's page-locked memory; None before CUDA is initialized.
         python_arenas: bytes of Python's object arenas, None when unknown.
     """
 

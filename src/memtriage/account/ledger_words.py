@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from memtriage.account.claims import Part
+from memtriage.account.claims import OwnedPart
 from memtriage.model.blocks import DEFAULT_POOL, Segment
 from memtriage.model.ledger import LedgerRow
 from memtriage.model.units import size as in_words
@@ -25,7 +25,7 @@ def join(*parts: str | None) -> str | None:
     return "; ".join(part for part in parts if part) or None
 
 
-def pools_of(parts: Iterable[Part]) -> str | None:
+def pools_of(parts: Iterable[OwnedPart]) -> str | None:
     """The private pools that parts lie in, by their bytes."""
     sums: Counter[str] = Counter()
     for part in parts:

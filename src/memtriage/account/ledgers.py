@@ -6,13 +6,13 @@ from typing import Final
 
 import msgspec
 
-from memtriage._stdlib import os
 from memtriage.account.gpu_ledger import gpu_ledger
 from memtriage.account.host_reading import HostReading, read_host
 from memtriage.account.workspaces import workspace_sizes
 from memtriage.model.census import StorageRecord
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.observe import cuda, driver
+from memtriage.process.stdlib import os
 
 
 def take_ledgers(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind
+from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
 from memtriage.observe.classes import (
     attributes_of,
     bases_of,
@@ -86,7 +86,7 @@ class Path:
         return self.outside < len(self.hops)
 
     @property
-    def last(self) -> Segment:
+    def last(self) -> PathSegment:
         return self.hops[-1][-1]
 
 
@@ -99,7 +99,7 @@ def extend(hops: tuple[Hop, ...], hop: Hop) -> tuple[Hop, ...]:
     return (*hops, hop)
 
 
-def _root_path(*segments: Segment, namespace: bool = False, in_graph: bool = False) -> Path:
+def _root_path(*segments: PathSegment, namespace: bool = False, in_graph: bool = False) -> Path:
     return Path((segments,), 1, namespace, in_graph)
 
 
@@ -108,13 +108,13 @@ def _without_last(path: Path) -> Path:
     return Path(path.hops[:-1], min(path.outside, len(path.hops) - 1), in_graph=path.in_graph)
 
 
-def _item(place: object) -> Segment:
-    return Segment(SegmentKind.ITEM, str(place))
+def _item(place: object) -> PathSegment:
+    return PathSegment(SegmentKind.ITEM, str(place))
 
 
-def _attribute(name: str) -> Segment:
+def _attribute(name: str) -> PathSegment:
     """An attribute, or a module's variable; those that keep hooks are named like `_forward_hooks`."""
-    return Segment(SegmentKind.HOOKS if "_hooks" in name else SegmentKind.ATTRIBUTE, name)
+    return PathSegment(SegmentKind.HOOKS if "_hooks" in name else SegmentKind.ATTRIBUTE, name)
 
 
 class PathNamer:
@@ -124,7 +124,7 @@ class PathNamer:
         self._graph = graph
         self._known: dict[int, Path] = {}
         self._saved: dict[int, dict[int, Hop]] = {}
-        self._keys: dict[int, dict[int, Segment]] = {}
+        self._keys: dict[int, dict[int, PathSegment]] = {}
 
     def _kind(self, kind: type) -> int:
         return self._graph.kinds[kind]
@@ -154,27 +154,29 @@ class PathNamer:
         obj = graph.objects[position]
         if name:
             if type(obj) is dict:
-                return _root_path(Segment(SegmentKind.MODULE, name), namespace=True)
-            return _root_path(Segment(SegmentKind.CLASS, name))
+                return _root_path(PathSegment(SegmentKind.MODULE, name), namespace=True)
+            return _root_path(PathSegment(SegmentKind.CLASS, name))
         if position in graph.not_searched:
-            return _root_path(Segment(SegmentKind.NOT_SEARCHED))
+            return _root_path(PathSegment(SegmentKind.NOT_SEARCHED))
         if type(obj) is FrameLocals:
-            frame = Segment(SegmentKind.FRAME, obj.code.co_name)
-            return _root_path(*((Segment(SegmentKind.THREAD, obj.thread), frame) if obj.thread else (frame,)))
+            frame = PathSegment(SegmentKind.FRAME, obj.code.co_name)
+            return _root_path(
+                *((PathSegment(SegmentKind.THREAD, obj.thread), frame) if obj.thread else (frame,))
+            )
         if position >= graph.first_garbage:
-            return _root_path(Segment(SegmentKind.GARBAGE_CYCLE, self._garbage_name(position)))
+            return _root_path(PathSegment(SegmentKind.GARBAGE_CYCLE, self._garbage_name(position)))
         return self._unrooted(obj)
 
     def _unrooted(self, obj: Any) -> Path:
         kind = type(obj)
         if issubclass(kind, _GENERATORS):
-            return _root_path(Segment(SegmentKind.GENERATOR, obj.__name__))
+            return _root_path(PathSegment(SegmentKind.GENERATOR, obj.__name__))
         if self._kind(kind) == NODE:
-            node = Segment(SegmentKind.GRAD_FN, name_of(kind))
-            return Path(((Segment(SegmentKind.NATIVE),), (node,)), 1, in_graph=True)
+            node = PathSegment(SegmentKind.GRAD_FN, name_of(kind))
+            return Path(((PathSegment(SegmentKind.NATIVE),), (node,)), 1, in_graph=True)
         if self._kind(kind) == TENSOR:
-            return _root_path(Segment(SegmentKind.NATIVE, name_of(kind)))
-        return _root_path(Segment(SegmentKind.UNSEEN, name_of(kind)))
+            return _root_path(PathSegment(SegmentKind.NATIVE, name_of(kind)))
+        return _root_path(PathSegment(SegmentKind.UNSEEN, name_of(kind)))
 
     def _step(self, position: int) -> Path:
         return self._from(self._graph.parents[position], position)
@@ -192,10 +194,10 @@ class PathNamer:
             return self._add(before, namespace=type(obj) is dict)
         if type(holder) is FrameLocals:
             name = next((n for n, v in zip(holder.names, holder.values, strict=True) if v is obj), "?")
-            return _root_path(*before.hops[0], Segment(SegmentKind.VARIABLE, name))
+            return _root_path(*before.hops[0], PathSegment(SegmentKind.VARIABLE, name))
         return self._from_python(before, parent, holder, obj)
 
-    def _add(self, before: Path, *hop: Segment, namespace: bool = False) -> Path:
+    def _add(self, before: Path, *hop: PathSegment, namespace: bool = False) -> Path:
         """Extends a path inside Python; a hop out of the graph keeps the anchor where it was."""
         hops = extend(before.hops, hop) if hop else before.hops
         inside = before.attached or before.in_graph
@@ -203,24 +205,24 @@ class PathNamer:
 
     def _from_tensor(self, before: Path, tensor: Any, obj: Any) -> Path:
         if self._kind(type(obj)) == NODE:
-            hops = extend(before.hops, (Segment(SegmentKind.GRAD_FN, name_of(type(obj))),))
+            hops = extend(before.hops, (PathSegment(SegmentKind.GRAD_FN, name_of(type(obj))),))
             return Path(hops, min(before.outside, len(hops)), in_graph=True)
         if type(obj) is dict:
             return self._add(before, namespace=True)
         own = plain(tensor)
         if (own.grad_fn is None or own.retains_grad) and own.grad is obj:
-            return self._add(before, Segment(SegmentKind.GRADIENT, "grad"))
+            return self._add(before, PathSegment(SegmentKind.GRADIENT, "grad"))
         if own._is_view() and own._base is obj:
             return self._add(before, _attribute("_base"))
         if self._kind(type(obj)) == TENSOR and is_sparse(tensor):
             return self._add(before)  # its indices or values
         if issubclass(type(obj), dict):
-            return self._add(before, Segment(SegmentKind.HOOKS, "_hooks"))
+            return self._add(before, PathSegment(SegmentKind.HOOKS, "_hooks"))
         return self._add(before, _attribute(_slot_name(tensor, obj)))
 
     def _from_node(self, before: Path, parent: int, node: Any, obj: Any) -> Path:
         if self._kind(type(obj)) == NODE:
-            hop = (Segment(SegmentKind.LATER_NODE, name_of(type(obj))),)
+            hop = (PathSegment(SegmentKind.LATER_NODE, name_of(type(obj))),)
             kept = before.hops[:-1] if before.last.kind is SegmentKind.LATER_NODE else before.hops
             return Path((*kept, hop), min(before.outside, len(kept)), in_graph=True)
         label = self._node_labels(parent, node).get(id(obj))
@@ -229,15 +231,15 @@ class PathNamer:
         if type(obj) is dict and obj is getattr(node, "__dict__", None):
             return Path(before.hops, before.outside, namespace=True, in_graph=True)
         if getattr(node, "variable", None) is obj:
-            return self._add(before, Segment(SegmentKind.LEAF, "variable"))
-        return self._add(before, Segment(SegmentKind.NODE_HOOKS, "hooks"))
+            return self._add(before, PathSegment(SegmentKind.LEAF, "variable"))
+        return self._add(before, PathSegment(SegmentKind.NODE_HOOKS, "hooks"))
 
     def _node_labels(self, parent: int, node: Any) -> dict[int, Hop]:
         labels = self._saved.get(parent)
         if labels is None:
             labels = {}
             for name, place, value in self._graph.reader.saved_values(node):
-                saved = Segment(SegmentKind.SAVED, name)
+                saved = PathSegment(SegmentKind.SAVED, name)
                 labels[id(value)] = (saved,) if place is None else (saved, _item(place))
             self._saved[parent] = labels
         return labels
@@ -259,17 +261,17 @@ class PathNamer:
         if self._kind(kind) == FUTURE:
             if type(obj) is dict:
                 return self._add(before, namespace=True)
-            return self._add(before, Segment(SegmentKind.FUTURE, "value"))
+            return self._add(before, PathSegment(SegmentKind.FUTURE, "value"))
         if self._kind(kind) == SAVED:
             return self._add(before)
         if self._kind(kind) == PLACEHOLDER and type(obj) is not dict:
-            return self._add(before, Segment(SegmentKind.CHECKPOINT, "checkpoint"))
+            return self._add(before, PathSegment(SegmentKind.CHECKPOINT, "checkpoint"))
         if kind is types.FunctionType:
             return self._from_function(before, holder, obj)
         if kind is types.CellType:
             return self._add(before)
         if kind is _LRU:
-            cache = (Segment(SegmentKind.LRU_CACHE, _short(holder)),)
+            cache = (PathSegment(SegmentKind.LRU_CACHE, _short(holder)),)
             if type(obj) is dict and obj is not getattr(holder, "__dict__", None):
                 return Path((cache,), 1)  # the unbounded cache's own dict
             return Path((cache, (ANY_ITEM,)), 2)
@@ -278,15 +280,15 @@ class PathNamer:
         if kind is types.MethodType:
             return self._add(before, *((_attribute("__self__"),) if obj is holder.__self__ else ()))
         if kind is functools.partial:
-            return self._add(before, Segment(SegmentKind.PARTIAL, _short(holder.func)))
+            return self._add(before, PathSegment(SegmentKind.PARTIAL, _short(holder.func)))
         if issubclass(kind, _GENERATORS):
             return self._from_generator(before, holder, obj)
         if kind is types.TracebackType:
             return self._add(before)
         if kind is types.FrameType:
             name = next((name for name, value in frame_locals(holder) if value is obj), "?")
-            frame = Segment(SegmentKind.FRAME, holder.f_code.co_name)
-            return self._add(before, frame, Segment(SegmentKind.VARIABLE, name))
+            frame = PathSegment(SegmentKind.FRAME, holder.f_code.co_name)
+            return self._add(before, frame, PathSegment(SegmentKind.VARIABLE, name))
         return self._from_instance(before, holder, obj)
 
     def _from_dict(self, before: Path, parent: int, holder: dict[Any, Any], obj: Any) -> Path:
@@ -297,17 +299,17 @@ class PathNamer:
         label = labels.get(id(obj), ANY_ITEM)  # a key, or a value that came meanwhile
         if before.in_graph:
             if label.kind is SegmentKind.ITEM:
-                hop: Hop = (Segment(SegmentKind.CONTEXT), label)
+                hop: Hop = (PathSegment(SegmentKind.CONTEXT), label)
             else:
-                hop = (Segment(SegmentKind.CONTEXT, label.name),)
+                hop = (PathSegment(SegmentKind.CONTEXT, label.name),)
             return Path((*before.hops, hop), before.outside)
         if before.last.kind in _OPEN:  # keyword-only defaults
-            variable = Segment(SegmentKind.VARIABLE, label.name)
+            variable = PathSegment(SegmentKind.VARIABLE, label.name)
             return self._add(_without_last(before), *before.hops[-1], variable)
         if before.namespace and label.name in _MODULE_DICTS and self._belongs_to_module(parent):
             return self._add(before, namespace=True)
         if before.last.kind is SegmentKind.MODULE and label.kind is SegmentKind.ATTRIBUTE:
-            return self._add(before, Segment(SegmentKind.VARIABLE, label.name))
+            return self._add(before, PathSegment(SegmentKind.VARIABLE, label.name))
         return self._add(before, label)
 
     def _belongs_to_module(self, position: int) -> bool:
@@ -320,7 +322,7 @@ class PathNamer:
             names = _tuple_names(self._graph.objects[above], holder)
             for name, value in zip(names, holder, strict=False):
                 if value is obj:
-                    variable = Segment(SegmentKind.VARIABLE, name)
+                    variable = PathSegment(SegmentKind.VARIABLE, name)
                     return self._add(_without_last(before), *before.hops[-1], variable)
         fields = getattr(type(holder), "_fields", ())
         values = tuple(tuple.__iter__(holder))
@@ -334,9 +336,9 @@ class PathNamer:
     def _from_function(self, before: Path, function: types.FunctionType, obj: Any) -> Path:
         if obj is function.__closure__:
             kind = SegmentKind.HOOK_CLOSURE if _leads_to_hook(before) else SegmentKind.CLOSURE
-            return self._add(before, Segment(kind, _short(function)))
+            return self._add(before, PathSegment(kind, _short(function)))
         if obj is function.__defaults__ or obj is function.__kwdefaults__:
-            arguments = Segment(SegmentKind.DEFAULT_ARGUMENT, _short(function))
+            arguments = PathSegment(SegmentKind.DEFAULT_ARGUMENT, _short(function))
             return self._add(before, arguments, namespace=obj is function.__kwdefaults__)
         return self._add(before, namespace=type(obj) is dict)
 
@@ -344,12 +346,12 @@ class PathNamer:
         frames = (getattr(generator, attribute, None) for attribute in ("gi_frame", "cr_frame", "ag_frame"))
         pairs = [pair for frame in frames if frame is not None for pair in frame_locals(frame)]
         name = next((name for name, value in pairs if value is obj), "?")
-        running = Segment(SegmentKind.GENERATOR, generator.__name__)
-        return self._add(before, running, Segment(SegmentKind.VARIABLE, name))
+        running = PathSegment(SegmentKind.GENERATOR, generator.__name__)
+        return self._add(before, running, PathSegment(SegmentKind.VARIABLE, name))
 
     def _from_instance(self, before: Path, holder: Any, obj: Any) -> Path:
         if issubclass(type(holder), BaseException) and obj is read_member(_TRACEBACK, holder):
-            return self._add(before, Segment(SegmentKind.TRACEBACK, "__traceback__"))
+            return self._add(before, PathSegment(SegmentKind.TRACEBACK, "__traceback__"))
         own = instance_dict(holder)
         if own is not None:
             if obj is own:
@@ -383,7 +385,7 @@ def _leads_to_hook(path: Path) -> bool:
     )
 
 
-def dict_labels(holder: dict[Any, Any], namespace: bool) -> dict[int, Segment]:
+def dict_labels(holder: dict[Any, Any], namespace: bool) -> dict[int, PathSegment]:
     """The segment of every value's key, by the value's id.
 
     Keys that are no strings vary by nature (`[*]`). String keys that differ only in digits fold once there
@@ -398,7 +400,7 @@ def dict_labels(holder: dict[Any, Any], namespace: bool) -> dict[int, Segment]:
             patterns[_DIGITS.sub("*", text)] += 1
     enough = 8 if namespace else 3
     many = not namespace and len(patterns) > _MAX_DICT_KEYS
-    labels: dict[int, Segment] = {}
+    labels: dict[int, PathSegment] = {}
     for text, value_id in keys:
         if text is None or many:
             label = ANY_ITEM

@@ -21,7 +21,7 @@ from memtriage.allocator.blocks import (
 from memtriage.allocator.driver import Driver
 from memtriage.allocator.events import Action, AllocatorEvent, Hook
 from memtriage.allocator.expandable import RANGE_DENOMINATOR, RANGE_NUMERATOR, Pages
-from memtriage.allocator.settings import ORDER_BY_CREATION, Settings
+from memtriage.allocator.settings import ORDER_BY_CREATION, AllocatorSettings
 
 UNKNOWN_DEVICE: Final = 1 << 40
 """Memory assumed for the size of virtual ranges where the device's is not given: more than any has."""
@@ -46,7 +46,7 @@ class Backing:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: AllocatorSettings,
         driver: Driver,
         device_memory: int | None,
         limit: int | None,
@@ -218,7 +218,7 @@ class Backing:
         self.note("segment_unmap", address, size, block.arena)
 
 
-def _limit(settings: Settings, memory: int | None) -> int | None:
+def _limit(settings: AllocatorSettings, memory: int | None) -> int | None:
     """The most that the process may reserve (`setMemoryFraction`); None for no limit."""
     if settings.memory_fraction is None:
         return None

@@ -1,6 +1,6 @@
 """The working parts of the simulator: blocks, segments, arenas and pools. Mutable, and made for speed.
 
-A block lies in a segment and is linked to its neighbours there. Free blocks stand in their arena (one for
+A block lies in a segment and is linked to its neighbors there. Free blocks stand in their arena (one for
 each pool, size class and stream) in the order in which best fit tries them: by size, then by position. One
 integer holds both, so that the search is a bisection of a plain list.
 """
@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from typing import Final
 
-from memtriage.allocator.settings import MIN_BLOCK, SMALL_LIMIT, SMALL_SEGMENT, Settings
+from memtriage.allocator.settings import MIN_BLOCK, SMALL_LIMIT, SMALL_SEGMENT, AllocatorSettings
 
 ALLOCATED: Final = 0
 FREE: Final = 1
@@ -21,7 +21,7 @@ AWAITING: Final = 2
 UNMAPPED: Final = 3
 """Virtual addresses of an expandable segment without memory behind them."""
 GONE: Final = 4
-"""Merged into a neighbour, or its segment was given back."""
+"""Merged into a neighbor, or its segment was given back."""
 
 SIZE_SHIFT: Final = 80
 """Bits for the position in a block's key: more than any address or `CREATION_SHIFT`ed counter needs."""
@@ -171,7 +171,7 @@ class Arena:
         "unmapped",
     )
 
-    def __init__(self, pool: SimPool, stream: int, *, small: bool, settings: Settings) -> None:
+    def __init__(self, pool: SimPool, stream: int, *, small: bool, settings: AllocatorSettings) -> None:
         self.pool = pool
         self.stream = stream
         self.small = small
@@ -205,7 +205,7 @@ class Arena:
         insort(self.unmapped, block, key=_address)
 
     def absorb(self, block: SimBlock, other: SimBlock | None) -> None:
-        """Merge a neighbour into a block that stands in no list, if both are free or both are unmapped."""
+        """Merge a neighbor into a block that stands in no list, if both are free or both are unmapped."""
         if other is None or other.state != block.state:
             return
         if other.state == FREE:

@@ -14,6 +14,7 @@ import numpy as np
 
 from memtriage.allocator.blocks import SimBlock
 from memtriage.allocator.simulator import Simulator
+from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.blocks import DEFAULT_POOL, Segment
 from memtriage.model.recording import (
     ALLOC,
@@ -23,14 +24,13 @@ from memtriage.model.recording import (
     SEGMENT_FREE,
     SEGMENT_UNMAP,
 )
-from memtriage.observe.snapshot_columns import TraceColumns
 
 GIVEN_BACK: Final = (SEGMENT_FREE, SEGMENT_UNMAP)
 SOME_STREAM: Final = -1
 """Stands for the stream that a freed block awaits: a recording tells that it awaits one, not which."""
 
 
-class Waiting(NamedTuple):
+class AwaitingBlock(NamedTuple):
     """A block that awaits a stream, and how often the simulator had waited for all of them when it was freed.
 
     Once it has again, the block is recycled, and its object may stand for another.
@@ -88,7 +88,7 @@ class Feed:
         live: dict[int, SimBlock] | None = None,
     ) -> None:
         self.live = live if live is not None else {}
-        self.waiting: dict[int, Waiting] = {}
+        self.waiting: dict[int, AwaitingBlock] = {}
         self._simulator = simulator
         self._pools = PoolsByAddress(trace, segments)
         self._recorded_pools = trace.pool
@@ -126,7 +126,7 @@ class Feed:
                 self._free(address, at_once=True)
         return None
 
-    def complete(self, waiting: Waiting) -> None:
+    def complete(self, waiting: AwaitingBlock) -> None:
         """Recycle a block if it still awaits its stream."""
         if waiting.synchronizations == self._simulator.synchronizations:
             self._simulator.complete(waiting.block)
@@ -159,7 +159,7 @@ class Feed:
             return
         if not at_once:
             self._simulator.record_stream(block, SOME_STREAM)
-            self.waiting[address] = Waiting(block, self._simulator.synchronizations)
+            self.waiting[address] = AwaitingBlock(block, self._simulator.synchronizations)
         self._simulator.free(block)
 
     def pool(self, index: int) -> tuple[int, int]:

@@ -19,11 +19,12 @@ import numpy as np
 
 from memtriage.allocator.driver import Driver
 from memtriage.allocator.events import AllocatorEvent, OutOfMemory
-from memtriage.allocator.feed import GIVEN_BACK, Feed, Waiting
+from memtriage.allocator.feed import GIVEN_BACK, AwaitingBlock, Feed
 from memtriage.allocator.recorded_start import starting_state
 from memtriage.allocator.restore import restore
-from memtriage.allocator.settings import Settings
+from memtriage.allocator.settings import AllocatorSettings
 from memtriage.allocator.simulator import Simulator
+from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.blocks import Segment
 from memtriage.model.recording import (
     ALLOC,
@@ -34,14 +35,13 @@ from memtriage.model.recording import (
     SEGMENT_ALLOC,
     SEGMENT_MAP,
 )
-from memtriage.observe.snapshot_columns import TraceColumns
 
 _TAKEN: Final = (SEGMENT_ALLOC, SEGMENT_MAP)
 _COMPARED: Final = (*_TAKEN, *GIVEN_BACK, OOM)
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class FidelityReport:
     """What came of it.
 
     Attributes:
@@ -118,8 +118,12 @@ class _RecordedDriver(Driver):
 
 
 def compare(
-    trace: TraceColumns, segments: Sequence[Segment], settings: Settings, *, device_memory: int | None = None
-) -> Comparison:
+    trace: TraceColumns,
+    segments: Sequence[Segment],
+    settings: AllocatorSettings,
+    *,
+    device_memory: int | None = None,
+) -> FidelityReport:
     """Feed a trace to the simulator, up to the first difference.
 
     Args:
@@ -135,7 +139,7 @@ def compare(
         run.check_end(segments)
     except _Differs as error:
         difference = str(error)
-    return Comparison(
+    return FidelityReport(
         events=run.fed,
         segment_events=run.driver.passed,
         difference=difference,
@@ -151,7 +155,7 @@ class _Run:
         self,
         trace: TraceColumns,
         segments: Sequence[Segment],
-        settings: Settings,
+        settings: AllocatorSettings,
         device_memory: int | None,
     ) -> None:
         self._kinds: list[int] = trace.kind.tolist()
@@ -167,7 +171,7 @@ class _Run:
         start = starting_state(trace, segments, settings)
         self._feed = Feed(self.simulator, trace, segments, restore(self.simulator, start))
         self.guessed = sum(block.guessed for block in start.blocks)
-        self._put_off: list[Waiting] = []
+        self._put_off: list[AwaitingBlock] = []
         self.fed = 0
 
     def feed_all(self) -> None:
@@ -197,7 +201,7 @@ class _Run:
     def check_end(self, segments: Sequence[Segment]) -> None:
         """Compare the segments and blocks that are left."""
         simulated = [_layout(one) for one in self.simulator.snapshot()]
-        recorded = [_layout(one) for one in sorted(segments, key=lambda one: one.address)]
+        recorded = [_layout(segment) for segment in sorted(segments, key=lambda segment: segment.address)]
         for left, right in zip(simulated, recorded, strict=False):
             if left != right:
                 raise _Differs(f"at the end simulated {left}, recorded {right}")

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from memtriage.allocator.settings import SMALL_LIMIT, SMALL_SEGMENT, Settings
+from memtriage.allocator.settings import SMALL_LIMIT, SMALL_SEGMENT, AllocatorSettings
+from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.blocks import DEFAULT_POOL, Segment
 from memtriage.model.recording import (
     ALLOC,
@@ -23,7 +24,6 @@ from memtriage.model.recording import (
     SEGMENT_UNMAP,
 )
 from memtriage.observe.cuda import LARGE_PAGE, SMALL_PAGE
-from memtriage.observe.snapshot_columns import TraceColumns
 
 ALWAYS_SPLIT = 0
 """`Region.keeps` where any rest is split off: the small pool, expandable segments (`should_split`)."""
@@ -69,7 +69,7 @@ class OldBlock:
 
 
 @dataclass(slots=True)
-class Start:
+class StartingState:
     """The state before the first event.
 
     Attributes:
@@ -129,7 +129,9 @@ def keeps_at_most(segment_size: int) -> int:
     return ALWAYS_SPLIT if segment_size <= SMALL_SEGMENT else SMALL_LIMIT
 
 
-def starting_state(trace: TraceColumns, segments: Sequence[Segment], settings: Settings) -> Start:
+def starting_state(
+    trace: TraceColumns, segments: Sequence[Segment], settings: AllocatorSettings
+) -> StartingState:
     """Undo a trace.
 
     Args:
@@ -142,14 +144,14 @@ def starting_state(trace: TraceColumns, segments: Sequence[Segment], settings: S
     return start
 
 
-def _undo_segments(trace: TraceColumns, segments: Sequence[Segment]) -> Start:
-    ordinary = {one.address: one for one in segments if one.page is None}
+def _undo_segments(trace: TraceColumns, segments: Sequence[Segment]) -> StartingState:
+    ordinary = {segment.address: segment for segment in segments if segment.page is None}
     present = {
         address: Region(address, one.size, one.stream, one.pool, page=0, keeps=keeps_at_most(one.size))
         for address, one in ordinary.items()
     }
-    mapped = Ranges((one.address, one.end) for one in segments if one.page is not None)
-    start = Start(regions=[], mapped=mapped)
+    mapped = Ranges((segment.address, segment.end) for segment in segments if segment.page is not None)
+    start = StartingState(regions=[], mapped=mapped)
     events = np.flatnonzero((trace.kind >= SEGMENT_ALLOC) & (trace.kind <= SEGMENT_UNMAP))[::-1].tolist()
     for index in events:
         kind, address, size = int(trace.kind[index]), int(trace.address[index]), int(trace.size[index])
@@ -176,11 +178,11 @@ def _virtual_ranges(trace: TraceColumns, segments: Sequence[Segment]) -> list[Re
     """Everything that was ever mapped, joined where it touches, with the page that its segments tell."""
     mapping = (trace.kind == SEGMENT_MAP) | (trace.kind == SEGMENT_UNMAP)
     addresses, sizes, streams = trace.address[mapping], trace.size[mapping], trace.stream[mapping]
-    expandable = [one for one in segments if one.page is not None]
+    expandable = [segment for segment in segments if segment.page is not None]
     ranges = Ranges(zip(addresses.tolist(), (addresses + sizes).tolist(), strict=True))
     for one in expandable:
         ranges.add(one.address, one.end)
-    found: list[Region] = []
+    regions: list[Region] = []
     for first, end in ranges:
         inside = [one for one in expandable if first <= one.address < end]
         if inside:
@@ -189,12 +191,12 @@ def _virtual_ranges(trace: TraceColumns, segments: Sequence[Segment]) -> list[Re
             here = (addresses >= first) & (addresses < end)
             small = bool((sizes[here] < LARGE_PAGE).any())
             page, stream, pool = SMALL_PAGE if small else LARGE_PAGE, int(streams[here][0]), DEFAULT_POOL
-        found.append(Region(first, end - first, stream, pool, page=page, keeps=ALWAYS_SPLIT))
-    return found
+        regions.append(Region(first, end - first, stream, pool, page=page, keeps=ALWAYS_SPLIT))
+    return regions
 
 
 def _old_blocks(
-    trace: TraceColumns, segments: Sequence[Segment], start: Start, settings: Settings
+    trace: TraceColumns, segments: Sequence[Segment], start: StartingState, settings: AllocatorSettings
 ) -> tuple[list[OldBlock], list[tuple[int, int]]]:
     indices = np.flatnonzero(trace.kind <= FREE_COMPLETED)
     addresses, first = np.unique(trace.address[indices], return_index=True)
@@ -224,8 +226,8 @@ def _freed_blocks(
     trace: TraceColumns,
     events: Sequence[int],
     others: Sequence[tuple[int, int]],
-    start: Start,
-    settings: Settings,
+    start: StartingState,
+    settings: AllocatorSettings,
 ) -> list[OldBlock]:
     """Blocks that the trace frees without having allocated; their size follows from what lies around them.
 

@@ -1,7 +1,7 @@
 """The replay of a recorded trace: every block's size and life, and what was free, event by event.
 
 A trace has what was asked for and where it was put, not how large a block that made. The replay keeps the
-free blocks as the allocator does (they merge with their neighbours, and what is left of one is split off), so
+free blocks as the allocator does (they merge with their neighbors, and what is left of one is split off), so
 that sizes, and with them all figures, come out to the byte.
 
 Known limitations: entries that are missing in the middle (a recording that paused, `skip_actions`) can't be
@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtriage.allocator.recorded_start import starting_state
-from memtriage.allocator.replay_walk import Walk
-from memtriage.allocator.settings import DIVISION_INTERVALS, Settings
+from memtriage.allocator.replay_walk import ReplayWalk
+from memtriage.allocator.settings import DIVISION_INTERVALS, AllocatorSettings
+from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.blocks import DEFAULT_POOL, Segment
 from memtriage.model.recording import (
     ALLOC,
@@ -33,7 +34,6 @@ from memtriage.model.recording import (
     Int64s,
     Timeline,
 )
-from memtriage.observe.snapshot_columns import TraceColumns
 
 _NO_LIMIT: Final = 1 << 62
 """From here on a recorded `max_split_size` means none (it is -1, or the largest number of a type)."""
@@ -71,7 +71,7 @@ class ReplayedTrace:
     lost: int
 
 
-def recorded_settings(recorded: Mapping[str, object]) -> Settings:
+def recorded_settings(recorded: Mapping[str, object]) -> AllocatorSettings:
     """What decides sizes, from a snapshot's `allocator_settings`; defaults for what is missing."""
     limit = recorded.get("max_split_size")
     divisions = recorded.get("roundup_power2_divisions")
@@ -80,14 +80,17 @@ def recorded_settings(recorded: Mapping[str, object]) -> Settings:
         counts = {str(key): value for key, value in divisions.items()}
         table = [int(counts.get(str(1 << interval)) or 0) for interval in range(DIVISION_INTERVALS)]
     bounded = isinstance(limit, int) and 0 < limit < _NO_LIMIT
-    return Settings(
+    return AllocatorSettings(
         max_split_size=limit if isinstance(limit, int) and bounded else None,
         roundup_power2_divisions=tuple(table),
     )
 
 
 def replay(
-    trace: TraceColumns, segments: Sequence[Segment], settings: Settings, block_stacks: Mapping[int, int]
+    trace: TraceColumns,
+    segments: Sequence[Segment],
+    settings: AllocatorSettings,
+    block_stacks: Mapping[int, int],
 ) -> ReplayedTrace:
     """Replay one device's trace.
 
@@ -98,13 +101,13 @@ def replay(
         block_stacks: number of the stack that a block of those segments remembers, by address.
     """
     start = starting_state(trace, segments, settings)
-    walk = Walk(trace, start, settings)
+    walk = ReplayWalk(trace, start, settings)
     walk.run()
     walk.settle(segments)
     return _result(walk, segments, block_stacks)
 
 
-def _result(walk: Walk, segments: Sequence[Segment], block_stacks: Mapping[int, int]) -> ReplayedTrace:
+def _result(walk: ReplayWalk, segments: Sequence[Segment], block_stacks: Mapping[int, int]) -> ReplayedTrace:
     trace, old, late = walk.trace, walk.start.blocks, walk.late
     allocs = np.flatnonzero(trace.kind == ALLOC)
     last = len(trace) - 1
@@ -144,11 +147,11 @@ def _result(walk: Walk, segments: Sequence[Segment], block_stacks: Mapping[int, 
 def _reserved_at_start(trace: TraceColumns, segments: Sequence[Segment]) -> int:
     gains, losses = _segment_events(trace)
     change = int(trace.size[gains].sum()) - int(trace.size[losses].sum())
-    return sum(one.size for one in segments) - change
+    return sum(segment.size for segment in segments) - change
 
 
 def _timeline(
-    walk: Walk, segments: Sequence[Segment], born: Int32s, died: Int32s, gone: Int32s, size: Int64s
+    walk: ReplayWalk, segments: Sequence[Segment], born: Int32s, died: Int32s, gone: Int32s, size: Int64s
 ) -> Timeline:
     trace = walk.trace
     began, ended, freed = born >= 0, died >= 0, gone >= 0

@@ -8,8 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from memtriage.allocator.recorded_start import Region, Start, keeps_at_most
-from memtriage.allocator.settings import Settings
+from memtriage.allocator.recorded_start import Region, StartingState, keeps_at_most
+from memtriage.allocator.settings import AllocatorSettings
+from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.blocks import DEFAULT_POOL, Segment
 from memtriage.model.recording import (
     ALLOC,
@@ -23,7 +24,6 @@ from memtriage.model.recording import (
     FreeRange,
     Int64s,
 )
-from memtriage.observe.snapshot_columns import TraceColumns
 
 MAX_OOMS: Final = 32
 """Out-of-memory events whose free blocks are kept; a loop that catches and retries can make thousands."""
@@ -32,7 +32,7 @@ _MAX_SEARCHES: Final = 10_000
 """Searches through all free blocks, each for an event that contradicts what is known."""
 
 
-def rounded(sizes: Int64s, settings: Settings) -> Int64s:
+def rounded(sizes: Int64s, settings: AllocatorSettings) -> Int64s:
     """The allocator's block sizes for a column of requests."""
     distinct, where = np.unique(sizes, return_inverse=True)
     made = np.fromiter((settings.round_size(one) for one in distinct.tolist()), np.int64, len(distinct))
@@ -53,7 +53,7 @@ class _FreeBlocks:
         """Region by address."""
 
     def put(self, address: int, size: int, region: int) -> None:
-        """Take a free range in, merged with its neighbours in the same region."""
+        """Take a free range in, merged with its neighbors in the same region."""
         end = address + size
         behind = self.at.get(end)
         if behind is not None and self.region[end] == region:
@@ -80,7 +80,7 @@ class _FreeBlocks:
         return next((one for one, size in self.at.items() if one < address < one + size), None)
 
 
-class Walk:
+class ReplayWalk:
     """One pass over the events, with the state between them.
 
     Attributes:
@@ -97,7 +97,7 @@ class Walk:
         releasable_at_start: bytes.
     """
 
-    def __init__(self, trace: TraceColumns, start: Start, settings: Settings) -> None:
+    def __init__(self, trace: TraceColumns, start: StartingState, settings: AllocatorSettings) -> None:
         self.trace = trace
         self.settings = settings
         self.start = start
@@ -109,7 +109,7 @@ class Walk:
         """Blocks in use by region."""
         self.ordinary = {one.address: number for number, one in enumerate(self.regions) if not one.page}
         self.virtual = [number for number, one in enumerate(self.regions) if one.page]
-        self.sizes = [one.size for one in start.blocks]
+        self.sizes = [block.size for block in start.blocks]
         self.homes: list[int] = []
         self.died = [-1] * len(start.blocks)
         self.gone = [-1] * len(start.blocks)
@@ -128,13 +128,13 @@ class Walk:
 
     # --- the state before the first event ---------------------------------------------------------------
 
-    def _lay_out(self, start: Start) -> None:
+    def _lay_out(self, start: StartingState) -> None:
         """Everything that is reserved and not in use becomes free blocks."""
         by_address = sorted(range(len(self.regions)), key=lambda number: self.regions[number].address)
         bases = [self.regions[number].address for number in by_address]
         taken: dict[int, list[tuple[int, int]]] = {number: [] for number in by_address}
         for address, size, counts in [
-            *((one.address, one.size, True) for one in start.blocks),
+            *((block.address, block.size, True) for block in start.blocks),
             *((address, size, False) for address, size in start.occupied),
         ]:
             position = bisect_right(bases, address) - 1
@@ -339,7 +339,7 @@ class Walk:
             for address, size in self.free.at.items()
             for region in (self.regions[self.free.region[address]],)
         ]
-        self.at_oom[index] = tuple(sorted(ranges, key=lambda one: (-one.size, one.address)))
+        self.at_oom[index] = tuple(sorted(ranges, key=lambda span: (-span.size, span.address)))
 
     # --- helpers ----------------------------------------------------------------------------------------
 

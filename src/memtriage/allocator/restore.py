@@ -21,7 +21,7 @@ from memtriage.allocator.blocks import (
     SimSegment,
     split_front,
 )
-from memtriage.allocator.recorded_start import Region, Start
+from memtriage.allocator.recorded_start import Region, StartingState
 from memtriage.allocator.settings import SMALL_SEGMENT
 from memtriage.allocator.simulator import Simulator
 
@@ -29,13 +29,13 @@ Piece = tuple[int, int, int, int]
 """Address, size, state and requested bytes of a block to be."""
 
 
-def restore(simulator: Simulator, start: Start) -> dict[int, SimBlock]:
+def restore(simulator: Simulator, start: StartingState) -> dict[int, SimBlock]:
     """Make the segments and blocks of a start in a simulator that has handed out nothing yet.
 
     Returns:
         The live blocks by address.
     """
-    used: list[Piece] = [(one.address, one.size, ALLOCATED, one.requested) for one in start.blocks]
+    used: list[Piece] = [(block.address, block.size, ALLOCATED, block.requested) for block in start.blocks]
     used += [(address, size, AWAITING, 0) for address, size in start.occupied]
     used.sort()
     live: dict[int, SimBlock] = {}
@@ -56,7 +56,7 @@ def restore(simulator: Simulator, start: Start) -> dict[int, SimBlock]:
     return live
 
 
-def _virtual_ranges(simulator: Simulator, start: Start) -> Iterator[list[Region]]:
+def _virtual_ranges(simulator: Simulator, start: StartingState) -> Iterator[list[Region]]:
     """Mapped regions of expandable segments, those of one virtual range together."""
     expandable = [one for one in start.regions if one.page]
     groups: dict[tuple[tuple[int, int], int, int], list[list[Region]]] = {}
@@ -70,7 +70,7 @@ def _virtual_ranges(simulator: Simulator, start: Start) -> Iterator[list[Region]
     return (ranges for known in groups.values() for ranges in known)
 
 
-def _mapped_in(start: Start, region: Region) -> Iterator[tuple[int, int]]:
+def _mapped_in(start: StartingState, region: Region) -> Iterator[tuple[int, int]]:
     return ((low, high) for low, high in start.mapped if region.address <= low < region.end)
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-MIB: Final = 1 << 20
+from memtriage.model.units import MIB
 
 MIN_BLOCK: Final = 512
 """Every block is a multiple of it (`kMinBlockSize`)."""
@@ -76,15 +76,15 @@ _SINCE: Final[dict[str, Version]] = {
     "expandable_segments_reserve": (2, 15),
     "expandable_segments_reserve_by_class": (2, 15),
 }
-"""Every key, and the first version that knows it. Those that `Settings` has no field for change no device
-memory: they concern host memory, locks, virtual address space or what a capture may reuse."""
+"""Every key, and the first version that knows it. Those that `AllocatorSettings` has no field for change no
+device memory: they concern host memory, locks, virtual address space or what a capture may reuse."""
 
 
 class ConfError(ValueError):
     """An allocator configuration that torch would refuse, or that cannot be simulated."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class AllocatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What decides how the allocator behaves. Sizes in bytes.
 
     Attributes:
@@ -98,7 +98,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         large_segment_size: what requests between 1 and 10 MiB share.
         memory_fraction: share of the device that the process may reserve; None for no limit.
         throw_on_cudamalloc_oom: refuse what goes beyond that limit without trying to free memory first.
-        torch_version: whose behaviour is meant.
+        torch_version: whose behavior is meant.
     """
 
     max_split_size: int | None = None
@@ -133,7 +133,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self.roundup_power2_divisions[interval]
 
 
-def parse_conf(conf: str, torch_version: str | Version | None = None) -> Settings:
+def parse_conf(conf: str, torch_version: str | Version | None = None) -> AllocatorSettings:
     """Settings from the text of `PYTORCH_CUDA_ALLOC_CONF` (or `PYTORCH_ALLOC_CONF`).
 
     Args:
@@ -154,7 +154,7 @@ def parse_conf(conf: str, torch_version: str | Version | None = None) -> Setting
     large = _megabytes(pairs, "large_segment_size_mb", LARGE_SEGMENT, OWN_SEGMENT // MIB + 1)
     smallest = large // MIB
     strict = version < SPLIT_MINIMUM_INCLUSIVE
-    return Settings(
+    return AllocatorSettings(
         max_split_size=_megabytes(pairs, "max_split_size_mb", 0, smallest + strict) or None,
         max_non_split_rounding=_megabytes(pairs, "max_non_split_rounding_mb", large, smallest + strict),
         garbage_collection_threshold=_threshold(pairs),
@@ -176,10 +176,10 @@ def parse_version(version: str | Version | None) -> Version:
             version = importlib.metadata.version("torch")
         except importlib.metadata.PackageNotFoundError:
             return NEWEST
-    found = re.match(r"(\d+)\.(\d+)", version)
-    if found is None:
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None:
         raise ConfError(f"torch_version should look like 2.11.0, not {version!r}")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def _next_division(size: int, divisions: int) -> int:

@@ -36,7 +36,7 @@ from memtriage.allocator.driver import Driver
 from memtriage.allocator.events import Hook, OutOfMemory
 from memtriage.allocator.expandable import expandable_size, whole_pages
 from memtriage.allocator.segments import segments_of
-from memtriage.allocator.settings import MIN_BLOCK, SMALL_LIMIT, USER_POOLS_PROCESS_EVENTS, Settings
+from memtriage.allocator.settings import MIN_BLOCK, SMALL_LIMIT, USER_POOLS_PROCESS_EVENTS, AllocatorSettings
 from memtriage.model.blocks import DEFAULT_POOL, Segment
 
 
@@ -67,7 +67,7 @@ class Simulator:
 
     def __init__(
         self,
-        settings: Settings | None = None,
+        settings: AllocatorSettings | None = None,
         *,
         capacity: int | None = None,
         limit: int | None = None,
@@ -78,7 +78,7 @@ class Simulator:
     ) -> None:
         if driver is not None and capacity is not None:
             raise ValueError("give a capacity or a driver, not both: a driver has a capacity of its own")
-        self.settings = settings = settings or Settings()
+        self.settings = settings = settings or AllocatorSettings()
         self.allocated = self.requested = self.awaiting = self.peak_allocated = 0
         self.retries = self.ooms = self.synchronizations = 0
         self._hook = hook
@@ -179,12 +179,12 @@ class Simulator:
             self._recycle(block)
 
     def _recycle(self, block: SimBlock) -> None:
-        """Make a block free and merge it with its free neighbours."""
+        """Make a block free and merge it with its free neighbors."""
         arena = block.arena
         if self._hook is not None:
             self.backing.note("free_completed", block.address, block.requested, arena)
         self.requested -= block.requested
-        # `Arena.absorb` for both neighbours and `Arena.insert`.
+        # `Arena.absorb` for both neighbors and `Arena.insert`.
         keys = arena.keys
         blocks = arena.blocks
         size = block.size

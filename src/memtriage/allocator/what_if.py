@@ -19,11 +19,12 @@ import msgspec
 from memtriage.allocator.blocks import SimBlock
 from memtriage.allocator.events import OutOfMemory
 from memtriage.allocator.feed import GIVEN_BACK, Feed
-from memtriage.allocator.recorded_start import Start, starting_state
+from memtriage.allocator.recorded_start import StartingState, starting_state
 from memtriage.allocator.replay import recorded_settings
 from memtriage.allocator.restore import restore
-from memtriage.allocator.settings import MIB, NEWEST, ConfError, Settings, parse_conf
+from memtriage.allocator.settings import NEWEST, AllocatorSettings, ConfError, parse_conf
 from memtriage.allocator.simulator import Simulator
+from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.blocks import Segment
 from memtriage.model.recording import (
     ALLOC,
@@ -32,7 +33,7 @@ from memtriage.model.recording import (
     OOM,
     DeviceRecording,
 )
-from memtriage.observe.snapshot_columns import TraceColumns
+from memtriage.model.units import MIB
 
 _BLOCK_EVENTS: Final = (ALLOC, FREE_REQUESTED, FREE_COMPLETED)
 
@@ -59,7 +60,7 @@ UNLIMITED: Final = Memory()
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class WhatIfOutcome:
     """What came of a recording under some settings. Sizes in bytes.
 
     Attributes:
@@ -99,7 +100,7 @@ class Scenario:
     """
 
     name: str
-    outcome: Outcome
+    outcome: WhatIfOutcome
 
 
 def scenarios(device: DeviceRecording, settings: Mapping[str, object]) -> tuple[Scenario, ...]:
@@ -113,7 +114,7 @@ def scenarios(device: DeviceRecording, settings: Mapping[str, object]) -> tuple[
     """
     trace, recorded, memory = columns_of(device), settings_of(settings), known_memory(device)
 
-    def outcome(tried: Settings, *, empty: bool = False) -> Outcome:
+    def outcome(tried: AllocatorSettings, *, empty: bool = False) -> WhatIfOutcome:
         return what_if(trace, device.segments, recorded, tried, memory=memory, empty_cache_at_end=empty)
 
     return (
@@ -123,7 +124,7 @@ def scenarios(device: DeviceRecording, settings: Mapping[str, object]) -> tuple[
     )
 
 
-def alternatives(recorded: Settings) -> dict[str, Settings]:
+def alternatives(recorded: AllocatorSettings) -> dict[str, AllocatorSettings]:
     """Settings worth a try, by their text; without the one that is set already."""
     change = msgspec.structs.replace
     expandable = change(recorded, expandable_segments=True, max_split_size=None)
@@ -134,7 +135,7 @@ def alternatives(recorded: Settings) -> dict[str, Settings]:
     return {name: settings for name, settings in tried.items() if settings != recorded}
 
 
-def settings_of(recorded: Mapping[str, object]) -> Settings:
+def settings_of(recorded: Mapping[str, object]) -> AllocatorSettings:
     """The settings of a recording: by the text that it keeps, else by its fields.
 
     No recording names its version of torch: the newest is assumed.
@@ -149,13 +150,13 @@ def settings_of(recorded: Mapping[str, object]) -> Settings:
 def what_if(
     trace: TraceColumns,
     segments: Sequence[Segment],
-    recorded: Settings,
-    settings: Settings,
+    recorded: AllocatorSettings,
+    settings: AllocatorSettings,
     *,
     memory: Memory = UNLIMITED,
     empty_cache_after: Sequence[int] = (),
     empty_cache_at_end: bool = False,
-) -> Outcome:
+) -> WhatIfOutcome:
     """Replay a recording under other settings.
 
     Args:
@@ -214,9 +215,9 @@ def known_memory(recording: DeviceRecording) -> Memory:
         return UNLIMITED
     reached = int(max(recording.timeline.reserved.max(initial=0), recording.start[1]))
     physical = [
-        one.reserved + one.device_free
-        for one in recording.ooms
-        if one.device_free is not None and one.device_free < one.requested
+        oom.reserved + oom.device_free
+        for oom in recording.ooms
+        if oom.device_free is not None and oom.device_free < oom.requested
     ]
     return Memory(capacity=max([reached, *physical])) if physical else Memory(limit=reached)
 
@@ -241,12 +242,12 @@ def columns_of(recording: DeviceRecording) -> TraceColumns:
     )
 
 
-def _allocate_again(simulator: Simulator, start: Start) -> dict[int, SimBlock]:
-    return {one.address: simulator.malloc(one.requested, one.stream) for one in start.blocks}
+def _allocate_again(simulator: Simulator, start: StartingState) -> dict[int, SimBlock]:
+    return {block.address: simulator.malloc(block.requested, block.stream) for block in start.blocks}
 
 
-def _outcome(simulator: Simulator, failed_at: int | None, recorded_ooms: int, met: int) -> Outcome:
-    return Outcome(
+def _outcome(simulator: Simulator, failed_at: int | None, recorded_ooms: int, met: int) -> WhatIfOutcome:
+    return WhatIfOutcome(
         peak_reserved=simulator.peak_reserved,
         peak_allocated=simulator.peak_allocated,
         end_reserved=simulator.reserved,

@@ -7,8 +7,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from memtriage._messages import complain
 from memtriage.cli import run
+from memtriage.process.messages import complain
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from memtriage._messages import complain
+from memtriage.process.messages import complain
 
 
 def census(
@@ -29,8 +29,8 @@ def census(
     rows: Annotated[int, typer.Option("--rows", metavar="N", help="Holders to print of each device.")] = 20,
 ) -> int:
     """Ask a running job for a census: its ledger, and who holds what."""
-    from memtriage.session.ask import AskError, ask, ask_all, listening
-    from memtriage.session.inject import inject, unable
+    from memtriage.session.remote.ask import AskError, ask, ask_all, listening
+    from memtriage.session.remote.inject import inject, unable
 
     if not timeout > 0:
         return _refused(f"--timeout {timeout} is no time; expected more than 0 seconds")
@@ -48,7 +48,7 @@ def census(
     if not answers:
         return 2
     from memtriage.report.census_text import as_json, render
-    from memtriage.report.page import console_for
+    from memtriage.report.console import console_for
 
     if json:
         sys.stdout.buffer.write(as_json(answers, failed))

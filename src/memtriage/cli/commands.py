@@ -7,7 +7,6 @@ from typing import Annotated, Final, cast
 
 import typer
 
-from memtriage._messages import complain
 from memtriage.cli.census import census
 from memtriage.cli.compare import compare
 from memtriage.cli.doctor import doctor
@@ -19,6 +18,7 @@ from memtriage.cli.predict import predict
 from memtriage.cli.report import report
 from memtriage.cli.snapshot import snapshot
 from memtriage.cli.top import top
+from memtriage.process.messages import complain
 
 SUMMARY: Final = "Where every byte of memory is in a PyTorch training run, who holds it, and what to change."
 USAGE_STATUS: Final = 2

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from memtriage._messages import complain
+from memtriage.process.messages import complain
 
 if TYPE_CHECKING:
     from memtriage.prove.campaign import Campaign
-    from memtriage.prove.state import State
+    from memtriage.prove.state import ComparisonState
     from memtriage.prove.trials import Trials
 
 DIRECTORY: Final = "memtriage-compare"
@@ -54,8 +54,8 @@ def compare(
     ] = False,
 ) -> int:
     """Compare a job under named variants: time per step, memory at a mark, targets met or missed."""
-    from memtriage.prove.campaign import Terminated, termination_raises
-    from memtriage.prove.state import State, slug
+    from memtriage.prove.campaign import TerminationRequested, termination_raises
+    from memtriage.prove.state import ComparisonState, slug
     from memtriage.prove.table import TrialsError
     from memtriage.prove.trials import read_trials
 
@@ -73,7 +73,7 @@ def compare(
         directory = (output or Path(DIRECTORY) / place).absolute()
         if dry_run:
             return _print_plan(trials, directory)
-        state = State(directory, trials)
+        state = ComparisonState(directory, trials)
         if not report:
             with state.locked(), termination_raises():
                 if fresh:
@@ -94,14 +94,14 @@ def compare(
     except OSError as error:
         complain("memtriage compare", f"{error.filename or 'output'}: {error.strerror or error}")
         return 2
-    except Terminated as error:
+    except TerminationRequested as error:
         _say("terminated; the same command goes on")
         signal.signal(error.signum, signal.SIG_DFL)
         os.kill(os.getpid(), error.signum)
         return 128 + error.signum
 
 
-def _run(trials: Trials, state: State, on_ray: bool) -> None:
+def _run(trials: Trials, state: ComparisonState, on_ray: bool) -> None:
     from memtriage.prove.campaign import Campaign, clear_leftovers
 
     clear_leftovers(state, _say)
@@ -136,9 +136,9 @@ def _print_plan(trials: Trials, directory: Path) -> int:
 
     from memtriage.prove.command import command
     from memtriage.prove.schedule import schedule
-    from memtriage.prove.state import State
+    from memtriage.prove.state import ComparisonState
 
-    state = State(directory, trials)
+    state = ComparisonState(directory, trials)
     variants = {variant.name: variant for variant in trials.variants}
     for number, name in schedule(trials.names, trials.repeats):
         print(
@@ -147,21 +147,21 @@ def _print_plan(trials: Trials, directory: Path) -> int:
     return 0
 
 
-def _print_report(trials: Trials, state: State, json: bool, html: Path | None) -> int:
+def _print_report(trials: Trials, state: ComparisonState, json: bool, html: Path | None) -> int:
     import msgspec
 
     from memtriage.prove.result import make_report
 
     made = make_report(trials, state)
     if html is not None:
-        from memtriage.report.trials_page import write_html
+        from memtriage.report.trials.page import write_html
 
         write_html(made, html)
     if json:
         sys.stdout.write(msgspec.json.encode(made).decode() + "\n")
     else:
-        from memtriage.report.page import console_for
-        from memtriage.report.trials_text import render
+        from memtriage.report.console import console_for
+        from memtriage.report.trials.terminal import render
 
         render(made, console_for(sys.stdout))
     return 0

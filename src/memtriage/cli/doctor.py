@@ -23,10 +23,10 @@ import typer
 
 from memtriage.model.units import UNKNOWN, size
 
-Status = Literal["ok", "note", "bad"]
+FactStatus = Literal["ok", "note", "bad"]
 """`note` is worth knowing, `bad` should be changed."""
 
-_STYLES: Final[dict[Status, str]] = {"ok": "", "note": "yellow", "bad": "bold red"}
+_STYLES: Final[dict[FactStatus, str]] = {"ok": "", "note": "yellow", "bad": "bold red"}
 _NAMES: Final = 35  # columns of the longest name
 _SMALL_SHM: Final = 1 << 30
 _MEMLOCK_ENOUGH: Final = 1 << 30
@@ -47,7 +47,7 @@ class Fact(msgspec.Struct, kw_only=True):
     section: str
     name: str
     value: str
-    status: Status = "ok"
+    status: FactStatus = "ok"
     advice: str | None = None
 
 
@@ -266,10 +266,10 @@ def _rlimit(name: str) -> int | None:
 
 def _mem_total() -> int | None:
     try:
-        found = re.search(r"^MemTotal:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        match = re.search(r"^MemTotal:\s+(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
         return None
-    return None if found is None else int(found[1]) << 10
+    return None if match is None else int(match[1]) << 10
 
 
 # Settings
@@ -480,7 +480,7 @@ def _release(text: str) -> tuple[int, int]:
 
 
 def _print(facts: list[Fact]) -> None:
-    from memtriage.report.page import Page, console_for
+    from memtriage.report.console import Page, console_for
 
     page = Page(console_for(sys.stdout))
     for number, (section, members) in enumerate(groupby(facts, key=lambda fact: fact.section)):

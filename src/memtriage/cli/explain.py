@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from memtriage._messages import complain
+from memtriage.process.messages import complain
 
 if TYPE_CHECKING:
-    from memtriage.diagnose.logfile import LogReading
+    from memtriage.messages.log_file import LogReading
 
 _ENTRY: Final = re.compile(r"[Mm]\d{1,3}")
 _SIZE: Final = re.compile(r"(\d[\d_]*(?:\.\d+)?(?:[eE]\d{1,2})?)([mMbB]?)")
@@ -52,7 +52,7 @@ def explain(
         reason = f"{what}: {error.strerror or error}" if isinstance(error, OSError) else str(error)
         complain("memtriage explain", reason)
         return 2
-    from memtriage.diagnose.explain import explain_reading
+    from memtriage.messages.explain import explain_reading
 
     explanation = explain_reading(reading, sizes)
     from memtriage.report import explanation as page
@@ -60,7 +60,7 @@ def explain(
     if json:
         page.write_json(explanation, sys.stdout.buffer)
     else:
-        from memtriage.report.page import console_for
+        from memtriage.report.console import console_for
 
         page.render(explanation, console_for(sys.stdout))
     return 0
@@ -83,7 +83,7 @@ def parse_shapes(text: str) -> dict[str, int]:
 
 
 def _read(what: str | None) -> LogReading:
-    from memtriage.diagnose.logfile import read_log, read_text
+    from memtriage.messages.log_file import read_log, read_text
 
     if what is None or what == "-":
         if sys.stdin is None or (what is None and sys.stdin.isatty()):
@@ -102,7 +102,7 @@ def _read(what: str | None) -> LogReading:
 
 
 def _show_entry(name: str, json: bool) -> int:
-    from memtriage.model.playbook import PLAYBOOK
+    from memtriage.playbook.entries import PLAYBOOK
 
     if name not in PLAYBOOK:
         raise _InputError(f"no entry {name} in the playbook; there are M1 to M{len(PLAYBOOK)}")
@@ -111,7 +111,7 @@ def _show_entry(name: str, json: bool) -> int:
     if json:
         page.write_entry_json(PLAYBOOK[name], sys.stdout.buffer)
     else:
-        from memtriage.report.page import console_for
+        from memtriage.report.console import console_for
 
         page.render_entry(PLAYBOOK[name], console_for(sys.stdout))
     return 0

@@ -17,18 +17,18 @@ def holders(
     ] = False,
 ) -> int:
     """Show the catalogue of known holders of memory on this machine."""
-    from memtriage.observe.holders.catalogue import BUILT_IN
-    from memtriage.observe.holders.installed import holders_here
+    from memtriage.catalogue.catalogue import BUILT_IN
+    from memtriage.catalogue.installed import holders_here
 
     here = holders_here(BUILT_IN)
     if json:
-        from memtriage.observe.holders.remarks import REMARKS
+        from memtriage.catalogue.remarks import REMARKS
 
         said = {"schema": 1, "holders": here, "not_detected": REMARKS}
         sys.stdout.buffer.write(msgspec.json.encode(said) + b"\n")
         return 0
+    from memtriage.report.console import console_for
     from memtriage.report.holders import render
-    from memtriage.report.page import console_for
 
     render(here, console_for(sys.stdout), every=every)
     return 0

@@ -16,11 +16,11 @@ def metrics(
 ) -> int:
     """Show the metrics that runs serve: `memtriage run --metrics PORT`, `memtriage.serve_metrics()`."""
     if grafana:
-        from memtriage.report.metrics.grafana import dashboard
+        from memtriage.report.monitoring.gauges import dashboard
 
         print(dashboard(), end="")
         return 0
-    from memtriage.report.metrics.gauges import GAUGES
+    from memtriage.report.monitoring.gauges import GAUGES
 
     if json:
         from msgspec.json import encode

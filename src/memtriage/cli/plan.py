@@ -51,7 +51,7 @@ def plan(
     import msgspec
 
     from memtriage.model.plan import Plan
-    from memtriage.predict.sandbox.call import TraceFailed
+    from memtriage.prediction.sandbox.call import TraceFailed
 
     training = {
         "batch": batch,
@@ -84,7 +84,7 @@ def plan(
     if json:
         sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
     else:
-        from memtriage.report.page import console_for
+        from memtriage.report.console import console_for
         from memtriage.report.plan_text import render
 
         render(found, console_for(sys.stdout))

@@ -44,7 +44,7 @@ def predict(
     import msgspec
 
     from memtriage.model.prediction import Prediction
-    from memtriage.predict.sandbox.call import TraceFailed
+    from memtriage.prediction.sandbox.call import TraceFailed
 
     training = {
         "batch": batch,
@@ -79,7 +79,7 @@ def predict(
     if json:
         sys.stdout.write(msgspec.json.encode(prediction).decode() + "\n")
     else:
-        from memtriage.report.page import console_for
+        from memtriage.report.console import console_for
         from memtriage.report.prediction_text import render
 
         render(prediction, console_for(sys.stdout))

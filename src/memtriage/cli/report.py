@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from memtriage._collector import collector_paused
-from memtriage._messages import complain
+from memtriage.process.collector import collector_paused
+from memtriage.process.messages import complain
 
 if TYPE_CHECKING:
     from memtriage.store.reader import RunRecord
@@ -41,7 +41,7 @@ def report(
 
 
 def _report(directories: list[Path], json: bool, html: Path | None, prometheus: bool) -> int:
-    from memtriage.diagnose.merge import context, merge
+    from memtriage.diagnose.ranks.merge import context, merge
     from memtriage.store.locate import RecordError
     from memtriage.store.reader import read_run
 
@@ -53,7 +53,7 @@ def _report(directories: list[Path], json: bool, html: Path | None, prometheus: 
     merged = merge(run)
     told = context(run, merged)
     if html is not None:
-        from memtriage.report.run_page import write_html
+        from memtriage.report.run.page import write_html
 
         try:
             write_html(run, merged, told, html)
@@ -63,19 +63,19 @@ def _report(directories: list[Path], json: bool, html: Path | None, prometheus: 
     if prometheus:
         return _prometheus(run)
     if json:
-        from memtriage.report.jsonfile import write_stream
+        from memtriage.report.run.json_file import write_stream
 
         write_stream(merged, sys.stdout.buffer)
     else:
-        from memtriage.report.terminal import console_for, render
+        from memtriage.report.run.terminal import console_for, render
 
         render(merged, console_for(sys.stdout), told)
     return 0
 
 
 def _prometheus(run: RunRecord) -> int:
-    from memtriage.report.metrics.prometheus import exposition
-    from memtriage.report.metrics.recorded import status_of
+    from memtriage.report.monitoring.prometheus import exposition
+    from memtriage.report.monitoring.recorded import status_of
 
     try:
         text = exposition(status_of(rank) for rank in run.ranks)

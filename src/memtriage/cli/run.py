@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memtriage._messages import complain
+from memtriage.process.messages import complain
 from memtriage.session.runner import ScriptTarget
 
 if TYPE_CHECKING:
-    from memtriage.model import Verdict
-    from memtriage.report.metrics.prometheus import Address
+    from memtriage.model.findings import Verdict
+    from memtriage.report.monitoring.prometheus import Address
+from memtriage.store.layout import DEFAULT_DIRECTORY, DIRECTORY_VARIABLE
 
 HELP = """\
 Usage: memtriage run [-o DIR] [--json FILE] SCRIPT [ARGS...]
@@ -47,8 +48,6 @@ Options (before SCRIPT; everything behind SCRIPT or MODULE is the script's own):
 USAGE_STATUS = 2
 """Exit status of bad usage and of input that cannot be read."""
 
-DEFAULT_DIRECTORY = "memtriage-run"
-DIRECTORY_VARIABLE = "MEMTRIAGE_DIR"
 
 _FLAGS = ("--host-tuning", "--per-microbatch", "--listen")
 _LOCAL_RANK = re.compile(r"--local[_-]rank(=.*)?", re.DOTALL)
@@ -334,7 +333,7 @@ def _absolute(path: Path) -> Path:
 def _metrics_address(given: str | None) -> Address | None:
     if given is None:
         return None
-    from memtriage.report.metrics.prometheus import parse_address
+    from memtriage.report.monitoring.prometheus import parse_address
 
     try:
         return parse_address(given)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from memtriage._messages import complain, printable
+from memtriage.process.messages import complain, printable
 
 if TYPE_CHECKING:
     from memtriage.model.recording import Recording
@@ -42,14 +42,14 @@ def snapshot(
     ] = False,
 ) -> int:
     """Replay a memory snapshot: who held what at the peak and at the end, what grows, what strands memory."""
-    from memtriage.diagnose.recording import read_recording
-    from memtriage.observe.snapshot_file import SnapshotError
+    from memtriage.model.recording import SnapshotError
+    from memtriage.snapshots.read import load_snapshot
 
     if (sql is not None) + (compare is not None) + what_if > 1:
         return _refuse("--sql, --compare and --what-if each print a result: ask for one at a time")
     try:
-        recording = read_recording(file)
-        other = None if compare is None else read_recording(compare)
+        recording = load_snapshot(file)
+        other = None if compare is None else load_snapshot(compare)
     except SnapshotError as error:
         return _refuse(str(error))
     except OSError as error:
@@ -76,55 +76,55 @@ def _refuse(reason: str) -> int:
 
 def _write_files(recording: Recording, html: Path | None, perfetto: Path | None) -> None:
     if html is not None:
-        from memtriage.report.snapshot_page import write_html
+        from memtriage.report.snapshot.page import write_html
 
         write_html(recording, html)
     if perfetto is not None:
-        from memtriage.report.perfetto import write_trace
+        from memtriage.report.snapshot.perfetto import write_trace
 
         write_trace(recording, perfetto)
 
 
 def _print(recording: Recording, as_json: bool) -> None:
     if as_json:
-        from memtriage.report.recording_json import write_stream
+        from memtriage.report.snapshot.json_form import write_stream
 
         write_stream(recording, sys.stdout.buffer)
         return
-    from memtriage.report.page import console_for
-    from memtriage.report.recording_text import render
+    from memtriage.report.console import console_for
+    from memtriage.report.snapshot.terminal import render
 
     render(recording, console_for(sys.stdout))
 
 
 def _compare(before: Recording, after: Recording, as_json: bool) -> None:
-    from memtriage.diagnose.recording_compare import compare
-    from memtriage.report import snapshot_compare
+    from memtriage.report.snapshot import compare as snapshot_compare
+    from memtriage.snapshots.compare import compare
 
     change = compare(before, after)
     if as_json:
         snapshot_compare.write_json(change, sys.stdout.buffer)
         return
-    from memtriage.report.page import console_for
+    from memtriage.report.console import console_for
 
     snapshot_compare.render(change, console_for(sys.stdout))
 
 
 def _what_if(recording: Recording, as_json: bool) -> None:
     from memtriage.allocator.what_if import scenarios
-    from memtriage.report import snapshot_what_if
+    from memtriage.report.snapshot import what_if as snapshot_what_if
 
     found = [(device.device, scenarios(device, recording.settings)) for device in recording.devices]
     if as_json:
         snapshot_what_if.write_json(found, sys.stdout.buffer)
         return
-    from memtriage.report.page import console_for
+    from memtriage.report.console import console_for
 
     snapshot_what_if.render(found, console_for(sys.stdout))
 
 
 def _query(recording: Recording, sql: str, as_json: bool) -> int:
-    from memtriage.store.snapshot_sql import SnapshotQueryError, query
+    from memtriage.snapshots.sql import SnapshotQueryError, query
 
     try:
         columns, rows = query(recording, sql)

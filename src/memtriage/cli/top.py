@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from memtriage._messages import complain
+from memtriage.process.messages import complain
 
 _LEAST_S: Final = 0.2
 
@@ -35,8 +35,8 @@ def top(
     ] = 1.0,
 ) -> int:
     """Follow a run in progress on a live screen: ranks, growth, ledger, findings."""
-    from memtriage.diagnose.live import LiveRun
-    from memtriage.report.top_words import BY_KEY
+    from memtriage.diagnose.ranks.live import LiveRun
+    from memtriage.report.top.words import BY_KEY
 
     if sort not in BY_KEY:
         return _refused(f"--sort {sort!r} is no column; expected one of {', '.join(BY_KEY)}")
@@ -49,8 +49,8 @@ def top(
         view = run.refresh()
         if view.waiting is not None:
             return _refused(view.waiting)
-        from memtriage.report import top_text
-        from memtriage.report.page import console_for
+        from memtriage.report.console import console_for
+        from memtriage.report.top import text as top_text
 
         if json:
             sys.stdout.buffer.write(top_text.as_json(view))
@@ -62,7 +62,7 @@ def top(
             "the live screen needs Textual, which is not installed: pip install 'memtriage[top]' "
             "(or `memtriage top --once DIR` for one table)"
         )
-    from memtriage.report.top_screen import TopScreen
+    from memtriage.report.top.screen import TopScreen
 
     TopScreen(run, every, BY_KEY[sort]).run()
     return 0

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TextIO, TypeVar
 
 import typer
 
-from memtriage._messages import complain
-from memtriage.model.target import Target
+from memtriage.model.target import TraceTarget
+from memtriage.process.messages import complain
 
 T = TypeVar("T")
 
@@ -87,7 +89,7 @@ def target_of(
     module: str | None,
     hf_config: Path | None,
     training: dict[str, Any],
-) -> Target:
+) -> TraceTarget:
     """The program that a command line names.
 
     Args:
@@ -120,7 +122,7 @@ def target_of(
         raise ValueError(
             f"{named[0]!r} takes no arguments; only a script or a module does: {' '.join(rest)!r}"
         )
-    return Target(
+    return TraceTarget(
         name=name,
         module=module,
         arguments=rest,
@@ -131,7 +133,7 @@ def target_of(
 
 def trace(
     function: str,
-    target: Target,
+    target: TraceTarget,
     options: dict[str, Any],
     returned: type[T],
     *,
@@ -141,7 +143,7 @@ def trace(
     """Call a function that traces a program in a child process that can change no file.
 
     Args:
-        function: its name in `memtriage.predict.commands`; it takes `target` and `options`.
+        function: its name in `memtriage.planning.traced_commands`; it takes `target` and `options`.
         returned: the type of what it returns.
 
     Raises:
@@ -150,12 +152,11 @@ def trace(
     """
     import msgspec
 
-    from memtriage.predict.sandbox.call import call
-    from memtriage.report.progress import progress_line
+    from memtriage.prediction.sandbox.call import call
 
     with progress_line(sys.stderr) as show:
         return call(
-            f"memtriage.predict.commands:{function}",
+            f"memtriage.planning.traced_commands:{function}",
             {"target": msgspec.to_builtins(target), "options": options},
             returned,
             wanted=_likely_written(target),
@@ -172,10 +173,27 @@ def complain_of(speaker: str, error: Exception) -> None:
         print(f"its last output:\n{output}", file=sys.stderr)
 
 
-def _likely_written(target: Target) -> list[str]:
+def _likely_written(target: TraceTarget) -> list[str]:
     """The folder of the program, and whatever among its arguments may be a path."""
     folder = [os.path.dirname(os.path.abspath(target.name.partition(":")[0]))] if target.name else []
     values = [
-        each.partition("=")[2] or each for each in target.arguments if not each.startswith("-") or "=" in each
+        argument.partition("=")[2] or argument
+        for argument in target.arguments
+        if not argument.startswith("-") or "=" in argument
     ]
     return folder + values
+
+
+@contextmanager
+def progress_line(stream: TextIO) -> Iterator[Callable[[str], None] | None]:
+    """Give a function that replaces the line before; None where `stream` is no terminal.
+
+    The line is gone at the end.
+    """
+    if not stream.isatty():
+        yield None
+        return
+    from rich.console import Console
+
+    with Console(file=stream).status("starting the trace") as status:
+        yield lambda text: status.update(text)

@@ -24,13 +24,13 @@ def left_after_backward(
         policy: its floor is used.
     """
     kept: dict[str, list[StorageRecord]] = {}
-    for one in storages:
-        if one.known == ENTRY:
-            kept.setdefault(one.device, []).append(one)
+    for storage in storages:
+        if storage.known == ENTRY:
+            kept.setdefault(storage.device, []).append(storage)
     return [
         _finding(device, records, step)
         for device, records in kept.items()
-        if sum(one.nbytes for one in records) >= policy.floor
+        if sum(record.nbytes for record in records) >= policy.floor
     ]
 
 
@@ -38,9 +38,9 @@ def _finding(device: str, records: list[StorageRecord], step: int) -> Finding:
     return Finding(
         kind="residue",
         device=device,
-        bytes=sum(one.nbytes for one in records),
-        holder_path=max(records, key=lambda one: one.nbytes).path,
-        mechanism="contexts of custom autograd Functions keep the quantised tensors that their backward has "
+        bytes=sum(record.nbytes for record in records),
+        holder_path=max(records, key=lambda record: record.nbytes).path,
+        mechanism="contexts of custom autograd Functions keep the quantized tensors that their backward has "
         "restored into ctx.tensor_objects, until the loss is bound anew; under checkpointing those of all "
         "layers gather during one backward",
         fix="set ctx.tensor_objects = None once backward has read it: TransformerEngine 2.15 does; before, "

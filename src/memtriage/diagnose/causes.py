@@ -26,11 +26,11 @@ from typing import Final
 
 import msgspec
 
+from memtriage.catalogue.growing import GrowingPart, growing_part
 from memtriage.diagnose.mechanisms import Held, explain
 from memtriage.model.findings import DEVICE_HOST, GROWING, Finding, Projection
-from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind, anchor_of, in_words
+from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind, anchor_of, in_words
 from memtriage.model.units import size
-from memtriage.observe.holders.growing import GrowingPart, growing_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ def one_a_cause(
     members = [
         [growing[at] for at, each in enumerate(cause) if each == name] for name in dict.fromkeys(cause)
     ]
-    folded = [_folded(each, known, policy) for each in members]
+    folded = [_folded(member, known, policy) for member in members]
     return [*sorted(folded, key=_speed, reverse=True), *others]
 
 
@@ -168,22 +168,22 @@ def _fold(one: HolderPath, other: HolderPath) -> HolderPath:
     return (*one[:start], _any(middle), *tail)
 
 
-def _either(a: Segment, b: Segment) -> Segment:
+def _either(a: PathSegment, b: PathSegment) -> PathSegment:
     """One segment for two: names that begin alike keep what they have in common (`lora_*`)."""
     if a == b:
         return a
     alike = takewhile(lambda pair: pair[0] == pair[1], zip(a.name, b.name, strict=False))
     common = "".join(letter for letter, _ in alike).rstrip("*")
     if a.kind is b.kind and a.kind in _NAMED and len(common) >= _TELLING:
-        return Segment(a.kind, f"{common}*")
+        return PathSegment(a.kind, f"{common}*")
     return _any(a if a.kind is SegmentKind.ITEM else b)
 
 
-def _any(segment: Segment) -> Segment:
+def _any(segment: PathSegment) -> PathSegment:
     """Any name in this place."""
     if segment.kind is SegmentKind.ITEM:
         return ANY_ITEM
-    return Segment(segment.kind if segment.kind in _PLACES else SegmentKind.ATTRIBUTE, "*")
+    return PathSegment(segment.kind if segment.kind in _PLACES else SegmentKind.ATTRIBUTE, "*")
 
 
 def _folded(findings: Sequence[Finding], held: Mapping[HolderPath, Held], policy: FoldingPolicy) -> Finding:

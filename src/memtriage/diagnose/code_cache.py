@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from memtriage.diagnose.track import Floats, Points
+from memtriage.diagnose.growth.track import Floats, Points
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from memtriage.diagnose.growth import steps_left
-from memtriage.diagnose.growths import DataGrowth, GrowingData, Growth
+from memtriage.catalogue.growing import ONEDNN, growing_part
+from memtriage.diagnose.growth.holders import DataGrowth, GrowingData, HolderGrowth
+from memtriage.diagnose.growth.marks import steps_left
+from memtriage.diagnose.growth.trend import GrowthEstimate, TrendPolicy, trend_policy
 from memtriage.diagnose.mechanisms import Held, explain
-from memtriage.diagnose.trend import GrowthEstimate, TrendPolicy, trend_policy
 from memtriage.model.census import GroupDetail, HolderGroup
 from memtriage.model.findings import DEVICE_HOST, Certainty, Finding, Projection
 from memtriage.model.paths import SegmentKind, has, in_words
-from memtriage.model.playbook import LEAKS
 from memtriage.model.position import Scale, TrainingPosition
 from memtriage.model.units import size
-from memtriage.observe.holders.growing import ONEDNN, growing_part
+from memtriage.playbook.entries import LEAKS
 
 _UNNAMED_SHARE = 0.3
 """Part of a counter's rate that may stay unexplained: malloc rounds, and a census counts what was asked."""
@@ -26,7 +26,7 @@ _STAYS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a run's counters say, for the judgement.
+    """What a run's counters say, for the judgment.
 
     Attributes:
         scale: what positions are counted in.
@@ -63,7 +63,7 @@ class Rates:
 
 
 def holder_finding(
-    growth: Growth, detail: GroupDetail, evidence: Evidence, period: int = 1
+    growth: HolderGrowth, detail: GroupDetail, evidence: Evidence, period: int = 1
 ) -> Finding | None:
     """The finding of a holder that grows; None when that is no leak.
 
@@ -118,7 +118,7 @@ def holder_finding(
     )
 
 
-def held_by(growth: Growth, detail: GroupDetail, position: TrainingPosition) -> Held:
+def held_by(growth: HolderGrowth, detail: GroupDetail, position: TrainingPosition) -> Held:
     """What the rules of mechanisms look at, of one growing holder."""
     group = growth.holding.group
     anchor = detail.carrier or group.anchor
@@ -169,7 +169,7 @@ def _rates(rate: float, counter: str, evidence: Evidence) -> Rates:
 SPANS: Final[Mapping[Scale, str]] = {"step": "steps", "microbatch": "backwards", "second": "seconds"}
 
 
-def _came(growth: Growth, scale: Scale) -> str:
+def _came(growth: HolderGrowth, scale: Scale) -> str:
     """`4 censuses at steps 3, 6, 12, 15: 1.0, 4.0, 10.0, 13.0 MiB at the same place of the program`."""
     sizes = [each for each in growth.holding.sizes if each.position >= growth.proof.since]
     at = ", ".join(f"{each.position:.4g}" for each in sizes)
@@ -282,7 +282,7 @@ def unnamed_growth(
         native: growing containers, among them those of objects whose memory only C++ knows of.
     """
     found = evidence.estimates.get(counter)
-    of_native = next((one for one in native if one.data.native is not None), None)
+    of_native = next((growth for growth in native if growth.data.native is not None), None)
     holder = None if of_native is None else of_native.data
     # What a container of native objects proves, the counter only has to measure.
     proven = of_native is not None and of_native.proof.certainty == "proven"

@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
+from memtriage.catalogue.catalogue import holders
+from memtriage.catalogue.entry import Holder
+from memtriage.catalogue.growing import growing_part
 from memtriage.model.paths import (
     ANY_ITEM,
     HolderPath,
-    Segment,
+    PathSegment,
     SegmentKind,
     has,
     in_words,
@@ -19,9 +22,6 @@ from memtriage.model.paths import (
     last_name,
     without_last_item,
 )
-from memtriage.observe.holders.catalogue import holders
-from memtriage.observe.holders.entry import Holder
-from memtriage.observe.holders.growing import growing_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +76,17 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class MechanismText:
     """A mechanism in one sentence and its fix."""
 
     mechanism: str
     fix: str
 
 
-Rule = tuple[Callable[[Held], bool], Callable[[Held], Explanation]]
+MechanismRule = tuple[Callable[[Held], bool], Callable[[Held], MechanismText]]
 
 
-def explain(held: Held) -> Explanation:
+def explain(held: Held) -> MechanismText:
     """The mechanism behind a holder path, and the fix."""
     for applies, says in _RULES:
         if applies(held):
@@ -106,14 +106,14 @@ def _context_attribute(held: Held) -> str:
     return in_words((next(filter(_is_context_attribute, held.path)),))
 
 
-def _is_context_attribute(segment: Segment) -> bool:
+def _is_context_attribute(segment: PathSegment) -> bool:
     return segment.kind is SegmentKind.CONTEXT and bool(segment.name)
 
 
-def _garbage(held: Held) -> Explanation:
+def _garbage(held: Held) -> MechanismText:
     first, *rest = held.anchor
-    members = in_words((Segment(SegmentKind.CLASS, first.name), *rest))
-    return Explanation(
+    members = in_words((PathSegment(SegmentKind.CLASS, first.name), *rest))
+    return MechanismText(
         f"objects that refer to each other in a cycle ({members}) keep "
         "their tensors until the cyclic collector runs, and it is switched off",
         "break the cycle (weakref for the back reference), or switch the collector on again with "
@@ -121,25 +121,25 @@ def _garbage(held: Held) -> Explanation:
     )
 
 
-def _known_holder(held: Held) -> Explanation:
+def _known_holder(held: Held) -> MechanismText:
     """In the catalogue's words; the program that is judged may have registered the entry itself."""
-    entry = next((one for one in holders() if one.name == held.known), None)
+    entry = next((holder for holder in holders() if holder.name == held.known), None)
     return _collection(held) if entry is None else explain_known(entry)
 
 
-def explain_known(entry: Holder) -> Explanation:
+def explain_known(entry: Holder) -> MechanismText:
     """What an entry of the catalogue of known holders keeps, and what clears it."""
     action = f"{entry.why}; what clears it: {entry.clears or 'nothing'}"
     if entry.policy != "never":
         action = f"memtriage.clear_caches([{entry.name!r}]) where a phase ends ({entry.clears})"
-    return Explanation(
+    return MechanismText(
         f"{entry.library}: {entry.symbol} ({entry.name}) holds {entry.holds}",
         f"{action}; `memtriage holders` tells when that is safe and how it fills again",
     )
 
 
-def _lengthening(held: Held) -> Explanation:
-    return Explanation(
+def _lengthening(held: Held) -> MechanismText:
+    return MechanismText(
         f"{in_words(_subject(held))} is one tensor that is made anew, longer, at every {held.every} (as "
         "torch.cat does), and holds all that was ever added",
         "reduce the values before you keep them, move them to the host in blocks, or clear the tensor at the "
@@ -147,9 +147,9 @@ def _lengthening(held: Held) -> Explanation:
     )
 
 
-def _shared_batches(held: Held) -> Explanation:
+def _shared_batches(held: Held) -> MechanismText:
     subject = _subject(held)
-    return Explanation(
+    return MechanismText(
         f"{in_words(subject)} keeps tensors that lie in shared memory (a DataLoader worker's batches): each "
         "kept view holds the whole segment, and a file descriptor with it",
         f"clone() what {last_name(subject)} keeps (`item.clone()`), so that the batch's segment can go; or "
@@ -157,8 +157,8 @@ def _shared_batches(held: Held) -> Explanation:
     )
 
 
-def _gradient_graph(held: Held) -> Explanation:
-    return Explanation(
+def _gradient_graph(held: Held) -> MechanismText:
+    return MechanismText(
         "a gradient carries a graph of its own (backward with create_graph=True), which leads back to the "
         "parameter: a cycle through C++ that no collection frees",
         "use torch.autograd.grad(..., create_graph=True) and detach() what you keep, or set `.grad = None` "
@@ -166,10 +166,10 @@ def _gradient_graph(held: Held) -> Explanation:
     )
 
 
-def _context(held: Held) -> Explanation:
+def _context(held: Held) -> MechanismText:
     attribute = _context_attribute(held)
     where = in_words(_subject(held))
-    return Explanation(
+    return MechanismText(
         f"a custom autograd.Function keeps tensors on `{attribute}`; they live as long as its node, and "
         f"{where} keeps the node alive through grad_fn",
         f"detach what {where} keeps (`append(loss.detach())` or `.item()`); in the Function use "
@@ -177,9 +177,9 @@ def _context(held: Held) -> Explanation:
     )
 
 
-def _context_cycle(held: Held) -> Explanation:
+def _context_cycle(held: Held) -> MechanismText:
     attribute = _context_attribute(held)
-    return Explanation(
+    return MechanismText(
         f"a custom autograd.Function keeps one of its outputs on `{attribute}`: output -> grad_fn -> ctx -> "
         "output is a cycle through C++, which neither backward nor the cyclic collector frees",
         f"use ctx.save_for_backward for outputs, or clear `{attribute}` at the end of backward, or keep "
@@ -187,16 +187,16 @@ def _context_cycle(held: Held) -> Explanation:
     )
 
 
-def _hook(held: Held) -> Explanation:
-    return Explanation(
+def _hook(held: Held) -> MechanismText:
+    return MechanismText(
         f"a hook keeps the tensors it is given: {in_words(held.anchor)}",
         "detach() in the hook and keep no more than you need, clear the list after each step, and remove() "
         "the hook's handle when it is no longer needed",
     )
 
 
-def _lru(held: Held) -> Explanation:
-    return Explanation(
+def _lru(held: Held) -> MechanismText:
+    return MechanismText(
         f"{in_words(without_last_item(held.anchor))} keeps every value (and every key, `self` among them) it "
         "has seen",
         "bound it (`maxsize=`), make the key a plain number and cache on the instance instead of a method, "
@@ -204,78 +204,78 @@ def _lru(held: Held) -> Explanation:
     )
 
 
-def _traceback(held: Held) -> Explanation:
-    return Explanation(
+def _traceback(held: Held) -> MechanismText:
+    return MechanismText(
         "kept exceptions carry their traceback, its frames, and so every local variable of these functions",
         "keep `str(error)` instead of the exception, or call traceback.clear_frames(error.__traceback__) "
         "or error.with_traceback(None) before you keep it",
     )
 
 
-def _generator(held: Held) -> Explanation:
-    return Explanation(
+def _generator(held: Held) -> MechanismText:
+    return MechanismText(
         "generators that were not run to their end keep their local variables",
         "close() them, or let go of them, when you stop iterating",
     )
 
 
-def _thread(held: Held) -> Explanation:
-    return Explanation(
+def _thread(held: Held) -> MechanismText:
+    return MechanismText(
         f"a thread keeps what it was given: {in_words(held.anchor)}",
         "bound the queue (`queue.Queue(maxsize=...)`), consume it as fast as it is filled, and clear what "
         "the thread has done with",
     )
 
 
-def _default_argument(held: Held) -> Explanation:
-    return Explanation(
+def _default_argument(held: Held) -> MechanismText:
+    return MechanismText(
         f"a mutable default argument is made once and kept for ever: {in_words(held.anchor)}",
         "use `None` as the default and make the list inside the function; keep detach()ed values",
     )
 
 
-def _module_grows(held: Held) -> Explanation:
-    return Explanation(
+def _module_grows(held: Held) -> MechanismText:
+    return MechanismText(
         f"the model itself grows: {in_words(held.anchor)} gets new entries while it trains",
         "register buffers, parameters and sub-modules once, before training, and reuse or clear them",
     )
 
 
-def _collected(held: Held) -> Explanation:
+def _collected(held: Held) -> MechanismText:
     container = held.anchor[: held.anchor.index(ANY_ITEM)]
     subject, name = in_words(_subject(replace(held, anchor=container))), last_name(container)
     if held.collected == "optimizer":
-        return Explanation(
+        return MechanismText(
             f"{subject} keeps optimizers that are no longer used, each with its state",
             f"make the optimizer once, or take the old one out of {name} before the next is made; "
             "what is to be used again later can be saved to disk as its state_dict()",
         )
-    return Explanation(
+    return MechanismText(
         f"{subject} gets new modules, each with all its parameters, and never lets go of old ones",
         f"bound {name} (`deque(maxlen=...)`), copy the weights into one module that is kept "
         "(`load_state_dict()`), or save each state_dict() to disk",
     )
 
 
-def _optimizer_grows(held: Held) -> Explanation:
-    return Explanation(
+def _optimizer_grows(held: Held) -> MechanismText:
+    return MechanismText(
         f"the optimizer gets new parameters while it trains, each with its state: {in_words(held.anchor)}",
         "call add_param_group once for each set of parameters; remove old groups from optimizer.param_groups "
         "with their entries in optimizer.state, or make a new optimizer",
     )
 
 
-def _part_of_library(held: Held) -> Explanation:
+def _part_of_library(held: Held) -> MechanismText:
     part = growing_part(held.classes)
     assert part is not None
     new = "entries" if held.ordinary else "tensors"
-    return Explanation(f"{in_words(_subject(held))} gets new {new}: {part.why}", part.fix)
+    return MechanismText(f"{in_words(_subject(held))} gets new {new}: {part.why}", part.fix)
 
 
-def _pack_hook(held: Held) -> Explanation:
+def _pack_hook(held: Held) -> MechanismText:
     hook = f" `{held.stored_value}`" if held.stored_value is not None else ""
     where = f" ({held.stored_at})" if held.stored_at is not None else ""
-    return Explanation(
+    return MechanismText(
         f"the pack hook{hook}{where} of saved_tensors_hooks returns the very tensor that it is given. "
         "Where a node saves its own output, output -> grad_fn -> packed output is a cycle through C++, which "
         "no collection frees",
@@ -284,29 +284,29 @@ def _pack_hook(held: Held) -> Explanation:
     )
 
 
-def _never_backward(held: Held) -> Explanation:
+def _never_backward(held: Held) -> MechanismText:
     subject = in_words(_subject(held))
-    return Explanation(
+    return MechanismText(
         f"{subject} keeps tensors with a grad_fn although no backward has run: every operation is recorded, "
         "and keeps what a backward would need",
         "run the loop under `torch.inference_mode()` or `torch.no_grad()`; nothing is recorded then",
     )
 
 
-def _buffer_with_graph(held: Held) -> Explanation:
+def _buffer_with_graph(held: Held) -> MechanismText:
     subject = _subject(held)
     name = last_name(subject)
-    return Explanation(
+    return MechanismText(
         f"{in_words(subject)} is a buffer that is updated with gradients on: its graph gets longer at every "
         f"{held.every}",
         f"update `{name}` inside `with torch.no_grad():`, or from a detached value (`mean.detach()`)",
     )
 
 
-def _updated_parameters(held: Held) -> Explanation:
+def _updated_parameters(held: Held) -> MechanismText:
     subject = _subject(held)
     name = last_name(subject)
-    return Explanation(
+    return MechanismText(
         f"{in_words(subject)} is replaced by a result computed from itself, with its history: the graph goes "
         "back to the first update, and keeps what all of them saved",
         f"detach the update: keep `new.detach()` for each tensor of {name} (`new.detach().requires_grad_()` "
@@ -314,10 +314,10 @@ def _updated_parameters(held: Held) -> Explanation:
     )
 
 
-def _carried_state(held: Held) -> Explanation:
+def _carried_state(held: Held) -> MechanismText:
     subject = _subject(held)
     name = last_name(subject)
-    return Explanation(
+    return MechanismText(
         f"{in_words(subject)} is carried from step to step with its history: its graph gets longer, and "
         "every step's saved activations stay alive",
         f"detach it where it is carried over (`{name} = {name}.detach()`), or "
@@ -325,11 +325,11 @@ def _carried_state(held: Held) -> Explanation:
     )
 
 
-def _attached_collection(held: Held) -> Explanation:
+def _attached_collection(held: Held) -> MechanismText:
     subject = _subject(held)
     value = _kept_value(held)
     number = f" (or `{value}.item()`)" if "loss" in value else ""
-    return Explanation(
+    return MechanismText(
         f"{in_words(subject)} keeps tensors that still carry a grad_fn; each keeps its whole graph and what "
         "that saved for backward",
         f"append `{value}.detach()`{number} instead of the tensor itself, and clear "
@@ -349,27 +349,27 @@ def _kept_value(held: Held) -> str:
     return plural[:-1] if plural.endswith("s") and len(plural) > 2 else "value"
 
 
-def _only_cpp(held: Held) -> Explanation:
-    return Explanation(
+def _only_cpp(held: Held) -> MechanismText:
+    return MechanismText(
         "nothing in Python refers to these tensors: C++ holds them (a graph, a future, a script object, a "
         "library)",
         "clear or delete the object that was given the tensors; give it detach()ed copies",
     )
 
 
-def _collection(held: Held) -> Explanation:
+def _collection(held: Held) -> MechanismText:
     subject = _subject(held)
-    return Explanation(
+    return MechanismText(
         f"{in_words(subject)} gets new tensors and never lets go of old ones",
         f"clear {last_name(subject)} when its content has been used, bound it (`deque(maxlen=...)`), or "
         "keep reduced values (`.item()`, `.detach().cpu()`) instead of the tensors",
     )
 
 
-def _data(held: Held) -> Explanation:
+def _data(held: Held) -> MechanismText:
     every = {"step": "at every step", "backward": "with every backward"}.get(held.every, "all the time")
     kind = f" ({held.kind})" if held.kind else ""
-    return Explanation(
+    return MechanismText(
         f"{in_words(_subject(held))}{kind} gets new entries {every} and never lets go of old ones",
         "clear it when its content has been used, keep reduced values, write entries out, or bound it "
         "(`collections.deque(maxlen=...)`)",
@@ -408,10 +408,12 @@ def _in_hook(held: Held) -> bool:
 
 
 def _in_optimizer(held: Held) -> bool:
-    return held.owner == "optimizer state" or Segment(SegmentKind.ATTRIBUTE, "param_groups") in held.anchor
+    return (
+        held.owner == "optimizer state" or PathSegment(SegmentKind.ATTRIBUTE, "param_groups") in held.anchor
+    )
 
 
-_RULES: tuple[Rule, ...] = (
+_RULES: tuple[MechanismRule, ...] = (
     (lambda h: has(h.anchor, SegmentKind.GARBAGE_CYCLE), _garbage),
     (lambda h: h.known is not None and not h.attached, _known_holder),
     (lambda h: h.packs_itself, _pack_hook),

@@ -7,12 +7,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Final
 
-from memtriage.diagnose.mechanisms import Explanation, explain_known
+from memtriage.catalogue.catalogue import holders
+from memtriage.diagnose.mechanisms import MechanismText, explain_known
 from memtriage.model.census import Owner, StorageRecord, known_path
 from memtriage.model.findings import Finding
 from memtriage.model.paths import HolderPath, in_words
 from memtriage.model.units import size
-from memtriage.observe.holders.catalogue import holders
 
 MIB: Final = 1 << 20
 
@@ -92,15 +92,15 @@ def residue_rows(
         ours: addresses of memory that memtriage itself keeps.
     """
     sums: dict[tuple[str, Owner, HolderPath | None, str | None], tuple[int, int]] = {}
-    for one in storages:
-        if one.owner in KEPT_OWNERS or one.device not in devices or one.address in ours:
+    for storage in storages:
+        if storage.owner in KEPT_OWNERS or storage.device not in devices or storage.address in ours:
             continue
-        known = one.known or generic.get((one.device, one.address))
-        if one.owner == "variable" and not variables and known is None:
+        known = storage.known or generic.get((storage.device, storage.address))
+        if storage.owner == "variable" and not variables and known is None:
             continue
-        key = (one.device, one.owner, one.path, known)
+        key = (storage.device, storage.owner, storage.path, known)
         nbytes, count = sums.get(key, (0, 0))
-        sums[key] = (nbytes + one.nbytes, count + 1)
+        sums[key] = (nbytes + storage.nbytes, count + 1)
     rows = [
         ResidueRow(device=device, owner=owner, path=path, known=known, nbytes=nbytes, storages=count)
         for (device, owner, path, known), (nbytes, count) in sums.items()
@@ -142,28 +142,28 @@ def _finding(row: ResidueRow, total: int, phase: str, step: int | None) -> Findi
     )
 
 
-def _cause(row: ResidueRow) -> Explanation:
-    entry = next((one for one in holders(generic=False) if one.name == row.known), None)
+def _cause(row: ResidueRow) -> MechanismText:
+    entry = next((holder for holder in holders(generic=False) if holder.name == row.known), None)
     if entry is not None:
         return explain_known(entry)
     match row.owner:
         case "saved for backward" | "autograd context":
-            return Explanation(
+            return MechanismText(
                 "an autograd graph outlives the phase, with what it saved for backward",
                 "drop the loss and the outputs, or keep `.detach()` of them, before the phase ends",
             )
         case "garbage":
-            return Explanation(
+            return MechanismText(
                 "reference cycles keep them until the collector runs",
                 "let the phase collect (PhasePolicy(collect=True)), or break the cycle",
             )
         case "communication buffer":
-            return Explanation(
+            return MechanismText(
                 "a communication library keeps its buffers between steps",
                 "reshard or free them before the phase ends (FSDP2: `module.reshard()`)",
             )
         case _:
-            return Explanation(
+            return MechanismText(
                 f"the program still holds them ({row.owner}) at the end of the phase",
                 "let go of it before the phase ends, park it (PhasePolicy(park=...)), or register what "
                 "clears it, so that the phase does (memtriage.register_holder)",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from memtriage.model import Finding, FindingKind, Verdict
-from memtriage.model.findings import DEVICE_HOST, GROWING
+from memtriage.model.findings import DEVICE_HOST, GROWING, Finding, FindingKind, Verdict
 from memtriage.model.judged import Judged
 from memtriage.model.units import devices_in_words, rate, size
 
@@ -29,7 +28,7 @@ def verdict(findings: Iterable[Finding], died_of_memory: bool, judged: Mapping[s
     Args:
         findings: of all devices and ranks. Growth without a certainty is of an older record, and was proven.
         died_of_memory: whether the script ended because memory ran out.
-        judged: by device, what the judgement of growth rests on.
+        judged: by device, what the judgment of growth rests on.
     """
     if died_of_memory:
         return "out_of_memory"
@@ -52,7 +51,7 @@ def reasons_not_judged(findings: Iterable[Finding], judged: Mapping[str, Judged]
 
     Args:
         findings: those of the run.
-        judged: by device, what the judgement of growth rests on.
+        judged: by device, what the judgment of growth rests on.
     """
     open_ones = [finding for finding in findings if _is_suspected(finding)]
     suspected = dict.fromkeys(_suspicion(finding) for finding in open_ones)

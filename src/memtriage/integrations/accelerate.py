@@ -30,7 +30,7 @@ class WatchedAccelerator:
     """A watch over a block of code that trains with an accelerator; see `watched`.
 
     Attributes:
-        report: the result (`memtriage.model.RunReport`) after the block, on the first rank.
+        report: the result (`memtriage.RunReport`) after the block, on the first rank.
     """
 
     def __init__(self, accelerator: Any, directory: str | os.PathLike[str] | None) -> None:

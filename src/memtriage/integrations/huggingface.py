@@ -10,9 +10,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from memtriage._needs import needs
-from memtriage.integrations.metrics import scalars
+from memtriage.integrations.metrics import metrics
 from memtriage.integrations.training import WatchedTraining
+from memtriage.process.optional import needs
 
 with needs("transformers", "hf", "Trainer's callback"):
     from transformers import TrainerCallback
@@ -35,7 +35,7 @@ class MemtriageCallback(TrainerCallback):
         metrics: False to leave the reporters alone.
 
     Attributes:
-        report: the result (`memtriage.model.RunReport`) of the last training, on the first rank.
+        report: the result (`memtriage.RunReport`) of the last training, on the first rank.
 
     Limits: Trainer tells callbacks of no error; then the report comes when the process ends.
     """
@@ -57,7 +57,7 @@ class MemtriageCallback(TrainerCallback):
         self.report = self._training.end() or self.report
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if self._reporters and (values := scalars()):
+        if self._reporters and (values := metrics()):
             for reporter in self._reporters:
                 reporter.on_log(args, state, control, logs=dict(values), **kwargs)
 

@@ -5,8 +5,8 @@ trainer = Trainer(..., callbacks=[MemtriageCallback()])
 
 from __future__ import annotations
 
-from memtriage._needs import needs
 from memtriage.integrations.lightning_hooks import LightningHooks
+from memtriage.process.optional import needs
 
 with needs("lightning", "lightning", "Lightning's callback"):
     from lightning.pytorch import Callback

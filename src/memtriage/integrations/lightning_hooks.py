@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from memtriage.integrations.metrics import scalars
+from memtriage.integrations.metrics import metrics
 from memtriage.integrations.training import WatchedTraining
 
 
@@ -24,7 +24,7 @@ class LightningHooks:
         metrics: False to leave the loggers alone.
 
     Attributes:
-        report: the result (`memtriage.model.RunReport`) of the last training, on the first rank.
+        report: the result (`memtriage.RunReport`) of the last training, on the first rank.
     """
 
     def __init__(self, directory: str | Path | None = None, *, metrics: bool = True) -> None:
@@ -54,7 +54,7 @@ class LightningHooks:
         if step % every or step == self._logged_step:  # none yet, or a batch of several that make one
             return
         self._logged_step = step
-        if values := scalars():
+        if values := metrics():
             for logger in trainer.loggers:
                 logger.log_metrics(dict(values), step=step - 1)  # Lightning counts the steps it logs from 0
 

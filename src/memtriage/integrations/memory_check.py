@@ -8,16 +8,16 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from memtriage import _active
 from memtriage.account.census import take_census
-from memtriage.diagnose.growth import POLICY
-from memtriage.diagnose.leaks import CensusPoint, GroupGrowth, growth_between
+from memtriage.diagnose.growth.leaks import CensusPoint, GroupGrowth, growth_between
+from memtriage.diagnose.growth.marks import POLICY
 from memtriage.model.findings import GROWING, Finding
 from memtriage.model.report import RankCount, RunReport
 from memtriage.model.units import parse_size, size
 from memtriage.observe import cuda
 from memtriage.observe.host import rss
 from memtriage.observe.host_peak import PeakMeter
+from memtriage.process import active
 
 if TYPE_CHECKING:
     from memtriage.session.run import Watch
@@ -117,9 +117,9 @@ class MemoryCheck:
         report = watch.report
         if report is None:
             return ["memory: growth could not be judged: the watch came to no report"]
-        growing = [one for one in report.findings if one.kind in GROWING]
+        growing = [finding for finding in report.findings if finding.kind in GROWING]
         if growing:
-            from memtriage.report.terminal import findings_text
+            from memtriage.report.run.terminal import findings_text
 
             proven = any(one.certainty != "suspected" for one in growing)
             grows = "memory grows" if proven else "memory seems to grow"
@@ -175,8 +175,8 @@ class MemoryProbe:
         """
         for _ in range(times):
             call()
-            if _active.session is not None:
-                _active.session.user_step()
+            if active.session is not None:
+                active.session.user_step()
 
 
 def _residue_failures(before: CensusPoint) -> list[str]:
@@ -201,7 +201,7 @@ def _residue(growth: GroupGrowth) -> Finding:
 
 
 def _in_words(findings: Sequence[Finding]) -> str:
-    from memtriage.report.terminal import findings_text
+    from memtriage.report.run.terminal import findings_text
 
     report = RunReport(
         verdict="residue",
@@ -233,7 +233,7 @@ def _too_short(report: RunReport) -> str:
 
 def _restart_peaks() -> dict[int, int]:
     """Each device's allocated bytes, its peak set to that."""
-    if not cuda.initialised():
+    if not cuda.initialized():
         return {}
     import torch
 
@@ -245,7 +245,7 @@ def _restart_peaks() -> dict[int, int]:
 
 
 def _peaks(before: dict[int, int]) -> dict[str, int]:
-    if not cuda.initialised():
+    if not cuda.initialized():
         return {}
     import torch
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from memtriage import _active
-from memtriage.integrations.metrics import scalars
-from memtriage.report.metrics.gauges import SCALAR_PREFIX
+from memtriage.integrations.metrics import metrics
+from memtriage.process import active
+from memtriage.report.monitoring.gauges import SCALAR_PREFIX
 
 Sink = Callable[[dict[str, float], int], object]
 """Takes values by name, and the step that they belong to."""
@@ -52,10 +52,10 @@ class MetricWriter:
             step: that they belong to; the optimizer steps that the watch has counted when left out.
         """
         self._calls += 1
-        session = _active.session
+        session = active.session
         if session is None or (self._calls - 1) % self._every:
             return
-        values = scalars()
+        values = metrics()
         if values:
             for sink in self._sinks:
                 sink(values, session.position.step if step is None else step)
@@ -68,7 +68,7 @@ _EXPECTED: Final = (
 
 
 def _sink(to: Any) -> Sink:
-    """By what it can do, so that no library has to be imported to recognise its objects."""
+    """By what it can do, so that no library has to be imported to recognize its objects."""
     if hasattr(to, "add_scalar"):
         return _tensorboard(to)
     if hasattr(to, "log_metrics"):

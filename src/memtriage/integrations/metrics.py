@@ -4,45 +4,72 @@ from __future__ import annotations
 
 import os
 import time
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-import memtriage
-from memtriage import _active
-from memtriage._messages import complain
 from memtriage.model.run_status import RunStatus
-from memtriage.report.metrics.samples import samples
-from memtriage.report.metrics.samples import scalars as named_scalars
+from memtriage.process import active
+from memtriage.process.messages import complain
+from memtriage.report.monitoring.samples import samples
+from memtriage.report.monitoring.samples import scalars as named_scalars
 from memtriage.store.layout import identify
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
 
-    from memtriage.report.metrics.prometheus import MetricsServer
+    from memtriage.report.monitoring.prometheus import MetricsServer
 
 
-def standings() -> list[RunStatus]:
+def statuses() -> list[RunStatus]:
     """Where the rank of this process stands; empty while nothing watches it."""
-    return [] if _active.session is None else _active.session.statuses()
+    return [] if active.session is None else active.session.statuses()
 
 
-def scalars() -> dict[str, float]:
-    """The gauges by name, for a logger of training."""
-    return named_scalars(sample for status in standings() for sample in samples(status))
+def metrics() -> dict[str, float]:
+    """Where memory stands, by name, for whatever a training loop logs to. Empty without a watch.
+
+        wandb.log({"loss": loss, **memtriage.metrics()})
+
+    Names as `memtriage/cuda_0/allocated_bytes`; docs/metrics.md has them all. Figures are those of the last
+    mark, in bytes; nothing is synchronized, and no census is taken. Costs one or two milliseconds, and every
+    ten seconds or so some 10 to 30 ms more for the classes of host memory.
+    """
+    return named_scalars(sample for status in statuses() for sample in samples(status))
 
 
-def serve(port: int, host: str) -> MetricsServer | None:
-    """Serves at the port plus the local rank; None, with a line on stderr, where that cannot be done."""
-    from memtriage.report.metrics.prometheus import rank_address, serve
+def serve_metrics(port: int, host: str) -> MetricsServer | None:
+    """Serves Prometheus metrics of this process over HTTP, until the process ends or `close()` is called.
+
+    While nothing watches the process (`memtriage run`, `memtriage.watch()`) the page is empty. `memtriage run
+    --metrics PORT` does the same without code.
+
+    Args:
+        port: of the first rank on a machine; the others listen at this one plus their local rank. 0 for any
+            that is free: see the result's `url`.
+        host: by default this machine alone can ask; `0.0.0.0` lets everybody who can reach it.
+
+    Returns:
+        The server, with its `url`; None where the port is taken or prometheus-client is not installed: one
+        line on stderr says so, and the program goes on.
+    """
+    from memtriage.report.monitoring.prometheus import rank_address, serve
 
     identity = identify(os.environ, pid=os.getpid(), time_s=time.time())
-    return serve(standings, rank_address(host, port, identity), _say)
+    return serve(statuses, rank_address(host, port, identity), _say)
 
 
-def observe(provider: MeterProvider | None) -> None:
-    """Makes the observable gauges."""
-    from memtriage.report.metrics.otel import observe
+def otel_gauges(provider: MeterProvider | None) -> None:
+    """Makes an OpenTelemetry observable gauge of each metric. Call it once in a process.
 
-    observe(standings, provider, memtriage.__version__)
+    Args:
+        meter_provider: yours, with its readers and exporters; None for the global one.
+
+    Raises:
+        ImportError: opentelemetry-api is not installed.
+    """
+    from memtriage.report.monitoring.otel import observe
+
+    observe(statuses, provider, version("memtriage"))
 
 
 def _say(text: str) -> None:

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
-from memtriage._needs import needs
 from memtriage.integrations.training import WatchedTraining
-from memtriage.session.run import Program
-from memtriage.store.layout import identify
+from memtriage.process.optional import needs
+from memtriage.session.run import WatchedProgram
+from memtriage.store.layout import DIRECTORY_VARIABLE, identify
 
 with needs("ray", "ray", "Watching Ray Train's workers"):
     import ray.train
@@ -67,7 +67,7 @@ def watched(loop: Callable[P, T], *, directory: str | os.PathLike[str] | None = 
 
 def _place(
     directory: str | os.PathLike[str] | None, argv: list[str], root: str | None
-) -> tuple[Path | None, Program]:
+) -> tuple[Path | None, WatchedProgram]:
     """Return where this worker's record goes, and which rank of which run it is."""
     context = ray.train.get_context()
     name = context.get_experiment_name() or "ray-train"
@@ -80,8 +80,8 @@ def _place(
         "TORCHELASTIC_RUN_ID": name if port is None else f"{name}-{port}",
     }
     identity = identify(environment, pid=os.getpid(), time_s=time.time())
-    given = directory or os.environ.get("MEMTRIAGE_DIR")
-    return Path(given) if given else _in_storage(context, name), Program(identity, argv, root)
+    given = directory or os.environ.get(DIRECTORY_VARIABLE)
+    return Path(given) if given else _in_storage(context, name), WatchedProgram(identity, argv, root)
 
 
 def _in_storage(context: Any, name: str) -> Path | None:

@@ -222,7 +222,7 @@ def _move(what: tuple[Any, ...], device: Any, policy: PhasePolicy) -> bool:
 
     What began on the CPU was never parked: only that method brings it to the device.
     """
-    from memtriage.treat.park import is_parked, park_rest
+    from memtriage.treat.parking.api import is_parked, park_rest
 
     if not _to_the_cpu(device):
         return bring_back(what) is not None

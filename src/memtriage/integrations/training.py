@@ -7,9 +7,9 @@ import logging
 import sys
 from pathlib import Path
 
-from memtriage import _active
 from memtriage.model.report import RunReport
-from memtriage.session.run import Program, Watch
+from memtriage.process import active
+from memtriage.session.run import Watch, WatchedProgram
 
 _log = logging.getLogger("memtriage")
 
@@ -23,14 +23,14 @@ class WatchedTraining:
     def __init__(self) -> None:
         self._watch: Watch | None = None
 
-    def begin(self, directory: Path | None, program: Program | None = None) -> None:
+    def begin(self, directory: Path | None, program: WatchedProgram | None = None) -> None:
         """Training begins.
 
         Args:
             directory: where the record goes, unless the process is watched already; None for the default.
             program: what is watched; by default what this process was started with.
         """
-        if self._watch is None and (_active.session is None or not _active.session.running):
+        if self._watch is None and (active.session is None or not active.session.running):
             self._watch = Watch(directory, quiet=True, program=program)
             self._watch.__enter__()
             atexit.register(self._at_exit)
@@ -38,8 +38,8 @@ class WatchedTraining:
 
     def mark(self, name: str) -> None:
         """Something of the framework's has just ended."""
-        if _active.session is not None:
-            _active.session.mark(name)
+        if active.session is not None:
+            active.session.mark(name)
 
     def end(self, error: BaseException | None = None) -> RunReport | None:
         """Training has ended; the report goes to the log.
@@ -66,9 +66,9 @@ class WatchedTraining:
 
 def _tell(report: RunReport, folder: Path) -> None:
     """The verdict and where the record is, in the log; every finding in full where there is one."""
-    from memtriage.diagnose.merge import RunContext
-    from memtriage.report.run_words import VERDICTS, fold, sentence
-    from memtriage.report.terminal import findings_text
+    from memtriage.diagnose.ranks.merge import RunContext
+    from memtriage.report.run.terminal import findings_text
+    from memtriage.report.run.words import VERDICTS, fold, sentence
 
     said = sentence(report, RunContext(), fold(report.findings, [None] * len(report.findings)))
     text = f"memtriage: {VERDICTS[report.verdict][0]}: {said}; for all of it: memtriage report {folder}"

@@ -1,18 +1,4 @@
-"""Plain data types of memtriage: no torch, no input or output, no decisions."""
+"""Plain data that every other folder exchanges: marks, census, ledger, findings, holder paths, results.
 
-from memtriage.model.findings import DEVICE_HOST, Finding, FindingKind, Verdict
-from memtriage.model.ledger import Ledger, LedgerRow
-from memtriage.model.marks import Mark
-from memtriage.model.report import RankCount, RunReport
-
-__all__ = [
-    "DEVICE_HOST",
-    "Finding",
-    "FindingKind",
-    "Ledger",
-    "LedgerRow",
-    "Mark",
-    "RankCount",
-    "RunReport",
-    "Verdict",
-]
+No torch, no input or output, no decisions. Unknown is None, sizes are bytes.
+"""

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import msgspec
 
 from memtriage.model.ledger import Ledger
 from memtriage.model.paths import HolderPath, in_words
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A process that gave no census, and why."""
+
+    pid: int
+    why: str
 
 
 class HeldHere(msgspec.Struct, kw_only=True):

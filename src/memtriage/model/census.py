@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from memtriage.model.paths import HolderPath, Segment, SegmentKind, in_words
+from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, in_words
 
 Owner = Literal[
     "parameter",
@@ -62,7 +62,7 @@ def known_path(known: str | None, path: HolderPath | None) -> HolderPath | None:
     """A path after the entry of the catalogue of known holders that it belongs to; None without both."""
     if known is None:
         return path
-    return (Segment(SegmentKind.KNOWN, known), *(path or ()))
+    return (PathSegment(SegmentKind.KNOWN, known), *(path or ()))
 
 
 class HolderGroup(msgspec.Struct, kw_only=True):

@@ -6,7 +6,9 @@ from typing import Literal
 
 import msgspec
 
-from memtriage.model.playbook import Maths
+Maths = Literal["same", "rounding", "approximate", "different"]
+"""What a change does to the result of training: nothing, other rounding, an approximation, another task."""
+
 
 Field = int | None | list[dict[str, int | None]]
 """A size in bytes, None for one that the text names but does not have, or one for each process."""
@@ -71,7 +73,7 @@ class Settle(msgspec.Struct, kw_only=True):
     command: str
 
 
-class Event(msgspec.Struct, kw_only=True):
+class LogEvent(msgspec.Struct, kw_only=True):
     """One message of the log, or several alike.
 
     Attributes:
@@ -125,4 +127,4 @@ class Explanation(msgspec.Struct, kw_only=True):
     fixes: list[Fix] = msgspec.field(default_factory=list)
     settle: Settle | None = None
     stale_advice: str | None = None
-    events: list[Event] = msgspec.field(default_factory=list)
+    events: list[LogEvent] = msgspec.field(default_factory=list)

@@ -26,7 +26,7 @@ HolderKind = Literal[
 
 KINDS: Final[tuple[str, ...]] = get_args(HolderKind)
 
-Policy = Literal["automatic", "on request", "never"]
+ClearPolicy = Literal["automatic", "on request", "never"]
 """Whether `clear_caches()` clears an entry by itself, only when its name or kind is given, or not at all."""
 
 Condition = Literal["graphs", "backward"]
@@ -34,7 +34,7 @@ Condition = Literal["graphs", "backward"]
 addresses; `backward`: one is under way, or pending (a graph whose saved tensors are still there), which is
 also how the middle of a step shows. While a capture is under way nothing is cleared at all."""
 
-Status = Literal["cleared", "skipped", "failed", "absent"]
+ClearStatus = Literal["cleared", "skipped", "failed", "absent"]
 
 CAPTURE_UNDER_WAY: Final = "the capture of a CUDA graph is under way"
 
@@ -91,7 +91,7 @@ class HolderReading(msgspec.Struct, kw_only=True):
         return sum(self.nbytes.values())
 
 
-class Pinned(msgspec.Struct, frozen=True, kw_only=True):
+class SegmentPinning(msgspec.Struct, frozen=True, kw_only=True):
     """What the storages of an entry do to the allocator's segments. Sizes in bytes.
 
     Attributes:
@@ -130,12 +130,12 @@ class HolderOutcome(msgspec.Struct, kw_only=True):
 
     name: str
     kind: str
-    status: Status
+    status: ClearStatus
     reason: str | None = None
     places: int = 0
     before: dict[str, int] = msgspec.field(default_factory=dict)
     after: dict[str, int] = msgspec.field(default_factory=dict)
-    pins: Pinned | None = None
+    pins: SegmentPinning | None = None
     freed: dict[str, int] = msgspec.field(default_factory=dict)
 
 
@@ -160,9 +160,9 @@ class Cleared(msgspec.Struct, kw_only=True):
     cache: str
     seconds: float
 
-    def with_status(self, *statuses: Status) -> list[HolderOutcome]:
+    def with_status(self, *statuses: ClearStatus) -> list[HolderOutcome]:
         """The outcomes with one of these statuses."""
-        return [one for one in self.entries if one.status in statuses]
+        return [entry for entry in self.entries if entry.status in statuses]
 
     @property
     def cleared(self) -> list[HolderOutcome]:
@@ -179,11 +179,11 @@ class Cleared(msgspec.Struct, kw_only=True):
     @property
     def freed(self) -> dict[str, int]:
         """Bytes that went, by device."""
-        return total_by_device(one.freed for one in self.entries)
+        return total_by_device(entry.freed for entry in self.entries)
 
     def lines(self) -> list[str]:
         """What was done, a line each: entries that were there, then what the allocator says."""
-        said = [_line(one) for one in self.entries if one.status != "absent"]
+        said = [_line(entry) for entry in self.entries if entry.status != "absent"]
         for device, then in self.before.items():
             now = self.after.get(device, then)
             said.append(

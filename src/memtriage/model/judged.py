@@ -23,7 +23,7 @@ class DetectionLimit(msgspec.Struct, frozen=True):
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """What the judgement of one device rests on.
+    """What the judgment of one device rests on.
 
     Attributes:
         scale: None where nothing could be followed.

@@ -60,7 +60,7 @@ class SegmentKind(StrEnum):
     NODE_HOOKS = "node_hooks"  # what hooks on a node hold
 
 
-class Segment(msgspec.Struct, frozen=True, cache_hash=True):
+class PathSegment(msgspec.Struct, frozen=True, cache_hash=True):
     """One step of a holder path.
 
     Attributes:
@@ -72,9 +72,9 @@ class Segment(msgspec.Struct, frozen=True, cache_hash=True):
     name: str = ""
 
 
-HolderPath = tuple[Segment, ...]
+HolderPath = tuple[PathSegment, ...]
 
-ANY_ITEM: Final = Segment(SegmentKind.ITEM, "*")
+ANY_ITEM: Final = PathSegment(SegmentKind.ITEM, "*")
 """Any place of a list, any key of a dict: folding keeps one path for all of them."""
 
 _NAMING: Final[dict[SegmentKind, str]] = {
@@ -136,7 +136,7 @@ def _joint(before: SegmentKind | None, kind: SegmentKind) -> str:
     return " " if before is SegmentKind.THREAD else " -> "
 
 
-def _words(segment: Segment) -> str:
+def _words(segment: PathSegment) -> str:
     kind, name = segment.kind, segment.name
     fixed = _NAMING.get(kind)
     if fixed is not None:
@@ -189,5 +189,5 @@ def without_last_item(path: HolderPath) -> HolderPath:
 def last_name(path: HolderPath) -> str:
     """The last identifier in a path's words: what a sentence calls its variable."""
     words = in_words(path)
-    found = re.findall(r"[A-Za-z_]\w*", words)
-    return found[-1] if found else words
+    matches = re.findall(r"[A-Za-z_]\w*", words)
+    return matches[-1] if matches else words

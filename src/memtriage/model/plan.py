@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
-from memtriage.model.playbook import Maths
+from memtriage.model.explanation import Maths
 
-Outcome = Literal["not needed", "no help", "does not apply", "fails", "on request"]
+RungOutcome = Literal["not needed", "no help", "does not apply", "fails", "on request"]
 """What became of a rung that is not part of the plan."""
 
 
@@ -77,7 +77,7 @@ class PassedOver(msgspec.Struct, kw_only=True):
 
     rung: str
     playbook: str
-    outcome: Outcome
+    outcome: RungOutcome
     why: str
     saves: int | None
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-Phase = Literal["forward", "backward", "optimizer", "evaluation", "setup"]
+TrainingPhase = Literal["forward", "backward", "optimizer", "evaluation", "setup"]
 Scale = Literal["step", "microbatch", "second"]
 """What the positions of censuses, and so rates of growth, are counted in."""
 
@@ -34,7 +34,7 @@ class TrainingPosition(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     microbatches_per_step: int = 0
     at_step_end: bool = False
     time_s: float = 0.0
-    phase: Phase = "setup"
+    phase: TrainingPhase = "setup"
     grad_enabled: bool | None = None
     batch_elements: int | None = None
     largest_batch: int | None = None

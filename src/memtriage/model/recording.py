@@ -17,6 +17,11 @@ from numpy.typing import NDArray
 from memtriage.model.blocks import Block, Segment
 from memtriage.model.findings import Finding
 
+
+class SnapshotError(ValueError):
+    """A file that is no snapshot, is damaged, or holds what a snapshot never does. The text says which."""
+
+
 Int64s = NDArray[np.int64]
 Int32s = NDArray[np.int32]
 Int16s = NDArray[np.int16]
@@ -47,7 +52,7 @@ OOM: Final = 7
 SNAPSHOT: Final = 8
 OTHER_EVENT: Final = 9
 
-Owner = Literal[
+RecordedOwner = Literal[
     "parameter",
     "gradient",
     "optimizer state",
@@ -69,7 +74,7 @@ that made them; `variable` has frames that say no more than where; `c++ only` ha
 judge it by; `before the recording` is older than the first event, and its segment kept no frames.
 """
 
-OWNERS: Final[tuple[Owner, ...]] = get_args(Owner)
+OWNERS: Final[tuple[RecordedOwner, ...]] = get_args(RecordedOwner)
 
 NO_FRAMES: Final = "no Python frames"
 """What stands for the site of an allocation that recorded none (autograd's threads, C++)."""

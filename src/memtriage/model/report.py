@@ -22,7 +22,7 @@ class RunReport(msgspec.Struct, kw_only=True):
     """Verdict, findings, marks and ledgers of a run. `ledger` maps `cuda:N` and `host` to their rows,
     `ledger_steps` to the step at which each was taken.
 
-    `judged` says of each device what its judgement rests on: how small a leak would have been seen, or why
+    `judged` says of each device what its judgment rests on: how small a leak would have been seen, or why
     growth could not be judged. `rank_groups` is there for runs of several ranks only; in JSON its key is
     missing otherwise.
     """

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 
-class Target(msgspec.Struct, kw_only=True):
+class TraceTarget(msgspec.Struct, kw_only=True):
     """A program; exactly one of `name`, `module` and `hf_config` is given.
 
     Attributes:

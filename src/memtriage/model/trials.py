@@ -106,7 +106,7 @@ class TrialRow(msgspec.Struct, kw_only=True, frozen=True):
     reserved: list[int | None]
 
 
-class Values(msgspec.Struct, kw_only=True, frozen=True):
+class OutputValues(msgspec.Struct, kw_only=True, frozen=True):
     """A figure read from the output, over the trials of a variant.
 
     Attributes:
@@ -150,7 +150,7 @@ class VariantRow(msgspec.Struct, kw_only=True, frozen=True):
     skipped: int
     steps: int
     figures: dict[str, Figure]
-    values: dict[str, Values]
+    values: dict[str, OutputValues]
     trials: list[TrialRow]
     failures: list[Failure]
     findings: list[str]

@@ -7,6 +7,9 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 from typing import Final
 
+MIB: Final = 1 << 20
+
+
 _UNITS: Final = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 UNKNOWN: Final = "n/a"
 _MINUTE: Final = 60
@@ -44,10 +47,10 @@ def parse_size(given: int | str, name: str) -> int:
         ValueError: it is none, or not positive.
     """
     if isinstance(given, str):
-        found = _SIZE.fullmatch(given)
-        if found is None:
+        match = _SIZE.fullmatch(given)
+        if match is None:
             raise ValueError(f"{name} {given!r} is no size; expected one as 80GiB, 24000MB or 85899345920")
-        number, unit, binary, _ = found.groups()
+        number, unit, binary, _ = match.groups()
         given = int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
     if given <= 0:
         raise ValueError(f"{name}={given}; expected a positive number of bytes")

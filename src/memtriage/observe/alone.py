@@ -9,8 +9,8 @@ import sys
 from types import FrameType
 from typing import Final
 
-from memtriage._stdlib import os, time
 from memtriage.observe.frames import current_frames
+from memtriage.process.stdlib import os, time
 
 _SLICE_S: Final = 0.1
 """Twenty of the usual slices: as long may whoever else needs the interpreter have to wait for it."""

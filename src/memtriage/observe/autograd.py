@@ -11,8 +11,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from memtriage._stdlib import gc
 from memtriage.observe.classes import declares
+from memtriage.process.stdlib import gc
 
 SavedValue = tuple[str, int | None, Any]
 """Name of the saved attribute, empty for a custom Function's saved tensors; place in it where it is a tuple;

@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from memtriage.observe.host import InUse
+from memtriage.observe.host import InUse, text_of
 
 SELF: Final = Path("/proc/self")
 
@@ -66,8 +66,8 @@ def cgroup_memory(proc: Path = SELF, root: Path = Path("/")) -> CgroupMemory | N
         proc: the process's directory in /proc, for its `cgroup` and `mountinfo`.
         root: where the mount points in `mountinfo` start.
     """
-    groups = _text(proc / "cgroup")
-    mounts = _text(proc / "mountinfo")
+    groups = text_of(proc / "cgroup")
+    mounts = text_of(proc / "mountinfo")
     if groups is None or mounts is None:
         return None
     for files in (_V1, _V2):  # in a hybrid set-up the memory controller is v1's, if it has one at all
@@ -217,7 +217,7 @@ def _limit(files: _Files, group: Path) -> int | None:
 
 
 def _physical(root: Path) -> HostLimit:
-    total = re.search(r"^MemTotal:\s+(\d+) kB$", _text(root / "proc/meminfo") or "", re.MULTILINE)
+    total = re.search(r"^MemTotal:\s+(\d+) kB$", text_of(root / "proc/meminfo") or "", re.MULTILINE)
     if total:
         return HostLimit(int(total[1]) << 10, "MemTotal")
     import psutil
@@ -236,20 +236,13 @@ def _resource_limits() -> Iterator[HostLimit]:
             yield HostLimit(soft, name)
 
 
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-
-
 def _number(path: Path) -> int | None:
     """A file with one number; `max` and an absent file are None."""
-    text = (_text(path) or "").strip()
+    text = (text_of(path) or "").strip()
     return int(text) if text.isdecimal() else None
 
 
 def _keyed(path: Path) -> dict[str, int]:
     """A file of `key number` lines."""
-    pairs = (line.split() for line in (_text(path) or "").splitlines())
+    pairs = (line.split() for line in (text_of(path) or "").splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}

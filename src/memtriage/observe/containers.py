@@ -12,10 +12,10 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Final
 
-from memtriage._stdlib import gc
 from memtriage.observe.classes import addresses, bases_of, instance_dict, name_of
 from memtriage.observe.heap import HeapGraph
 from memtriage.observe.kinds import ARRAY, PLAIN
+from memtriage.process.stdlib import gc
 
 _SIZED = addresses(list, dict, set, deque, OrderedDict, defaultdict, bytearray)
 _ITEM_LIMIT = 2000

@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
-from memtriage._stdlib import time
 from memtriage.model.blocks import DeviceCounters
 from memtriage.observe import cuda, driver, host, malloc
+from memtriage.process.stdlib import time
 
 _OUTSIDE_EVERY_S = 1.0
 _DEVICES_EVERY = 32
@@ -87,7 +87,7 @@ class CounterReader:
         """
         now = time.perf_counter()
         readings = [self._cpu(now, within_step)]
-        if cuda.initialised():
+        if cuda.initialized():
             self._until_devices -= 1
             if self._until_devices < 0 or not self._devices:
                 self._devices = cuda.devices()
@@ -121,8 +121,8 @@ class CounterReader:
         return host.shared()
 
     def pinned(self) -> int | None:
-        """Bytes that the pinned-memory allocator owns; None before CUDA is initialised."""
-        if not cuda.initialised():
+        """Bytes that the pinned-memory allocator owns; None before CUDA is initialized."""
+        if not cuda.initialized():
             return None
         self._until_pinned -= 1
         if self._until_pinned < 0:

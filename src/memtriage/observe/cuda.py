@@ -1,7 +1,7 @@
 """The CUDA caching allocator of this process: counters, segments, allocation sites, out-of-memory events.
 
-Reading changes nothing: torch is never imported here, CUDA is never initialised, no context is made on a
-device that has none, no stream is synchronised. Every function needs CUDA to be initialised by the script and
+Reading changes nothing: torch is never imported here, CUDA is never initialized, no context is made on a
+device that has none, no stream is synchronized. Every function needs CUDA to be initialized by the script and
 says what it returns until then.
 
 Known limitations: blocks handed out by other allocators of the process (CuPy, NCCL's own buffers, raw
@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MethodType, TracebackType
 from typing import Any, Final, Literal, Self
 
-import memtriage
-from memtriage._messages import complain
-from memtriage._stdlib import os
 from memtriage.model.blocks import Block, BlockState, DeviceCounters, Segment
+from memtriage.model.units import MIB
+from memtriage.observe.origin import package_folder
+from memtriage.process.messages import complain
+from memtriage.process.stdlib import os
 
 Frame = Mapping[str, Any]
 """One frame of an allocation's stack: `filename`, `line`, `name`."""
@@ -31,29 +32,28 @@ Frame = Mapping[str, Any]
 OomCallback = Callable[[int, int, int, int], None]
 """Called as `(device, requested, limit, free)`, see `attach_oom_observer`."""
 
-MIB: Final = 1 << 20
 SMALL_PAGE: Final = 2 * MIB
 """Page of an expandable segment of the small pool (`kSmallBuffer` in c10/core/AllocatorConfig.h)."""
 LARGE_PAGE: Final = 20 * MIB
 """Page of an expandable segment of the large pool, unless `large_segment_size_mb` is set."""
 
 
-def initialised() -> bool:
-    """True if this process has initialised CUDA. Imports and initialises nothing."""
+def initialized() -> bool:
+    """True if this process has initialized CUDA. Imports and initializes nothing."""
     is_initialized = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
     return bool(is_initialized is not None and is_initialized())
 
 
 def backend() -> str | None:
-    """The allocator in use: `native`, `cudaMallocAsync` or `pluggable`; None before CUDA is initialised."""
-    if not initialised():
+    """The allocator in use: `native`, `cudaMallocAsync` or `pluggable`; None before CUDA is initialized."""
+    if not initialized():
         return None
     return str(_torch().cuda.get_allocator_backend())
 
 
 def has_context(device: int) -> bool:
     """True if this process has a CUDA context on the device. Asking does not make one."""
-    if not initialised():
+    if not initialized():
         return False
     torch = _torch()
     probe = getattr(torch._C, "_cuda_hasPrimaryContext", None)
@@ -64,23 +64,23 @@ def has_context(device: int) -> bool:
 
 def capturing() -> bool:
     """True while the current stream of this thread captures a CUDA graph, when driver calls are unsafe."""
-    return initialised() and bool(_torch().cuda.is_current_stream_capturing())
+    return initialized() and bool(_torch().cuda.is_current_stream_capturing())
 
 
 def devices() -> list[int]:
     """CUDA indices whose allocator this process has used. A device with a bare context is left out."""
-    if not initialised():
+    if not initialized():
         return []
     with_context = [index for index in range(_torch().cuda.device_count()) if has_context(index)]
     return [index for index in with_context if _allocator_used(index)]
 
 
 def counters(device: int) -> DeviceCounters:
-    """The allocator's counters of one device; every figure None before CUDA is initialised.
+    """The allocator's counters of one device; every figure None before CUDA is initialized.
 
     Reads the nested dictionary that `torch.cuda.memory_stats` would go on to flatten and to sort.
     """
-    if not initialised():
+    if not initialized():
         return DeviceCounters()
     return parse_counters(_memory_stats(device), backend())
 
@@ -114,12 +114,12 @@ def parse_counters(stats: Mapping[str, Any], backend_name: str | None) -> Device
 
 
 def expandable_segments() -> bool:
-    """Whether the allocator is set to make expandable segments now. False before CUDA is initialised.
+    """Whether the allocator is set to make expandable segments now. False before CUDA is initialized.
 
     Where torch does not tell its settings (older releases), the environment is asked: what the program has
     changed since is not seen then.
     """
-    if not initialised():
+    if not initialized():
         return False
     told = getattr(_torch()._C, "_accelerator_getAllocatorSettings", None)
     if told is not None:
@@ -135,8 +135,8 @@ def allocator_conf_of_environment() -> str:
 
 
 def capacity(device: int) -> int | None:
-    """The device's memory in bytes; None before CUDA is initialised."""
-    if not initialised():
+    """The device's memory in bytes; None before CUDA is initialized."""
+    if not initialized():
         return None
     return int(_torch().cuda.get_device_properties(device).total_memory)
 
@@ -165,9 +165,9 @@ def segments(device: int | None = None, script_root: str | None = None) -> list[
         script_root: folder of the user's script, for the sites; see `allocation_site`.
 
     Returns:
-        None where the allocator in use keeps no segments; empty before CUDA is initialised.
+        None where the allocator in use keeps no segments; empty before CUDA is initialized.
     """
-    if not initialised():
+    if not initialized():
         return []
     if backend() != "native":
         return None
@@ -192,7 +192,7 @@ class AllocationHistory:
     only what `start` switched on. Blocks that were live before `start` stay without a site. Stacks of blocks
     that live on after `stop` stay readable.
 
-    Known limitation: a tool that begins its own recording after `start` is recognised at `stop` by its event
+    Known limitation: a tool that begins its own recording after `start` is recognized at `stop` by its event
     trace; one that keeps no trace either cannot be told from this one, and is switched off.
     """
 
@@ -209,7 +209,7 @@ class AllocationHistory:
 
         Returns:
             True if allocations are recorded now, by this object or by another tool. False before CUDA is
-            initialised (switching on would initialise it) and with allocators that cannot record.
+            initialized (switching on would initialize it) and with allocators that cannot record.
         """
         if backend() != "native":
             return False
@@ -224,7 +224,7 @@ class AllocationHistory:
     def stop(self) -> None:
         """Switch recording off if `start` switched it on and nobody took it over. May be called twice."""
         ours, self._ours = self._ours, False
-        if ours and initialised() and _history_enabled() and not self._taken_over():
+        if ours and initialized() and _history_enabled() and not self._taken_over():
             _record_history(None, self._max_entries)
 
     def _taken_over(self) -> bool:
@@ -285,7 +285,7 @@ def attach_oom_observer(callback: OomCallback | None) -> bool:
     the callback away.
 
     Returns:
-        False, with nothing attached, before CUDA is initialised (attaching would initialise it) and where
+        False, with nothing attached, before CUDA is initialized (attaching would initialize it) and where
         torch or the allocator has no such observer.
     """
     return _oom_dispatch.attach(callback)
@@ -335,7 +335,7 @@ _oom_dispatch = _OomDispatch()
 
 
 def _torch() -> Any:
-    """torch, in a process that has initialised CUDA."""
+    """torch, in a process that has initialized CUDA."""
     return sys.modules["torch"]
 
 
@@ -427,7 +427,7 @@ _INSTALLED: Final = re.compile(r"(^|/)(site-packages|dist-packages|lib(64)?/pyth
 _TORCH: Final = re.compile(r"(^|/)(site-packages|dist-packages)/torch/|(^|/)torchinductor_[^/]*/")
 # Typed in, given with -c, or in a notebook; every other <...> was generated.
 _TYPED: Final = re.compile(r"<(stdin|string|ipython-input|python-input)")
-_MEMTRIAGE: Final = (memtriage.__file__ or "").removesuffix("__init__.py")
+_MEMTRIAGE: Final = package_folder()
 
 
 @functools.lru_cache(maxsize=4096)

@@ -2,7 +2,7 @@
 
 The figure that a ledger closes against is CUDA's, `total - free` of `cudaMemGetInfo`. NVML adds who uses it,
 where it can: inside a container its process ids may be those of the host, and where the driver keeps no count
-(some virtual GPUs) the sizes are missing. Nothing here initialises CUDA, makes a context or raises.
+(some virtual GPUs) the sizes are missing. Nothing here initializes CUDA, makes a context or raises.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from memtriage._stdlib import os
 from memtriage.model.blocks import DriverUse
 from memtriage.observe import cuda
+from memtriage.process.stdlib import os
 
 ProcessUse = Mapping[int, int | None]
 """Bytes for each process id; None where the driver does not tell."""
@@ -30,7 +30,7 @@ _PROCESS_LISTS: Final = (
 def used(device: int) -> int | None:
     """Bytes in use on the device by anybody, from `cudaMemGetInfo` alone.
 
-    None if CUDA is not initialised, this process has no context on the device (asking would make one) or the
+    None if CUDA is not initialized, this process has no context on the device (asking would make one) or the
     current stream captures a CUDA graph.
     """
     figures = _memory_info(device)
@@ -40,7 +40,7 @@ def used(device: int) -> int | None:
 def driver_use(device: int) -> DriverUse | None:
     """What the driver says of a CUDA index; None where it cannot be asked. Never raises.
 
-    `explain_driver_use` gives the reason for a None. Costs a few NVML calls, and NVML's initialisation the
+    `explain_driver_use` gives the reason for a None. Costs a few NVML calls, and NVML's initialization the
     first time: not for every mark.
     """
     answer = explain_driver_use(device)
@@ -80,8 +80,8 @@ def split_processes(total: int, in_use: int, processes: ProcessUse | str, own_pi
 
 def _memory_info(device: int) -> tuple[int, int] | str:
     """(free, total) in bytes, or why they cannot be read."""
-    if not cuda.initialised():
-        return "CUDA is not initialised in this process"
+    if not cuda.initialized():
+        return "CUDA is not initialized in this process"
     if not cuda.has_context(device):
         return f"this process has no CUDA context on device {device}"
     if cuda.capturing():
@@ -93,7 +93,7 @@ def _memory_info(device: int) -> tuple[int, int] | str:
     return int(free), int(total)
 
 
-class _NotTold(Exception):
+class _NotReported(Exception):
     """NVML cannot say; the message is the reason."""
 
 
@@ -101,7 +101,7 @@ def _process_use(device: int) -> ProcessUse | str:
     try:
         nvml = _nvml()
         return _listed_processes(nvml, _handle(nvml, device))
-    except _NotTold as reason:
+    except _NotReported as reason:
         return str(reason)
 
 
@@ -119,26 +119,26 @@ def _listed_processes(nvml: Any, handle: Any) -> ProcessUse:
             known = [size for size in (found.get(entry.pid), entry.usedGpuMemory) if size is not None]
             found[entry.pid] = max(known, default=None)
     if not answered:
-        raise _NotTold("NVML lists no processes for this device")
+        raise _NotReported("NVML lists no processes for this device")
     return found
 
 
 @functools.cache
 def _nvml() -> Any:
-    """The NVML bindings, initialised once for each process and never shut down. Raises `_NotTold`."""
+    """The NVML bindings, initialized once for each process and never shut down. Raises `_NotReported`."""
     try:
         import pynvml
     except ImportError as error:
-        raise _NotTold(f"nvidia-ml-py is not installed ({error})") from error
+        raise _NotReported(f"nvidia-ml-py is not installed ({error})") from error
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        raise _NotTold(f"NVML: {error}") from error
+        raise _NotReported(f"NVML: {error}") from error
     return pynvml
 
 
 def _handle(nvml: Any, device: int) -> Any:
-    """NVML's handle of a CUDA index. Raises `_NotTold`.
+    """NVML's handle of a CUDA index. Raises `_NotReported`.
 
     By UUID, then by PCI address: both come from CUDA, which has already applied `CUDA_VISIBLE_DEVICES` and
     `CUDA_DEVICE_ORDER`, so indices never have to be translated.
@@ -151,9 +151,9 @@ def _handle(nvml: Any, device: int) -> Any:
             continue
         if _is_split(nvml, handle):
             # The whole card in MIG mode: its processes are not those of the instance.
-            raise _NotTold("NVML knows the card but not the MIG instance")
+            raise _NotReported("NVML knows the card but not the MIG instance")
         return handle
-    raise _NotTold("NVML does not find the device by its UUID or PCI address")
+    raise _NotReported("NVML does not find the device by its UUID or PCI address")
 
 
 def _identifiers(properties: Any) -> list[tuple[str, str]]:

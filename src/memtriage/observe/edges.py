@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from memtriage._stdlib import gc
 from memtriage.observe import autograd
 from memtriage.observe.kinds import FUTURE, LOCALS, NODE, PLACEHOLDER, SAVED, TENSOR
 from memtriage.observe.tensors import plain
+from memtriage.process.stdlib import gc
 
 
 def edges(obj: Any, kind: int, reader: autograd.NodeReader) -> list[Any]:
@@ -29,13 +29,13 @@ def edges(obj: Any, kind: int, reader: autograd.NodeReader) -> list[Any]:
 
 def future_referents(future: Any) -> list[Any]:
     """What a finished `torch.futures.Future` holds: its value is C++'s, and no collector sees it."""
-    found = gc.get_referents(future)
+    referents = gc.get_referents(future)
     try:
         if future.done():
-            found.append(sys.modules["torch"]._C.Future.value(future))
+            referents.append(sys.modules["torch"]._C.Future.value(future))
     except Exception as error:  # a future that failed raises what failed it, of any type
         _forget_raise(error)
-    return found
+    return referents
 
 
 def _forget_raise(error: Exception) -> None:

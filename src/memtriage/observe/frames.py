@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FrameType
 from typing import Any
 
-from memtriage._collector import collector_paused
-from memtriage._stdlib import threading
+from memtriage.process.collector import collector_paused
+from memtriage.process.stdlib import threading
 
 Wanted = Callable[[str], object]
 """Says of a variable's name whether it is to be read (by truth)."""

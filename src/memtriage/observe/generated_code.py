@@ -18,7 +18,7 @@ def generated_code() -> int | None:
     """
     try:
         with open("/proc/self/maps", "rb") as maps:
-            found = _WRITABLE_CODE.findall(maps.read())
+            matches = _WRITABLE_CODE.findall(maps.read())
     except OSError:
         return None
-    return sum(int(end, 16) - int(start, 16) for start, end in found)
+    return sum(int(end, 16) - int(start, 16) for start, end in matches)

@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any, Final
 
-from memtriage._collector import pause_collector, resume_collector
-from memtriage._stdlib import gc, os, time
 from memtriage.observe import autograd
 from memtriage.observe.classes import module_of, qualified_name_of
 from memtriage.observe.edges import edges, tensor_referents
@@ -47,6 +45,8 @@ from memtriage.observe.kinds import (
 )
 from memtriage.observe.origin import CodeOrigin
 from memtriage.observe.tensors import plain, undisturbed
+from memtriage.process.collector import pause_collector, resume_collector
+from memtriage.process.stdlib import gc, os, time
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class HeapGraph:
         return edges(obj, self.kinds[type(obj)], self.reader)
 
 
-class Walk:
+class HeapWalk:
     """`with Walk() as graph:` walks the heap, gives the graph and drops it on exit.
 
     Automatic collection is off meanwhile: a collection in the middle would free cycles that the walk is

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType, ModuleType
 from typing import Any, Final, Protocol
 
-from memtriage._stdlib import os
+from memtriage.process.stdlib import os
 
 
 class TrainingEvents(Protocol):

@@ -1,7 +1,7 @@
 """Memory of this process and its children as the kernel counts it: `/proc`, shared memory, pinned memory.
 
 Every size is in bytes. What the kernel or the platform does not tell is None. Nothing here keeps a tensor
-alive, touches a page of the user's, or initialises CUDA.
+alive, touches a page of the user's, or initializes CUDA.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from memtriage._descriptors import Descriptor
-from memtriage._stdlib import os
 from memtriage.observe.smaps import MemoryClasses, parse_smaps, tmpfs_devices
+from memtriage.process.descriptors import Descriptor
+from memtriage.process.stdlib import os
 
 if TYPE_CHECKING:
     import psutil
@@ -142,8 +142,8 @@ def host_sample(proc: Path = SELF) -> HostSample:
 
     Not for every mark: the kernel walks all resident pages, 0.3 ms at 16 MiB and 10 ms at 4 GiB.
     """
-    status = _kib_fields(_text(proc / "status"))
-    rollup = _kib_fields(_text(proc / "smaps_rollup"))
+    status = _kib_fields(text_of(proc / "status"))
+    rollup = _kib_fields(text_of(proc / "smaps_rollup"))
     if not status and not rollup:
         return HostSample(rss=_psutil_rss(os.getpid()) if proc == SELF else None)
     return HostSample(
@@ -161,7 +161,7 @@ def host_sample(proc: Path = SELF) -> HostSample:
 
 def host_peak(proc: Path = SELF) -> int | None:
     """Highest resident set since the start, or since the mark was reset (`VmHWM`). Walks no page."""
-    return _kib_fields(_text(proc / "status")).get("VmHWM")
+    return _kib_fields(text_of(proc / "status")).get("VmHWM")
 
 
 def memory_classes(proc: Path = SELF) -> MemoryClasses | None:
@@ -170,10 +170,10 @@ def memory_classes(proc: Path = SELF) -> MemoryClasses | None:
     Costs 6 to 9 ms in a process that has imported torch, and 16 ms at 4 GiB resident: the kernel walks all
     resident pages. It hands the file out piece by piece, so a change while it is read is seen or not.
     """
-    text = _text(proc / "smaps")
+    text = text_of(proc / "smaps")
     if not text:
         return None
-    return parse_smaps(text, tmpfs_devices(_text(proc / "mountinfo") or ""))
+    return parse_smaps(text, tmpfs_devices(text_of(proc / "mountinfo") or ""))
 
 
 def children(pid: int | None = None) -> list[ChildSample]:
@@ -201,7 +201,7 @@ def has_children(proc: Path = SELF) -> bool:
 
     True where the kernel does not tell (no CONFIG_PROC_CHILDREN), so that somebody looks.
     """
-    told = [_text(path) for path in proc.glob("task/*/children")]
+    told = [text_of(path) for path in proc.glob("task/*/children")]
     return not told or any(text for text in told)
 
 
@@ -242,7 +242,7 @@ def dev_shm(path: Path = Path("/dev/shm")) -> ShmUse | None:
 
 
 def pinned() -> PinnedStats | None:
-    """Statistics of torch's page-locked memory; None while CUDA is not initialised in this process.
+    """Statistics of torch's page-locked memory; None while CUDA is not initialized in this process.
 
     Memory that others locked (`cudaHostRegister`, DeepSpeed's native backend, NCCL) is not in them.
     """
@@ -325,7 +325,7 @@ def _child(process: psutil.Process) -> ChildSample:
     command: list[str] = []
     with contextlib.suppress(psutil.AccessDenied):
         command = process.cmdline()
-    rollup = _kib_fields(_text(Path(f"/proc/{process.pid}/smaps_rollup")))
+    rollup = _kib_fields(text_of(Path(f"/proc/{process.pid}/smaps_rollup")))
     own = [rollup[key] for key in ("Anonymous", "Private_Dirty") if key in rollup]
     return ChildSample(
         pid=process.pid,
@@ -361,7 +361,7 @@ def _kib_fields(text: str | None) -> dict[str, int]:
 _KIB_FIELD: Final = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
 
 
-def _text(path: Path) -> str | None:
+def text_of(path: Path) -> str | None:
     """The text of a /proc file, None when it is absent, forbidden, or its process has ended."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, Literal
 
-from memtriage._stdlib import threading
-from memtriage._threads import OwnThread
 from memtriage.observe.host import SELF, host_peak, rss
+from memtriage.process.stdlib import threading
+from memtriage.process.threads import OwnThread
 
 _SAMPLED_EVERY_S: Final = 0.002
 _SLACK: Final = 64 << 20

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
-from memtriage._stdlib import threading
+from memtriage.process.stdlib import threading
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from typing import Final
 
 import msgspec
 
-from memtriage._stdlib import os
 from memtriage.observe.host import resident
+from memtriage.process.stdlib import os
 
 
 class MallocInfo(msgspec.Struct, frozen=True, gc=False):
@@ -135,8 +135,8 @@ def python_arenas() -> int | None:
 
 def parse_arenas(text: bytes) -> int | None:
     """The line `82 arenas * 1048576 bytes/arena = ...` of CPython's allocator statistics, in bytes."""
-    found = _ARENAS.search(text)
-    return int(found[1]) * int(found[2]) if found else None
+    match = _ARENAS.search(text)
+    return int(match[1]) * int(match[2]) if match else None
 
 
 _ARENAS: Final = re.compile(rb"(\d+) arenas \* (\d+) bytes/arena")

@@ -9,8 +9,8 @@ from typing import Final
 
 import msgspec
 
-from memtriage._stdlib import os
 from memtriage.observe.malloc import malloc_info, written_text
+from memtriage.process.stdlib import os
 
 
 class MallocArena(msgspec.Struct, frozen=True, gc=False):

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from memtriage._forks import call_in_forked_children
-from memtriage._replaced import Replaced
+from memtriage.process.forks import call_in_forked_children
+from memtriage.process.replaced import Replaced
 
 
 class Tracing:

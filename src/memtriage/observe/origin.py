@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 
-from memtriage._stdlib import os
+from memtriage.process.stdlib import os
 
 
 def package_folder() -> str:

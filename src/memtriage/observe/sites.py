@@ -27,7 +27,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from memtriage._stdlib import gc
 from memtriage.observe import cuda
 from memtriage.observe.autograd import creation_site
 from memtriage.observe.cuda import allocation_site, blamed_frame
@@ -35,15 +34,16 @@ from memtriage.observe.kinds import NODE, TENSOR, KindTable
 from memtriage.observe.modes import AnomalyMode, Tracing
 from memtriage.observe.origin import package_folder
 from memtriage.observe.tensors import plain, storage_facts
+from memtriage.process.stdlib import gc
 
 _FRAMES = 24
 _OWN_FOLDER = package_folder()
 _STACK_LINE = re.compile(r'File "(?P<filename>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
 
-Line = tuple[str, int]
+SourceLine = tuple[str, int]
 """File and line."""
 
-Trace = Sequence[Line]
+SiteTrace = Sequence[SourceLine]
 """File and line of each frame, innermost first."""
 
 
@@ -61,8 +61,8 @@ class SiteRecorder:
         self._anomaly = AnomalyMode()
         self._blocks: dict[int, str] | None = None
         self._sources: set[str] | None = None
-        self._objects: dict[int, tuple[weakref.ref[Any], Trace]] = {}
-        self._live: dict[Line, int] = {}
+        self._objects: dict[int, tuple[weakref.ref[Any], SiteTrace]] = {}
+        self._live: dict[SourceLine, int] = {}
 
     @property
     def recording(self) -> bool:
@@ -168,11 +168,11 @@ class SiteRecorder:
         # What was noted may be gone by now, and its address another object's.
         return self.named(noted[1]) if noted is not None and noted[0]() is obj else None
 
-    def live_by_line(self) -> dict[Line, int]:
+    def live_by_line(self) -> dict[SourceLine, int]:
         """Bytes of Python objects and numpy arrays made while tracemalloc was on, by the user's line."""
         return dict(self._live)
 
-    def named(self, trace: Trace) -> str | None:
+    def named(self, trace: SiteTrace) -> str | None:
         """`file.py:line in function` of the line to blame; None for an object that the census itself made."""
         return allocation_site(_frames(trace), self._root)
 
@@ -186,7 +186,7 @@ class SiteRecorder:
         return self._blocks
 
 
-def _frames(trace: Trace) -> list[dict[str, Any]]:
+def _frames(trace: SiteTrace) -> list[dict[str, Any]]:
     """Frames of a trace; none of an object that the census itself made."""
     if trace and _OWN_FOLDER in trace[0][0]:
         return []
@@ -205,18 +205,18 @@ class _LineFrame(dict[str, Any]):
         return self[key] if key in self or key == "name" else default
 
 
-def _object_trace(obj: Any) -> Trace | None:
+def _object_trace(obj: Any) -> SiteTrace | None:
     """tracemalloc's trace of an object.
 
     `tracemalloc.get_object_traceback` of CPython 3.11 looks 16 bytes before the object, but the memory of
     one with a managed `__dict__` (tensors have it) begins 32 bytes before. The C function that it calls
     takes the address itself.
     """
-    found = tracemalloc.get_object_traceback(obj)
-    if found is not None:
-        return [(frame.filename, frame.lineno) for frame in reversed(found)]
+    object_traceback = tracemalloc.get_object_traceback(obj)
+    if object_traceback is not None:
+        return [(frame.filename, frame.lineno) for frame in reversed(object_traceback)]
     if type(obj).__flags__ & _MANAGED_DICT and _get_traceback is not None:
-        raw: Trace | None = _get_traceback(0, id(obj) - _MANAGED_PREFIX)
+        raw: SiteTrace | None = _get_traceback(0, id(obj) - _MANAGED_PREFIX)
         return raw
     return None
 

@@ -169,7 +169,7 @@ def _is_arena(region: _Region, following: list[_Region]) -> bool:
     """Whether a mapping is a glibc arena of a thread: aligned, used from its start, the rest reserved.
 
     `new_heap` of glibc's arena.c maps 64 MiB at a multiple of 64 MiB without access and opens it from the
-    front. An arena that is full to its end, or merged with memory mapped just below, is not recognised.
+    front. An arena that is full to its end, or merged with memory mapped just below, is not recognized.
     """
     if region.name or not region.permissions.startswith("rw-p") or region.start % _ARENA_ALIGNMENT:
         return False

@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind
+from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
 
 _GROWS: Final = frozenset(
     ("append", "appendleft", "extend", "extendleft", "insert")
@@ -70,8 +70,8 @@ class _Target:
         module: it is a variable of a module.
     """
 
-    segment: Segment
-    before: Segment | None
+    segment: PathSegment
+    before: PathSegment | None
     function: str | None
     shared: bool
     module: bool
@@ -326,8 +326,8 @@ def _stored_by_call(node: ast.Call, target: _Target) -> Iterator[tuple[int, ast.
 
 def _parts(target: ast.expr) -> Iterator[ast.expr]:
     if isinstance(target, (ast.Tuple, ast.List)):
-        for each in target.elts:
-            yield from _parts(each)
+        for elt in target.elts:
+            yield from _parts(elt)
     else:
         yield target.value if isinstance(target, ast.Starred) else target
 

@@ -113,7 +113,7 @@ def first_bytes(tensor: Any, facts: StorageFacts, count: int) -> bytes | None:
 
 
 def is_pinned(tensor: Any) -> bool:
-    """Whether a CPU tensor is page-locked; False where torch cannot tell. Never initialises CUDA."""
+    """Whether a CPU tensor is page-locked; False where torch cannot tell. Never initializes CUDA."""
     import torch
 
     if not torch.cuda.is_initialized():

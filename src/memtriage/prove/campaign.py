@@ -13,7 +13,7 @@ from memtriage.prove.processes import kill_leftovers
 from memtriage.prove.reading import TrialReading, read_trial
 from memtriage.prove.result import Trial, pending
 from memtriage.prove.schedule import remaining_s
-from memtriage.prove.state import State
+from memtriage.prove.state import ComparisonState
 from memtriage.prove.trial import TrialEnd, run_trial
 from memtriage.prove.trials import Trials
 
@@ -29,7 +29,7 @@ class Campaign:
         say: where a line of progress goes.
     """
 
-    def __init__(self, trials: Trials, state: State, say: Say) -> None:
+    def __init__(self, trials: Trials, state: ComparisonState, say: Say) -> None:
         self.trials = trials
         self.state = state
         self._say = say
@@ -111,14 +111,14 @@ class Campaign:
         return reading
 
 
-def clear_leftovers(state: State, say: Say) -> None:
+def clear_leftovers(state: ComparisonState, say: Say) -> None:
     """Kill what is left of trials whose runner was killed; see `processes.kill_leftovers`."""
     left = kill_leftovers(state.directory)
     if left:
         say(f"killed processes that earlier trials had left running: {left}")
 
 
-class Terminated(BaseException):
+class TerminationRequested(BaseException):
     """SIGTERM or SIGHUP came: to be handled as Ctrl-C is.
 
     Attributes:
@@ -132,10 +132,10 @@ class Terminated(BaseException):
 
 @contextmanager
 def termination_raises() -> Iterator[None]:
-    """Within the block SIGTERM and SIGHUP raise `Terminated` in the main thread."""
+    """Within the block SIGTERM and SIGHUP raise `TerminationRequested` in the main thread."""
 
     def handler(signum: int, _: FrameType | None) -> None:
-        raise Terminated(signum)
+        raise TerminationRequested(signum)
 
     found = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:

@@ -105,5 +105,5 @@ def torch_version(python: str | None) -> tuple[int, int] | None:
                 f"that has torch and memtriage: correct it"
             ) from error
         text = asked.stdout
-    found = re.match(r"(\d+)\.(\d+)", text)
-    return None if found is None else (int(found[1]), int(found[2]))
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return None if match is None else (int(match[1]), int(match[2]))

@@ -10,8 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from memtriage.diagnose.merge import merge
-from memtriage.model import Finding, Mark
+from memtriage.diagnose.ranks.merge import merge
+from memtriage.model.findings import Finding
+from memtriage.model.marks import Mark
 from memtriage.model.units import count
 from memtriage.prove.command import record_directory
 from memtriage.prove.limits import AT_MARK, TIME
@@ -141,14 +142,14 @@ class _Instant:
 
 def _instants(marks: Sequence[Mark]) -> list[_Instant]:
     """Join the lines of one mark, one a device, which share name and time."""
-    found: list[_Instant] = []
+    instants: list[_Instant] = []
     for mark in marks:
-        last = found[-1] if found else None
+        last = instants[-1] if instants else None
         if last is not None and (last.name, last.time_s) == (mark.name, mark.time_s):
             last.marks.append(mark)
         else:
-            found.append(_Instant(mark.name, mark.step, mark.time_s, [mark]))
-    return found
+            instants.append(_Instant(mark.name, mark.step, mark.time_s, [mark]))
+    return instants
 
 
 def _ends(record: RankRecord, step: str) -> list[tuple[int, float]]:
@@ -214,7 +215,7 @@ def _peaks(record: RankRecord, instants: Sequence[_Instant]) -> dict[str, int | 
     at_marks = [_counters(instant.marks) for instant in instants]
 
     def highest(metric: str, peak: int | None) -> int | None:
-        values = [value for each in at_marks if (value := each[metric]) is not None]
+        values = [value for mark in at_marks if (value := mark[metric]) is not None]
         return max([*values, *([] if peak is None else [peak])], default=None)
 
     end = record.end

@@ -7,17 +7,17 @@ from itertools import pairwise
 from statistics import median
 from typing import Final
 
-from memtriage.model import Finding
+from memtriage.model.findings import Finding
 from memtriage.model.trials import (
     AgainstBaseline,
     Failure,
     FailureKind,
     Figure,
+    OutputValues,
     TargetRow,
     TrialRow,
     TrialsReport,
     TrialsVerdict,
-    Values,
     VariantRow,
 )
 from memtriage.model.units import size
@@ -25,7 +25,7 @@ from memtriage.prove.judge import Readings, first_difference, judge, spread
 from memtriage.prove.limits import METRICS, TIME
 from memtriage.prove.reading import TrialReading, read_trial
 from memtriage.prove.schedule import given_up, schedule
-from memtriage.prove.state import State
+from memtriage.prove.state import ComparisonState
 from memtriage.prove.statistics import CONFIDENCE, LEAST_TRIALS, median_interval, ratio
 from memtriage.prove.trial import LOG, TrialEnd
 from memtriage.prove.trials import Trials
@@ -41,7 +41,7 @@ _ALIKE_BYTES: Final = 64 << 20
 """The same in bytes, whatever the share."""
 
 
-def make_report(trials: Trials, state: State) -> TrialsReport:
+def make_report(trials: Trials, state: ComparisonState) -> TrialsReport:
     """Read all that has run so far and judge it."""
     ends = state.ends()
     read: dict[str, dict[int, TrialReading]] = {name: {} for name in trials.names}
@@ -122,7 +122,7 @@ def _verdict(targets: Sequence[TargetRow]) -> TrialsVerdict:
 
 def _variant_row(
     trials: Trials,
-    state: State,
+    state: ComparisonState,
     name: str,
     ends: Mapping[Trial, TrialEnd],
     read: Mapping[int, TrialReading],
@@ -219,14 +219,14 @@ def _measurements(metric: str, trial: TrialReading) -> list[float]:
     return [] if figure is None else [figure]
 
 
-def _values(value: str, name: str, baseline: str, readings: Readings) -> Values:
+def _values(value: str, name: str, baseline: str, readings: Readings) -> OutputValues:
     courses = [trial.values[value] for trial in readings[name].values()]
     expected = [trial.values[value] for trial in readings[baseline].values()]
     first = courses[0] if courses else []
     differences: list[int | None] = []
     if name != baseline and expected and expected[0]:
         differences = [first_difference(course, expected[0]) for course in courses]
-    return Values(
+    return OutputValues(
         count=len(first),
         first=first[0] if first else None,
         last=first[-1] if first else None,
@@ -256,7 +256,7 @@ def _highest_rank(trial: TrialReading, metric: str) -> list[int | None]:
 
 
 def _failure_rows(
-    state: State, ended: Mapping[int, TrialEnd], read: Mapping[int, TrialReading]
+    state: ComparisonState, ended: Mapping[int, TrialEnd], read: Mapping[int, TrialReading]
 ) -> list[Failure]:
     """Return what went wrong, like with like."""
     found: dict[tuple[FailureKind, str], list[int]] = {}
@@ -298,7 +298,7 @@ def _notes(trials: Trials, readings: Readings, ends: Mapping[Trial, TrialEnd], t
             f"{to_come} of {trials.repeats * len(trials.names)} trials are still to come: the same command "
             f"goes on where it stopped"
         )
-    rounds = min((len(each) for each in readings.values() if each), default=0)
+    rounds = min((len(reading) for reading in readings.values() if reading), default=0)
     if 0 < rounds < LEAST_TRIALS:
         notes.append(
             f"with fewer than {LEAST_TRIALS} trials a variant, intervals of ratios are over steps: "
@@ -317,7 +317,9 @@ def _notes(trials: Trials, readings: Readings, ends: Mapping[Trial, TrialEnd], t
 def _differing_places(readings: Readings, ends: Mapping[Trial, TrialEnd]) -> list[str]:
     """Say where trials ran under different conditions, which are in every difference between them then."""
     notes = []
-    torches = sorted({trial.torch for each in readings.values() for trial in each.values() if trial.torch})
+    torches = sorted(
+        {trial.torch for reading in readings.values() for trial in reading.values() if trial.torch}
+    )
     hosts = sorted({end.host for end in ends.values()})
     devices = sorted({end.devices for end in ends.values() if end.devices is not None})
     if len(torches) > 1:

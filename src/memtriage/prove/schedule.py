@@ -53,7 +53,7 @@ def remaining_s(pending: Sequence[str], took: Mapping[str, Sequence[float]]) -> 
 
 
 def _zigzag(count: int) -> list[int]:
-    """Return 0, count - 1, 1, count - 2, 2 ...: neighbours differ by every amount."""
+    """Return 0, count - 1, 1, count - 2, 2 ...: neighbors differ by every amount."""
     return [place // 2 if place % 2 == 0 else count - 1 - place // 2 for place in range(count)]
 
 

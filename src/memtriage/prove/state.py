@@ -22,7 +22,7 @@ _DIGEST: Final = 12
 _LONGEST: Final = 40
 
 
-class State:
+class ComparisonState:
     """Finds the trials of a file in a directory.
 
     Args:

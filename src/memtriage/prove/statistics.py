@@ -96,6 +96,6 @@ def ratio(
         None without a pair, or where the other's are not all above 0.
     """
     pairs = [list(zip(mine, theirs, strict=False)) for mine, theirs in zip(own, other, strict=True)]
-    if any(theirs <= 0 for each in pairs for _, theirs in each):
+    if any(theirs <= 0 for pair in pairs for _, theirs in pair):
         return None
-    return paired([[mine / theirs for mine, theirs in each] for each in pairs])
+    return paired([[mine / theirs for mine, theirs in pair] for pair in pairs])

@@ -127,8 +127,8 @@ def parse_seconds(text: str) -> float | None:
     >>> parse_seconds("1.5 min"), parse_seconds("20ms"), parse_seconds("soon")
     (90.0, 0.02, None)
     """
-    found = _TIME.fullmatch(text)
-    return None if found is None else float(found[1]) * _SECONDS[found[2]]
+    match = _TIME.fullmatch(text)
+    return None if match is None else float(match[1]) * _SECONDS[match[2]]
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -12,10 +12,11 @@ from typing import Final, Literal
 
 import msgspec
 
-from memtriage.diagnose.explain import explain_text
-from memtriage.diagnose.killed import fate, killed_note
-from memtriage.diagnose.merge import merge
-from memtriage.model import FindingKind, RunReport
+from memtriage.diagnose.ranks.killed import fate, killed_note
+from memtriage.diagnose.ranks.merge import merge
+from memtriage.messages.explain import explain
+from memtriage.model.findings import FindingKind
+from memtriage.model.report import RunReport
 from memtriage.model.units import duration
 from memtriage.prove.command import command, environment, record_directory, torch_version
 from memtriage.prove.processes import Ended, run
@@ -33,7 +34,7 @@ _OUT_OF_MEMORY: Final[frozenset[FindingKind]] = frozenset({"out_of_memory", "hos
 _SURE: Final = 0.6
 """How sure `memtriage explain` must be for its word on a log to go into the table."""
 
-Outcome = Literal["finished", "crashed", "out_of_memory", "killed", "timed_out"]
+TrialOutcome = Literal["finished", "crashed", "out_of_memory", "killed", "timed_out"]
 
 
 class TrialEnd(msgspec.Struct, kw_only=True, frozen=True):
@@ -56,7 +57,7 @@ class TrialEnd(msgspec.Struct, kw_only=True, frozen=True):
     variant: str
     round: int
     settings: dict[str, str]
-    outcome: Outcome
+    outcome: TrialOutcome
     exit_code: int
     error: str | None = None
     started: float
@@ -150,12 +151,12 @@ def _record(folder: Path) -> RunRecord | None:
         return None
 
 
-def _outcome(ended: Ended, report: RunReport | None) -> Outcome:
+def _outcome(ended: Ended, report: RunReport | None) -> TrialOutcome:
     if ended.timed_out:
         return "timed_out"
     if ended.exit_code == 0:
         return "finished"
-    if report is not None and any(each.kind in _OUT_OF_MEMORY for each in report.findings):
+    if report is not None and any(finding.kind in _OUT_OF_MEMORY for finding in report.findings):
         return "out_of_memory"
     if ended.exit_code < 0 or (report is not None and report.verdict == "killed"):
         return "killed"
@@ -168,7 +169,7 @@ def _recorded(record: RunRecord | None, report: RunReport | None) -> str | None:
         return None
     if report.exception is not None:
         return report.exception
-    of_memory = [each for each in report.findings if each.kind in _OUT_OF_MEMORY]
+    of_memory = [finding for finding in report.findings if finding.kind in _OUT_OF_MEMORY]
     if of_memory:
         return of_memory[0].mechanism
     killed = [rank for rank in record.ranks if fate(rank) == "killed"]
@@ -176,7 +177,7 @@ def _recorded(record: RunRecord | None, report: RunReport | None) -> str | None:
 
 
 def _error(
-    outcome: Outcome, ended: Ended, log: Path, timeout_s: float | None, recorded: str | None
+    outcome: TrialOutcome, ended: Ended, log: Path, timeout_s: float | None, recorded: str | None
 ) -> str | None:
     match outcome:
         case "finished":
@@ -192,7 +193,7 @@ def _error(
 
 def _explained(log: Path) -> str:
     """Return what the log proves of the cause, where it proves anything of memory."""
-    explained = explain_text(log_tail(log))
+    explained = explain(log_tail(log))
     unproven = explained.diagnosis in ("unknown", "killed_unproven", "not_memory", "informational")
     if unproven or explained.confidence < _SURE or not explained.evidence:
         return ""

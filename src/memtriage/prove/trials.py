@@ -37,7 +37,7 @@ _TARGET_KEYS: Final = ("metric", "variant", *_SENSES)
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class VariantPolicy:
     """What memtriage itself does in a variant.
 
     Attributes:
@@ -66,7 +66,7 @@ class Variant:
     args: tuple[str, ...] = ()
     env: Mapping[str, str | None] = field(default_factory=dict)
     allocator: str | None = None
-    policy: Policy = field(default_factory=Policy)
+    policy: VariantPolicy = field(default_factory=VariantPolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,16 +237,16 @@ def _variants(root: Table, trials: Table) -> tuple[Variant, ...]:
     if not tables:
         raise TrialsError("there is no [[variant]]; expected at least one, with a name: add it")
     common = _variant(trials, "")
-    found: list[Variant] = []
+    variants: list[Variant] = []
     for number, each in enumerate(tables, 1):
         table = Table(each, f"[[variant]] {number}", _VARIANT_KEYS)
         name = table.text("name")
         if not name or len(name) > _LONGEST_NAME or "'" in name or not name.isprintable():
             raise table.wrong("name", f'a text of at most {_LONGEST_NAME} characters, without "\'"')
-        if name in (other.name for other in found):
+        if name in (other.name for other in variants):
             raise table.wrong("name", "a name that no other variant has")
         own = _variant(table, name)
-        found.append(
+        variants.append(
             Variant(
                 name=name,
                 args=common.args + own.args,
@@ -255,12 +255,12 @@ def _variants(root: Table, trials: Table) -> tuple[Variant, ...]:
                 policy=_policy(table, common.policy),
             )
         )
-    return tuple(found)
+    return tuple(variants)
 
 
 def _variant(table: Table, name: str) -> Variant:
     env = _environment(table)
-    return Variant(name, table.texts("args"), env, _allocator(table), _policy(table, Policy()))
+    return Variant(name, table.texts("args"), env, _allocator(table), _policy(table, VariantPolicy()))
 
 
 def _environment(table: Table) -> dict[str, str | None]:
@@ -284,9 +284,9 @@ def _allocator(table: Table) -> str | None:
     return ",".join(f"{key}:{value}" for key, value in given.items())
 
 
-def _policy(table: Table, default: Policy) -> Policy:
+def _policy(table: Table, default: VariantPolicy) -> VariantPolicy:
     policy = Table(table.table("memtriage"), f"{table.where} memtriage", _POLICY_KEYS)
-    return Policy(
+    return VariantPolicy(
         phase=policy.take("phase", bool, False) if "phase" in policy else default.phase,
         host_tuning=policy.take("host_tuning", bool, default.host_tuning),
     )

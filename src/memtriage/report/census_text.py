@@ -9,12 +9,11 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from memtriage.model import RankCount, RunReport
-from memtriage.model.asked import Answer, HeldHere
-from memtriage.report.page import BULLET, Page
-from memtriage.report.terminal import ledger_blocks
+from memtriage.model.asked import Answer, HeldHere, Unanswered
+from memtriage.model.report import RankCount, RunReport
+from memtriage.report.console import BULLET, Page
+from memtriage.report.run.terminal import ledger_blocks
 from memtriage.report.text import count, duration, size
-from memtriage.session.ask import Unanswered
 
 _SIZE_WIDTH: Final = 12
 

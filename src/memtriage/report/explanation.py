@@ -13,10 +13,10 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from memtriage.diagnose.messages.sizes import as_printed
-from memtriage.model.explanation import Event, Explanation, Fix, Label
-from memtriage.model.playbook import Entry, Maths, Rung
-from memtriage.report.page import BULLET, Page
+from memtriage.messages.grammar.sizes import as_printed
+from memtriage.model.explanation import Explanation, Fix, Label, LogEvent, Maths
+from memtriage.playbook.entries import PlaybookAction, PlaybookEntry
+from memtriage.report.console import BULLET, Page
 from memtriage.report.text import count, rank_list
 
 _LABELS: Final = 16
@@ -123,7 +123,7 @@ def _fixes(page: Page, fixes: Sequence[Fix]) -> None:
         page.line((f"  then {more} more: {rest} (`memtriage explain {fixes[_MOST_FIXES].playbook}`)", "dim"))
 
 
-def _events(page: Page, events: Sequence[Event]) -> None:
+def _events(page: Page, events: Sequence[LogEvent]) -> None:
     if len(events) < 2:
         return
     page.heading("Events", "the first failure and what else the log has")
@@ -148,7 +148,7 @@ def _events(page: Page, events: Sequence[Event]) -> None:
         page.line((f"   {len(events) - len(shown):,} more in --json", "dim"))
 
 
-def _who(event: Event) -> str:
+def _who(event: LogEvent) -> str:
     if event.ranks:
         return f"{'rank' if len(event.ranks) == 1 else 'ranks'} {rank_list(event.ranks)}"
     return event.source or ""
@@ -162,7 +162,7 @@ def _sentence(action: str) -> str:
 # The playbook
 
 
-def render_entry(entry: Entry, console: Console) -> None:
+def render_entry(entry: PlaybookEntry, console: Console) -> None:
     """Print an entry of the playbook."""
     page = Page(console)
     page.line((entry.name, "bold"), ("  ", ""), (entry.subject, "bold"))
@@ -175,12 +175,12 @@ def render_entry(entry: Entry, console: Console) -> None:
             page.field(label, value)
 
 
-def describe_rung(rung: Rung) -> list[tuple[str, str]]:
+def describe_rung(rung: PlaybookAction) -> list[tuple[str, str]]:
     """What there is to say of a change, each with its heading."""
     maths = rung.maths if rung.maths_note is None else f"{rung.maths}; {rung.maths_note}"
     return [("saves", rung.saves), ("speed", rung.costs), ("result", maths), ("no help when", rung.no_help)]
 
 
-def write_entry_json(entry: Entry, stream: BinaryIO) -> None:
+def write_entry_json(entry: PlaybookEntry, stream: BinaryIO) -> None:
     """Write an entry of the playbook as one line of JSON."""
     stream.write(msgspec.json.encode({"schema": 1, **msgspec.to_builtins(entry)}) + b"\n")

@@ -12,12 +12,12 @@ from typing import Final
 
 from rich.console import Console
 
+from memtriage.catalogue.catalogue import BUILT_IN
+from memtriage.catalogue.entry import Holder
+from memtriage.catalogue.installed import versions_in_words
+from memtriage.catalogue.remarks import REMARKS
 from memtriage.model.holders import HolderHere
-from memtriage.observe.holders.catalogue import BUILT_IN
-from memtriage.observe.holders.entry import Holder
-from memtriage.observe.holders.installed import versions_in_words
-from memtriage.observe.holders.remarks import REMARKS
-from memtriage.report.page import Page
+from memtriage.report.console import Page
 from memtriage.report.playbook import plain
 
 _LABELS: Final = 17
@@ -86,7 +86,7 @@ def conditions(forbidden: Iterable[str]) -> str:
 _HEAD: Final = """\
 # Known holders
 
-<!-- python -m memtriage.report.holders > docs/holders.md: edit src/memtriage/observe/holders/ -->
+<!-- python -m memtriage.report.holders > docs/holders.md: edit src/memtriage/catalogue/ -->
 
 Libraries keep memory between steps: copies of weights, workspaces, tables, buffers, the tensors of an
 autograd node that has done its work. memtriage knows the holders below. Censuses, ledgers and findings name
@@ -118,7 +118,7 @@ print("\\n".join(report.lines()))
 ```
 
 A library is never imported to look for it: an entry is found by what is loaded and by
-attributes. Every device in use is synchronised, each entry is measured before and after, garbage is
+attributes. Every device in use is synchronized, each entry is measured before and after, garbage is
 collected, the allocator's cache emptied, and the report tells for each entry what it held, what went, or why
 it was skipped:
 

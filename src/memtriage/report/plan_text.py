@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from memtriage.model.plan import PassedOver, Plan, PlanStep
-from memtriage.report.page import BULLET, Page
+from memtriage.report.console import BULLET, Page
 from memtriage.report.text import count, duration, size
 
 _INDENT: Final = "     "

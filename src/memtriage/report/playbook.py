@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
-from memtriage.model.playbook import LADDER, PLAYBOOK, Entry, Rung
+from memtriage.playbook.entries import LADDER, PLAYBOOK, PlaybookAction, PlaybookEntry
 from memtriage.report.explanation import describe_rung
 
 _HEAD = """\
 # The playbook
 
-<!-- python -m memtriage.report.playbook > docs/playbook.md: edit src/memtriage/model/playbook.py -->
+<!-- python -m memtriage.report.playbook > docs/playbook.md: edit src/memtriage/playbook/entries.py -->
 
 What is known about each way to run out of memory, or to need less of it. Every finding, fix and remedy of
 memtriage names an entry; `memtriage explain M8` prints one.
@@ -51,7 +51,7 @@ def _lines() -> Iterator[str]:
     yield ""
 
 
-def _change(rung: Rung) -> Iterator[str]:
+def _change(rung: PlaybookAction) -> Iterator[str]:
     yield f"**{plain(rung.action)}**"
     yield ""
     for label, value in describe_rung(rung):
@@ -63,7 +63,7 @@ def plain(text: str) -> str:
     return text.replace("*", "\\*").replace("|", "\\|").replace("_", "\\_")
 
 
-def _anchor(entry: Entry) -> str:
+def _anchor(entry: PlaybookEntry) -> str:
     kept = "".join(
         char for char in f"{entry.name}. {entry.subject}".lower() if char.isalnum() or char in " -"
     )

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from memtriage.model.prediction import Against, PeakRow, Prediction
-from memtriage.report.page import BULLET, Page
+from memtriage.report.console import BULLET, Page
 from memtriage.report.text import UNKNOWN, duration, size
 
 _NAME_WIDTH: Final = 18
@@ -95,8 +95,8 @@ def _against(page: Page, against: Against) -> None:
             _beside(page, f"{where}, end of {_MARKS[mark.name]}, {name}", recorded, predicted)
     if against.owners:
         page.heading("Owner by owner", f"the last ledger; {against.instant} is nearest to it")
-        for each in against.owners:
-            _beside(page, each.owner, each.recorded, each.predicted)
+        for owner in against.owners:
+            _beside(page, owner.owner, owner.recorded, owner.predicted)
     for note in against.notes:
         page.field("", f"{BULLET}{note}", labels=2)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from memtriage.model import FindingKind
-from memtriage.model.findings import GROWING
+from memtriage.model.findings import GROWING, FindingKind
 from memtriage.model.units import (
     UNKNOWN,
     count,

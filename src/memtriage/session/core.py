@@ -11,41 +11,41 @@ from __future__ import annotations
 import functools
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import ParamSpec, cast
 
-from memtriage._stdlib import os, threading, time
-from memtriage.diagnose.host_findings import host_findings, host_notes
-from memtriage.diagnose.judged import with_circumstances
-from memtriage.diagnose.leaks import CensusPoint
+from memtriage.diagnose.growth.judged import with_circumstances
+from memtriage.diagnose.growth.leaks import CensusPoint
+from memtriage.diagnose.host.findings import host_findings, host_notes
 from memtriage.diagnose.verdict import verdict
 from memtriage.model.asked import Answer
 from memtriage.model.findings import Finding, Verdict
 from memtriage.model.judged import Judged
+from memtriage.model.paths import HolderPath
 from memtriage.model.position import TrainingPosition
 from memtriage.model.run_status import RunStatus
 from memtriage.observe.counters import CounterReader
 from memtriage.observe.foreign import is_programs_exception
 from memtriage.observe.hooks import TrainingHooks, inside_optimizer_step
 from memtriage.observe.host import host_peak
-from memtriage.session.asked import Lock, Responder
+from memtriage.process.stdlib import os, threading, time
 from memtriage.session.death import error_frames, memory_error
 from memtriage.session.death_watch import DeathWatch
 from memtriage.session.ends import Terminated, allocator_peaks, exception_text, start_record
 from memtriage.session.growth_watch import GrowthWatch
 from memtriage.session.host_watch import HostWatch
-from memtriage.session.interrupts import OwnWork
 from memtriage.session.ledgers import LedgerKeeper
 from memtriage.session.live_state import LiveState
 from memtriage.session.marks import MarkPoint, StoredMarks
 from memtriage.session.microbatch_log import MicrobatchLog
-from memtriage.session.phases import PhaseResidue
 from memtriage.session.progress import TrainingProgress
 from memtriage.session.record import SessionRecord
+from memtriage.session.remote.answer import Lock, Responder
 from memtriage.session.sampler import Sampler
+from memtriage.session.signals.own_work import OwnWork
 from memtriage.session.time_marks import TimeMarks
 from memtriage.store.layout import RankIdentity, record_path
 from memtriage.store.records import End
@@ -345,7 +345,7 @@ class Session:
     def finish(
         self, exception: BaseException | None = None, exit_code: int | None = None, *, brief: bool = False
     ) -> None:
-        """End the watch: last look, judgement, end of the record. Everything installed is removed.
+        """End the watch: last look, judgment, end of the record. Everything installed is removed.
 
         Args:
             exception: what ended the program, with its traceback still on it.
@@ -428,8 +428,36 @@ class Session:
             judged=self.judged,
         )
         try:
-            devices = [] if self._last_mark is None else [each.device for each in self._last_mark.readings]
+            devices = (
+                [] if self._last_mark is None else [reading.device for reading in self._last_mark.readings]
+            )
             end.peak_allocated, end.peak_reserved = allocator_peaks(devices)
         except Exception as error:
             self._record.failed("read peaks", error)
         self._record.write("end", end)
+
+
+class PhaseResidue:
+    """The residue found so far: one finding for each device and holder.
+
+    What one phase leaves behind is there at the ends of later ones too: the finding names the first, and has
+    the latest figures.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, HolderPath | str | None], Finding] = {}
+
+    def add(self, findings: Iterable[Finding]) -> list[Finding]:
+        """What a phase left at its end; returns it under the phase that left it first."""
+        told = []
+        for finding in findings:
+            key = (finding.device, finding.held_at)
+            if key in self._found:
+                finding.phase = self._found[key].phase
+            self._found[key] = finding
+            told.append(finding)
+        return told
+
+    def findings(self) -> list[Finding]:
+        """All of them, largest first."""
+        return sorted(self._found.values(), key=lambda finding: -(finding.bytes or 0))

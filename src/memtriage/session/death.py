@@ -12,11 +12,11 @@ from types import FrameType
 
 from msgspec.structs import replace
 
-from memtriage.diagnose.errors import is_out_of_memory, read_message
-from memtriage.diagnose.messages.message import OomFields
-from memtriage.diagnose.oom import describe
-from memtriage.diagnose.phase import FrameState, phase_from_frames
-from memtriage.diagnose.shapes import factor_request
+from memtriage.diagnose.out_of_memory import describe
+from memtriage.messages.errors import is_out_of_memory, read_message
+from memtriage.messages.grammar.message import OomFields
+from memtriage.messages.shapes import factor_request
+from memtriage.messages.training_phase import FrameState, phase_from_frames
 from memtriage.model.blocks import DeviceCounters
 from memtriage.model.census import StorageRecord
 from memtriage.model.findings import DEVICE_HOST, Finding

@@ -9,17 +9,17 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from memtriage._stdlib import time
-from memtriage.diagnose.leaks import CensusPoint
-from memtriage.diagnose.phase import FrameState, phase_from_frames
+from memtriage.diagnose.growth.leaks import CensusPoint
+from memtriage.messages.training_phase import FrameState, phase_from_frames
 from memtriage.model.findings import Finding
-from memtriage.model.position import Phase, TrainingPosition
+from memtriage.model.position import TrainingPhase, TrainingPosition
 from memtriage.model.units import size
 from memtriage.observe import cuda
 from memtriage.observe.cgroup import host_limit
 from memtriage.observe.foreign import is_programs_exception
 from memtriage.observe.hooks import inside_backward
 from memtriage.observe.inputs import batch_elements, caller_frames, running_functions
+from memtriage.process.stdlib import time
 from memtriage.session.death import (
     FailedAllocation,
     device_of,
@@ -73,8 +73,8 @@ class DeathWatch:
     # --- while the program runs -----------------------------------------------------------------------------
 
     def observe(self) -> None:
-        """Has torch tell of failing allocations, from the time on at which CUDA is initialised."""
-        if not self._observing and cuda.initialised():
+        """Has torch tell of failing allocations, from the time on at which CUDA is initialized."""
+        if not self._observing and cuda.initialized():
             self._observing = cuda.attach_oom_observer(self._out_of_memory)
 
     def stop(self) -> None:
@@ -114,7 +114,7 @@ class DeathWatch:
             return
         grad_enabled = bool(sys.modules["torch"].is_grad_enabled())
         here = self._here()
-        phase: Phase = "backward" if inside_backward() else here.phase
+        phase: TrainingPhase = "backward" if inside_backward() else here.phase
         if phase in ("setup", "forward"):
             state = FrameState(training_begun=here.backwards > 0, grad_enabled=grad_enabled)
             phase = phase_from_frames(running_functions(), state)

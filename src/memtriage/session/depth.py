@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from memtriage._replaced import Replaced
+from memtriage.process.replaced import Replaced
 
 _ENOUGH: Final = 1000
 """CPython's own limit, with which the watch's work at the end of a program goes well."""

@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Final
 
-from memtriage._stdlib import time
-from memtriage.diagnose.counter import CODE
+from memtriage.diagnose.growth.counter import CODE
+from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.diagnose.judge import Evidence
-from memtriage.diagnose.leaks import CensusPoint
 from memtriage.model.findings import Finding
 from memtriage.model.judged import Judged
 from memtriage.observe import cuda
 from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.generated_code import generated_code
 from memtriage.observe.host import InUse
-from memtriage.session.investigation import Investigator
-from memtriage.session.judgement import find_leaks, judge_devices, limits_and_use
+from memtriage.process.stdlib import time
 from memtriage.session.ledgers import LedgerKeeper
 from memtriage.session.marks import MarkPoint
 from memtriage.session.progress import TrainingProgress
+from memtriage.session.schedule.investigation import Investigator
+from memtriage.session.schedule.judgment import find_leaks, judge_devices, limits_and_use
 from memtriage.session.schedule.scheduler import CensusScheduler
 from memtriage.session.transient_peak import TransientPeak
 
@@ -36,7 +36,7 @@ class GrowthWatch:
     """Gathers evidence of growth, and says what grows whenever it is asked.
 
     Attributes:
-        limits: bytes at which memory runs out, by device, as of the last judgement.
+        limits: bytes at which memory runs out, by device, as of the last judgment.
         scheduler: decides on the censuses, and has the counters.
         transient: what comes and goes between marks.
 
@@ -134,7 +134,7 @@ class GrowthWatch:
     def _code(self) -> dict[str, int]:
         """How much code was generated, now and then, where it may be for new shapes."""
         now = time.perf_counter()
-        if now < self._code_due_s or cuda.initialised() or not self._shapes_vary():
+        if now < self._code_due_s or cuda.initialized() or not self._shapes_vary():
             return {}
         started = time.thread_time()
         code = generated_code()
@@ -163,10 +163,10 @@ class GrowthWatch:
             main.investigation.collector_off,
             caches_may_fill=self._shapes_vary(),
         )
-        found = find_leaks(self.scheduler, evidence)
-        for finding in found:
+        leaks = find_leaks(self.scheduler, evidence)
+        for finding in leaks:
             finding.rank = self._rank
-        return found
+        return leaks
 
     # --- when memory runs out, and at the end ---------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What a watch notes of host memory from its start to its end, as evidence for the judgement."""
+"""What a watch notes of host memory from its start to its end, as evidence for the judgment."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import sys
 from collections.abc import Iterable
 from typing import Final
 
-from memtriage._stdlib import threading, time
-from memtriage.account.census import View
+from memtriage.account.census import CensusView
 from memtriage.account.host_reading import HostReading, read_host
-from memtriage.diagnose.host_evidence import (
+from memtriage.diagnose.host.evidence import (
     HostEvidence,
     PinnedBlock,
     PinnedUse,
@@ -19,7 +18,7 @@ from memtriage.diagnose.host_evidence import (
     SharedMemoryUse,
     WorkerGrowth,
 )
-from memtriage.diagnose.host_findings import POLICY
+from memtriage.diagnose.host.findings import POLICY
 from memtriage.model.census import StorageRecord
 from memtriage.model.paths import ANY_ITEM
 from memtriage.observe.cgroup import CgroupMemory
@@ -27,6 +26,7 @@ from memtriage.observe.counters import Reading
 from memtriage.observe.host import ChildSample, HostSample, ShmUse, has_children, host_peak
 from memtriage.observe.malloc import malloc_info
 from memtriage.observe.populations import largest_population
+from memtriage.process.stdlib import threading, time
 
 _READING_SHARE: Final = 0.005
 """Share of the time that full readings of the address space may take, and those of malloc within a step."""
@@ -95,7 +95,7 @@ class HostWatch:
 
     # --- at censuses ----------------------------------------------------------------------------------------
 
-    def at_census(self, view: View, reading: HostReading | None) -> None:
+    def at_census(self, view: CensusView, reading: HostReading | None) -> None:
         """Notes page-locked tensors, mapped files, and what workers may un-share."""
         evidence = self.evidence
         if reading is not None:

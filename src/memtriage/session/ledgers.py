@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from memtriage._stdlib import time
-from memtriage.account.census import View
+from memtriage.account.census import CensusView
 from memtriage.account.host_reading import HostReading, read_host
 from memtriage.account.job_ledger import take_job_ledger
 from memtriage.account.ledgers import take_ledgers
@@ -15,6 +14,7 @@ from memtriage.model.findings import Finding
 from memtriage.observe.counters import Reading
 from memtriage.observe.foreign import is_programs_exception
 from memtriage.observe.host import has_children
+from memtriage.process.stdlib import time
 from memtriage.session.host_watch import HostWatch
 from memtriage.session.live_state import LiveState
 from memtriage.session.progress import TrainingProgress
@@ -81,7 +81,7 @@ class LedgerKeeper:
                 raise
             self._record.failed("read host", error)
 
-    def take(self, view: View) -> None:
+    def take(self, view: CensusView) -> None:
         """Take the ledgers by the census that is open."""
         started = time.perf_counter()
         census = view.census()

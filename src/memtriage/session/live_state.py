@@ -1,7 +1,7 @@
 """How a watched run stands, for whoever asks while it runs: the endpoint, gauges, the loggers of frameworks.
 
 Marks leave their readings here, which costs them a fraction of a microsecond; everything else is done when
-somebody asks, in the thread that asks. No stream is synchronised, no census or allocator snapshot taken.
+somebody asks, in the thread that asks. No stream is synchronized, no census or allocator snapshot taken.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from memtriage._stdlib import time
 from memtriage.account.gpu_ledger import STRANDED
 from memtriage.account.host_reading import read_host
 from memtriage.model.findings import Finding
@@ -18,6 +17,7 @@ from memtriage.model.run_status import MOST_NAMES, RunStatus, rows_of
 from memtriage.observe import cuda, host
 from memtriage.observe.cgroup import host_limit
 from memtriage.observe.counters import Reading
+from memtriage.process.stdlib import time
 from memtriage.session.marks import MarkPoint
 
 _HOST_SHARE: Final = 0.002

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from memtriage._stdlib import threading, time
 from memtriage.model.position import TrainingPosition
+from memtriage.process.stdlib import threading, time
 from memtriage.session.step_pattern import StepPattern, Stepped, stepped
 
 

@@ -9,24 +9,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, TextIO, cast
 
-from memtriage import _active
-from memtriage._messages import Messages
-from memtriage._stdlib import os, time
 from memtriage.model.report import RankCount, RunReport
+from memtriage.process import active
+from memtriage.process.messages import Messages
+from memtriage.process.stdlib import os, time
 from memtriage.session.core import Session
 from memtriage.session.death import lifted_limit
 from memtriage.session.depth import enough_depth
-from memtriage.session.interrupts import OwnWork, begin_program
-from memtriage.session.listen import Listener
+from memtriage.session.remote.listen import Listener
 from memtriage.session.runner import ScriptTarget, absolute, execute, finish, program_folder
-from memtriage.session.signals import TerminationGuard
-from memtriage.store.layout import RECORD_GLOB, RankIdentity, identify
+from memtriage.session.signals.own_work import OwnWork, begin_program
+from memtriage.session.signals.termination import TerminationGuard
+from memtriage.store.layout import DEFAULT_DIRECTORY, DIRECTORY_VARIABLE, RECORD_GLOB, RankIdentity, identify
 from memtriage.store.locate import RecordError, open_record
 
 if TYPE_CHECKING:
-    from memtriage.diagnose.merge import RunContext
-    from memtriage.model import Verdict
-    from memtriage.report.metrics.prometheus import Address, MetricsServer
+    from memtriage.diagnose.ranks.merge import RunContext
+    from memtriage.model.findings import Verdict
+    from memtriage.report.monitoring.prometheus import Address, MetricsServer
 
 _RANKS_WAIT_S = 20.0
 _RANKS_WAIT_DYING_S = 3.0
@@ -73,7 +73,7 @@ def run_watched(
     except Exception as error:  # whatever the environment is like, the program is to run
         messages.say(f"cannot watch ({type(error).__name__}: {error}); the program runs without a watch")
         return finish(execute(target))
-    _active.session = session
+    active.session = session
     server = None if metrics is None else _serve_metrics(session, metrics, messages)
     listener = Listener(session.answer, say) if listen else None
 
@@ -116,7 +116,7 @@ def run_watched(
 
 def _serve_metrics(session: Session, address: Address, messages: Messages) -> MetricsServer | None:
     """The endpoint of this rank. The first rank says where; with port 0 every rank has to."""
-    from memtriage.report.metrics.prometheus import rank_address, serve
+    from memtriage.report.monitoring.prometheus import rank_address, serve
 
     identity = session.identity
     server = serve(session.statuses, rank_address(address.host, address.port, identity), messages.say)
@@ -138,12 +138,12 @@ def report_run(
         messages: where the report is printed; None to print nothing.
     """
     try:
-        from memtriage.report.jsonfile import write
+        from memtriage.report.run.json_file import write
 
         with lifted_limit():  # reading and judging take memory, and so does the stack of a thread
             report, told = _joined(session, wait_s)
             if messages is not None:
-                from memtriage.report.terminal import console_for, render
+                from memtriage.report.run.terminal import console_for, render
 
                 render(report, console_for(cast(TextIO, messages)), told)
             if json_path is not None:
@@ -160,7 +160,7 @@ def report_run(
 
 def _joined(session: Session, wait_s: float) -> tuple[RunReport, RunContext]:
     """The report over all ranks; what this process still knows where its own record could not be written."""
-    from memtriage.diagnose.merge import context, merge
+    from memtriage.diagnose.ranks.merge import context, merge
     from memtriage.store.reader import read_run
 
     if session.record_error is not None and session.identity.world_size == 1:
@@ -177,7 +177,7 @@ def _joined(session: Session, wait_s: float) -> tuple[RunReport, RunContext]:
 
 def _remembered(session: Session) -> tuple[RunReport, RunContext]:
     """Verdict and findings of this rank alone, without marks and ledgers: those were in the record."""
-    from memtriage.diagnose.merge import RunContext
+    from memtriage.diagnose.ranks.merge import RunContext
 
     report = RunReport(
         verdict=session.verdict,
@@ -239,7 +239,7 @@ def _root(target: ScriptTarget) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class WatchedProgram:
     """What is being watched, where it is no script that this process was started with.
 
     Attributes:
@@ -253,10 +253,10 @@ class Program:
     root: str | None = None
 
 
-def _this_program() -> Program:
+def _this_program() -> WatchedProgram:
     identity = identify(os.environ, pid=os.getpid(), time_s=time.time())
     root = os.path.dirname(os.path.abspath(sys.argv[0])) if sys.argv and sys.argv[0] else os.getcwd()
-    return Program(identity, list(sys.argv), root)
+    return WatchedProgram(identity, list(sys.argv), root)
 
 
 class Watch:
@@ -278,10 +278,10 @@ class Watch:
         quiet: bool = False,
         listen: bool = False,
         last_census: bool = True,
-        program: Program | None = None,
+        program: WatchedProgram | None = None,
     ) -> None:
         self._program = program
-        self._directory = Path(directory or os.environ.get("MEMTRIAGE_DIR") or "memtriage-run")
+        self._directory = Path(directory or os.environ.get(DIRECTORY_VARIABLE) or DEFAULT_DIRECTORY)
         self._quiet = quiet
         self._listen = listen
         self._last_census = last_census
@@ -293,7 +293,7 @@ class Watch:
         return self._session.path.parent
 
     def __enter__(self) -> Watch:
-        if _active.session is not None and _active.session.running:
+        if active.session is not None and active.session.running:
             raise RuntimeError(
                 "memtriage.watch() was entered while this process is watched already (by `memtriage run` or "
                 "an outer watch()); one watch at a time: remove the inner one"
@@ -309,7 +309,7 @@ class Watch:
             say,
             last_census=self._last_census,
         )
-        _active.session = self._session
+        active.session = self._session
         self._session.start()
         self._listener = Listener(self._session.answer, say) if self._listen else None
         if self._listener is not None:
@@ -319,7 +319,7 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _active.session = None
+        active.session = None
         session = self._session
         if self._listener is not None:
             self._listener.stop()

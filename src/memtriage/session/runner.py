@@ -47,7 +47,7 @@ class ScriptTarget:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ProgramEnd:
     """How the program ended.
 
     Attributes:
@@ -80,7 +80,7 @@ class Outcome:
         self.namespace = {}
 
 
-def execute(target: ScriptTarget) -> Outcome:
+def execute(target: ScriptTarget) -> ProgramEnd:
     """Runs the program to its end and prints what the interpreter would print about that end.
 
     Changes `sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` for good: exit handlers and threads of
@@ -90,7 +90,7 @@ def execute(target: ScriptTarget) -> Outcome:
     An uncaught exception is printed through `sys.excepthook` without memtriage's frames and left in
     `sys.last_value`, as the interpreter does. Nothing that the program raises comes out of this call.
     """
-    outcome = Outcome(0, None, _install_main().__dict__)
+    outcome = ProgramEnd(0, None, _install_main().__dict__)
     # No local variable here for the exception: its traceback holds this frame, and that would be a cycle.
     room = RecursionRoom()
     _conclude(outcome, _run(target, room))
@@ -98,7 +98,7 @@ def execute(target: ScriptTarget) -> Outcome:
     return outcome
 
 
-def finish(outcome: Outcome) -> int:
+def finish(outcome: ProgramEnd) -> int:
     """Returns the status to exit with; does not return when Ctrl-C ended the program. Call it last.
 
     Raises:
@@ -219,7 +219,7 @@ def _replace_launcher_path(entry: str) -> None:
     sys.path[:1] = [entry]
 
 
-def _conclude(outcome: Outcome, error: BaseException | None) -> None:
+def _conclude(outcome: ProgramEnd, error: BaseException | None) -> None:
     """Prints what the interpreter would print about the end, and notes the exit status."""
     if isinstance(error, SystemExit):
         outcome.exit_code = _exit_status(error)

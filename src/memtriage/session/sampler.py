@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import psutil
 
-from memtriage._stdlib import threading
-from memtriage._threads import OwnThread
 from memtriage.model.position import TrainingPosition
 from memtriage.observe.cgroup import cgroup_memory
 from memtriage.observe.host import children, dev_shm, has_children, host_sample
+from memtriage.process.stdlib import threading
+from memtriage.process.threads import OwnThread
 from memtriage.session.host_watch import HostWatch
 from memtriage.session.time_marks import TimeMarks
-from memtriage.store.records import HostSample
+from memtriage.store.records import HostSampleLine
 
 _WAKE_S = 0.25
 _HOST_EVERY_S = 5.0
@@ -39,7 +39,7 @@ class Sampler:
         *,
         now: Callable[[], TrainingPosition],
         marks: TimeMarks,
-        write: Callable[[HostSample], None],
+        write: Callable[[HostSampleLine], None],
         failed: Callable[[str, Exception], None],
     ) -> None:
         self._watch = watch
@@ -95,7 +95,7 @@ class Sampler:
         except Exception as error:
             self._failed("host sample", error)
 
-    def sample(self) -> HostSample:
+    def sample(self) -> HostSampleLine:
         """The host now: this process, its children, the control group."""
         own = host_sample()
         group = cgroup_memory()
@@ -104,7 +104,7 @@ class Sampler:
         available = psutil.virtual_memory().available
         self._watch.at_sample(own, found, group, available)
         position = self._now()
-        return HostSample(
+        return HostSampleLine(
             time_s=round(position.time_s, 3),
             step=position.step,
             rss=own.rss,

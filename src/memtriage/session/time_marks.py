@@ -11,9 +11,9 @@ from memtriage.observe import cuda
 from memtriage.observe.alone import backward_runs
 from memtriage.observe.foreign import is_programs_exception
 from memtriage.observe.main_thread import MainThreadCall
-from memtriage.session.asked import Lock
-from memtriage.session.interrupts import OwnWork, own_work_under_way, programs_frame
 from memtriage.session.progress import TrainingProgress
+from memtriage.session.remote.answer import Lock
+from memtriage.session.signals.own_work import OwnWork, own_work_under_way, programs_frame
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from memtriage._stdlib import time
+from memtriage.process.stdlib import time
+
+DIRECTORY_VARIABLE = "MEMTRIAGE_DIR"
+
+
+DEFAULT_DIRECTORY = "memtriage-run"
+
 
 RECORD_GLOB: Final = "rank-*.jsonl"
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")

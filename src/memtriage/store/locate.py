@@ -11,8 +11,8 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-from memtriage._stdlib import os
 from memtriage.model.bounds import Seconds
+from memtriage.process.stdlib import os
 from memtriage.store.layout import RECORD_GLOB
 from memtriage.store.records import UNREADABLE
 

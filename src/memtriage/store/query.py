@@ -8,15 +8,16 @@ from typing import Any, Final
 
 import msgspec
 
-from memtriage.model import Ledger, Mark
+from memtriage.model.ledger import Ledger
+from memtriage.model.marks import Mark
 from memtriage.store.limited import interrupted_after
 from memtriage.store.locate import RecordError, all_records
-from memtriage.store.records import End, HostSample, Note, RecordedFinding, Start
+from memtriage.store.records import End, HostSampleLine, Note, RecordedFinding, Start
 
 _VIEWS: Final[dict[str, tuple[str, type[msgspec.Struct]]]] = {
     "starts": ("start", Start),
     "marks": ("mark", Mark),
-    "hosts": ("host", HostSample),
+    "hosts": ("host", HostSampleLine),
     "findings": ("finding", RecordedFinding),
     "ledgers": ("ledger", Ledger),
     "notes": ("note", Note),
@@ -51,7 +52,7 @@ def sql(paths: Iterable[Path], query: str) -> tuple[list[str], list[tuple[Any, .
 
 
 def _create_view(name: str, kind: str, columns: dict[str, str], files: list[str]) -> str:
-    types = ", ".join(f"{_quoted(column)}: {_quoted(sql_type)}" for column, sql_type in columns.items())
+    types = ", ".join(f"{quoted(column)}: {quoted(sql_type)}" for column, sql_type in columns.items())
     return f"""
         CREATE VIEW {name} AS
         SELECT {", ".join(f'"{column}"' for column in columns)},
@@ -59,7 +60,7 @@ def _create_view(name: str, kind: str, columns: dict[str, str], files: list[str]
             TRY_CAST(regexp_extract(filename, '([^/]+)/[^/]+$', 1) AS INTEGER) AS in_restart,
             TRY_CAST(regexp_extract(filename, 'rank-([0-9]+)[.]jsonl$', 1) AS INTEGER) AS in_rank
         FROM read_json(
-            [{", ".join(map(_quoted, files))}],
+            [{", ".join(map(quoted, files))}],
             columns = {{'t': 'VARCHAR', {types}}},
             format = 'newline_delimited',
             filename = true,
@@ -96,5 +97,5 @@ def _sql_type(info: msgspec.inspect.Type) -> str:
             return "VARCHAR"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"

@@ -18,10 +18,12 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from memtriage._collector import collector_paused
-from memtriage.model import Finding, Ledger, Mark
+from memtriage.model.findings import Finding
+from memtriage.model.ledger import Ledger
+from memtriage.model.marks import Mark
+from memtriage.process.collector import collector_paused
 from memtriage.store.locate import RecordError, newest_records, open_record
-from memtriage.store.records import UNREADABLE, End, HostSample, Note, Start
+from memtriage.store.records import UNREADABLE, End, HostSampleLine, Note, Start
 
 T = TypeVar("T")
 
@@ -51,7 +53,7 @@ class RankRecord:
     path: Path
     start: Start = field(default_factory=Start)
     marks: list[Mark] = field(default_factory=list)
-    host: list[HostSample] = field(default_factory=list)
+    host: list[HostSampleLine] = field(default_factory=list)
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     census_steps: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
@@ -222,7 +224,7 @@ _OTHER_LINE: Final = re.compile(rb'\n(?!\{"t": ?"mark",)[^\n]*')
 _KIND: Final = msgspec.json.Decoder(_Kind)
 _START: Final = msgspec.json.Decoder(Start)
 _MARK: Final = msgspec.json.Decoder(Mark)
-_HOST: Final = msgspec.json.Decoder(HostSample)
+_HOST: Final = msgspec.json.Decoder(HostSampleLine)
 _FINDING: Final = msgspec.json.Decoder(Finding)
 _FINAL: Final = msgspec.json.Decoder(_Final)
 _LEDGER: Final = msgspec.json.Decoder(Ledger)

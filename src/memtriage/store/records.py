@@ -62,7 +62,7 @@ class Start(msgspec.Struct, kw_only=True):
     device_limits: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-class HostSample(msgspec.Struct, kw_only=True):
+class HostSampleLine(msgspec.Struct, kw_only=True):
     """Host memory at one instant, sampled slowly.
 
     Attributes:
@@ -92,7 +92,7 @@ class RecordedFinding(Finding, kw_only=True):
     """A finding as written by a rank.
 
     Attributes:
-        final: True when the rank came to its end and this is its judgement; False for what was known
+        final: True when the rank came to its end and this is its judgment; False for what was known
             while it still ran, which counts only if the rank never wrote final ones.
     """
 
@@ -119,7 +119,7 @@ class End(msgspec.Struct, kw_only=True):
         peak_allocated, peak_reserved: the allocator's own peaks, by CUDA device, since its start or since
             the script reset them.
         peak_rss: highest resident set of the process.
-        judged: by device, what the judgement of growth rests on; None in records that do not say it.
+        judged: by device, what the judgment of growth rests on; None in records that do not say it.
     """
 
     verdict: Verdict

@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from memtriage._collector import collector_paused
-from memtriage.model import Mark
+from memtriage.model.marks import Mark
+from memtriage.process.collector import collector_paused
 from memtriage.store.locate import RecordError, newest_records, open_record, start_time_in
 from memtriage.store.reader import (
     RankRecord,

@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import msgspec
 
-from memtriage._descriptors import Descriptor
-from memtriage._json import encode
-from memtriage._messages import Messages
-from memtriage._stdlib import os, threading
+from memtriage.process.descriptors import Descriptor
+from memtriage.process.json_text import encode
+from memtriage.process.messages import Messages
+from memtriage.process.stdlib import os, threading
 from memtriage.store.records import RecordKind
 
 _CANNOT_WRITE: Final = (

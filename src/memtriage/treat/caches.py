@@ -11,6 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memtriage.account.holder_pins import pinned_by
+from memtriage.catalogue.catalogue import choose, find_places, holders
+from memtriage.catalogue.contents import read_places
+from memtriage.catalogue.entry import Holder
+from memtriage.catalogue.place import Place
+from memtriage.catalogue.scene import Scene
+from memtriage.catalogue.situation import Situation, read_situation
 from memtriage.model.holders import (
     CAPTURE_UNDER_WAY,
     AllocatorFigures,
@@ -19,11 +25,6 @@ from memtriage.model.holders import (
     HolderReading,
 )
 from memtriage.observe import cuda
-from memtriage.observe.holders.catalogue import choose, find_places, holders
-from memtriage.observe.holders.contents import read_places
-from memtriage.observe.holders.entry import Holder, Place
-from memtriage.observe.holders.scene import Scene
-from memtriage.observe.holders.situation import Situation, read_situation
 from memtriage.observe.tensors import StorageFacts, undisturbed
 
 _log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class _Work:
     counted: dict[str, int] = field(default_factory=dict)
 
 
-def clear_caches(
+def clear_holders(
     kinds: Iterable[str] | None = None,
     *,
     between_steps: bool = False,
@@ -63,7 +64,7 @@ def clear_caches(
         return _nothing_done(chosen, before, started)
     work, situation = _look(chosen, between_steps)
     if not idle:
-        synchronise()
+        synchronize()
     for each in work:
         if not each.holder.after_collection:
             _treat(each, situation, asked)
@@ -97,8 +98,8 @@ def allocator_figures() -> dict[str, AllocatorFigures]:
 
 def _nothing_done(chosen: Sequence[Holder], before: dict[str, AllocatorFigures], started: float) -> Cleared:
     entries = [
-        HolderOutcome(name=one.name, kind=one.kind, status="skipped", reason=CAPTURE_UNDER_WAY)
-        for one in chosen
+        HolderOutcome(name=holder.name, kind=holder.kind, status="skipped", reason=CAPTURE_UNDER_WAY)
+        for holder in chosen
     ]
     return Cleared(
         entries=entries,
@@ -113,7 +114,9 @@ def _nothing_done(chosen: Sequence[Holder], before: dict[str, AllocatorFigures],
 
 def _look(chosen: Sequence[Holder], between_steps: bool) -> tuple[list[_Work], Situation]:
     """What there is of each entry, and what forbids clearing. No tensor stays alive through the result."""
-    work = [_Work(one, HolderOutcome(name=one.name, kind=one.kind, status="absent")) for one in chosen]
+    work = [
+        _Work(holder, HolderOutcome(name=holder.name, kind=holder.kind, status="absent")) for holder in chosen
+    ]
     with Scene() as scene:
         for each in work:
             _find(each, scene)
@@ -244,17 +247,43 @@ def _settle(work: _Work) -> None:
     work.storages.clear()
 
 
-def synchronise() -> None:
+def synchronize() -> None:
     """Wait for every device in use: a cleared block may be given to another stream at once."""
     for index in cuda.devices():
         sys.modules["torch"].cuda.synchronize(index)
 
 
 def _empty_cache() -> str:
-    if not cuda.initialised():
+    if not cuda.initialized():
         return "not emptied: no CUDA in use"
     try:
         sys.modules["torch"].cuda.empty_cache()
-    except RuntimeError as error:  # a kernel that failed earlier shows at the next synchronisation
+    except RuntimeError as error:  # a kernel that failed earlier shows at the next synchronization
         return f"not emptied: {error}"
     return "emptied"
+
+
+def clear_caches(
+    kinds: Iterable[str] | None = None, *, between_steps: bool = False, empty_cache: bool = True
+) -> Cleared:
+    """Have known holders (`memtriage holders`) let go of what can be made again. Sizes in bytes.
+
+    Every CUDA device in use is synchronized first. Then garbage is collected and the allocator's cache
+    emptied. What must not be cleared now is skipped, with the reason: while CUDA graphs are captured that
+    may be replayed, while a backward is under way or pending, and always what the program could not make
+    again. What fails is reported, and the others go on.
+
+    Args:
+        kinds: kinds or names of holders, as `memtriage holders` lists them, or the first parts of names
+            (`te`). What is cleared `on request` only needs its kind or name here. None for all others; the
+            generic detectors are left out then.
+        between_steps: the caller says that no graph which is still alive will be run backward: a phase ends.
+            Otherwise such a graph counts as a pending backward.
+        empty_cache: give free segments back to the driver at the end.
+
+    Raises:
+        ValueError: there is no such kind or holder.
+
+    Limits: a capture or a backward in another thread is not seen.
+    """
+    return clear_holders(kinds, between_steps=between_steps, empty_cache=empty_cache)

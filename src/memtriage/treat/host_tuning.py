@@ -46,10 +46,12 @@ class Trimmed(msgspec.Struct, frozen=True):
 
 
 def malloc_trim() -> Trimmed:
-    """Give free pages of every arena of malloc back to the kernel.
+    """Give memory that was freed, and that the C library keeps, back to the system. Sizes in bytes.
 
-    Takes each arena's lock while it walks the arena: some 10 ms a free GiB. The pages come back by page
-    faults when they are needed again, so call it where a phase ends and not in every step.
+    For the end of a phase: after loading a checkpoint, after evaluation. Freed tensors up to 32 MiB stay
+    resident otherwise; `gc.collect()` does not change that. What is alive is not touched.
+
+    Limits: does nothing (and says so: `supported`) where malloc is not glibc's.
     """
     before = rss()
     done = trim()
@@ -81,3 +83,14 @@ def restart_tuned() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], tuned_environment(os.environ))
+
+
+def malloc_settings() -> dict[str, str]:
+    """Environment variables under which freed host memory goes back to the system, for a launcher to set.
+
+    `memtriage run --host-tuning` starts a script with them. malloc reads them when a process begins: setting
+    them in `os.environ` helps processes that are started later, not this one.
+
+    Limits: glibc only. A model trained on the CPU gets slower, for every temporary tensor is faulted in anew.
+    """
+    return dict(MALLOC_SETTINGS)

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 
-from memtriage import _active
+from memtriage.catalogue.catalogue import holders, read_holders
+from memtriage.catalogue.generic import GENERIC
+from memtriage.catalogue.scene import Scene
 from memtriage.diagnose.residue import (
     POLICY,
     ResiduePolicy,
@@ -28,17 +30,16 @@ from memtriage.model.holders import AllocatorFigures, Cleared
 from memtriage.model.trials import PHASE_VARIABLE
 from memtriage.model.units import size
 from memtriage.observe import cuda
-from memtriage.observe.holders.catalogue import holders, read_holders
-from memtriage.observe.holders.generic import GENERIC
-from memtriage.observe.holders.scene import Scene
 from memtriage.observe.host import rss
 from memtriage.observe.malloc import malloc_info
+from memtriage.process import active
 from memtriage.store.layout import identify
-from memtriage.treat.caches import allocator_figures, clear_caches, synchronise
+from memtriage.treat.caches import allocator_figures, clear_holders, synchronize
 
 if TYPE_CHECKING:
-    from memtriage.treat.compact import Compaction
-    from memtriage.treat.park import Moved, Parked
+    from memtriage.treat.compaction.result import Compaction
+    from memtriage.treat.parking.handle import Moved, Parked
+
 
 _GB: Final = 1024**3
 """What the frameworks' own lines call GB."""
@@ -200,7 +201,7 @@ def phase_end(name: str, policy: PhasePolicy = DEFAULT) -> PhaseReport:
 
 def bring_back(what: tuple[Any, ...]) -> Moved | None:
     """Bring back what is parked of it; None if nothing is. Arguments and errors as of `memtriage.unpark`."""
-    from memtriage.treat.park import is_parked, unpark
+    from memtriage.treat.parking.api import is_parked, unpark
 
     return unpark(*what) if is_parked(*what) else None
 
@@ -248,8 +249,8 @@ def _end(name: str, policy: PhasePolicy, before: Mapping[str, int]) -> tuple[Pha
         parts=parts,
         seconds=0.0,
     )
-    if _active.session is not None:
-        _active.session.mark(f"after {name}")
+    if active.session is not None:
+        active.session.mark(f"after {name}")
     attempt("looking for residue", lambda: _look(report, policy, before))
     report.seconds = time.perf_counter() - started
     policy.log(report.text)
@@ -259,7 +260,7 @@ def _end(name: str, policy: PhasePolicy, before: Mapping[str, int]) -> tuple[Pha
 def _clear(policy: PhasePolicy, *, idle: bool) -> Cleared | None:
     if policy.clear:
         kinds = policy.clear if isinstance(policy.clear, tuple) else _cleared_by_itself()
-        return clear_caches(kinds, between_steps=True, empty_cache=False, idle=idle)
+        return clear_holders(kinds, between_steps=True, empty_cache=False, idle=idle)
     if policy.collect:
         gc.collect()
     return None
@@ -267,15 +268,15 @@ def _clear(policy: PhasePolicy, *, idle: bool) -> Cleared | None:
 
 def _cleared_by_itself() -> list[str]:
     """The entries that may be cleared unasked. The others take most of the time that looking takes."""
-    return [one.name for one in holders() if one.policy == "automatic"]
+    return [holder.name for holder in holders() if holder.policy == "automatic"]
 
 
 def _park(policy: PhasePolicy, meanwhile: Callable[[], None]) -> Parked | None:
     if not policy.park:
         return None
-    from memtriage.treat.park import park_rest
+    from memtriage.treat.parking.api import park_rest
 
-    synchronise()  # so that clearing need not wait, which would wait for the copies too
+    synchronize()  # so that clearing need not wait, which would wait for the copies too
     return park_rest(*policy.park, despite_graphs=policy.despite_graphs, meanwhile=meanwhile)
 
 
@@ -285,7 +286,7 @@ def _compact(policy: PhasePolicy) -> Compaction | None:
     if not policy.compact:
         sys.modules["torch"].cuda.empty_cache()
         return None
-    from memtriage.treat.compact import compact
+    from memtriage.treat.compaction.api import compact
 
     done: Compaction = compact(keep=policy.keep)
     return done
@@ -316,8 +317,8 @@ def _look(report: PhaseReport, policy: PhasePolicy, before: Mapping[str, int]) -
         _known[report.name, device] = now[device]
     totals = {device: sum(row.nbytes for row in rows if row.device == device) for device in suspects}
     report.residue = [row for row in rows if totals[row.device] >= policy.residue.floor]
-    if _active.session is not None:
-        _active.session.residue(residue_findings(rows, report.name, None, policy.residue))
+    if active.session is not None:
+        active.session.residue(residue_findings(rows, report.name, None, policy.residue))
 
 
 def _may_hide(
@@ -331,11 +332,13 @@ def _may_hide(
 
 def _census_rows(devices: set[str], *, variables: bool) -> list[ResidueRow]:
     from memtriage.account.census import take_census
-    from memtriage.treat.park import addresses
+    from memtriage.treat.parking.api import addresses
 
     with Scene() as scene:
         readings = read_holders(scene, [one for one in GENERIC if one.name not in _VARIABLES])
-    generic = {(place, address): one.name for one in readings for place, address, _ in one.storages}
+    generic = {
+        (place, address): reading.name for reading in readings for place, address, _ in reading.storages
+    }
     return residue_rows(
         take_census().storages, generic, devices=devices, variables=variables, ours=addresses()
     )
@@ -360,3 +363,31 @@ def _rank() -> int | None:
 
 def _gb(nbytes: int | None) -> str:
     return "n/a" if nbytes is None else f"{nbytes / _GB:.2f}GB"
+
+
+def phase(name: str, policy: PhasePolicy | None = None) -> Phase:
+    """A context manager whose end makes the devices as empty as they can be. Sizes in bytes.
+
+        with memtriage.phase("train", policy=memtriage.PhasePolicy(park=(model, optimizer))):
+            train()
+
+    At the end transient caches of known holders are cleared, garbage is collected, what the policy names is
+    parked on the host, and the rest is compacted; then one line for each device is printed, in the
+    frameworks' own
+    words, with what stays below it:
+
+        GPU Memory after train: 0.02GB allocated, 0.04GB reserved
+
+    In a watched run the end is a mark (`after train`), and what stays is a finding of kind `residue`.
+
+    Args:
+        name: of the phase, one line.
+        policy: what to bring back at the beginning, and what to do at the end; `PhasePolicy()` by default,
+            which parks nothing.
+
+    Raises:
+        ValueError, TypeError: the name or the policy is none.
+        Exception: at the end, what failed of it, after the rest was done and the line printed; an exception
+            of the block goes first.
+    """
+    return Phase(name, DEFAULT if policy is None else policy)

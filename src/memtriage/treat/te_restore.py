@@ -13,7 +13,7 @@ _MARK: Final = "_memtriage_original"
 
 
 class EmptyAfterRestore:
-    """Wraps TransformerEngine's `restore_from_saved`, so that quantised tensors go when backward is done.
+    """Wraps TransformerEngine's `restore_from_saved`, so that quantized tensors go when backward is done.
 
         with EmptyAfterRestore():
             train()

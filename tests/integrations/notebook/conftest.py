@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from memtriage import _active
 from memtriage.account.census import Look
 from memtriage.model.census import Census
+from memtriage.process import active
 from support import censuses
 from support.notebooks import run
 
@@ -47,7 +47,7 @@ def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Any]:
         for name in ("last_exc", "last_value", "last_type", "last_traceback"):
             if hasattr(sys, name):
                 delattr(sys, name)
-        assert _active.session is None
+        assert active.session is None
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import memtriage
-from memtriage import _active
+from memtriage.process import active
 from support.notebooks import run
 
 # --- the cell stays what it is ------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ def test_an_error_is_shown_as_ever_and_ends_the_watch(
     assert "----> 3 raise KeyError" in said
     assert "memtriage/integrations" not in said
     assert said.index("KeyError: 'its own'") < said.index("memtriage  CELL")
-    assert _active.session is None
+    assert active.session is None
 
 
 def test_a_cell_may_await(shell: Any, no_census: None) -> None:
@@ -65,7 +65,7 @@ def test_a_syntax_error_is_the_cells_own(
     result = run(shell, "%%memtriage\nx = = 1")
     assert isinstance(result.error_before_exec, SyntaxError)
     assert "Cell In[3], line 2" in capsys.readouterr().out
-    assert _active.session is None
+    assert active.session is None
 
 
 @pytest.mark.parametrize("line", ["%%memtriage --bogus", "%%memtriage --json 1x", "%%memtriage 'open"])
@@ -96,7 +96,7 @@ def test_below_another_magic_it_watches_too(
     said = capsys.readouterr().out
     assert "its own" in said
     assert "In[4]" in said
-    assert _active.session is None
+    assert active.session is None
 
 
 def test_above_another_magic_it_watches_too(shell: Any, no_census: None) -> None:
@@ -135,7 +135,7 @@ def test_the_record_stays_where_it_is_asked_for(shell: Any, no_census: None, tmp
 
 def test_unloading_ends_the_watch_that_is_on(shell: Any, no_census: None) -> None:
     assert run(shell, "%%memtriage\n%unload_ext memtriage\nx = 1").success
-    assert _active.session is None
+    assert active.session is None
     assert shell.user_ns["x"] == 1
 
 

@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from memtriage.integrations.notebook.words import cell_path, census_in_words, finding_in_words
 from memtriage.model.census import Census, HolderGroup, StorageRecord
 from memtriage.model.findings import Finding
-from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind, in_words
+from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind, in_words
 from support.paths import local, of_module
 
-SHELL = (*of_module("__main__", "get_ipython"), Segment(SegmentKind.ATTRIBUTE, "__self__"))
+SHELL = (*of_module("__main__", "get_ipython"), PathSegment(SegmentKind.ATTRIBUTE, "__self__"))
 FRAME = local("f", "x")
-WEIGHT = Segment(SegmentKind.ATTRIBUTE, "weight")
+WEIGHT = PathSegment(SegmentKind.ATTRIBUTE, "weight")
 
 
 def shell(*attributes: str) -> HolderPath:
-    return *SHELL, *(Segment(SegmentKind.ATTRIBUTE, name) for name in attributes)
+    return *SHELL, *(PathSegment(SegmentKind.ATTRIBUTE, name) for name in attributes)
 
 
 @pytest.mark.parametrize(
@@ -29,21 +29,21 @@ def shell(*attributes: str) -> HolderPath:
         (of_module("__main__", "_"), "Out[*]"),
         ((*of_module("__main__", "___"), ANY_ITEM, WEIGHT), "Out[*][*].weight"),
         (
-            (*of_module("__main__", "_17"), Segment(SegmentKind.GRAD_FN, "MulBackward0")),
+            (*of_module("__main__", "_17"), PathSegment(SegmentKind.GRAD_FN, "MulBackward0")),
             "Out[*] -> grad_fn MulBackward0",
         ),
         (of_module("__main__", "_*"), "Out[*]"),
         ((*of_module("__main__", "_oh"), ANY_ITEM, WEIGHT), "Out[*].weight"),
         ((*of_module("__main__", "Out"), ANY_ITEM), "Out[*]"),
         (shell("displayhook", "__"), "Out[*]"),
-        ((*shell("user_ns_hidden"), Segment(SegmentKind.ITEM, "'_'")), "Out[*]"),
-        ((*shell("user_ns_hidden"), Segment(SegmentKind.ITEM, "'_7'"), WEIGHT), "Out[*].weight"),
+        ((*shell("user_ns_hidden"), PathSegment(SegmentKind.ITEM, "'_'")), "Out[*]"),
+        ((*shell("user_ns_hidden"), PathSegment(SegmentKind.ITEM, "'_7'"), WEIGHT), "Out[*].weight"),
         (of_module("__main__", "_private"), "_private"),
         (of_module("__main__", "_7b"), "_7b"),
         (of_module("__main__", "__x"), "__x"),
         ((*shell("InteractiveTB", "tb"), *FRAME), "last traceback -> frame f(): x"),
         (
-            (*of_module("sys", "last_exc"), Segment(SegmentKind.TRACEBACK, "__traceback__"), *FRAME),
+            (*of_module("sys", "last_exc"), PathSegment(SegmentKind.TRACEBACK, "__traceback__"), *FRAME),
             "last traceback -> frame f(): x",
         ),
         ((*of_module("sys", "last_traceback"), *FRAME), "last traceback -> frame f(): x"),

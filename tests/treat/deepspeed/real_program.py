@@ -60,8 +60,11 @@ def make_engine(width: int, layers: int, settings: dict[str, Any]) -> tuple[torc
         *(torch.nn.Linear(width, width, dtype=torch.bfloat16, device=DEVICE) for _ in range(layers))
     )
     groups = [
-        {"params": [one for one in model.parameters() if one.dim() == 2]},
-        {"params": [one for one in model.parameters() if one.dim() == 1], "weight_decay": 0.0},
+        {"params": [parameter for parameter in model.parameters() if parameter.dim() == 2]},
+        {
+            "params": [parameter for parameter in model.parameters() if parameter.dim() == 1],
+            "weight_decay": 0.0,
+        },
     ]
     config = {
         "train_micro_batch_size_per_gpu": ROWS,
@@ -91,8 +94,8 @@ def train(engine: Any, width: int, seed: int) -> None:
 
 def digest(model: torch.nn.Module) -> str:
     sums = hashlib.sha256()
-    for one in model.parameters():
-        sums.update(one.detach().cpu().view(torch.uint8).numpy().tobytes())
+    for parameter in model.parameters():
+        sums.update(parameter.detach().cpu().view(torch.uint8).numpy().tobytes())
     return sums.hexdigest()
 
 
@@ -105,13 +108,13 @@ def resident() -> int:
 
 
 def staging(engine: Any) -> list[str]:
-    return [type(one).__name__ for one in engine.optimizer.param_buffer_of_bit16_for_cpu_offload_groups]
+    return [type(group).__name__ for group in engine.optimizer.param_buffer_of_bit16_for_cpu_offload_groups]
 
 
 def shared(engine: Any) -> list[bool]:
     """For each sum of micro-batches, whether it lies in its group's fp32 gradients."""
     zero = engine.optimizer
-    gradients = [one.grad.untyped_storage().data_ptr() for one in zero.single_partition_of_fp32_groups]
+    gradients = [group.grad.untyped_storage().data_ptr() for group in zero.single_partition_of_fp32_groups]
     return [one.untyped_storage().data_ptr() in gradients for one in zero.accumulated_grads_in_cpu.values()]
 
 
@@ -156,7 +159,7 @@ def growth(width: int, remedy: bool) -> dict[str, int]:
         _, engine = make_engine(width, 8, {})
         made = resident()
         train(engine, width, seed=1)
-        parameters = sum(one.numel() for one in engine.parameters())
+        parameters = sum(parameter.numel() for parameter in engine.parameters())
         return {"parameters": parameters, "made": made - before, "stepped": resident() - before}
 
 

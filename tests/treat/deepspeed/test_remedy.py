@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import memtriage
-from memtriage.treat.deepspeed import UnknownDeepSpeed, remedy
+from memtriage.treat.deepspeed import remedy
+from memtriage.treat.deepspeed.internals import UnknownDeepSpeed
 from memtriage.treat.deepspeed.staging import Streamed
 from memtriage.treat.offload.pinned import host_memory
 

@@ -84,12 +84,12 @@ def test_what_is_taken_away_can_be_made_anew(pinned: bool) -> None:
     optimizer = an_optimizer(pinned=pinned)
     copies = getattr(optimizer, STAGING)
     assert slim(optimizer, Tiles(), drop_buffer=True) == (32, 8)
-    assert all(isinstance(one, Streamed) for one in copies)
+    assert all(isinstance(copy, Streamed) for copy in copies)
     assert getattr(optimizer, GRADIENT_BUFFER).numel() == 0
     accelerator = Accelerator()
     restore(optimizer, accelerator, 8)
     assert getattr(optimizer, STAGING) is copies
-    assert [(one.shape, one.dtype) for one in copies] == [((10,), torch.bfloat16), ((6,), torch.bfloat16)]
+    assert [(copy.shape, copy.dtype) for copy in copies] == [((10,), torch.bfloat16), ((6,), torch.bfloat16)]
     assert getattr(optimizer, GRADIENT_BUFFER).shape == (8,)
     assert len(accelerator.pinned) == (3 if pinned else 0)
 

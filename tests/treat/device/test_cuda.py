@@ -16,7 +16,7 @@ from memtriage.treat.device.copy_kernel import TILE, compiled, ranges_of
 from memtriage.treat.device.cuda import CudaDevice
 from memtriage.treat.device.protocol import Device
 from memtriage.treat.device.simulated import SimulatedDevice
-from memtriage.treat.park import ways
+from memtriage.treat.parking import device as ways
 
 
 @pytest.mark.parametrize("kind", [CudaDevice, SimulatedDevice])

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memtriage.allocator.settings import MIB, Settings, parse_conf
+from memtriage.allocator.settings import AllocatorSettings, parse_conf
 from memtriage.model.blocks import Segment
+from memtriage.model.units import MIB
 from memtriage.observe.cuda import parse_segments
-from memtriage.treat.device.layout import Layout, layout_of_raw, layout_of_segments
+from memtriage.treat.device.layout import DeviceLayout, layout_of_raw, layout_of_segments
 from memtriage.treat.device.simulated import simulate
 from support.compaction import fragmented
 
@@ -40,7 +41,7 @@ def raw(segment: Segment) -> dict[str, Any]:
     }
 
 
-def same(one: Layout, other: Layout) -> bool:
+def same(one: DeviceLayout, other: DeviceLayout) -> bool:
     columns = ("first", "address", "size", "requested", "state")
     return one.places == other.places and all(
         np.array_equal(getattr(one, name), getattr(other, name)) for name in columns
@@ -66,7 +67,7 @@ def test_a_simulated_device_has_the_layout_it_was_made_from(conf: str) -> None:
     twin, storages = simulate(layout, None)
     assert same(twin.layout(), layout)
     assert twin.use() == world.device.use()
-    assert sorted(storages) == sorted(one.data_ptr() for one in world.storages)
+    assert sorted(storages) == sorted(storage.data_ptr() for storage in world.storages)
 
 
 def test_a_snapshot_is_of_the_moment_that_it_was_taken() -> None:
@@ -84,7 +85,7 @@ def test_a_segment_without_blocks_has_none() -> None:
     dictionaries = [raw(segment) for segment in world.device.simulator.snapshot()]
     for empty in range(len(dictionaries)):
         some = [{**one, "blocks": []} if at == empty else one for at, one in enumerate(dictionaries)]
-        layout = layout_of_raw(some, 0, Settings())
+        layout = layout_of_raw(some, 0, AllocatorSettings())
         assert layout.first.tolist()[-1] == len(layout.address) == len(layout.state)
         assert np.diff(layout.first).tolist() == [len(one["blocks"]) for one in some]
         assert set(layout.address.tolist()) == {block["address"] for one in some for block in one["blocks"]}
@@ -93,8 +94,8 @@ def test_a_segment_without_blocks_has_none() -> None:
 def test_a_registered_segment_is_known() -> None:
     world = fragmented([3000], 1)
     (one,) = [raw(segment) for segment in world.device.simulator.snapshot()]
-    (plain,) = layout_of_raw([one], 0, Settings()).places
-    (registered,) = layout_of_raw([{**one, "registration_counter": 0}], 0, Settings()).places
+    (plain,) = layout_of_raw([one], 0, AllocatorSettings()).places
+    (registered,) = layout_of_raw([{**one, "registration_counter": 0}], 0, AllocatorSettings()).places
     assert (plain.registered, registered.registered) == (False, True)
 
 

@@ -23,7 +23,7 @@ from torch.nn import Parameter
 
 from memtriage import OffloadedAdamW
 from memtriage.treat.offload.arithmetic import Arithmetic
-from memtriage.treat.offload.ring import Job
+from memtriage.treat.offload.pipeline import Job
 from support.offload import give_gradients, masters_of, parameters
 
 SPARE = 64 << 20  # address space left to the limited process, bytes: less than the masters take
@@ -36,7 +36,7 @@ def killed(checkpoint: str) -> None:
         give_gradients(weights, masters_of(weights), seed=step)
         optimizer.step()
     torch.save(
-        {"weights": [one.detach() for one in weights], "optimizer": optimizer.state_dict()}, checkpoint
+        {"weights": [weight.detach() for weight in weights], "optimizer": optimizer.state_dict()}, checkpoint
     )
     calls = count(1)
     stepping = Arithmetic.stepping

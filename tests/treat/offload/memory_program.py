@@ -50,7 +50,7 @@ def _status(field: str) -> int:
 
 def measure(weights: list[Parameter], settings: dict[str, Any]) -> dict[str, int]:
     """Growth over the model and its gradients, which are there before."""
-    gradients = [torch.ones_like(one) for one in weights]
+    gradients = [torch.ones_like(weight) for weight in weights]
     for one, gradient in zip(weights, gradients, strict=True):
         one.grad = gradient
     before = resident()
@@ -78,8 +78,8 @@ def measure(weights: list[Parameter], settings: dict[str, Any]) -> dict[str, int
 
 def loading(weights: list[Parameter]) -> dict[str, int]:
     """Anonymous memory that loading a checkpoint adds to an optimizer that has all its own."""
-    for one in weights:
-        one.grad = torch.ones_like(one)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
     optimizer = OffloadedAdamW(weights, tile_elements=TILE)
     optimizer.step()
     with tempfile.TemporaryDirectory() as directory:

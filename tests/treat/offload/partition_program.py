@@ -116,7 +116,7 @@ def the_norm_is_that_of_the_averaged_gradients() -> None:
         torch.testing.assert_close(weight.cpu(), master, rtol=1e-6, atol=1e-6)
     replicas = [torch.empty_like(weights[0].detach()) for _ in range(dist.get_world_size())]
     dist.all_gather(replicas, weights[0].detach())
-    assert all(same_bits(one, replicas[0]) for one in replicas)
+    assert all(same_bits(replica, replicas[0]) for replica in replicas)
 
 
 @scenario
@@ -193,7 +193,7 @@ def gradients_added_up_on_the_host() -> None:
             added = sums_of_own_gradients(weights, masters, seed=10 * step + micro_batch)
             torch._foreach_add_(sums, added)
             optimizer.offload_gradients()
-            assert all(one.grad is None for one in weights)
+            assert all(weight.grad is None for weight in weights)
         for total, master in zip(sums, masters, strict=True):
             master.grad = total / dist.get_world_size()
         optimizer.step()
@@ -221,7 +221,7 @@ def the_state_is_dealt_out_saved_and_loaded() -> None:
     held = torch.tensor(float(optimizer.host_bytes), device=DEVICE)
     dist.all_reduce(held)
     ring = ranks * (2 * 2 * 128 * 2 + 128 * 4)
-    count = sum(one.numel() for one in weights)
+    count = sum(weight.numel() for weight in weights)
     assert 12 * count + ring <= held <= 12 * (count + ranks * len(shapes) * 64) + ring
 
     masters = masters_of(weights)
@@ -234,7 +234,7 @@ def the_state_is_dealt_out_saved_and_loaded() -> None:
     other_rank = {**mine, "partition": {"rank": (rank + 1) % ranks, "ranks": ranks}}
     whole = optimizer.full_state_dict(to=None)
     for state in (other_rank, mine, whole):
-        again_weights = [Parameter(one.detach().clone()) for one in weights]
+        again_weights = [Parameter(weight.detach().clone()) for weight in weights]
         again = make(again_weights)
         try:
             again.load_state_dict(state)
@@ -242,7 +242,7 @@ def the_state_is_dealt_out_saved_and_loaded() -> None:
             assert state is other_rank and "share" in str(error), error
             continue
         assert state is not other_rank
-        before = [Parameter(one.detach().clone()) for one in weights]
+        before = [Parameter(weight.detach().clone()) for weight in weights]
         there = make(before)
         there.load_state_dict(optimizer.state_dict())
         for of, one in ((again_weights, again), (before, there)):
@@ -256,7 +256,7 @@ def the_state_is_dealt_out_saved_and_loaded() -> None:
     assert bool(only_last) == (rank == ranks - 1)
 
     # The whole state serves an optimizer without partition, and torch's own.
-    alone = [Parameter(one.detach().clone()) for one in weights]
+    alone = [Parameter(weight.detach().clone()) for weight in weights]
     single = OffloadedAdamW(alone, tile_elements=128)
     single.load_state_dict(whole)
     torchs = [Parameter(whole["state"][index]["master"].clone()) for index in range(len(weights))]
@@ -312,7 +312,7 @@ def backward(model: torch.nn.Module, seed: int) -> None:
 
 
 def shards(model: torch.nn.Module) -> list[torch.Tensor]:
-    return [one.to_local().detach() for one in model.parameters()]
+    return [parameter.to_local().detach() for parameter in model.parameters()]
 
 
 @scenario
@@ -362,7 +362,7 @@ def fsdp2_clipping_counts_every_shard_once() -> None:
     optimizer.step()
     assert optimizer.grad_norm is not None
     torch.testing.assert_close(optimizer.grad_norm, norm.float(), rtol=1e-2, atol=0)
-    total = sum(one.grad.full_tensor().float().square().sum() for one in model.parameters())
+    total = sum(parameter.grad.full_tensor().float().square().sum() for parameter in model.parameters())
     torch.testing.assert_close(optimizer.grad_norm, total.sqrt())
 
 

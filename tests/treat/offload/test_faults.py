@@ -22,7 +22,7 @@ from torch.nn import Parameter
 from memtriage import OffloadedAdamW
 from memtriage.treat.offload.arithmetic import Arithmetic
 from memtriage.treat.offload.pinned import PinnedMemory, PinningFailed
-from memtriage.treat.offload.ring import Job, Slot
+from memtriage.treat.offload.pipeline import Job, TileSlot
 from support.offload import (
     assert_same_as_reference,
     give_gradients,
@@ -74,7 +74,7 @@ def test_a_failure_in_the_middle_of_a_step_ends_the_work(monkeypatch: pytest.Mon
     give_gradients(weights, masters, seed=0)
     optimizer.step()
     expected.step()
-    model = [one.detach().clone() for one in weights]
+    model = [weight.detach().clone() for weight in weights]
     kept = {
         key: {k: v.clone() for k, v in entry.items()}
         for key, entry in optimizer.state_dict()["state"].items()
@@ -110,7 +110,7 @@ def test_a_failure_before_the_first_change_can_be_tried_again(monkeypatch: pytes
         raise RuntimeError("no copy today")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Slot, "fetch", refuse)
+        patch.setattr(TileSlot, "fetch", refuse)
         with pytest.raises(RuntimeError, match="no copy today"):
             optimizer.step()
     assert all(same_bits(one, other) for one, other in zip(weights, parameters(), strict=True))
@@ -130,7 +130,7 @@ def test_a_failure_behind_the_backward_pass_ends_the_work(
         raise RuntimeError("no copy today")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Slot, "fetch", refuse)
+        patch.setattr(TileSlot, "fetch", refuse)
         (weight * 2).sum().backward()
         with pytest.raises(RuntimeError, match="no copy today"):
             optimizer.step()

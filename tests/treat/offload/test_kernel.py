@@ -16,8 +16,8 @@ def test_blocks_and_rests_are_the_parts(lengths: list[int], rounded: bool) -> No
     steps = [torch.tensor(float(index)) for index in range(len(parts))]
     whole = Operands(parts, parts, parts, parts, steps, parts if rounded else [])
     blocks, rests = whole.cut(64)
-    assert all(one.numel() % 64 == 0 and one.numel() for one in blocks.masters)
-    assert all(0 < one.numel() < 64 for one in rests.masters)
+    assert all(master.numel() % 64 == 0 and master.numel() for master in blocks.masters)
+    assert all(0 < master.numel() < 64 for master in rests.masters)
     for both in (blocks, rests):
         assert len(both.masters) == len(both.gradients) == len(both.exp_avgs) == len(both.steps)
         assert len(both.rounded) == (len(both.masters) if rounded else 0)

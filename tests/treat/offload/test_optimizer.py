@@ -52,8 +52,8 @@ def test_groups_and_a_schedule() -> None:
         give_gradients(weights, masters, seed=step)
         optimizer.step()
         expected.step()
-        for one in schedules:
-            one.step()
+        for schedule in schedules:
+            schedule.step()
     assert optimizer.param_groups[0]["lr"] == expected.param_groups[0]["lr"] != 1e-2
     assert_same_as_reference(optimizer, weights, expected, masters)
 
@@ -81,7 +81,7 @@ def test_a_group_added_later() -> None:
     before = optimizer.host_bytes
     optimizer.add_param_group({"params": weights[2:], "lr": 0.1})
     expected.add_param_group({"params": masters[2:], "lr": 0.1})
-    assert optimizer.host_bytes - before >= 12 * sum(one.numel() for one in weights[2:])
+    assert optimizer.host_bytes - before >= 12 * sum(weight.numel() for weight in weights[2:])
     for step in range(1, 3):
         give_gradients(weights, masters, seed=step)
         optimizer.step()
@@ -230,11 +230,11 @@ def test_gradients_added_up_on_the_host_in_float32(overlap: bool, by_hand: bool)
             sum((w * f).sum() for w, f in zip(weights, factors, strict=True)).backward()
             sum((m * f.detach().float()).sum() for m, f in zip(masters, factors, strict=True)).backward()
             if overlap:
-                assert all(one.grad is None for one in weights)
+                assert all(weight.grad is None for weight in weights)
             if by_hand:
                 optimizer.offload_gradients()
             if by_hand or overlap:
-                assert all(one.grad is None for one in weights)
+                assert all(weight.grad is None for weight in weights)
             else:
                 # Left on the device they would add up there, in bfloat16: one micro-batch is enough.
                 break
@@ -260,10 +260,10 @@ def test_steps_behind_the_backward_pass() -> None:
     masters = masters_of(weights)
     optimizer, expected = make(weights, overlap_backward=True), reference(masters)
     for step in range(3):
-        before = [one.detach().clone() for one in weights]
+        before = [weight.detach().clone() for weight in weights]
         factors = parameters(seed=step + 50)
         sum((w * f).sum() for w, f in zip(weights, factors, strict=True)).backward()
-        assert all(one.grad is None for one in weights)
+        assert all(weight.grad is None for weight in weights)
         assert all(same_bits(one.detach(), old) for one, old in zip(weights, before, strict=True))
         for master, factor in zip(masters, factors, strict=True):
             master.grad = factor.detach().float()
@@ -424,7 +424,7 @@ def test_moments_put_into_state_by_the_user_count() -> None:
 def test_close_gives_everything_back() -> None:
     weights = parameters()
     optimizer = make(weights, overlap_backward=True)
-    sum(one.sum() for one in weights).backward()
+    sum(weight.sum() for weight in weights).backward()
     optimizer.step()
     kept = optimizer.state_dict()["state"][0]["exp_avg"]
     expected = kept.clone()
@@ -433,7 +433,7 @@ def test_close_gives_everything_back() -> None:
     assert optimizer.host_bytes == 0
     assert not optimizer.state
     assert torch.equal(kept, expected)
-    sum(one.sum() for one in weights).backward()  # no hook is left
+    sum(weight.sum() for weight in weights).backward()  # no hook is left
     for call in (optimizer.step, optimizer.state_dict, lambda: optimizer.load_state_dict({})):
         with pytest.raises(RuntimeError, match="closed"):
             call()
@@ -447,9 +447,9 @@ def test_an_optimizer_let_go_of_ends_its_thread_and_its_hooks() -> None:
     before = threads()
     weights = parameters()
     optimizer = make(weights, overlap_backward=True)
-    sum(one.sum() for one in weights).backward()
+    sum(weight.sum() for weight in weights).backward()
     optimizer.step()
-    mine = [one for one in threads() if one not in before]
+    mine = [thread for thread in threads() if thread not in before]
     gone = weakref.ref(optimizer)
     assert mine
     del optimizer
@@ -458,7 +458,7 @@ def test_an_optimizer_let_go_of_ends_its_thread_and_its_hooks() -> None:
     for one in mine:
         one.join(timeout=60)
         assert not one.is_alive()
-    sum(one.sum() for one in weights).backward()
+    sum(weight.sum() for weight in weights).backward()
     assert weights[0].grad is not None
 
 
@@ -517,7 +517,7 @@ def test_the_census_says_that_its_state_is_optimizer_state() -> None:
     optimizer = make(weights)
     give_gradients(weights, masters_of(weights), seed=0)
     optimizer.step()
-    owners = {one.address: one.owner for one in memtriage.census().storages}
+    owners = {storage.address: storage.owner for storage in memtriage.census().storages}
     for key in ("master", "exp_avg", "exp_avg_sq"):
         address = optimizer.state[weights[0]][key].untyped_storage().data_ptr()
         assert owners[address] == "optimizer state"

@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.treat.offload.lanes import lane_to
-from memtriage.treat.offload.ring import Ring, Slot
+from memtriage.treat.offload.pipeline import Ring, TileSlot, lane_to
 
 
 class Done:
@@ -30,21 +29,21 @@ class Done:
 @given(st.integers(0, 12), st.integers(1, 5))
 def test_tiles_go_through_in_order_with_fetches_ahead(tiles: int, depth: int) -> None:
     ring = Ring(64, depth, pin=False)
-    taken: dict[int, Slot] = {}
+    taken: dict[int, TileSlot] = {}
     fetched: list[int] = []
     computed: list[int] = []
     finished: list[int] = []
 
-    def fetch(tile: int, slot: Slot) -> None:
+    def fetch(tile: int, slot: TileSlot) -> None:
         assert slot not in taken.values()
         taken[tile] = slot
         fetched.append(tile)
 
-    def prepare(tile: int, slot: Slot) -> Done:
+    def prepare(tile: int, slot: TileSlot) -> Done:
         assert taken[tile] is slot
         return Done(lambda: computed.append(tile))
 
-    def finish(tile: int, slot: Slot) -> None:
+    def finish(tile: int, slot: TileSlot) -> None:
         # As many tiles as there are slots are under way by now, but at the end.
         assert len(fetched) == min(tiles, len(finished) + depth)
         assert computed[: tile + 1] == list(range(tile + 1))
@@ -65,7 +64,7 @@ def test_after_a_failure_nothing_goes_on(where: str) -> None:
         if where == here and tile == 3:
             raise RuntimeError("no more")
 
-    def prepare(tile: int, _: Slot) -> Done:
+    def prepare(tile: int, _: TileSlot) -> Done:
         fails("prepare", tile)
         return Done(lambda: fails("job", tile), lambda: done.append(tile))
 

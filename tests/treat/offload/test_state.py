@@ -77,7 +77,7 @@ def test_it_is_empty_before_the_first_step_and_nothing_is_copied_after() -> None
 def test_training_goes_on_from_a_checkpoint_as_if_never_interrupted(model_first: bool) -> None:
     weights, optimizer = trained(2)
     checkpoint = saved(optimizer.state_dict())
-    model = [one.detach().clone() for one in weights]
+    model = [weight.detach().clone() for weight in weights]
 
     resumed = parameters(seed=77)
     other = make(resumed)
@@ -142,7 +142,7 @@ def test_from_torch_and_back(dtype: torch.dtype) -> None:
         expected.step()
     assert_same_as_reference(optimizer, weights, expected, masters)
 
-    after = [Parameter(one.detach().clone()) for one in masters]
+    after = [Parameter(master.detach().clone()) for master in masters]
     last = reference(after)
     last.load_state_dict(saved(optimizer.state_dict()))
     for of, one in ((masters, expected), (after, last)):

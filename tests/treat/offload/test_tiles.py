@@ -1,4 +1,4 @@
-"""Tiles cover every element once, begin and end where the vectorised kernel allows it."""
+"""Tiles cover every element once, begin and end where the vectorized kernel allows it."""
 
 from __future__ import annotations
 

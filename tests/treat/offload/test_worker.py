@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from memtriage.treat.offload.worker import Worker
+from memtriage.treat.offload.pipeline import Worker
 
 
 def test_closed_at_rest_it_gives_back_at_once() -> None:

@@ -1,4 +1,4 @@
-"""Every sixth step model and optimizer are serialised into a BytesIO, hashed, and dropped."""
+"""Every sixth step model and optimizer are serialized into a BytesIO, hashed, and dropped."""
 
 import hashlib
 import io

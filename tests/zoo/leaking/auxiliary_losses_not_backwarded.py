@@ -1,8 +1,8 @@
-"""`training_step` returns the optimised loss and two more that nobody calls backward on; all are collected.
+"""`training_step` returns the optimized loss and two more that nobody calls backward on; all are collected.
 
 The differences that `pow` saved for the scalar and the vector loss stay alive with their graphs.
 Holds the memory: the local list `outputs` of `fit`, under the keys "scalar" and "vector".
-Cure: detach everything except the loss that is optimised.
+Cure: detach everything except the loss that is optimized.
 """
 
 import torch

@@ -18,8 +18,8 @@ class CovarianceTracker(nn.Module):
 
     def forward(self, x):
         with torch.no_grad():
-            centred = x - x.mean(0)
-            self.register_buffer(f"covariance_{self.calls}", centred.t() @ centred / len(x))
+            centered = x - x.mean(0)
+            self.register_buffer(f"covariance_{self.calls}", centered.t() @ centered / len(x))
             self.calls += 1
         return x
 

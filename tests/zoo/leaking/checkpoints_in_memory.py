@@ -1,4 +1,4 @@
-"""To be able to roll back, each step serialises the model to bytes and keeps all of them.
+"""To be able to roll back, each step serializes the model to bytes and keeps all of them.
 
 Holds the memory: the attribute `snapshots` of `Rollback`, Python bytes (host memory).
 Cure: keep the last two or three (`deque(maxlen=3)`), or write to disk.

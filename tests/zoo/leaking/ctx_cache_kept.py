@@ -16,14 +16,14 @@ class MessagePassing(torch.autograd.Function):
     @staticmethod
     def forward(ctx, features, adjacency):
         degree = adjacency.sum(1, keepdim=True).clamp_min(1.0)
-        normalised = features / degree
-        ctx.backward_cache = (adjacency, degree, normalised)
-        return torch.tanh(adjacency @ normalised)
+        normalized = features / degree
+        ctx.backward_cache = (adjacency, degree, normalized)
+        return torch.tanh(adjacency @ normalized)
 
     @staticmethod
     def backward(ctx, grad):
-        adjacency, degree, normalised = ctx.backward_cache
-        grad = grad * (1 - torch.tanh(adjacency @ normalised).square())
+        adjacency, degree, normalized = ctx.backward_cache
+        grad = grad * (1 - torch.tanh(adjacency @ normalized).square())
         return (adjacency.t() @ grad) / degree, None
 
 

@@ -1,8 +1,8 @@
 """`weakref.finalize(model, ...)` is called each step, with that step's noise as an argument.
 
-A finaliser keeps its arguments until the object dies; the model lives as long as the run.
+A finalizer keeps its arguments until the object dies; the model lives as long as the run.
 Holds the memory: the registry of `weakref.finalize`.
-Cure: finalise a short-lived object, detach the finaliser (`finalizer.detach()`), or pass no tensors.
+Cure: finalize a short-lived object, detach the finalizer (`finalizer.detach()`), or pass no tensors.
 """
 
 import weakref

@@ -12,7 +12,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Float8Activation:
-    """A quantised activation in the manner of transformer libraries: bytes and the inverse of a scale."""
+    """A quantized activation in the manner of transformer libraries: bytes and the inverse of a scale."""
 
     __slots__ = ("_data", "_scale_inv")
 

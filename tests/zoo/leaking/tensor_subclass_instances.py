@@ -1,7 +1,7 @@
-"""Weights are quantised each step to a tensor subclass, and the quantised copies are all kept.
+"""Weights are quantized each step to a tensor subclass, and the quantized copies are all kept.
 
 The subclass is a wrapper without a storage of its own: the bytes are in its inner tensors.
-Holds the memory: `recorder.quantised` -> Int8Tensor -> `int_data`.
+Holds the memory: `recorder.quantized` -> Int8Tensor -> `int_data`.
 Cure: keep the last copy only, or compare and drop it.
 """
 
@@ -43,20 +43,20 @@ class Int8Tensor(torch.Tensor):
         return func(*(plain(arg) for arg in args), **(kwargs or {}))
 
 
-class QuantisationRecorder:
+class QuantizationRecorder:
     def __init__(self):
-        self.quantised = []
+        self.quantized = []
 
     def record(self, weight):
-        self.quantised.append(Int8Tensor.from_float(weight.detach()))
-        return (self.quantised[-1] - weight.detach()).abs().max().item()
+        self.quantized.append(Int8Tensor.from_float(weight.detach()))
+        return (self.quantized[-1] - weight.detach()).abs().max().item()
 
 
 def main():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 8)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    recorder = QuantisationRecorder()
+    recorder = QuantizationRecorder()
     for step in range(1, 31):
         x = torch.randn(32, 256, device=device)
         loss = F.cross_entropy(model(x), x[:, :8].argmax(1))
@@ -65,7 +65,7 @@ def main():
         optimizer.step()
         error = recorder.record(model[0].weight)
         if step % 10 == 0:
-            print(f"step {step}: loss {loss.item():.3f}, quantisation error {error:.5f}")
+            print(f"step {step}: loss {loss.item():.3f}, quantization error {error:.5f}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ cell is an ordinary one: same namespace, same last value, same errors, `await` a
 from __future__ import annotations
 
 import argparse
+import ast
 from collections.abc import Callable
 from typing import Any, Final, Literal
 
@@ -16,13 +17,12 @@ from IPython.core.magic import output_can_be_silenced
 from IPython.display import display
 
 from memtriage.integrations.notebook import options
-from memtriage.integrations.notebook.body import awaits, cell_number, run_body
 from memtriage.integrations.notebook.header import TakeHeader, chosen_in
 from memtriage.integrations.notebook.now import free_now, memory_now
 from memtriage.integrations.notebook.watched_cell import CellHistory, CellOptions, WatchedCell
 from memtriage.model.cell import CellReport
-from memtriage.report.cell_html import cell_html, freed_html, now_html
-from memtriage.report.cell_text import cell_text, freed_text, now_text
+from memtriage.report.notebook.html import cell_html, freed_html, now_html
+from memtriage.report.notebook.text import cell_text, freed_text, now_text
 
 _MAGIC: Final = options.LINE[1:]
 _FREE: Final = options.FREE[1:]
@@ -211,3 +211,52 @@ def _documented(method: Callable[..., Any], parser: argparse.ArgumentParser) -> 
 
     magic.__doc__ = parser.format_help()
     return magic
+
+
+_ATTRIBUTE: Final = "_memtriage_extension"
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext memtriage`: put the magics on a shell. What is there already stays."""
+    if getattr(shell, _ATTRIBUTE, None) is None:
+        extension = Extension(shell)
+        extension.install()
+        setattr(shell, _ATTRIBUTE, extension)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """`%unload_ext memtriage`: take the magics off a shell."""
+    extension: Extension | None = getattr(shell, _ATTRIBUTE, None)
+    if extension is not None:
+        extension.remove()
+        setattr(shell, _ATTRIBUTE, None)
+
+
+def cell_number(shell: Any) -> int:
+    """The number of the cell that is running."""
+    result = getattr(shell.displayhook, "exec_result", None)
+    number: int | None = getattr(result, "execution_count", None)
+    return number or int(shell.execution_count)
+
+
+def run_body(shell: Any, cell: str) -> Any:
+    """Run a cell's text in the user's namespace; the value of its last expression.
+
+    Raises:
+        SyntaxError: it has `await` outside of a function.
+        BaseException: what the cell raises.
+    """
+    __tracebackhide__ = "__ipython_bottom__"  # IPython shows no frame above this one
+    source = shell.transform_cell(cell)
+    name = shell.compile.cache(source, cell_number(shell), raw_code=cell)
+    tree = shell.transform_ast(shell.compile.ast_parse(source, filename=name))
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(shell.compile(tree, name, "exec"), shell.user_global_ns, shell.user_ns)
+    if last is None:
+        return None
+    return eval(shell.compile(ast.Expression(last.value), name, "eval"), shell.user_global_ns, shell.user_ns)
+
+
+def awaits(shell: Any, cell: str) -> bool:
+    """Whether a cell has `await`, `async for` or `async with` outside of a function."""
+    return bool(shell.should_run_async(cell, transformed_cell=shell.transform_cell(cell)))

@@ -16,18 +16,18 @@ def find_header(lines: Sequence[str]) -> tuple[int, str] | None:
     """Where the line is, and its options; None where the first line with text is another."""
     for at, line in enumerate(lines):
         if line.strip():
-            found = _LINE.fullmatch(line)
-            return None if found is None else (at, found["options"] or "")
+            match = _LINE.fullmatch(line)
+            return None if match is None else (at, match["options"] or "")
     return None
 
 
 def chosen_in(lines: Sequence[str], parser: argparse.ArgumentParser) -> argparse.Namespace | None:
     """The options in the first line; None where there is no such line, or nothing to run under it."""
-    found = find_header(lines)
-    if found is None:
+    header = find_header(lines)
+    if header is None:
         return None
     try:
-        chosen: argparse.Namespace = parse(parser, found[1])
+        chosen: argparse.Namespace = parse(parser, header[1])
     except UsageProblem:
         return None  # the magic itself says so, and runs nothing
     return None if chosen.help else chosen
@@ -54,9 +54,9 @@ class TakeHeader:
     def __call__(self, lines: list[str]) -> list[str]:
         if self._inside() or chosen_in(lines, self._parser) is None:
             return lines
-        found = find_header(lines)
-        assert found is not None
-        at = found[0]
+        header = find_header(lines)
+        assert header is not None
+        at = header[0]
         rest = lines[at + 1 :]
         if rest and rest[0].startswith("%%"):  # another magic, which must come first
             return lines[:at] + rest

@@ -8,7 +8,7 @@ from typing import Any
 from memtriage.account.census import Look
 from memtriage.account.host_reading import read_host
 from memtriage.account.ledgers import take_ledgers
-from memtriage.diagnose import cell_runs
+from memtriage.diagnose import cells
 from memtriage.integrations.notebook.outputs import behind_variables, drop_outputs, output_holds
 from memtriage.integrations.notebook.tracebacks import free_tracebacks
 from memtriage.integrations.notebook.watched_cell import freed_since, held_by_traceback
@@ -29,7 +29,7 @@ def memory_now(shell: Any, top: int) -> MemoryNow:
     """The ledgers, and the `top` largest holders."""
     on_host = read_host()  # before the census, which takes memory itself
     census, outputs = look(shell)
-    found = cell_runs.holders(census)
+    found = cells.holders(census)
     more: dict[str, int] = {}
     for holder in found[top:]:
         more[holder.device] = more.get(holder.device, 0) + holder.bytes

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Collection, Mapping, MutableMapping
 from typing import Any, Final
 
-from memtriage.account.census import View
+from memtriage.account.census import CensusView
 from memtriage.integrations.notebook.words import cell_path
 from memtriage.model.cell import OutputHold
 from memtriage.model.paths import SegmentKind
@@ -30,7 +30,7 @@ def behind_variables(namespace: MutableMapping[str, Any]) -> None:
             namespace[name] = namespace.pop(name)
 
 
-def output_holds(view: View, outputs: Mapping[int, Any]) -> list[OutputHold]:
+def output_holds(view: CensusView, outputs: Mapping[int, Any]) -> list[OutputHold]:
     """Outputs that keep storages which nothing else does, the largest first.
 
     Args:

@@ -82,7 +82,7 @@ def _clear(frames: list[types.FrameType]) -> int:
             frame.clear()
         except RuntimeError:  # it runs
             continue
-        if frame.f_code.co_flags & 0x0001:  # a function: before 3.13 the frame keeps a copy, synchronised so
+        if frame.f_code.co_flags & 0x0001:  # a function: before 3.13 the frame keeps a copy, synchronized so
             _ = frame.f_locals
             cleared += 1
     return cleared

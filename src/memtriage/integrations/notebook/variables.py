@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import msgspec
 
-from memtriage.account.census import View
+from memtriage.account.census import CensusView
 from memtriage.integrations.notebook.words import cell_path
 from memtriage.model.cell import Rebinding
 from memtriage.model.census import Census
-from memtriage.model.paths import HolderPath, Segment, SegmentKind
+from memtriage.model.paths import HolderPath, PathSegment, SegmentKind
 from memtriage.observe import cuda
 from memtriage.observe.malloc import malloc_info
 from memtriage.observe.tensors import StorageFacts, storage_facts
@@ -31,7 +31,7 @@ _AT_ONCE: Final = 0.5
 """Share of the smaller value that must be in use beyond what was before, when the old one goes."""
 _MOST: Final = 64
 _MOST_HOLDERS: Final = 3
-_MAIN: Final = Segment(SegmentKind.MODULE, "__main__")
+_MAIN: Final = PathSegment(SegmentKind.MODULE, "__main__")
 _NO_VARIABLES: Final = ("get_ipython", "Out")
 
 
@@ -54,7 +54,7 @@ class Variables:
         view: a census before the cell.
     """
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: CensusView) -> None:
         sizes = _bytes_by_variable(view.census())
         large = sorted((key for key in sizes if sizes[key] >= _LEAST), key=lambda key: -sizes[key])
         largest: dict[tuple[str, str], tuple[StorageFacts, int]] = {}
@@ -83,7 +83,7 @@ class Variables:
         for old in self._old:
             old.in_use = _in_use(old.facts.device)
 
-    def rebindings(self, view: View) -> list[Rebinding]:
+    def rebindings(self, view: CensusView) -> list[Rebinding]:
         """Those whose old and new values were alive at once, largest first.
 
         Args:
@@ -92,8 +92,8 @@ class Variables:
         after = view.census()
         now = _bytes_by_variable(after)
         total: dict[str, int] = {}
-        for one in after.storages:
-            total[one.device] = total.get(one.device, 0) + one.nbytes
+        for storage in after.storages:
+            total[storage.device] = total.get(storage.device, 0) + storage.nbytes
         found = []
         for old in self._old:
             device = old.facts.device
@@ -112,7 +112,7 @@ class Variables:
         return sorted(found, key=lambda one: -one.old)
 
 
-def _other_holders(view: View, old: _Old) -> list[HolderPath]:
+def _other_holders(view: CensusView, old: _Old) -> list[HolderPath]:
     """What holds an old value; nothing where it is the variable itself, which has not changed then."""
     graph, tensor = view.graph, old.ref()
     position = graph.index.get(id(tensor), -1)
@@ -131,10 +131,10 @@ def _other_holders(view: View, old: _Old) -> list[HolderPath]:
 
 def _bytes_by_variable(census: Census) -> dict[tuple[str, str], int]:
     sizes: dict[tuple[str, str], int] = {}
-    for one in census.storages:
-        name = _variable(one.path or ())
+    for storage in census.storages:
+        name = _variable(storage.path or ())
         if name is not None:
-            sizes[one.device, name] = sizes.get((one.device, name), 0) + one.nbytes
+            sizes[storage.device, name] = sizes.get((storage.device, name), 0) + storage.nbytes
     return sizes
 
 

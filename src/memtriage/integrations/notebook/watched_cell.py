@@ -13,13 +13,12 @@ from typing import Any, Final
 
 import msgspec
 
-from memtriage import _active
-from memtriage.account.census import Look, View
+from memtriage.account.census import CensusView, Look
 from memtriage.account.host_reading import read_host
 from memtriage.account.ledgers import take_ledgers
-from memtriage.diagnose import cell_runs
-from memtriage.diagnose.cell_runs import CellRun
-from memtriage.diagnose.leaks import CensusPoint, GroupGrowth
+from memtriage.diagnose import cells
+from memtriage.diagnose.cells import CellRun
+from memtriage.diagnose.growth.leaks import CensusPoint, GroupGrowth
 from memtriage.diagnose.verdict import verdict
 from memtriage.integrations.notebook.outputs import behind_variables, output_holds
 from memtriage.integrations.notebook.tracebacks import free_tracebacks
@@ -38,12 +37,13 @@ from memtriage.model.report import RunReport
 from memtriage.model.units import size
 from memtriage.observe import cuda
 from memtriage.observe.host_peak import PeakMeter
+from memtriage.process import active
 from memtriage.session.death import memory_error
-from memtriage.session.run import Program, Watch
+from memtriage.session.run import Watch, WatchedProgram
 from memtriage.store.layout import identify
 from memtriage.store.locate import RecordError
 
-_RUNS_KEPT: Final = cell_runs.JUDGED_FROM
+_RUNS_KEPT: Final = cells.JUDGED_FROM
 _CELLS_KEPT: Final = 200
 _HOLDERS_AFTER_OOM: Final = 8
 _ALREADY: Final = (
@@ -112,15 +112,15 @@ class WatchedCell:
         with Look() as view:
             self._variables = Variables(view)
             self._before = census_in_words(view.census())
-        for device in cuda.devices() if cuda.initialised() else ():
+        for device in cuda.devices() if cuda.initialized() else ():
             self._peaks[device] = cuda.counters(device).peak_allocated or 0
-        if _active.session is None or not _active.session.running:
+        if active.session is None or not active.session.running:
             directory = self._options.directory
             if directory is None:
                 self._temporary = tempfile.TemporaryDirectory(prefix="memtriage-")
                 directory = self._temporary.name
             identity = identify(os.environ, pid=os.getpid(), time_s=time.time())
-            program = Program(identity, ["notebook cell"], os.getcwd())
+            program = WatchedProgram(identity, ["notebook cell"], os.getcwd())
             watch = Watch(directory, quiet=True, last_census=False, program=program)
             watch.__enter__()
             self._watch = watch
@@ -156,7 +156,7 @@ class WatchedCell:
         out_of_memory = memory_error(error) is not None
         if out_of_memory and not self._options.keep_traceback:
             freed, after = freed_since(after, free_tracebacks(self._shell))
-        came, went = cell_runs.changes(self._before, after)
+        came, went = cells.changes(self._before, after)
         report = CellReport(
             label=label,
             run=self._number,
@@ -178,7 +178,7 @@ class WatchedCell:
             )
         if self._options.census or out_of_memory:
             most = self._options.top if self._options.census else _HOLDERS_AFTER_OOM
-            report.holders = cell_runs.holders(after)[:most]
+            report.holders = cells.holders(after)[:most]
         return report
 
     # --- the watch ------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class WatchedCell:
         notes: list[str] = []
         if report is not None:
             report = msgspec.structs.replace(
-                report, findings=[finding_in_words(one, self._cell_of) for one in report.findings]
+                report, findings=[finding_in_words(finding, self._cell_of) for finding in report.findings]
             )
             runs_out, notes = _context(watch, report)
             notes = [main_left_out(note) for note in notes]
@@ -219,16 +219,16 @@ class WatchedCell:
             CensusPoint(self._number, msgspec.structs.replace(after, storages=[]), heads),
         )
 
-    def _grown(self, runs: list[CellRun], view: View) -> list[tuple[GroupGrowth, Finding | None]]:
-        growths = cell_runs.growing(runs)
-        if not growths or len(runs) < cell_runs.JUDGED_FROM:
+    def _grown(self, runs: list[CellRun], view: CensusView) -> list[tuple[GroupGrowth, Finding | None]]:
+        growths = cells.growing(runs)
+        if not growths or len(runs) < cells.JUDGED_FROM:
             return [(growth, None) for growth in growths]
         named = {(group.device, cell_path(group.anchor)): group.anchor for group in view.census().groups}
         keys = [(growth.group.device, named[growth.key]) for growth in growths]
         details = view.details(keys, lambda _: None)
         findings: list[tuple[GroupGrowth, Finding | None]] = []
         for growth, key in zip(growths, keys, strict=True):
-            finding = cell_runs.run_finding(growth, details[key], runs)
+            finding = cells.run_finding(growth, details[key], runs)
             if finding is not None:
                 findings.append((growth, finding_in_words(finding, self._cell_of)))
         return findings
@@ -261,9 +261,9 @@ class WatchedCell:
         return msgspec.structs.replace(report, findings=findings, verdict=word), told
 
     def _devices(self, after: Census, resident: int) -> list[DeviceUse]:
-        old, new = cell_runs.by_device(self._before), cell_runs.by_device(after)
+        old, new = cells.by_device(self._before), cells.by_device(after)
         found = []
-        indexes = cuda.devices() if cuda.initialised() else []
+        indexes = cuda.devices() if cuda.initialized() else []
         for name in sorted({*old, *new, "cpu", *(f"cuda:{index}" for index in indexes)}, reverse=True):
             use = DeviceUse(device=name, before=old.get(name, 0), after=new.get(name, 0))
             if name == "cpu":
@@ -279,7 +279,7 @@ class WatchedCell:
 
 def _context(watch: Watch, report: RunReport) -> tuple[list[int | None], list[str]]:
     """What the record tells beside the report: steps until memory is used up, and notes."""
-    from memtriage.diagnose.merge import context
+    from memtriage.diagnose.ranks.merge import context
     from memtriage.store.reader import read_run
 
     with suppress(RecordError, OSError):
@@ -301,7 +301,7 @@ def freed_since(before: Census, frames: int) -> tuple[Freed, Census]:
     """What has gone since a census, and what is there now."""
     with Look() as view:
         after = census_in_words(view.census())
-    _, went = cell_runs.changes(before, after)
-    old, new = cell_runs.by_device(before), cell_runs.by_device(after)
+    _, went = cells.changes(before, after)
+    old, new = cells.by_device(before), cells.by_device(after)
     gone = {device: old[device] - new.get(device, 0) for device in old if old[device] > new.get(device, 0)}
     return Freed(bytes=gone, frames=frames, holders=went), after

@@ -11,22 +11,22 @@ import msgspec
 
 from memtriage.model.census import Census, GroupKey, HolderGroup
 from memtriage.model.findings import Finding
-from memtriage.model.paths import ANY_ITEM, HolderPath, Segment, SegmentKind, in_words
+from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind, in_words
 
 _Key = TypeVar("_Key", bound=Hashable)
 
-_OUTPUT: Final = (Segment(SegmentKind.OUTPUT), ANY_ITEM)
+_OUTPUT: Final = (PathSegment(SegmentKind.OUTPUT), ANY_ITEM)
 """What IPython keeps of shown values: `Out`, `_oh`, `_`, `__`, `___` and `_7` are all the same, and IPython
 remembers these names' values once more."""
-_TRACEBACK: Final = (Segment(SegmentKind.LAST_TRACEBACK),)
-_MAIN: Final = (Segment(SegmentKind.MODULE, "__main__"),)
+_TRACEBACK: Final = (PathSegment(SegmentKind.LAST_TRACEBACK),)
+_MAIN: Final = (PathSegment(SegmentKind.MODULE, "__main__"),)
 _SHELL: Final = (
     *_MAIN,
-    Segment(SegmentKind.VARIABLE, "get_ipython"),
-    Segment(SegmentKind.ATTRIBUTE, "__self__"),
+    PathSegment(SegmentKind.VARIABLE, "get_ipython"),
+    PathSegment(SegmentKind.ATTRIBUTE, "__self__"),
 )
-_DISPLAY: Final = (*_SHELL, Segment(SegmentKind.ATTRIBUTE, "displayhook"))
-_HIDDEN: Final = (*_SHELL, Segment(SegmentKind.ATTRIBUTE, "user_ns_hidden"))
+_DISPLAY: Final = (*_SHELL, PathSegment(SegmentKind.ATTRIBUTE, "displayhook"))
+_HIDDEN: Final = (*_SHELL, PathSegment(SegmentKind.ATTRIBUTE, "user_ns_hidden"))
 _SHOWN: Final = re.compile(r"_(?:\d+|\*|_{0,2})")
 _MAIN_IN_TEXT: Final = re.compile(r"(?<![\w.])__main__\.(?=[A-Za-z_])")
 _SITE: Final = re.compile(r"(?:ipykernel_\d+/)?(?P<file>[^\s/]+?\.py|<ipython-input-[^>]*>):(?P<line>\d+)")
@@ -66,7 +66,7 @@ def _remembered_error(path: HolderPath) -> int:
     frame = next((at for at, segment in enumerate(path) if segment.kind is SegmentKind.FRAME), 0)
     if path[: len(_SHELL)] == _SHELL:
         return frame
-    of_sys = path[:1] == (Segment(SegmentKind.MODULE, "sys"),) and path[1:2] != ()
+    of_sys = path[:1] == (PathSegment(SegmentKind.MODULE, "sys"),) and path[1:2] != ()
     return frame if of_sys and path[1].name.startswith("last_") else 0
 
 
@@ -83,8 +83,8 @@ def census_in_words(census: Census) -> Census:
         known = groups.get(own.key)
         groups[own.key] = own if known is None else _together(known, own)
     storages = [
-        msgspec.structs.replace(one, path=None if one.path is None else cell_path(one.path))
-        for one in census.storages
+        msgspec.structs.replace(storage, path=None if storage.path is None else cell_path(storage.path))
+        for storage in census.storages
     ]
     ordered = sorted(groups.values(), key=lambda group: -group.nbytes)
     return msgspec.structs.replace(census, storages=storages, groups=ordered)

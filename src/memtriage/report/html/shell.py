@@ -28,13 +28,13 @@ _BODY: Final = (
     '<main><div id="content"></div><footer id="about"></footer></main>'
 )
 
-_ASSETS: Final = files("memtriage.report") / "assets"
+_ASSETS: Final = files(__package__) / "assets"
 
 _NO_SCRIPT: Final = "This page is drawn by the scripts inside it; they load nothing. Please allow them."
 
 
 def asset(name: str) -> str:
-    """Return the text of a file below `memtriage/report/assets`, e.g. `uplot/uPlot.min.css`.
+    """Return the text of a file below `memtriage/report/html/assets`, e.g. `uplot/uPlot.min.css`.
 
     Raises:
         FileNotFoundError: there is no such file.

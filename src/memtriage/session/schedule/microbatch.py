@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
+from typing import Final
 
-from memtriage.diagnose.growth import (
+from memtriage.diagnose.growth.holders import HolderGrowth, growths
+from memtriage.diagnose.growth.leaks import CensusPoint
+from memtriage.diagnose.growth.marks import (
     POLICY,
     Series,
     period_within_step,
     policy_for,
     went_on_within_step,
 )
-from memtriage.diagnose.growths import Growth, growths
-from memtriage.diagnose.leaks import CensusPoint
 from memtriage.model.position import TrainingPosition
-from memtriage.session.investigation import Investigation, Investigator
-from memtriage.session.schedule.policy import WITHIN_STEP
+from memtriage.session.schedule.investigation import Investigation, Investigator
+
+
+@dataclass(frozen=True, slots=True)
+class WithinStepPolicy:
+    """When censuses are taken from micro-batch to micro-batch.
+
+    Attributes:
+        first: micro-batch of the first, where the step is long enough: gradients exist, and three rises show.
+        censuses: taken in one step: three intervals.
+        tries: investigations within steps, in a run. What rises in every step and is gone at its end (a
+            pipeline that fills) would otherwise be looked at in each.
+        kept: investigations that are remembered.
+    """
+
+    first: int = 4
+    censuses: int = 4
+    tries: int = 3
+    kept: int = 8
+
+
+WITHIN_STEP: Final = WithinStepPolicy()
 
 
 class MicrobatchScheduler:
@@ -86,7 +108,7 @@ class MicrobatchScheduler:
         here = max(position.into_step, investigation.taken[-1]) + 1
         return self._investigator.follow(investigation, here, None, frames)
 
-    def growths(self, investigation: Investigation) -> list[Growth]:
+    def growths(self, investigation: Investigation) -> list[HolderGrowth]:
         """Return what one of `done` saw grow. The counters are those that asked for it: none contradicts."""
         return growths(
             investigation.growing(),

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Final
 
-from memtriage.account.census import View
-from memtriage.diagnose.counter import CODE, WITNESSES
-from memtriage.diagnose.leaks import CensusPoint
+from memtriage.account.census import CensusView
+from memtriage.diagnose.growth.counter import CODE, WITNESSES
+from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.model.position import TrainingPosition
-from memtriage.session.investigation import Investigator
-from memtriage.session.schedule.follower import Follower
+from memtriage.session.schedule.investigation import Investigator
 from memtriage.session.schedule.microbatch import MicrobatchScheduler
+from memtriage.session.schedule.scale import ScaleScheduler
 
 _ENOUGH_MARKS: Final = 12
 """Marks on a scale from which growth can be judged on it: three of warm-up and nine more."""
@@ -25,19 +25,19 @@ class CensusScheduler:
         within_steps: follows growth from micro-batch to micro-batch of one step.
 
     Args:
-        investigator, look, found: as `Follower` has them.
+        investigator, look, found: as `ScaleScheduler` has them.
     """
 
     def __init__(
-        self, investigator: Investigator, look: Callable[[View], None], found: Callable[[], None]
+        self, investigator: Investigator, look: Callable[[CensusView], None], found: Callable[[], None]
     ) -> None:
-        self._steps = Follower("step", investigator, look, found)
-        self._backwards = Follower("microbatch", investigator, look, found)
-        self._time = Follower("second", investigator, look, found)
+        self._steps = ScaleScheduler("step", investigator, look, found)
+        self._backwards = ScaleScheduler("microbatch", investigator, look, found)
+        self._time = ScaleScheduler("second", investigator, look, found)
         self.within_steps = MicrobatchScheduler(investigator, found)
 
     @property
-    def main(self) -> Follower:
+    def main(self) -> ScaleScheduler:
         """The scale that growth over the run is judged on: steps where there is one.
 
         Else the first of backwards and time with enough marks, or with more of them.
@@ -49,12 +49,12 @@ class CensusScheduler:
         )
 
     @property
-    def judged_on(self) -> Follower:
+    def judged_on(self) -> ScaleScheduler:
         """The scale that counters are judged on: a run of few long steps by its backwards."""
         return self._first_with_enough(self._steps, self._backwards, self._time) or self.main
 
-    def _first_with_enough(self, *scales: Follower) -> Follower | None:
-        return next((each for each in scales if each.marks >= _ENOUGH_MARKS), None)
+    def _first_with_enough(self, *scales: ScaleScheduler) -> ScaleScheduler | None:
+        return next((scale for scale in scales if scale.marks >= _ENOUGH_MARKS), None)
 
     def growing(self) -> dict[str, float]:
         """Return by how many bytes a step (backward, second) each device's counter grows so far."""

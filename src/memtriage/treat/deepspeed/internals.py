@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any, Final
 
-from memtriage._needs import needs
+from memtriage.process.optional import needs
 
 STAGING: Final = "param_buffer_of_bit16_for_cpu_offload_groups"
 """List of the 16-bit copies, one a parameter group, through which `step` sends the weights to the device."""
@@ -136,6 +136,6 @@ def _mentioned(function: Callable[..., Any]) -> set[str]:
     while codes:
         code = codes.pop()
         found.update(code.co_names)
-        found.update(one for one in code.co_consts if isinstance(one, str))
-        codes.extend(one for one in code.co_consts if isinstance(one, CodeType))
+        found.update(const for const in code.co_consts if isinstance(const, str))
+        codes.extend(const for const in code.co_consts if isinstance(const, CodeType))
     return found

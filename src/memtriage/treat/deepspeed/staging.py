@@ -174,7 +174,7 @@ def restore(optimizer: Any, accelerator: Any, elements: int) -> None:
         return accelerator.pin_memory(memory) if optimizer.cpu_offload_pin_memory else memory
 
     copies = getattr(optimizer, STAGING)
-    copies[:] = [made(one.shape, one.dtype) if isinstance(one, Streamed) else one for one in copies]
+    copies[:] = [made(copy.shape, copy.dtype) if isinstance(copy, Streamed) else copy for copy in copies]
     if elements:
         buffer = getattr(optimizer, GRADIENT_BUFFER)
         setattr(optimizer, GRADIENT_BUFFER, made(elements, buffer.dtype))

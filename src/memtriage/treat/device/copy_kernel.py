@@ -18,7 +18,8 @@ import os
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+
+from memtriage.model.recording import Int64s
 
 _log = logging.getLogger(__name__)
 
@@ -68,8 +69,6 @@ extern "C" __global__ void __launch_bounds__(256) copy_tiles(const Range* ranges
         out[at] = in[at];
 }
 """
-
-Int64s = NDArray[np.int64]
 
 
 def ranges_of(targets: Int64s, sources: Int64s, sizes: Int64s) -> tuple[Int64s, int]:

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from memtriage.allocator.settings import parse_version
 from memtriage.allocator.what_if import settings_of
+from memtriage.model.recording import Int64s
 from memtriage.observe import cuda as allocator
 from memtriage.treat.device.copy_kernel import compiled, ranges_of
-from memtriage.treat.device.layout import Int64s, Layout, layout_of_raw
+from memtriage.treat.device.layout import DeviceLayout, layout_of_raw
 from memtriage.treat.device.protocol import Use
 
 KERNEL_FROM: Final = 64
@@ -32,7 +33,7 @@ _NOTHING: Final = contextlib.nullcontext()
 
 
 class CudaDevice:
-    """One CUDA device of this process. CUDA must be initialised."""
+    """One CUDA device of this process. CUDA must be initialized."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -67,15 +68,15 @@ class CudaDevice:
         limit = allocator.per_process_limit(self.index)
         return free if limit is None else max(0, min(free, limit - self.use().reserved))
 
-    def layout(self) -> Layout:
+    def layout(self) -> DeviceLayout:
         """Segments, blocks and settings, without event traces where torch can leave them out (2.11)."""
         return self.snapshot()()
 
-    def snapshot(self) -> Callable[[], Layout]:
+    def snapshot(self) -> Callable[[], DeviceLayout]:
         """What torch copies of its own is taken now; it is read in columns when asked for."""
         snapshot = _snapshot()
 
-        def read() -> Layout:
+        def read() -> DeviceLayout:
             settings = msgspec.structs.replace(
                 settings_of(snapshot.get("allocator_settings", {})),
                 torch_version=parse_version(torch.__version__),

@@ -11,8 +11,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memtriage.allocator.settings import MIN_BLOCK, SMALL_SEGMENT, Settings
+from memtriage.allocator.settings import MIN_BLOCK, SMALL_SEGMENT, AllocatorSettings
 from memtriage.model.blocks import DEFAULT_POOL, Segment
+from memtriage.model.recording import Int64s
 
 FREE: Final = 0
 ACTIVE: Final = 1
@@ -27,10 +28,8 @@ _STATES: Final[Mapping[str, int]] = {
 }
 _MODEL_STATES: Final[Mapping[str, int]] = {"active": ACTIVE, "awaiting": AWAITING, "free": FREE}
 
-Int64s = NDArray[np.int64]
 
-
-class Place(NamedTuple):
+class SegmentPlace(NamedTuple):
     """A segment, without its blocks. A tuple: a frozen dataclass takes four times as long to make.
 
     Attributes:
@@ -51,7 +50,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class DeviceLayout:
     """Segments and blocks of one device.
 
     Attributes:
@@ -62,13 +61,13 @@ class Layout:
         settings: the allocator's, as far as they can be read.
     """
 
-    places: tuple[Place, ...]
+    places: tuple[SegmentPlace, ...]
     first: Int64s
     address: Int64s
     size: Int64s
     requested: Int64s
     state: NDArray[np.int8]
-    settings: Settings
+    settings: AllocatorSettings
 
     def needs_of(self, blocks: Int64s) -> Int64s:
         """Sizes if allocated anew: without the rest of up to 1 MiB that a block of the large pool keeps."""
@@ -78,12 +77,12 @@ class Layout:
         return np.maximum(-(-asked // MIN_BLOCK), 1) * MIN_BLOCK
 
 
-def divides(settings: Settings) -> bool:
+def divides(settings: AllocatorSettings) -> bool:
     """True if requests are rounded up to parts of powers of two, not just to multiples of 512 bytes."""
     return any(divisions > 1 for divisions in settings.roundup_power2_divisions)
 
 
-def layout_of_raw(raw: Iterable[Mapping[str, Any]], device: int, settings: Settings) -> Layout:
+def layout_of_raw(raw: Iterable[Mapping[str, Any]], device: int, settings: AllocatorSettings) -> DeviceLayout:
     """A layout from the dictionaries of `torch.cuda.memory_snapshot()`; other devices are left out.
 
     The blocks of a segment follow one another without a gap, so their sizes tell their addresses.
@@ -93,7 +92,7 @@ def layout_of_raw(raw: Iterable[Mapping[str, Any]], device: int, settings: Setti
     return _layout(
         tuple(
             [
-                Place(
+                SegmentPlace(
                     one["address"],
                     one["total_size"],
                     one["stream"],
@@ -114,13 +113,13 @@ def layout_of_raw(raw: Iterable[Mapping[str, Any]], device: int, settings: Setti
     )
 
 
-def layout_of_segments(segments: Iterable[Segment], settings: Settings) -> Layout:
+def layout_of_segments(segments: Iterable[Segment], settings: AllocatorSettings) -> DeviceLayout:
     """A layout from plain segments of one device."""
-    ordered = sorted(segments, key=lambda one: one.address)
+    ordered = sorted(segments, key=lambda segment: segment.address)
     blocks = [block for one in ordered for block in one.blocks]
     return _layout(
         tuple(
-            Place(
+            SegmentPlace(
                 address=one.address,
                 size=one.size,
                 stream=one.stream,
@@ -139,13 +138,13 @@ def layout_of_segments(segments: Iterable[Segment], settings: Settings) -> Layou
 
 
 def _layout(
-    places: tuple[Place, ...],
+    places: tuple[SegmentPlace, ...],
     counts: Sequence[int],
     sizes: Iterable[int],
     requested: Iterable[int],
     state: NDArray[np.int8],
-    settings: Settings,
-) -> Layout:
+    settings: AllocatorSettings,
+) -> DeviceLayout:
     first = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=first[1:])
     blocks = int(first[-1])
@@ -155,4 +154,4 @@ def _layout(
     start = np.fromiter([place.address for place in places], np.int64, len(places))
     address = passed[:-1] + np.repeat(start - passed[first[:-1]], counts)
     asked = np.fromiter(requested, np.int64, blocks)
-    return Layout(places, first, address, size, asked, state, settings)
+    return DeviceLayout(places, first, address, size, asked, state, settings)

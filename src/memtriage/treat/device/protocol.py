@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 import torch
 
-from memtriage.treat.device.layout import Int64s, Layout
+from memtriage.model.recording import Int64s
+from memtriage.treat.device.layout import DeviceLayout
 
 
 class Storage(Protocol):
@@ -73,11 +74,11 @@ class Device(Protocol):
         """What the allocator could still reserve: the driver's free memory, within this process's limit."""
         ...
 
-    def layout(self) -> Layout:
+    def layout(self) -> DeviceLayout:
         """Segments and blocks of this device, and the allocator's settings."""
         ...
 
-    def snapshot(self) -> Callable[[], Layout]:
+    def snapshot(self) -> Callable[[], DeviceLayout]:
         """The same in two steps: what the call gives is of now, whatever the device does meanwhile."""
         ...
 

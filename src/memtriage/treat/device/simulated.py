@@ -17,11 +17,12 @@ from torch import Tensor
 from memtriage.allocator.blocks import SimBlock
 from memtriage.allocator.driver import ALIGNMENT, TOP, Driver
 from memtriage.allocator.events import AllocatorEvent
-from memtriage.allocator.recorded_start import OldBlock, Ranges, Region, Start, keeps_at_most
+from memtriage.allocator.recorded_start import OldBlock, Ranges, Region, StartingState, keeps_at_most
 from memtriage.allocator.restore import restore
 from memtriage.allocator.settings import SMALL_SEGMENT
 from memtriage.allocator.simulator import Simulator
-from memtriage.treat.device.layout import ACTIVE, AWAITING, Int64s, Layout, layout_of_segments
+from memtriage.model.recording import Int64s
+from memtriage.treat.device.layout import ACTIVE, AWAITING, DeviceLayout, layout_of_segments
 from memtriage.treat.device.protocol import Use
 
 STALE: Final = 0xDD
@@ -156,12 +157,12 @@ class SimulatedDevice:
             return UNLIMITED
         return max(0, self._driver.capacity - self._driver.used)
 
-    def layout(self) -> Layout:
+    def layout(self) -> DeviceLayout:
         """The simulator's segments."""
         self._about("layout")
         return layout_of_segments(self.simulator.snapshot(), self.simulator.settings)
 
-    def snapshot(self) -> Callable[[], Layout]:
+    def snapshot(self) -> Callable[[], DeviceLayout]:
         """Read at once."""
         layout = self.layout()
         return lambda: layout
@@ -237,7 +238,9 @@ class _BelowDriver(Driver):
         self._lowest = lowest
 
 
-def simulate(layout: Layout, available: int | None) -> tuple[SimulatedDevice, dict[int, SimulatedStorage]]:
+def simulate(
+    layout: DeviceLayout, available: int | None
+) -> tuple[SimulatedDevice, dict[int, SimulatedStorage]]:
     """A simulated device with the layout of a real one, without bytes.
 
     Args:
@@ -255,8 +258,8 @@ def simulate(layout: Layout, available: int | None) -> tuple[SimulatedDevice, di
     return device, {address: SimulatedStorage(block, block.requested) for address, block in live.items()}
 
 
-def _start(layout: Layout) -> Start:
-    start = Start(regions=[], mapped=Ranges())
+def _start(layout: DeviceLayout) -> StartingState:
+    start = StartingState(regions=[], mapped=Ranges())
     large_page = layout.settings.large_segment_size
     for place in layout.places:
         page = 0 if not place.expandable else SMALL_SEGMENT if place.small else large_page

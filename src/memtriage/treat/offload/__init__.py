@@ -1,6 +1,4 @@
-"""AdamW with its state on the host: `OffloadedAdamW`."""
+"""`OffloadedAdamW`: AdamW with its state on the host, at 12 bytes per parameter. See `docs/offload.md`.
 
-from memtriage.treat.offload.optimizer import OffloadedAdamW
-from memtriage.treat.offload.pinned import PinningFailed
-
-__all__ = ["OffloadedAdamW", "PinningFailed"]
+`optimizer.py` is what users call, `engine.py` works on tiles, `pipeline.py` moves them.
+"""

@@ -9,9 +9,9 @@ from typing import Final
 
 import torch
 
-from memtriage.treat.offload.kernel import Hyper, Operands, Scaling, Scratch, adamw
+from memtriage.treat.offload.kernel import FloatRoom, Hyper, Operands, Scaling, adamw
 from memtriage.treat.offload.native.library import Crew, CrewJob, Library, takes
-from memtriage.treat.offload.ring import Job
+from memtriage.treat.offload.pipeline import Job
 from memtriage.treat.offload.tiles import ALIGNMENT
 
 SPARE_FROM: Final = 8
@@ -34,7 +34,7 @@ class Arithmetic:
         compiled: whether the compiled kernel is at work.
     """
 
-    def __init__(self, scratch: Scratch, library: Library | None) -> None:
+    def __init__(self, scratch: FloatRoom, library: Library | None) -> None:
         """Raises RuntimeError when the system refuses the threads."""
         self._scratch = scratch
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memtriage-offload-kernel")

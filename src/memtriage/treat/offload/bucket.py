@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from memtriage.treat.offload.lanes import Lane
-from memtriage.treat.offload.resident import Resident
-from memtriage.treat.offload.tiles import Piece, capacity, pack
+from memtriage.treat.offload.pipeline import Lane
+from memtriage.treat.offload.resident import ResidentParameter
+from memtriage.treat.offload.tiles import TilePiece, capacity, pack
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankPart:
     """This rank's part of a piece, never empty, as slices of the three places that it is in.
 
     Attributes:
@@ -40,8 +40,8 @@ class Tile:
         used: elements of the buffer, from the first on, gaps between pieces included.
     """
 
-    pieces: tuple[Piece, ...]
-    parts: tuple[Part, ...]
+    pieces: tuple[TilePiece, ...]
+    parts: tuple[RankPart, ...]
     used: int
 
 
@@ -63,7 +63,7 @@ class Bucket:
     group: int
     lane: Lane
     travels_as: torch.dtype | None = None
-    residents: list[Resident] = field(default_factory=list)
+    residents: list[ResidentParameter] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
     gradients: list[Tensor] = field(default_factory=list)
     reduced: bool = True
@@ -79,23 +79,25 @@ class Bucket:
 
     def cut(self, elements: int) -> None:
         """Make the tiles, for a ring of so many elements, and list what the residents keep, once for all."""
-        chunks = [one.share.chunk for one in self.residents]
-        travelling = (self.weight_dtype, self.travels_as or self.weight_dtype)
-        most = capacity(elements, max(one.itemsize for one in travelling))
+        chunks = [resident.share.chunk for resident in self.residents]
+        traveling = (self.weight_dtype, self.travels_as or self.weight_dtype)
+        most = capacity(elements, max(one.itemsize for one in traveling))
         self.tiles = [
             Tile(pieces, tuple(self._parts(pieces)), pieces[-1].end) for pieces in pack(chunks, most)
         ]
-        self.masters = [one.master for one in self.residents]
-        self.exp_avgs = [one.exp_avg for one in self.residents]
-        self.exp_avg_sqs = [one.exp_avg_sq for one in self.residents]
-        self.kept_gradients = [one.gradient for one in self.residents if one.gradient is not None]
+        self.masters = [resident.master for resident in self.residents]
+        self.exp_avgs = [resident.exp_avg for resident in self.residents]
+        self.exp_avg_sqs = [resident.exp_avg_sq for resident in self.residents]
+        self.kept_gradients = [
+            resident.gradient for resident in self.residents if resident.gradient is not None
+        ]
 
-    def _parts(self, pieces: Iterable[Piece]) -> Iterator[Part]:
+    def _parts(self, pieces: Iterable[TilePiece]) -> Iterator[RankPart]:
         for piece in pieces:
             first, last = self.residents[piece.index].share.span(piece.start, piece.stop)
             length = last - first
             if length:
-                yield Part(
+                yield RankPart(
                     piece.index,
                     device=slice(first, last),
                     host=slice(piece.start, piece.start + length),

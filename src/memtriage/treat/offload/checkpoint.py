@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from memtriage.treat.offload.exchange import Exchange
-from memtriage.treat.offload.lanes import Lane
-from memtriage.treat.offload.resident import Resident
-from memtriage.treat.offload.ring import Slot
+from memtriage.treat.offload.pipeline import Lane, TileSlot
+from memtriage.treat.offload.resident import ResidentParameter
 from memtriage.treat.offload.tiles import pack
 
 PARTITION: Final = "partition"
@@ -68,7 +67,7 @@ def check_partition(state_dict: Mapping[str, Any], exchange: Exchange | None) ->
 
 
 def gathered_entry(
-    resident: Resident, exchange: Exchange, lane: Lane, slot: Slot, tile: int, *, keep: bool
+    resident: ResidentParameter, exchange: Exchange, lane: Lane, slot: TileSlot, tile: int, *, keep: bool
 ) -> dict[str, Tensor]:
     """A partitioned parameter's whole state on the host, for the ranks that `keep` it; all ranks call it.
 
@@ -92,12 +91,12 @@ def gathered_entry(
 
 
 def _gather(
-    resident: Resident,
+    resident: ResidentParameter,
     share: Tensor,
     whole: Tensor | None,
     exchange: Exchange,
     lane: Lane,
-    slot: Slot,
+    slot: TileSlot,
     tile: int,
 ) -> None:
     flat = None if whole is None else whole.as_strided((whole.numel(),), (1,))

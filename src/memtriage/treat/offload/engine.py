@@ -13,7 +13,7 @@ from memtriage.treat.offload.arithmetic import Arithmetic
 from memtriage.treat.offload.bucket import Bucket, Tile, in_tile, on_device, on_host
 from memtriage.treat.offload.exchange import Exchange
 from memtriage.treat.offload.kernel import Hyper, Operands, Scaling
-from memtriage.treat.offload.ring import Job, Ring, Slot
+from memtriage.treat.offload.pipeline import Job, Ring, TileSlot
 
 _log = logging.getLogger(__name__)
 
@@ -43,10 +43,10 @@ class Engine:
         """
         dtype = bucket.weight_dtype
 
-        def fetch(tile: Tile, slot: Slot) -> None:
+        def fetch(tile: Tile, slot: TileSlot) -> None:
             slot.fetch(bucket.lane, in_tile(slot.down(dtype), tile), on_device(bucket.weights, tile))
 
-        def compare(tile: Tile, slot: Slot) -> None:
+        def compare(tile: Tile, slot: TileSlot) -> None:
             arrived = in_tile(slot.down(dtype), tile)
             rounded = in_tile(slot.up(dtype), tile)
             masters = on_host(bucket.masters, tile)
@@ -83,7 +83,7 @@ class Engine:
     def collect(self, bucket: Bucket) -> None:
         """Add the gradients on the device to those that stay on the host."""
 
-        def add(tile: Tile, slot: Slot) -> None:
+        def add(tile: Tile, slot: TileSlot) -> None:
             arrived = _arrived_gradients(bucket, tile, slot)
             kept = on_host(bucket.kept_gradients, tile)
             self.changing = True
@@ -99,8 +99,8 @@ class Engine:
             lambda *where: self._calling(add, *where),
             _nothing,
         )
-        for one in bucket.residents:
-            one.has_gradient = True
+        for resident in bucket.residents:
+            resident.has_gradient = True
 
     def step(self, bucket: Bucket, hyper: Hyper, scaling: Scaling, *, upload: bool = True) -> None:
         """Take the step for all parameters of the bucket.
@@ -112,26 +112,26 @@ class Engine:
             upload: whether the new weights go up tile by tile, or stay until `upload`.
         """
         residents = bucket.residents
-        numbers = [one.step + 1 for one in residents]
+        numbers = [resident.step + 1 for resident in residents]
 
-        def fetch(tile: Tile, slot: Slot) -> None:
+        def fetch(tile: Tile, slot: TileSlot) -> None:
             if bucket.gradients:
                 self._fetch_gradients(bucket, tile, slot)
 
-        def prepare(tile: Tile, slot: Slot) -> Job:
+        def prepare(tile: Tile, slot: TileSlot) -> Job:
             operands = Operands(
                 masters=on_host(bucket.masters, tile),
                 gradients=_arrived_gradients(bucket, tile, slot),
                 exp_avgs=on_host(bucket.exp_avgs, tile),
                 exp_avg_sqs=on_host(bucket.exp_avg_sqs, tile),
-                steps=[numbers[one.index] for one in tile.parts],
+                steps=[numbers[part.index] for part in tile.parts],
                 rounded=in_tile(slot.up(bucket.weight_dtype), tile) if upload else [],
             )
             job = self.arithmetic.stepping(operands, hyper, scaling)
             self.changing = True  # it is started next
             return job
 
-        def finish(tile: Tile, slot: Slot) -> None:
+        def finish(tile: Tile, slot: TileSlot) -> None:
             if upload:
                 self._send_weights(bucket, tile, slot)
 
@@ -143,7 +143,7 @@ class Engine:
     def upload(self, bucket: Bucket) -> None:
         """Write the masters, rounded to the weights' type, to the device."""
 
-        def rounding(tile: Tile, slot: Slot) -> None:
+        def rounding(tile: Tile, slot: TileSlot) -> None:
             self.changing = True
             rounded = in_tile(slot.up(bucket.weight_dtype), tile)
             if rounded:
@@ -163,10 +163,10 @@ class Engine:
         if self.exchange is not None:
             self.exchange.close()
 
-    def _calling(self, work: Callable[[Tile, Slot], None], tile: Tile, slot: Slot) -> Job:
+    def _calling(self, work: Callable[[Tile, TileSlot], None], tile: Tile, slot: TileSlot) -> Job:
         return self.arithmetic.calling(partial(work, tile, slot))
 
-    def _fetch_gradients(self, bucket: Bucket, tile: Tile, slot: Slot) -> None:
+    def _fetch_gradients(self, bucket: Bucket, tile: Tile, slot: TileSlot) -> None:
         assert bucket.travels_as is not None
         down = slot.down(bucket.travels_as)
         if self.exchange is not None and not bucket.reduced:
@@ -175,7 +175,7 @@ class Engine:
         else:
             slot.fetch(bucket.lane, in_tile(down, tile), on_device(bucket.gradients, tile))
 
-    def _send_weights(self, bucket: Bucket, tile: Tile, slot: Slot) -> None:
+    def _send_weights(self, bucket: Bucket, tile: Tile, slot: TileSlot) -> None:
         up = slot.up(bucket.weight_dtype)
         if self.exchange is None:
             slot.send(bucket.lane, on_device(bucket.weights, tile), in_tile(up, tile))
@@ -185,12 +185,12 @@ class Engine:
         self.exchange.spread(bucket.lane, tile.pieces, bucket.residents, mine, bucket.weights)
 
 
-def _arrived_gradients(bucket: Bucket, tile: Tile, slot: Slot) -> list[Tensor]:
+def _arrived_gradients(bucket: Bucket, tile: Tile, slot: TileSlot) -> list[Tensor]:
     """Those that came down, or else those that are kept on the host."""
     if bucket.travels_as is None:
         return on_host(bucket.kept_gradients, tile)
     return in_tile(slot.down(bucket.travels_as), tile)
 
 
-def _nothing(_: Tile, __: Slot) -> None:
+def _nothing(_: Tile, __: TileSlot) -> None:
     """Of a work that moves nothing that way."""

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from memtriage.treat.offload.lanes import Lane
-from memtriage.treat.offload.resident import Resident
-from memtriage.treat.offload.tiles import Piece
+from memtriage.treat.offload.pipeline import Lane
+from memtriage.treat.offload.resident import ResidentParameter
+from memtriage.treat.offload.tiles import TilePiece
 
 
 def _collective(new: str, old: str) -> Callable[..., Any]:
@@ -51,7 +51,11 @@ class Exchange:
         return [bool(one) for one in told.tolist()]
 
     def reduce(
-        self, lane: Lane, pieces: Sequence[Piece], residents: Sequence[Resident], flats: Sequence[Tensor]
+        self,
+        lane: Lane,
+        pieces: Sequence[TilePiece],
+        residents: Sequence[ResidentParameter],
+        flats: Sequence[Tensor],
     ) -> Tensor:
         """This rank's pieces of a tile, summed over the ranks; valid for work on the way down.
 
@@ -76,8 +80,8 @@ class Exchange:
     def spread(
         self,
         lane: Lane,
-        pieces: Sequence[Piece],
-        residents: Sequence[Resident],
+        pieces: Sequence[TilePiece],
+        residents: Sequence[ResidentParameter],
         mine: Tensor,
         flats: Sequence[Tensor],
     ) -> None:

@@ -53,7 +53,7 @@ class Operands:
 
     Attributes:
         masters: float32, stepped in place.
-        gradients: as they travelled, or float32 kept on the host; used up.
+        gradients: as they traveled, or float32 kept on the host; used up.
         exp_avgs, exp_avg_sqs: float32 or bfloat16, stepped in place.
         steps: the number of the update being taken, a float32 scalar for each piece.
         rounded: where the rounded masters go; empty where they are not wanted yet.
@@ -68,7 +68,7 @@ class Operands:
 
     def cut(self, block: int) -> tuple[Operands, Operands]:
         """What whole blocks of so many elements hold, and what is left behind them; empty pieces left out."""
-        lengths = [one.numel() for one in self.masters]
+        lengths = [master.numel() for master in self.masters]
         ends = [length // block * block for length in lengths]
         if (
             ends == lengths
@@ -95,7 +95,7 @@ class Operands:
         )
 
 
-class Scratch:
+class FloatRoom:
     """Float32 room for what arrives or is kept in another type: the gradients of a tile, the two moments."""
 
     def __init__(self, elements: int, *, moments: bool) -> None:
@@ -110,7 +110,7 @@ class Scratch:
         return sum(one.nbytes for one in (self.gradient, *self.moments))
 
 
-def adamw(operands: Operands, hyper: Hyper, scaling: Scaling, scratch: Scratch) -> None:
+def adamw(operands: Operands, hyper: Hyper, scaling: Scaling, scratch: FloatRoom) -> None:
     """Step masters and moments in place, and round the masters.
 
     Args:
@@ -123,8 +123,8 @@ def adamw(operands: Operands, hyper: Hyper, scaling: Scaling, scratch: Scratch) 
     if gradients[0].dtype != torch.float32:
         gradients = _widened(gradients, scratch.gradient)
     if scaling != Scaling():
-        for one in gradients:
-            scaling.apply(one)
+        for gradient in gradients:
+            scaling.apply(gradient)
     averages, squares = operands.exp_avgs, operands.exp_avg_sqs
     if scratch.moments:
         averages = _widened(averages, scratch.moments[0])
@@ -152,7 +152,7 @@ def adamw(operands: Operands, hyper: Hyper, scaling: Scaling, scratch: Scratch) 
 
 
 def _widened(narrow: Sequence[Tensor], scratch: Tensor) -> list[Tensor]:
-    lengths = [one.numel() for one in narrow]
+    lengths = [tensor.numel() for tensor in narrow]
     wide = list(scratch[: sum(lengths)].split(lengths))
     torch._foreach_copy_(wide, list(narrow))
     return wide

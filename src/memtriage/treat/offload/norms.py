@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from memtriage.treat.offload.exchange import Exchange
-from memtriage.treat.offload.resident import Resident
+from memtriage.treat.offload.resident import ResidentParameter
 
 _EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
-def total_norm(parts: Iterable[tuple[Resident, Tensor]], exchange: Exchange | None) -> Tensor:
+def total_norm(parts: Iterable[tuple[ResidentParameter, Tensor]], exchange: Exchange | None) -> Tensor:
     """The 2-norm over all parameters, each element of which is counted once, as a float32 scalar.
 
     Without a partition these are the steps, and so the bits, of `torch.nn.utils.get_total_norm` on float32

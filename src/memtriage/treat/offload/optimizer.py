@@ -12,19 +12,19 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from memtriage.treat.offload import checkpoint
-from memtriage.treat.offload.behind import BehindBackward
 from memtriage.treat.offload.bucket import Bucket
 from memtriage.treat.offload.engine import Engine
 from memtriage.treat.offload.exchange import Exchange
 from memtriage.treat.offload.kernel import Scaling
-from memtriage.treat.offload.machine import Machine
 from memtriage.treat.offload.native.choice import Kernel
 from memtriage.treat.offload.norms import clip_factor, total_norm
+from memtriage.treat.offload.overlap import OverlapBackward
+from memtriage.treat.offload.pipeline import weak_callback
 from memtriage.treat.offload.plan import check_group, hyper_of, own_parts, with_gradients
-from memtriage.treat.offload.resident import Resident
-from memtriage.treat.offload.settings import RING_DEPTH, TILE_ELEMENTS, Gradients, Settings
+from memtriage.treat.offload.resident import ResidentParameter
+from memtriage.treat.offload.resources import OptimizerResources
+from memtriage.treat.offload.settings import RING_DEPTH, TILE_ELEMENTS, Gradients, OffloadSettings
 from memtriage.treat.offload.tiles import WIDE, capacity
-from memtriage.treat.offload.worker import weakly
 
 
 class OffloadedAdamW(Optimizer):  # type: ignore[misc]
@@ -103,7 +103,7 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         pin_memory: bool = True,
         kernel: Kernel = "auto",
     ) -> None:
-        settings = Settings(
+        settings = OffloadSettings(
             state_dtype=state_dtype,
             gradients=gradients,
             overlap_backward=overlap_backward,
@@ -117,8 +117,8 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         settings.check(partitioned=process_group is not None)
         self._settings = settings
         self._exchange = None if process_group is None else Exchange(process_group, tile_elements)
-        self._machine = Machine(settings, self._exchange)
-        self._behind = BehindBackward(self._machine, weakly(self._truth))
+        self._machine = OptimizerResources(settings, self._exchange)
+        self._behind = OverlapBackward(self._machine, weak_callback(self._truth))
         self.grad_norm: Tensor | None = None
         # The last five choose an implementation in torch; a state saved here is torch's to load as it is.
         defaults = {
@@ -196,9 +196,9 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
             members = [(group, one, None) for group, one in self._members() if one.has_gradient]
             buckets = self._machine.buckets(members, reduced=True)
         else:
-            travelling = with_gradients(self._members(), self._exchange)
+            traveling = with_gradients(self._members(), self._exchange)
             buckets = self._machine.buckets(
-                travelling, reduced=self._exchange is None or not self._settings.reduce_gradients
+                traveling, reduced=self._exchange is None or not self._settings.reduce_gradients
             )
         if skip:
             return
@@ -252,8 +252,8 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
                 f"overlap_backward has already stepped {len(self._behind.stepped)} parameters on the host, "
                 "behind the last backward pass: call step() to complete that"
             )
-        for one in self._machine.residents.values():
-            one.has_gradient = False
+        for resident in self._machine.residents.values():
+            resident.has_gradient = False
         super().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
@@ -371,12 +371,12 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         return (None if scale is None else float(scale)), skip
 
     def _collect(self) -> None:
-        travelling = with_gradients(self._members(), self._exchange)
+        traveling = with_gradients(self._members(), self._exchange)
         buckets = self._machine.buckets(
-            travelling, reduced=self._exchange is None or not self._settings.reduce_gradients
+            traveling, reduced=self._exchange is None or not self._settings.reduce_gradients
         )
         self._machine.run(buckets, Engine.collect)
-        for _, resident, _ in travelling:
+        for _, resident, _ in traveling:
             resident.parameter.grad = None
 
     def _adopt(self, buckets: list[Bucket]) -> None:
@@ -387,7 +387,7 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         fresh = self._machine.buckets(unseen, reduced=True)
         self._machine.run(fresh, Engine.adopt)
 
-    def _truth(self, resident: Resident) -> None:
+    def _truth(self, resident: ResidentParameter) -> None:
         """Make sure that what stands in `state` is what will be stepped.
 
         Users clear it to begin anew, or put tensors of their own there.
@@ -405,14 +405,14 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         ranks = 1 if self._exchange is None or not self._settings.reduce_gradients else self._exchange.ranks
         if self._settings.max_norm is None:
             return Scaling(ranks, scale)
-        self._machine.run([one for one in buckets if not one.reduced], Engine.reduce)
+        self._machine.run([bucket for bucket in buckets if not bucket.reduced], Engine.reduce)
         norm = total_norm(own_parts(buckets), self._exchange) / ranks
         self.grad_norm = norm if scale is None else norm / scale
         return Scaling(ranks, scale, clip_factor(float(self.grad_norm), self._settings.max_norm))
 
     # -- small change
 
-    def _members(self) -> Iterator[tuple[int, Resident]]:
+    def _members(self) -> Iterator[tuple[int, ResidentParameter]]:
         for index, group in enumerate(self.param_groups):
             for parameter in group["params"]:
                 yield index, self._machine.residents[parameter]

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from memtriage.treat.offload.bucket import Bucket
 from memtriage.treat.offload.exchange import Exchange
 from memtriage.treat.offload.kernel import Hyper
-from memtriage.treat.offload.lanes import Lane
-from memtriage.treat.offload.resident import Resident
+from memtriage.treat.offload.pipeline import Lane
+from memtriage.treat.offload.resident import ResidentParameter
 
 
 def hyper_of(group: Mapping[str, Any]) -> Hyper:
@@ -31,8 +31,8 @@ def hyper_of(group: Mapping[str, Any]) -> Hyper:
 
 
 def with_gradients(
-    members: Iterable[tuple[int, Resident]], exchange: Exchange | None
-) -> list[tuple[int, Resident, Tensor]]:
+    members: Iterable[tuple[int, ResidentParameter]], exchange: Exchange | None
+) -> list[tuple[int, ResidentParameter, Tensor]]:
     """The parameters that have a gradient on the device, on any rank, with this rank's (zeros without one).
 
     Args:
@@ -56,7 +56,7 @@ def with_gradients(
 
 
 def buckets_of(
-    members: Iterable[tuple[int, Resident, Tensor | None]],
+    members: Iterable[tuple[int, ResidentParameter, Tensor | None]],
     lane_to: Callable[[torch.device], Lane],
     elements: int,
     *,
@@ -91,7 +91,7 @@ def buckets_of(
     return list(found.values())
 
 
-def own_parts(buckets: Iterable[Bucket]) -> Iterator[tuple[Resident, Tensor]]:
+def own_parts(buckets: Iterable[Bucket]) -> Iterator[tuple[ResidentParameter, Tensor]]:
     """Of each parameter this rank's part of the gradient, wherever it is."""
     for bucket in buckets:
         for index, resident in enumerate(bucket.residents):

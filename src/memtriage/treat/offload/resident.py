@@ -10,8 +10,15 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from memtriage.treat.offload.pinned import host_memory
-from memtriage.treat.offload.tiles import Share, aligned
-from memtriage.treat.offload.views import is_dense, like_parameter, local, memory_order, ordered_as
+from memtriage.treat.offload.tiles import (
+    Share,
+    aligned,
+    is_dense,
+    like_parameter,
+    local,
+    memory_order,
+    ordered_as,
+)
 
 WEIGHT_DTYPES: Final = (torch.bfloat16, torch.float16, torch.float32)
 STATE_DTYPES: Final = (torch.float32, torch.bfloat16)
@@ -19,7 +26,7 @@ MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 MASTER: Final = "master"
 
 
-class Resident:
+class ResidentParameter:
     """One parameter's memory on the host, and what is known of its weights on the device.
 
     The master is a plain float32: its high and its low 16 bits side by side. Kept in two planes they would
@@ -42,7 +49,9 @@ class Resident:
         self.name = name
         weights = local(parameter)
         _check(weights, name)
-        if isinstance(parameter, DTensor) and any(one.is_partial() for one in parameter.placements):
+        if isinstance(parameter, DTensor) and any(
+            placement.is_partial() for placement in parameter.placements
+        ):
             raise ValueError(f"{name} is a DTensor with a Partial placement; shard or replicate it")
         self.shape, self.strides, self.dtype = weights.shape, weights.stride(), weights.dtype
         self.share = Share(weights.numel(), ranks, rank)
@@ -179,7 +188,7 @@ class Resident:
         return like_parameter(flat.as_strided(self.shape, self.strides), self.parameter)
 
 
-def settle_in(residents: Sequence[Resident], state_dtype: torch.dtype, *, gradients: bool) -> int:
+def settle_in(residents: Sequence[ResidentParameter], state_dtype: torch.dtype, *, gradients: bool) -> int:
     """Give each resident its memory, drawn from one mapping a kind; returns the bytes mapped.
 
     The pages exist once written to, so that moments of parameters that never have a gradient cost nothing.

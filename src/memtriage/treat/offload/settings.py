@@ -21,7 +21,7 @@ RING_DEPTH: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class OffloadSettings:
     """The settings that are not those of a parameter group; described at `OffloadedAdamW`."""
 
     state_dtype: torch.dtype

@@ -14,6 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
 ALIGNMENT: Final = 64
 """Elements. A multiple of the longest vector (16 floats) that is a whole cache line in bfloat16 as well."""
 
@@ -81,7 +85,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TilePiece:
     """A part of one parameter's chunk, and its place in a tile; all in elements.
 
     Attributes:
@@ -101,20 +105,20 @@ class Piece:
         return self.at + self.stop - self.start
 
 
-def pack(chunks: Sequence[int], capacity: int) -> Iterator[tuple[Piece, ...]]:
+def pack(chunks: Sequence[int], capacity: int) -> Iterator[tuple[TilePiece, ...]]:
     """Tiles of at most `capacity` elements that cover all chunks in order; small ones share a tile.
 
     Args:
         chunks: lengths, multiples of `ALIGNMENT`; zeros are left out.
         capacity: of a tile, a multiple of `ALIGNMENT`.
     """
-    tile: list[Piece] = []
+    tile: list[TilePiece] = []
     used = 0
     for index, chunk in enumerate(chunks):
         start = 0
         while start < chunk:
             stop = min(chunk, start + capacity - used)
-            tile.append(Piece(index, start, stop, used))
+            tile.append(TilePiece(index, start, stop, used))
             used += stop - start
             start = stop
             if used == capacity:
@@ -122,3 +126,44 @@ def pack(chunks: Sequence[int], capacity: int) -> Iterator[tuple[Piece, ...]]:
                 tile, used = [], 0
     if tile:
         yield tuple(tile)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor: the shard of a `DTensor`, any other tensor as it is; detached."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether the elements fill one run of memory without gaps or repetitions, in whatever order."""
+    # empty_like keeps the strides of exactly such tensors.
+    return bool(torch.empty_like(tensor, device="meta").stride() == tensor.stride())
+
+
+def memory_order(tensor: Tensor) -> Tensor:
+    """All elements of a dense tensor in the order of memory, as a one-dimensional view."""
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def ordered_as(tensor: Tensor, pattern: Tensor) -> Tensor:
+    """The elements of `tensor`, of the same shape as `pattern`, in the order in which memory holds `pattern`.
+
+    A view where the strides agree, else of a copy on the same device. `pattern` is dense.
+    """
+    if tensor.stride() != pattern.stride():
+        tensor = torch.empty_strided(
+            pattern.shape, pattern.stride(), dtype=tensor.dtype, device=tensor.device
+        ).copy_(tensor)
+    return memory_order(tensor)
+
+
+def like_parameter(local_part: Tensor, parameter: Tensor) -> Tensor:
+    """Host memory laid out as the local part of `parameter`, as a `DTensor` if the parameter is one."""
+    if not isinstance(parameter, DTensor):
+        return local_part
+    # As FSDP2 does for its own CPU offload: DTensor.from_local would move the shard to the mesh's device.
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    meta = TensorMeta(parameter.shape, parameter.stride(), local_part.dtype)
+    spec = DTensorSpec(parameter.device_mesh, parameter.placements, tensor_meta=meta)
+    wrapped: Tensor = DTensor(local_part, spec, requires_grad=False)
+    return wrapped

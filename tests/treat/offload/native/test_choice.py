@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from memtriage import OffloadedAdamW
-from memtriage.treat.offload.kernel import Hyper, Operands, Scaling, Scratch, adamw
-from memtriage.treat.offload.native import choice, library, proof
+from memtriage.treat.offload.kernel import FloatRoom, Hyper, Operands, Scaling, adamw
+from memtriage.treat.offload.native import choice, library
 from memtriage.treat.offload.native.build import NotBuilt
 from support.offload import give_gradients, masters_of, parameters, same_bits
 
@@ -34,16 +34,16 @@ class TorchJob:
 
     def start(self) -> None:
         operands, hyper, scaling = self.arguments
-        count = sum(one.numel() for one in operands.masters)
+        count = sum(master.numel() for master in operands.masters)
         moments = operands.exp_avgs[0].dtype != torch.float32
-        adamw(operands, hyper, scaling, Scratch(count, moments=moments))
+        adamw(operands, hyper, scaling, FloatRoom(count, moments=moments))
 
     def wait(self) -> None:
         pass
 
 
 def test_the_proof_accepts_torch_itself() -> None:
-    assert proof.difference(TorchJob) is None
+    assert choice.difference(TorchJob) is None
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_proof_finds_arithmetic_that_is_a_little_different(change: dict[str,
         changed = {key: getattr(hyper, key) * (1 - part) for key, part in change.items()}
         return TorchJob(operands, replace(hyper, **changed), scaling)
 
-    assert "step" in str(proof.difference(other))
+    assert "step" in str(choice.difference(other))
 
 
 def test_the_proof_finds_one_weight_that_is_rounded_otherwise() -> None:
@@ -72,7 +72,7 @@ def test_the_proof_finds_one_weight_that_is_rounded_otherwise() -> None:
             if operands.rounded and operands.rounded[0].dtype == torch.bfloat16:
                 operands.rounded[-1].view(torch.int16)[-1] ^= 1
 
-    assert "weights torch.bfloat16" in str(proof.difference(Careless))
+    assert "weights torch.bfloat16" in str(choice.difference(Careless))
 
 
 def test_the_compiled_kernel_is_proven_here_or_says_why_not() -> None:
@@ -100,7 +100,7 @@ def test_without_it_torch_does_the_same_and_the_log_says_so_once(
         for _ in range(2):
             optimizer = OffloadedAdamW(parameters([(70,)]))
             assert not optimizer.compiled
-    assert [one.getMessage() for one in caplog.records] == [
+    assert [record.getMessage() for record in caplog.records] == [
         "OffloadedAdamW uses torch's own kernels, which are slower: no compiler today"
     ]
     with pytest.raises(NotBuilt, match="no compiler today"):
@@ -158,10 +158,10 @@ def test_both_kernels_leave_the_same_bits(settings: dict[str, Any], dtype: torch
         for step in range(3):
             give_gradients(weights, masters_of(weights), seed=step)
             if "overlap_backward" in settings:
-                sum((one * one.grad).sum() for one in weights if one.grad is not None).backward()
+                sum((weight * weight.grad).sum() for weight in weights if weight.grad is not None).backward()
             made.step()
             made.zero_grad()
-        return weights, [value for one in weights for value in made.state[one].values()]
+        return weights, [value for weight in weights for value in made.state[weight].values()]
 
     ours, theirs = trained("compiled"), trained("torch")
     for one, other in zip(ours[0] + ours[1], theirs[0] + theirs[1], strict=True):
@@ -208,5 +208,5 @@ def test_many_jobs_and_threads_touch_every_element_once(proven: library.Library)
         job.wait()
         job.wait()
         # The gradient over its root and eps, once.
-        assert all(torch.equal(one, torch.full_like(one, -0.5)) for one in operands.masters)
+        assert all(torch.equal(master, torch.full_like(master, -0.5)) for master in operands.masters)
     crew.close()

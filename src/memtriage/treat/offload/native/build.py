@@ -22,7 +22,7 @@ FLAGS: Final = (
     "-march=native",
     "-std=c++17",
     "-ffp-contract=off",
-    # Without these two, loops with sqrt and divisions are not vectorised; no result changes.
+    # Without these two, loops with sqrt and divisions are not vectorized; no result changes.
     "-fno-math-errno",
     "-fno-trapping-math",
     "-pthread",
@@ -50,7 +50,7 @@ def built() -> Path:
         if not target.exists():
             _compile(compiler, folder, target)
     except (OSError, subprocess.SubprocessError) as error:
-        raise NotBuilt(f"the kernel could not be compiled: {_told(error)}") from error
+        raise NotBuilt(f"the kernel could not be compiled: {_first_line(error)}") from error
     return target
 
 
@@ -88,7 +88,7 @@ def _processor() -> bytes:
     except OSError:
         lines = []
     told = (b"flags", b"Features", b"model name", b"CPU part")
-    return platform.machine().encode() + b"".join(sorted({one for one in lines if one.startswith(told)}))
+    return platform.machine().encode() + b"".join(sorted({line for line in lines if line.startswith(told)}))
 
 
 def _compile(compiler: list[str], folder: Path, target: Path) -> None:
@@ -103,7 +103,7 @@ def _compile(compiler: list[str], folder: Path, target: Path) -> None:
         library.replace(target)
 
 
-def _told(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     if isinstance(error, subprocess.CalledProcessError):
         lines = error.stderr.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"the compiler ended with status {error.returncode}"

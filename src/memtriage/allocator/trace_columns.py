@@ -1,0 +1,192 @@
+"""The dictionaries of a snapshot turned into columns, after which none of them is needed.
+
+Unknown keys are ignored and missing ones tolerated, at every level. Where torch wrote a stack once and then
+referred to it, the same list or dictionary comes back, and identity tells equal stacks without comparing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from memtriage.model.recording import (
+    ALLOC,
+    EVENT_KINDS,
+    MAX_FRAMES,
+    NO_FRAMES,
+    OTHER_EVENT,
+    SEGMENT_ALLOC,
+    Annotation,
+    Bytes8,
+    Int32s,
+    Int64s,
+    SnapshotError,
+    Stack,
+)
+from memtriage.observe.cuda import Frame, allocation_site
+
+_CODES: Final = {name: code for code, name in enumerate(EVENT_KINDS)}
+_NODE: Final = re.compile(r"Backward\w*::apply$|AccumulateGrad::apply$")
+"""What autograd's nodes are called: `torch::autograd::generated::MmBackward0::apply`."""
+_CHUNK: Final = 1 << 16
+"""Events converted at a time: bounds the temporary lists."""
+_MAX_IDENTITIES: Final = 1 << 16
+"""Distinct lists of frames told by identity; a file that shares no frames has one for every event."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceColumns:
+    """The trace of one device, as recorded: `size` is what was asked for. See `model.recording.Events`."""
+
+    time_us: Int64s
+    kind: Bytes8
+    address: Int64s
+    size: Int64s
+    stream: Int64s
+    stack: Int32s
+    device_free: dict[int, int]
+    """Free bytes of the device by index of the `oom` event, where recorded."""
+    pool: dict[int, tuple[int, int]]
+    """Pool by index of the alloc or segment_alloc event, for pools other than the default, where recorded."""
+
+    def __len__(self) -> int:
+        return len(self.time_us)
+
+
+@dataclass(slots=True)
+class StackTable:
+    """The distinct stacks of a file, numbered as they are met. 0 is the stack without frames."""
+
+    frames: list[tuple[Frame, ...]] = field(default_factory=lambda: [()])
+    _by_identity: dict[tuple[int, ...], int] = field(default_factory=lambda: {(): 0})
+    _by_content: dict[tuple[tuple[object, object, object], ...], int] = field(default_factory=lambda: {(): 0})
+
+    def number(self, frames: Sequence[Frame]) -> int:
+        """The number of a stack. The caller keeps the frames alive while it asks."""
+        identity = tuple(map(id, frames))
+        number = self._by_identity.get(identity)
+        if number is None:
+            number = self._number_of_content(frames)
+            if len(self._by_identity) < _MAX_IDENTITIES:
+                self._by_identity[identity] = number
+        return number
+
+    def _number_of_content(self, frames: Sequence[Frame]) -> int:
+        content = tuple((frame.get("filename"), frame.get("line"), frame.get("name")) for frame in frames)
+        number = self._by_content.setdefault(content, len(self.frames))
+        if number == len(self.frames):
+            self.frames.append(tuple(frames))
+        return number
+
+    def stacks(self) -> tuple[Stack, ...]:
+        """All stacks, with the frame to blame."""
+        return tuple(_stack(frames) for frames in self.frames)
+
+
+def trace_columns(trace: list[Mapping[str, Any]], stacks: StackTable) -> TraceColumns:
+    """The columns of one device's trace.
+
+    Raises:
+        SnapshotError: when an entry is no event.
+    """
+    if not isinstance(trace, list):
+        raise SnapshotError(f"a device's trace is a {type(trace).__name__}")
+    count = len(trace)
+    columns = TraceColumns(
+        time_us=np.zeros(count, np.int64),
+        kind=np.zeros(count, np.uint8),
+        address=np.zeros(count, np.int64),
+        size=np.zeros(count, np.int64),
+        stream=np.zeros(count, np.int64),
+        stack=np.zeros(count, np.int32),
+        device_free={},
+        pool={},
+    )
+    for start in range(0, count, _CHUNK):
+        part = trace[start : start + _CHUNK]
+        try:
+            _fill(columns, start, part, stacks)
+        except (TypeError, ValueError, AttributeError, KeyError, OverflowError) as error:
+            raise SnapshotError(f"events {start} to {start + len(part)} hold no event: {error}") from None
+    # two threads may have read the clock in one order and taken the lock in the other
+    np.maximum.accumulate(columns.time_us, out=columns.time_us)
+    return columns
+
+
+def _fill(columns: TraceColumns, start: int, part: Sequence[Mapping[str, Any]], stacks: StackTable) -> None:
+    span = slice(start, start + len(part))
+    columns.kind[span] = [_CODES.get(one["action"], OTHER_EVENT) for one in part]
+    columns.time_us[span] = [one.get("time_us", 0) for one in part]
+    columns.address[span] = [one.get("addr", 0) for one in part]
+    columns.size[span] = [one["size"] for one in part]
+    columns.stream[span] = [one.get("stream", 0) for one in part]
+    columns.stack[span] = _stack_numbers(part, stacks)
+    for offset in np.flatnonzero(columns.kind[span] == _CODES["oom"]).tolist():
+        free = part[offset].get("device_free")
+        if isinstance(free, int):
+            columns.device_free[start + offset] = free
+    if "pool_id" in part[0]:
+        for offset in np.flatnonzero(np.isin(columns.kind[span], (ALLOC, SEGMENT_ALLOC))).tolist():
+            first, second = part[offset].get("pool_id") or (0, 0)
+            if first or second:
+                columns.pool[start + offset] = (int(first), int(second))
+
+
+def _stack_numbers(part: Sequence[Mapping[str, Any]], stacks: StackTable) -> list[int]:
+    number = stacks.number
+    numbers = []
+    last: object = None
+    current = 0
+    for one in part:
+        frames = one.get("frames")
+        # A free is two events with one list, as is a block that needed a new segment.
+        if frames is not last:
+            last = frames
+            current = number(frames) if frames else 0
+        numbers.append(current)
+    return numbers
+
+
+def named_spans(raw: object) -> tuple[Annotation, ...]:
+    """The spans that `record_function` named, in order of their start."""
+    open_spans: dict[tuple[str, int | None], list[int]] = {}
+    spans: list[Annotation] = []
+    for one in raw if isinstance(raw, list) else ():
+        if not isinstance(one, dict):
+            continue
+        name, device, time = str(one.get("name", "")), one.get("device"), one.get("time_us")
+        if not isinstance(time, int):
+            continue
+        index = device if isinstance(device, int) else None
+        if one.get("stage") == "START":
+            open_spans.setdefault((name, index), []).append(time)
+        else:
+            started = open_spans.get((name, index))
+            spans.append(Annotation(name, index, started.pop() if started else None, time))
+    for (name, index), times in open_spans.items():
+        spans.extend(Annotation(name, index, time, None) for time in times)
+    return tuple(sorted(spans, key=lambda span: span.start_us or span.end_us or 0))
+
+
+def _stack(frames: Sequence[Frame]) -> Stack:
+    return Stack(
+        site=_native_site(frames) or allocation_site(frames) or NO_FRAMES,
+        frames=tuple(_line(frame) for frame in frames[:MAX_FRAMES]),
+    )
+
+
+def _native_site(frames: Sequence[Frame]) -> str | None:
+    """The site of a stack that is all C++ (`stacks="all"`, autograd's thread): the node that ran."""
+    if any(str(frame.get("filename", "")).endswith(".py") for frame in frames):
+        return None
+    names = (str(frame.get("name", "")).partition("(")[0] for frame in frames)
+    node = next((name for name in names if _NODE.search(name)), None)
+    return None if node is None else f"C++ in {node}"
+
+
+def _line(frame: Frame) -> str:
+    return f"{frame.get('filename', '?')}:{frame.get('line', 0)} in {frame.get('name', '?')}"

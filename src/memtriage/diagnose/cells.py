@@ -1,0 +1,143 @@
+"""Censuses around the executions of one notebook cell: what each changed, and what grows from run to run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from memtriage.diagnose.growth.leaks import CensusPoint, GroupGrowth, accumulates, growth_between, persistent
+from memtriage.diagnose.mechanisms import Held, MechanismText, explain
+from memtriage.model.cell import HolderChange
+from memtriage.model.census import Census, GroupDetail, HolderGroup
+from memtriage.model.findings import Finding
+from memtriage.model.paths import SegmentKind, has
+from memtriage.model.units import size
+from memtriage.playbook.entries import LEAKS
+
+JUDGED_FROM: Final = 3
+"""Executions from which growth is judged: two rises in a row, behind a first run that may make what stays."""
+_LEAST_CHANGE: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CellRun:
+    """The censuses before and after one execution; positions are its number."""
+
+    before: CensusPoint
+    after: CensusPoint
+
+
+def changes(before: Census, after: Census) -> tuple[list[HolderChange], list[HolderChange]]:
+    """Holders that have more than before and those that have less, each largest first."""
+    old = {group.key: group for group in before.groups}
+    new = {group.key: group for group in after.groups}
+    found = []
+    for key in {**old, **new}:
+        here, there = new.get(key), old.get(key)
+        nbytes = (here.nbytes if here else 0) - (there.nbytes if there else 0)
+        if abs(nbytes) < _LEAST_CHANGE:
+            continue
+        group = here or there
+        assert group is not None
+        count = (here.count if here else 0) - (there.count if there else 0)
+        found.append(_change(group, nbytes, count))
+    found.sort(key=lambda one: -abs(one.bytes))
+    return [one for one in found if one.bytes > 0], [one for one in found if one.bytes < 0]
+
+
+def holders(census: Census) -> list[HolderChange]:
+    """Every holder of some size with all that it has, largest first."""
+    return [
+        _change(group, group.nbytes, group.count) for group in census.groups if group.nbytes >= _LEAST_CHANGE
+    ]
+
+
+def _change(group: HolderGroup, nbytes: int, count: int) -> HolderChange:
+    owner = max(group.owners, key=lambda name: group.owners[name])
+    return HolderChange(device=group.device, holder_path=group.path, bytes=nbytes, count=count, owner=owner)
+
+
+def by_device(census: Census) -> dict[str, int]:
+    """Bytes in live tensors by device."""
+    total: dict[str, int] = {}
+    for group in census.groups:
+        total[group.device] = total.get(group.device, 0) + group.nbytes
+    return total
+
+
+def growing(runs: Sequence[CellRun]) -> list[GroupGrowth]:
+    """What grew inside each of the last executions, and stayed from each to the next.
+
+    Args:
+        runs: the last executions of one cell, in order; of fewer than two nothing is known.
+    """
+    if len(runs) < 2:
+        return []
+    last = runs[-JUDGED_FROM:]
+    inside = [{one.key: one for one in growth_between(run.before, run.after)} for run in last]
+    stayed = persistent([run.after for run in last])
+    # The first of them may have made what the others only add to.
+    return [one for one in stayed if all(one.key in run and _adds(one, run[one.key]) for run in inside[-2:])]
+
+
+def _adds(whole: GroupGrowth, inside: GroupGrowth) -> bool:
+    """Inside one run as over all: more storages, or one that is longer."""
+    return accumulates(inside) if whole.count else inside.nbytes > 0
+
+
+def run_finding(growth: GroupGrowth, detail: GroupDetail, runs: Sequence[CellRun]) -> Finding | None:
+    """The finding of what grows from run to run; None for what has a bound of its own.
+
+    Args:
+        growth: one of `growing(runs)`.
+        detail: a closer look at its group.
+        runs: the executions, `JUDGED_FROM` or more.
+    """
+    if detail.bound is not None:
+        return None
+    said = _explanation(growth, detail)
+    rate = round(growth.rate)
+    last = runs[-JUDGED_FROM:]
+    inside = [
+        next((one.nbytes for one in growth_between(run.before, run.after) if one.key == growth.key), 0)
+        for run in last
+    ]
+    each = ", ".join(
+        f"run {run.after.position} added {size(nbytes)}"
+        for run, nbytes in zip(last, inside, strict=True)
+        if nbytes
+    )
+    return Finding(
+        kind="leak",
+        device=growth.group.device,
+        bytes=growth.group.nbytes,
+        holder_path=growth.path,
+        also_held_by_paths=detail.also_held_by,
+        mechanism=f"{said.mechanism}: {size(rate)} more with every run of this cell",
+        fix=said.fix,
+        playbook=LEAKS,
+        evidence=[f"censuses before and after the cell: {each}"],
+    )
+
+
+def _explanation(growth: GroupGrowth, detail: GroupDetail) -> MechanismText:
+    if has(growth.group.anchor, SegmentKind.OUTPUT):
+        return MechanismText(
+            "the cell's last line shows a value, and IPython keeps every value that it has shown in Out",
+            "end the cell's last line with `;`, or show a number (`loss.item()`); %memtriage_free --out lets "
+            "go of what is kept",
+        )
+    owner = max(growth.group.owners, key=lambda name: growth.group.owners[name])
+    return explain(
+        Held(
+            path=growth.path,
+            anchor=growth.group.anchor,
+            attached=growth.group.attached,
+            owner=owner,
+            kind=detail.holder_kind,
+            lengthens=growth.count == 0,
+            shared=detail.shared,
+            every="run",
+        )
+    )

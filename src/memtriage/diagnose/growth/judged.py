@@ -1,0 +1,128 @@
+"""From a counter's track to whether it could be judged: growth, a detection limit, or a reason. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from memtriage.diagnose.growth.track import Track
+from memtriage.diagnose.growth.trend import (
+    GrowthEstimate,
+    TrendPolicy,
+    detection_limit,
+    estimate,
+    trend_policy,
+)
+from memtriage.model.judged import DetectionLimit, Judged, JudgedScale
+from memtriage.model.units import count, devices_in_words, duration, rate
+
+_UNITS: Final[Mapping[JudgedScale, str]] = {"step": "step", "microbatch": "backward", "time": "second"}
+_SECONDS_NEEDED: Final = 3
+"""Seconds after which readings over time are enough: they come every few tenths of a second at first."""
+NO_COUNTER: Final = Judged(reason="no counter of it can be read")
+
+
+def judge_counter(track: Track, scale: JudgedScale, policy: TrendPolicy) -> tuple[GrowthEstimate, Judged]:
+    """Estimate a counter's growth and state what that rests on.
+
+    Takes about 20 ms, nearly all of it for the limit: meant for the end of a run.
+
+    Args:
+        track: the counter's readings.
+        scale: what its positions count.
+        policy: its counter's.
+    """
+    points = track.points()
+    found = estimate(points, policy)
+    said = Judged(scale=scale, points=track.readings)
+    if found.state == "too_short":
+        return found, msgspec.structs.replace(said, reason=_too_few(track.readings, scale, policy.readings))
+    if found.state == "growing":
+        return found, said
+    if found.state == "undecided":
+        reason = (
+            f"suspected growth of {rate(round(found.rate), _UNITS[scale])}, not steady enough to be sure; "
+            "a longer run would settle it"
+        )
+        return found, msgspec.structs.replace(said, reason=reason)
+    limit = detection_limit(points, policy)
+    if limit is None:
+        reason = "the counter moves too much: no growth of any size would show"
+        return found, msgspec.structs.replace(said, reason=reason)
+    stated = DetectionLimit(math.ceil(limit), "second" if scale == "time" else "step")
+    return found, msgspec.structs.replace(said, detection_limit=stated)
+
+
+def _too_few(readings: int, scale: JudgedScale, needed: int) -> str:
+    if scale == "time":
+        return f"no step was seen; {needed} steps, or {_SECONDS_NEEDED} s without any, are needed"
+    few = f"{count(readings, _UNITS[scale])} {'is' if readings == 1 else 'are'} too few"
+    return f"{few}, {needed} are needed"
+
+
+def with_circumstances(
+    judged: Mapping[str, Judged], *, failed: bool, steps: int, torch: bool
+) -> dict[str, Judged]:
+    """Say why a run was too short, where the reason is the program's end or that it does not use torch.
+
+    Args:
+        judged: by device, as `judge_counter` returned it.
+        failed: whether an exception ended the program.
+        steps: its optimizer steps.
+        torch: whether it imported torch.
+    """
+    if failed:
+        why = f"the script failed after {count(steps, 'step')}" if steps else "the script failed at once"
+    elif not torch and not steps:
+        why = "torch was not imported"
+    else:
+        return dict(judged)
+    return {
+        device: msgspec.structs.replace(one, reason=f"{why}: {one.reason}")
+        if one.scale is not None and one.points < trend_policy(device).readings
+        else one
+        for device, one in judged.items()
+    }
+
+
+def weakest(judged: Iterable[Judged]) -> Judged:
+    """Return the judgment that allows to say least: a reason, then growth, then the highest limit.
+
+    Args:
+        judged: of the same device on several ranks, at least one.
+    """
+    return max(judged, key=_weakness)
+
+
+def _weakness(one: Judged) -> tuple[bool, bool, int]:
+    limit = one.detection_limit
+    return (one.reason is not None, limit is None, 0 if limit is None else limit.bytes)
+
+
+def stated_limit(judged: Mapping[str, Judged], *, steps: int, seconds: float | None) -> str | None:
+    """Return how small a leak would have been found, and in how long a run; None where nothing was judged.
+
+    Args:
+        judged: by device, what the judgment of growth rests on.
+        steps: of the run.
+        seconds: that it was watched; None where unknown.
+    """
+    devices: dict[str, list[str]] = {}
+    for device, one in judged.items():
+        if one.detection_limit is not None:
+            limit = rate(one.detection_limit.bytes, one.detection_limit.per)
+            devices.setdefault(limit, []).append(device)
+    if not devices:
+        return None
+    limits = " and ".join(f"{limit} on {devices_in_words(names)}" for limit, names in devices.items())
+    first = next(one for one in judged.values() if one.detection_limit is not None)
+    if first.scale == "step":
+        rests_on = count(steps, "step")
+    elif first.scale == "microbatch":
+        rests_on = count(first.points, "backward")
+    else:
+        rests_on = count(first.points, "reading") if seconds is None else duration(seconds)
+    return f"no growth above {limits} in {rests_on}"

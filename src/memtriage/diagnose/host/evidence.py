@@ -1,0 +1,150 @@
+"""What a watch learned of host memory, for the judgment. Plain figures in bytes, None where unknown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from memtriage.model.paths import HolderPath
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Free memory that malloc kept, at a mark between steps.
+
+    Attributes:
+        step: completed steps at that mark.
+        resident: free and resident.
+        trimmable: the part that `malloc_trim(0)` would have given back.
+        in_use: handed out by malloc at that mark.
+        arenas: arenas of malloc that held some of it.
+        rss: resident set at that mark.
+    """
+
+    step: int
+    resident: int
+    trimmable: int
+    in_use: int
+    arenas: int
+    rss: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGrowth:
+    """What one child process un-shared while it was watched.
+
+    Attributes:
+        pid: process id.
+        name: the kernel's name of it.
+        copied: anonymous pages that it shared when first seen and had for itself later.
+        private: pages of its own at the end.
+    """
+
+    pid: int
+    name: str
+    copied: int
+    private: int
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """A container of many Python objects in the parent: what workers un-share by counting references.
+
+    Attributes:
+        path: its holder path.
+        kind: its type's name.
+        entries: how many.
+        nbytes: estimated bytes of the entries, from a sample of them.
+    """
+
+    path: HolderPath
+    kind: str
+    entries: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedBlock:
+    """One live page-locked tensor of torch's own allocator: its size as asked for, and its holder path."""
+
+    nbytes: int
+    path: HolderPath | None
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedUse:
+    """Page-locked memory at the last census.
+
+    Attributes:
+        blocks: live tensors of torch's allocator.
+        owned: what that allocator has from the driver, rounded.
+        torch_version: for the advice; its allocators differ.
+    """
+
+    blocks: tuple[PinnedBlock, ...]
+    owned: int
+    torch_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """The sampled instant at which the control group was fullest.
+
+    Attributes:
+        usage: charged to the group, without the page cache that is reclaimed first.
+        limit: the group's limit.
+        available: what the machine still had.
+        job: proportional sets of this process and its children.
+    """
+
+    usage: int
+    limit: int
+    available: int
+    job: int
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemoryUse:
+    """The sampled instant at which `/dev/shm` was fullest.
+
+    Attributes:
+        used, total: of the file system, by all processes that see it.
+        grown: bytes by which `used` has risen since the watch began.
+    """
+
+    used: int
+    total: int
+    grown: int
+
+
+@dataclass(slots=True)
+class HostEvidence:
+    """All of it, at the end of a watch.
+
+    Attributes:
+        highest_rss: highest resident set at any mark.
+        peak_rss: highest resident set ever, as the kernel counts it (`VmHWM`).
+        mapped_files: resident pages of mapped files that are no libraries.
+        mapped_files_first: the same at the first reading.
+        retention: the last time that much was kept by malloc; None when it never was.
+        needed: the most that malloc had handed out at once while training, seen at the beginning of backward
+            passes and now and then in between; None when not looked at.
+        workers: children that un-shared memory.
+        population: the largest container of Python objects, seen while children ran.
+        pinned: page-locked memory; None without CUDA.
+        pressure: None without a control group limit.
+        shared_memory: None without `/dev/shm`.
+        swapped: the most of this process and its children that was swapped out.
+    """
+
+    highest_rss: int | None = None
+    peak_rss: int | None = None
+    mapped_files: int | None = None
+    mapped_files_first: int | None = None
+    retention: Retention | None = None
+    needed: int | None = None
+    workers: list[WorkerGrowth] = field(default_factory=list)
+    population: Population | None = None
+    pinned: PinnedUse | None = None
+    pressure: Pressure | None = None
+    shared_memory: SharedMemoryUse | None = None
+    swapped: int = 0

@@ -1,0 +1,300 @@
+"""Host memory that is wasted or runs short, though nothing leaks: findings, and sentences that are none.
+
+None of these changes a verdict. Each rule is a function of the evidence and of a policy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from memtriage.diagnose.host.evidence import (
+    HostEvidence,
+    PinnedBlock,
+    PinnedUse,
+    Population,
+    WorkerGrowth,
+)
+from memtriage.model.findings import DEVICE_HOST, Finding
+from memtriage.model.units import size
+
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class HostPolicy:
+    """When host memory is worth a finding.
+
+    Attributes:
+        retained: bytes that malloc keeps idle; below, a trim is not worth its page faults.
+        retained_share: the same as a share of the resident set.
+        copied: bytes that one worker un-shares, where the parent holds a large container of Python objects.
+        copied_unexplained: the same where it holds none. One full garbage collection in a worker of a process
+            that has imported torch un-shares 68 MiB (measured), larger programs more.
+        population: bytes of Python objects in one container that make it a large one.
+        shared_memory_share: share of `/dev/shm` in use; beyond it the next batches may not fit, and what does
+            not fit is a bus error (64 MiB in a default Docker container).
+        shared_memory_grown: bytes by which it must have grown meanwhile; what was there before is another's.
+        limit_share: share of the control group's limit in use, page cache left out; as `diagnose.killed` has
+            it for processes that died, less a margin to act in.
+        limit_job_share: least share of the limit that this job itself has.
+        swapped: bytes swapped out: each comes back by a page fault that waits for a disk.
+        pinned_waste: bytes that rounding adds to page-locked memory.
+        pinned_waste_share: the same as a share of what was asked for.
+        mapped_files: bytes by which resident mapped files must have grown to be mentioned.
+        transient: bytes of a peak above what any mark saw, to be mentioned.
+        transient_share: the same as a share of the highest mark.
+    """
+
+    retained: int = 192 * _MIB
+    retained_share: float = 0.2
+    copied: int = 64 * _MIB
+    copied_unexplained: int = 192 * _MIB
+    population: int = 32 * _MIB
+    shared_memory_share: float = 0.8
+    shared_memory_grown: int = 8 * _MIB
+    limit_share: float = 0.9
+    limit_job_share: float = 0.25
+    swapped: int = 64 * _MIB
+    pinned_waste: int = 64 * _MIB
+    pinned_waste_share: float = 0.1
+    mapped_files: int = 256 * _MIB
+    transient: int = 256 * _MIB
+    transient_share: float = 0.25
+
+
+POLICY: Final = HostPolicy()
+
+
+def host_findings(evidence: HostEvidence, policy: HostPolicy = POLICY) -> list[Finding]:
+    """Every finding about host memory that the evidence supports; an empty list for a healthy process."""
+    found = [
+        malloc_retention(evidence, policy),
+        worker_copy_on_write(evidence, policy),
+        shared_memory(evidence, policy),
+        host_limit(evidence, policy),
+        pinned_rounding(evidence.pinned, policy),
+    ]
+    return [finding for finding in found if finding is not None]
+
+
+def malloc_retention(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Finding | None:
+    """Memory that the program freed and will not need again at once, but that malloc keeps resident.
+
+    What a step frees and the next one takes again is no waste: it is subtracted.
+    """
+    kept = evidence.retention
+    if kept is None:
+        return None
+    taken_again = max((evidence.needed or 0) - kept.in_use, 0)
+    idle = min(kept.resident - taken_again, kept.trimmable)
+    if idle < max(policy.retained, policy.retained_share * kept.rss):
+        return None
+    reused = f"; steps take {size(taken_again)} of it again and again" if taken_again else ""
+    return Finding(
+        kind="malloc_retention",
+        device=DEVICE_HOST,
+        bytes=idle,
+        mechanism="freed memory stays with the C library: after the first large block is freed, malloc "
+        "serves blocks up to 32 MiB from its heap, where one survivor keeps all below it resident",
+        fix="call memtriage.malloc_trim() where a phase ends (after loading, after evaluation): it returns "
+        f"{size(idle)} that no step takes again; or start with `memtriage run --host-tuning`, which sets "
+        "malloc's thresholds so that large blocks go back when they are freed",
+        playbook="M3",
+        step=kept.step,
+        evidence=[
+            f"{size(kept.resident)} free and resident in {_arenas(kept.arenas)} of malloc, of "
+            f"{size(kept.rss)} resident{reused}",
+            f"malloc_trim(0) would return {size(kept.trimmable)}; gc.collect() does not return it",
+        ],
+    )
+
+
+def _arenas(count: int) -> str:
+    return "1 arena" if count == 1 else f"{count} arenas"
+
+
+def worker_copy_on_write(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Finding | None:
+    """Workers that copy their parent's memory page by page, because reading an object writes its count."""
+    large = evidence.population
+    if large is not None and large.nbytes < policy.population:
+        large = None
+    floor = policy.copied_unexplained if large is None else policy.copied
+    grown = [worker for worker in evidence.workers if worker.copied >= floor]
+    if not grown:
+        return None
+    named = sorted({worker.name for worker in grown})
+    return Finding(
+        kind="worker_copy_on_write",
+        device=DEVICE_HOST,
+        bytes=sum(worker.copied for worker in grown),
+        holder_path=None if large is None else large.path,
+        mechanism="forked workers share the parent's pages until one side writes to them, and reading a "
+        "Python object writes its reference count: each worker ends with a copy of its own",
+        fix="keep the data set in a few large arrays (numpy, torch, Arrow; strings as one byte array with "
+        "offsets) or in a memory-mapped file, or use fewer workers",
+        playbook="M3",
+        evidence=[*_worker_lines(grown, named), *([] if large is None else [_population_line(large)])],
+    )
+
+
+def _worker_lines(grown: list[WorkerGrowth], names: list[str]) -> list[str]:
+    least, most = min(worker.copied for worker in grown), max(worker.copied for worker in grown)
+    each = size(most) if least == most else f"{size(least)} to {size(most)}"
+    count = "1 process" if len(grown) == 1 else f"{len(grown)} processes"
+    private = max(worker.private for worker in grown)
+    return [
+        f"{count} ({', '.join(names)}) un-shared {each} each while watched; pages of their own now: up to "
+        f"{size(private)} each"
+    ]
+
+
+def _population_line(population: Population) -> str:
+    about = size(population.nbytes)
+    return f"the parent's {population.kind} has {population.entries:,} entries, about {about}"
+
+
+def shared_memory(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Finding | None:
+    """`/dev/shm` is nearly full, and this job uses it."""
+    use = evidence.shared_memory
+    if use is None or use.grown < policy.shared_memory_grown:
+        return None
+    if use.used < policy.shared_memory_share * use.total:
+        return None
+    return Finding(
+        kind="shared_memory",
+        device=DEVICE_HOST,
+        bytes=use.used,
+        mechanism="batches from loader workers and share_memory_() tensors lie in /dev/shm, whose size is a "
+        "limit of its own; the write that does not fit ends the process with a bus error",
+        fix="give the container more (`docker run --shm-size=8g`, in Kubernetes an emptyDir of medium "
+        "Memory), or lower num_workers, prefetch_factor or the batch size; "
+        "torch.multiprocessing.set_sharing_strategy('file_system') does not help: it uses the same space",
+        playbook="M3",
+        evidence=[
+            f"/dev/shm was at {size(use.used)} of {size(use.total)}, {100 * use.used / use.total:.0f} %",
+            f"{size(use.grown)} of it came while this job was watched",
+        ],
+    )
+
+
+def host_limit(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Finding | None:
+    """The control group's limit is near, or memory was swapped out."""
+    lines: list[str] = []
+    nbytes = 0
+    near = evidence.pressure
+    if (
+        near is not None
+        and near.usage >= policy.limit_share * near.limit
+        and near.job >= policy.limit_job_share * near.limit
+    ):
+        nbytes = near.job
+        lines.append(
+            f"the control group was at {size(near.usage)} of {size(near.limit)}, page cache left out; "
+            f"{size(near.limit - near.usage)} were left, though the machine had {size(near.available)} "
+            "available: tools that ask the machine do not see this limit"
+        )
+    if evidence.swapped >= policy.swapped:
+        nbytes = nbytes or evidence.swapped
+        lines.append(f"{size(evidence.swapped)} of this process and its children were swapped out")
+    if not lines:
+        return None
+    return Finding(
+        kind="host_limit",
+        device=DEVICE_HOST,
+        bytes=nbytes,
+        mechanism="host memory is nearly used up: beyond the limit the kernel kills a process of the group "
+        "(exit status 137), and before it swaps",
+        fix="hold less in host memory: fewer or leaner loader workers, smaller prefetch, less pinned memory, "
+        "memtriage.OffloadedAdamW for offloaded optimizers (12 bytes a parameter); or raise the limit",
+        playbook="M3",
+        evidence=lines,
+    )
+
+
+def pinned_rounding(use: PinnedUse | None, policy: HostPolicy = POLICY) -> Finding | None:
+    """Page-locked memory that only exists because torch rounds blocks up to powers of two."""
+    if use is None:
+        return None
+    asked = sum(block.nbytes for block in use.blocks)
+    by_rule = sum(rounding(block) for block in use.blocks)
+    waste = min(by_rule, max(use.owned - asked, 0))  # a setting may have switched the rounding off
+    if waste < max(policy.pinned_waste, policy.pinned_waste_share * asked):
+        return None
+    largest = max(use.blocks, key=rounding)
+    return Finding(
+        kind="pinned_rounding",
+        device=DEVICE_HOST,
+        bytes=waste,
+        holder_path=largest.path,
+        mechanism="torch's allocator of page-locked memory rounds each block up to a power of two and keeps "
+        "freed blocks for good",
+        fix=pinned_remedy(use.torch_version),
+        playbook="M3",
+        evidence=[
+            f"{size(asked)} asked for by {len(use.blocks)} tensors, {size(use.owned)} taken from the driver",
+            f"the largest part: {size(largest.nbytes)} rounded up to "
+            f"{size(largest.nbytes + rounding(largest))}",
+        ],
+    )
+
+
+def rounding(block: PinnedBlock) -> int:
+    """Bytes that `PowerOf2Ceil` of ATen/core/CachingHostAllocator.h adds to a block.
+
+    >>> rounding(PinnedBlock(3 << 20, None)) == 1 << 20, rounding(PinnedBlock(1 << 20, None))
+    (True, 0)
+    """
+    return (1 << max(block.nbytes - 1, 0).bit_length()) - block.nbytes if block.nbytes else 0
+
+
+_ANY_VERSION: Final = (
+    "pin buffers whose size is a power of two, or none (pin_memory=False); or register exact memory with the "
+    "driver instead, as memtriage.OffloadedAdamW does, and memtriage.deepspeed_exact_host_memory() for "
+    "DeepSpeed (cudaHostRegister on a mapping costs its own size and copies as fast)"
+)
+
+
+def pinned_remedy(torch_version: str) -> str:
+    """What is safe against rounding on a version of torch.
+
+    2.13 brought two settings. Until 2.14.1 `get_free_block` takes the last block of a size class unseen
+    (pytorch #192722): where unrounded blocks are cached, a request may get a block that is too small and
+    overwrite the heap. So below 2.14.1 only the limit on cached sizes is named: blocks above it are neither
+    rounded nor cached. The limit on rounding alone leaves caching unlimited and is never proposed there.
+    """
+    numbers = [int(part) for part in torch_version.partition("+")[0].split(".")[:3] if part.isdigit()]
+    version = (*numbers, 0, 0, 0)[:3]
+    if version < (2, 13, 0):
+        return f"this torch has no setting against it: {_ANY_VERSION}"
+    if version < (2, 14, 1):
+        return (
+            "start with PYTORCH_CUDA_ALLOC_CONF=pinned_max_cached_size_mb:64 and no other pinned_ setting: "
+            "larger blocks are then neither rounded nor kept, and each pays a fresh page-lock; do not set a "
+            f"limit on rounding with this torch (pytorch #192722 corrupts memory); or {_ANY_VERSION}"
+        )
+    return (
+        "start with PYTORCH_CUDA_ALLOC_CONF=pinned_max_round_threshold_mb:64: larger blocks keep their exact "
+        f"size; or {_ANY_VERSION}"
+    )
+
+
+def host_notes(evidence: HostEvidence, policy: HostPolicy = POLICY) -> list[str]:
+    """Sentences about what looks like trouble and is none, and about peaks that marks do not show."""
+    notes = []
+    files, before = evidence.mapped_files, evidence.mapped_files_first
+    if files is not None and before is not None and files - before >= policy.mapped_files:
+        notes.append(
+            f"{size(files)} of the resident set are mapped files, {size(files - before)} more than at first: "
+            "page cache that the kernel takes back when memory is short, not a leak"
+        )
+    peak, high = evidence.peak_rss, evidence.highest_rss
+    if peak is not None and high is not None:
+        above = peak - high
+        if above >= max(policy.transient, policy.transient_share * high):
+            notes.append(
+                f"host memory peaked at {size(peak)}, {size(above)} above the highest reading between steps "
+                f"({size(high)}): a transient, as of loading or copying; memtriage.host_step() shows which "
+                "call makes it"
+            )
+    return notes

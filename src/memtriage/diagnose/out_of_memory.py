@@ -1,0 +1,316 @@
+"""The script died of memory: what the error says, when it happened, and what to do about it then.
+
+Pure functions over texts and numbers. The same error has other causes, and so other fixes, in the first
+backward, the first optimizer step, evaluation, or on the longest batch: `describe` decides by the position.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Final
+
+from memtriage.messages.figures import POLICY, judge_figures
+from memtriage.messages.grammar.message import SUM_ERROR, OomFields
+from memtriage.model.explanation import Label
+from memtriage.model.findings import DEVICE_HOST, GROWING, Finding
+from memtriage.model.position import TrainingPosition
+from memtriage.model.units import size
+from memtriage.playbook.entries import LEAKS
+from memtriage.playbook.out_of_memory import ADVICE, Advice, Cause
+
+_SHARED_MEMORY: Final = re.compile(r"bus error|shared memory|</torch_\w+>", re.IGNORECASE)
+_WORKER: Final = re.compile(r"\bDataLoader worker\b|\bencountered in worker\b")
+
+_OPTIMIZER_STATE: Final = "optimizer state"
+_SHOWN_HOLDERS: Final = 3
+
+
+def describe(
+    error_text: str,
+    position: TrainingPosition,
+    device: str,
+    fields: OomFields,
+    holders: Sequence[tuple[str, int]],
+    limit_source: str | None,
+    *,
+    factored: str | None = None,
+    leaks: Sequence[Finding] = (),
+) -> Finding:
+    """Make the finding of an out-of-memory error. A leak that led to it is a finding of its own, and named.
+
+    Its `step` is the number of completed optimizer steps, its `bytes` what the failing call asked for.
+
+    Args:
+        error_text: the message with its class in front, as the last line of a traceback prints it.
+        position: where training stood, and what the program was doing.
+        device: what ran out, as far as known without the message.
+        fields: what `read_message` or the observer told.
+        holders: the largest live owners at that instant, with their bytes; empty where none were counted.
+        limit_source: what sets the limit that was hit, in words (`cgroup memory.max, 8.0 GiB`).
+        factored: the request as a product, from `factor_request`.
+        leaks: what the process was found to leak.
+    """
+    device = fields.device or device
+    cause = cause_of(error_text, position, device, holders)
+    advice = ADVICE[cause]
+    fix = advice.fix_on_cpu if device == "cpu" and advice.fix_on_cpu is not None else advice.fix
+    proof = _proof(error_text, fields, device)
+    if proof is not None and proof.first:
+        fix = f"{proof.first} {fix}"
+    leaked = None if advice.suspects is None else _leaked(leaks, fields.requested, position, device)
+    evidence = [
+        _when(position),
+        _where(error_text, device),
+        *_arithmetic(fields, device),
+        *([proof.fact] if proof is not None else []),
+        *_circumstances(position),
+        *_alive(holders),
+    ]
+    if factored is not None:
+        evidence.append(f"the request may be {factored}")
+    if limit_source is not None:
+        evidence.append(f"the limit: {limit_source}")
+    return Finding(
+        kind="out_of_memory",
+        device=device,
+        bytes=fields.requested,
+        mechanism=_mechanism(advice, position, fields, holders, leaked),
+        fix=fix if leaked is None else leaked.cure,
+        playbook=advice.entry if leaked is None else LEAKS,
+        phase=position.phase,
+        step=position.step,
+        evidence=evidence,
+    )
+
+
+def cause_of(
+    error_text: str, position: TrainingPosition, device: str, holders: Sequence[tuple[str, int]] = ()
+) -> Cause:
+    """Tell by the position why memory ran out just then; the first rule that holds.
+
+    The first of each kind sets a new peak: gradients exist from the first backward on, the optimizer's state
+    from the first step on. What fitted there and fails later has grown, or is larger.
+    """
+    if device == DEVICE_HOST:
+        return _host_cause(error_text)
+    if position.phase == "setup":
+        return "setup on the host" if device == "cpu" else "setup"
+    if position.phase == "evaluation":
+        return _evaluation_cause(position)
+    if position.phase == "optimizer":
+        return "first optimizer step" if position.step == 0 else "later optimizer step"
+    if position.step == 0 and position.backwards == 0:
+        return "first forward" if position.phase == "forward" else "first backward"
+    if position.step == 0 and position.backwards == 1:
+        return "second micro-batch"
+    if position.step == 1 and position.into_step <= 1 and _has_optimizer_state(holders):
+        return "after the first step"
+    if position.longest_batch is None:
+        return "unmeasured"
+    return "longest batch" if position.longest_batch else "growth"
+
+
+def _host_cause(text: str) -> Cause:
+    if _SHARED_MEMORY.search(text):
+        return "shared memory"
+    return "worker" if _WORKER.search(text) else "host"
+
+
+def _evaluation_cause(position: TrainingPosition) -> Cause:
+    if position.grad_enabled is None:
+        return "evaluation"
+    return "evaluation with gradients" if position.grad_enabled else "evaluation without gradients"
+
+
+def _has_optimizer_state(holders: Sequence[tuple[str, int]]) -> bool:
+    """Whether optimizer state is among the owners; taken to be where none were counted."""
+    return not holders or any(owner == _OPTIMIZER_STATE and nbytes > 0 for owner, nbytes in holders)
+
+
+def _mechanism(
+    advice: Advice,
+    position: TrainingPosition,
+    fields: OomFields,
+    holders: Sequence[tuple[str, int]],
+    leaked: _Leaked | None,
+) -> str:
+    asked = "asked for memory" if fields.requested is None else f"asked for {size(fields.requested)}"
+    because = advice.suspects if leaked is None else str(leaked)
+    shown = [f"{owner} {size(nbytes)}" for owner, nbytes in holders[:_SHOWN_HOLDERS]]
+    filled = f"; most of what was alive: {', '.join(shown)}" if shown else ""
+    why = advice.why.format(phase=position.phase, asked=asked)
+    return f"{why}{f': {because}' if because else ''}{filled}."
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaked:
+    """What a leak has come to.
+
+    Attributes:
+        leak: which.
+        rate: bytes for each of `times`.
+        times: steps, or micro-batches where growth in steps is not known.
+        over: the times in words.
+    """
+
+    leak: Finding
+    rate: int
+    times: int
+    over: str
+
+    @classmethod
+    def of(cls, leak: Finding, position: TrainingPosition) -> _Leaked:
+        if leak.bytes_per_step is not None:
+            return cls(leak, leak.bytes_per_step, position.step, f"step over {position.step:,} steps")
+        over = f"micro-batch over {position.backwards:,}"
+        return cls(leak, leak.bytes_per_microbatch or 0, position.backwards, over)
+
+    @property
+    def nbytes(self) -> int:
+        return self.rate * self.times
+
+    def __str__(self) -> str:
+        return f"a leak of {size(self.rate)} per {self.over} is {size(self.nbytes)} by now"
+
+    @property
+    def cure(self) -> str:
+        held = f"Cure the leak of {self.leak.holder or 'something without a holder'}"
+        return f"{held}: {self.leak.fix}" if self.leak.fix else f"{held}."
+
+
+def _leaked(
+    leaks: Sequence[Finding], asked: int | None, position: TrainingPosition, device: str
+) -> _Leaked | None:
+    """The leak without which there would have been room for what was asked: the one that has come to most."""
+    here = [_Leaked.of(leak, position) for leak in leaks if leak.kind in GROWING and leak.device == device]
+    most = max(here, key=attrgetter("nbytes"), default=None)
+    return most if most is not None and asked is not None and most.nbytes >= asked else None
+
+
+# Evidence
+
+
+def _when(position: TrainingPosition) -> str:
+    steps = f"{position.step:,} optimizer step{'s' * (position.step != 1)}"
+    backwards = f"{position.backwards:,} backward{'s' * (position.backwards != 1)}"
+    return f"died in the {position.phase}, after {steps} and {backwards}"
+
+
+def _where(text: str, device: str) -> str:
+    if device == "cpu":
+        return "a host allocation failed (a CPU tensor): GPU advice does not help"
+    if device == DEVICE_HOST:
+        return "a host allocation failed: GPU advice does not help"
+    if re.search(r"_\w*ALLOC(ATION)?_FAILED|Cuda failure|Failed to CUDA", text):
+        return f"an allocation by a library failed on {device}: it needs room outside of torch's allocator"
+    if re.search(r"(CUDA|HIP)( driver)? error: out of memory", text):
+        return (
+            "the message has no sizes, so the call that failed was hardly the caching allocator's: pinned "
+            "host memory, a new context, a captured graph or a library"
+        )
+    return f"an allocation on {device} failed, not one of the host"
+
+
+def _arithmetic(fields: OomFields, device: str) -> Iterator[str]:
+    """The figures of the message, and their sums."""
+    if fields.requested is not None and fields.free is not None:
+        gap = fields.requested - fields.free
+        verdict = f"{size(gap)} short" if gap > 0 else "the free memory covers it"
+        yield f"asked {size(fields.requested)}, free on {device} {size(fields.free)}: {verdict}"
+    elif fields.requested is not None:
+        yield f"asked {size(fields.requested)}"
+    parts = {
+        "allocated": fields.allocated,
+        "reserved but unallocated": fields.reserved_unallocated,
+        "free": fields.free,
+    }
+    known = [f"{size(nbytes)} {name}" for name, nbytes in parts.items() if nbytes is not None]
+    if fields.outside is not None and fields.outside >= SUM_ERROR:
+        known.append(f"{size(fields.outside)} outside this process's allocator")
+        yield f"{' + '.join(known)} = {size(fields.total)}"
+    elif fields.total is not None:
+        yield f"{device} has {size(fields.total)}" + (f": {', '.join(known)}" if known else "")
+
+
+def _circumstances(position: TrainingPosition) -> Iterator[str]:
+    if position.phase == "evaluation" and position.grad_enabled is not None:
+        yield f"gradients were {'enabled' if position.grad_enabled else 'disabled'}"
+    if position.batch_elements is None or not position.largest_batch:
+        return
+    times = position.batch_elements / position.largest_batch
+    yield (
+        f"the batch in work has {position.batch_elements:,} elements, the largest before it "
+        f"{position.largest_batch:,} ({times:.2f} times)"
+    )
+
+
+def _alive(holders: Sequence[tuple[str, int]]) -> Iterator[str]:
+    if holders:
+        yield "alive at that instant: " + ", ".join(f"{owner} {size(nbytes)}" for owner, nbytes in holders)
+
+
+# What the figures prove, whatever the position
+
+
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """What the figures prove, and what therefore comes before all other advice (empty for nothing)."""
+
+    fact: str
+    first: str
+
+
+def _proof(text: str, fields: OomFields, device: str) -> _Proof | None:
+    """What the figures alone prove; None where the device is plainly full, or too little is known."""
+    label: Label = "absurd_request" if "more than 1EB memory" in text else judge_figures(fields)[0]
+    match label:
+        case "absurd_request":
+            return _Proof(
+                "no machine has that much: a length or an index became this size",
+                "Find the length or the index that became this size.",
+            )
+        case "system_memory_fallback":
+            over = size((fields.allocated or 0) - (fields.total or 0))
+            return _Proof(
+                f"allocated exceeds the device by {over}: the driver has spilled to system memory", ""
+            )
+        case "does_not_fit" if (fields.requested or 0) > (fields.total or 0):
+            return _Proof(f"the request alone exceeds the device's {size(fields.total)}", "")
+        case "allocator_limit":
+            return _Proof(
+                f"{size(fields.reserved)} reserved + {size(fields.requested)} asked exceed the cap of "
+                f"{size(fields.allowed)} that was set for this process, on a device of {size(fields.total)}",
+                "Raise or remove the cap (torch.cuda.set_per_process_memory_fraction) if the rest of the "
+                "device is yours.",
+            )
+        case "driver_refused_though_free":
+            return _Proof(
+                "the driver refused although enough was free"
+                if fields.free is not None
+                else f"reserved and request together are under {POLICY.roomy:.0%} of the device",
+                "Look for what makes the driver refuse (a limit of a MIG slice or of single allocations, the "
+                "driver's version) before you shrink the model.",
+            )
+        case "other_process_or_outside_allocator":
+            return _Proof(
+                f"{size(fields.outside)} of {size(fields.total)} are other processes', or contexts and "
+                "libraries",
+                f"Free the device first: nvidia-smi names who else is on {device}.",
+            )
+        case "private_pools":
+            return _Proof(
+                f"{size(fields.private_pools)} are free, but parked in the pools of CUDA graphs",
+                "Capture fewer or smaller graphs, or let them share one pool.",
+            )
+        case "fragmentation":
+            return _Proof(
+                f"{size(fields.reserved_unallocated)} are reserved but free, in pieces that are each too "
+                f"small for {size(fields.requested)}",
+                "Turn on expandable segments first (M8, PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), "
+                "unless they are on.",
+            )
+        case _:
+            return None

@@ -1,0 +1,274 @@
+"""Which ranks behave alike, and which stand out: pure decisions over the ranks' figures.
+
+Groups first. A job has parts that differ by design: the stages of a pipeline hold different layers, the first
+and the last one more than that. So ranks are split where a figure leaves a gap, but only into parts that are
+large enough to be a design. What is left over are single ranks, each put to the part that it is nearest to.
+
+Then outliers: a rank that is far from the median of its peers, both by a share of it and by the spread of the
+peers. Growth, steps and marks are the same on every rank of a healthy job, so there all others are the peers;
+for sizes those of its own group are.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Final, Literal
+
+from memtriage.model.rank_groups import RankDifference, RankFigureName, RankFigures
+
+
+@dataclass(frozen=True, slots=True)
+class FigurePolicy:
+    """When one figure of a rank is far from its peers'.
+
+    Attributes:
+        name: the figure.
+        read: takes it of a rank.
+        floor: difference below which ranks are alike.
+        share: the same as a share of the peers' median, when they are many.
+        share_of_few: the same when they are few.
+        side: on which side of its peers a rank stands out.
+    """
+
+    name: RankFigureName
+    read: Callable[[RankFigures], int | None]
+    floor: int
+    share: float
+    share_of_few: float
+    side: Literal["above", "below", "both"] = "both"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPolicy:
+    """When ranks form a group, and when one is far from it.
+
+    Attributes:
+        few: peers below which their spread says little, and a rank must be further away.
+        exact: peers above which the spread is not taken without the rank itself: it makes no difference.
+        deviations: how many median absolute deviations of its peers a rank must lie away. 8 are 5.4 standard
+            deviations of a normal distribution: of a thousand healthy ranks not one in 10,000 jobs.
+        smallest_group: ranks that a group needs at least; a larger job needs the root of its ranks (32 of
+            1,024), which is what each of as many pipeline stages as is usual has.
+        strays: share of the ranks that may lie between a figure's groups; where more do, it makes none.
+        wide: spread of a group, as a share of its median, that is too much to call its ranks alike.
+    """
+
+    few: int = 8
+    exact: int = 64
+    deviations: float = 8.0
+    smallest_group: int = 2
+    strays: float = 0.1
+    wide: float = 0.25
+
+
+POLICY: Final = GroupPolicy()
+
+_MIB: Final = 1024**2
+_GIB: Final = 1024**3
+
+GROWTH: Final = FigurePolicy("growth", lambda one: one.growth, 64 * 1024, 0.0, 0.0, "above")
+SIZES: Final = (
+    FigurePolicy("allocated", lambda one: one.allocated, 64 * _MIB, 0.02, 0.10),
+    # The longest batch that a rank happened to get shows in these two.
+    FigurePolicy("reserved", lambda one: one.reserved, 64 * _MIB, 0.05, 0.10),
+    FigurePolicy("peak", lambda one: one.peak, 64 * _MIB, 0.05, 0.10),
+    # What one rank of a node does for all of them (data, checkpoints) is a part of its resident set.
+    FigurePolicy("resident", lambda one: one.resident, 2 * _GIB, 0.25, 1.0),
+)
+COUNTS: Final = (
+    FigurePolicy("steps", lambda one: one.steps, 2, 0.05, 0.10, "below"),
+    FigurePolicy("marks", lambda one: one.marks, 16, 0.25, 0.50, "below"),
+)
+_BASE: Final = FigurePolicy("allocated", lambda one: one.base, 64 * _MIB, 0.02, 0.10)
+_SPLITTING: Final = (_BASE, *SIZES[1:])
+
+
+@dataclass(slots=True)
+class Grouping:
+    """The decision.
+
+    Attributes:
+        groups: rank numbers of each group, ascending, those that stand out included; the largest group first.
+        differences: by rank, in what it stands out, what matters most first.
+    """
+
+    groups: list[list[int]] = field(default_factory=list)
+    differences: dict[int, list[RankDifference]] = field(default_factory=dict)
+
+
+def group_ranks(ranks: Sequence[RankFigures], policy: GroupPolicy = POLICY) -> Grouping:
+    """Return which ranks belong together and which stand out; the order of `ranks` does not matter."""
+    if len(ranks) < 2:
+        return Grouping()
+    compared = [one for one in ranks if one.base is not None]
+    uneven = _uneven(compared, policy)
+    groups = _split([one for one in compared if one.rank not in uneven], len(compared), policy)
+    homes = [(one, _home(one, groups)) for one in compared if one.rank in uneven]
+    for one, group in homes:
+        group.append(one)
+    differences: dict[int, list[RankDifference]] = {}
+    for difference in (
+        _outliers(GROWTH, compared, compared, len(compared), policy),
+        *(
+            _outliers(one, group, [rank for rank in group if rank.rank not in uneven], len(ranks), policy)
+            for group in groups
+            for one in SIZES
+        ),
+        *(_outliers(one, ranks, ranks, len(ranks), policy) for one in COUNTS),
+    ):
+        for rank, found in difference.items():
+            known = differences.setdefault(rank, [])
+            if not (known and known[-1].figure == "steps"):  # fewer steps have fewer marks
+                known.append(found)
+    growing = {rank for rank, found in differences.items() if found[0].figure == GROWTH.name}
+    for rank in uneven - growing:  # grows less than the others: it has less, and that is no trouble
+        kept = [found for found in differences.pop(rank, []) if found.figure in ("steps", "marks")]
+        if kept:
+            differences[rank] = kept
+    numbers = [sorted(one.rank for one in group) for group in groups if group]
+    return Grouping(sorted(numbers, key=lambda group: (-len(group), group)), differences)
+
+
+# Groups
+
+
+def _split(ranks: Sequence[RankFigures], of: int, policy: GroupPolicy) -> list[list[RankFigures]]:
+    """Split ranks, of a job that has `of` of them, by one figure after the other."""
+    groups = [list(ranks)]
+    smallest = max(policy.smallest_group, math.isqrt(of))
+    few = of <= policy.few
+    for figure in _SPLITTING:
+        groups = [part for group in groups for part in _split_by(figure, group, smallest, few, policy)]
+    return groups
+
+
+def _split_by(
+    figure: FigurePolicy, group: list[RankFigures], smallest: int, few: bool, policy: GroupPolicy
+) -> list[list[RankFigures]]:
+    known = sorted(
+        ((value, figures.rank, figures) for figures in group if (value := figure.read(figures)) is not None),
+        key=lambda item: item[:2],
+    )
+    if len(known) < 2 * smallest:
+        return [group]
+    share = figure.share_of_few if few else figure.share
+    parts = [[known[0]]]
+    for before, after in pairwise(known):
+        if after[0] - before[0] > max(figure.floor, share * before[0]):
+            parts.append([])
+        parts[-1].append(after)
+    large = [part for part in parts if len(part) >= smallest]
+    strays = [item for part in parts if len(part) < smallest for item in part]
+    if len(large) < 2 or len(strays) > max(1, policy.strays * len(known)):
+        return [group]
+    middles = [median(value for value, _, _ in part) for part in large]
+    joined = [[one for _, _, one in part] for part in large]
+    for value, _, one in strays:
+        joined[min(range(len(middles)), key=lambda at: abs(middles[at] - value))].append(one)
+    unknown = [figures for figures in group if figure.read(figures) is None]
+    max(joined, key=len).extend(unknown)
+    return joined
+
+
+def _home(one: RankFigures, groups: Sequence[list[RankFigures]]) -> list[RankFigures]:
+    """Return the group whose memory without growth is nearest to a rank's."""
+    base = one.base or 0
+
+    def distance(group: Sequence[RankFigures]) -> tuple[float, int]:
+        middle = median(figures.base or 0 for figures in group) if group else 0
+        return abs(middle - base), -len(group)
+
+    return min(groups, key=distance)
+
+
+# Outliers
+
+
+def _uneven(ranks: Sequence[RankFigures], policy: GroupPolicy) -> set[int]:
+    """Return the ranks that grow much more or much less than the others: their sizes compare badly."""
+    column = _Column(GROWTH, ranks, policy)
+    return {rank.rank for rank in ranks if (value := rank.growth) is not None and column.is_far(value)}
+
+
+def _outliers(
+    figure: FigurePolicy,
+    judged: Sequence[RankFigures],
+    peers: Sequence[RankFigures],
+    ranks: int,
+    policy: GroupPolicy,
+) -> dict[int, RankDifference]:
+    """Return the ranks of `judged` whose figure is far from that of `peers`.
+
+    Of two ranks the smaller is as far from the larger as the other way round: only the one that needs more
+    is named, or, of counts, the one that lacks some. Half of the ranks and more are no outliers.
+    """
+    column = _Column(figure, peers, policy)
+    among = {peer.rank for peer in peers}
+    found = {}
+    for figures in judged:
+        value = figure.read(figures)
+        if value is None or not column.is_far(value, is_peer=figures.rank in among):
+            continue
+        above = value > column.usual(value, is_peer=figures.rank in among)
+        side = "above" if ranks == 2 and figure.side == "both" else figure.side
+        if side == "both" or above == (side == "above"):
+            found[figures.rank] = column.difference(value, is_peer=figures.rank in among)
+    return found if ranks == 2 or 2 * len(found) < len(judged) else {}
+
+
+class _Column:
+    """One figure of all peers, sorted once: with thousands of ranks each is held against all others."""
+
+    def __init__(self, figure: FigurePolicy, peers: Sequence[RankFigures], policy: GroupPolicy) -> None:
+        self._figure = figure
+        self._policy = policy
+        self._ordered = sorted(value for peer in peers if (value := figure.read(peer)) is not None)
+        self._spread_of_all = self._spread(self._ordered) if len(self._ordered) > policy.exact else None
+
+    def is_far(self, value: int, *, is_peer: bool = True) -> bool:
+        """Whether a rank with this value, one of the peers itself or not, is far from the (other) peers."""
+        others = len(self._ordered) - is_peer
+        if others < 1:
+            return False
+        middle = self.usual(value, is_peer=is_peer)
+        share = self._figure.share_of_few if others < self._policy.few else self._figure.share
+        distance = abs(value - middle)
+        # The floor first: nearly all ranks stop there, and the spread may take a pass over the others.
+        if distance < max(self._figure.floor, share * middle):
+            return False
+        spread = self._spread_of_all
+        if spread is None:
+            spread = self._spread(self._without(value, is_peer))
+        return distance > self._policy.deviations * spread
+
+    def usual(self, value: int, *, is_peer: bool) -> float:
+        """Return the median of the peers, without the rank that has this value if it is one of them."""
+        gap = bisect_left(self._ordered, value) if is_peer else len(self._ordered)
+        rest = len(self._ordered) - is_peer
+        low, high = (rest - 1) // 2, rest // 2
+        return (self._ordered[low + (low >= gap)] + self._ordered[high + (high >= gap)]) / 2
+
+    def difference(self, value: int, *, is_peer: bool) -> RankDifference:
+        """Return the comparison."""
+        others = self._without(value, is_peer)
+        return RankDifference(
+            figure=self._figure.name,
+            value=value,
+            usual=round(median(others)),
+            spread=round(self._spread(others)),
+            peers=len(others),
+        )
+
+    def _without(self, value: int, is_peer: bool) -> list[int]:
+        gap = bisect_left(self._ordered, value)
+        return self._ordered[:gap] + self._ordered[gap + is_peer :]
+
+    @staticmethod
+    def _spread(values: Sequence[int]) -> float:
+        middle = median(values)
+        return float(median(abs(value - middle) for value in values))

@@ -1,0 +1,254 @@
+"""A run in progress, as far as its record tells by now: one line a rank, and what was found so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from memtriage.account.gpu_ledger import STRANDED
+from memtriage.diagnose.growth.marks import Series, policy_for, recent_growth
+from memtriage.diagnose.ranks.merge import RunContext, context, merge
+from memtriage.model.marks import Mark
+from memtriage.model.report import RankCount, RunReport
+from memtriage.model.run_status import rows_of
+from memtriage.process.stdlib import time
+from memtriage.store.locate import RecordError
+from memtriage.store.reader import RankRecord, RunRecord
+from memtriage.store.tail import RankTail, RunTail
+
+RankState = Literal["running", "ended", "killed", "silent"]
+
+SILENT_AFTER_S: Final = 120.0
+"""A rank of another machine that wrote nothing for so long may be dead; nobody can tell from here."""
+_COURSES: Final = ("step", "backward", "time")
+"""Marks whose course tells most, the best first."""
+_JUDGE_SHARE: Final = 0.1
+"""Part of the time that joining the ranks may take; the ranks' own lines are always new."""
+_FIRST_LOOKS: Final = 60
+"""Looks after which reading a record for the first time counts as done: it may grow as fast as it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankLine:
+    """Where a rank stands. Sizes in bytes, None where unknown.
+
+    Attributes:
+        rank: None in a run without ranks.
+        host: the machine it runs on.
+        device: its fullest device, a GPU before the CPU; None before the first mark.
+        step: completed optimizer steps.
+        allocated, reserved: of that device, at its last mark.
+        peak: the most that was allocated at a mark; once the rank has ended, the allocator's own peak.
+        stranded: of that device, as of the last ledger.
+        host_rss: resident set of the process.
+        growth: bytes a step by which the floor of the recent steps rises; 0 when it does not, None when there
+            are too few steps to tell.
+        last_mark: name of the last mark.
+        age_s: seconds since the last line that tells the time.
+        state: `killed` when its process is gone and wrote no end; `silent` when it is on another machine and
+            wrote nothing for `SILENT_AFTER_S`.
+        verdict: its own, once it has ended.
+    """
+
+    rank: int | None
+    host: str | None
+    device: str | None
+    step: int
+    allocated: int | None
+    reserved: int | None
+    peak: int | None
+    stranded: int | None
+    host_rss: int | None
+    growth: int | None
+    last_mark: str | None
+    age_s: float | None
+    state: RankState
+    verdict: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LiveView:
+    """A run at one instant of its life.
+
+    Attributes:
+        lines: a line for each rank that has a record, by rank.
+        records: the same ranks' records, with their marks thinned; they go on changing.
+        report, context: all ranks joined, as `memtriage report` would do it; of many ranks they may be
+            some seconds old.
+        run_id, restart: which run this is.
+        waiting: why there is no record to show; None when there is one.
+        behind: bytes of the record that were not read yet.
+        catching_up: the record is still being read for the first time.
+    """
+
+    lines: list[RankLine] = field(default_factory=list)
+    records: list[RankRecord] = field(default_factory=list)
+    report: RunReport | None = None
+    context: RunContext | None = None
+    run_id: str = ""
+    restart: int = 0
+    waiting: str | None = None
+    behind: int = 0
+    catching_up: bool = False
+
+    @property
+    def finished(self) -> bool:
+        """Whether no rank can write any more: all have ended or are gone, and none is still to come."""
+        over = all(line.state in ("ended", "killed") for line in self.lines)
+        return over and self.report is not None and self.report.ranks.seen == self.report.ranks.of
+
+
+class LiveRun:
+    """Follows a run and says where it stands. Not to be shared between threads at the same time.
+
+    Args:
+        paths: as `memtriage.store.tail.RunTail` takes them.
+        clock: Unix time in seconds.
+    """
+
+    def __init__(self, paths: Sequence[Path], clock: Callable[[], float] = time.time) -> None:
+        self._tail = RunTail(paths)
+        self._clock = clock
+        self._growths: dict[Path, tuple[int, int | None]] = {}
+        self._judged: tuple[RunReport, RunContext] | None = None
+        self._judge_due_s = 0.0
+        self._looks = 0
+        self._catching_up = True
+        self._unjudged = False
+        self._which: tuple[str, int] | None = None
+        self._states: list[RankState] = []
+
+    def refresh(self, limit_s: float | None = None) -> LiveView:
+        """Reads what is new, and returns the run as it is now.
+
+        Args:
+            limit_s: about how long reading may take; the view's `behind` says what was left for next time.
+        """
+        changed = self._tail.poll(limit_s)
+        self._looks += 1
+        if not self._tail.behind or self._looks >= _FIRST_LOOKS:
+            self._catching_up = False
+        try:
+            run = self._tail.run()
+        except RecordError as error:
+            self._judged = None
+            return LiveView(waiting=str(error), behind=self._tail.behind)
+        lines = [self._line(record, self._clock()) for record in run.ranks]
+        report, told = self._judgment(run, [line.state for line in lines], changed)
+        start = run.ranks[0].start
+        world = max(len(lines), *(record.start.world_size for record in run.ranks))
+        return LiveView(
+            lines,
+            run.ranks,
+            msgspec.structs.replace(
+                report,
+                steps=max(line.step for line in lines),
+                ranks=RankCount(seen=len(lines), of=world),
+            ),
+            told,
+            run_id=start.run_id,
+            restart=start.restart,
+            behind=self._tail.behind,
+            catching_up=self._catching_up,
+        )
+
+    def _judgment(
+        self, run: RunRecord, states: list[RankState], changed: bool
+    ) -> tuple[RunReport, RunContext]:
+        """All ranks joined: anew if there is anything new, unless that was just done and takes long."""
+        start = run.ranks[0].start
+        which = (start.run_id, start.restart)
+        self._unjudged = self._unjudged or changed or states != self._states  # a death changes no record
+        began = time.monotonic()
+        due = self._unjudged and not self._catching_up and began >= self._judge_due_s
+        if self._judged is None or which != self._which or due:
+            live = "running" in states or "silent" in states
+            report = merge(run, live=live)
+            self._judged = report, context(run, report, live=live)
+            self._which, self._states, self._unjudged = which, states, False
+            now = time.monotonic()
+            self._judge_due_s = now + (now - began) / _JUDGE_SHARE
+        return self._judged
+
+    def _line(self, record: RankRecord, now: float) -> RankLine:
+        tail = self._tail.tail_of(record)
+        mark = main_mark(tail)
+        device = None if mark is None else mark.device
+        last_at = None if record.start.time is None else record.start.time + record.last_time_s
+        age_s = None if last_at is None else max(0.0, now - last_at)
+        return RankLine(
+            rank=record.start.rank,
+            host=record.start.host,
+            device=device,
+            step=record.last_step,
+            allocated=None if mark is None else mark.allocated,
+            reserved=None if mark is None else mark.reserved,
+            peak=_peak(tail, device),
+            stranded=_stranded(record, device),
+            host_rss=_host_rss(record, tail),
+            growth=self._growth(tail, device),
+            last_mark=None if tail.last is None else tail.last.name,
+            age_s=age_s,
+            state=_state(record, age_s),
+            verdict=None if record.end is None else record.end.verdict,
+        )
+
+    def _growth(self, tail: RankTail, device: str | None) -> int | None:
+        """The growth from step to step; worked out again only when there are new marks."""
+        if device is None:
+            return None
+        version, growth = self._growths.get(tail.path, (-1, None))
+        if version != tail.version:
+            marks = [mark for mark in tail.course("step", device) if mark.allocated is not None]
+            series = Series([mark.step for mark in marks], [mark.allocated or 0 for mark in marks])
+            rate = recent_growth(series, policy_for(device))
+            growth = None if rate is None else round(rate)
+            self._growths[tail.path] = (tail.version, growth)
+        return growth
+
+
+def main_mark(tail: RankTail) -> Mark | None:
+    """The last mark of a rank's fullest device, a GPU before the CPU; None before the first mark."""
+    marks = tail.latest.values()
+    return max(marks, key=lambda mark: (mark.device.startswith("cuda"), mark.allocated or 0), default=None)
+
+
+def course_of(record: RankRecord, device: str | None) -> tuple[str, list[Mark]]:
+    """The marks whose course of a device tells most, and their name: steps, else backwards, else all."""
+    own = [mark for mark in record.marks if mark.device == device and mark.allocated is not None]
+    for name in _COURSES:
+        named = [mark for mark in own if mark.name == name]
+        if len(named) > 1:
+            return name, named
+    return "mark", own
+
+
+def _peak(tail: RankTail, device: str | None) -> int | None:
+    if device is None:
+        return None
+    end = tail.record.end
+    own = None if end is None else end.peak_allocated.get(device)
+    return tail.peaks.get(device) if own is None else own
+
+
+def _stranded(record: RankRecord, device: str | None) -> int | None:
+    ledger = record.ledgers.get(device or "")
+    return None if ledger is None or ledger.device == "host" else rows_of(ledger).get(STRANDED, 0)
+
+
+def _host_rss(record: RankRecord, tail: RankTail) -> int | None:
+    if tail.last is not None and tail.last.host_rss is not None:
+        return tail.last.host_rss
+    return record.host[-1].rss if record.host else None
+
+
+def _state(record: RankRecord, age_s: float | None) -> RankState:
+    if record.end is not None:
+        return "ended"
+    if record.alive is None:
+        return "running" if age_s is not None and age_s < SILENT_AFTER_S else "silent"
+    return "running" if record.alive else "killed"

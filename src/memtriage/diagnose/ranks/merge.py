@@ -1,0 +1,264 @@
+"""The ranks of a run joined into one report: findings of all, ranks that differ, ranks that were killed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final
+
+import msgspec
+
+from memtriage.diagnose.growth.judged import weakest
+from memtriage.diagnose.growth.marks import steps_left
+from memtriage.diagnose.ranks.killed import Fate, fate, host_limit_finding, killed_note
+from memtriage.diagnose.ranks.outliers import POLICY, RankPolicy, compare_ranks
+from memtriage.diagnose.verdict import verdict
+from memtriage.model.findings import GROWING, Finding, FindingKind, Verdict
+from memtriage.model.judged import Judged
+from memtriage.model.ledger import LedgerRow
+from memtriage.model.report import RankCount, RunReport
+from memtriage.model.units import ranks_in_words
+from memtriage.store.reader import RankRecord, RunRecord
+from memtriage.store.records import SCHEMA
+
+_FIRST_KINDS: Final[tuple[frozenset[FindingKind], ...]] = (
+    frozenset({"out_of_memory"}),
+    GROWING,
+    frozenset({"residue"}),
+    frozenset({"fragmentation"}),
+)
+_WORST_FIRST: Final[tuple[Verdict, ...]] = (
+    "out_of_memory",
+    "leak",
+    "residue",
+    "fragmentation",
+    "killed",
+    "error",
+    "not_judged",
+    "clean",
+)
+_KILLED_TOLD: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """What a person wants to know of a run beside its report.
+
+    Attributes:
+        argv: the script and its arguments.
+        duration_s: seconds that the longest rank was watched.
+        ledger_rank: whose ledger the report shows; None without ranks, or without a ledger.
+        killed: ranks that wrote no end and are gone; a process without rank counts as rank 0.
+        running: ranks that wrote no end and may still run.
+        missing: ranks of which there is no record.
+        runs_out_in: for each finding of the report, the steps until its growth has used up the device or
+            the host, None where that is unknown.
+        notes: sentences on what was left out, cut or unusual.
+    """
+
+    argv: list[str] = field(default_factory=list)
+    duration_s: float | None = None
+    ledger_rank: int | None = None
+    killed: list[int] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
+    missing: list[int] = field(default_factory=list)
+    runs_out_in: list[int | None] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def merge(run: RunRecord, *, live: bool = False, policy: RankPolicy = POLICY) -> RunReport:
+    """Join the ranks of a run.
+
+    Of the findings, what killed the run comes first and what is only suspected last.
+
+    The ledger is that of rank 0, or of the first rank that wrote one. A rank without an end whose process
+    is gone was killed, which is the verdict unless a rank that was not killed found something. The run is
+    clean only if every rank is; of each device, `judged` has what the weakest of the ranks can say.
+
+    Args:
+        run: the ranks' records.
+        live: the run has not ended, so a rank of another machine that wrote no end still runs, and the
+            verdict is never `killed`.
+        policy: where ranks are compared.
+    """
+    fates = [fate(rank, live=live) for rank in run.ranks]
+    findings = [finding for rank in run.ranks for finding in _own_findings(rank)]
+    compared = compare_ranks(run.ranks, live=live, policy=policy)
+    findings += compared.findings
+    killed_by = [
+        finding
+        for rank, end in zip(run.ranks, fates, strict=True)
+        if end == "killed" and (finding := host_limit_finding(rank, run.ranks)) is not None
+    ]
+    findings = sorted(killed_by, key=_weight) + sorted(findings, key=_place)
+    return RunReport(
+        verdict=_verdict(run.ranks, fates, live),
+        steps=max((rank.last_step for rank in run.ranks), default=0),
+        findings=findings,
+        marks=list(chain.from_iterable(rank.marks for rank in run.ranks)),
+        ledger=_ledger(run.ranks),
+        ledger_steps=_ledger_steps(run.ranks),
+        exception=_exception(run.ranks),
+        judged=_judged(run.ranks),
+        ranks=RankCount(seen=len(run.ranks), of=_world_size(run.ranks)),
+        rank_groups=msgspec.UNSET if compared.groups is None else compared.groups,
+    )
+
+
+def context(run: RunRecord, report: RunReport, *, live: bool = False) -> RunContext:
+    """Return what the terminal report says beside `report`, which `merge(run, live=live)` returned."""
+    by_rank = {rank.start.rank: rank for rank in run.ranks}
+    seen = {rank.number for rank in run.ranks}
+    with_ledger = _ledger_rank(run.ranks)
+    return RunContext(
+        argv=run.ranks[0].start.argv if run.ranks else [],
+        duration_s=max((rank.last_time_s for rank in run.ranks), default=None),
+        ledger_rank=None if with_ledger is None else with_ledger.start.rank,
+        killed=[rank.number for rank in run.ranks if fate(rank, live=live) == "killed"],
+        running=[rank.number for rank in run.ranks if fate(rank, live=live) == "running"],
+        missing=[rank for rank in range(report.ranks.of) if rank not in seen],
+        runs_out_in=[_runs_out_in(finding, by_rank.get(finding.rank), live) for finding in report.findings],
+        notes=[*run.notes, *_notes(run.ranks, live)],
+    )
+
+
+# Joining
+
+
+def _own_findings(rank: RankRecord) -> list[Finding]:
+    return [
+        msgspec.structs.replace(finding, rank=rank.start.rank) if finding.rank is None else finding
+        for finding in rank.findings
+    ]
+
+
+def _place(finding: Finding) -> tuple[bool, tuple[int, int, int]]:
+    return finding.certainty == "suspected", _weight(finding)
+
+
+def _weight(finding: Finding) -> tuple[int, int, int]:
+    kinds = (place for place, kinds in enumerate(_FIRST_KINDS) if finding.kind in kinds)
+    amount = next(iter(finding.rates.values()), finding.bytes or 0)
+    return (next(kinds, len(_FIRST_KINDS)), -amount, finding.rank or 0)
+
+
+def _verdict(ranks: Sequence[RankRecord], fates: Sequence[Fate], live: bool) -> Verdict:
+    words = [
+        "killed" if end == "killed" and not live else _own_verdict(rank)
+        for rank, end in zip(ranks, fates, strict=True)
+    ]
+    if len(ranks) < _world_size(ranks):
+        words.append("not_judged")
+    return min(words, key=_WORST_FIRST.index, default="not_judged")
+
+
+def _own_verdict(rank: RankRecord) -> Verdict:
+    """Return a rank's verdict: its own word where its record does not say what that rests on, or an error."""
+    end = rank.end
+    if end is None:
+        return verdict(rank.findings, False, {})
+    word = verdict(rank.findings, end.verdict == "out_of_memory", end.judged or {})
+    unsaid = end.judged is None or end.verdict == "error"
+    return end.verdict if word == "not_judged" and unsaid else word
+
+
+def _judged(ranks: Sequence[RankRecord]) -> dict[str, Judged]:
+    """Return of each device the weakest judgment, and whose it is where not all ranks were judged."""
+    by_device: dict[str, list[tuple[RankRecord, Judged]]] = {}
+    for rank in ranks:
+        for device, one in (rank.end.judged or {} if rank.end is not None else {}).items():
+            by_device.setdefault(device, []).append((rank, one))
+    joined = {}
+    for device, known in by_device.items():
+        least = weakest(one for _, one in known)
+        of = [rank.number for rank, one in known if one.reason is not None]
+        if of and len(of) < len(ranks):
+            least = msgspec.structs.replace(least, reason=f"{ranks_in_words(of)}: {least.reason}")
+        joined[device] = least
+    return joined
+
+
+def _exception(ranks: Sequence[RankRecord]) -> str | None:
+    """Return what ended the script; on many ranks the one that died of memory, for the others follow it."""
+    ends = [rank.end for rank in ranks if rank.end is not None and rank.end.exception is not None]
+    ends.sort(key=lambda end: end.verdict != "out_of_memory")
+    return ends[0].exception if ends else None
+
+
+def _world_size(ranks: Sequence[RankRecord]) -> int:
+    return max([len(ranks), *(rank.start.world_size for rank in ranks)])
+
+
+def _ledger_rank(ranks: Sequence[RankRecord]) -> RankRecord | None:
+    return next((rank for rank in ranks if rank.ledgers), None)
+
+
+def _ledger(ranks: Sequence[RankRecord]) -> dict[str, list[LedgerRow]]:
+    rank = _ledger_rank(ranks)
+    return {} if rank is None else {device: ledger.rows for device, ledger in rank.ledgers.items()}
+
+
+def _ledger_steps(ranks: Sequence[RankRecord]) -> dict[str, int]:
+    rank = _ledger_rank(ranks)
+    ledgers = {} if rank is None else rank.ledgers
+    return {device: ledger.step for device, ledger in ledgers.items() if ledger.step is not None}
+
+
+# Notes
+
+
+def _notes(ranks: Sequence[RankRecord], live: bool) -> list[str]:
+    killed = [rank for rank in ranks if fate(rank, live=live) == "killed"]
+    notes = [killed_note(rank, ranks) for rank in killed[:_KILLED_TOLD]]
+    if len(killed) > _KILLED_TOLD:
+        notes.append(f"{len(killed) - _KILLED_TOLD:,} more ranks were killed")
+    if running := [rank for rank in ranks if fate(rank, live=live) == "running"]:
+        names = _few([rank.name for rank in running])
+        notes.append(f"{names} had not finished: figures so far")
+    if cut := sum(rank.cut_lines for rank in ranks):
+        files = sum(1 for rank in ranks if rank.cut_lines)
+        notes.append(
+            f"{cut} cut or garbled line{'s' * (cut != 1)} left out, in {files} of {len(ranks)} records"
+        )
+    if newer := [rank for rank in ranks if rank.start.schema > SCHEMA]:
+        notes.append(
+            f"written by a newer memtriage (record format {newer[0].start.schema}): some may be missing"
+        )
+    said = Counter(note for rank in ranks for note in dict.fromkeys(rank.notes))
+    if len(ranks) == 1:
+        return notes + list(said)
+    return notes + [f"{note} ({times} of {len(ranks)} ranks)" for note, times in said.items()]
+
+
+def _few(names: list[str], most: int = 4) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+# How long it lasts
+
+
+def _runs_out_in(finding: Finding, rank: RankRecord | None, live: bool) -> int | None:
+    """Return the steps until a finding's growth has used up its device, or the host."""
+    if rank is None or finding.kind == "rank_differs" or fate(rank, live=live) == "killed":
+        return None
+    if rank.end is not None and rank.end.verdict == "out_of_memory":
+        return None
+    if finding.projection is not None and finding.projection.step is not None:
+        return max(0, finding.projection.step - rank.last_step)  # the step that its evidence names
+    limit, used = _room(finding.device, rank)
+    return steps_left(limit, used, finding.bytes_per_step)
+
+
+def _room(device: str, rank: RankRecord) -> tuple[int | None, int | None]:
+    """Return a device's limit and what a step needs of it; free reserved memory counts as room."""
+    if not device.startswith("cuda"):
+        last = next((mark for mark in reversed(rank.marks) if mark.host_rss is not None), None)
+        return rank.start.host_limit, None if last is None else last.host_rss
+    mark = next((mark for mark in reversed(rank.marks) if mark.device == device), None)
+    if mark is None or mark.allocated is None:
+        return rank.device_limits.get(device), None
+    passing = {} if rank.end is None else rank.end.passing
+    return rank.device_limits.get(device), mark.allocated + passing.get(device, 0)

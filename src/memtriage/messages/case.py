@@ -1,0 +1,107 @@
+"""One failure with all that is known of it: what evidence, fixes and the open question are made from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from memtriage.messages.grammar.message import SUM_ERROR, Message, OomFields, figures
+from memtriage.messages.shapes import Product
+from memtriage.messages.training_phase import FrameState, phase_from_frames
+from memtriage.model.explanation import Label
+from memtriage.model.position import TrainingPhase
+
+_LOADS: Final = re.compile(
+    r"_?load_(?:\w*_)?(?:weights?|models?|state_dicts?|checkpoints?|params?|parameters|pretrained\w*)|"
+    r"from_pretrained|materialize\w*"
+)
+"""Functions that load weights, by name. An `__init__` or a `load` of the program's own can be anything."""
+_MAKES_WEIGHTS: Final = re.compile(r"/torch/(?:nn/(?!functional)|serialization\.py)")
+"""Modules of torch that make, load or move weights, whatever the function is called."""
+_FORWARD: Final = re.compile(r"forward|_?(?:wrapped_)?call_impl|__call__")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One failure.
+
+    Attributes:
+        message: what was said.
+        labels: what it proves, then what it cannot rule out.
+        phase: which part of training, where the traceback tells.
+        product: the request as a product of the user's sizes; None where none fits or none were given.
+        shapes: the user's sizes, by name.
+        expandable: the text shows that expandable segments were on.
+        building: the text is of compilers at work, and not of a training run.
+    """
+
+    message: Message
+    labels: tuple[Label, ...]
+    phase: TrainingPhase | None = None
+    product: Product | None = None
+    shapes: Mapping[str, int] = field(default_factory=dict)
+    expandable: bool = False
+    building: bool = False
+
+    @property
+    def label(self) -> Label:
+        return self.labels[0]
+
+    @property
+    def figures(self) -> OomFields:
+        return figures(self.message)
+
+    def possible(self, label: Label) -> bool:
+        """Whether the text proves a label or cannot rule it out."""
+        return label in self.labels
+
+
+def own_process(message: Message) -> int | None:
+    """What this process has on the device, context and libraries included.
+
+    Inside of a container its own process id differs from the host's, so that it appears as another one:
+    the one that uses at least what the allocator reserved, and nearest to it.
+    """
+    told = message.number("this_process")
+    reserved = figures(message).reserved
+    if told is not None or reserved is None:
+        return told
+    enough = [use for use in _uses(message) if use >= reserved - SUM_ERROR]
+    return min(enough, default=None)
+
+
+def other_processes(message: Message) -> int | None:
+    """What the other processes that the message lists have on the device; None where it lists none."""
+    uses = _uses(message)
+    if not uses:
+        return None
+    own = own_process(message)
+    if message.number("this_process") is None and own in uses:
+        uses.remove(own)
+    return sum(uses)
+
+
+def _uses(message: Message) -> list[int]:
+    listed = message.fields.get("processes")
+    if not isinstance(listed, list):
+        return []
+    return [use for one in listed if (use := one.get("in_use")) is not None]
+
+
+def phase_of(frames: Sequence[tuple[str, str, int]]) -> TrainingPhase | None:
+    """Which part of training a traceback shows; None where it does not tell."""
+    if not frames:
+        return None
+    phase = phase_from_frames(frames, FrameState(training_begun=False))
+    if phase == "setup" and not any(_loads(file, name) for file, name, _ in frames[:3]):
+        return None
+    return phase
+
+
+def _loads(file: str, name: str) -> bool:
+    function = name.rpartition(".")[2]
+    if _LOADS.fullmatch(function):
+        return True
+    return _MAKES_WEIGHTS.search(file.replace("\\", "/")) is not None and not _FORWARD.fullmatch(function)

@@ -1,0 +1,416 @@
+"""What a diagnosis rests on, in sentences and sums."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from memtriage.messages.case import Case, other_processes, own_process
+from memtriage.messages.figures import POLICY
+from memtriage.messages.grammar.message import ALLOCATORS, SUM_ERROR, Message, OomFields
+from memtriage.messages.grammar.sizes import as_printed
+from memtriage.messages.shapes import as_logits
+from memtriage.model.explanation import Label
+
+_ROUNDED: Final = {2 * 1024**2: "any tensor of up to 1 MiB", 20 * 1024**2: "any tensor of 1 to 10 MiB"}
+_CONTEXT: Final = "one process's context and libraries take about 0.75 GiB (measured on an H200)"
+_PHASES: Final = {
+    "forward": "the traceback is of a forward",
+    "backward": "the traceback is of a backward: gradients come on top of every saved activation",
+    "optimizer": "the traceback is of an optimizer's step: activations are gone by then, its state is not",
+    "evaluation": "the traceback is of an evaluation",
+    "setup": "the traceback is of loading or moving weights, before any training",
+}
+
+
+def evidence(case: Case) -> list[str]:
+    """The sentences for a case, the sums of its figures first."""
+    return [*_sums(case), *_deciding(case), *_circumstances(case)]
+
+
+def _sums(case: Case) -> Iterator[str]:
+    figures = case.figures
+    if case.message.family == "mps":
+        yield from _metal(case.message)
+        return
+    asked, free, total = figures.requested, figures.free, figures.total
+    if asked is not None and free is not None and case.label != "absurd_request":
+        gap = asked - free
+        told = f"{as_printed(gap)} short" if gap > 0 else "the free memory covers it"
+        if case.label == "driver_refused_though_free":
+            told = "the driver refused though memory was free"
+        yield f"asked {as_printed(asked)}; {as_printed(free)} free: {told}"
+    elif asked is not None:
+        yield f"asked {as_printed(asked)}" + (" (exactly)" if case.message.family == "cpu-alloc" else "")
+    parts = [
+        (figures.allocated, "allocated"),
+        (figures.reserved_unallocated, "in holes (reserved but unallocated)"),
+        (free, "free"),
+    ]
+    known = [f"{as_printed(nbytes)} {name}" for nbytes, name in parts if nbytes is not None]
+    outside = figures.outside
+    if total is None or not known or case.message.family not in ALLOCATORS:
+        return
+    if outside is not None:
+        if outside >= SUM_ERROR:
+            known.append(f"{as_printed(outside)} outside this process's allocator")
+        yield f"{' + '.join(known)} = {as_printed(total)}, the device"
+    else:
+        yield f"the device has {as_printed(total)}: {', '.join(known)}"
+    yield from _processes(case)
+
+
+def _metal(message: Message) -> Iterator[str]:
+    asked = message.number("requested")
+    allocated, other, limit = (message.number(name) for name in ("allocated", "other", "max_allowed"))
+    if allocated is not None and other is not None and asked is not None:
+        told = f"{as_printed(allocated)} allocated + {as_printed(other)} other Metal memory of this process"
+        told += f" + {as_printed(asked)} asked = {as_printed(allocated + other + asked)}"
+        yield told + (f", over the limit of {as_printed(limit)}" if limit is not None else "")
+    elif asked is not None:
+        yield f"asked {as_printed(asked)}"
+
+
+def _processes(case: Case) -> Iterator[str]:
+    own, others = own_process(case.message), other_processes(case.message)
+    if own is not None and (reserved := case.figures.reserved) is not None and own - reserved >= SUM_ERROR:
+        yield (
+            f"this process has {as_printed(own)} on the device, {as_printed(own - reserved)} of it not the "
+            "allocator's (context, libraries, NCCL)"
+        )
+    if others:
+        yield f"other processes have {as_printed(others)} on the device"
+
+
+def _deciding(case: Case) -> Iterator[str]:
+    """The comparison or the words that decide the label."""
+    if case.message.family in ALLOCATORS:
+        yield from _deciding_figures(case.label, case.figures, case)
+    elif case.label == "absurd_request":
+        yield "no machine has that much: a length or an index became this size"
+    else:
+        yield from _deciding_text(case)
+
+
+def _deciding_figures(label: Label, figures: OomFields, case: Case) -> Iterator[str]:
+    asked, total, free = figures.requested or 0, figures.total or 0, figures.free or 0
+    allocated, holes = figures.allocated or 0, figures.reserved_unallocated or 0
+    if label == "absurd_request":
+        yield "no machine has that much: a length or an index became this size"
+    elif label == "system_memory_fallback":
+        yield (
+            f"{as_printed(allocated)} allocated on a device of {as_printed(total)}: "
+            f"{as_printed(allocated - total)} have spilled to system memory; the free figure means nothing"
+        )
+    elif label == "does_not_fit" and asked > total:
+        yield "the request alone exceeds the device: no state of the device could hold it"
+    elif label == "does_not_fit" and case.message.missing:
+        yield "the text ends inside of the allocated bytes, which fill the device if they are GiB"
+    elif label == "does_not_fit" and asked > free + holes:
+        yield (
+            f"{as_printed(free)} free + {as_printed(holes)} in holes = {as_printed(free + holes)}: "
+            f"even with every hole closed the request exceeds it by {as_printed(asked - free - holes)}"
+        )
+    elif label == "does_not_fit":
+        left = free + holes - asked
+        yield (
+            f"live bytes fill {allocated / total:.0%} of the device; closing every hole would leave "
+            f"{as_printed(left)}, {left / total:.1%} of it"
+        )
+    elif label == "fragmentation":
+        yield (
+            f"{as_printed(holes)} lie in holes of segments that are partly in use, none of them large enough "
+            f"for {as_printed(asked)}: wholly unused segments had been given back before the message"
+        )
+    elif label == "other_process_or_outside_allocator":
+        outside = figures.outside or 0
+        share = f"{outside / total:.0%} of the device"
+        yield f"{as_printed(outside)} outside the allocator are {share}; {_CONTEXT}"
+    elif label == "allocator_limit":
+        reserved = figures.reserved if figures.reserved is not None else allocated
+        yield (
+            f"{as_printed(reserved)} reserved + {as_printed(asked)} asked exceed the cap of "
+            f"{as_printed(figures.allowed or 0)} on this process; the device has {as_printed(total)}"
+        )
+    elif label == "driver_refused_though_free" and figures.free is None:
+        reserved = figures.reserved if figures.reserved is not None else allocated
+        yield (
+            f"{as_printed(reserved)} reserved + {as_printed(asked)} asked are "
+            f"{(reserved + asked) / total:.0%} of the device; the message does not say what was free"
+        )
+    elif label == "private_pools":
+        yield (
+            f"{as_printed(figures.private_pools or 0)} are free but parked in private pools (CUDA graphs), "
+            f"which no other pool may use; {as_printed(allocated - (figures.private_pools or 0))} are live"
+        )
+    elif label == "unknown":
+        yield "the figures that are left do not tell why"
+
+
+_TEXTS: Final[Mapping[tuple[str, str], str]] = {
+    (
+        "cuda-runtime",
+        "",
+    ): "no sizes: the call that failed was hardly the caching allocator's (pinned host memory, a "
+    "new context, a captured graph, a library), or it is a stale error of an earlier call",
+    ("cuda-runtime", "thc"): "a release of PyTorch up to 0.4, whose message has no sizes",
+    ("cuda-driver", ""): "the driver's own error, without sizes",
+    ("cuda-driver", "engine pool"): "an engine's own memory pool got nothing from the driver; no sizes",
+    ("cuda-driver", "hidden"): "this error of the driver can be a failed allocation that never says memory",
+    ("xpu-runtime", ""): "the runtime's own error, without sizes",
+    (
+        "nvml-assert",
+        "",
+    ): "the allocation had failed already; then composing its message failed, because NVML gave no "
+    "answer (MIG slices, containers): its numbers are lost",
+    (
+        "alloc-assert",
+        "",
+    ): "two settings of the allocator collide (expandable_segments with max_split_size_mb or IPC): "
+    "no memory ran out",
+    (
+        "alloc-assert",
+        "other",
+    ): "a check inside of the allocator failed: a defect or settings that collide, and no "
+    "sign that memory ran out",
+    (
+        "cublas",
+        "not initialized",
+    ): "often the library got no memory for its handle; a driver or version that does not fit says the same",
+    ("cublas", ""): "the library got no memory from the driver for its handle or workspace",
+    ("cudnn", ""): "the library got no memory from the driver for its workspace",
+    (
+        "cudnn",
+        "not initialized",
+    ): "often the library got no memory for its handle; a driver or version that does not fit says the same",
+    ("nccl", ""): "NCCL got no memory from the driver for its buffers",
+    (
+        "nccl",
+        "multicast",
+    ): "multicast reservations ran out (communicators never destroyed): the device need not be full",
+    ("cpu-alloc", ""): "a host allocation failed: the GPU has no part in it",
+    ("python-alloc", ""): "a host allocation failed: the GPU has no part in it",
+    ("python-alloc", "worker"): "a host allocation failed in a DataLoader worker: the GPU has no part in it",
+    (
+        "python-alloc",
+        "errno",
+    ): "the kernel refused memory (errno 12); for what, a fork, a mapping or an array, is not in the text",
+    (
+        "python-alloc",
+        "fork",
+    ): "a fork copies the process's address space, and the kernel would not promise that "
+    "much: the larger the process, the more a fork has to be promised",
+    (
+        "python-alloc",
+        "commit",
+    ): "Windows promises no more than memory and page file together, and CUDA's libraries "
+    "are promised for each process that loads them",
+    (
+        "python-alloc",
+        "file",
+    ): "the file could not be mapped: a mapping that may be written to is promised in full, "
+    "whatever of it is read",
+    (
+        "python-alloc",
+        "segment",
+    ): "tensors shared between processes are a mapping each: with a small request it is "
+    "the number of mappings (vm.max_map_count) that ran out, and not memory",
+    ("tensorrt", ""): "TensorRT got no memory from the driver",
+    ("tensorrt", "tactic"): "the builder skipped a tactic that did not fit and went on with others",
+    (
+        "oomd",
+        "",
+    ): "what watches memory killed it before the kernel had to (systemd-oomd, earlyoom, Dask)",
+    ("notebook", ""): "the notebook's host says that its memory was used up",
+    ("engine", "share"): "the engine's own share of the device is used up by weights: not the device itself",
+    ("engine", "batch"): "the batch that the engine is asked to hold does not fit beside the weights",
+    (
+        "engine",
+        "pool",
+    ): "a pool that the program keeps for itself is full: its share, and not the device",
+    ("engine", "preempted"): "the key-value cache is full for the moment: requests wait, and nothing fails",
+    ("engine", "report"): "a report of memory at start-up, no failure",
+    (
+        "python",
+        "resource tracker",
+    ): "Python names what was left open as it ended; it is cleaned up, and is no reason of a failure",
+    (
+        "not-memory",
+        "device error",
+    ): "a kernel failed on the device (an index out of range, an address it may not use): nothing ran out",
+    ("not-memory", "disk"): "a file could not be written: the disk or a quota is full, and not memory",
+    (
+        "not-memory",
+        "no space",
+    ): "a file system is full; the text does not say which: /dev/shm and /tmp can be in memory",
+    ("mention", ""): "neither what was asked nor what was there is told",
+    ("k8s", "told"): "it is called killed for its memory; the runtime's own reason is not in the text",
+    ("slurm", ""): "the scheduler says that the kernel's out-of-memory killer struck in this job",
+    ("k8s", ""): "Kubernetes says that the container was killed over its memory limit",
+    (
+        "k8s",
+        "denied",
+    ): "the container's runtime says OOMKilled: false: its own memory limit is not recorded as the "
+    "reason of the SIGKILL; the machine's killer, an orchestrator or a user send it, too",
+    ("k8s", "eviction"): "the node ran low on memory and evicted the pod: not the pod's own limit",
+    ("ray", ""): "Ray's memory monitor killed the worker: the node's host memory, not the GPU's",
+    ("launcher", "killed"): "SIGKILL has many senders; nothing in the text says that memory was the reason",
+    (
+        "launcher",
+        "terminated",
+    ): "SIGTERM asks a process to end: users, schedulers and launchers send it, and of the "
+    "out-of-memory killers only earlyoom and an eviction by Kubernetes",
+    (
+        "dataloader-killed",
+        "killed",
+    ): "a worker got SIGKILL; nothing in the text says that memory was the reason",
+    (
+        "dataloader-killed",
+        "terminated",
+    ): "a worker got SIGTERM: its parent, a user or a scheduler sends it, and of the "
+    "out-of-memory killers only earlyoom and an eviction by Kubernetes",
+    ("dataloader-killed", "exited"): "a worker is gone; nothing in the text says why",
+    ("shm", ""): "a write to shared memory (/dev/shm) found no room",
+    ("shm", "opening"): "a shared-memory object could not be opened; the text has no errno",
+    ("shm", "gone"): "the shared-memory object is gone (errno 2): a race at clean-up, not memory",
+    ("shm", "descriptors"): "too many open files (errno 24): descriptors ran out, not memory",
+    ("vllm", "blocks"): "weights and the profiling run take all of the share that the engine may use",
+    ("vllm", "length"): "one sequence of full length does not fit into the key-value cache",
+    ("vllm", "breakdown"): "a report of memory at start-up (CUDA graphs are not in it), no failure",
+    ("deepspeed-mem", ""): "a report of memory, no failure",
+    ("not-memory", "illegal access"): "a kernel read or wrote outside of its tensors: nothing ran out",
+    (
+        "not-memory",
+        "on-chip shared memory",
+    ): "a kernel wants more of the GPU's on-chip memory than a block can have: "
+    "device memory has no part in it",
+    (
+        "not-memory",
+        "static TLS",
+    ): "a library was loaded too late for its thread-local storage: nothing ran out",
+    ("not-memory", "signal"): "a worker died of an error of its own, not of memory",
+    ("mps", "buffer"): "one buffer over the device's limit for a single buffer",
+}
+
+
+def _deciding_text(case: Case) -> Iterator[str]:
+    message = case.message
+    facts = message.facts
+    if message.family == "kernel-oom":
+        yield from _kernel(message)
+    elif told := _TEXTS.get((message.family, message.form)):
+        yield told
+    if message.family == "vllm":
+        yield from _engine(message)
+    if message.family == "allocation":
+        yield from _allocation(message)
+    if (rss := message.number("rss")) is not None:
+        yield f"{message.facts.get('comm', 'the process')} had {as_printed(rss)} in memory"
+    if message.family == "ray" and (used := message.number("node_used")) is not None:
+        total = message.number("node_total")
+        share = (
+            f" ({float(facts['fraction']):.0%}, allowed {float(facts['threshold']):.0%})"
+            if "fraction" in facts
+            else ""
+        )
+        yield f"the node used {as_printed(used)}" + (f" of {as_printed(total)}{share}" if total else "")
+        if (task := message.number("task_used")) is not None:
+            yield f"the killed task had {as_printed(task)}"
+    if "MA" in message.fields:
+        names = {
+            "MA": "allocated",
+            "Max_MA": "at its peak",
+            "CA": "reserved",
+            "Max_CA": "reserved at its peak",
+        }
+        sums = [f"{as_printed(message.number(name) or 0)} {words}" for name, words in names.items()]
+        yield ", ".join(sums)
+    if message.form == "breakdown":
+        parts = [
+            f"{as_printed(message.number(name) or 0)} {name.replace('_', ' ')}" for name in message.fields
+        ]
+        yield " + ".join(parts)
+
+
+def _allocation(message: Message) -> Iterator[str]:
+    size = message.number
+    if message.form == "survived":
+        yield "the text says that the program goes on without that memory: no failure"
+        return
+    shape = message.facts.get("shape_bytes")
+    if size("requested") is None and isinstance(shape, int):
+        yield f"asked {as_printed(shape)}: the product of the shape and its type"
+    used, total, cap, largest = size("used"), size("total"), size("allowed"), size("max_buffer")
+    asked = size("requested") or 0
+    if used is not None and total is not None:
+        over = f": {as_printed(used - total)} too much" if used > total else ""
+        yield f"needs {as_printed(used)} of {as_printed(total)}{over}"
+    elif total is not None and asked > total:
+        yield f"the request alone exceeds the {as_printed(total)} there are"
+    if largest is not None:
+        yield f"one buffer may have {as_printed(largest)} at most on this device, whatever is free"
+    elif message.form == "single":
+        yield "one buffer is over the device's limit for a single buffer, whatever is free"
+    if (live := size("allocated")) is not None:
+        told = f"{as_printed(live)} allocated before"
+        yield told if cap is None else f"{told}, under a limit of {as_printed(cap)}"
+    if message.device == "host":
+        yield "the memory asked for is the host's: the GPU has no part in it"
+    elif size("free") is None and total is None and cap is None and message.form == "failed":
+        yield "neither what was free nor who had the rest is told"
+
+
+def _kernel(message: Message) -> Iterator[str]:
+    victim = message.facts.get("comm", "a process")
+    pid = f" (pid {message.facts['pid']})" if "pid" in message.facts else ""
+    where = "a cgroup was at its limit" if message.form == "cgroup" else "the whole machine was out of memory"
+    if message.form == "" and "constraint" not in message.facts:
+        where = "memory was out"
+    yield f"the kernel's out-of-memory killer struck {victim}{pid}: {where}"
+    anonymous = message.number("anon_rss")
+    if anonymous is not None:
+        parts = [f"{as_printed(anonymous)} of its own"]
+        for name, words in (("file_rss", "of files"), ("shmem_rss", "shared")):
+            if size := message.number(name):
+                parts.append(f"{as_printed(size)} {words}")
+        yield f"{victim} had {', '.join(parts)} in memory"
+        if message.form == "cgroup" and (message.number("shmem_rss") or 0) > anonymous:
+            yield "most of it is shared memory: /dev/shm, or pinned buffers"
+
+
+def _engine(message: Message) -> Iterator[str]:
+    facts, sizes = message.facts, message.number
+    free, total, desired = sizes("free"), sizes("total"), sizes("desired")
+    if free is not None and total is not None and desired is not None:
+        yield (
+            f"{as_printed(free)} free of {as_printed(total)} before the engine started; it wants "
+            f"{as_printed(desired)}: {as_printed(total - free)} are held by others, or by this process "
+            "outside of the engine"
+        )
+    needed, available = sizes("kv_needed"), sizes("kv_available")
+    if needed is not None and available is not None:
+        short = as_printed(needed - available)
+        yield f"the cache needs {as_printed(needed)} and has {as_printed(available)}: {short} short"
+    if "max_seq_len" in facts:
+        yield f"one sequence may have {facts['max_seq_len']:,} tokens, the cache holds {facts['kv_tokens']:,}"
+
+
+def _circumstances(case: Case) -> Iterator[str]:
+    figures = case.figures
+    asked = figures.requested
+    if case.message.family.startswith(("cuda-v", "hip")) and (small := _ROUNDED.get(asked or 0)):
+        yield f"{as_printed(asked or 0)} is what the allocator asks for {small}: the size tells no shape"
+    if case.product is not None:
+        meaning = f": {case.product.meaning}" if case.product.meaning else ""
+        yield f"{case.product.text}{meaning}"
+    elif asked is not None and (guess := as_logits(asked, case.shapes)) is not None:
+        yield guess
+    if case.phase is not None:
+        yield _PHASES[case.phase]
+    if case.label == "does_not_fit" and figures.total is not None and figures.free is not None:
+        needed = (figures.requested or 0) - figures.free + POLICY.tight * figures.total
+        if (figures.requested or 0) <= figures.total:
+            yield f"to fit with 5 % of the device to spare, {as_printed(max(0, int(needed)))} have to go"
+    if case.message.missing:
+        names = ", ".join(name.replace("_", " ") for name in case.message.missing)
+        yield f"not in the text: {names}"

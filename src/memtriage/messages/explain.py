@@ -1,0 +1,233 @@
+"""Explains an error text or a whole log: what failed first, what that proves, and what can be done."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from memtriage.messages.case import Case, phase_of
+from memtriage.messages.evidence import evidence
+from memtriage.messages.fixes import fixes
+from memtriage.messages.grammar.find import FoundMessage
+from memtriage.messages.log_file import LogReading, read_text
+from memtriage.messages.questions import settle, stale_advice
+from memtriage.messages.rules import judge
+from memtriage.messages.shapes import factor, with_shifted
+from memtriage.model.explanation import Explanation, Label, LogEvent, Role, Settle
+from memtriage.model.units import count, rank_list
+
+_CONFIDENCE: Final = {1: 0.95, 2: 0.65, 3: 0.5}
+_CUT: Final = 0.8
+_MENTIONED: Final = 0.3
+"""How sure it is that a text proves no more, where a line of it speaks of memory in no form that is known."""
+_WHOLE_ANYWAY: Final[frozenset[Label]] = frozenset({"unknown", "absurd_request", "system_memory_fallback"})
+"""Labels that do not rest on what may be missing."""
+_SAME_FAILURE_LINES: Final = 200
+_QUOTED: Final = 200
+_SHAPES: Final = frozenset({"params", "ranks", "layers"})
+"""Sizes that make no tensor's shape; they are for reckoning what a fix saves."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    found: FoundMessage
+    labels: tuple[Label, ...]
+
+    @property
+    def label(self) -> Label | None:
+        return self.labels[0] if self.labels else None
+
+
+def explain(text: str, shapes: Mapping[str, int] | None = None) -> Explanation:
+    """What an error text or a log proves of its first failure, with fixes in order of cost. Sizes in bytes.
+
+    Looks at the text alone. Any text is accepted; one without a failure of memory is `unknown`.
+
+    Args:
+        text: an error message, a traceback, or a whole log of several ranks.
+        shapes: sizes by name (batch, seq, vocab, hidden, heads, ...), to factor the failing request;
+            `params`, `ranks` and `layers` serve to reckon savings.
+    """
+    return explain_reading(read_text(text), shapes)
+
+
+def explain_reading(reading: LogReading, shapes: Mapping[str, int] | None = None) -> Explanation:
+    """Explain what was found in a log; see `explain`."""
+    judged = _known([_Judged(found, judge(found.message)) for found in reading.found])
+    cause = _cause(judged)
+    if cause is None:
+        return _nothing(judged, reading)
+    case = _case(cause, reading, shapes or {})
+    return Explanation(
+        diagnosis=case.label,
+        confidence=_confidence(case),
+        also_possible=list(case.labels[1:]),
+        fields=dict(case.message.fields),
+        evidence=[*_mentioned(cause), *evidence(case), *_course(judged, cause, reading)],
+        fixes=fixes(case),
+        settle=settle(case),
+        stale_advice=stale_advice(case),
+        events=_events(judged, cause),
+    )
+
+
+def _mentioned(cause: _Judged) -> Iterator[str]:
+    if cause.found.message.family == "mention":
+        yield f"line {cause.found.line:,} says so in no form that is known: {_quoted(cause.found.excerpt)}"
+
+
+def _case(cause: _Judged, reading: LogReading, shapes: Mapping[str, int]) -> Case:
+    message = cause.found.message
+    asked = message.number("requested")
+    sizes = {name: count for name, count in shapes.items() if name not in _SHAPES}
+    return Case(
+        message=message,
+        labels=cause.labels,
+        phase=phase_of(cause.found.frames),
+        product=factor(asked, with_shifted(sizes)) if asked is not None else None,
+        shapes=shapes,
+        expandable=reading.expandable,
+        building=reading.building,
+    )
+
+
+def _confidence(case: Case) -> float:
+    if case.message.family == "mention":
+        return _MENTIONED
+    sure = _CONFIDENCE[len(case.labels)]
+    cut = bool(case.message.missing) and case.label not in _WHOLE_ANYWAY
+    return round(sure * _CUT, 2) if cut else sure
+
+
+# What came first
+
+
+def _known(judged: Sequence[_Judged]) -> list[_Judged]:
+    """The messages of a known form, where there is a failure among them; else what is said in any other."""
+    known = [each for each in judged if each.found.message.family != "mention"]
+    failed = any(each.label not in (None, "informational") for each in known)
+    return known if failed else list(judged)
+
+
+def _cause(judged: Sequence[_Judged]) -> _Judged | None:
+    """The first failure. Proof that the host killed something explains a kill that was told before it."""
+    failures = [each for each in judged if each.label not in (None, "informational")]
+    if not failures:
+        return next((each for each in judged if each.label is not None), None)
+    first = failures[0]
+    if first.label == "killed_unproven":
+        proof = next((failure for failure in failures if failure.label == "host_memory_limit"), None)
+        if proof is not None:
+            return proof
+        # What the container's runtime says of the kill tells more than the bare code.
+        report = next((failure for failure in failures if failure.found.message.form == "denied"), None)
+        if report is not None:
+            return report
+        # SIGTERM: somebody ended it because of something else. A signal's bare name need be no event at all.
+        if "not_memory" in first.labels or not first.found.message.facts:
+            return next((failure for failure in failures if failure.label != "killed_unproven"), first)
+    if first.label == "unknown" and not first.found.message.fields:
+        return next(
+            (failure for failure in failures[1:] if _tells_the_same(first.found, failure.found)), first
+        )
+    return first
+
+
+def _tells_the_same(one: FoundMessage, later: FoundMessage) -> bool:
+    """Whether a later message is the same failure, with figures."""
+    near = later.line - one.line <= _SAME_FAILURE_LINES
+    return (
+        near and later.source == one.source and bool(later.message.fields) and later.message.device != "host"
+    )
+
+
+def _role(each: _Judged, cause: _Judged) -> Role:
+    if each is cause:
+        return "cause"
+    if each.label == "informational":
+        return "context"
+    killed = each.label == "killed_unproven" and cause.label == "host_memory_limit"
+    return "same" if killed or each.found.line < cause.found.line else "followed"
+
+
+def _events(judged: Sequence[_Judged], cause: _Judged | None) -> list[LogEvent]:
+    """The events in order, those alike as one; the first failure stands alone."""
+    groups: dict[tuple[object, ...], LogEvent] = {}
+    for each in judged:
+        found = each.found
+        role: Role = "followed" if cause is None else _role(each, cause)
+        key = (role, found.message.family, found.message.form, each.label)
+        event = groups.setdefault(
+            key,
+            LogEvent(
+                family=found.message.family,
+                diagnosis=each.label,
+                role=role,
+                line=found.line,
+                source=found.source.name if found.source is not None else None,
+                device=found.message.device,
+                count=0,
+                text=found.excerpt,
+            ),
+        )
+        event.count += 1
+        if found.rank is not None and found.rank not in event.ranks:
+            event.ranks = sorted([*event.ranks, found.rank])
+    return sorted(groups.values(), key=lambda event: event.line)
+
+
+def _course(judged: Sequence[_Judged], cause: _Judged, reading: LogReading) -> Iterator[str]:
+    """What a log says of the order of events; nothing for a text with one."""
+    others = [each for each in judged if each is not cause and each.label != "informational"]
+    if not others and reading.lines <= _SAME_FAILURE_LINES:
+        return
+    who = f", {cause.found.source.name}" if cause.found.source is not None else ""
+    where = f"line {cause.found.line:,}{who}"
+    yield f"the first of {count(1 + len(others), 'event')} in {count(reading.lines, 'line')}: {where}"
+    after = [other for other in others if _role(other, cause) == "followed"]
+    yield from _followers(after)
+    if reading.unread:
+        yield f"{reading.unread:,} more mentions were counted, not read"
+
+
+def _followers(after: Sequence[_Judged]) -> Iterator[str]:
+    kinds: dict[str, list[FoundMessage]] = {}
+    for judged in after:
+        kind = judged.found.message.form if judged.label is None else str(judged.label).replace("_", " ")
+        kinds.setdefault(kind, []).append(judged.found)
+    for kind, found in kinds.items():
+        ranks = sorted({each.rank for each in found if each.rank is not None})
+        who = f" on {'rank' if len(ranks) == 1 else 'ranks'} {rank_list(ranks)}" if ranks else ""
+        yield f"followed from line {found[0].line:,}: {kind}{who}"
+
+
+def _quoted(line: str) -> str:
+    return textwrap.shorten(line, _QUOTED, placeholder=" ...")
+
+
+def _nothing(judged: Sequence[_Judged], reading: LogReading) -> Explanation:
+    """A text without any failure of memory."""
+    told = [f"no message about memory in {count(reading.lines, 'line')}"]
+    question = Settle(fact="what ended the program", command="memtriage run train.py")
+    if judged:
+        told = ["only what follows a failure elsewhere", *_followers(judged)]
+        question = Settle(
+            fact="the first failure, in the log of the rank that died first",
+            command="grep -ilE 'out of memory|oom|killed' LOGS/*",
+        )
+    elif reading.speaks is not None:
+        number, line = reading.speaks
+        told = [f"line {number:,} speaks of memory, in no form that is known: {_quoted(line)}"]
+        question = Settle(
+            fact="the message of the failure itself: the first error, with the lines before it",
+            command="grep -inE 'error|fail|kill|memory' train.log",
+        )
+    return Explanation(
+        diagnosis="unknown",
+        confidence=_MENTIONED if reading.speaks is not None else _CONFIDENCE[1],
+        evidence=told,
+        settle=question,
+        events=_events(judged, None),
+    )

@@ -1,0 +1,169 @@
+"""What the figures of a failed allocation prove: rules in order, the first that holds decides.
+
+Why these thresholds: full cards still report up to 26 MiB free, so that a margin under 64 MiB is "full". One
+context with its libraries takes 0.73 to 0.75 GiB outside the allocator on an H200, hence up to 1 GiB is no
+sign of another process. What is free or in holes, less the request, is what perfect compaction would leave:
+under 5 % of the card the run would fail again soon, so that "does not fit" stands beside "fragmentation".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from memtriage.messages.grammar.message import OomFields
+from memtriage.model.explanation import Label
+from memtriage.model.units import MIB
+
+_GIB: Final = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class FiguresPolicy:
+    """Thresholds of the rules, in bytes or as shares of the device.
+
+    Attributes:
+        absurd: a request of so many bytes is no size but garbage (64 TiB).
+        full: free memory by which a request may be covered on a device that is full all the same.
+        close, close_share: a margin below both may be gone a moment later.
+        capped_share: a cap below this share of the device counts as one.
+        cap_reached: share of the cap that reserved plus request reach when the cap refused.
+        cap_near: the same, where the cap cannot be ruled out.
+        roomy: reserved plus request within this share of a device whose free memory is unknown: the device
+            has room.
+        baseline: what one process has outside its allocator without being remarkable.
+        outside_share: share of the device outside the allocator, beyond the baseline, that decides.
+        outside_alone: the same, with the baseline in it.
+        outside_possible, outside_possible_alone: the same, where it cannot be ruled out.
+        holes_share, holes: holes count as large from the smaller of the two on.
+        tight: what compaction would leave, as a share of the device, below which it does not help for long.
+        live: allocated as a share of the device, from which on it is full of live bytes.
+    """
+
+    absurd: int = 2**46
+    full: int = 64 * MIB
+    close: int = 256 * MIB
+    close_share: float = 0.01
+    capped_share: float = 0.98
+    cap_reached: float = 0.995
+    cap_near: float = 0.95
+    roomy: float = 0.60
+    baseline: int = _GIB
+    outside_share: float = 0.20
+    outside_alone: float = 0.40
+    outside_possible: float = 0.05
+    outside_possible_alone: float = 0.25
+    holes_share: float = 0.02
+    holes: int = _GIB
+    tight: float = 0.05
+    live: float = 0.85
+
+
+POLICY: Final = FiguresPolicy()
+
+_MOST: Final = 3
+_OTHERS: Final[Label] = "other_process_or_outside_allocator"
+
+
+def judge_figures(fields: OomFields, policy: FiguresPolicy = POLICY) -> tuple[Label, ...]:
+    """What the figures prove, then what they cannot rule out: one to three labels.
+
+    Where only the holes are unknown (a message cut near its end), the answer holds for every value they can
+    have, or is `unknown`.
+    """
+    labels = _early(fields, policy)
+    if labels is None and fields.reserved_unallocated is None and _largest_holes(fields) is not None:
+        none, most = (
+            _judge_whole(replace(fields, reserved_unallocated=holes), policy)
+            for holes in (0, _largest_holes(fields))
+        )
+        labels = none if none[0] == most[0] else ("unknown", most[0], none[0])
+    if labels is None:
+        labels = _judge_whole(fields, policy)
+    return tuple(dict.fromkeys(labels))[:_MOST]
+
+
+def _largest_holes(fields: OomFields) -> int | None:
+    if fields.total is None or fields.free is None or fields.allocated is None:
+        return None
+    return max(0, fields.total - fields.free - fields.allocated)
+
+
+def _early(fields: OomFields, policy: FiguresPolicy) -> tuple[Label, ...] | None:
+    """The rules that do not need every figure; None where none of them decides."""
+    requested, total, allocated = fields.requested, fields.total, fields.allocated
+    if requested is not None and requested >= policy.absurd:
+        return ("absurd_request",)
+    if total is not None and allocated is not None and allocated > total:
+        return ("system_memory_fallback", "does_not_fit")
+    if requested is None or total is None:
+        return ("unknown", "does_not_fit", _OTHERS)
+    if requested > total:
+        return ("does_not_fit",)
+    reserved = fields.reserved if fields.reserved is not None else allocated
+    cap = fields.allowed
+    capped = cap is not None and cap < policy.capped_share * total
+    if capped and reserved is not None and reserved + requested > policy.cap_reached * (cap or 0):
+        return ("allocator_limit",)
+    whole = fields.reserved
+    if fields.free is None and whole is not None and whole + requested <= policy.roomy * total:
+        return ("driver_refused_though_free", _OTHERS, "unknown")
+    if allocated is None or fields.free is None:
+        return ("unknown", "does_not_fit", _OTHERS)
+    return None
+
+
+def _judge_whole(fields: OomFields, policy: FiguresPolicy) -> tuple[Label, ...]:
+    """The rules for figures that are all there."""
+    requested, total, free = fields.requested, fields.total, fields.free
+    allocated, holes = fields.allocated, fields.reserved_unallocated
+    if requested is None or total is None or free is None or allocated is None or holes is None:
+        return ("unknown",)
+    outside = fields.outside or 0
+    reserved = allocated + holes
+    pools = fields.private_pools or 0
+    large = holes >= min(policy.holes_share * total, policy.holes)
+    tight = free + holes - requested < policy.tight * total or allocated >= policy.live * total
+    # Where even all that is not live would not do, whoever has it is not the reason.
+    others_possible = free + holes + outside >= requested and (
+        outside - policy.baseline >= policy.outside_possible * total
+        or outside >= policy.outside_possible_alone * total
+    )
+    margin = free - requested
+    also: list[Label] = []
+    if margin >= policy.full:
+        if fields.allowed is not None and reserved + requested > policy.cap_near * fields.allowed:
+            also.append("allocator_limit")
+        if margin < policy.close and margin < policy.close_share * total:
+            also.append("does_not_fit")
+        also += [_OTHERS] * others_possible
+        also += ["fragmentation"] * (requested <= holes)
+        return ("driver_refused_though_free", *also)
+    if (
+        outside > reserved
+        or outside - policy.baseline >= policy.outside_share * total
+        or outside >= policy.outside_alone * total
+    ):
+        also += ["does_not_fit"] * (outside < policy.baseline)
+        also += ["fragmentation"] * (requested <= free + holes and large)
+        return (_OTHERS, *also, *_barely(margin))
+    if pools >= requested > holes:
+        return ("private_pools", "does_not_fit")
+    if requested <= holes and large:
+        also += ["does_not_fit"] * tight
+        also += [_OTHERS] * others_possible
+        also += ["private_pools"] * (pools >= requested)
+        return ("fragmentation", *also, *_barely(margin))
+    if requested > free and holes < requested <= free + holes:
+        both: tuple[Label, Label] = (
+            ("does_not_fit", "fragmentation") if tight else ("fragmentation", "does_not_fit")
+        )
+        return (*both, *([_OTHERS] * others_possible))
+    also += ["fragmentation"] * (requested <= holes)
+    also += [_OTHERS] * others_possible
+    also += ["private_pools"] * (pools >= requested)
+    return ("does_not_fit", *also, *_barely(margin))
+
+
+def _barely(margin: int) -> tuple[Label, ...]:
+    return ("driver_refused_though_free",) if margin >= 0 else ()

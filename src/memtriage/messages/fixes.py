@@ -1,0 +1,440 @@
+"""Fixes for a diagnosed text: from the playbook, in order of cost, only those that can help this case."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memtriage.messages.case import Case, other_processes, own_process
+from memtriage.messages.figures import POLICY
+from memtriage.messages.grammar.message import NOT_TORCH
+from memtriage.messages.grammar.sizes import as_printed
+from memtriage.messages.shapes import kind_of, kinds_of
+from memtriage.model.explanation import Fix
+from memtriage.playbook.entries import ACTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """An action of the playbook for this case: why it helps here, and the bytes where these can be told."""
+
+    key: str
+    why: str
+    saves: int | None = None
+
+
+def fixes(case: Case) -> list[Fix]:
+    """What can help, the cheapest first. Empty where nothing ran out."""
+    chosen: dict[str, _Choice] = {}
+    for choice in _choices(case):
+        chosen.setdefault(choice.key, choice)
+    return [_fix(choice) for choice in chosen.values()]
+
+
+def _fix(choice: _Choice) -> Fix:
+    entry, rung = ACTIONS[choice.key]
+    return Fix(
+        playbook=entry.name,
+        action=rung.action,
+        why=choice.why,
+        math=rung.maths,
+        costs=rung.costs,
+        saves_bytes=choice.saves if choice.saves else None,
+    )
+
+
+def _choices(case: Case) -> Iterator[_Choice]:
+    match case.label:
+        case "does_not_fit":
+            yield from _does_not_fit(case)
+        case "fragmentation":
+            yield from _fragmentation(case)
+        case "other_process_or_outside_allocator":
+            yield from _outside(case)
+            if _still_missing(case):
+                yield from _ladder(case, _gap(case))
+        case "allocator_limit":
+            yield from _capped(case)
+        case "driver_refused_though_free":
+            yield from _refused(case)
+        case "system_memory_fallback":
+            yield _Choice(
+                "no-fallback", "the card is over-full, and the driver hides it by using the host's memory"
+            )
+            yield from _ladder(case, _spilled(case))
+        case "absurd_request":
+            yield _Choice("find-size", "the size is garbage; no memory setting can help")
+        case "private_pools":
+            figures = case.figures
+            yield _Choice(
+                "fewer-graphs",
+                f"{as_printed(figures.private_pools or 0)} are parked in graph pools, more than the request",
+                figures.private_pools,
+            )
+        case "library_alloc_failed":
+            yield from _library(case)
+        case "unknown" if case.message.family == "mention":
+            yield _Choice("read-on", "this line alone does not say whose memory ran out")
+        case "unknown" if case.message.family in NOT_TORCH:
+            yield from _other_runtime(case)
+        case "unknown":
+            yield _Choice(
+                "watch", _UNKNOWN.get(case.message.family, "the text has too few figures to tell the cause")
+            )
+        case _:
+            yield from _host(case)
+
+
+_UNKNOWN = {
+    "cuda-runtime": "the message has no sizes: what is needed is who asked, and what was alive",
+    "cuda-driver": "the message has no sizes: what is needed is who asked, and what was alive",
+    "xpu-runtime": "the message has no sizes: what is needed is who asked, and what was alive",
+    "nvml-assert": "the message lost its figures: what is needed is what was alive at the failure",
+}
+
+
+# The device is full
+
+
+def _other_runtime(case: Case) -> Iterator[_Choice]:
+    """For a runtime that is not PyTorch, whose settings are its own."""
+    if case.message.device == "host":
+        yield _Choice("largest-process", "what else the host holds makes the room smaller")
+    elif case.label != "does_not_fit" or case.possible("unknown"):
+        yield _Choice("free-device", "who has the rest of the device is not told")
+    yield _Choice("less-on-device", "weights, caches and the batch are what such a program asks for")
+
+
+def _does_not_fit(case: Case) -> Iterator[_Choice]:
+    if case.message.family in ("allocation", "engine"):
+        yield from _other_runtime(case)
+        return
+    if case.message.family == "vllm":
+        yield _Choice("raise-cap", "a larger share of the device holds a longer sequence")
+        yield _Choice("less-on-device", "a lower max_model_len needs less key-value cache for a sequence")
+        return
+    yield from _cheaper_answers(case)
+    figures = case.figures
+    if case.message.form == "buffer" or (figures.requested or 0) > (figures.total or figures.requested or 0):
+        yield from _one_tensor(case)
+    yield from _ladder(case, _gap(case))
+
+
+def _cheaper_answers(case: Case) -> Iterator[_Choice]:
+    """What cannot be ruled out and costs nothing goes before a smaller step."""
+    if case.possible("unknown"):
+        yield _Choice("watch", "figures are cut off: make sure of the cause first")
+    if case.possible("driver_refused_though_free") and case.message.family != "mps":
+        yield _Choice("check-driver", "the free memory just covers the request")
+    ways: list[_Choice] = []
+    if case.possible("fragmentation"):
+        ways += _expandable(case)
+        if case.expandable:
+            ways.append(
+                _Choice("bucket", "holes come from changing shapes; expandable segments are on already")
+            )
+    if case.possible("other_process_or_outside_allocator"):
+        ways += _outside(case)
+    elif (others := other_processes(case.message) or 0) >= _missing(case):
+        told = f"other processes hold {as_printed(others)}, and {as_printed(_missing(case))} are missing"
+        ways.append(_Choice("free-device", told, others))
+    if case.possible("private_pools"):
+        pools = case.figures.private_pools
+        ways.append(_Choice("fewer-graphs", f"{as_printed(pools or 0)} are parked in graph pools", pools))
+    yield from sorted(ways, key=lambda way: -(way.saves or 0))
+
+
+def _still_missing(case: Case) -> int:
+    """Bytes by which the request exceeds all that is not live; 0 also where that is unknown."""
+    figures = case.figures
+    parts = (figures.requested, figures.free, figures.reserved_unallocated, figures.outside)
+    asked, free, holes, outside = (part or 0 for part in parts)
+    return 0 if None in parts else max(0, asked - free - holes - outside)
+
+
+def _missing(case: Case) -> int:
+    """Bytes by which the request exceeds what is free; at least 1."""
+    figures = case.figures
+    return max(1, (figures.requested or 0) - (figures.free or 0))
+
+
+def _gap(case: Case) -> int | None:
+    figures = case.figures
+    if figures.requested is None or figures.free is None or figures.total is None:
+        return None
+    return max(0, figures.requested - figures.free + int(POLICY.tight * figures.total))
+
+
+def _spilled(case: Case) -> int | None:
+    figures = case.figures
+    if figures.requested is None or figures.allocated is None or figures.total is None:
+        return None
+    return figures.allocated + figures.requested - figures.total
+
+
+def _one_tensor(case: Case) -> Iterator[_Choice]:
+    """The one request is too large by itself: what makes that tensor smaller comes first."""
+    if case.product is None:
+        yield _Choice(
+            "find-size",
+            "one tensor is larger than the device: see which sizes it is the product of (`--shapes`)",
+        )
+
+
+def _ladder(case: Case, gap: int | None) -> Iterator[_Choice]:
+    """The rungs of M4 that can lower this peak."""
+    needs = "" if gap is None else f"; {as_printed(gap)} have to go"
+    product, asked = case.product, case.figures.requested
+    if product is not None and product.is_logits:
+        yield _Choice(
+            "fused-loss", "the request is the logits: a fused loss never has them all at once", asked
+        )
+    if product is not None and product.is_scores:
+        yield _Choice("attention", "the request is attention scores, which need not be materialized", asked)
+    match case.phase:
+        case "optimizer":
+            yield _Choice("fused-step", f"the peak is the optimizer's step, and not activations{needs}")
+        case "evaluation":
+            yield _Choice("no-grad", "it is an evaluation: with gradients on, every activation is kept")
+            yield _Choice("keep-reduced", "outputs kept on the device from batch to batch add up")
+            yield from _activations(case, needs)
+            return
+        case "setup":
+            yield from _weights(case, f"weights alone do not fit{needs}")
+            return
+        case _:
+            yield from _activations(case, needs)
+    yield from _weights(case, "weights, gradients and the optimizer's state stay whatever the batch")
+
+
+def _activations(case: Case, needs: str) -> Iterator[_Choice]:
+    sizes = kinds_of(case.shapes)
+    product, asked = case.product, case.figures.requested
+    batch = sizes.get("batch", 0)
+    # A request that has the batch in it is halved with it; how much else goes is not in the text.
+    in_request = product is not None and any(kind_of(name) in ("batch", "tokens") for name in product.names)
+    halved = asked // 2 if asked is not None and in_request else None
+    if batch != 1:
+        yield _Choice("micro-batch", f"activations grow with the micro-batch{needs}", halved)
+    if product is None or not product.is_logits:
+        yield _Choice(
+            "fused-loss", "where the vocabulary is large, the loss is often the peak: 12 to 14 B a logit"
+        )
+    if product is None or product.itemsize > 2:
+        yield _Choice("bf16", "halves activations that are fp32")
+    yield _Choice("checkpointing", "keeps the inputs of blocks and recomputes the rest", _checkpointed(sizes))
+    if product is None or not product.is_scores:
+        yield _Choice("attention", "no scores in memory, where attention still materializes them")
+    yield _Choice("shorter", "activations grow with the length; this changes the task")
+
+
+def _checkpointed(sizes: dict[str, int]) -> int | None:
+    """`L s b h 32` at 16 bits (M7), less one layer; without scores, which efficient attention spares."""
+    parts = [sizes.get(name) for name in ("layers", "sequence", "batch", "hidden")]
+    if not all(parts):
+        return None
+    layers, *rest = (part for part in parts if part is not None)
+    nbytes = 32 * (layers - 1)
+    for part in rest:
+        nbytes *= part
+    return nbytes
+
+
+def _weights(case: Case, why: str) -> Iterator[_Choice]:
+    params, ranks = case.shapes.get("params"), case.shapes.get("ranks")
+    if case.phase != "setup":
+        yield _Choice(
+            "optimizer-8bit", f"{why}: 2 B of state a parameter in place of 8", 6 * params if params else None
+        )
+    if ranks != 1:
+        sharded = 8 * params * (ranks - 1) // ranks if params and ranks else None
+        yield _Choice("shard", f"{why}; over several GPUs each holds a share", sharded)
+    yield _Choice("offload", f"{why}; the host can hold them, slowly", 8 * params if params else None)
+    yield _Choice("adapters", "finetuning only: gradients and states for adapters alone")
+
+
+# The device is not full
+
+
+def _expandable(case: Case) -> Iterator[_Choice]:
+    if case.message.family not in ("cuda-v1", "cuda-v2", "hip-v2") or case.expandable:
+        return
+    holes = case.figures.reserved_unallocated
+    told = f"{as_printed(holes)} lie in holes, " if holes else ""
+    yield _Choice("expandable", f"{told}asked {as_printed(case.figures.requested or 0)}", holes)
+
+
+def _fragmentation(case: Case) -> Iterator[_Choice]:
+    yield from _expandable(case)
+    yield _Choice("bucket", "changing shapes leave holes that later requests do not fit into")
+    if case.possible("private_pools"):
+        pools = case.figures.private_pools
+        yield _Choice("fewer-graphs", f"{as_printed(pools or 0)} are parked in graph pools", pools)
+    if case.possible("does_not_fit"):
+        yield from _ladder(case, _gap(case))
+
+
+def _outside(case: Case) -> Iterator[_Choice]:
+    others = other_processes(case.message)
+    figures = case.figures
+    if case.message.family == "mps":
+        other = case.message.number("other") or 0
+        yield _Choice(
+            "free-device",
+            f"{as_printed(other)} of this process's Metal memory are not PyTorch's",
+        )
+        yield _Choice("metal-limit", "the limit counts them too")
+        return
+    if case.message.family == "vllm":
+        yield _Choice("free-device", "the engine found the device partly in use")
+        yield _Choice("lower-share", "a share that fits beside the others")
+        return
+    outside = figures.outside
+    own, reserved = own_process(case.message), figures.reserved
+    if outside is not None and own is not None and reserved is not None and own - reserved > outside / 2:
+        yield _Choice(
+            "watch",
+            f"{as_printed(own - reserved)} of this process itself are not its allocator's (libraries, NCCL, "
+            "graphs): see which marks they appear at",
+        )
+    else:
+        told = f"{as_printed(outside)} are outside this process's allocator" if outside else "most is outside"
+        if missing := _still_missing(case):
+            told += f"; without any of it {as_printed(missing)} would still be missing"
+        spare = None if outside is None else max(0, outside - POLICY.baseline)
+        yield _Choice("free-device", told, others or spare)
+    if figures.device is None or figures.device == "cuda:0":
+        yield _Choice("own-context", "on GPU 0 the other bytes can be contexts of this job's own ranks")
+    if case.possible("fragmentation"):
+        yield from _expandable(case)
+
+
+def _capped(case: Case) -> Iterator[_Choice]:
+    figures = case.figures
+    if case.message.family == "mps":
+        yield _Choice("metal-limit", "the limit is PyTorch's own, a multiple of what Metal recommends")
+        if case.possible("does_not_fit"):
+            yield from _activations(case, "")
+        return
+    if case.message.family == "vllm":
+        yield _Choice(
+            "raise-cap", "the share of gpu_memory_utilization is used up by weights and the profiling run"
+        )
+        yield _Choice("less-on-device", "a lower max_model_len makes the profiling run smaller")
+        return
+    if case.message.family == "engine":
+        yield _Choice("raise-cap", "the engine's share is used up; the device may have more")
+        yield _Choice("less-on-device", "a shorter context or fewer requests at once need less of the share")
+        return
+    room = figures.total - figures.allowed if figures.total and figures.allowed else None
+    more = ", the device has more" if room else ""
+    yield _Choice("raise-cap", f"the cap is {as_printed(figures.allowed or 0)}{more}", room)
+
+
+def _refused(case: Case) -> Iterator[_Choice]:
+    if case.possible("allocator_limit"):
+        yield _Choice("raise-cap", "a cap on this process is near as well")
+    yield _Choice("check-driver", "the driver refused although the device has room")
+    if case.message.family in NOT_TORCH:
+        yield _Choice("less-on-device", "smaller buffers may pass")
+        return
+    yield _Choice(
+        "split-request",
+        f"one piece of {as_printed(case.figures.requested or 0)} was refused; smaller ones may pass",
+    )
+    if case.possible("fragmentation"):
+        yield from _expandable(case)
+
+
+def _library(case: Case) -> Iterator[_Choice]:
+    if case.message.family in NOT_TORCH:
+        yield from _other_runtime(case)
+        return
+    yield _Choice("headroom", "the library asks the driver, after the allocator has taken what it could")
+    yield _Choice("own-context", "a second context on a device takes what the library needed")
+    if case.message.form in ("", "not initialized") and case.message.family != "nccl":
+        yield _Choice("free-device", "the device may be full of somebody else's memory")
+
+
+# The host
+
+
+_ONE_TENSOR = 64 * 1024**2
+"""Bytes from which on a refused request is large enough for its own size to be the reason."""
+
+
+def _host(case: Case) -> Iterator[_Choice]:
+    match case.label:
+        case "host_memory_limit":
+            yield from _host_full(case)
+        case "host_alloc_failed":
+            yield from _host_refused(case)
+        case "shared_memory_exhausted":
+            yield _Choice("larger-shm", "workers and NCCL hand data over in /dev/shm")
+            yield _Choice("fewer-workers", "where workers fill it: fewer batches are under way at once")
+        case "killed_unproven":
+            yield _Choice("prove-kill", "a signal alone does not say who sent it, or why")
+            if case.building:
+                yield _Choice("build-jobs", "if it was memory: the compilers that run at once had it")
+
+
+def _host_full(case: Case) -> Iterator[_Choice]:
+    """The host's memory, or a limit on it, was used up."""
+    message = case.message
+    victim = str(message.facts.get("comm", "python"))
+    used, task = message.number("node_used"), message.number("task_used")
+    told = "what is killed need not be what holds the memory"
+    if used is not None and task is not None:
+        told = f"the killed task had {as_printed(task)} of the {as_printed(used)} in use"
+    if case.building:
+        yield _Choice("build-jobs", "compilers that run at once take some GiB each")
+    elif message.family in ("ray", "oomd") or not victim.startswith(("python", "pt_")):
+        yield _Choice("largest-process", told)
+        yield _Choice("lazy-data", "copies of the data for each process are a usual filler")
+    else:
+        if message.family != "notebook":
+            yield _Choice("fewer-workers", "each worker holds its own copies and prefetched batches")
+        yield _Choice("lazy-data", "copies of the data for each rank and worker are the usual filler")
+    yield _Choice("host-limit", "where the job needs that much")
+
+
+def _host_refused(case: Case) -> Iterator[_Choice]:
+    """The host refused an allocation."""
+    asked = case.message.number("requested")
+    match case.message.form:
+        case "segment":
+            yield _Choice(
+                "map-count", "each shared tensor is a mapping, and a process may have 65,530 by default"
+            )
+            yield _Choice("commit-limit", "the kernel may be short of what it can promise")
+            return
+        case "file":
+            yield _Choice("commit-limit", "the mapping has to be promised in full")
+            yield _Choice("host-limit", "where the file is to be in memory")
+            return
+        case "fork":
+            yield _Choice("fork-early", "a fork has to be promised as much as the process has")
+            yield _Choice("commit-limit", "the kernel does not promise as much as it could give")
+            yield _Choice("fewer-workers", "each worker is a fork")
+            return
+        case "errno":
+            yield _Choice("largest-process", "what the host holds already makes the room smaller")
+            yield _Choice("commit-limit", "the kernel may promise less than it could give")
+            yield _Choice("host-limit", "where the job needs that much")
+            return
+        case "commit":
+            yield _Choice("commit-limit", "memory and page file together are the limit of what is promised")
+            yield _Choice("fewer-workers", "each process that loads CUDA's libraries is promised some GiB")
+            return
+        case "worker":
+            yield _Choice("fewer-workers", "the allocation that failed was a worker's")
+    if case.message.family in NOT_TORCH:
+        yield from _other_runtime(case)
+    elif asked is None or asked >= _ONE_TENSOR:
+        told = f"one request of {as_printed(asked)}" if asked else "the request"
+        yield _Choice("chunk-host", f"{told} was more than the host would give", asked)
+    else:
+        yield _Choice("largest-process", f"a request of {as_printed(asked)} is not what fills the host")
+    if case.message.family not in NOT_TORCH:
+        yield _Choice("lazy-data", "what else the process holds makes the room smaller")
+    yield _Choice("host-limit", "where the job needs that much")

@@ -1,0 +1,4 @@
+"""How messages about memory are worded: one file per group of families.
+
+`find.find` reads all of them from a text.
+"""

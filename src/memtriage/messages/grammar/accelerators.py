@@ -1,0 +1,224 @@
+"""Failed allocations of the device allocators: CUDA (1.x, 2.x, cudaMallocAsync), HIP, XPU, MPS.
+
+The forms and what each figure means: `c10/cuda/CUDACachingAllocator.cpp`, `c10/xpu/XPUCachingAllocator.cpp`,
+`aten/src/ATen/mps/MPSAllocator.mm` of the releases 0.4 to 2.13. Every figure is looked for by itself, so that
+a text that is cut, abridged by hand or reordered still gives what it has.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from memtriage.messages.grammar.message import Family, Grammar, Message
+from memtriage.messages.grammar.sizes import NUMBER, SIZE, first_size, to_bytes
+from memtriage.model.explanation import Field
+
+_BACKENDS: Final = {"CUDA": "cuda", "HIP": "cuda", "XPU": "xpu"}
+
+_FIGURES: Final = {
+    name: re.compile(text)
+    for name, text in {
+        "requested": rf"Triedtoallocate{SIZE}",
+        "total": rf"hasa?total(?:capaci?tyof)?{SIZE}|{SIZE}totalcapacity",
+        "free": rf"ofwhich{SIZE}|{SIZE}free;",
+        "allocated": rf"Oftheallocatedmemory{SIZE}|{SIZE}alreadyallocated",
+        "private_pools": rf"with{SIZE}allocatedinprivatepools",
+        "reserved_unallocated": rf"{SIZE}isreservedbyPyTorchbut",
+        "reserved": rf"{SIZE}reservedintotal",
+        "cached": rf"{SIZE}cached",
+        "allowed": rf"{SIZE}allowed;",
+        "this_process": rf"thisprocesshas{SIZE}",
+    }.items()
+}
+_PROMISES: Final = {
+    "requested": re.compile(r"Triedtoallocate(?!$)"),
+    "total": re.compile(r"hasa?totalcapaci?tyof(?!$)"),
+    "free": re.compile(r"ofwhich(?!$)"),
+    "allocated": re.compile(r"Oftheallocatedmemory(?!$)"),
+    "this_process": re.compile(r"thisprocesshas(?!$)"),
+}
+"""Words that a figure follows: where they stand without it, the figure was cut off."""
+
+_CUT_ALLOCATED: Final = re.compile(rf"Oftheallocatedmemory({NUMBER})[KMG]?i?$")
+_PROCESS: Final = re.compile(rf"Process(\d{{1,10}})has{SIZE}")
+_INDEX: Final = re.compile(r"(?:GPU|[A-Z]{3,5})(\d{1,3})(?=;|has|$)")
+_NAMED: Final = re.compile(r"\((?!GPU)([A-Z]{3,5})\d{1,3};|(?<![A-Z])(?!GPU)([A-Z]{3,5})\d{1,3}hasa?total")
+"""The device's kind in the messages of an allocator outside of PyTorch's own tree."""
+_V1: Final = re.compile(r"\((?:GPU|[A-Z]{3,5})\d*;?|totalcapacity;|alreadyallocated|reservedintotal")
+_HINT: Final = re.compile(
+    r"try(?:setting)?(max_split_size_mb|PYTORCH_\w{0,8}ALLOC_CONF=expandable_segments:True)|"
+    r"use`?(empty_cache)`?torelease|Use(PYTORCH_MPS_HIGH_WATERMARK_RATIO=0\.0)"
+)
+_END: Final = re.compile(
+    r"isreservedbyPyTorchbutunallocated\.?(?:Ifreserved.{0,90}?toavoidfragmentation\.?)?"
+    r"(?:Seedocumentationfor\w*(?:\(?https?://[^\s)]{0,120}\)?)?)?|reservedintotalbyPyTorch\)?|cached\)"
+)
+_WHOLE_V1: Final = ("requested", "total", "allocated", "free")
+_WHOLE_V2: Final = ("requested", "total", "free", "allocated", "reserved_unallocated")
+
+_START: Final = re.compile(
+    r"(?P<backend>CUDA|HIP|XPU)outofmemory(?:[.:!]?Triedto)?|(?<![A-Za-z])[Oo]utofmemory\.Triedto|"
+    r"(?<!you)Triedtoallocate|torch\.(?:cuda\.)?OutOfMemoryError:?$"
+)
+
+
+def _read(start: re.Match[str], text: str) -> Message | None:
+    backend = start["backend"] or _backend_named(text)
+    fields: dict[str, Field] = {}
+    for name, pattern in _FIGURES.items():
+        if pattern.search(text):
+            fields[name] = first_size(pattern, text)
+        elif name in _PROMISES and _PROMISES[name].search(text):
+            fields[name] = None
+    if not fields and start["backend"] is None:
+        return None
+    if fields.get("this_process") == 0:
+        fields["this_process"] = None  # NVML could not tell, as in containers
+    processes = [
+        {"pid": int(pid), "in_use": to_bytes(number, unit)} for pid, number, unit in _PROCESS.findall(text)
+    ]
+    if processes:
+        fields["processes"] = processes
+    facts: dict[str, str | int] = {}
+    if cut := _CUT_ALLOCATED.search(text):
+        facts["allocated_cut"] = cut[1]
+    if hint := _HINT.search(text):
+        facts["hint"] = next(group for group in hint.groups() if group is not None)
+    if "morethan1EBmemory" in text:
+        facts["absurd"] = "more than 1EB"
+    old = _V1.search(text) is not None
+    # XPU's releases before 2.8 do not print what is free, nor does IPEX.
+    expected = [
+        name for name in (_WHOLE_V1 if old else _WHOLE_V2) if not (name == "free" and backend == "XPU")
+    ]
+    index = _INDEX.search(text)
+    last = max((found.end() for found in _ends(text)), default=start.end() - start.start())
+    return Message(
+        family=_family(backend, old),
+        fields=fields,
+        facts=facts,
+        device=f"{_BACKENDS.get(backend, backend.lower())}:{int(index[1])}" if index else None,
+        missing=tuple(name for name in expected if fields.get(name) is None),
+        length=last,
+    )
+
+
+def _ends(text: str) -> list[re.Match[str]]:
+    found = [pattern.search(text) for pattern in (*_FIGURES.values(), _HINT, _END)]
+    return [match for match in found if match is not None]
+
+
+def _backend_named(text: str) -> str:
+    """The shared allocator names no backend in its message; its hint and its private pools may."""
+    if re.search(r"PYTORCH_HIP_ALLOC_CONF|HIPGraphs", text):
+        return "HIP"
+    if "unoccupiedcachedmemory" in text:
+        return "XPU"
+    named = _NAMED.search(text)
+    return "CUDA" if named is None else named[1] or named[2]
+
+
+def _family(backend: str, old: bool) -> Family:
+    if backend == "XPU":
+        return "xpu-v1" if old else "xpu-v2"
+    if backend == "HIP":
+        return "hip-v2"
+    if backend == "CUDA":
+        return "cuda-v1" if old else "cuda-v2"
+    return "npu-v1" if old else "npu-v2"
+
+
+# A text whose beginning is cut off
+
+_MIDDLE: Final = re.compile(
+    rf"GPU\d{{1,3}}hasatotalcapaci?tyof|\(GPU\d{{1,3}};|Oftheallocatedmemory|{NUMBER}[KMG]iBalreadyallocated|"
+    rf"{NUMBER}[KMG]iBreservedintotalbyPyTorch"
+)
+
+# cudaMallocAsync
+
+_ASYNC_START: Final = re.compile(
+    r"Allocationondevice(\d{1,3})?wouldexceedallowedmemory|"
+    r"OutOfMemoryError:?(?:[-*]{0,6}ExceptionMessage:[*]{0,2})?Allocationondevice(?!\d{0,3}would)"
+)
+_ASYNC: Final = {
+    name: re.compile(text)
+    for name, text in {
+        "requested": rf"Requested:{SIZE}",
+        "total": rf"Devicelimit:{SIZE}",
+        "free": rf"Free\(accordingtoCUDA\):{SIZE}",
+        "allocated": rf"Currentlyallocated:{SIZE}",
+        "allowed": rf"user-suppliedmemoryfraction\):{SIZE}",
+    }.items()
+}
+
+
+def _read_async(start: re.Match[str], text: str) -> Message:
+    found = {name: pattern.search(text) for name, pattern in _ASYNC.items()}
+    fields: dict[str, Field] = {
+        name: first_size(_ASYNC[name], text) for name, match in found.items() if match is not None
+    }
+    return Message(
+        family="cuda-async",
+        fields=fields,
+        device=f"cuda:{int(start[1])}" if start[1] else None,
+        missing=tuple(name for name in ("requested", "total", "free", "allocated") if name not in fields),
+        length=max((match.end() for match in found.values() if match), default=len(start[0])),
+    )
+
+
+# Metal
+
+_MPS_START: Final = re.compile(
+    r"MPSbackendoutofmemory(?:\([^)]{0,200}\)?\.?Triedto)?|Invalidbuffersize:?(?=\d)"
+)
+_MPS: Final = {
+    name: re.compile(text)
+    for name, text in {
+        "allocated": rf"MPSallocated:{SIZE}",
+        "other": rf"otherallocations:{SIZE}",
+        "max_allowed": rf"maxallowed:{SIZE}",
+        "requested": rf"Triedtoallocate{SIZE}|Invalidbuffersize:?{SIZE}",
+    }.items()
+}
+_MPS_PROMISES: Final = {
+    "allocated": "MPSallocated:",
+    "other": "otherallocations:",
+    "max_allowed": "maxallowed:",
+    "requested": "Triedtoallocate",
+}
+
+
+def _read_mps(start: re.Match[str], text: str) -> Message:
+    single = start[0].startswith("Invalid")
+    found = {name: pattern.search(text) for name, pattern in _MPS.items()}
+    fields: dict[str, Field] = {
+        name: None if match is None else first_size(_MPS[name], text)
+        for name, match in found.items()
+        if match is not None or _MPS_PROMISES[name] in text
+    }
+    facts: dict[str, str | int] = {}
+    if pool := re.search(r"on(private|shared)pool", text):
+        facts["pool"] = pool[1]
+    if hint := _HINT.search(text):
+        facts["hint"] = next(group for group in hint.groups() if group is not None)
+    expected = ("requested",) if single else ("allocated", "other", "requested")
+    return Message(
+        family="mps",
+        form="buffer" if single else "",
+        fields=fields,
+        facts=facts,
+        device="mps",
+        missing=tuple(name for name in expected if fields.get(name) is None),
+        length=max((match.end() for match in found.values() if match), default=len(start[0])),
+    )
+
+
+GRAMMARS: Final = (
+    Grammar(_MPS_START, _read_mps),
+    Grammar(_ASYNC_START, _read_async),
+    Grammar(_START, _read),
+)
+HEADLESS: Final = Grammar(re.compile(rf"(?P<backend>(?!))?(?:{_MIDDLE.pattern})"), _read)
+"""For texts that begin in the middle of a message; asked where no other grammar finds anything."""

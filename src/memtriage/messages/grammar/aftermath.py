@@ -1,0 +1,28 @@
+"""What other processes say when one has died: it follows from the first failure and explains nothing."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from memtriage.messages.grammar.message import Grammar, Message
+
+_KINDS: Final = {
+    "collective timed out": r"[Ww]atchdogcaughtcollectiveoperationtimeout|"
+    r"SomeNCCLoperationshavefailedortimedout|Timedoutwaiting\d+msfor(?:recv|send)",
+    "watchdog ended the process": r"[Ww]atchdogthreadterminatedwithexception|totakedownthe(?:entire)?process",
+    "peer lost": r"remoteprocessexited|Connection(?:closedby(?:remote)?peer|resetbypeer|closedbyremote)|"
+    r"socketTimeout|NCCLWARN.{0,60}?(?:[Cc]onnectionclosed|peerclosed)|ncclRemoteError",
+    "ended by the launcher": r"(?:Sendingprocess\d{1,10})?closingsignalSIG(?:TERM|KILL|INT)|"
+    r"Terminatingprocessesforlocal_rank|srun:(?:error:)?(?:Terminating|Jobstepaborted)",
+    "launcher's report": r"ChildFailedError|failed\(exitcode:1\)|Rootcause\(firstobservedfailure\)",
+}
+_START: Final = re.compile("|".join(f"({pattern})" for pattern in _KINDS.values()))
+_NAMES: Final = tuple(_KINDS)
+
+
+def _read(start: re.Match[str], text: str) -> Message:
+    return Message("aftermath", form=_NAMES[(start.lastindex or 1) - 1], ran_out=False, length=len(start[0]))
+
+
+GRAMMARS: Final = (Grammar(_START, _read),)

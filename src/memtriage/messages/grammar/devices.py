@@ -1,0 +1,143 @@
+"""Failures of the device without sizes: the runtime, the driver, asserts of the allocator, and libraries."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from memtriage.messages.grammar.message import Family, Grammar, Message
+from memtriage.messages.grammar.sizes import exact_bytes
+from memtriage.model.explanation import Field
+
+
+def _plain(family: Family, pattern: str, *, form: str = "", ran_out: bool = True) -> Grammar:
+    """A grammar of a message that is a fixed text."""
+
+    def read(start: re.Match[str], text: str) -> Message:
+        return Message(family, form=form, ran_out=ran_out, length=len(start[0]))
+
+    return Grammar(re.compile(pattern), read)
+
+
+def _read_assert(start: re.Match[str], text: str) -> Message:
+    nvml = start[0].startswith("NVML_SUCCESS")
+    form = "" if nvml or "expandable_segment_" in start[0] else "other"
+    facts: dict[str, str | int] = {"source_line": int(start[1] or start[2])} if start[1] or start[2] else {}
+    return Message(
+        family="nvml-assert" if nvml else "alloc-assert",
+        form=form,
+        facts=facts,
+        ran_out=nvml,
+        length=len(start[0]),
+    )
+
+
+_ASSERT: Final = re.compile(
+    r"(?:NVML_SUCCESS==[^\"]{1,200}?|!block->expandable_segment_)INTERNALASSERTFAILED"
+    r'(?:at"?[^"]{0,300}?CachingAllocator\.cpp"?:(\d{1,6}))?|'
+    r'INTERNALASSERTFAILEDat"?[^"]{0,300}?CachingAllocator\.cpp"?:(\d{1,6})'
+)
+
+_NCCL: Final = re.compile(
+    r"(?:[\w.-]{1,64}:\d+:\d+\[(?P<rank>\d+)\][^|]{0,80}?)?"
+    r"(?:Cudafailure(?:\d+)?'outofmemory'|"
+    r"FailedtoCUDA(?:[mc]alloc)(?:async)?(?P<asked>\d{1,20})bytes|"
+    r"(?:FailedtobindNVLinkSHARP\(NVLS\)|NVLS)Multicastmemoryofsize(?P<bound>\d{1,20})"
+    r"(?::CUDAerror2'outofmemory')?)"
+)
+
+
+def _read_nccl(start: re.Match[str], text: str) -> Message:
+    size = start["asked"] or start["bound"]
+    fields: dict[str, Field] = {"requested": exact_bytes(size)} if size else {}
+    facts: dict[str, str | int] = {} if start["rank"] is None else {"rank": int(start["rank"])}
+    return Message(
+        family="nccl",
+        form="multicast" if start["bound"] else "",
+        fields=fields,
+        facts=facts,
+        length=len(start[0]),
+    )
+
+
+_OTHER_ERRORS: Final = (
+    r"(?:(?:CUDA|HIP)(?:runtime|kernel|driver)?error|TritonError\[(?:CUDA|HIP)\]):(?:device-sideasserttriggered|"
+    r"misalignedaddress|unspecifiedlaunch(?:failure)?|anillegalinstruction|invaliddeviceordinal|"
+    r"nokernelimageisavailable|thelaunchtimedout|uncorrectableECCerror|invalidconfigurationargument|"
+    r"invaliddevicefunction|invalidpc|hardwarestackerror)|"
+    r"block:\[\d+,\d+,\d+\],thread:\[\d+,\d+,\d+\]Assertion"
+)
+"""The runtime's errors that are none of memory running out."""
+
+_TENSORRT: Final = re.compile(
+    r"CudaErrorin[\w:]{1,60}:2\(outofmemory\)|"
+    r"ErrorCode\d{1,2}:(?:CudaRuntime\(outofmemory\)|OutOfMemory(?:\(Requestedsizewas(?P<asked>\d{1,20})bytes)?)"
+)
+_TACTIC: Final = 1500
+"""Characters after a failure of TensorRT's builder within which it says that it skips the tactic."""
+
+
+def _read_tensorrt(start: re.Match[str], text: str) -> Message:
+    # The builder tries what does not fit, too, and goes on without it.
+    skipped = "kippingtactic" in start.string[start.start() : start.start() + _TACTIC]
+    return Message(
+        "tensorrt",
+        form="tactic" if skipped else "",
+        fields={"requested": exact_bytes(start["asked"])} if start["asked"] else {},
+        ran_out=not skipped,
+        length=len(start[0]),
+    )
+
+
+GRAMMARS: Final = (
+    Grammar(_TENSORRT, _read_tensorrt),
+    Grammar(_ASSERT, _read_assert),
+    Grammar(_NCCL, _read_nccl),
+    # 0.x: THCudaCheck, then `cuda runtime error (2)`; both stand in one log.
+    _plain(
+        "cuda-runtime",
+        r"(?i:cudaruntimeerror\(2\):outofmemory(?:at\S{0,200}?:\d{1,6})?)|THCudaCheckFAILfile=.{1,200}?error=2:outofmemory",
+        form="thc",
+    ),
+    _plain("cuda-driver", r"CUDAError:outofmemoryat.{0,120}?cumem_allocator\.cpp", form="engine pool"),
+    _plain("cuda-driver", r"(?:CUDA|HIP)drivererror:outofmemory"),
+    _plain(
+        "cuda-driver",
+        r"(?:CUDA|HIP)drivererror:(?:invalidargument|devicenotready)",
+        form="hidden",
+        ran_out=False,
+    ),
+    _plain(
+        "cuda-runtime",
+        r"(?:(?:CUDA|HIP)error|TritonError\[(?:CUDA|HIP)\]):outofmemory|"
+        r"(?<![`'])\b(?:cudaErrorMemoryAllocation|hipErrorOutOfMemory|"
+        r"CUDA_ERROR_OUT_OF_MEMORY)(?:\b|(?=outofmemory))(?!'in)",
+    ),
+    _plain("xpu-runtime", r"UR_RESULT_ERROR_OUT_OF_(?:RESOURCES|DEVICE_MEMORY|HOST_MEMORY)"),
+    _plain(
+        "cudnn",
+        r"(?:cuDNNerror:)?CUDNN_STATUS_(?:ALLOC_FAILED|INTERNAL_ERROR_\w{0,20}ALLOCATION_FAILED)",
+    ),
+    _plain("cudnn", r"(?:cuDNNerror:)?CUDNN_STATUS_NOT_INITIALIZED", form="not initialized", ran_out=False),
+    _plain(
+        "cublas",
+        r"(?:CUDAerror:)?CUBLAS_STATUS_NOT_INITIALIZED(?:whencalling`[^`]{0,200}`)?",
+        form="not initialized",
+        ran_out=False,
+    ),
+    _plain(
+        "cublas",
+        r"(?:CUDAerror:)?(?:CUBLAS|HIPBLAS|CUSOLVER|CUSPARSE|CUFFT|CURAND|HIPFFT|ROCBLAS)_\w{0,20}?"
+        r"ALLOC(?:ATION)?_FAILED(?:whencalling`[^`]{0,200}`)?",
+    ),
+    # Says memory, and is another error.
+    _plain("not-memory", r"illegalmemoryaccesswasencountered", form="illegal access", ran_out=False),
+    _plain(
+        "not-memory",
+        r"outofresources?:(?:sharedmemory|tensormemory|[\w.]{1,120}?,?Required:\d)",
+        form="on-chip shared memory",
+        ran_out=False,
+    ),
+    _plain("not-memory", _OTHER_ERRORS, form="device error", ran_out=False),
+    _plain("not-memory", r"cannotallocatememoryinstaticTLSblock", form="static TLS", ran_out=False),
+)

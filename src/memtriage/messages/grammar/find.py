@@ -1,0 +1,242 @@
+"""Finds every message about memory in some lines of a log, whoever wrote it and however it was wrapped."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Final
+
+from memtriage.messages.grammar import accelerators, aftermath, allocation, devices, engines, host
+from memtriage.messages.grammar.lines import LineSource, LogLine, read_lines
+from memtriage.messages.grammar.message import ALLOCATORS, Grammar, Message
+from memtriage.model.explanation import Field
+
+_GRAMMARS: Final = (
+    *accelerators.GRAMMARS,
+    *devices.GRAMMARS,
+    *host.GRAMMARS,
+    *engines.GRAMMARS,
+    *aftermath.GRAMMARS,
+    *allocation.GRAMMARS,
+)
+_TIGHT: Final = tuple(grammar for grammar in _GRAMMARS if grammar.tight)
+_LOOSE: Final = tuple(grammar for grammar in _GRAMMARS if not grammar.tight)
+
+_LONGEST: Final = 4096
+"""Characters without white space that a message can take; a full one of CUDA's has about 900."""
+_TOGETHER: Final = 600
+"""Two messages of one family within so many characters that do not contradict each other are one."""
+_SAME_SIZE: Final = 8 * 1024
+"""Bytes by which two prints of one size can differ: the last digit of a figure in MiB is 10 KiB."""
+_EXCERPT: Final = 400
+_TRACEBACK_LINES: Final = 400
+
+_FRAME: Final = re.compile(r'^\s*File "([^"]{1,300})", line (\d{1,7}), in (\S{1,100})')
+_WORDS_IN_MIDDLE: Final = frozenset({"Triedtoallocate"})
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessage:
+    """A message and where it stood.
+
+    Attributes:
+        message: what it says.
+        line: number of the line on which it begins.
+        source: who wrote it; None without a tag.
+        excerpt: that line, shortened.
+        frames: (file, function, line) of the traceback above it, innermost first.
+    """
+
+    message: Message
+    line: int
+    source: LineSource | None
+    excerpt: str
+    frames: tuple[tuple[str, str, int], ...] = ()
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that wrote it, by the line's tag or by the message itself."""
+        if self.source is not None and self.source.rank is not None:
+            return self.source.rank
+        told = self.message.facts.get("rank", self.message.facts.get("local_rank"))
+        return told if isinstance(told, int) else None
+
+
+class _Text:
+    """The lines of one source, from one on, as one text, and the line of each of its characters."""
+
+    def __init__(self, lines: Sequence[LogLine], skip: int, *, tight: bool) -> None:
+        pieces = ["".join(line.text.split()) if tight else f"{line.text}\n" for line in lines[skip:]]
+        self.text = "".join(pieces)
+        self._starts = [0, *accumulate(len(piece) for piece in pieces)]
+        self._skip = skip
+        self._last = len(lines) - 1
+
+    def line_at(self, position: int) -> int:
+        """Index of the line that has the character at a position."""
+        return min(bisect_right(self._starts, position) - 1 + self._skip, self._last)
+
+
+def find(text: str | Sequence[LogLine], begin: int = 0) -> list[FoundMessage]:
+    """Every message in a text or in lines of a log, in order of their lines.
+
+    Lines with another tag in between do not matter: each source's lines are read by themselves. A line
+    without a tag goes on with the line before it, unless a message begins on it.
+
+    Args:
+        text: the text, or its lines.
+        begin: number of the first line on which messages are looked for; those before it are only read for
+            tracebacks.
+    """
+    lines = read_lines(text.splitlines()) if isinstance(text, str) else text
+    found = [each for stream in _streams(lines, begin) for each in _find_in(stream, begin)]
+    if any(each.message.ran_out for each in found):
+        found = [each for each in found if each.message.family != "mention"]
+    return sorted(found, key=lambda each: each.line)
+
+
+def _streams(lines: Sequence[LogLine], begin: int) -> list[list[LogLine]]:
+    streams: dict[LineSource | None, list[LogLine]] = {}
+    current: LineSource | None = None
+    before = ""
+    for line in lines:
+        if line.source is not None:
+            current = line.source
+        elif current is not None and (
+            not line.bare or (line.number >= begin and _begins_message(before, line.text))
+        ):
+            current = None
+        streams.setdefault(current, []).append(line)
+        before = line.text
+    return list(streams.values())
+
+
+def _begins_message(before: str, text: str) -> bool:
+    """Whether a message begins on a line, and not on the line before it, there being no wrap inside of it."""
+    boundary = len("".join(before.split()))
+    joined = "".join(before.split()) + "".join(text.split())
+    starts = [
+        start
+        for grammar in _TIGHT
+        for start in grammar.start.finditer(joined)
+        if start.end() > boundary and start[0] not in _WORDS_IN_MIDDLE
+    ]
+    if starts:
+        return min(start.start() for start in starts) >= boundary
+    # Words that any runtime uses may as well be the middle of a message that is wrapped.
+    return any(grammar.start.search(text) for grammar in _LOOSE if grammar not in allocation.GRAMMARS)
+
+
+def _find_in(lines: Sequence[LogLine], begin: int) -> list[FoundMessage]:
+    """The messages of one source."""
+    skip = next((index for index, line in enumerate(lines) if line.number >= begin), len(lines))
+    if skip == len(lines):
+        return []
+    tight = _Text(lines, skip, tight=True)
+    spans = _read_all(tight.text, _TIGHT)
+    if not any(message.family in ALLOCATORS for _, _, message in spans):
+        spans += _read_all(tight.text, (accelerators.HEADLESS,))
+    messages: list[FoundMessage] = []
+    covered: set[int] = set()
+    for start, end, message in spans:
+        first, last = tight.line_at(start), tight.line_at(max(start, end - 1))
+        covered.update(range(first, last + 1))
+        messages.append(_found(message, lines, first))
+    loose = _Text(lines, skip, tight=False)
+    for at, message in _loose_at(loose, _LOOSE, covered):
+        messages.append(_found(message, lines, at))
+        covered.add(at)
+    mentions = _loose_at(loose, (allocation.MENTION,), covered)
+    return messages + [_found(message, lines, at) for at, message in mentions]
+
+
+def _loose_at(text: _Text, grammars: Sequence[Grammar], covered: set[int]) -> list[tuple[int, Message]]:
+    """Messages of lines that are no part of another, and the index of each one's line."""
+    # A match may begin with the line break before it.
+    at = [
+        (text.line_at(start + (text.text[start] == "\n")), message)
+        for start, _, message in _read_all(text.text, grammars)
+    ]
+    return [(index, message) for index, message in at if index not in covered]
+
+
+def _found(message: Message, lines: Sequence[LogLine], at: int) -> FoundMessage:
+    line = lines[at]
+    excerpt = line.text.strip()
+    return FoundMessage(
+        message,
+        line.number,
+        line.source,
+        excerpt if len(excerpt) <= _EXCERPT else f"{excerpt[:_EXCERPT]}...",
+        _frames_above(lines, at) if message.ran_out else (),
+    )
+
+
+def _read_all(text: str, grammars: Sequence[Grammar]) -> list[tuple[int, int, Message]]:
+    """Start, end and content of every message, none inside of another."""
+    starts = [
+        (match.start(), order, grammar, match)
+        for order, grammar in enumerate(grammars)
+        for match in grammar.start.finditer(text)
+    ]
+    starts.sort(key=lambda start: start[:2])
+    positions = [at for at, *_ in starts]
+    spans: list[tuple[int, int, Message]] = []
+    for number, (at, _, grammar, match) in enumerate(starts):
+        if spans and at < spans[-1][1]:
+            continue
+        later = bisect_left(positions, match.end(), number + 1)
+        bound = positions[later] if later < len(positions) else len(text)
+        message = grammar.read(match, text[at : min(bound, at + _LONGEST)])
+        if message is None:
+            continue
+        end = at + max(message.length, len(match[0]))
+        before = spans[-1] if spans else None
+        if before is not None and at - before[1] <= _TOGETHER and (one := _as_one(before[2], message)):
+            spans[-1] = (before[0], end, one)
+        else:
+            spans.append((at, end, message))
+    return spans
+
+
+def _as_one(one: Message, other: Message) -> Message | None:
+    """Two messages as one; None where they contradict each other."""
+    if one.family != other.family or (one.form and other.form and one.form != other.form):
+        return None
+    if one.family == "aftermath":
+        return one if one.form == other.form else None
+    if any(name in other.facts and other.facts[name] != value for name, value in one.facts.items()):
+        return None
+    if any(name in other.fields and _differ(other.fields[name], value) for name, value in one.fields.items()):
+        return None
+    missing = tuple(name for name in one.missing if name not in other.fields)
+    return replace(
+        one,
+        form=one.form or other.form,
+        fields={**other.fields, **one.fields},
+        facts={**one.facts, **other.facts},
+        device=one.device or other.device,
+        missing=missing,
+        ran_out=one.ran_out or other.ran_out,
+    )
+
+
+def _differ(one: Field, other: Field) -> bool:
+    """Whether two figures contradict each other: one layer prints MiB and the next the bytes."""
+    if isinstance(one, int) and isinstance(other, int):
+        return abs(one - other) > _SAME_SIZE
+    return one != other
+
+
+def _frames_above(lines: Sequence[LogLine], at: int) -> tuple[tuple[str, str, int], ...]:
+    """The frames of the traceback that ends at a line, innermost first."""
+    frames: list[tuple[str, str, int]] = []
+    for line in reversed(lines[max(0, at - _TRACEBACK_LINES) : at]):
+        if line.text.lstrip().startswith("Traceback (most recent call last)"):
+            break
+        if match := _FRAME.match(line.text):
+            frames.append((match[1], match[3], int(match[2])))
+    return tuple(frames)

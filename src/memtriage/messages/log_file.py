@@ -1,0 +1,385 @@
+"""Reads a log of any length and finds every message about memory in it.
+
+A log is mostly other lines: each of a few short words that every message has at least one of is searched for
+with `bytes.find`, which looks at a gigabyte a second; only the lines around a hit are read by the grammar.
+
+Known limits: in a log longer than `WHOLE`, a message that is wrapped inside of every one of these words is
+not found; of messages of one kind only the first `_MOST_OF_A_KIND` are read, the others are counted.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import BinaryIO, Final, Protocol
+
+from memtriage.messages.grammar.allocation import first_that_speaks
+from memtriage.messages.grammar.find import FoundMessage, find
+from memtriage.messages.grammar.lines import LogLine, read_line
+
+WHOLE: Final = 256 * 1024
+"""Bytes up to which every line of a text is read by the grammar."""
+
+_CHUNK: Final = 4 * 1024**2
+_MARGIN: Final = 64 * 1024
+_BEFORE: Final = 16 * 1024  # of a hit: its traceback
+_AFTER: Final = 4 * 1024  # of a hit: the rest of a wrapped message
+_WRAPPED_LINES: Final = 12  # before a hit, among which its message may begin
+_MOST_OF_A_KIND: Final = 256
+_MOST_REPORTS: Final = 16
+
+_MEMORY: Final = b"memory"
+_DENSE: Final = 20_000
+"""Hits in one chunk from which on it is faster to search for each of a stem's rarer words (3 ms each) than to
+look at the lines with the stem (2 us each)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stem:
+    """A short word that many messages have, in lower case.
+
+    Attributes:
+        word: the stem.
+        kinds: the rarer words, or parts of words, with it that messages have; each message has one of them.
+        confirm: what else the line must have; None for nothing.
+    """
+
+    word: bytes
+    kinds: tuple[bytes, ...]
+    confirm: re.Pattern[bytes] | None
+
+
+def _stem(word: bytes, *kinds: bytes, confirm: bytes = b"") -> _Stem:
+    return _Stem(word, kinds or (word,), re.compile(confirm) if confirm else None)
+
+
+_CODE: Final = rb"(?:code|status)s?\W{0,4}(?:was )?(?:-9|137|-15|143)(?!\d)"
+
+_FAILURES: Final = (
+    _stem(
+        b"memory",
+        b"out of memory",
+        b"to allocate",
+        b"by pytorch",
+        b"outofmemory",
+        b"out_of_me",
+        b"t allocate memory",
+        b"memoryerror",
+        b"memoryallocation",
+        b"multicast memory",
+        b"illegal memory",
+        b"memory limit",
+        b"shared memory",
+        b"low on ",
+        b"memory pressure",
+        b"memory on the node",
+        b"not enough memory",
+        b"memory for the cache",
+        b"startup is less",
+        b"in kv cache",
+        b"see_memory_usage",
+        b"model weights take",
+        b"enough memory",
+        b"nsufficient memory",
+        b"more system memory",
+    ),
+    _stem(b"oom when"),
+    _stem(b"allocat", b"failed to alloc", b"attempting to alloc", b"error allocating", b"allocation of size"),
+    _stem(b"paging file"),
+    _stem(b"error 1455"),
+    _stem(b"oomd"),
+    _stem(b"badness"),
+    _stem(b"available ram"),
+    _stem(b"no space left"),
+    _stem(b"failed writing file"),
+    _stem(b"resource_tracker"),
+    _stem(b"preempted by"),
+    _stem(b"retract requests"),
+    _stem(b"out of resource"),
+    _stem(b"cuda error"),
+    _stem(b"triton error"),
+    _stem(b"larger than buffer"),
+    _stem(b"/dev/shm/"),
+    _stem(b"kill", b"killed", b"sigkill", b"oom-kill", b"oom_kill"),
+    _stem(b"exit", b"exited unexp", b"exitcode", b"exit code", b"exit status", confirm=b"unexp|" + _CODE),
+    _stem(b"return code", confirm=_CODE),
+    _stem(b"_failed", b"alloc_failed", b"allocation_failed"),
+    _stem(b"out_of_", b"out_of_resources", b"out_of_device", b"out_of_host"),
+    _stem(b"to cuda ", b"to cuda calloc", b"to cuda malloc"),
+    _stem(b"_not_init"),
+    _stem(b"bad_alloc"),
+    _stem(b"internal assert"),
+    _stem(b"driver error"),
+    _stem(b"invalid buffer"),
+    _stem(b"bus error"),
+    _stem(b"</torch_"),
+)
+_AFTERMATH: Final = (
+    _stem(b"watchdog"),
+    _stem(b"timed out"),
+    _stem(b"remote process"),
+    _stem(b"connection closed"),
+    _stem(b"by peer"),
+    _stem(b"sigterm"),
+    _stem(b"childfailed"),
+)
+"""Looked for from the first failure on, and near the end of a log without one."""
+
+_REPORTS: Final = frozenset({b"see_memory_usage", b"model weights take", *(stem.word for stem in _AFTERMATH)})
+
+_EXPANDABLE_ON: Final = re.compile(
+    rb"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF['\"]?[\])]?\s{0,3}[=:]\s{0,3}['\"]?[\w:.,\[\]-]{0,200}?expandable_segments:True"
+)
+_BUILDS: Final = (
+    b"nvcc",
+    b"cc1plus",
+    b"ninja: build stopped",
+    b"failed to solve: process",
+    b"rustc ",
+    b"Building wheel for",
+    b"CMakeFiles/",
+)
+"""Words of compilers at work."""
+_HINT_BEFORE: Final = b"setting"
+_HINT_AFTER: Final = b"toavoid"
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+@dataclass(slots=True)
+class LogReading:
+    """What a log has.
+
+    Attributes:
+        found: its messages, in order.
+        lines: how many lines it has.
+        expandable: it shows, other than in the advice of an error, that expandable segments were on.
+        unread: words of messages on lines that were not read, there being so many of their kind.
+        building: it is of compilers at work: the build of an image or of an extension. Of a long log only the
+            lines around its messages are looked at.
+        speaks: the first line that speaks of memory, and its number; None where none does. Of a long log, the
+            first with the word itself.
+    """
+
+    found: list[FoundMessage] = field(default_factory=list)
+    lines: int = 0
+    expandable: bool = False
+    unread: int = 0
+    building: bool = False
+    speaks: tuple[int, str] | None = None
+
+
+def read_text(text: str) -> LogReading:
+    """Read a text. Lone surrogates, as an undecodable file gives, are taken as they are."""
+    return read_log(io.BytesIO(text.encode("utf-8", "surrogatepass")))
+
+
+def read_log(stream: BinaryIO) -> LogReading:
+    """Read a log from a binary stream: UTF-8 with any bytes in it, or UTF-16.
+
+    Raises:
+        OSError: the stream cannot be read.
+    """
+    first = stream.read(_CHUNK)
+    source: _Readable = stream
+    if encoding := _wide_encoding(first):
+        source, first = _Recoded(stream, encoding, first), b""
+        first = source.read(_CHUNK)
+    while len(first) <= WHOLE and (more := source.read(_CHUNK)):
+        first += more
+    if len(first) > WHOLE:
+        return _Search(source).run(first)
+    lines = list(_lines(first, 1))
+    return LogReading(
+        found=find(lines),
+        lines=lines[-1].number if first else 0,
+        expandable=expandable_segments_on(first),
+        building=_builds(first),
+        speaks=first_that_speaks(lines),
+    )
+
+
+def _builds(raw: bytes) -> bool:
+    return any(word in raw for word in _BUILDS)
+
+
+def expandable_segments_on(raw: bytes) -> bool:
+    """Whether a piece of a log shows, other than in an error's advice, that expandable segments are on."""
+    if b"expandable_segments:True" not in raw:
+        return False
+    for found in _EXPANDABLE_ON.finditer(raw):
+        before = b"".join(raw[max(0, found.start() - 40) : found.start()].split())
+        after = b"".join(raw[found.end() : found.end() + 40].split())
+        if not before.endswith(_HINT_BEFORE) and not after.startswith(_HINT_AFTER):
+            return True
+    return False
+
+
+def _wide_encoding(head: bytes) -> str | None:
+    """UTF-16, as PowerShell writes logs; None for all else."""
+    if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    sample = head[:512]
+    zeros = sample.count(0)
+    if len(sample) < 8 or zeros < len(sample) * 0.3:
+        return None
+    return "utf-16-le" if sample[1::2].count(0) > sample[::2].count(0) else "utf-16-be"
+
+
+class _Recoded:
+    """A stream of UTF-16 as UTF-8."""
+
+    def __init__(self, stream: BinaryIO, encoding: str, head: bytes) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder(encoding)("replace")
+        self._head = head
+
+    def read(self, size: int, /) -> bytes:
+        while True:
+            raw, self._head = self._head or self._stream.read(size), b""
+            text = self._decoder.decode(raw, final=not raw).encode("utf-8", "replace")
+            if text or not raw:
+                return text
+
+
+class _Search:
+    """A search through a long log.
+
+    Attributes:
+        reading: what was found so far.
+    """
+
+    def __init__(self, stream: _Readable) -> None:
+        self._stream = stream
+        self._buffer = b""
+        self._first_line = 1  # number of the line on which the buffer begins
+        self._searched = 0  # offset in the buffer up to which it was searched
+        self._read_to = 0  # number of the last line that the grammar has read
+        self._kinds: Counter[bytes] = Counter()
+        self.reading = LogReading()
+
+    def run(self, chunk: bytes) -> LogReading:
+        while True:
+            self._buffer += chunk
+            self._search(at_end=not chunk)
+            if not chunk:
+                self.reading.lines = self._first_line - 1 + self._buffer.count(b"\n")
+                self.reading.lines += not self._buffer.endswith(b"\n")
+                return self.reading
+            chunk = self._stream.read(_CHUNK)
+
+    def _search(self, *, at_end: bool) -> None:
+        # A chunk behind, so that the last of them is known to be the last when it is searched.
+        limit = len(self._buffer) if at_end else self._line_start(len(self._buffer) - _CHUNK - _MARGIN)
+        if limit <= self._searched and not at_end:
+            return
+        if not self.reading.expandable:
+            self.reading.expandable = expandable_segments_on(self._buffer[self._searched : limit])
+        cluster: list[int] = []
+        for hit in self._hits(self._searched, limit, at_end=at_end):
+            if cluster and hit - cluster[-1] > 2 * _AFTER:
+                self._read_around(cluster)
+                cluster = []
+            cluster.append(hit)
+        if cluster:
+            self._read_around(cluster)
+        if not at_end:
+            keep = self._line_start(max(0, limit - _MARGIN))
+            self._first_line += self._buffer.count(b"\n", 0, keep)
+            self._buffer = self._buffer[keep:]
+            self._searched = limit - keep
+
+    def _line_start(self, at: int) -> int:
+        """Where the line of an offset begins; the offset itself inside of an overlong line."""
+        if at <= 0:
+            return 0
+        line = max(
+            self._buffer.rfind(b"\n", max(0, at - _MARGIN), at),
+            self._buffer.rfind(b"\r", max(0, at - _MARGIN), at),
+        )
+        return at if line < 0 else line + 1
+
+    def _hits(self, start: int, end: int, *, at_end: bool) -> list[int]:
+        """Offsets of lines that may belong to messages, one a line and in order."""
+        text = self._buffer[start:end].lower()
+        if self.reading.speaks is None and (at := text.find(_MEMORY)) >= 0:
+            self.reading.speaks = first_that_speaks([self._line_of(start + at)])
+        hits = {at for stem in _FAILURES for at in self._confirmed(text, stem)}
+        if hits or self.reading.found or at_end:
+            hits.update(at for stem in _AFTERMATH for at in self._confirmed(text, stem))
+        return sorted(start + at for at in hits)
+
+    def _line_of(self, at: int) -> LogLine:
+        """The line of an offset in the buffer."""
+        begin = self._line_start(at)
+        end = self._buffer.find(b"\n", at, at + _AFTER)
+        raw = self._buffer[begin : end if end >= 0 else at + _AFTER]
+        return read_line(
+            self._first_line + self._buffer.count(b"\n", 0, begin), raw.decode("utf-8", "replace")
+        )
+
+    def _confirmed(self, text: bytes, stem: _Stem) -> Iterator[int]:
+        """Offsets of lines with one of a stem's words, one a line, as long as there are few of its kind."""
+        if (first := text.find(stem.word)) < 0:
+            return
+        dense = len(stem.kinds) > 1 and text.count(stem.word, first) >= _DENSE
+        counted = False
+        for word in stem.kinds if dense else (stem.word,):
+            at = text.find(word)
+            while at >= 0:
+                if self._is_enough(word):
+                    if not counted:  # a line has several of these words
+                        self.reading.unread += text.count(word, at)
+                        counted = True
+                    break
+                begin = text.rfind(b"\n", max(0, at - _AFTER), at) + 1 or max(0, at - _AFTER)
+                end = text.find(b"\n", at, at + _AFTER)
+                end = min(at + _AFTER, len(text)) if end < 0 else end
+                kind = word if dense else self._kind(stem, text[begin:end])
+                if kind is not None and (stem.confirm is None or stem.confirm.search(text, begin, end)):
+                    if self._is_enough(kind):
+                        self.reading.unread += 1
+                    else:
+                        self._kinds[kind] += 1
+                        yield at
+                at = text.find(word, end)
+
+    @staticmethod
+    def _kind(stem: _Stem, line: bytes) -> bytes | None:
+        for kind in stem.kinds:
+            if kind in line:
+                return kind
+        return None
+
+    def _is_enough(self, kind: bytes) -> bool:
+        return self._kinds[kind] >= (_MOST_REPORTS if kind in _REPORTS else _MOST_OF_A_KIND)
+
+    def _read_around(self, hits: list[int]) -> None:
+        """Read the lines around some hits that are close together."""
+        begin = self._line_start(hits[0] - _BEFORE)
+        last = self._buffer.find(b"\n", hits[-1] + _AFTER)
+        end = min(len(self._buffer), hits[-1] + 2 * _AFTER) if last < 0 else last
+        number = self._first_line + self._buffer.count(b"\n", 0, begin)
+        hit_line = number + self._buffer.count(b"\n", begin, hits[0])
+        lines = list(_lines(self._buffer[begin:end], number))
+        first = max(hit_line - _WRAPPED_LINES, self._read_to + 1)
+        self.reading.found += find(lines, first)
+        self.reading.building = self.reading.building or _builds(self._buffer[begin:end])
+        self.reading.speaks = self.reading.speaks or first_that_speaks(lines)
+        self._read_to = lines[-1].number
+
+
+def _lines(raw: bytes, first: int) -> Iterator[LogLine]:
+    """Lines of a piece of a log. A carriage return, as of progress bars, begins a line of the same number."""
+    text = raw.decode("utf-8", "replace")
+    if text.endswith("\n"):
+        text = text[:-1]
+    for number, line in enumerate(text.split("\n"), first):
+        for part in line.rstrip("\r").split("\r") if "\r" in line else (line,):
+            yield read_line(number, part)

@@ -1,0 +1,201 @@
+"""`memtriage.plan`: from a build function and a budget to a plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Final
+
+from memtriage.allocator.settings import parse_conf, parse_version
+from memtriage.model.plan import Cheaper, PassedOver, Plan, PlanStep
+from memtriage.model.units import parse_size
+from memtriage.planning.changes import Build, Changes, Offer, Rung
+from memtriage.planning.evaluate import Evaluated, Evaluator
+from memtriage.planning.facts import Facts
+from memtriage.planning.ladder import ladder
+from memtriage.planning.search import LadderSearch, SearchResult
+from memtriage.prediction.gpu_kinds import GpuKind, machine
+from memtriage.prediction.watch import TracedProgram
+
+MARGIN: Final = 0.05
+"""Share of the budget that a plan leaves free (M4: the first that fits with 5 % to spare)."""
+STEPS: Final = 2
+"""Steps that are traced: the second finds the optimizer's states in place."""
+
+_AS_IT_IS: Final = (
+    "a script is planned as it is: only options of the allocator are tried; for changes of the program give "
+    "a build function (FILE.py:FUNCTION)"
+)
+
+
+def plan_program(
+    build: Build | TracedProgram,
+    budget: int | str,
+    *,
+    allocator_conf: str | None = "",
+    gpu: str = "h200",
+    torch_version: str | None = None,
+    world_size: int = 1,
+    allow: Iterable[str] = (),
+) -> Plan:
+    """See `memtriage.plan`."""
+    begun = time.perf_counter()
+    size = parse_size(budget, "budget")
+    kind = machine(gpu)
+    version = parse_version(torch_version)
+    parse_conf(allocator_conf or "", version)
+    requested = _requested(ladder("", world_size), allow)
+    room = int(size * (1 - MARGIN)) - kind.outside
+    if room <= 0:
+        raise ValueError(
+            f"budget={size}: {kind.outside} bytes lie outside the allocator before the first tensor "
+            f"({kind.name}), and {MARGIN:.0%} stay free; expected more than these"
+        )
+    evaluator = Evaluator(build, kind, version, allocator_conf, STEPS, room, world_size)
+    rungs = ladder(evaluator.conf(), world_size)
+    if isinstance(build, TracedProgram):
+        rungs = tuple(rung if rung.configures else replace(rung, offer=_not_for_scripts) for rung in rungs)
+    found = LadderSearch(evaluator, rungs, requested).run(evaluator.facts())
+    before = evaluator.of(())
+    after = found.evaluated
+    steps = _steps(evaluator, found.changes, rungs)
+    return Plan(
+        budget=size,
+        margin=MARGIN,
+        fits=after.fits,
+        short_by=0 if after.fits else max(1, after.peak.needs - int(size * (1 - MARGIN))),
+        outside_allocator=kind.outside,
+        before=before.peak,
+        after=after.peak,
+        steps=steps,
+        next_cheaper=_cheaper(evaluator, found, size),
+        passed_over=found.passed_over,
+        traces=evaluator.traces,
+        seconds=time.perf_counter() - begun,
+        notes=[
+            *evaluator.notes,
+            *([_AS_IT_IS] if isinstance(build, TracedProgram) else []),
+            *_notes(kind, size, after, found.passed_over, world_size),
+        ],
+    )
+
+
+def _not_for_scripts(facts: Facts) -> Offer:
+    return Offer(absent="it changes the program: give a build function instead of a script")
+
+
+def _requested(rungs: tuple[Rung, ...], allow: Iterable[str]) -> frozenset[str]:
+    requested = frozenset(allow)
+    there = [rung.name for rung in rungs if rung.on_request]
+    unknown = requested.difference(there)
+    if unknown:
+        raise ValueError(f"allow={sorted(unknown)}; expected some of {there}")
+    return requested
+
+
+def _steps(evaluator: Evaluator, changes: Changes, rungs: tuple[Rung, ...]) -> list[PlanStep]:
+    """The changes one after the other, each simulated on top of those before it."""
+    playbook = {rung.name: rung.playbook for rung in rungs}
+    steps = []
+    for number, change in enumerate(changes):
+        before, after = evaluator.of(changes[:number]), evaluator.of(changes[: number + 1])
+        slowdown = after.work / before.work - 1 if change.counts_work and before.work else None
+        steps.append(
+            PlanStep(
+                rung=change.rung,
+                playbook=playbook[change.rung],
+                action=change.action,
+                saves=before.peak.needs - after.peak.needs,
+                after=after.peak,
+                slowdown=slowdown,
+                speed=change.speed if slowdown is None else f"{change.speed}: {_counted(slowdown, after)}",
+                maths=change.maths,
+                maths_note=change.maths_note,
+                simulated_by=change.simulated_by,
+                code=dict(change.code),
+            )
+        )
+    return steps
+
+
+def _counted(slowdown: float, after: Evaluated) -> str:
+    text = (
+        f"{abs(slowdown):.0%} {'more' if slowdown >= 0 else 'fewer'} operations in matrix products, "
+        "convolutions and attention, counted in the trace"
+    )
+    if after.uncounted:
+        text += f" (without {', '.join(sorted(after.uncounted))})"
+    return text
+
+
+def _cheaper(evaluator: Evaluator, found: SearchResult, budget: int) -> Cheaper | None:
+    if found.cheaper is None:
+        return None
+    needs = evaluator.of(found.cheaper).peak.needs
+    return Cheaper(
+        actions=[change.action for change in found.cheaper], needs=needs, over_budget=needs - budget
+    )
+
+
+def _notes(
+    kind: GpuKind, budget: int, after: Evaluated, passed: list[PassedOver], world_size: int
+) -> list[str]:
+    notes = []
+    if not kind.measured:
+        notes.append(f"what lies outside the allocator was not measured on {kind.name}")
+    if world_size > 1:
+        notes.append("what NCCL allocates outside the allocator is not part of the figures")
+    if budget > kind.memory:
+        notes.append(f"the budget is more than {kind.name} has: {kind.memory} bytes")
+    if after.fits and after.peak.reserved + kind.outside > budget:
+        notes.append(
+            "to stay within the budget the allocator will give cached memory back to the driver and ask for "
+            "it again, which costs time"
+        )
+    if not after.fits:
+        asked = [over.rung for over in passed if over.outcome == "on request"]
+        if asked:
+            notes.append(f"on request there are also: {', '.join(asked)}")
+    return notes
+
+
+def plan(
+    build: Callable[..., Any],
+    budget: int | str,
+    *,
+    allocator_conf: str = "",
+    gpu: str = "h200",
+    torch_version: str | None = None,
+    world_size: int = 1,
+    allow: Iterable[str] = (),
+) -> Plan:
+    """The cheapest set of changes with which a training step fits a budget. Sizes in bytes.
+
+    Every candidate is predicted anew, as by `predict`: the build function is run and changed many times.
+
+    Args:
+        build: returns `(model, optimizer, step)`; `step()` runs one optimizer step. Smaller micro-batches are
+            tried where `build` or `step` has a keyword for the batch, such as `micro_batch=16`.
+        budget: bytes that the process may use of the device in all, those outside the allocator included; or
+            text, as `80GiB`. 5 % of it stay free.
+        allocator_conf, gpu, torch_version: as in `predict`.
+        world_size: GPUs of the job: with several, FSDP2 is tried too. The budget is that of one.
+        allow: rungs that change the task and are tried only when asked for: `LoRA`, `shorter inputs`.
+
+    Raises:
+        ValueError: an argument is out of range, or the program itself cannot be predicted; the text says what
+            to change. A change that makes the program fail is passed over.
+
+    Limits: as of `predict`. 8-bit and offloaded optimizers are simulated by the states that they keep on the
+    device; speed is told by operations counted, not by time.
+    """
+    return plan_program(
+        build,
+        budget,
+        allocator_conf=allocator_conf,
+        gpu=gpu,
+        torch_version=torch_version,
+        world_size=world_size,
+        allow=allow,
+    )

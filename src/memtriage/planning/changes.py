@@ -1,0 +1,120 @@
+"""A change to a program, and the rung of the ladder that offers it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from memtriage.model.explanation import Maths
+from memtriage.planning.facts import Facts
+from memtriage.prediction.build import Built, check_built
+
+Build = Callable[..., Any]
+
+
+def unchanged(built: Built) -> Built:
+    """The edit of a change that lies in arguments or settings alone."""
+    return built
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One way to take a rung.
+
+    Attributes:
+        rung: name of the rung.
+        action: what is changed; no two changes have the same.
+        speed: what is known of the speed, with its source.
+        maths: what it does to the result.
+        code: what to write, by framework: `torch`, and others where it differs.
+        edit: changes what `build` returned.
+        build_arguments: keyword arguments for `build`.
+        step_arguments: keyword arguments for `step`.
+        conf: options of the allocator, as in `PYTORCH_CUDA_ALLOC_CONF`.
+        maths_note: exceptions to `maths`.
+        simulated_by: what is simulated in its place.
+        counts_work: whether the floating-point operations tell the slow-down.
+        work_factor: a step of the changed program is this many times what is simulated of it.
+        displaces: rungs whose place it takes.
+        outermost: its edit comes after all others.
+        loads: weights come to the device in their changed form: what `build` made and dropped does not.
+    """
+
+    rung: str
+    action: str
+    speed: str
+    maths: Maths
+    code: Mapping[str, str]
+    edit: Callable[[Built], Built] = unchanged
+    build_arguments: Mapping[str, Any] = field(default_factory=dict)
+    step_arguments: Mapping[str, Any] = field(default_factory=dict)
+    conf: str = ""
+    maths_note: str | None = None
+    simulated_by: str | None = None
+    counts_work: bool = False
+    work_factor: float = 1.0
+    displaces: frozenset[str] = frozenset()
+    outermost: bool = False
+    loads: bool = False
+
+
+Changes = tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What a rung has for a program.
+
+    Attributes:
+        tracks: ways to take it, from the mildest to the one that saves most; several where it is not known
+            beforehand which saves most.
+        absent: why there are none, and what to add to the program where that would help.
+    """
+
+    tracks: tuple[Changes, ...] = ()
+    absent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A rung of the ladder.
+
+    Attributes:
+        name: of the rung.
+        playbook: the entry, M1 to M21.
+        offer: what it has for a program.
+        on_request: it changes the task, so is only taken when asked for.
+        configures: its changes are options of the allocator, so a script can take it as it is.
+    """
+
+    name: str
+    playbook: str
+    offer: Callable[[Facts], Offer]
+    on_request: bool = False
+    configures: bool = False
+
+
+def changed(build: Build, changes: Changes) -> Build:
+    """The build function of the changed program."""
+
+    def build_changed(device: Any) -> Any:
+        arguments: dict[str, Any] = {}
+        step_arguments: dict[str, Any] = {}
+        for change in changes:
+            arguments.update(change.build_arguments)
+            step_arguments.update(change.step_arguments)
+        built = check_built(build(device, **arguments))
+        if step_arguments:
+            step = built.step
+            built = Built(built.model, built.optimizers, lambda: step(**step_arguments))
+        for change in sorted(changes, key=lambda change: change.outermost):
+            built = change.edit(built)
+        return built.model, built.optimizers, built.step
+
+    return build_changed
+
+
+def conf_of(given: str, changes: Changes) -> str:
+    """The allocator's options: those given, and those of the changes."""
+    return ",".join(part for part in (given, *(change.conf for change in changes)) if part)

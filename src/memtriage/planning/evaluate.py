@@ -1,0 +1,248 @@
+"""The peak of a program with some changes: traced anew, then given to the simulated allocator."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from memtriage.allocator.events import OutOfMemory
+from memtriage.allocator.settings import AllocatorSettings, parse_conf
+from memtriage.model.plan import PlannedPeak
+from memtriage.planning.changes import Build, Changes, changed, conf_of
+from memtriage.planning.facts import UNKNOWN, Facts, Observer
+from memtriage.prediction.api import traced
+from memtriage.prediction.build import Built
+from memtriage.prediction.gpu_kinds import GpuKind
+from memtriage.prediction.lifetimes import FREE, AllocationTrace, LifetimeEvent
+from memtriage.prediction.owners import owners_at
+from memtriage.prediction.simulate import phase_at, replay
+from memtriage.prediction.trace import Trace
+from memtriage.prediction.watch import TracedProgram
+
+KEPT_TRACES: Final = 3
+"""Traces that stay for another allocator setting: the last ones serve, and each may take tens of MB."""
+SMALLEST: Final = 1
+FINENESS: Final = 2 << 20
+"""To this many bytes `needs` is found: segments are multiples of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """A program with some changes.
+
+    Attributes:
+        peak: its peak.
+        fits: whether it runs within the limit.
+        work: floating-point operations of a whole optimizer step.
+        uncounted: operators that `work` lacks.
+    """
+
+    peak: PlannedPeak
+    fits: bool
+    work: float
+    uncounted: frozenset[str]
+
+
+def drop_before_training(recording: AllocationTrace) -> None:
+    """Takes out of a recording what is allocated while building and freed before the first step.
+
+    Events keep their places: what is taken out has the smallest size that there is.
+    """
+    begin = next(marker.event for marker in recording.markers if marker.step >= 0)
+    building = recording.events[:begin]
+    gone = {event.block for event in building if event.size == FREE}
+    for position, event in enumerate(building):
+        if event.size != FREE and event.block in gone:
+            recording.events[position] = LifetimeEvent(event.block, SMALLEST)
+
+
+@dataclass(frozen=True, slots=True)
+class _Traced:
+    trace: Trace
+    work: float
+    uncounted: frozenset[str]
+
+
+class Evaluator:
+    """Evaluates sets of changes to one program, each once.
+
+    Args:
+        build: the program; of a script only options of the allocator can be changed.
+        kind: the GPU.
+        version: whose torch is meant.
+        conf: the allocator's options, as given; None for what the environment and the program set.
+        steps: optimizer steps to trace.
+        limit: bytes that the allocator may reserve.
+        world_size: GPUs of the job, of which this is the first.
+
+    Attributes:
+        traces: how often the program was traced.
+        notes: what the traces had to assume.
+    """
+
+    def __init__(
+        self,
+        build: Build | TracedProgram,
+        kind: GpuKind,
+        version: tuple[int, int],
+        conf: str | None,
+        steps: int,
+        limit: int,
+        world_size: int = 1,
+    ) -> None:
+        self._build = build
+        self._kind = kind
+        self._version = version
+        self._conf = conf
+        self._steps = steps
+        self._limit = limit
+        self._world_size = world_size
+        self._facts: Facts | None = None
+        self._known: dict[tuple[str, ...], Evaluated] = {}
+        self._traces: OrderedDict[tuple[str, ...], _Traced] = OrderedDict()
+        self.traces = 0
+        self.notes: dict[str, None] = {}
+
+    def facts(self) -> Facts:
+        """What the rungs must know of the program; traces it as it is. Of a script nothing is known.
+
+        Raises:
+            BuildError: it cannot be traced; the text says what to change.
+        """
+        if isinstance(self._build, TracedProgram):
+            return UNKNOWN
+        if self._facts is None:
+            observer = Observer()
+            self._traced((), observer)
+            self._facts = observer.facts()
+        return self._facts
+
+    def conf(self) -> str:
+        """The allocator's options; where none were given, those that the first trace finds."""
+        if self._conf is None:
+            self.facts()
+            self._conf = self._traced(()).trace.conf
+        return self._conf
+
+    def of(self, changes: Changes) -> Evaluated:
+        """The program with these changes, in this order.
+
+        Raises:
+            BuildError: it cannot be traced so.
+        """
+        key = tuple(change.action for change in changes)
+        if key not in self._known:
+            settings = parse_conf(conf_of(self.conf(), changes), self._version)
+            self._known[key] = self._evaluate(self._traced(changes), settings)
+        return self._known[key]
+
+    def _evaluate(self, found: _Traced, settings: AllocatorSettings) -> Evaluated:
+        recording = found.trace.recording
+        counters = replay(recording, settings, self._kind.memory, found.trace.steps)
+        highest = max(counters, key=lambda counter: counter.peak_allocated)
+        reserved = max(counter.peak_reserved for counter in counters)
+        peak = PlannedPeak(
+            allocated=highest.peak_allocated,
+            reserved=reserved,
+            needs=self._needed(found.trace, settings, highest.peak_allocated, reserved) + self._kind.outside,
+            phase=phase_at(recording, highest.peak_event),
+            by_owner=owners_at(found.trace, highest),
+        )
+        return Evaluated(peak, self._runs(found.trace, settings, self._limit), found.work, found.uncounted)
+
+    def _needed(self, trace: Trace, settings: AllocatorSettings, lowest: int, highest: int) -> int:
+        """The least limit, between what is allocated and what is reserved without one."""
+        while not self._runs(trace, settings, highest):  # an empty_cache() lowered what was reserved before
+            lowest, highest = highest, highest + highest // 8
+        while highest - lowest > FINENESS:
+            middle = (lowest + highest) // 2
+            if self._runs(trace, settings, middle):
+                highest = middle
+            else:
+                lowest = middle
+        return highest
+
+    def _runs(self, trace: Trace, settings: AllocatorSettings, limit: int) -> bool:
+        try:
+            replay(trace.recording, settings, self._kind.memory, trace.steps, limit)
+        except OutOfMemory:
+            return False
+        return True
+
+    def _traced(self, changes: Changes, observer: Observer | None = None) -> _Traced:
+        """The trace of a program; changes of allocator settings alone need no other."""
+        key = tuple(change.action for change in changes if not change.conf)
+        known = self._traces.get(key)
+        if known is not None and observer is None:
+            self._traces.move_to_end(key)
+            return known
+        work = Work()
+        counted = [0]
+        program = self._build
+        if not isinstance(program, TracedProgram):
+            program = self._watched(program, changes, observer, work, counted)
+        found = traced(
+            program, self._kind, self._version, self._steps, self._world_size, allocator_conf=self._conf
+        )
+        if any(change.loads for change in changes):
+            drop_before_training(found.recording)
+        self.traces += 1
+        self.notes.update(dict.fromkeys(found.notes))
+        factor = 1.0
+        for change in changes:
+            factor *= change.work_factor
+        made = self._traces[key] = _Traced(found, counted[0] * factor, frozenset(work.uncounted))
+        while len(self._traces) > KEPT_TRACES:
+            self._traces.popitem(last=False)
+        return made
+
+    def _watched(
+        self, build: Build, changes: Changes, observer: Observer | None, work: Work, counted: list[int]
+    ) -> Build:
+        """The changed build function, whose last step's operations are counted."""
+
+        def watched(device: Any) -> Any:
+            built = Built(*changed(build, changes)(device))
+            if observer is not None:
+                built = observer.observe(build, built)
+
+            def step() -> None:
+                before = work.flops
+                with work:
+                    built.step()
+                counted[0] = work.flops - before
+
+            return built.model, built.optimizers, step
+
+        return watched
+
+
+class Work(TorchDispatchMode):  # type: ignore[misc]
+    """Adds up matrix products, convolutions and attention, by torch's own formulas.
+
+    Attributes:
+        flops: operations so far.
+        uncounted: operators whose formula does not know the shapes that were met.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+        self.uncounted: set[str] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            try:
+                self.flops += formula(*args, **kwargs, out_val=result)
+            except AssertionError:  # torch's formula of attention expects as many key heads as query heads
+                self.uncounted.add(str(func._overloadpacket))
+        return result

@@ -1,0 +1,319 @@
+"""What the rungs must know of a program, gathered while it is traced as it is."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import torch
+from torch import nn
+
+from memtriage.planning.blocks import RepeatedBlocks, levels_of
+from memtriage.prediction.build import Built
+
+BATCH_NAMES: Final = (
+    "micro_batch",
+    "micro_batch_size",
+    "microbatch",
+    "microbatch_size",
+    "per_device_train_batch_size",
+    "batch_size",
+    "batch",
+    "bs",
+)
+ACCUMULATION_NAMES: Final = (
+    "accum",
+    "accumulation",
+    "accumulate",
+    "accumulation_steps",
+    "grad_accum",
+    "grad_accum_steps",
+    "gradient_accumulation_steps",
+    "accumulate_grad_batches",
+)
+LENGTH_NAMES: Final = (
+    "seq",
+    "seq_len",
+    "seq_length",
+    "sequence_length",
+    "length",
+    "max_length",
+    "max_seq_length",
+    "context_length",
+    "block_size",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A keyword that sizes the program.
+
+    Attributes:
+        name: of the keyword.
+        value: its default.
+        of: whose keyword it is.
+    """
+
+    name: str
+    value: int
+    of: Literal["build", "step"]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerFacts:
+    """One optimizer.
+
+    Attributes:
+        name: of its class.
+        adam: torch's Adam or AdamW.
+        fusable: of a class with a fused step.
+        fused: whether every group's step is fused.
+        foreach: whether some group's step is of foreach kernels.
+        amsgrad: whether it keeps a third state.
+    """
+
+    name: str
+    adam: bool
+    fusable: bool
+    fused: bool
+    foreach: bool
+    amsgrad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFace:
+    """A Transformers model within the program.
+
+    Attributes:
+        attention: its attention implementation.
+        attends_by_sdpa: whether its attention can be scaled_dot_product_attention.
+        supports_checkpointing: whether it switches checkpointing itself.
+        checkpointing: the word for it in the names of its methods, which Transformers 5 changed.
+        own_loss: whether its own causal loss was computed from logits by an output layer.
+    """
+
+    attention: str
+    attends_by_sdpa: bool
+    supports_checkpointing: bool
+    checkpointing: str
+    own_loss: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A program.
+
+    Attributes:
+        batch, accumulation, length: its knobs, where it has them.
+        optimizers: its optimizers.
+        keeps_gradients: whether it sets gradients to zero in place of None.
+        autocast: whether the model ran under autocast.
+        parameter_types: of floating-point parameters.
+        trained: number of elements of trained parameters.
+        frozen: whether there are parameters that are not trained.
+        levels: repeated blocks.
+        called: names of the blocks that were called.
+        recomputed: names of the blocks that were called again within backward.
+        huggingface: the Transformers model in it, if any.
+        parallel: what makes it one of several ranks: `DistributedDataParallel`, `FSDP2`, or nothing.
+    """
+
+    batch: Knob | None
+    accumulation: Knob | None
+    length: Knob | None
+    optimizers: tuple[OptimizerFacts, ...]
+    keeps_gradients: bool
+    autocast: bool
+    parameter_types: frozenset[torch.dtype]
+    trained: int
+    frozen: bool
+    levels: tuple[RepeatedBlocks, ...]
+    called: frozenset[str]
+    recomputed: frozenset[str]
+    huggingface: HuggingFace | None
+    parallel: str
+
+
+UNKNOWN: Final = Facts(
+    batch=None,
+    accumulation=None,
+    length=None,
+    optimizers=(),
+    keeps_gradients=False,
+    autocast=False,
+    parameter_types=frozenset(),
+    trained=0,
+    frozen=False,
+    levels=(),
+    called=frozenset(),
+    recomputed=frozenset(),
+    huggingface=None,
+    parallel="",
+)
+"""Of a program that runs as it is."""
+
+
+class Observer:
+    """Looks at a program while it is traced. `facts()` is to be called afterwards."""
+
+    def __init__(self) -> None:
+        self._called: set[str] = set()
+        self._recomputed: set[str] = set()
+        self._autocast = False
+        self._keeps = False
+        self._loss_called = False
+        self._facts: Facts | None = None
+        self._knobs: list[Knob] = []
+
+    def observe(self, build: Callable[..., Any], built: Built) -> Built:
+        """The program, with what observes it."""
+        self._knobs = [*knobs(build, "build"), *knobs(built.step, "step")]
+        levels = levels_of(built.model)
+        for name in (name for level in levels for name in level.blocks):
+            self._watch_block(built.model.get_submodule(name), name)
+        built.model.register_forward_pre_hook(self._model_called)
+        for owner in with_zero_grad(built):
+            self._watch_zero_grad(owner)
+        inner = huggingface_in(built.model)
+        if inner is not None and hasattr(inner, "loss_function"):
+            inner.loss_function = self._loss_watched(inner.loss_function)
+        self._levels = levels
+
+        def step() -> Any:
+            result = built.step()
+            self._note(built)
+            return result
+
+        return Built(built.model, built.optimizers, step)
+
+    def facts(self) -> Facts:
+        """What was seen."""
+        assert self._facts is not None, "the program was not traced"
+        return self._facts
+
+    def _note(self, built: Built) -> None:
+        parameters = list(built.parameters())
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self._facts = Facts(
+            batch=_first(self._knobs, BATCH_NAMES),
+            accumulation=_first(self._knobs, ACCUMULATION_NAMES),
+            length=_first(self._knobs, LENGTH_NAMES),
+            optimizers=tuple(_optimizer_facts(inner_optimizer(optimizer)) for optimizer in built.optimizers),
+            keeps_gradients=self._keeps,
+            autocast=self._autocast,
+            parameter_types=frozenset(
+                parameter.dtype for parameter in parameters if parameter.is_floating_point()
+            ),
+            trained=sum(each.numel() for each in trained),
+            frozen=len(trained) < len(parameters),
+            levels=self._levels,
+            called=frozenset(self._called),
+            recomputed=frozenset(self._recomputed),
+            huggingface=self._huggingface(built.model),
+            parallel=_parallel(built.model),
+        )
+
+    def _huggingface(self, model: nn.Module) -> HuggingFace | None:
+        inner = huggingface_in(model)
+        if inner is None:
+            return None
+        new = "activation_checkpointing"
+        return HuggingFace(
+            attention=str(getattr(inner.config, "_attn_implementation", None)),
+            attends_by_sdpa=bool(getattr(inner, "_supports_sdpa", False)),
+            supports_checkpointing=bool(getattr(inner, "supports_gradient_checkpointing", False)),
+            checkpointing=new if hasattr(inner, f"{new}_enable") else "gradient_checkpointing",
+            own_loss=self._loss_called and isinstance(inner.get_output_embeddings(), nn.Linear),
+        )
+
+    def _watch_block(self, block: nn.Module, name: str) -> None:
+        def call(*_: Any) -> None:
+            self._called.add(name)
+
+        def part_called(*_: Any) -> None:
+            if torch._C._current_graph_task_id() != -1:  # within backward
+                self._recomputed.add(name)
+
+        block.register_forward_pre_hook(call)
+        for part in block.modules():  # a checkpointed `forward` runs the hooks of the parts alone again
+            part.register_forward_pre_hook(part_called)
+
+    def _model_called(self, *_: Any) -> None:
+        self._autocast = self._autocast or torch.is_autocast_enabled("cuda")
+
+    def _watch_zero_grad(self, owner: Any) -> None:
+        original = owner.zero_grad
+
+        def zero_grad(*args: Any, **kwargs: Any) -> None:
+            self._keeps = self._keeps or False in (*args, *kwargs.values())
+            original(*args, **kwargs)
+
+        owner.zero_grad = zero_grad
+
+    def _loss_watched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def loss(*args: Any, **kwargs: Any) -> Any:
+            self._loss_called = True
+            return original(*args, **kwargs)
+
+        return loss
+
+
+def knobs(function: Callable[..., Any], of: Literal["build", "step"]) -> list[Knob]:
+    """The keywords of a function whose defaults are whole numbers."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # a callable without a signature
+        return []
+    return [
+        Knob(parameter.name, parameter.default, of)
+        for parameter in parameters
+        if type(parameter.default) is int
+    ]
+
+
+def with_zero_grad(built: Built) -> list[Any]:
+    """The model and its optimizers, as far as they can drop gradients: optimizers need not be torch's."""
+    return [owner for owner in (built.model, *built.optimizers) if hasattr(owner, "zero_grad")]
+
+
+def inner_optimizer(optimizer: Any) -> Any:
+    """The optimizer itself, where a library (Accelerate) has wrapped it."""
+    if not isinstance(optimizer, torch.optim.Optimizer) or hasattr(optimizer, "accelerator_state"):
+        return getattr(optimizer, "optimizer", optimizer)
+    return optimizer
+
+
+def huggingface_in(model: nn.Module) -> Any:
+    """The outermost Transformers model among a model and its parts; None without one."""
+    library = sys.modules.get("transformers.modeling_utils")
+    if library is None:
+        return None
+    kind = library.PreTrainedModel
+    return next((module for module in model.modules() if isinstance(module, kind)), None)
+
+
+def _first(found: Iterable[Knob], names: tuple[str, ...]) -> Knob | None:
+    by_name = {knob.name: knob for knob in found}
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def _parallel(model: nn.Module) -> str:
+    if any(isinstance(module, nn.parallel.DistributedDataParallel) for module in model.modules()):
+        return "DistributedDataParallel"
+    return "FSDP2" if any(hasattr(parameter, "placements") for parameter in model.parameters()) else ""
+
+
+def _optimizer_facts(optimizer: Any) -> OptimizerFacts:
+    groups = optimizer.param_groups
+    fused = all(bool(group.get("fused")) for group in groups)
+    return OptimizerFacts(
+        name=type(optimizer).__name__,
+        adam=isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)),
+        fusable=isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)),
+        fused=fused,
+        foreach=any("foreach" in group and group["foreach"] is not False for group in groups) and not fused,
+        amsgrad=any(bool(group.get("amsgrad")) for group in groups),
+    )

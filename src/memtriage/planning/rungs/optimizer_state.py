@@ -1,0 +1,135 @@
+"""Adam with smaller states on the device: of 8 bits, or none at all because they are on the host.
+
+Both are simulated by stand-ins that allocate what the real ones do: the libraries' own steps run kernels of
+their own, or on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import torch
+
+from memtriage.model.units import size
+from memtriage.planning.changes import Change, Offer, Rung
+from memtriage.planning.facts import Facts, inner_optimizer
+from memtriage.prediction.build import Built
+
+# bitsandbytes/optim/optimizer.py (Optimizer2State): `min_8bit_size`, and the block size of blockwise states.
+SMALLEST_8BIT: Final = 4096
+BLOCK: Final = 256
+
+HOST_BYTES: Final = 12
+"""Bytes of host memory a parameter that OffloadedAdamW takes: a float32 master and two float32 moments."""
+
+
+def _eight_bit_states(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The states of bitsandbytes' blockwise Adam."""
+    if hasattr(parameter, "to_local"):  # of a sharded parameter, those of this rank's part
+        parameter = parameter.to_local()
+    if parameter.numel() < SMALLEST_8BIT:
+        return {name: torch.zeros_like(parameter, dtype=torch.float32) for name in ("state1", "state2")}
+    states = {name: torch.zeros_like(parameter, dtype=torch.uint8) for name in ("state1", "state2")}
+    blocks = -(-parameter.numel() // BLOCK)
+    for name in ("absmax1", "absmax2"):
+        states[name] = torch.zeros(blocks, dtype=torch.float32, device=parameter.device)
+    return states
+
+
+def _no_states(parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {}
+
+
+def _with_states(states_of: Callable[[torch.Tensor], dict[str, torch.Tensor]]) -> Callable[[Built], Built]:
+    """Adam's step, replaced by one that makes these states and otherwise works in place."""
+
+    def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with torch.no_grad():
+            for parameter in _with_gradients(self):
+                if not self.state[parameter]:
+                    self.state[parameter].update(states_of(parameter))
+        return loss
+
+    def edit(built: Built) -> Built:
+        for optimizer in map(inner_optimizer, built.optimizers):
+            if isinstance(optimizer, torch.optim.Optimizer):
+                optimizer.__class__ = type("StandIn", (type(optimizer),), {"step": step})
+                vars(optimizer).pop("step", None)  # a learning-rate scheduler's wrapper of the old step
+                optimizer._patch_step_function()
+                optimizer.state.clear()
+        return built
+
+    return edit
+
+
+def _with_gradients(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                yield parameter
+
+
+def _only_adam(facts: Facts) -> str:
+    """Why the states cannot be replaced; empty where they can."""
+    others = [optimizer.name for optimizer in facts.optimizers if not optimizer.adam]
+    if others:
+        return f"the optimizer is {', '.join(others)}, not torch's Adam or AdamW"
+    if any(optimizer.amsgrad for optimizer in facts.optimizers):
+        return "amsgrad keeps a third state, which has no such form"
+    return ""
+
+
+def _offer_8bit(facts: Facts) -> Offer:
+    reason = _only_adam(facts)
+    if reason:
+        return Offer(absent=reason)
+    name = facts.optimizers[0].name
+    change = Change(
+        rung="8-bit optimizer",
+        action=f"8-bit {name}",
+        speed="about none (M12)",
+        maths="approximate",
+        maths_note="moments are rounded to 8 bits, in blocks",
+        code={
+            "torch": "import bitsandbytes\n"
+            f"optimizer = bitsandbytes.optim.{name}8bit(model.parameters(), ...)",
+            "trainer": 'TrainingArguments(optim="adamw_bnb_8bit")',
+        },
+        edit=_with_states(_eight_bit_states),
+        simulated_by=f"states of bitsandbytes: 8 bits, a float32 a block of {BLOCK}, 32 bits below "
+        f"{SMALLEST_8BIT} elements",
+        displaces=frozenset({"optimizer step"}),
+    )
+    return Offer(((change,),))
+
+
+def _offer_offload(facts: Facts) -> Offer:
+    reason = _only_adam(facts)
+    if reason:
+        return Offer(absent=reason)
+    host = HOST_BYTES * facts.trained
+    change = Change(
+        rung="offloaded optimizer",
+        action="AdamW with its state and its step on the host",
+        speed="gradients come down to the host and weights go up in every step, and its CPU does the step: "
+        "several times slower where steps are short (M10)",
+        maths="same",
+        maths_note="of AdamW with float32 masters; Adam's coupled weight decay becomes decoupled",
+        code={
+            "torch": "import memtriage\n"
+            f"optimizer = memtriage.OffloadedAdamW(model.parameters(), ...)  # {size(host)} of host memory",
+        },
+        edit=_with_states(_no_states),
+        simulated_by="an optimizer without state on the device",
+        displaces=frozenset({"optimizer step", "8-bit optimizer"}),
+    )
+    return Offer(((change,),))
+
+
+EIGHT_BIT = Rung("8-bit optimizer", "M12", _offer_8bit)
+OFFLOAD = Rung("offloaded optimizer", "M10", _offer_offload)

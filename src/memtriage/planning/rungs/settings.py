@@ -1,0 +1,102 @@
+"""Rungs that change one setting: expandable segments, the attention kernel, gradients freed between steps."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from memtriage.planning.changes import Change, Offer, Rung
+from memtriage.planning.facts import Facts, huggingface_in, with_zero_grad
+from memtriage.prediction.build import Built
+
+
+def _use_sdpa(built: Built) -> Built:
+    huggingface_in(built.model).set_attn_implementation("sdpa")
+    return built
+
+
+def _offer_sdpa(facts: Facts) -> Offer:
+    if facts.huggingface is None:
+        return Offer(
+            absent="there is no Transformers model whose attention could be switched; where own code "
+            "computes softmax(q k^T) v, call torch.nn.functional.scaled_dot_product_attention"
+        )
+    if facts.huggingface.attention != "eager":
+        return Offer(absent=f"attention is {facts.huggingface.attention} already")
+    if not facts.huggingface.attends_by_sdpa:
+        return Offer(absent="this model has no attention by scaled_dot_product_attention")
+    change = Change(
+        rung="attention",
+        action='attention by scaled_dot_product_attention in place of "eager"',
+        speed="none: faster (M11)",
+        maths="rounding",
+        code={
+            "torch": 'model.set_attn_implementation("sdpa")\n'
+            '# or from_pretrained(..., attn_implementation="sdpa")'
+        },
+        edit=_use_sdpa,
+    )
+    return Offer(((change,),))
+
+
+ATTENTION = Rung("attention", "M11", _offer_sdpa)
+
+
+_SETTING: Final = "expandable_segments:True"
+
+
+def allocator_rung(conf: str) -> Rung:
+    """The rung for a program whose allocator is configured so."""
+
+    def offer(facts: Facts) -> Offer:
+        if "expandable_segments" in conf:
+            return Offer(absent=f"the allocator's options set it already: {conf}")
+        if "max_split_size_mb" in conf:
+            return Offer(absent="it does not go together with max_split_size_mb: drop that option first")
+        variable = f"PYTORCH_CUDA_ALLOC_CONF={','.join(filter(None, (conf, _SETTING)))}"
+        return Offer(
+            (
+                (
+                    Change(
+                        rung="expandable segments",
+                        action=f"PYTORCH_CUDA_ALLOC_CONF={_SETTING}",
+                        speed="about none in steady training; 33 to 40 % a step were reported where weights "
+                        "travel between processes by CUDA IPC (M8)",
+                        maths="same",
+                        code={"torch": f"export {variable}  # in the shell, before the process starts"},
+                        conf=_SETTING,
+                    ),
+                ),
+            )
+        )
+
+    return Rung("expandable segments", "M8", offer, configures=True)
+
+
+def _free_gradients(built: Built) -> Built:
+    for owner in with_zero_grad(built):
+        _always_to_none(owner)
+    return built
+
+
+def _always_to_none(owner: Any) -> None:
+    original = owner.zero_grad
+    owner.zero_grad = lambda *args, **kwargs: original(set_to_none=True)
+
+
+def _offer_freed_gradients(facts: Facts) -> Offer:
+    if not facts.keeps_gradients:
+        return Offer(absent="gradients are set to None already (torch's default)")
+    change = Change(
+        rung="set_to_none",
+        action="zero_grad(set_to_none=True)",
+        speed="none: a fill less for each parameter",
+        maths="same",
+        maths_note="but parameters without a gradient are passed over, where weight decay and momentum moved "
+        "them before",
+        code={"torch": "optimizer.zero_grad(set_to_none=True)  # before the forward pass"},
+        edit=_free_gradients,
+    )
+    return Offer(((change,),))
+
+
+SET_TO_NONE = Rung("set_to_none", "M14", _offer_freed_gradients)

@@ -1,0 +1,65 @@
+"""What the commands that trace a program call in the traced child process. Arguments and results are JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from memtriage.model.plan import Plan
+from memtriage.model.prediction import Prediction
+from memtriage.model.target import TraceTarget
+from memtriage.planning.api import plan_program
+from memtriage.prediction.api import predict_program
+from memtriage.prediction.sandbox.child import report_progress
+from memtriage.prediction.watch import TracedProgram
+
+
+def predict(target: dict[str, Any], options: dict[str, Any]) -> Prediction:
+    """Predict a target; `options` are keyword arguments of `predict.api.predict`.
+
+    Raises:
+        ValueError: the target or an option cannot be used.
+    """
+    against = options.pop("against", None)
+    return predict_program(
+        _program(target),
+        **options,
+        against=None if against is None else Path(against),
+        progress=lambda step, steps: report_progress(f"tracing step {step} of {steps}"),
+    )
+
+
+def plan(target: dict[str, Any], options: dict[str, Any]) -> Plan:
+    """Plan for a target; `options` are keyword arguments of `predict.plan.api.plan`.
+
+    Raises:
+        ValueError: the target or an option cannot be used.
+    """
+    return plan_program(_program(target), **options)
+
+
+def _program(given: dict[str, Any]) -> Callable[..., Any] | TracedProgram:
+    """The build function, script or module that a target names.
+
+    Raises:
+        ValueError: it cannot be found or used.
+    """
+    target = msgspec.convert(given, TraceTarget)
+    if target.hf_config is not None:
+        from memtriage.prediction.hf import TrainingArguments, build_from_config
+
+        return build_from_config(Path(target.hf_config), TrainingArguments(**target.training))
+    if target.name is not None and ":" in target.name:
+        from memtriage.prediction.build import load
+
+        return load(target.name)
+    from memtriage.prediction.script import Script
+
+    if target.module is not None:
+        return Script(target.module, target.arguments, module=True)
+    if target.name is None:
+        raise ValueError("nothing to trace; expected a build function, a script, a module or a configuration")
+    return Script(target.name, target.arguments)

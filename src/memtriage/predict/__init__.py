@@ -1,1 +1,0 @@
-"""Predicts the peak memory of a training step without a GPU."""

@@ -1,1 +1,0 @@
-"""One rank of a job of many, without the others."""

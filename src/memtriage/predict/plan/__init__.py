@@ -1,1 +1,0 @@
-"""The cheapest changes with which a training step fits a budget: each candidate is simulated anew."""

@@ -1,1 +1,0 @@
-"""The rungs of the ladder, a file for each kind of change."""

@@ -1,1 +1,0 @@
-"""Buffers that CUDA kernels allocate for themselves while they run: one file a family of operators."""

@@ -1,0 +1,187 @@
+"""`memtriage.predict`: from a build function to a prediction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from msgspec import UNSET
+
+from memtriage.allocator.settings import NEWEST, OLDEST, parse_conf, parse_version
+from memtriage.model.prediction import PredictedStep, Prediction
+from memtriage.prediction.against import compare, read_device
+from memtriage.prediction.build import BuildError, failure
+from memtriage.prediction.distributed import nccl
+from memtriage.prediction.distributed.world import check_world
+from memtriage.prediction.gpu_kinds import GpuKind, machine
+from memtriage.prediction.owners import owners_at
+from memtriage.prediction.peak_table import peak_table
+from memtriage.prediction.simulate import phase_at, replay
+from memtriage.prediction.trace import Build, Trace, trace
+from memtriage.prediction.watch import TracedProgram
+
+MEASURED_ON: Final = "NVIDIA H200"
+STEADY_STEPS: Final = 2
+"""From this step on the optimizer's states are there before the step begins."""
+
+
+_TRIES: Final = (
+    "cuDNN chooses convolutions by trial (torch.backends.cudnn.benchmark): the first call of each shape "
+    "takes a workspace that may be gigabytes, at most what is free, and never fails for want of it; the "
+    "peaks lack these trials, and the workspaces of what cuDNN chose may be others"
+)
+
+
+def predict_program(
+    build: Build | TracedProgram,
+    *,
+    steps: int = STEADY_STEPS,
+    allocator_conf: str | None = "",
+    gpu: str = "h200",
+    world_size: int = 1,
+    rank: int = 0,
+    torch_version: str | None = None,
+    explain: bool = False,
+    against: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Prediction:
+    """See `memtriage.predict`.
+
+    Args:
+        build: a build function, or another program.
+        allocator_conf: None for the settings that the environment and the program set.
+        explain: also the instant of the peak by module.
+        against: also the record below this directory beside it.
+        progress: called with the number of each step that begins, from 1, and how many are wanted.
+
+    Raises:
+        BuildError: the program cannot be traced; the text says what to change.
+        ValueError: another argument cannot be used.
+    """
+    begun = time.perf_counter()
+    kind = machine(gpu)
+    version = parse_version(torch_version)
+    parse_conf(allocator_conf or "", version)
+    if steps < 1:
+        raise ValueError(f"steps={steps}; expected at least 1, and 2 for a step in steady state")
+    # Read first: what is wrong with it is to be known before the trace.
+    recorded = None if against is None else read_device(against, rank)
+    found = traced(build, kind, version, steps, world_size, rank, explain, allocator_conf, progress)
+    counters = replay(found.recording, found.settings, kind.memory, found.steps)
+    # Steps of a script may differ. The first lacks what the optimizer makes in it.
+    settled = (counters[1:] or counters) if found.varies else counters[-1:]
+    highest = max(settled, key=lambda each: each.peak_allocated)
+    reserved = max(each.peak_reserved for each in settled)
+    outside = kind.outside + nccl.outside(found.communicators)
+    return Prediction(
+        peak_allocated=highest.peak_allocated,
+        peak_reserved=reserved,
+        peak_phase=phase_at(found.recording, highest.peak_event),
+        by_owner=owners_at(found, highest),
+        outside_allocator=outside,
+        steps=[
+            PredictedStep(
+                peak_allocated=counter.peak_allocated,
+                peak_reserved=counter.peak_reserved,
+                end_allocated=counter.end_allocated,
+            )
+            for counter in counters
+        ],
+        cudnn_trials_bound=kind.memory - kind.outside if found.cudnn_tries else UNSET,
+        seconds=time.perf_counter() - begun,
+        notes=[
+            *found.notes,
+            *([_TRIES] if found.cudnn_tries else []),
+            *_notes(kind, version, steps, reserved + outside),
+            *nccl.notes(world_size, found.communicators, found.held),
+        ],
+        peak_table=peak_table(found, highest) if explain else UNSET,
+        against=UNSET
+        if recorded is None
+        else compare(found, found.settings, kind.memory, found.steps, outside, *recorded),
+    )
+
+
+def traced(
+    build: Build | TracedProgram,
+    kind: GpuKind,
+    version: tuple[int, int],
+    steps: int,
+    world_size: int = 1,
+    rank: int = 0,
+    explain: bool = False,
+    allocator_conf: str | None = "",
+    progress: Callable[[int, int], None] | None = None,
+) -> Trace:
+    """What the program allocates, as one rank of `world_size`.
+
+    Raises:
+        BuildError: the program cannot be traced; the text says what to change.
+        ValueError: there is no such rank, or no process group can be made for it.
+    """
+    check_world(world_size, rank)
+    try:
+        return trace(build, kind, version, steps, world_size, rank, explain, allocator_conf, progress)
+    except BuildError:
+        raise
+    except Exception as error:
+        raise failure(error) from error
+
+
+def _notes(kind: GpuKind, version: tuple[int, int], steps: int, needed: int) -> list[str]:
+    notes = []
+    if not kind.measured:
+        notes.append(f"what lies outside the allocator was measured on an {MEASURED_ON}, not on {kind.name}")
+    if not OLDEST <= version <= NEWEST:
+        notes.append(f"torch {version[0]}.{version[1]} is not among the versions that were read")
+    if steps < STEADY_STEPS:
+        notes.append("the first step lacks what the optimizer makes in it: predict two for a steady state")
+    if needed > kind.memory:
+        notes.append(
+            f"this does not fit {kind.name}: the allocator would flush its cache, and be out of memory if "
+            "that is not enough"
+        )
+    return notes
+
+
+def predict(
+    build: Callable[[Any], Any],
+    *,
+    steps: int = 2,
+    allocator_conf: str = "",
+    gpu: str = "h200",
+    world_size: int = 1,
+    rank: int = 0,
+    torch_version: str | None = None,
+) -> Prediction:
+    """The peak memory of a training step, without a GPU and without running it. Sizes in bytes.
+
+    `build(device)` and its steps are run with tensors that have no data and pass for CUDA tensors.
+
+    Args:
+        build: returns `(model, optimizer, step)`; `step()` runs one optimizer step.
+        steps: how many are traced; the peaks are those of the last one. The first lacks what the optimizer
+            makes in it.
+        allocator_conf: as in `PYTORCH_CUDA_ALLOC_CONF`, e.g. `expandable_segments:True`.
+        gpu: kind of GPU: `h200`, `h100`, `a100`, `l4`, ...
+        world_size, rank: ranks of the job (DDP, FSDP2, ...), and the one that is predicted.
+        torch_version: whose allocator and kernels are meant, e.g. `2.11.0`; the installed one by default.
+
+    Raises:
+        ValueError: an argument is out of range, `build` returns something else, or the program raises; the
+            text says what to change.
+
+    Limits: one process on one GPU; `torch.compile` is traced as eager code; kernels from
+    outside PyTorch (Triton, CUDA extensions) need a shape function.
+    """
+    return predict_program(
+        build,
+        steps=steps,
+        allocator_conf=allocator_conf,
+        gpu=gpu,
+        world_size=world_size,
+        rank=rank,
+        torch_version=torch_version,
+    )

@@ -1,0 +1,216 @@
+"""What `build(device)` must return, and where it is found."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from memtriage.observe.origin import package_folder
+from memtriage.prediction.fake_cuda.tensors import parts
+
+EXPECTED: Final = (
+    "expected `build(device)` to return (model, optimizer, step), where step() runs one optimizer step"
+)
+
+
+class BuildError(ValueError):
+    """The build function cannot be used. The text says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a build function returned.
+
+    Attributes:
+        model: the module that is trained.
+        optimizers: its optimizers.
+        step: runs one optimizer step.
+    """
+
+    model: torch.nn.Module
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    step: Callable[[], Any]
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Of the model and of the optimizers, each once."""
+        seen: set[int] = set()
+        for group in (self.model.parameters(), *(_of_optimizer(optimizer) for optimizer in self.optimizers)):
+            for parameter in group:
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield parameter
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def check_built(result: Any) -> Built:
+    """The parts of what `build` returned.
+
+    Raises:
+        BuildError: it is something else, or its parameters are not on the device.
+    """
+    if not isinstance(result, (tuple, list)) or len(result) != 3:
+        if inspect.iscoroutine(result):
+            result.close()  # it will never be awaited, and need not say so
+            raise BuildError(f"{EXPECTED}; it is `async def`: make it a plain function")
+        what = f"{len(result)} things" if isinstance(result, (tuple, list)) else f"a {type(result).__name__}"
+        raise BuildError(f"{EXPECTED}; it returned {what}")
+    model, optimizer, step = result
+    if not isinstance(model, torch.nn.Module):
+        raise BuildError(f"{EXPECTED}; its first part is a {type(model).__name__}, not a torch.nn.Module")
+    optimizers = tuple(optimizer) if isinstance(optimizer, (tuple, list)) else (optimizer,)
+    for each in optimizers:
+        if not isinstance(each, torch.optim.Optimizer) and not hasattr(each, "param_groups"):
+            raise BuildError(f"{EXPECTED}; its second part is a {type(each).__name__}, not an optimizer")
+    if not callable(step):
+        raise BuildError(f"{EXPECTED}; its third part is a {type(step).__name__}, which cannot be called")
+    if not any(True for _ in model.parameters()):
+        raise BuildError(
+            "the model that `build` returned has no parameters: return the module that is trained"
+        )
+    if all(
+        parameter.device.type == "cpu" and parts(parameter)[0] is parameter
+        for parameter in model.parameters()
+    ):
+        raise BuildError(
+            "all parameters of the model are on the CPU: use the `device` that `build` is given, "
+            "as in `model.to(device)`"
+        )
+    return Built(model, optimizers, step)
+
+
+def check_done(result: Any) -> None:
+    """Whether `step()` has run its step.
+
+    Raises:
+        BuildError: it returned something that is yet to be run.
+    """
+    if inspect.iscoroutine(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
+        kind = type(result).__name__
+        if hasattr(result, "close"):
+            result.close()
+        raise BuildError(
+            f"`step()` returned a {kind}, so nothing has run: make it a plain function, without async and "
+            "yield, that runs one optimizer step"
+        )
+
+
+def failure(error: Exception, assumptions: Sequence[str] = ()) -> BuildError:
+    """The error of a program that could not be traced, in words that say what to change.
+
+    Args:
+        error: what it raised.
+        assumptions: what was assumed of values before it.
+    """
+    text = " ".join(str(error).split())[:_MESSAGE_LIMIT] or "no message"
+    said = f"the program raised {type(error).__name__}{_place(error)}: {text}"
+    if isinstance(error, _UNRELATED):
+        return BuildError(said)
+    for sign, advice in _ADVICE.items():
+        if sign in f"{type(error).__name__}: {error}":
+            return BuildError(f"{said}; {advice}")
+    for file, advice in _ADVICE_BY_FILE.items():
+        if any(frame.filename.endswith(file) for frame in traceback.extract_tb(error.__traceback__)):
+            return BuildError(f"{said}; {advice}")
+    if assumptions:
+        return BuildError(
+            f"{said}; if a value of the device led here ({assumptions[-1]}), take it out of the step: such "
+            "values are not known in a prediction"
+        )
+    return BuildError(said)
+
+
+_UNRELATED: Final = (ImportError, OSError, SyntaxError, NameError)
+"""What no choice of device and no value of a tensor leads to."""
+_MESSAGE_LIMIT: Final = 400
+_NO_VALUES: Final = "values of the device are not known in a prediction: take this out of the step"
+_WORLD: Final = "it wants other ranks: say how many there are with world_size (--world-size N)"
+_ADVICE: Final = {
+    "Sparse": "sparse tensors cannot be traced: use dense gradients",
+    "Could not run '": "this operator has no shape function: register one with torch.library.register_fake",
+    "no fake impl": "this operator has no shape function: register one with torch.library.register_fake",
+    "not linked with support for cuda": "only the thread that runs the step is traced: use no other",
+    "data_ptr": "a kernel wants the address of real data: give the build function a variant without it",
+    "CUDAGraph": "CUDA graphs cannot be traced: run the step without capturing it",
+    "triton": "Triton kernels cannot be traced: give the build function a variant without them",
+    "torch.distributed using env": _WORLD,
+    "process group has not been initialized": _WORLD,
+    "have NCCL built in": _WORLD,
+    "numpy": _NO_VALUES,
+    "no data": _NO_VALUES,
+    "Expected all tensors to be on the same device": "send inputs and every part of the model to `device`",
+    "expected device cpu but got meta": "send inputs and every part of the model to `device`",
+    "does not require grad": "train at least one parameter: all that the loss depends on are frozen",
+    "missing 1 required positional argument": EXPECTED,
+    "takes 0 positional arguments": EXPECTED,
+}
+"""What to change, by a part of the message."""
+
+_ADVICE_BY_FILE: Final = {
+    "flex_attention.py": "flex_attention cannot be traced: give the build function a variant with "
+    "scaled_dot_product_attention",
+}
+"""What to change, by a file that the program went through."""
+
+
+def _place(error: Exception) -> str:
+    """Where the program itself was, outside installed packages."""
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        return f" at {error.filename}:{error.lineno}"
+    place = ""
+    trace = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if "site-packages" not in file and not file.startswith(_OWN_FOLDER):
+            place = f" at {file}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
+
+
+_OWN_FOLDER: Final = package_folder()
+
+
+def load(target: str) -> Callable[[Any], Any]:
+    """The function that `FILE.py:FUNCTION` names; the file is run, with its folder on the import path.
+
+    Raises:
+        BuildError: no such file or function, or the file cannot be imported.
+    """
+    file, separator, name = target.rpartition(":")
+    if not separator or not file.endswith(".py") or not name:
+        raise BuildError(f"{target!r} names no function; expected FILE.py:FUNCTION, as in train.py:build")
+    path = Path(file)
+    if not path.is_file():
+        raise BuildError(f"no such file: {file!r}; expected a Python file with the function {name!r}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    sys.modules.setdefault(path.stem, module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise BuildError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        there = ", ".join(
+            key
+            for key, value in vars(module).items()
+            if inspect.isfunction(value) and not key.startswith("_")
+        )
+        raise BuildError(f"{file} has no function {name!r}; it has {there or 'none'}")
+    found: Callable[[Any], Any] = function
+    return found

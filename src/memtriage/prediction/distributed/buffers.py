@@ -1,0 +1,46 @@
+"""Names the buffers of FSDP2 and DDP while they are allocated."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch.distributed as dist
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fsdp_param_group
+from torch.nn.parallel import DistributedDataParallel
+
+from memtriage.prediction.lifetimes import Lifetimes
+
+COMMUNICATION: Final = "communication buffer"
+UNSHARDED: Final = "unsharded parameter"
+
+
+def replacements(lifetimes: Lifetimes) -> list[tuple[Any, str, Any]]:
+    """What allocates them, as attributes to replace for the time of a trace."""
+    found: list[tuple[Any, str, str]] = [
+        (_fsdp_param_group, "foreach_all_gather", COMMUNICATION),
+        (_fsdp_collectives.DefaultAllGather, "allocate", COMMUNICATION),
+        (_fsdp_collectives.DefaultReduceScatter, "allocate", COMMUNICATION),
+        (_fsdp_param.FSDPParam, "init_all_gather_outputs", UNSHARDED),
+        (_fsdp_param.FSDPParam, "alloc_all_gather_outputs", UNSHARDED),
+        (DistributedDataParallel, "_ddp_init_helper", COMMUNICATION),
+        (dist.Reducer, "_rebuild_buckets", COMMUNICATION),
+    ]
+    return [
+        (owner, name, _owned(getattr(owner, name), kind, lifetimes))
+        for owner, name, kind in found
+        if hasattr(owner, name)  # not every version of torch has all of them
+    ]
+
+
+def _owned(original: Callable[..., Any], kind: str, lifetimes: Lifetimes) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before, lifetimes.owner = lifetimes.owner, kind
+        try:
+            return original(*args, **kwargs)
+        finally:
+            lifetimes.owner = before
+
+    return call

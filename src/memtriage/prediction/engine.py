@@ -1,0 +1,91 @@
+"""What the autograd engine does in C++, with no Python in between.
+
+The engine adds gradients that meet at one tensor into the first of them, where nothing else holds it
+(`accumulate` in torch/csrc/autograd/input_buffer.cpp, torch 2.8 to 2.14). Under a dispatch mode it never
+does, and adds out of place.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memtriage.observe.origin import package_folder
+
+aten: Final = torch.ops.aten
+
+_ENGINE: Final = os.path.join("autograd", "graph.py")
+"""Runs the autograd engine."""
+_BETWEEN: Final = (package_folder(), os.path.join(os.path.dirname(torch.__file__), "_"))
+"""What lies between it and here: the dispatch mode, and what torch wraps around one (`_dynamo`)."""
+_USES_OF_STORAGE: Final = 2
+"""Of a storage that one tensor alone has: by the tensor, and by the object that it is asked through."""
+
+
+def called_by_engine() -> bool:
+    """Whether an operator that is being dispatched was called by the engine's C++."""
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+        frame = frame.f_back
+    return frame.f_code.co_filename.endswith(_ENGINE)
+
+
+def adds_in_place(args: tuple[Any, ...]) -> bool:
+    """Whether an `aten::add` is one of the engine's that is done in the first gradient."""
+    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or len(args) != 2:
+        return False
+    first, second = args
+    if not isinstance(second, torch.Tensor) or first.shape != second.shape or first.dtype != second.dtype:
+        return False
+    alone = _uses(first) == uses_alone() and _uses_of_storage(first) == _USES_OF_STORAGE
+    return alone and _is_dense(first) and called_by_engine()
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie side by side, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _uses(tensor: torch.Tensor) -> int:
+    count: int = tensor._use_count()
+    return count
+
+
+def _uses_of_storage(tensor: torch.Tensor) -> int:
+    count: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return count
+
+
+class _Look(TorchDispatchMode):  # type: ignore[misc]
+    """Notes how often the first operand of an addition within backward is referred to."""
+
+    uses: int | None = None
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is aten.add.Tensor and torch._C._current_graph_task_id() != -1:
+            self.uses = _uses(args[0])
+        return func(*args, **kwargs or {})
+
+
+@functools.cache
+def uses_alone() -> int | None:
+    """How often a gradient that the engine alone holds is referred to while it is dispatched.
+
+    It depends on the versions of torch and Python, so a small graph is looked at; not within backward.
+    """
+    given = torch.ones(2, device="cpu", requires_grad=True)
+    with torch.enable_grad(), _Look() as look:
+        held = given * 2
+        (held + held.sin()).sum().backward()
+    uses: int | None = look.uses
+    return uses

@@ -1,0 +1,160 @@
+"""CUDA's autocast, done in Python: its C++ kernels pass over tensors that only play CUDA tensors.
+
+The casts and the cache of cast weights follow `cached_cast` in ATen/autocast_mode.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+
+from memtriage.prediction.fake_cuda.autocast_lists import LOWER, SINGLE, SINGLE_BY_DTYPE, SINGLE_NORM, WIDEST
+from memtriage.prediction.fake_cuda.overrides import Overrides
+from memtriage.prediction.fake_cuda.tensors import is_gpu
+from memtriage.prediction.operators import mapped, tensors_in
+
+RMS_NORM_SINGLE_SINCE: Final = (2, 12)
+"""Pull request 188955 put `rms_norm` on the list of single precision."""
+
+
+class Autocast:
+    """The casts, and the cache of cast weights that lives as long as the outermost autocast region."""
+
+    def __init__(self, version: tuple[int, int]) -> None:
+        self._version = version
+        self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def register(self, overrides: Overrides) -> None:
+        """Puts the casts in place of CUDA's autocast kernels."""
+        single = [*SINGLE, *(["rms_norm"] if self._version >= RMS_NORM_SINGLE_SINCE else [])]
+        for names, make in (
+            (LOWER, self._lower),
+            (single, self._single),
+            (SINGLE_BY_DTYPE, self._single_by_dtype),
+            (SINGLE_NORM, self._single_norm),
+            (WIDEST, self._widest),
+        ):
+            for name in names:
+                overrides.put(name, "AutocastCUDA", make)
+
+    @contextmanager
+    def cache_kept(self) -> Iterator[None]:
+        """While the block runs, leaving the outermost region also empties this cache."""
+        original = torch.clear_autocast_cache
+
+        def clear() -> None:
+            self._cache.clear()
+            original()
+
+        torch.clear_autocast_cache = clear
+        try:
+            yield
+        finally:
+            torch.clear_autocast_cache = original
+            self._cache.clear()
+
+    def _lower(self, func: Any) -> Callable[..., Any]:
+        def cast_and_run(*args: Any, **kwargs: Any) -> Any:
+            dtype = torch.get_autocast_dtype("cuda")
+            return _without_autocast(func, *self._cast(args, kwargs, dtype))
+
+        return cast_and_run
+
+    def _single(self, func: Any) -> Callable[..., Any]:
+        def cast_and_run(*args: Any, **kwargs: Any) -> Any:
+            return _without_autocast(func, *self._cast(args, kwargs, torch.float32))
+
+        return cast_and_run
+
+    def _single_by_dtype(self, func: Any) -> Callable[..., Any]:
+        """`fp32_set_opt_dtype`: no cast, but the accumulation and the result are single precision."""
+        position = [argument.name for argument in func._schema.arguments].index("dtype")
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            given = args[position] if position < len(args) else kwargs.get("dtype")
+            first = args[0]
+            if given is None and is_gpu(first) and first.is_floating_point():
+                args = args[:position]
+                kwargs = {**kwargs, "dtype": torch.float32}
+                if not func._schema.arguments[position].kwarg_only:
+                    kwargs.pop("dtype")
+                    filled = [
+                        *args,
+                        *(
+                            argument.default_value
+                            for argument in func._schema.arguments[len(args) : position]
+                        ),
+                    ]
+                    args = (*filled, torch.float32)
+            return _without_autocast(func, args, kwargs)
+
+        return run
+
+    def _single_norm(self, func: Any) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            first = args[0]
+            if not first.is_floating_point():
+                return _without_autocast(func, args, kwargs)
+            with _autocast_off():
+                return torch.linalg.vector_norm(
+                    first,
+                    2.0 if len(args) < 2 or args[1] is None else args[1],
+                    *(args[2:4] if len(args) > 2 else ()),
+                    dtype=torch.float32,
+                )
+
+        return run
+
+    def _widest(self, func: Any) -> Callable[..., Any]:
+        def cast_and_run(*args: Any, **kwargs: Any) -> Any:
+            widest = torch.get_autocast_dtype("cuda")
+            for each in tensors_in(args, kwargs):
+                if _eligible(each) and each.dtype is torch.float32:
+                    widest = torch.float32
+            return _without_autocast(func, *self._cast(args, kwargs, widest))
+
+        return cast_and_run
+
+    def _cast(self, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype) -> Any:
+        """The arguments in the other type, cast from the last to the first, as GCC evaluates a call's."""
+
+        def cast(tensor: torch.Tensor) -> torch.Tensor:
+            return self._cached(tensor, dtype)
+
+        with _autocast_off():
+            named = mapped(kwargs, cast)
+            return tuple(mapped(arg, cast) for arg in reversed(args))[::-1], named
+
+    def _cached(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if not _eligible(tensor) or tensor.dtype is dtype:
+            return tensor
+        kept = (
+            dtype is torch.get_autocast_dtype("cuda")
+            and tensor.dtype is torch.float32
+            and tensor.requires_grad
+            and tensor.is_leaf
+            and not tensor._is_view()
+            and torch.is_autocast_cache_enabled()
+        )
+        if not kept:
+            return tensor.to(dtype)
+        found = self._cache.get(id(tensor))
+        if found is None:
+            found = self._cache[id(tensor)] = (tensor, tensor.to(dtype))
+        return found[1]
+
+
+def _eligible(tensor: torch.Tensor) -> bool:
+    return is_gpu(tensor) and tensor.is_floating_point() and tensor.dtype is not torch.float64
+
+
+def _autocast_off() -> Any:
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA))
+
+
+def _without_autocast(func: Any, args: Any, kwargs: Any) -> Any:
+    with _autocast_off():
+        return func(*args, **kwargs)

@@ -1,0 +1,420 @@
+"""`torch.cuda` as a machine with one GPU would show it, for the time of a trace."""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch.utils import _device
+
+from memtriage.prediction.allocator_conf import AllocatorConf
+from memtriage.prediction.fake_cuda import legacy, transfers
+from memtriage.prediction.fake_cuda.streams import Streams
+from memtriage.prediction.fake_cuda.tensors import (
+    CPU,
+    CUDA,
+    fake_device,
+    gpu,
+    is_host_fake,
+    meaning_meta,
+    passing_for,
+)
+from memtriage.prediction.gpu_kinds import GpuKind
+from memtriage.prediction.lifetimes import Lifetimes
+from memtriage.prediction.notes import Notes
+from memtriage.prediction.simulate import LiveReplay
+
+_META_FACTORIES: Final = ("empty", "empty_strided", "zeros", "ones", "full", "rand", "randn")
+_MISSING: Final = object()
+
+
+_FACTORIES: Final = (
+    *(f"{name}_like" for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")),
+    *("randint", "randperm", "arange", "linspace", "logspace", "eye", "scalar_tensor", "empty_permuted"),
+    *("tril_indices", "triu_indices"),
+)
+_NEW_FACTORIES: Final = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "new_tensor")
+
+
+class _Quiet:
+    """A library of C functions that do nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return _always(0)
+
+
+@contextmanager
+def fake_cuda(
+    machine: GpuKind,
+    lifetimes: Lifetimes,
+    allocator: LiveReplay,
+    conf: AllocatorConf,
+    notes: Notes,
+    devices: int,
+) -> Iterator[None]:
+    """Makes `torch.cuda` answer as GPUs of this kind; everything is put back at the end.
+
+    Args:
+        devices: how many there are; the program's is `tensors.gpu()`.
+    """
+    with ExitStack() as stack:
+        if not _numbers_are_devices():
+            stack.enter_context(_device_pickled(torch.device))
+        for owner, name, value in _replacements(machine, lifetimes, allocator, conf, notes, devices):
+            before = getattr(owner, name, _MISSING)
+            # Not every version of torch has all names, and only a build for CUDA has all of `torch._C`.
+            if before is not _MISSING or owner is torch._C:
+                stack.enter_context(replaced(owner, name, accepting(before, value)))
+        yield
+
+
+def accepting(original: Any, answer: Any) -> Any:
+    """The stand-in for a function: it accepts what the original accepts, and raises its TypeErrors."""
+    if not callable(answer) or isinstance(original, type):
+        return answer
+    try:
+        signature = inspect.signature(original)
+    except (TypeError, ValueError):  # written in C, or not there; then the answer hands on what it is given
+        return answer
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        return answer(*bound.args, **bound.kwargs)
+
+    return call
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute is another for the time of the block."""
+    before = vars(owner).get(name, _MISSING)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is _MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+def _replacements(
+    machine: GpuKind,
+    lifetimes: Lifetimes,
+    allocator: LiveReplay,
+    conf: AllocatorConf,
+    notes: Notes,
+    devices: int,
+) -> list[tuple[Any, str, Any]]:
+    """Every attribute that is replaced: its owner, its name, its value."""
+    streams = Streams(lifetimes)
+    of_cuda = {
+        **_of_device(machine, devices),
+        **_of_memory(machine, lifetimes, allocator),
+        "_set_allocator_settings": conf.change,
+        **_of_streams(streams),
+        **_of_random(),
+    }
+    of_accelerator = _of_accelerator(machine, lifetimes, allocator, streams, devices)
+    found: list[tuple[Any, str, Any]] = []
+    for owners, answers in (
+        ((torch.cuda, torch.cuda.memory, torch.cuda.random), of_cuda),
+        ((torch.accelerator, getattr(torch.accelerator, "memory", torch.accelerator)), of_accelerator),
+    ):
+        # Some functions are known by two names.
+        found += [
+            (owner, name, value)
+            for owner in dict.fromkeys(owners)
+            for name, value in answers.items()
+            if name in vars(owner)
+        ]
+    found += [(torch, "Stream", streams.stream_type), (torch, "Event", streams.event_type)]
+    return [*found, *transfers.replacements(lifetimes), *legacy.replacements(), *_of_torch(notes, conf)]
+
+
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
+
+
+def _of_device(machine: GpuKind, devices: int) -> dict[str, Any]:
+    major, minor = machine.capability
+    properties = SimpleNamespace(
+        name=machine.name,
+        major=major,
+        minor=minor,
+        multi_processor_count=machine.multiprocessors,
+        max_threads_per_multi_processor=machine.threads_per_multiprocessor,
+        total_memory=machine.memory,
+        warp_size=32,
+        is_integrated=0,
+        is_multi_gpu_board=0,
+        gcnArchName="",
+    )
+    return {
+        "_lazy_init": _always(None),
+        "init": _always(None),
+        "is_available": _always(True),
+        "is_initialized": _always(True),
+        "device_count": _always(devices),
+        "current_device": _index,
+        "set_device": _always(None),
+        "_exchange_device": _index,
+        "_maybe_exchange_device": _index,
+        "can_device_access_peer": _always(True),
+        "get_device_capability": _always(machine.capability),
+        "get_device_name": _always(machine.name),
+        "get_device_properties": _always(properties),
+        "get_arch_list": _always([f"sm_{major}{minor}"]),
+        "get_gencode_flags": _always(f"-gencode compute=compute_{major}{minor},code=sm_{major}{minor}"),
+        "is_bf16_supported": _always(machine.capability >= (8, 0)),
+        "is_tf32_supported": _always(machine.capability >= (8, 0)),
+        "is_current_stream_capturing": _always(False),
+        "cudart": _always(_Quiet()),
+        "check_error": _always(None),
+        "get_sync_debug_mode": _always(0),
+        "set_sync_debug_mode": _always(None),
+        **dict.fromkeys(
+            ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate"), _always(0)
+        ),
+    }
+
+
+def _index(*args: Any, **kwargs: Any) -> int:
+    """Index of the program's GPU, which stays the current one whatever it switches to."""
+    index: int = gpu().index
+    return index
+
+
+def _of_memory(machine: GpuKind, lifetimes: Lifetimes, allocator: LiveReplay) -> dict[str, Any]:
+    """What PyTorch's own functions (`max_memory_allocated`, `memory_summary`) ask, and what writes files."""
+    return {
+        "mem_get_info": _free_and_total(machine, allocator),
+        "memory_stats": lambda *args: allocator.stats(),
+        "host_memory_stats": lambda: defaultdict(int),
+        "reset_peak_memory_stats": lambda *args: allocator.reset_peaks(),
+        "reset_accumulated_memory_stats": _always(None),
+        "reset_peak_host_memory_stats": _always(None),
+        "reset_accumulated_host_memory_stats": _always(None),
+        "empty_cache": lifetimes.cache_emptied,
+        "ipc_collect": _always(None),
+        "set_per_process_memory_fraction": _always(None),
+        "get_per_process_memory_fraction": _always(1.0),
+        "device_memory_used": lambda *args: allocator.reserved() + machine.outside,
+        "list_gpu_processes": _always(""),
+        "memory_snapshot": _always([]),
+        "_record_memory_history": _always(None),
+        "_snapshot": _always({"segments": [], "device_traces": []}),
+        "_dump_snapshot": _always(None),
+    }
+
+
+def _free_and_total(machine: GpuKind, allocator: LiveReplay) -> Callable[..., tuple[int, int]]:
+    return lambda *args: (machine.memory - machine.outside - allocator.reserved(), machine.memory)
+
+
+def _of_streams(streams: Streams) -> dict[str, Any]:
+    return {
+        "Stream": streams.stream_type,
+        "Event": streams.event_type,
+        "ExternalStream": streams.stream_type,
+        "current_stream": lambda *args: streams.current,
+        "default_stream": _always(streams.default),
+        "stream": streams.entered,
+        "set_stream": streams.set,
+        "synchronize": streams.synchronize,
+    }
+
+
+def _of_random() -> dict[str, Any]:
+    return {
+        "manual_seed": _always(None),
+        "manual_seed_all": _always(None),
+        "seed": _always(None),
+        "seed_all": _always(None),
+        "initial_seed": _always(0),
+        "get_rng_state": lambda *args: torch.zeros(16, dtype=torch.uint8, device=CPU),
+        "get_rng_state_all": lambda: [torch.zeros(16, dtype=torch.uint8, device=CPU)],
+        "set_rng_state": _always(None),
+        "set_rng_state_all": _always(None),
+    }
+
+
+def _of_accelerator(
+    machine: GpuKind, lifetimes: Lifetimes, allocator: LiveReplay, streams: Streams, devices: int
+) -> dict[str, Any]:
+    return {
+        "is_available": _always(True),
+        "current_accelerator": _always(torch.device("cuda")),
+        "device_count": _always(devices),
+        "current_device_index": _index,
+        "current_device_idx": _index,
+        "set_device_index": _always(None),
+        "set_device_idx": _always(None),
+        "get_device_capability": _always({"supported_dtypes": set()}),
+        "synchronize": streams.synchronize,
+        "current_stream": lambda *args: streams.current,
+        "set_stream": streams.set,
+        "empty_cache": lifetimes.cache_emptied,
+        "empty_host_cache": _always(None),
+        "memory_stats": lambda *args: allocator.stats(),
+        "get_memory_info": _free_and_total(machine, allocator),
+        "reset_peak_memory_stats": lambda *args: allocator.reset_peaks(),
+        "reset_accumulated_memory_stats": _always(None),
+    }
+
+
+def _readable(original: Callable[..., Any], notes: Notes) -> Callable[..., Any]:
+    """`Tensor.numpy`: a host tensor without data gets some, ones, when the program reads it."""
+
+    def numpy(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if is_host_fake(self):
+            notes.assume("large tensors of the host are taken as ones where they are read")
+            return np.ones(self.shape, original(torch.empty(0, dtype=self.dtype)).dtype)
+        return original(self, *args, **kwargs)
+
+    return numpy
+
+
+def _of_torch(notes: Notes, conf: AllocatorConf) -> list[tuple[Any, str, Any]]:
+    # Before its members are replaced: the set is made once and kept for good.
+    _device._device_constructors()
+    context = _device.DeviceContext
+    asked_by_context = meaning_meta(
+        context.__torch_function__, lambda self, *args: self.device.type == "meta"
+    )
+    grouped = _grouped(torch._C._group_tensors_by_device_and_dtype)
+    return [
+        *(
+            (torch, name, _numbered(meaning_meta(getattr(torch, name), _meta_asked)))
+            for name in _META_FACTORIES
+        ),
+        *((torch, name, _numbered(getattr(torch, name))) for name in _FACTORIES),
+        *((torch.Tensor, name, _numbered(getattr(torch.Tensor, name))) for name in _NEW_FACTORIES),
+        (torch._C._nn, "_parse_to", _first_numbered(torch._C._nn._parse_to)),
+        (
+            torch,
+            "device",
+            torch.device
+            if _numbers_are_devices()
+            else passing_for(torch.device, _first_numbered(torch.device)),
+        ),
+        (context, "__torch_function__", asked_by_context),
+        (torch, "compile", _not_compiled(notes)),
+        # Compares values, which are not known.
+        (torch.distributions.Distribution, "_validate_args", False),
+        (torch, "Generator", passing_for(torch.Generator, _host_generator(torch.Generator))),
+        (torch.Tensor, "numpy", _readable(torch.Tensor.numpy, notes)),
+        (torch, "tensor", _made_on_host(torch.tensor)),
+        (torch, "as_tensor", _made_on_host(torch.as_tensor)),
+        (torch, "asarray", _made_on_host(torch.asarray)),
+        (torch._C, "_group_tensors_by_device_and_dtype", grouped),
+        (torch._C, "_accelerator_setAllocatorSettings", conf.change),
+        (torch._C, "_accelerator_exchangeDevice", _index),
+        (torch._C, "_accelerator_maybeExchangeDevice", _index),
+        (torch.cuda.nvtx, "_nvtx", _Quiet()),
+        (torch.version, "cuda", torch.version.cuda or "13.0"),
+        (torch.backends.cuda, "is_built", _always(True)),
+        (torch.backends.cudnn, "is_available", _always(True)),
+        (torch.backends.cudnn, "version", _always(91900)),
+    ]
+
+
+def _not_compiled(notes: Notes) -> Callable[..., Any]:
+    def compile(model: Any = None, **options: Any) -> Any:
+        notes.add("compile", "torch.compile is left out: compiled code keeps and recomputes other tensors")
+        return model if model is not None else lambda function: function
+
+    return compile
+
+
+def _grouped(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Groups of tensors for foreach kernels: C++ would name their true device."""
+
+    def group(*args: Any, **kwargs: Any) -> Any:
+        groups = original(*args, **kwargs)
+        return {
+            (fake_device(tensors[0][0]) if tensors and tensors[0] else device, dtype): (tensors, indices)
+            for (device, dtype), (tensors, indices) in groups.items()
+        }
+
+    return group
+
+
+def _numbers_are_devices() -> bool:
+    """Whether this build takes `torch.device(0)` for a GPU, as one for CUDA does."""
+    try:
+        return bool(torch.device(0).type == "cuda")
+    except RuntimeError:
+        return False
+
+
+@contextmanager
+def _device_pickled(original: Any) -> Iterator[None]:
+    """In the block devices are pickled by the name `torch.device`, whatever that is."""
+    copyreg.pickle(original, lambda each: (torch.device, (str(each),)))
+    try:
+        yield
+    finally:
+        del copyreg.dispatch_table[original]
+
+
+def _as_device(given: Any) -> Any:
+    return torch.device("cuda", given) if type(given) is int else given
+
+
+def _numbered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, for which `device=0` is a GPU."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs:
+            kwargs["device"] = _as_device(kwargs["device"])
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _first_numbered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, for which a number as `device` or as its first argument is a GPU."""
+    return lambda *args, **kwargs: _numbered(function)(*map(_as_device, args[:1]), *args[1:], **kwargs)
+
+
+def _meta_asked(*args: Any, device: Any = None, **kwargs: Any) -> bool:
+    return device is not None and torch.device(device).type == "meta"
+
+
+def _made_on_host(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`torch.tensor(data, device="cuda")`, as C++ does it too: made on the host, then sent to the device."""
+
+    def make(*args: Any, **kwargs: Any) -> torch.Tensor:
+        device = kwargs.pop("device", None)
+        if device is None:
+            # Of `with torch.device(...):`, not by `get_default_device`, which would come back here.
+            device = _device.CURRENT_DEVICE
+        wanted = None if device is None else torch.device(_as_device(device))
+        if args and isinstance(args[0], torch.Tensor):
+            # A tensor that has its place already: C++ would compare with the true device.
+            source = args[0] if wanted is None else args[0].to(wanted)
+            dtype = kwargs.get("dtype")
+            return source if dtype is None else source.to(dtype)
+        requires_grad = kwargs.pop("requires_grad", False)
+        made = original(*args, device=CPU, **kwargs)
+        if wanted is not None and wanted.type != "cpu":
+            made = made.to(CUDA if wanted.type == "cuda" else wanted)
+        return made.requires_grad_() if requires_grad else made
+
+    return make
+
+
+def _host_generator(original: Callable[[], Any]) -> Callable[..., Any]:
+    """`torch.Generator(device="cuda")`: one of the host instead."""
+    return lambda device=None: original()

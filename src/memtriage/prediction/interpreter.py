@@ -1,0 +1,266 @@
+"""Runs every operator without data: shapes by meta kernels, lifetimes noted, small values followed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memtriage.prediction import data_dependent, shapes
+from memtriage.prediction.distributed.collectives import Collectives
+from memtriage.prediction.engine import adds_in_place, uses_alone
+from memtriage.prediction.fake_cuda.composites import Composites
+from memtriage.prediction.fake_cuda.tensors import (
+    CPU,
+    CUDA,
+    META,
+    as_device,
+    is_gpu,
+    is_host_fake,
+    kernel,
+    meta_is_meant,
+    true_device,
+)
+from memtriage.prediction.known_shapes import KnownShapes
+from memtriage.prediction.lifetimes import Lifetimes
+from memtriage.prediction.notes import Notes
+from memtriage.prediction.operators import Operator, facts, mapped, tensors_in
+from memtriage.prediction.scratch import convolution, products
+from memtriage.prediction.scratch.stages import AT_THE_END
+from memtriage.prediction.scratch.table import Scratch
+from memtriage.prediction.values import KnownValues
+
+HOST_LIMIT: Final = 1 << 20
+"""Tensors of the host are made for real up to this many elements, and without data beyond."""
+
+MULTIPLIES: Final = products.PRODUCTS | convolution.RULES.keys()
+"""Operators that take no tensor of the host beside those of the device."""
+
+
+class Interpreter(TorchDispatchMode):  # type: ignore[misc]
+    """The dispatch mode of a trace.
+
+    Attributes:
+        lifetimes: where storages are noted.
+        values: what is known of their contents.
+        notes: what had to be assumed.
+    """
+
+    def __init__(
+        self,
+        lifetimes: Lifetimes,
+        values: KnownValues,
+        notes: Notes,
+        scratch: Scratch,
+        composites: Composites,
+        collectives: Collectives,
+    ) -> None:
+        super().__init__()
+        uses_alone()
+        self.lifetimes = lifetimes
+        self.values = values
+        self.notes = notes
+        self._pid = os.getpid()
+        self._scratch = scratch
+        self._composites = composites.kernels
+        self._collectives = collectives
+        self._shapes = KnownShapes()
+        lifetimes.freed = values.forget
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not torch._C._len_torch_function_stack():
+            return self._answer(func, types, args, kwargs or {})
+        # C++ called the operator (a reducer, a broadcast) inside a `with torch.device(...):`, which would
+        # take the questions below for the program's.
+        with torch._C.DisableTorchFunction():
+            return self._answer(func, types, args, kwargs or {})
+
+    def _answer(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if types and not all(map(_plain, types)):
+            # A wrapper (DTensor) runs its own parts first.
+            return NotImplemented
+        if os.getpid() != self._pid:
+            # A worker of a DataLoader was forked from this thread: what it loads is real.
+            return func(*args, **kwargs)
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        operator = facts(func)
+        tensors = tensors_in(args, kwargs)
+        faked = any(is_gpu(tensor) or is_host_fake(tensor) for tensor in tensors)
+        if not faked and ((operator.written and tensors) or not self._makes_fake(operator, args, kwargs)):
+            return func(*args, **kwargs)
+        if operator.makes and self.lifetimes.over is not None:
+            self.lifetimes.over()
+        if operator.collective:
+            return self._collectives.answer(func, args, kwargs)
+        if operator.composite and torch.is_inference_mode_enabled():
+            composite = self._composites.get(func, func.decompose)
+            if composite is not None:
+                with self:
+                    return composite(*args, **kwargs)
+        special = data_dependent.RULES.get(func)
+        if special is not None:
+            answer = special(self, func, args, kwargs)
+            if answer is not NotImplemented:
+                return answer
+        return self.run(func, args, kwargs)
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator that takes or makes tensors without data."""
+        operator = facts(func)
+        targets = operator.targets(args, kwargs)
+        tensors = tensors_in(args, kwargs)
+        if targets and not any(true_device(target).type == "meta" for target in targets):
+            # The host receives what the device sends; what is unknown stays as it was.
+            known = self.values.compute(func, args, kwargs)
+            return known if known is not None else targets[0]
+        if func in MULTIPLIES:
+            _check_places(func, tensors)
+        elif func is torch.ops.aten.add.Tensor and adds_in_place(args):
+            return args[0]
+        # What is written stays where it is, whatever is written to it.
+        device = self._result_device(targets or tensors, kwargs)
+        meta_args, meta_kwargs = mapped(args, _without_data), mapped(kwargs, _without_data)
+        if operator.has_device and kwargs.get("device") is not None:
+            meta_kwargs["device"] = META
+        with kernel():
+            key = self._shapes.key(func, operator, meta_args, meta_kwargs)
+            made = self._shapes.find(key)
+            if made is None:
+                made = shapes.RULES.get(func, func)(*meta_args, **meta_kwargs)
+                self._shapes.keep(key, made, meta_args, meta_kwargs)
+        result = mapped(made, lambda each: as_device(each, device))
+        outputs = tensors_in(result)
+        self._note(func, operator, args, kwargs, targets, outputs)
+        if device.type == "cpu" and not targets and any(map(is_gpu, tensors)):
+            return mapped(result, self._on_host)
+        return result
+
+    def _makes_fake(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an operator on real tensors makes one on the device, or a large one on the host."""
+        device = kwargs.get("device")
+        if device is not None and device.type == "cuda":
+            return True
+        if device is not None and device.type == "meta":
+            return operator.has_device and not meta_is_meant() and not tensors_in(args)
+        if not operator.has_device or tensors_in(args, kwargs):
+            return False
+        return any(torch.Size(arg).numel() > HOST_LIMIT for arg in args if _is_size(arg))
+
+    def _result_device(self, tensors: list[torch.Tensor], kwargs: dict[str, Any]) -> torch.device:
+        device = kwargs.get("device")
+        if device is not None and device.type != "meta":
+            return CUDA if device.type == "cuda" else CPU
+        if any(map(is_gpu, tensors)):
+            return CUDA
+        return CPU if tensors or device is None else CUDA
+
+    def _note(
+        self,
+        func: Any,
+        operator: Operator,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        targets: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+    ) -> None:
+        stages = self._scratch(func, args, kwargs, outputs)
+        fresh: list[torch.Tensor] = []
+        in_order = reversed(outputs) if func in shapes.LAST_FIRST else outputs
+        for position, output in enumerate(in_order, 1):
+            if is_gpu(output):
+                if self.lifetimes.see(output.untyped_storage(), operator.name):
+                    fresh.append(output)
+            elif is_host_fake(output):
+                fresh.append(output)
+            self._hold(stages.get(position), operator)
+        if operator.resizes:
+            for target in targets:
+                self.lifetimes.resized(target.untyped_storage(), operator.name)
+        self._scratch.keep(func, args)
+        self._hold(stages.get(AT_THE_END), operator)
+        if targets:
+            self._follow_writes(func, args, kwargs, targets)
+        elif fresh and all(tensor.numel() <= data_dependent.VALUE_LIMIT for tensor in fresh):
+            self._follow(func, args, kwargs, outputs)
+
+    def _hold(self, sizes: list[int] | None, operator: Operator) -> None:
+        """Buffers come and go inside an operator."""
+        if sizes:
+            self.lifetimes.release(self.lifetimes.scratch(sizes, operator.name))
+
+    def _follow(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]
+    ) -> None:
+        known = self.values.compute(func, args, kwargs)
+        if known is None:
+            return
+        for output, value in zip(outputs, tensors_in(known), strict=False):
+            if output.shape == value.shape:
+                self.values.note(output, value)
+
+    def _follow_writes(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], targets: list[torch.Tensor]
+    ) -> None:
+        held = [self.values.of(target) for target in targets]
+        if any(each is None for each in held):
+            # A fresh buffer that is filled as a whole becomes known by it.
+            if (
+                len(targets) == 1
+                and func in data_dependent.FILLS
+                and targets[0].numel() <= data_dependent.VALUE_LIMIT
+            ):
+                blank = torch.empty(targets[0].shape, dtype=targets[0].dtype, device=CPU)
+                self.values.note(targets[0], blank)
+                if self.values.of(targets[0]) is None:
+                    return
+            else:
+                for target in targets:
+                    self.values.forget(target.untyped_storage()._cdata)
+                return
+        if self.values.compute(func, args, kwargs) is None:
+            for target in targets:
+                self.values.forget(target.untyped_storage()._cdata)
+
+    def _on_host(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that the program copied to the host: real while it is small."""
+        known = self.values.of(tensor)
+        if known is not None:
+            return known.clone()
+        if tensor.numel() > HOST_LIMIT:
+            return tensor
+        self.notes.assume(f"values copied to the host are taken as {data_dependent.NUMBER}")
+        return torch.full(tensor.shape, data_dependent.NUMBER, dtype=tensor.dtype, device=CPU)
+
+
+def _check_places(func: Any, tensors: list[torch.Tensor]) -> None:
+    """Raises what CUDA raises where a tensor was left on the host; numbers may be there."""
+    if any(map(is_gpu, tensors)) and any(tensor.dim() and not is_gpu(tensor) for tensor in tensors):
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but "
+            f"{func._schema.name} was given one on the CPU beside one on cuda:0"
+        )
+
+
+def _plain(kind: Any) -> bool:
+    """Whether tensors of this type hold their own storage: they leave dispatch to the modes."""
+    plain: bool = kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    return plain
+
+
+def _without_data(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or for one with data on the host its like on the meta device."""
+    if true_device(tensor).type == "cpu" and tensor.layout is torch.strided:
+        if tensor.dim() == 0:
+            # Zero-dimensional tensors of the host do not take part in type promotion as those of a device.
+            return tensor
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=META)
+    return tensor
+
+
+def _is_size(argument: Any) -> bool:
+    return isinstance(argument, (list, tuple, torch.Size)) and all(isinstance(each, int) for each in argument)

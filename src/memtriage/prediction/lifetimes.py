@@ -1,0 +1,231 @@
+"""Records when each storage on the device comes and goes, in program order."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+FREE: Final = 0
+"""The `size` of an event that frees; allocations are larger (empty storages take no memory)."""
+DEFAULT_STREAM: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LifetimeEvent:
+    """An allocation or a free.
+
+    Attributes:
+        block: number of the allocation, counted from 0.
+        size: bytes asked for; FREE when the block is freed.
+    """
+
+    block: int
+    size: int
+
+
+@dataclass(slots=True)
+class TracedBlock:
+    """What is known of one allocation.
+
+    Attributes:
+        size: bytes asked for.
+        op: the operator that made it, e.g. `aten::mm`.
+        phase: the phase in which it was made.
+        recorded: whether autograd was recording when it was made.
+        owner: a fixed owner (workspace), or None: told from what it becomes.
+        stream: number of the stream that was current.
+    """
+
+    size: int
+    op: str
+    phase: str
+    recorded: bool
+    owner: str | None = None
+    stream: int = DEFAULT_STREAM
+
+
+@dataclass(frozen=True, slots=True)
+class StreamUse:
+    """Another stream than a block's own uses it; or a stream has passed what was put on it.
+
+    Attributes:
+        event: index of the first event after it.
+        stream: number of the stream.
+        block: number of the block; None when the stream has passed.
+    """
+
+    event: int
+    stream: int
+    block: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A phase begins.
+
+    Attributes:
+        event: index of the first event of the phase.
+        phase: `build`, `forward`, `backward` or `optimizer`.
+        step: the step, counted from 0; -1 while building.
+    """
+
+    event: int
+    phase: str
+    step: int
+
+
+@dataclass(slots=True)
+class AllocationTrace:
+    """The whole trace.
+
+    Attributes:
+        events: allocations and frees in program order.
+        blocks: by number.
+        markers: where phases begin.
+        releases: indices of the events before which `empty_cache` was called.
+        uses: of blocks by other streams than their own, in order.
+    """
+
+    events: list[LifetimeEvent] = field(default_factory=list)
+    blocks: list[TracedBlock] = field(default_factory=list)
+    markers: list[Marker] = field(default_factory=list)
+    releases: list[int] = field(default_factory=list)
+    uses: list[StreamUse] = field(default_factory=list)
+
+
+class _StorageReference(weakref.ref[Any]):
+    __slots__ = ("identity",)
+
+    identity: int
+
+
+class Lifetimes:
+    """Notes storages at first sight and their frees when the last reference goes.
+
+    Attributes:
+        recording: what was recorded.
+        phase, step: where the program is.
+        stream: number of the current stream.
+        owner: the owner of what is allocated now, where it is fixed; None: told from what it becomes.
+        live: bytes asked for and not freed.
+        highest: the most that `live` has been.
+        over: called before each operator that makes a tensor from or on the device, once the last step is
+            done; None until then.
+        freed: told the identity of each storage that goes.
+        allocated: told the number of each new block.
+        begun: called before the first block.
+    """
+
+    def __init__(self, is_recording_grad: Callable[[], bool]) -> None:
+        self.recording = AllocationTrace()
+        self.phase = "build"
+        self.step = -1
+        self.stream = DEFAULT_STREAM
+        self.owner: str | None = None
+        self._used_beside: set[int] = set()
+        self.freed: Callable[[int], None] = lambda identity: None
+        self.allocated: Callable[[int], None] = lambda block: None
+        self.begun: Callable[[], object] = lambda: None
+        self._blocks: dict[int, tuple[int, _StorageReference]] = {}
+        self._grad_on = is_recording_grad
+        self._open = True
+        self.live = self.highest = 0
+        self.over: Callable[[], None] | None = None
+        self.recording.markers.append(Marker(0, self.phase, self.step))
+
+    def enter(self, phase: str, step: int) -> None:
+        """The phase changes now."""
+        if (phase, step) == (self.phase, self.step):
+            return
+        self.phase, self.step = phase, step
+        for stream in sorted(self._used_beside):
+            self.stream_passed(stream)
+        self.recording.markers.append(Marker(len(self.recording.events), phase, step))
+
+    def block_of(self, storage: Any) -> int | None:
+        """The number of the live block of this storage; None when it is not on the device."""
+        found = self._blocks.get(storage._cdata)
+        return None if found is None else found[0]
+
+    def is_newest(self, storage: Any, made_by: str) -> bool:
+        """Whether the latest allocation is this storage, made by an operator with this in its name."""
+        block = self.block_of(storage)
+        return block == len(self.recording.blocks) - 1 and made_by in self.recording.blocks[block].op
+
+    def see(self, storage: Any, op: str) -> bool:
+        """A storage on the device that an operator returned; returns whether it is new."""
+        identity: int = storage._cdata
+        if identity in self._blocks:
+            return False
+        size: int = storage.nbytes()
+        block = self._allocate(size, op, self.owner)
+        reference = _StorageReference(storage, self._gone)
+        reference.identity = identity
+        self._blocks[identity] = (block, reference)
+        return True
+
+    def resized(self, storage: Any, op: str) -> None:
+        """The storage may have got another size: a new block replaces the old one, as on the device."""
+        found = self._blocks.get(storage._cdata)
+        if found is None or self.recording.blocks[found[0]].size == storage.nbytes():
+            return
+        block, reference = found
+        # CUDA allocates the new data, copies, then frees the old.
+        self._blocks[storage._cdata] = (self._allocate(storage.nbytes(), op, self.owner), reference)
+        self._free(block)
+
+    def scratch(self, sizes: list[int], op: str) -> list[int]:
+        """Buffers inside an operator; returns their numbers for `release`."""
+        return [self._allocate(size, op, "workspace") for size in sizes if size > 0]
+
+    def release(self, blocks: list[int]) -> None:
+        """The operator lets go of its buffers, the last one first."""
+        for block in reversed(blocks):
+            self._free(block)
+
+    def used_on(self, storage: Any, stream: int) -> None:
+        """Work that was put on a stream uses a storage (`Tensor.record_stream`)."""
+        block = self.block_of(storage)
+        if block is None or not self._open or not self.recording.blocks[block].size:
+            return
+        if self.recording.blocks[block].stream != stream:
+            self._used_beside.add(stream)
+            self.recording.uses.append(StreamUse(len(self.recording.events), stream, block))
+
+    def stream_passed(self, stream: int) -> None:
+        """Everything that was put on a stream is done."""
+        if stream in self._used_beside and self._open:
+            self.recording.uses.append(StreamUse(len(self.recording.events), stream, None))
+
+    def cache_emptied(self) -> None:
+        """`torch.cuda.empty_cache()` was called."""
+        self.recording.releases.append(len(self.recording.events))
+
+    def close(self) -> None:
+        """Nothing is recorded from now on: what is torn down after the last step is none of it."""
+        self._open = False
+
+    def _allocate(self, size: int, op: str, owner: str | None) -> int:
+        block = len(self.recording.blocks)
+        if not block:
+            self.begun()
+        self.recording.blocks.append(TracedBlock(size, op, self.phase, self._grad_on(), owner, self.stream))
+        if size and self._open:
+            self.recording.events.append(LifetimeEvent(block, size))
+            self.live += size
+            self.highest = max(self.highest, self.live)
+        self.allocated(block)
+        return block
+
+    def _gone(self, reference: weakref.ref[Any]) -> None:
+        assert isinstance(reference, _StorageReference)
+        block, _ = self._blocks.pop(reference.identity)
+        self.freed(reference.identity)
+        self._free(block)
+
+    def _free(self, block: int) -> None:
+        if self.recording.blocks[block].size and self._open:
+            self.recording.events.append(LifetimeEvent(block, FREE))
+            self.live -= self.recording.blocks[block].size

@@ -1,0 +1,65 @@
+"""Whose the bytes of the peak instant are."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from memtriage.prediction.lifetimes import FREE, AllocationTrace
+from memtriage.prediction.simulate import StepCounters, phase_at
+from memtriage.prediction.trace import Trace
+
+ROUNDING: Final = "rounding"
+ACTIVATION: Final = "activation"
+TEMPORARY: Final = "temporary"
+
+
+def owners_at(trace: Trace, counters: StepCounters) -> dict[str, int]:
+    """Bytes by owner right after the event of the peak, largest first; sums to the allocated bytes."""
+    found: dict[str, int] = {}
+    for number, owner in owned_at(trace, counters.peak_event):
+        found[owner] = found.get(owner, 0) + trace.recording.blocks[number].size
+    rest = counters.peak_allocated - sum(found.values())
+    if rest:
+        found[ROUNDING] = rest
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def owned_at(trace: Trace, event: int) -> list[tuple[int, str]]:
+    """The blocks that are live right after an event, each with its owner."""
+    recording = trace.recording
+    needed = _needed_by_backward(recording, event)
+    return [
+        (
+            number,
+            trace.owners.get(number) or recording.blocks[number].owner or _other(recording, number, needed),
+        )
+        for number in _live_at(recording, event)
+    ]
+
+
+def _other(recording: AllocationTrace, number: int, needed: set[int]) -> str:
+    """Made in forward for backward, or made again by a checkpoint within backward; else of the moment."""
+    block = recording.blocks[number]
+    return ACTIVATION if number in needed or (block.phase == "backward" and block.recorded) else TEMPORARY
+
+
+def _live_at(recording: AllocationTrace, event: int) -> list[int]:
+    live: dict[int, None] = {}
+    for each in recording.events[: event + 1]:
+        if each.size == FREE:
+            del live[each.block]
+        else:
+            live[each.block] = None
+    return list(live)
+
+
+def _needed_by_backward(recording: AllocationTrace, event: int) -> set[int]:
+    """The blocks made in the forward phases that are live when the backward of this instant begins."""
+    starts = [marker.event for marker in recording.markers if marker.phase == "backward"]
+    if phase_at(recording, event) == "forward":
+        begins = min((start for start in starts if start > event), default=event + 1)
+    else:
+        begins = max((start for start in starts if start <= event), default=event + 1)
+    return {
+        number for number in _live_at(recording, begins - 1) if recording.blocks[number].phase == "forward"
+    }

@@ -1,0 +1,194 @@
+"""Calls a function in a child process that can change no file, and returns what it returned.
+
+The caller imports no torch and waits. The child gets no standard input. What it prints is kept aside, and
+shown only on request or when the trace fails.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, Final, TypeVar
+
+import msgspec
+
+from memtriage.prediction.sandbox.protection import LEVELS, ProtectionLevel
+
+T = TypeVar("T")
+
+_POLL_S: Final = 0.5
+"""Seconds between looks at whether the child still runs, while it sends nothing."""
+_READ_AT_ONCE: Final = 1 << 20
+
+_ROOT: Final = str(Path(__file__).parents[3])
+"""The folder of the package memtriage. The child looks there last, so that it hides no module."""
+_START: Final = (
+    "import sys; sys.path[:] = [*filter(None, sys.path), {root!r}]; "
+    "from memtriage.prediction.sandbox.child import main; main()"
+)
+_TAIL: Final = 4096
+"""Bytes of the child's output that are shown when it fails: some screens of a traceback."""
+
+
+class ChildCall(msgspec.Struct, kw_only=True):
+    """What the child is asked to do.
+
+    Attributes:
+        function: `package.module:name`; it takes `arguments` and returns a struct.
+        arguments: keyword arguments, as JSON.
+        scratch: an empty directory.
+        wanted: paths that the program is likely to write to.
+        network: connections are allowed.
+        levels: ways to keep the program from changing files, see `protection.py`.
+    """
+
+    function: str
+    arguments: dict[str, Any]
+    scratch: str
+    wanted: list[str]
+    network: bool
+    levels: tuple[ProtectionLevel, ...] = LEVELS
+
+
+class Progress(msgspec.Struct, tag="progress"):
+    """A line about how far the child is."""
+
+    text: str
+
+
+class Refused(msgspec.Struct, tag="refused"):
+    """The function raised a ValueError: one line for the user."""
+
+    text: str
+
+
+class Returned(msgspec.Struct, tag="returned"):
+    """What the function returned, as JSON."""
+
+    value: msgspec.Raw
+
+
+_DECODER: Final = msgspec.json.Decoder(Progress | Refused | Returned)
+
+
+class TraceFailed(Exception):
+    """The child ended without a result.
+
+    Args:
+        text: one line for the user.
+        output: the end of what the child printed.
+    """
+
+    def __init__(self, text: str, output: str = "") -> None:
+        super().__init__(text)
+        self.output = output
+
+
+def call(
+    function: str,
+    arguments: dict[str, Any],
+    returned: type[T],
+    *,
+    wanted: list[str],
+    network: bool = False,
+    levels: tuple[ProtectionLevel, ...] = LEVELS,
+    output: int | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> T:
+    """Call a function in a child process that can change no file.
+
+    Args:
+        function: `package.module:name` of a function that returns a struct. A note about what the program
+            wrote is added to its `notes`.
+        arguments: its keyword arguments, of types that JSON has.
+        returned: the type of what it returns.
+        wanted: paths that the program is likely to write to.
+        network: whether the program may open connections.
+        levels: ways to keep it from changing files, tried in this order.
+        output: descriptor that the program's output goes to; None to keep it aside.
+        progress: is given a line about how far the trace is, now and then.
+
+    Raises:
+        ValueError: the function raised one; the text says what to change.
+        TraceFailed: the child ended without a result.
+    """
+    with tempfile.TemporaryFile() as kept, tempfile.TemporaryDirectory(prefix="memtriage-") as scratch:
+        shown = kept.fileno() if output is None else output
+        request = ChildCall(
+            function=function,
+            arguments=arguments,
+            scratch=scratch,
+            wanted=wanted,
+            network=network,
+            levels=levels,
+        )
+        reading, writing = os.pipe()
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-c", _START.format(root=_ROOT), str(writing), msgspec.json.encode(request)],
+                stdin=subprocess.DEVNULL,
+                stdout=shown,
+                stderr=shown,
+                pass_fds=(writing,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(writing)
+        try:
+            answer = _answer(child, reading, progress)
+        finally:
+            os.close(reading)
+            _end(child)
+        if isinstance(answer, Returned):
+            return msgspec.json.decode(answer.value, type=returned)
+        if isinstance(answer, Refused):
+            raise ValueError(answer.text)
+        status = child.returncode
+        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+        raise TraceFailed(f"the traced process ended {how} before the trace was done", _end_of(kept))
+
+
+def _answer(
+    child: subprocess.Popen[bytes], descriptor: int, progress: Callable[[str], None] | None
+) -> Returned | Refused | None:
+    """Read messages until one is an answer; None where the child ends before.
+
+    The end of the child counts, not that of the pipe: what it has forked may keep that open.
+    """
+    received = b""
+    ended = False
+    while not ended:
+        ended = child.poll() is not None
+        while select.select([descriptor], [], [], 0 if ended else _POLL_S)[0]:
+            part = os.read(descriptor, _READ_AT_ONCE)
+            if not part:
+                return None
+            *lines, received = (received + part).split(b"\n")
+            for line in lines:
+                message: Progress | Refused | Returned = _DECODER.decode(line)
+                if not isinstance(message, Progress):
+                    return message
+                if progress is not None:
+                    progress(message.text)
+    return None
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Wait for the child, and kill what it has left running."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    child.wait()
+
+
+def _end_of(kept: IO[bytes]) -> str:
+    size = kept.seek(0, os.SEEK_END)
+    kept.seek(max(0, size - _TAIL))
+    return kept.read().decode(errors="replace").rstrip()

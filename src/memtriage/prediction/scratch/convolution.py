@@ -1,0 +1,137 @@
+"""Convolutions: copies of what does not lie as the kernel reads it, and cuDNN's workspaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from memtriage.prediction.gpu_kinds import GpuKind
+from memtriage.prediction.scratch import reductions
+from memtriage.prediction.scratch.cudnn import Convolution, Operation, workspace
+from memtriage.prediction.scratch.stages import Staged
+
+aten: Final = torch.ops.aten
+
+Rule = Callable[[tuple[Any, ...], dict[str, Any], list[torch.Tensor], GpuKind], Staged]
+
+TENSOR_CORES_SINCE: Final = (7, 0)
+TF32_SINCE: Final = (8, 0)
+LEAST_DIMENSIONS: Final = 3
+IMAGES: Final = 4
+SINGLE_BYTES: Final = 4
+
+
+def is_depthwise(source: torch.Tensor, weight: torch.Tensor, groups: int) -> bool:
+    """Whether PyTorch's own kernel runs: one filter or more for each channel, which lie channels first
+    (`is_depthwise` and `use_cudnn_depthwise`)."""
+    # One dimension is seen as two, of which one is a pixel wide (`view1d_as_2d`).
+    if source.dim() > IMAGES or (source.dim() == IMAGES and _suggests_channels_last(source, weight)):
+        return False
+    return groups > 1 and groups == source.shape[1] and weight.shape[0] % groups == 0
+
+
+def memory_format(source: torch.Tensor, weight: torch.Tensor) -> torch.memory_format:
+    """The layout of the results: that of the input or the weight (`cudnn_conv_suggest_memory_format`)."""
+    last = source.dim() == IMAGES and _suggests_channels_last(source, weight)
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def _suggests_channels_last(source: torch.Tensor, weight: torch.Tensor) -> bool:
+    return _has_format(source) or _has_format(weight)
+
+
+def _forward(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: GpuKind
+) -> Staged:
+    source, weight, _, stride, *_, groups = args
+    buffers = _copies(source, weight, outputs[0])
+    described = _described(source, weight, outputs[0], stride, groups, machine)
+    return {1: _with_workspace(buffers, described, Operation.FORWARD, machine)}
+
+
+def _backward(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: GpuKind
+) -> Staged:
+    """The gradient of the input, then that of the weight, then that of the bias, each with its buffers."""
+    gradient, source, weight, stride, groups, wanted = args[0], args[1], args[2], args[4], args[9], args[10]
+    buffers = _copies(source, weight, gradient)
+    described = _described(source, weight, gradient, stride, groups, machine)
+    stages: Staged = {}
+    for what, operation in enumerate((Operation.OF_INPUT, Operation.OF_WEIGHT)):
+        if wanted[what]:
+            stages[sum(wanted[: what + 1])] = _with_workspace(buffers, described, operation, machine)
+    if wanted[2]:
+        others = {dim for dim in range(gradient.dim()) if dim != 1}
+        layout = reductions.layout_of(tuple(gradient.shape), gradient.stride(), others)
+        stages[sum(wanted)] = reductions.sizes(layout, reductions.SINGLE, machine)
+    return stages
+
+
+def _copies(source: torch.Tensor, weight: torch.Tensor, result: torch.Tensor) -> list[int]:
+    """What ATen copies before it calls a kernel: all that does not lie as the others do."""
+    wanted = memory_format(source, weight)
+    return [each.nbytes for each in (source, weight, result) if not each.is_contiguous(memory_format=wanted)]
+
+
+def _with_workspace(
+    buffers: list[int], described: Convolution | None, operation: Operation, machine: GpuKind
+) -> list[int]:
+    size = 0 if described is None else workspace(described, operation, machine.multiprocessors)
+    return [*buffers, size] if size else buffers
+
+
+def _described(
+    source: torch.Tensor,
+    weight: torch.Tensor,
+    result: torch.Tensor,
+    stride: list[int],
+    groups: int,
+    machine: GpuKind,
+) -> Convolution | None:
+    """The convolution as cuDNN sees it; None where it does not run it, or in a way that was not measured."""
+    own = is_depthwise(source, weight, groups)
+    if own or source.dim() < LEAST_DIMENSIONS or source.dtype.itemsize > SINGLE_BYTES:
+        return None
+    return Convolution(
+        source=tuple(source.shape),
+        weight=tuple(weight.shape),
+        result=tuple(result.shape),
+        stride=stride[0],
+        element=source.element_size(),
+        channels_last=memory_format(source, weight) is torch.channels_last,
+        tensor_cores=_on_tensor_cores(source.dtype, machine),
+        depthwise=groups > 1 and groups == source.shape[1] and source.dim() == IMAGES,
+    )
+
+
+def _on_tensor_cores(dtype: torch.dtype, machine: GpuKind) -> bool:
+    if dtype is torch.float32:
+        return machine.capability >= TF32_SINCE and _tf32_allowed()
+    return machine.capability >= TENSOR_CORES_SINCE
+
+
+def _tf32_allowed() -> bool:
+    settings = torch.backends.cudnn
+    if hasattr(settings, "conv"):  # torch 2.9; once it was set there, `allow_tf32` can no longer be asked
+        return bool(settings.conv.fp32_precision == "tf32")
+    return bool(settings.allow_tf32)
+
+
+def _has_format(tensor: torch.Tensor) -> bool:
+    """Whether strides say channels last; what could be both is channels first
+    (`is_channels_last_strides_2d`, c10/core/MemoryFormat.h)."""
+    least = 0
+    strides, sizes = tensor.stride(), tensor.shape
+    for dim in (1, 3, 2, 0):
+        if strides[dim] < least or not sizes[dim] or (dim == 0 and least == strides[1]):
+            return False
+        least = strides[dim] * max(sizes[dim], 1)
+    return True
+
+
+RULES: Final[dict[Any, Rule]] = {
+    aten.convolution.default: _forward,
+    aten.convolution_backward.default: _backward,
+}

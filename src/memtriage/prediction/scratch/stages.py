@@ -1,0 +1,22 @@
+"""When the buffers of an operator are held."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from memtriage.prediction.gpu_kinds import GpuKind
+
+Rule = Callable[[tuple[Any, ...], dict[str, Any], list[torch.Tensor], GpuKind], list[int]]
+
+
+Staged = dict[int, list[int]]
+"""Bytes of the buffers that are held at once, by how many of the results were allocated before them.
+
+An operator that computes its results one after the other holds other buffers for each.
+"""
+
+AT_THE_END = -1
+"""After all results were allocated."""

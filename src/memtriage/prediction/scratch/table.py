@@ -1,0 +1,78 @@
+"""The table of operators with buffers of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memtriage.prediction.gpu_kinds import GpuKind
+from memtriage.prediction.lifetimes import Lifetimes
+from memtriage.prediction.operators import tensors_in
+from memtriage.prediction.scratch import (
+    attention,
+    convolution,
+    copies,
+    embedding,
+    normalization,
+    products,
+    reductions,
+)
+from memtriage.prediction.scratch.products import Workspaces
+from memtriage.prediction.scratch.stages import AT_THE_END, Staged
+
+
+class Scratch:
+    """Answers for one kind of GPU and one version of torch."""
+
+    def __init__(self, machine: GpuKind, version: tuple[int, int], lifetimes: Lifetimes) -> None:
+        self._machine = machine
+        self._workspaces = Workspaces(machine, version, lifetimes)
+        self._lifetimes = lifetimes
+        self._tried: set[tuple[Any, ...]] = set()
+        self._rules = {**attention.RULES, **embedding.RULES, **normalization.RULES}
+
+    def keep(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Make what libraries keep or drop from here on; called when the results are allocated."""
+        if func in products.PRODUCTS:
+            self._workspaces.keep(func, args)
+        elif func in convolution.RULES:
+            self._try_kernels(func, args)
+
+    def __call__(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]
+    ) -> Staged:
+        """The buffers that the operator holds beside its results."""
+        if func in convolution.RULES:
+            return convolution.RULES[func](args, kwargs, outputs, self._machine)
+        if func in products.PRODUCTS:
+            buffers = products.copies(func, args)
+        elif func in reductions.ACCUMULATORS:
+            buffers = reductions.buffers(func, args, kwargs, outputs, self._machine)
+        else:
+            rule = self._rules.get(func)
+            buffers = [] if rule is None else rule(args, kwargs, outputs, self._machine)
+            buffers = copies.buffers(func, args) + buffers
+        return {AT_THE_END: buffers} if buffers else {}
+
+    @property
+    def tried(self) -> bool:
+        """Whether cuDNN chose a convolution by trial."""
+        return bool(self._tried)
+
+    def _try_kernels(self, func: Any, args: tuple[Any, ...]) -> None:
+        """Note the first call of each kind with `cudnn.benchmark`.
+
+        It runs every kernel, in one workspace that is large enough for all and at most what is free; then the
+        cache is emptied (`run_single_conv`, Conv_v8.cpp).
+        """
+        if not (torch.backends.cudnn.benchmark and torch.backends.cudnn.enabled):
+            return
+        kind = (
+            func,
+            *((each.shape, each.stride(), each.dtype) for each in tensors_in(args)),
+            *(tuple(arg) if isinstance(arg, list) else arg for arg in args if isinstance(arg, (list, int))),
+        )
+        if kind not in self._tried:
+            self._tried.add(kind)
+            self._lifetimes.cache_emptied()

@@ -1,0 +1,197 @@
+"""From lifetimes to the allocator's counters, and to the owners of the peak instant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from typing import Final
+
+from memtriage.allocator.blocks import SimBlock
+from memtriage.allocator.settings import AllocatorSettings
+from memtriage.allocator.simulator import Simulator
+from memtriage.prediction.lifetimes import FREE, AllocationTrace
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounters:
+    """The counters of one step, in bytes, and the index of the event after which `allocated` was highest."""
+
+    peak_allocated: int
+    peak_reserved: int
+    end_allocated: int
+    peak_event: int
+
+
+class Replay:
+    """Feeds a recording to the simulated allocator, part by part; it may grow meanwhile.
+
+    Args:
+        limit: bytes that the process may reserve; None for no limit.
+
+    Attributes:
+        simulator: the allocator.
+        position: index of the next event.
+        peak, peak_event: most bytes of live blocks since `reset_peaks`, and the event after which they were.
+    """
+
+    def __init__(
+        self,
+        recording: AllocationTrace,
+        settings: AllocatorSettings,
+        device_memory: int,
+        limit: int | None = None,
+    ) -> None:
+        self.simulator = Simulator(settings, device_memory=device_memory, limit=limit)
+        self.position = self.peak = self.peak_event = 0
+        self._recording = recording
+        self._live: dict[int, SimBlock] = {}
+        self._released = self._used = 0  # of the recording's lists
+
+    def reset_peaks(self) -> None:
+        """Highest are the bytes that there are now."""
+        self.simulator.reset_peaks()
+        self.peak, self.peak_event = self.simulator.allocated, self.position
+
+    def advance(self, end: int) -> None:
+        """Feed the events up to this index.
+
+        Raises:
+            memtriage.allocator.events.OutOfMemory: the limit is too small, even after the cache was flushed.
+        """
+        recording, simulator, live = self._recording, self.simulator, self._live
+        while self.position < end:
+            self.settle()
+            event = recording.events[self.position]
+            if event.size == FREE:
+                simulator.free(live.pop(event.block))
+            else:
+                live[event.block] = simulator.malloc(event.size, recording.blocks[event.block].stream)
+                if simulator.allocated > self.peak:
+                    self.peak, self.peak_event = simulator.allocated, self.position
+            self.position += 1
+
+    def settle(self) -> None:
+        """Do what comes before the next event: emptied caches, uses by other streams."""
+        releases, uses = self._recording.releases, self._recording.uses
+        while self._released < len(releases) and releases[self._released] <= self.position:
+            self._released += 1
+            self.simulator.empty_cache()
+        while self._used < len(uses) and uses[self._used].event <= self.position:
+            use = uses[self._used]
+            self._used += 1
+            if use.block is None:
+                self.simulator.stream_done(use.stream)
+            else:
+                self.simulator.record_stream(self._live[use.block], use.stream)
+
+
+_STATISTICS: Final = (
+    *(
+        f"{what}.{pool}.{value}"
+        for what, pool, value in product(
+            (
+                *("allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes"),
+                *("active_bytes", "inactive_split_bytes", "requested_bytes"),
+            ),
+            ("all", "small_pool", "large_pool"),
+            ("current", "peak", "allocated", "freed"),
+        )
+    ),
+    *(
+        f"oversize_{what}.{value}"
+        for what, value in product(("allocations", "segments"), ("current", "peak", "allocated", "freed"))
+    ),
+    *("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free"),
+    "max_split_size",
+)
+"""Keys of `torch.cuda.memory_stats`."""
+
+
+class LiveReplay:
+    """What a program that is being traced may ask the allocator. Nothing is simulated until it does."""
+
+    def __init__(
+        self, recording: AllocationTrace, settings: Callable[[], AllocatorSettings], device_memory: int
+    ) -> None:
+        self._recording = recording
+        self._settings = settings
+        self._device_memory = device_memory
+        self._replay: Replay | None = None
+
+    def reset_peaks(self) -> None:
+        """`torch.cuda.reset_peak_memory_stats`."""
+        self._now().reset_peaks()
+
+    def reserved(self) -> int:
+        """Bytes of segments."""
+        return self._now().reserved
+
+    def stats(self) -> dict[str, int]:
+        """`torch.cuda.memory_stats`: current and highest bytes of live blocks and segments; others are 0."""
+        simulator = self._now()
+        found = dict.fromkeys(_STATISTICS, 0)
+        for name, current, peak in (
+            ("allocated_bytes", simulator.allocated, simulator.peak_allocated),
+            ("active_bytes", simulator.active, max(simulator.active, simulator.peak_allocated)),
+            ("reserved_bytes", simulator.reserved, simulator.peak_reserved),
+        ):
+            found[f"{name}.all.current"] = current
+            found[f"{name}.all.peak"] = peak
+        found["requested_bytes.all.current"] = simulator.requested
+        return found
+
+    def _now(self) -> Simulator:
+        if self._replay is None:
+            self._replay = Replay(self._recording, self._settings(), self._device_memory)
+        self._replay.advance(len(self._recording.events))
+        self._replay.settle()
+        return self._replay.simulator
+
+
+def replay(
+    recording: AllocationTrace,
+    settings: AllocatorSettings,
+    device_memory: int,
+    steps: int,
+    limit: int | None = None,
+) -> list[StepCounters]:
+    """The counters of each step of a recording.
+
+    Args:
+        limit: bytes that the process may reserve; None for no limit.
+
+    Raises:
+        memtriage.allocator.events.OutOfMemory: the limit is too small, even after the cache was flushed.
+    """
+    fed = Replay(recording, settings, device_memory, limit)
+    simulator = fed.simulator
+    begins = _step_starts(recording, steps)
+    counters: list[StepCounters] = []
+    for step in range(-1, steps):
+        fed.reset_peaks()
+        fed.advance(begins[step + 1] if step + 1 < steps else len(recording.events))
+        if step >= 0:
+            counters.append(
+                StepCounters(fed.peak, simulator.peak_reserved, simulator.allocated, fed.peak_event)
+            )
+    return counters
+
+
+def _step_starts(recording: AllocationTrace, steps: int) -> list[int]:
+    """Index of the first event of each step."""
+    starts: dict[int, int] = {}
+    for marker in recording.markers:
+        if marker.step >= 0:
+            starts.setdefault(marker.step, marker.event)
+    return [starts[step] for step in range(steps)]
+
+
+def phase_at(recording: AllocationTrace, event: int) -> str:
+    """The phase that an event belongs to."""
+    phase = recording.markers[0].phase
+    for marker in recording.markers:
+        if marker.event > event:
+            break
+        phase = marker.phase
+    return phase

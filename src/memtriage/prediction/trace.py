@@ -1,0 +1,169 @@
+"""Runs a build function and its steps without a GPU, and records what they would allocate there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from memtriage.allocator.settings import AllocatorSettings
+from memtriage.observe.hooks import TrainingHooks
+from memtriage.prediction.allocator_conf import AllocatorConf
+from memtriage.prediction.build import EXPECTED, BuildError, check_built, check_done, failure
+from memtriage.prediction.distributed.collectives import Collectives
+from memtriage.prediction.distributed.world import fake_world
+from memtriage.prediction.fake_cuda.autocast import Autocast
+from memtriage.prediction.fake_cuda.composites import Composites
+from memtriage.prediction.fake_cuda.overrides import Overrides
+from memtriage.prediction.fake_cuda.tensors import fake_devices, gpu
+from memtriage.prediction.fake_cuda.torch_cuda import fake_cuda
+from memtriage.prediction.gpu_kinds import GpuKind
+from memtriage.prediction.interpreter import Interpreter
+from memtriage.prediction.lifetimes import AllocationTrace, Lifetimes
+from memtriage.prediction.notes import Notes
+from memtriage.prediction.places import Places
+from memtriage.prediction.scratch.table import Scratch
+from memtriage.prediction.simulate import LiveReplay
+from memtriage.prediction.values import KnownValues
+from memtriage.prediction.watch import Instant, TracedProgram, TraceWatch
+
+Build = Callable[[Any], Any]
+
+
+@dataclass(slots=True)
+class Trace:
+    """What a trace found.
+
+    Attributes:
+        recording: allocations and frees.
+        conf: the allocator's settings, as text.
+        settings: the same, parsed.
+        owners: of blocks, where known: `parameter`, `gradient`, `optimizer state`, `buffer`.
+        notes: what was assumed.
+        modules: paths of the modules that blocks belong to, where known.
+        instants: where a watched run makes marks.
+        communicators: process groups that NCCL makes a communicator for.
+        held: bytes of DDP's first bucket, where another has replaced it.
+        steps: how many steps were traced.
+        varies: whether the steps may differ (`Program.varies`).
+        cudnn_tries: whether cuDNN chooses convolutions by trial.
+    """
+
+    recording: AllocationTrace
+    conf: str
+    settings: AllocatorSettings
+    owners: dict[int, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    modules: dict[int, str] = field(default_factory=dict)
+    instants: list[Instant] = field(default_factory=list)
+    communicators: int = 0
+    held: int = 0
+    steps: int = 0
+    varies: bool = False
+    cudnn_tries: bool = False
+
+
+class BuildFunction(TracedProgram):
+    """A build function and the step that it returns."""
+
+    def __init__(self, build: Build) -> None:
+        self._build = build
+
+    def watch(self, lifetimes: Lifetimes) -> TraceWatch:
+        return TraceWatch(lifetimes)
+
+    def run(self, watch: TraceWatch, steps: int) -> int:
+        try:
+            built = watch.built = check_built(self._build(gpu()))
+            watch.note_model()
+            for step in range(steps):
+                watch.step = step
+                watch.progress(step + 1, steps)
+                watch.lifetimes.enter("forward", step)
+                check_done(built.step())
+                watch.note_states()
+        except SystemExit as left:
+            raise BuildError(f"the program ended itself (sys.exit({left.code})); {EXPECTED}") from left
+        watch.note_model()
+        return steps
+
+
+def trace(
+    build: Build | TracedProgram,
+    machine: GpuKind,
+    version: tuple[int, int],
+    steps: int,
+    world_size: int = 1,
+    rank: int = 0,
+    explain: bool = False,
+    allocator_conf: str | None = "",
+    progress: Callable[[int, int], None] | None = None,
+) -> Trace:
+    """Runs `build` and `steps` steps as one rank of `world_size`.
+
+    Args:
+        explain: also find out which module makes what.
+        allocator_conf: as in `PYTORCH_CUDA_ALLOC_CONF`; None for what the environment and the program set.
+        progress: called with the number of each step that begins, from 1, and how many are wanted.
+
+    Raises:
+        BuildError: the program cannot be traced; the text says what to change.
+        ConfError: torch would refuse `allocator_conf`.
+    """
+    notes = Notes()
+    conf = AllocatorConf(allocator_conf, version, notes)
+    lifetimes = Lifetimes(torch.is_grad_enabled)
+    lifetimes.begun = conf.use
+    scratch = Scratch(machine, version, lifetimes)
+    composites = Composites(machine, version, notes)
+    collectives = Collectives(lifetimes)
+    interpreter = Interpreter(lifetimes, KnownValues(), notes, scratch, composites, collectives)
+    overrides = Overrides()
+    autocast = Autocast(version)
+    program = build if isinstance(build, TracedProgram) else BuildFunction(build)
+    watch = program.watch(lifetimes)
+    if progress is not None:
+        watch.progress = progress
+    hooks = TrainingHooks(watch)
+    allocator = LiveReplay(lifetimes.recording, lambda: conf.use()[1], machine.memory)
+    with ExitStack() as stack:
+        stack.callback(overrides.remove)
+        autocast.register(overrides)
+        composites.register(overrides)
+        stack.enter_context(fake_world(world_size, rank, lifetimes))
+        stack.enter_context(fake_devices(rank))
+        stack.enter_context(fake_cuda(machine, lifetimes, allocator, conf, notes, world_size))
+        stack.enter_context(autocast.cache_kept())
+        stack.callback(hooks.remove)
+        hooks.install()
+        stack.enter_context(interpreter)
+        if explain:
+            places = watch.places = Places()
+            lifetimes.allocated = places.note
+            stack.enter_context(places.followed())
+        try:
+            made = program.run(watch, steps)
+        except BuildError:
+            raise
+        except Exception as error:
+            raise failure(error, notes.assumptions()) from error
+        lifetimes.close()
+    for remark in watch.remarks():
+        notes.add("step", remark)
+    made_in = {} if watch.places is None else watch.places.of
+    return Trace(
+        lifetimes.recording,
+        *conf.use(),
+        watch.owners,
+        notes.all(),
+        modules={**made_in, **watch.homes},
+        instants=watch.instants,
+        communicators=len(collectives.groups),
+        held=collectives.held,
+        steps=made,
+        varies=program.varies,
+        cudnn_tries=scratch.tried,
+    )

@@ -1,0 +1,144 @@
+"""Real values of small tensors, so that programs which look at data take the path that they would take.
+
+Tensors on the device have no data in a trace. Where a value follows from what the program itself wrote down
+(indices, masks, lengths, labels drawn at random) the operators are run on the host beside the trace. Values
+that come out of the network are unknown; a router's choices among experts are drawn at random, as those of a
+freshly initialized network are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from memtriage.prediction.operators import mapped
+
+aten: Final = torch.ops.aten
+
+INTEGER_LIMIT: Final = 1 << 22
+"""Largest integer or boolean tensor whose values are followed, in elements: a mask of 2048 by 2048."""
+FLOAT_LIMIT: Final = 1 << 16
+"""Largest floating-point tensor whose values are followed, in elements: tables of positions, step counts."""
+DRAWN_LIMIT: Final = 1 << 22
+"""Largest tensor of unknown values over which a choice (top-k, arg-max) is drawn at random, in elements."""
+
+DRAWS: Final = frozenset(
+    {
+        aten.randint.default,
+        aten.randint.low,
+        aten.rand.default,
+        aten.randn.default,
+        aten.randperm.default,
+        aten.random_.default,
+        aten.random_.to,
+        getattr(aten.random_, "from"),
+        aten.randint_like.default,
+        aten.randint_like.low_dtype,
+        aten.rand_like.default,
+        aten.randn_like.default,
+    }
+)
+CHOICES: Final = frozenset(
+    {
+        aten.topk.default,
+        aten.sort.default,
+        aten.sort.stable,
+        aten.argsort.default,
+        aten.argsort.stable,
+        aten.argmax.default,
+        aten.argmin.default,
+        aten.max.dim,
+        aten.min.dim,
+        aten.multinomial.default,
+    }
+)
+FINITE: Final = {aten.isfinite.default: True, aten.isnan.default: False, aten.isinf.default: False}
+UNINITIALIZED: Final = frozenset({aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default})
+
+
+class KnownValues:
+    """Host copies of device storages whose contents are known, by storage."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, torch.Tensor] = {}
+        self._generator = torch.Generator().manual_seed(0)
+
+    def forget(self, identity: int) -> None:
+        """The storage is gone, or was overwritten by something unknown."""
+        self._known.pop(identity, None)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The tensor's values on the host (a view: writing to it writes the known values); None: unknown."""
+        flat = self._known.get(tensor.untyped_storage()._cdata)
+        if flat is None:
+            return None
+        try:
+            return flat.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+        except RuntimeError:  # another element size than the values were noted with
+            return None
+
+    def note(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Keep the values of a tensor that has its storage for itself."""
+        limit = FLOAT_LIMIT if tensor.is_floating_point() else INTEGER_LIMIT
+        size = tensor.untyped_storage().nbytes()
+        if not 0 < tensor.numel() <= limit or size != tensor.numel() * tensor.element_size():
+            return
+        flat = torch.empty(tensor.numel(), dtype=tensor.dtype, device="cpu")
+        flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).copy_(value)
+        self._known[tensor.untyped_storage()._cdata] = flat
+
+    def compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The operator's result on known values; None when an input is unknown or too large to follow."""
+        if func in UNINITIALIZED:
+            return None
+        if func in FINITE:
+            shape = args[0].shape
+            return torch.full(shape, FINITE[func]) if shape.numel() <= INTEGER_LIMIT else None
+        real = _Reader(self, func in CHOICES, self._generator)
+        real_args, real_kwargs = mapped(args, real.read), mapped(kwargs, real.read)
+        if real.missing:
+            return None
+        if "device" in real_kwargs:
+            real_kwargs["device"] = torch.device("cpu")
+        if func in DRAWS:
+            if _elements(real_args) > INTEGER_LIMIT:
+                return None
+            with torch.random.fork_rng(devices=[]):
+                torch.set_rng_state(self._generator.get_state())
+                drawn = _call(func, real_args, real_kwargs)
+                self._generator.set_state(torch.get_rng_state())
+            return drawn
+        return _call(func, real_args, real_kwargs)
+
+
+class _Reader:
+    def __init__(self, values: KnownValues, draws: bool, generator: torch.Generator) -> None:
+        self._values, self._draws, self._generator = values, draws, generator
+        self.missing = False
+
+    def read(self, tensor: torch.Tensor) -> torch.Tensor:
+        from memtriage.prediction.fake_cuda.tensors import true_device
+
+        if true_device(tensor).type == "cpu":
+            return tensor
+        known = self._values.of(tensor)
+        if known is not None:
+            return known
+        if self._draws and tensor.numel() <= DRAWN_LIMIT and tensor.is_floating_point():
+            return torch.rand(tensor.shape, generator=self._generator)
+        self.missing = True
+        return tensor
+
+
+def _elements(args: Any) -> int:
+    """Number of elements that a random factory is asked for."""
+    return max((torch.Size(leaf).numel() for leaf in args if isinstance(leaf, (list, tuple))), default=1)
+
+
+def _call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Runs the operator on the host; None where the host cannot."""
+    try:
+        return func(*args, **kwargs)
+    except (RuntimeError, TypeError, IndexError, NotImplementedError):
+        return None

@@ -1,0 +1,107 @@
+"""A console with the few forms that reports are made of, on any width from 40 columns up."""
+
+from __future__ import annotations
+
+from typing import Final, TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from memtriage.process.messages import printable
+
+FILE_WIDTH: Final = 100
+"""Columns of a report that goes into a file or a pipe."""
+
+BULLET: Final = "- "
+_NARROW: Final = 60
+_WIDEST: Final = 120  # longer lines are hard to read
+_LABELS: Final = 16
+_LEAST_VALUE: Final = 44
+_HANGING: Final = (BULLET, "-> ", "!! ")
+
+
+def console_for(stream: TextIO) -> Console:
+    """Return a console for a stream: plain and `FILE_WIDTH` wide unless it is a terminal."""
+    width = None if stream.isatty() else FILE_WIDTH
+    # Inside a notebook rich would put all it prints into the cell's output, whatever stream it was given, and
+    # the kernel's environment asks for colors everywhere.
+    return Console(
+        file=stream,
+        width=width,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        force_jupyter=False,
+        force_terminal=stream.isatty(),
+    )
+
+
+class Page:
+    """Prints paragraphs, headings and labelled values, wrapped and indented to the console's width.
+
+    Attributes:
+        console: where it prints.
+        width: columns to fill.
+        narrow: too narrow for two columns.
+        ascii_only: the stream takes no more than ASCII.
+        dot: what stands between short facts on a line.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.width = min(console.width, _WIDEST)
+        self.narrow = self.width < _NARROW
+        self.ascii_only = not console.encoding.lower().startswith("utf")
+        self.dot = " - " if self.ascii_only else " · "
+
+    def plain(self, text: str) -> str:
+        """Return text that cannot move the cursor, and that the stream can encode."""
+        shown = printable(text)
+        return shown.encode("ascii", "backslashreplace").decode("ascii") if self.ascii_only else shown
+
+    def gap(self) -> None:
+        self.console.print()
+
+    def line(self, *parts: tuple[str, str], indent: int = 0) -> None:
+        """Print a paragraph of styled parts; its second and later lines are indented."""
+        text = Text.assemble(*((self.plain(part), style) for part, style in parts))
+        self.hanging(Text(), text, hang=indent)
+
+    def heading(self, title: str, detail: str = "") -> None:
+        self.gap()
+        self.line((title, "bold"), (f"  {detail}" if detail else "", "dim"))
+
+    def field(
+        self, label: str, *values: str, style: str = "", whole: bool = False, labels: int = _LABELS
+    ) -> None:
+        """Print a labelled value, or several below each other; the label above them where room is short.
+
+        Args:
+            label: what the values are; empty to go on with the field before.
+            whole: keep each value on one line in a file.
+            labels: columns left of the values.
+        """
+        stacked = self.width < labels + _LEAST_VALUE
+        if stacked and label:
+            self.raw(Text(f"  {label}", style="dim"))
+        indent = 4 if stacked else labels
+        for number, value in enumerate(values):
+            first = number == 0 and not stacked
+            before = Text((f"  {label}" if first else "").ljust(indent), style="dim")
+            hang = indent + next((len(mark) for mark in _HANGING if value.startswith(mark)), 0)
+            self.hanging(before, Text(self.plain(value), style=style), hang=hang, whole=whole)
+
+    def raw(self, text: Text) -> None:
+        """Print a line as it is."""
+        self.console.print(text, soft_wrap=True)
+
+    def hanging(self, before: Text, text: Text, *, hang: int | None = None, whole: bool = False) -> None:
+        """Print a text behind another, its second and later lines `hang` columns in (default: below it)."""
+        hang = before.cell_len if hang is None else hang
+        rows = [text]
+        if not whole or self.console.is_terminal:
+            width = max(10, self.width - max(before.cell_len, hang))
+            rows = list(text.wrap(self.console, width, overflow="fold")) or [text]
+        for number, row in enumerate(rows):
+            row.rstrip()
+            self.raw(Text.assemble(before if number == 0 else " " * hang, row))

@@ -1,0 +1,141 @@
+"""What reports of a notebook's cell say, as text or as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from memtriage.diagnose.ranks.merge import RunContext
+from memtriage.diagnose.verdict import reasons_not_judged
+from memtriage.model.cell import CellReport, DeviceUse, Freed, HolderChange, OutputHold, Rebinding
+from memtriage.model.findings import GROWING, Finding
+from memtriage.model.paths import SegmentKind, has
+from memtriage.report.run.words import VERDICTS, FindingGroup, Severity, fold, sentence
+from memtriage.report.text import UNKNOWN, count, duration, size
+
+_LEAST_TOLD: Final = 1024
+_FREE_OUT: Final = "%memtriage_free --out"
+_FREE: Final = "%memtriage_free"
+
+
+def title(report: CellReport) -> str:
+    """`In[5] · run 3 · 4.2 s`."""
+    again = f"run {report.run:,} of this cell" if report.run > 1 else ""
+    return " · ".join(part for part in (report.label, again, duration(report.seconds)) if part)
+
+
+def groups_of(report: CellReport) -> list[FindingGroup]:
+    """The findings, as pages show them."""
+    found = [] if report.run_report is None else report.run_report.findings
+    return fold(found, [*report.runs_out_in, *[None] * (len(found) - len(report.runs_out_in))])
+
+
+def headline(report: CellReport) -> tuple[str, Severity, str]:
+    """The verdict's word, how much it matters, and what stands behind it."""
+    run = report.run_report
+    if run is None:
+        return "cell", "good", tensors_in_words(report)
+    word, level = VERDICTS[run.verdict]
+    groups = groups_of(report)
+    if run.verdict == "clean":
+        steps = f"no growth in {count(run.steps, 'step')}; " if run.steps else ""
+        return word, level, steps + tensors_in_words(report)
+    if run.verdict == "not_judged":
+        why = reasons_not_judged(run.findings, run.judged) if run.steps else []
+        return "cell", "good", "; ".join([*why, tensors_in_words(report)])
+    grown = next((group.first for group in groups if group.kind in GROWING), None)
+    if run.verdict == "leak" and grown is not None and _of_runs(grown):
+        return word, level, f"{grown.holder} grows with every run of this cell"
+    return word, level, sentence(run, RunContext(), groups)
+
+
+def _of_runs(finding: Finding) -> bool:
+    """Whether it is growth from run to run of the cell, which has no rate by step."""
+    return finding.bytes_per_step is None and finding.bytes_per_microbatch is None
+
+
+def tensors_in_words(report: CellReport) -> str:
+    """`tensors +4.0 MiB on cpu`, for every device on which something changed."""
+    changed = [use for use in report.devices if abs(use.after - use.before) >= _LEAST_TOLD]
+    if not changed:
+        return "tensors as before"
+    return "tensors " + ", ".join(f"{signed(use.after - use.before)} on {use.device}" for use in changed)
+
+
+def signed(nbytes: int) -> str:
+    """A difference: `+4.0 MiB`.
+
+    >>> signed(4 << 20), signed(-512), signed(0)
+    ('+4.0 MiB', '-512 B', '0 B')
+    """
+    return f"+{size(nbytes)}" if nbytes > 0 else size(nbytes)
+
+
+def peak_in_words(use: DeviceUse) -> str:
+    """The most that was in use, and of what."""
+    if use.peak is None:
+        return UNKNOWN
+    return f"{size(use.peak)} resident" if use.device == "cpu" else f"{size(use.peak)} allocated"
+
+
+def change_in_words(change: HolderChange) -> str:
+    """`3 storages, parameter`."""
+    number = count(abs(change.count), "storage") if change.count else "same storages"
+    return f"{number}, {change.owner}"
+
+
+def devices_in_words(nbytes: Mapping[str, int]) -> str:
+    """`4.0 MiB on cuda:0, 1.0 KiB on cpu`, the largest first."""
+    ordered = sorted(nbytes.items(), key=lambda pair: -pair[1])
+    return ", ".join(f"{size(number)} on {device}" for device, number in ordered)
+
+
+def rebinding_in_words(one: Rebinding) -> str:
+    """What happened, and what to do."""
+    if one.still_held_by:
+        shown = all(has(path, SegmentKind.OUTPUT) for path in one.still_held_by_paths)
+        cure = f"`{_FREE_OUT}` lets go of it" if shown else "Make those anew as well, or `del` them"
+        paths = ", ".join(f"`{path}`" for path in one.still_held_by)
+        return (
+            f"`{one.name}` is new, and its old value ({size(one.old)} on {one.device}) is still alive, held "
+            f"by {paths}. {cure}"
+        )
+    return (
+        f"`{one.name}` was made while its old value ({size(one.old)}) was alive: {size(one.extra)} more in "
+        f"use on {one.device} than before the cell. `del {one.name}`, and what refers to it, in the first "
+        "line lowers the peak"
+    )
+
+
+def outputs_in_words(outputs: Sequence[OutputHold]) -> list[str]:
+    """What `Out` alone keeps, and how it lets go."""
+    if not outputs:
+        return []
+    held = [
+        f"Out[{tensor.number}] ({tensor.kind}) alone holds {devices_in_words(tensor.bytes)}"
+        for tensor in outputs
+    ]
+    return [*held, f"`{_FREE_OUT}` lets go of them; a cell whose last line ends with `;` shows nothing"]
+
+
+def traceback_in_words(nbytes: Mapping[str, int]) -> list[str]:
+    """What the last traceback keeps, and how it lets go; nothing where it keeps none."""
+    if not nbytes:
+        return []
+    return [
+        f"the error's traceback keeps the variables of the functions that it ended: "
+        f"{devices_in_words(nbytes)}; `{_FREE}` lets go of them"
+    ]
+
+
+def freed_in_words(freed: Freed) -> str:
+    """What was let go of."""
+    parts = []
+    if freed.frames:
+        parts.append(f"the traceback's variables ({count(freed.frames, 'function')})")
+    if freed.outputs:
+        parts.append(", ".join(f"Out[{number}]" for number in freed.outputs))
+    what = " and ".join(parts)
+    if not freed.bytes:
+        return f"let go of {what}: no tensor was kept by that alone" if what else "nothing was kept"
+    return f"freed {devices_in_words(freed.bytes)}" + (f": {what}" if what else "")

@@ -1,0 +1,67 @@
+"""Ledgers as a page draws them: a bar and a table, each row with its color."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from memtriage.model.ledger import Ledger, LedgerRow
+from memtriage.report.run.words import ledger_rows, ledger_summary
+from memtriage.report.snapshot.words import COLORS
+
+_OWNER_COLORS: Final = {
+    **COLORS,
+    "buffer": "hue-12",
+    "known cache": "hue-7",
+    "garbage": "hue-4",
+}
+_ROW_COLORS: Final = {
+    "rounding": "hue-10",
+    "awaiting stream events": "awaiting",
+    "releasable": "releasable",
+    "stranded": "stranded",
+    "context": "hue-11",
+    "outside the allocator": "hue-7",
+    "other processes": "hue-9",
+    "no visible process": "hue-past",
+    "foreign memory": "hue-8",
+    "malloc in use": "hue-12",
+    "malloc retained": "releasable",
+    "Python objects": "hue-4",
+    "other anonymous memory": "hue-past",
+    "libraries": "hue-11",
+    "mapped files": "hue-10",
+    "shared memory": "hue-7",
+    "shared anonymous memory": "hue-8",
+}
+_OTHER: Final = "hue-other"
+_HATCHED: Final = "stranded"
+_LONGEST_DETAIL: Final = 600
+
+
+def ledger(one: Ledger) -> dict[str, Any]:
+    """Return a ledger as `assets/run.js` draws it; of a long one the small rows are drawn together."""
+    return {
+        "device": one.device,
+        "total": one.total,
+        "source": one.source,
+        "summary": ledger_summary(one.total, one.step),
+        "rows": [_row(row) for row in ledger_rows(one.rows)],
+    }
+
+
+def _row(row: LedgerRow) -> dict[str, Any]:
+    return {
+        "row": row.row,
+        "owner": row.owner,
+        "bytes": row.bytes,
+        "detail": None if row.detail is None else row.detail[:_LONGEST_DETAIL],
+        "color": row_color(row),
+        "hatched": row.row == _HATCHED,
+    }
+
+
+def row_color(row: LedgerRow) -> str:
+    """Return the name of a row's color in `assets/page.css`: its owner's, or else its kind's."""
+    if row.owner is not None:
+        return _OWNER_COLORS.get(row.owner, _OTHER)
+    return _ROW_COLORS.get(row.row, _OTHER)

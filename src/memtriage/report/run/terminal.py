@@ -1,0 +1,301 @@
+"""The terminal report: verdict first, then findings, then where the memory is, then its course.
+
+Reads on any width from 40 columns up, without colors, without Unicode, and in a file. Holder paths and
+allocation sites are never shortened: on a terminal they wrap, in a file they stay on one line so that
+they can be searched for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from io import StringIO
+from typing import TYPE_CHECKING, Final
+
+from msgspec import UnsetType
+from rich.console import Console
+from rich.text import Text
+
+from memtriage.diagnose.ranks.merge import RunContext
+from memtriage.model.findings import GROWING
+from memtriage.report import plot
+from memtriage.report.console import BULLET, Page, console_for
+from memtriage.report.run.rank_words import few_ranks, heading, rank_lines
+from memtriage.report.run.words import (
+    COURSE_MARKS,
+    OF_ONE_RANK,
+    TO_CONFIRM,
+    VERDICTS,
+    FindingGroup,
+    facts,
+    fold,
+    ledger_rows,
+    ledger_summary,
+    notes,
+    playbook_entry,
+    sentence,
+)
+from memtriage.report.text import UNKNOWN, count, duration, size
+
+if TYPE_CHECKING:
+    from memtriage.model.findings import Finding
+    from memtriage.model.ledger import LedgerRow
+    from memtriage.model.marks import Mark
+    from memtriage.model.report import RunReport
+from memtriage.report.run.words import SEVERITY_STYLES
+
+__all__ = ["console_for", "finding_block", "findings_text", "ledger_blocks", "render"]
+
+_WHOLE: Final = frozenset({"kept alive by", "also kept alive by", "stored at", "allocated at"})
+"""What is searched for, and so stays on one line in a file."""
+_RANK_LINES: Final = 12
+_DETAILED: Final = 90
+_CHART_WIDTH: Final = 72
+_FLAT: Final = 0.02  # a course within this share of its top is told in words
+_BAR_WIDTH: Final = 10
+_SIZE_WIDTH: Final = 12
+_SHARE_WIDTH: Final = 6
+
+
+def render(report: RunReport, console: Console, context: RunContext | None = None) -> None:
+    """Print a report.
+
+    Args:
+        report: what to print.
+        console: where to; `console_for` makes a fitting one.
+        context: what else is known of the run (`memtriage.diagnose.ranks.merge.context`).
+    """
+    page = Page(console)
+    context = context or RunContext(runs_out_in=[None] * len(report.findings))
+    groups = fold(report.findings, context.runs_out_in)
+    _verdict_block(page, report, context, groups)
+    for number, group in enumerate(groups, 1):
+        finding_block(page, number, group, report)
+    _ranks_block(page, report)
+    ledger_blocks(page, report, context.ledger_rank)
+    _course_block(page, report, groups, context.ledger_rank)
+    _notes_block(page, context)
+
+
+def findings_text(report: RunReport, findings: Sequence[Finding]) -> str:
+    """Findings alone, as plain text.
+
+    Args:
+        report: the report that they are from.
+        findings: which of its findings.
+    """
+    stream = StringIO()
+    page = Page(console_for(stream))
+    for number, group in enumerate(fold(findings, [None] * len(findings)), 1):
+        finding_block(page, number, group, report)
+    return stream.getvalue().strip()
+
+
+# Verdict
+
+
+def _verdict_block(
+    page: Page, report: RunReport, context: RunContext, groups: Sequence[FindingGroup]
+) -> None:
+    word, level = VERDICTS[report.verdict]
+    page.line(
+        (f"{word.upper()}:", SEVERITY_STYLES[level]), (" ", ""), (sentence(report, context, groups), "bold")
+    )
+    page.line((page.dot.join(facts(report, context)), "dim"))
+    if report.exception:
+        page.gap()
+        page.field("ended by", " ".join(report.exception.split()))
+
+
+# Findings
+
+
+def finding_block(page: Page, number: int, group: FindingGroup, report: RunReport) -> None:
+    """Print a finding, under its number."""
+    page.gap()
+    style = "bold red" if group.severe else "bold"
+    page.line((f"{number}  ", "dim"), (group.title(report), "bold"), (f"   {group.amount}", style), indent=3)
+    known = list(_fields(page, group))
+    labels = max((len(label) for label, _, _ in known), default=0) + 4
+    for label, values, style in known:
+        page.field(label, *values, style=style, whole=label in _WHOLE, labels=labels)
+
+
+def _fields(page: Page, group: FindingGroup) -> Iterator[tuple[str, Sequence[str], str]]:
+    """Yield what is known of a finding: label, values and style."""
+    finding = group.first
+    if finding.holder is not None or finding.kind in GROWING:
+        yield "kept alive by", [finding.holder or UNKNOWN], "cyan"
+    if finding.also_held_by:
+        yield "also kept alive by", finding.also_held_by, "cyan"
+    if finding.stored_at is not None:
+        yield "stored at", [finding.stored_at], ""
+    if finding.allocated_at is not None:
+        yield "allocated at", [finding.allocated_at], ""
+    label, values = group.piled_up
+    if values:
+        yield label, [page.dot.join(values)], ""
+    if group.detected:
+        yield "detected", [group.detected], ""
+    if finding.mechanism is not None:
+        yield "why", [finding.mechanism], ""
+    if finding.fix is not None:
+        yield "fix", [finding.fix], "green"
+    if group.suspected:
+        yield "To confirm", [TO_CONFIRM], ""
+    if evidence := group.evidence:
+        yield "evidence", [BULLET + line for line in evidence], ""
+    if finding.playbook is not None:
+        yield "playbook", [playbook_entry(finding.playbook, page.dot)], ""
+
+
+# Ranks
+
+
+def _ranks_block(page: Page, report: RunReport) -> None:
+    lines = rank_lines(report)
+    if not lines or isinstance(report.rank_groups, UnsetType):
+        return
+    page.heading(f"{report.ranks.seen:,} ranks", heading(report.rank_groups))
+    for line in lines[:_RANK_LINES]:
+        style = "bold" if line.stands_out else ""
+        page.line(("  ", ""), (f"{line.who}: ", style), (line.what, ""), indent=4)
+    if rest := lines[_RANK_LINES:]:
+        ranks = [rank for line in rest for rank in line.ranks]
+        page.line(("  ", ""), (f"and {count(len(ranks), 'more rank')} ({few_ranks(ranks)})", "dim"), indent=4)
+
+
+# Ledger
+
+
+def ledger_blocks(page: Page, report: RunReport, rank: int | None) -> None:
+    """Print the ledgers of a report, which are those of `rank`."""
+    of = "" if rank is None else f" of rank {rank}"
+    shown = {device: ledger_rows(rows) for device, rows in report.ledger.items()}
+    names = [_name(page, row) for rows in shown.values() for row in rows]
+    widest = page.width - 2 - _SIZE_WIDTH - (0 if page.narrow else 2 + _BAR_WIDTH + 1 + _SHARE_WIDTH)
+    width = min(widest, max((name.cell_len for name in names), default=0))
+    for device, rows in shown.items():
+        total = sum(row.bytes for row in report.ledger[device])
+        page.heading(f"{device}{of}", ledger_summary(total, report.ledger_steps.get(device)))
+        for row in rows:
+            _ledger_row(page, row, total, width)
+
+
+def _ledger_row(page: Page, row: LedgerRow, total: int, width: int) -> None:
+    """Print a row: name, size, and as far as there is room its share as a bar, and its detail."""
+    first, *rest = _name(page, row).wrap(page.console, width, overflow="fold")
+    first.rstrip()
+    first.pad_right(width - first.cell_len)
+    cells = Text.assemble("  ", first, f"{size(row.bytes):>{_SIZE_WIDTH}}")
+    if not page.narrow:
+        share = row.bytes / total if total else 0.0
+        cells.append(f"  {_bar(share, page.ascii_only):<{_BAR_WIDTH}}", style="blue")
+        cells.append(f" {share:{_SHARE_WIDTH}.1%}", style="dim")
+    detail = Text(page.plain(row.detail or ""), style="dim") if page.width >= _DETAILED else Text()
+    beside = cells.cell_len + 2 + detail.cell_len <= page.width
+    if detail and beside:
+        cells = Text.assemble(cells, "  ", detail)
+    cells.rstrip()
+    page.raw(cells)
+    for line in rest:
+        page.raw(Text.assemble("    ", line))
+    if detail and not beside:
+        page.hanging(Text("      "), detail)
+
+
+def _name(page: Page, row: LedgerRow) -> Text:
+    owner = "" if row.owner is None else f"{page.dot}{row.owner}"
+    return Text.assemble(page.plain(row.row), (page.plain(owner), "dim"))
+
+
+def _bar(share: float, ascii_only: bool) -> str:
+    cells = min(1.0, max(0.0, share)) * _BAR_WIDTH
+    if ascii_only:
+        return "#" * round(cells)
+    eighths = round(cells * 8)
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+# Course
+
+
+def _course_block(
+    page: Page, report: RunReport, groups: Sequence[FindingGroup], ledger_rank: int | None
+) -> None:
+    device, rank = _of_interest(report, groups, ledger_rank)
+    what, marks = _series(report.marks, device, rank)
+    values = [value for mark in marks if (value := _figure(mark, device)) is not None]
+    if len(values) < 2:
+        return
+    of = "" if rank is None else f" of rank {rank}"
+    page.heading(f"{_COURSE.get(device or '', 'allocated')} on {device}{of}", _AT[what])
+    low, high = min(values), max(values)
+    span = _span(marks[0], marks[-1])
+    if high - low < _FLAT * high and not any(group.kind in GROWING for group in groups):
+        page.line((f"  {size(high)}, flat", ""), (f"  {span}", "dim"))
+    else:
+        _chart(page, values, span)
+
+
+def _span(first: Mark, last: Mark) -> str:
+    """Return from where to where a course goes: steps, or times where there are none."""
+    if first.step != last.step:
+        return f"step {first.step} to {last.step}"
+    return f"{duration(first.time_s)} to {duration(last.time_s)} after the start"
+
+
+def _chart(page: Page, values: Sequence[int], span: str) -> None:
+    low, high = size(min(values)), size(max(values))
+    if low == high:
+        high = f"+{size(max(values) - min(values))}"
+    label = 2 + max(len(low), len(high))
+    lines = plot.area(values, width=min(_CHART_WIDTH, page.width - label - 3), ascii_only=page.ascii_only)
+    edge = "|" if page.ascii_only else "│"
+    for number, line in enumerate(lines):
+        name = high if number == 0 else low if number == len(lines) - 1 else ""
+        page.raw(Text(f"{name:>{label}} {edge}{line}"))
+    page.raw(Text(f"{'':>{label}}  {span}", style="dim"))
+
+
+_AT: Final = {
+    "step": "at the end of each step",
+    "backward": "at the end of each backward",
+    "mark": "at each mark, which is a reading of the counters",
+}
+_COURSE: Final = {"cpu": "malloc in use, tensors included,", "host": "resident"}
+
+
+def _of_interest(
+    report: RunReport, groups: Sequence[FindingGroup], ledger_rank: int | None
+) -> tuple[str | None, int | None]:
+    """Return the device and rank whose course tells most: the first finding's, or the ledger's."""
+    for group in groups:
+        if group.kind not in OF_ONE_RANK or group.kind == "rank_differs":
+            return group.first.device, group.first.rank
+    device = next((device for device in report.ledger if device not in ("host", "job")), None)
+    return device or (report.marks[0].device if report.marks else None), ledger_rank
+
+
+def _series(marks: Sequence[Mark], device: str | None, rank: int | None) -> tuple[str, list[Mark]]:
+    """Return the marks to draw and their name: steps if there are, else backwards, else all."""
+    own = [mark for mark in marks if mark.rank == rank and (mark.device == device or device == "host")]
+    for name in COURSE_MARKS:
+        named = [mark for mark in own if mark.name == name]
+        if len(named) > 1:
+            return name, named
+    return "mark", own
+
+
+def _figure(mark: Mark, device: str | None) -> int | None:
+    return mark.host_rss if device == "host" else mark.allocated
+
+
+# Notes
+
+
+def _notes_block(page: Page, context: RunContext) -> None:
+    told = notes(context)
+    if told:
+        page.heading("notes")
+        for note in told:
+            page.line((f"  {BULLET}", "dim"), (note, ""), indent=4)

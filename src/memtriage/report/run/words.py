@@ -1,0 +1,314 @@
+"""What reports of a run say on paper, screen or page: verdict, findings drawn together, ledger rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from memtriage.diagnose.growth.judged import stated_limit
+from memtriage.diagnose.ranks.merge import RunContext
+from memtriage.diagnose.verdict import reasons_not_judged
+from memtriage.model.findings import GROWING
+from memtriage.playbook.entries import PLAYBOOK
+from memtriage.report.text import (
+    KINDS,
+    SEVERE,
+    count,
+    devices_in_words,
+    duration,
+    rank_list,
+    ranks_in_words,
+    rate,
+    size,
+)
+
+if TYPE_CHECKING:
+    from memtriage.model.findings import Finding, FindingKind, Verdict
+    from memtriage.model.ledger import LedgerRow
+    from memtriage.model.report import RunReport
+
+
+SEVERITY_STYLES: Final[dict[Severity, str]] = {"good": "bold green", "warn": "bold yellow", "bad": "bold red"}
+
+
+Severity = Literal["good", "warn", "bad"]
+"""How much a verdict matters."""
+
+VERDICTS: Final[dict[Verdict, tuple[str, Severity]]] = {
+    "clean": ("clean", "good"),
+    "leak": ("leak", "bad"),
+    "residue": ("residue", "warn"),
+    "fragmentation": ("fragmentation", "warn"),
+    "out_of_memory": ("out of memory", "bad"),
+    "killed": ("killed", "bad"),
+    "not_judged": ("not judged", "warn"),
+    "error": ("error", "warn"),
+}
+"""Each verdict in words."""
+
+OF_ONE_RANK: Final[frozenset[FindingKind]] = frozenset({"rank_differs", "host_limit"})
+"""Kinds whose evidence is another on every rank."""
+COURSE_MARKS: Final = ("step", "backward")
+"""Marks whose course tells most, the best first."""
+
+_RANKS_IN_EVIDENCE: Final = 6
+_SMALL_SHARE: Final = 0.01
+_WORTH_ACTING: Final = 3
+"""Findings that the verdict's line names where the verdict is about none."""
+TO_CONFIRM: Final = "watch a longer run: growth is proven once the same holder grew over three intervals"
+"""What turns a suspicion into a proof, or ends it."""
+
+
+@dataclass(slots=True)
+class FindingGroup:
+    """The same finding on one or more ranks; the first is the one with the largest figures."""
+
+    findings: list[Finding]
+    runs_out_in: int | None
+
+    @property
+    def first(self) -> Finding:
+        return self.findings[0]
+
+    @property
+    def kind(self) -> FindingKind:
+        return self.first.kind
+
+    @property
+    def suspected(self) -> bool:
+        return self.first.certainty == "suspected"
+
+    @property
+    def severe(self) -> bool:
+        return self.kind in SEVERE and not self.suspected
+
+    @property
+    def ranks(self) -> list[int]:
+        return [finding.rank for finding in self.findings if finding.rank is not None]
+
+    @property
+    def device(self) -> str:
+        return devices_in_words({finding.device for finding in self.findings})
+
+    @property
+    def amount(self) -> str:
+        """The growth, or else the size, over all ranks."""
+        for per in self.first.rates:
+            return _spread([finding.rates.get(per) for finding in self.findings], per)
+        return _spread([finding.bytes for finding in self.findings], None)
+
+    @property
+    def piled_up(self) -> tuple[str, list[str]]:
+        """Label and values of what the headline leaves out where it gives a rate: the size, other rates."""
+        finding = self.first
+        rates = [rate(amount, per) for per, amount in finding.rates.items()]
+        if not rates:
+            return "", []
+        values = ([] if finding.bytes is None else [size(finding.bytes)]) + rates[1:]
+        return "size" if finding.step is None else f"size at step {finding.step:,}", values
+
+    @property
+    def detected(self) -> str:
+        """When it was found; empty where that is unknown."""
+        finding = self.first
+        step = "" if finding.step is None else f"at step {finding.step:,}"
+        return step if finding.phase is None else f"{step}, in {finding.phase}".removeprefix(", ")
+
+    @property
+    def evidence(self) -> list[str]:
+        """The measurements; of several ranks those of the first, or one of each where they differ."""
+        if len(self.findings) == 1:
+            return self.first.evidence
+        if self.kind not in OF_ONE_RANK:
+            return [f"rank {self.first.rank}: {line}" for line in self.first.evidence]
+        shown = self.findings[:_RANKS_IN_EVIDENCE]
+        lines = [f"rank {finding.rank}: {line}" for finding in shown for line in finding.evidence[:1]]
+        rest = len(self.findings) - len(shown)
+        return [*lines, f"and {count(rest, 'more rank')}"] if rest else lines
+
+    def title(self, report: RunReport) -> str:
+        """Return what it is, on which device and ranks."""
+        on = "" if self.kind == "host_limit" else f" on {self.device}"
+        sure = "suspected " if self.suspected else ""
+        return f"{sure}{KINDS[self.kind]}{on}{self._where(report)}"
+
+    def _where(self, report: RunReport) -> str:
+        if report.ranks.of == 1 or not self.ranks:
+            return ""
+        if len(self.ranks) == 1:
+            return f", rank {self.ranks[0]} only"
+        if len(self.ranks) == report.ranks.seen:
+            return f", all {report.ranks.seen:,} ranks"
+        return f", {len(self.ranks):,} of {report.ranks.seen:,} ranks ({rank_list(self.ranks)})"
+
+
+def _spread(amounts: Sequence[int | None], per: str | None) -> str:
+    known = [amount for amount in amounts if amount is not None]
+    if not known:
+        return ""
+    low, high = (rate(amount, per) if per else size(amount) for amount in (min(known), max(known)))
+    return high if low == high else f"{size(min(known))} to {high}"
+
+
+def fold(findings: Sequence[Finding], runs_out_in: Sequence[int | None]) -> list[FindingGroup]:
+    """Draw together what is the same on several ranks, in the order of the findings."""
+    groups: dict[tuple[object, ...], list[FindingGroup]] = {}
+    for finding, steps in zip(findings, runs_out_in, strict=True):
+        same = groups.setdefault(_cause(finding), [])
+        for group in same:
+            if finding.rank not in group.ranks and finding.rank is not None:
+                group.findings.append(finding)
+                group.runs_out_in = min(
+                    (left for left in (group.runs_out_in, steps) if left is not None), default=None
+                )
+                break
+        else:
+            same.append(FindingGroup([finding], steps))
+    order = {id(finding): position for position, finding in enumerate(findings)}
+    return sorted(
+        (group for same in groups.values() for group in same), key=lambda group: order[id(group.first)]
+    )
+
+
+def _cause(finding: Finding) -> tuple[object, ...]:
+    device = finding.device.partition(":")[0]  # every rank has its own cuda:N
+    open_one = finding.certainty == "suspected"
+    place = (finding.held_at, finding.allocated_at, finding.phase, finding.mechanism)
+    return (finding.kind, open_one, device, *place)
+
+
+def sentence(report: RunReport, context: RunContext, groups: Sequence[FindingGroup]) -> str:
+    """Return what stands behind the verdict's word."""
+    growing = [group for group in groups if group.kind in GROWING and not group.suspected]
+    match report.verdict:
+        case "clean":
+            return "; ".join([_limits(report, context), *_notes(report), *_worth_acting(groups)])
+        case "not_judged":
+            return "; ".join([*_not_judged(report, context), *_worth_acting(groups)])
+        case "leak" if growing:
+            more = f"; {count(len(growing) - 1, 'more leak')} below" if len(growing) > 1 else ""
+            return f"{growing[0].amount} on {growing[0].device}{_until_full(growing[0])}{more}"
+        case "residue" | "fragmentation" as kind if named := [
+            group for group in groups if group.kind == kind
+        ]:
+            what = "left behind" if kind == "residue" else "stranded"
+            return f"{size(named[0].first.bytes)} {what} on {named[0].device}"
+        case "out_of_memory":
+            leaked = f"; leaking {growing[0].amount}" if growing else ""
+            return (
+                _death(next((group.first for group in groups if group.kind == "out_of_memory"), None))
+                + leaked
+            )
+        case "killed":
+            who = "the process is"
+            if report.ranks.of > 1:
+                who = f"{len(context.killed)} of {count(report.ranks.seen, 'rank')} are"
+            at_limit = any(group.kind == "host_limit" for group in groups)
+            short = "; host memory was at its limit" if at_limit else ""
+            return f"{who} gone and wrote no end, after {count(report.steps, 'step')}{short}"
+        case "error":
+            return "memtriage could not judge this run"
+        case _:
+            return "see below"
+
+
+def nothing_found(report: RunReport) -> str:
+    """Return what a run is said to be free of, where no detection limit is known."""
+    return f"no leak, residue or fragmentation found in {count(report.steps, 'step')}"
+
+
+def _limits(report: RunReport, context: RunContext) -> str:
+    """Return how small a leak would have been found, and in how long a run."""
+    known = stated_limit(report.judged, steps=report.steps, seconds=context.duration_s)
+    return nothing_found(report) if known is None else known
+
+
+def _notes(report: RunReport) -> list[str]:
+    return [one.note for one in report.judged.values() if one.note is not None]
+
+
+def _not_judged(report: RunReport, context: RunContext) -> list[str]:
+    """Return what is suspected, why growth could not be judged, or which ranks say nothing of it."""
+    lines = reasons_not_judged(report.findings, report.judged)
+    if context.running:
+        who = "the run" if report.ranks.of == 1 else ranks_in_words(context.running)
+        lines.append(f"{who} had not finished")
+    if context.killed:
+        lines.append(f"{ranks_in_words(context.killed)} wrote no end")
+    if context.missing:
+        lines.append(_no_record(context))
+    return lines or ["growth could not be judged"]
+
+
+def _worth_acting(groups: Sequence[FindingGroup]) -> list[str]:
+    """Return what needs action and no verdict is about, e.g. `workers un-share memory: 2.0 GiB`."""
+    parts = [
+        f"{KINDS[group.kind]}{': ' if group.amount else ''}{group.amount}"
+        for group in groups
+        if not group.suspected
+    ]
+    rest = parts[_WORTH_ACTING:]
+    return parts[:_WORTH_ACTING] + ([f"{count(len(rest), 'more finding')} below"] if rest else [])
+
+
+def _until_full(group: FindingGroup) -> str:
+    if group.runs_out_in is None:
+        return ""
+    return f", out of memory in {count(group.runs_out_in, 'step')}"
+
+
+def _death(finding: Finding | None) -> str:
+    if finding is None:
+        return "the script died for want of memory"
+    when = "" if finding.step is None else f" at step {finding.step}"
+    phase = "" if finding.phase is None else f", in {finding.phase}"
+    asked = "" if finding.bytes is None else f": {size(finding.bytes)} asked for"
+    return f"{finding.device}{when}{phase}{asked}"
+
+
+def facts(report: RunReport, context: RunContext) -> list[str]:
+    """Return how long a run of what this was, each part short."""
+    parts = [
+        " ".join(context.argv),
+        count(report.steps, "step"),
+        "" if context.duration_s is None else duration(context.duration_s),
+        f"{report.ranks.seen:,} of {count(report.ranks.of, 'rank')}" if report.ranks.of > 1 else "",
+    ]
+    return [part for part in parts if part]
+
+
+def playbook_entry(name: str, dot: str) -> str:
+    """Return a playbook entry's name with its subject, `dot` between them."""
+    entry = PLAYBOOK.get(name)
+    return name if entry is None else f"{name}{dot}{entry.subject}"
+
+
+def ledger_rows(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
+    """Return the rows, those below 1 % of the whole as one, so that the sum stays."""
+    total = sum(row.bytes for row in rows)
+    small = [row for row in rows if abs(row.bytes) < _SMALL_SHARE * total]
+    if len(small) < 2:
+        return list(rows)
+    large = [row for row in rows if abs(row.bytes) >= _SMALL_SHARE * total]
+    return [*large, type(rows[0])(row="others, each below 1 %", bytes=sum(row.bytes for row in small))]
+
+
+def ledger_summary(total: int, step: int | None) -> str:
+    """Return how much a ledger sums to, and when it was taken.
+
+    >>> ledger_summary(3 << 30, 12)
+    '3.0 GiB in use, ledger at step 12'
+    """
+    return f"{size(total)} in use" + ("" if step is None else f", ledger at step {step:,}")
+
+
+def notes(context: RunContext) -> list[str]:
+    """Return what was left out, cut or unusual, the ranks without a record first."""
+    if not context.missing:
+        return list(context.notes)
+    return [_no_record(context), *context.notes]
+
+
+def _no_record(context: RunContext) -> str:
+    return f"no record of {ranks_in_words(context.missing)}"

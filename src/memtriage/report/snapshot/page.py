@@ -1,0 +1,250 @@
+"""The page of a memory snapshot: one HTML file, to be opened anywhere, that loads nothing.
+
+The numbers of a recording of a million events do not fit into a page, nor can anybody see them all: charts
+get the instants that matter (`report/html/downsample.py`), tables the biggest rows, and each says what it
+leaves out. The limits below keep the file under `html.shell.LARGEST` bytes; devices share them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from memtriage.model.blocks import DEFAULT_POOL
+from memtriage.model.findings import GROWING, Finding
+from memtriage.model.recording import (
+    NO_FRAMES,
+    OWNERS,
+    DeviceRecording,
+    FreeRange,
+    OomEvent,
+    Recording,
+    SiteRow,
+)
+from memtriage.playbook.entries import PLAYBOOK
+from memtriage.report.html.columns import Texts
+from memtriage.report.html.shell import report_page
+from memtriage.report.snapshot.map import segment_map
+from memtriage.report.snapshot.timeline import timeline
+from memtriage.report.snapshot.words import amount, color, meaning, owner_index, where
+from memtriage.report.text import KINDS, SEVERE, count, duration, rate, size
+
+_TIMELINE_CHARACTERS: Final = 750_000
+_MAP_PARTS: Final = 28_000
+_SITE_ROWS: Final = 1200
+_TEXT_CHARACTERS: Final = 300_000
+"""Characters of sites and frames after which call stacks are left out."""
+_OOMS: Final = 3
+_FREE_ROWS: Final = 40
+
+_ABOUT: Final = (
+    "Sizes are bytes in binary units. Allocated: blocks in use. Reserved: what the allocator holds of the "
+    "device. Stranded: free, but it cannot go back to the driver, because a block in use pins its segment. "
+    "Releasable: free, and empty_cache() returns it.",
+    "Everything on this page is in this file; it loads nothing.",
+)
+
+
+def write_html(recording: Recording, path: Path) -> None:
+    """Write the page of a recording.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path.write_text(html(recording), encoding="utf-8")
+
+
+def html(recording: Recording) -> str:
+    """Return the page of a recording: at most `html.shell.LARGEST` bytes for a million events."""
+    name = Path(recording.path).name
+    return report_page(name, _data(recording, name), "map.js", "snapshot_segments.js", "snapshot.js")
+
+
+def _data(recording: Recording, name: str) -> dict[str, Any]:
+    texts = Texts()
+    share = max(1, len(recording.devices))
+    devices = [_device(recording, device, texts, share) for device in recording.devices]
+    return {
+        "brand": f"memtriage {version('memtriage')} · memory snapshot",
+        "title": name,
+        "facts": " · ".join(_facts(recording)),
+        "owners": [{"name": owner, "color": color(owner)} for owner in OWNERS],
+        "devices": devices,
+        "about": [*recording.notes, *_ABOUT],
+        "texts": texts.all,
+    }
+
+
+def _facts(recording: Recording) -> list[str]:
+    facts = []
+    ends = [int(device.events.time_us[-1]) for device in recording.devices if len(device.events)]
+    if ends:
+        facts.append(f"recorded until {datetime.fromtimestamp(max(ends) / 1e6, UTC):%Y-%m-%d %H:%M} UTC")
+    facts.append(count(sum(len(device.events) for device in recording.devices), "event"))
+    conf = str(recording.settings.get("PYTORCH_CUDA_ALLOC_CONF") or "default settings")
+    facts.append(f"allocator: {conf}")
+    return facts
+
+
+def _device(recording: Recording, device: DeviceRecording, texts: Texts, share: int) -> dict[str, Any]:
+    verdict = _verdict(device)
+    return {
+        "device": device.device,
+        "verdict": verdict,
+        "summary": f"{verdict['word']}: {verdict['text']}.",
+        "steps": device.steps.count,
+        "findings": [_finding(finding) for finding in device.findings],
+        "tiles": _tiles(device),
+        "timeline": timeline(device, _TIMELINE_CHARACTERS // share),
+        "owners": _owners(device),
+        "sites": _sites(recording, device, texts, _SITE_ROWS // share),
+        "map": segment_map(device, texts, _MAP_PARTS // share),
+        "ooms": [_oom(recording, device, oom, texts) for oom in device.ooms[:_OOMS]],
+        "notes": list(device.notes),
+    }
+
+
+def _verdict(device: DeviceRecording) -> dict[str, str]:
+    if not device.findings:
+        looked = f"no finding in {count(len(device.events), 'event')}"
+        steps = f" and {count(device.steps.count, 'step')}" if device.steps.count else ""
+        return {"level": "good", "word": "healthy", "text": f"{looked}{steps}"}
+    first = device.findings[0]
+    more = f", and {count(len(device.findings) - 1, 'more finding')}" if len(device.findings) > 1 else ""
+    return {"level": _level(first), "word": KINDS[first.kind], "text": f"{amount(first)}{_at(first)}{more}"}
+
+
+def _level(finding: Finding) -> str:
+    return "bad" if finding.kind in SEVERE else "warn"
+
+
+def _beside(finding: Finding) -> dict[str, str | None]:
+    """Return the amount that is not the headline's."""
+    if finding.bytes_per_step is None:
+        return {"in_all": None, "growth": None}
+    if finding.kind in GROWING:
+        return {"in_all": size(finding.bytes), "growth": None}
+    return {"in_all": None, "growth": rate(finding.bytes_per_step, "step")}
+
+
+def _at(finding: Finding) -> str:
+    return f" at {finding.allocated_at}" if finding.allocated_at else ""
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    entry = PLAYBOOK.get(finding.playbook or "")
+    fields = msgspec.to_builtins(finding)
+    wanted = ("allocated_at", "holder", "phase", "step", "mechanism", "fix", "evidence")
+    return {
+        **{name: fields[name] for name in wanted},
+        "level": _level(finding),
+        "words": KINDS[finding.kind],
+        "amount": amount(finding),
+        **_beside(finding),
+        "playbook": f"{entry.name} · {entry.subject}" if entry else finding.playbook,
+    }
+
+
+def _tiles(device: DeviceRecording) -> list[dict[str, str | None]]:
+    end, peak = device.end, device.peak
+    began = int(device.events.time_us[0]) if len(device.events) else peak.time_us
+    when = "before the first event" if peak.event < 0 else f"after {duration((peak.time_us - began) / 1e6)}"
+    tiles = [
+        ("peak allocated", peak.allocated, f"{when}, {size(peak.reserved)} reserved"),
+        ("allocated", end.allocated, f"{size(end.requested)} asked for, {size(end.rounding)} rounding"),
+        ("reserved", end.reserved, count(len(device.segments), "segment")),
+        ("stranded", end.stranded, f"free, pinned in {count(len(device.pinned), 'segment')}"),
+        ("releasable", end.releasable, "empty_cache() gives it back"),
+    ]
+    if end.awaiting:
+        tiles.append(("awaiting a stream", end.awaiting, "freed, but a stream still uses it"))
+    if end.private_pools:
+        tiles.append(("private pools", end.private_pools, "of reserved, outside the default pool"))
+    return [{"label": label, "value": size(value), "detail": detail} for label, value, detail in tiles]
+
+
+def _owners(device: DeviceRecording) -> list[dict[str, Any]]:
+    at_peak: Counter[str] = Counter()
+    at_end: Counter[str] = Counter()
+    for total, rows in ((at_peak, device.peak.owners), (at_end, device.owners)):
+        for row in rows:
+            total[row.owner] += row.bytes
+    return [
+        {
+            "name": owner,
+            "meaning": meaning(owner),
+            "color": color(owner),
+            "at_peak": at_peak[owner],
+            "at_end": at_end[owner],
+        }
+        for owner in dict.fromkeys((*OWNERS, *at_peak, *at_end))
+        if at_peak[owner] or at_end[owner]
+    ]
+
+
+def _sites(recording: Recording, device: DeviceRecording, texts: Texts, limit: int) -> dict[str, Any]:
+    shown, rest = device.sites[:limit], device.sites[limit:]
+    note = count(len(device.sites), "site")
+    if rest:
+        alive = size(sum(row.at_end for row in rest))
+        note = f"the {len(shown):,} biggest of {note}; the rest holds {alive} at the snapshot"
+    return {"rows": [_site(recording, row, texts) for row in shown], "note": note}
+
+
+def _site(recording: Recording, row: SiteRow, texts: Texts) -> list[Any]:
+    """Return a row of the table, in the order in which `assets/snapshot.js` reads it."""
+    frames: tuple[str, ...] = ()
+    if 0 <= row.stack < len(recording.stacks) and texts.characters < _TEXT_CHARACTERS:
+        frames = recording.stacks[row.stack].frames
+    return [
+        texts.add(row.site),
+        owner_index(row.owner),
+        row.at_peak,
+        row.at_end,
+        row.count_at_end,
+        row.allocations,
+        row.allocated,
+        row.per_step,
+        [texts.add(frame) for frame in frames],
+    ]
+
+
+def _oom(recording: Recording, device: DeviceRecording, oom: OomEvent, texts: Texts) -> dict[str, Any]:
+    after = (oom.time_us - int(device.events.time_us[0])) / 1e6
+    site = recording.stacks[oom.stack].site if oom.stack >= 0 else NO_FRAMES
+    fits = sum(one.size >= oom.requested for one in oom.free)
+    free = f"{size(sum(one.size for one in oom.free))} in {count(len(oom.free), 'free block')}"
+    return {
+        "when": f"after {duration(after)}, event {oom.event:,}",
+        "requested": oom.requested,
+        "site": texts.add(site),
+        "device_free": oom.device_free,
+        "allocated": oom.allocated,
+        "reserved": oom.reserved,
+        "free_words": f"{free}; {fits:,} of them {'is' if fits == 1 else 'are'} big enough",
+        "free": [
+            {
+                "size": one.size,
+                "where": where(one.pool, one.stream),
+                "remark": _remark(one, oom),
+            }
+            for one in oom.free[:_FREE_ROWS]
+        ],
+    }
+
+
+def _remark(block: FreeRange, oom: OomEvent) -> str:
+    """Return why a free block did not help."""
+    remarks = []
+    if block.stream != oom.stream:
+        remarks.append("kept for another stream")
+    if block.pool != DEFAULT_POOL:
+        remarks.append("of a private pool")
+    if block.whole:
+        remarks.append("a whole segment")
+    return ", ".join(remarks)

@@ -1,0 +1,151 @@
+"""A recording on a terminal: what is wrong first, then what was alive, and what strands memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+from rich.console import Console
+
+from memtriage.model.blocks import DEFAULT_POOL
+from memtriage.model.findings import Finding
+from memtriage.model.recording import DeviceRecording, OwnedBytes, PinnedSegment, Recording
+from memtriage.playbook.entries import PLAYBOOK
+from memtriage.report.console import BULLET, Page
+from memtriage.report.plot import area
+from memtriage.report.snapshot.json_form import stranded_by
+from memtriage.report.text import KINDS, count, rate, size
+
+_LABELS: Final = 20
+_OWNERS: Final = 12
+_SITES: Final = 12
+_SEGMENTS: Final = 5
+_PINS: Final = 3
+_AMOUNT: Final = 11
+"""Columns of a size."""
+
+
+def render(recording: Recording, console: Console) -> None:
+    """Print a recording, device by device."""
+    page = Page(console)
+    page.line((recording.path, "bold"))
+    for note in recording.notes:
+        page.field("note", note, labels=_LABELS)
+    for device in recording.devices:
+        _device(page, device)
+
+
+def _device(page: Page, device: DeviceRecording) -> None:
+    facts = [count(len(device.events), "event"), count(len(device.segments), "segment")]
+    if device.steps.count:
+        facts.append(f"{count(device.steps.count, 'step')} (by {device.steps.source})")
+    page.heading(device.device, page.dot.join(facts))
+    if not device.findings:
+        page.line(("  nothing wrong found", "green"))
+    for number, finding in enumerate(device.findings, start=1):
+        _finding(page, number, finding)
+    _figures(page, device)
+    _owners(page, "At the peak", device.peak.owners, _peak_detail(page, device))
+    _owners(page, "At the snapshot", device.owners, f"{size(device.end.allocated)} allocated")
+    _sites(page, device)
+    _stranded(page, device.pinned)
+    if device.notes:
+        page.heading("Notes")
+        for note in device.notes:
+            page.line((BULLET + note, ""), indent=len(BULLET))
+
+
+def _finding(page: Page, number: int, finding: Finding) -> None:
+    amounts = [size(finding.bytes)]
+    if finding.bytes_per_step:
+        amounts.append(f"+{rate(finding.bytes_per_step, 'step')}")
+    page.line((f"  {number}. {KINDS[finding.kind]}", "bold red"), (f"  {page.dot.join(amounts)}", ""))
+    if finding.allocated_at:
+        page.field("allocated at", finding.allocated_at, labels=_LABELS, whole=True)
+    if finding.mechanism:
+        page.field("why", finding.mechanism, labels=_LABELS)
+    page.field("seen", *(BULLET + line for line in finding.evidence), labels=_LABELS)
+    if finding.fix:
+        page.field("fix", finding.fix, labels=_LABELS)
+    if finding.playbook:
+        page.field("playbook", f"{finding.playbook}: {PLAYBOOK[finding.playbook].subject}", labels=_LABELS)
+
+
+def _figures(page: Page, device: DeviceRecording) -> None:
+    end = device.end
+    page.heading("Memory at the snapshot")
+    for label, amount, words in (
+        ("reserved", end.reserved, ""),
+        ("allocated", end.allocated, f"{size(end.requested)} asked for, {size(end.rounding)} rounding"),
+        ("awaiting streams", end.awaiting, ""),
+        ("releasable", end.releasable, "what empty_cache() gives back"),
+        ("stranded", end.stranded, "free, but pinned by live blocks in the same segment"),
+        ("private pools", end.private_pools, "part of reserved"),
+    ):
+        if amount or label in ("reserved", "allocated"):
+            page.field(label, f"{size(amount):>{_AMOUNT}}  {words}".rstrip(), labels=_LABELS, whole=True)
+    if len(device.events) > 1:
+        _chart(page, device)
+
+
+def _chart(page: Page, device: DeviceRecording) -> None:
+    allocated = device.timeline.allocated
+    low, high = int(allocated.min()), int(allocated.max())
+    width = max(10, page.width - _LABELS)
+    columns = [int(part.max()) for part in np.array_split(allocated, min(width, len(allocated)))]
+    lines = area(columns, width=width, ascii_only=page.ascii_only)
+    page.field("allocated", *lines, labels=_LABELS, whole=True)
+    page.field("", f"{size(low)} to {size(high)}, event by event", labels=_LABELS)
+
+
+def _peak_detail(page: Page, device: DeviceRecording) -> str:
+    peak = device.peak
+    figures = (("allocated", peak.allocated), ("reserved", peak.reserved), ("stranded", peak.stranded))
+    words = [f"{size(amount)} {word}" for word, amount in figures]
+    if peak.event < 0:
+        words.append("before the first event")
+    return page.dot.join(words)
+
+
+def _owners(page: Page, title: str, rows: Iterable[OwnedBytes], detail: str) -> None:
+    totals: Counter[str] = Counter()
+    for row in rows:
+        totals[row.owner] += row.bytes
+    page.heading(title, detail)
+    for owner, total in totals.most_common(_OWNERS):
+        page.field(owner, f"{size(total):>{_AMOUNT}}", labels=_LABELS + 6, whole=True)
+
+
+def _sites(page: Page, device: DeviceRecording) -> None:
+    page.heading("Allocation sites", "at the peak, at the snapshot, more each step")
+    for row in device.sites[:_SITES]:
+        growth = f"{'+' + size(row.per_step) if row.per_step else '':>{_AMOUNT}}"
+        figures = f"{size(row.at_peak):>{_AMOUNT}} {size(row.at_end):>{_AMOUNT}} {growth}"
+        page.line((f"  {figures}  {row.site}  ({row.owner})", ""), indent=4)
+    if len(device.sites) > _SITES:
+        page.line((f"  {count(len(device.sites) - _SITES, 'more site')}", "dim"))
+
+
+def _stranded(page: Page, pinned: tuple[PinnedSegment, ...]) -> None:
+    if not pinned:
+        return
+    total = sum(segment.stranded for segment in pinned)
+    page.heading("Stranded", f"{size(total)} in {count(len(pinned), 'segment')}, the worst first")
+    groups = stranded_by(pinned)
+    if len(groups) > 1:
+        for (stream, pool), amount in groups:
+            words = "" if pool == DEFAULT_POOL else f", private pool {pool}"
+            page.line((f"  {size(amount):>{_AMOUNT}}  stream {stream:#x}{words}", ""), indent=4)
+    for segment in pinned[:_SEGMENTS]:
+        pins = [
+            f"{size(pin.size)} at {pin.address:#x}, {owner}, {pin.site or 'site not recorded'}"
+            for pin, owner in list(zip(segment.pins, segment.owners, strict=True))[:_PINS]
+        ]
+        if len(segment.pins) > _PINS:
+            pins.append(f"{len(segment.pins) - _PINS} more")
+        where = f"{size(segment.stranded)} of {size(segment.segment.size)} at {segment.segment.address:#x}"
+        page.line((f"  {where}, pinned by", ""), indent=4)
+        for pin in pins:
+            page.line((f"    {BULLET}{pin}", ""), indent=6)

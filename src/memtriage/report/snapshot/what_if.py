@@ -1,0 +1,57 @@
+"""A recording under other allocator settings, on a terminal or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import BinaryIO, Final
+
+import msgspec
+from rich.console import Console
+
+from memtriage.allocator.what_if import Scenario, WhatIfOutcome
+from memtriage.report.console import Page
+from memtriage.report.text import count, size
+
+Devices = Sequence[tuple[str, Sequence[Scenario]]]
+"""Each device (`cuda:N`) with its scenarios."""
+
+_LABELS: Final = 28
+
+
+def write_json(devices: Devices, stream: BinaryIO) -> None:
+    """Write the outcomes as one line of JSON, schema 1. Sizes are bytes."""
+    told = [
+        {"device": device, "scenarios": [_told(scenario) for scenario in scenarios]}
+        for device, scenarios in devices
+    ]
+    stream.write(msgspec.json.encode({"schema": 1, "devices": told}) + b"\n")
+    stream.flush()
+
+
+def render(devices: Devices, console: Console) -> None:
+    """Print a line for each setting: what it would have reserved, and whether memory would have sufficed."""
+    page = Page(console)
+    for device, scenarios in devices:
+        page.heading(device, "the recorded allocations and frees, replayed under other settings")
+        for scenario in scenarios:
+            style = "" if scenario.outcome.fits else "red"
+            page.field(scenario.name, _in_words(scenario.outcome), style=style, whole=True, labels=_LABELS)
+
+
+def _in_words(outcome: WhatIfOutcome) -> str:
+    if outcome.failed_at is not None:
+        return f"out of memory at event {outcome.failed_at}"
+    words = (
+        f"peak {size(outcome.peak_reserved)} reserved; at the end {size(outcome.end_reserved)}, "
+        f"of which {size(outcome.end_stranded)} stranded"
+    )
+    if not outcome.recorded_ooms:
+        return words
+    avoided = outcome.recorded_ooms - outcome.met_ooms
+    met = f"; {count(outcome.met_ooms, 'out-of-memory error')} met" if outcome.met_ooms else ""
+    return words + met + (f"; {count(avoided, 'out-of-memory error')} avoided" if avoided else "")
+
+
+def _told(scenario: Scenario) -> dict[str, object]:
+    return {"name": scenario.name, **asdict(scenario.outcome), "fits": scenario.outcome.fits}

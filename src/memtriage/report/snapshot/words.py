@@ -1,0 +1,92 @@
+"""What reports of a snapshot call things: owners with their meaning and color, pools and streams."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from memtriage.model.blocks import DEFAULT_POOL
+from memtriage.model.findings import GROWING, Finding
+from memtriage.model.recording import OWNERS
+from memtriage.report.text import rate, size
+
+COLORS: Final[dict[str, str]] = {
+    "parameter": "hue-1",
+    "gradient": "hue-3",
+    "optimizer state": "hue-5",
+    "saved for backward": "hue-2",
+    "autograd context": "hue-6",
+    "backward temporary": "hue-8",
+    "optimizer temporary": "hue-7",
+    "forward temporary": "hue-4",
+    "communication buffer": "hue-10",
+    "cuBLAS workspace": "hue-11",
+    "variable": "hue-9",
+    "c++ only": "hue-other",
+    "before the recording": "hue-past",
+}
+"""The name of each owner's color in `assets/page.css`."""
+_MEANINGS: Final[dict[str, str]] = {
+    "parameter": "weights of the model",
+    "gradient": "gradients of parameters",
+    "optimizer state": "what the optimizer keeps from step to step",
+    "saved for backward": "made in forward and freed by backward",
+    "autograd context": "kept by a node of the autograd graph from forward on",
+    "backward temporary": "made and freed within backward",
+    "optimizer temporary": "made and freed within the optimizer's step",
+    "forward temporary": "made and freed within forward",
+    "communication buffer": "buffers of collective communication",
+    "cuBLAS workspace": "scratch space of matrix products",
+    "variable": "something the program's own code holds; its frames tell no more than where",
+    "c++ only": "allocated without any Python frame",
+    "before the recording": "older than the first recorded event",
+}
+
+BOTTOM_FIRST: Final = (
+    "before the recording",
+    "parameter",
+    "optimizer state",
+    "cuBLAS workspace",
+    "communication buffer",
+    "variable",
+    "gradient",
+    "autograd context",
+    "saved for backward",
+    "c++ only",
+    "forward temporary",
+    "backward temporary",
+    "optimizer temporary",
+)
+"""Owners as a stacked chart puts them: what stays lies below what comes and goes."""
+
+
+def color(owner: str) -> str:
+    """Return the name of an owner's color in `assets/page.css`."""
+    return COLORS[owner]
+
+
+def meaning(owner: str) -> str:
+    """Return what an owner stands for, in a few words."""
+    return _MEANINGS[owner]
+
+
+def owner_index(owner: str) -> int:
+    """Return the position of an owner in `OWNERS`."""
+    return OWNERS.index(owner)
+
+
+def amount(finding: Finding) -> str:
+    """Return the figure that a finding is known by."""
+    if finding.kind in GROWING and finding.bytes_per_step is not None:
+        return rate(finding.bytes_per_step, "step")
+    asked = " asked for" if finding.kind == "out_of_memory" else ""
+    return f"{size(finding.bytes)}{asked}"
+
+
+def where(pool: tuple[int, int], stream: int) -> str:
+    """Return a pool and a stream in words.
+
+    >>> where((0, 0), 0), where((0, 3), 94)
+    ('default pool, default stream', 'private pool 0.3, stream 0x5e')
+    """
+    pool_words = "default pool" if pool == DEFAULT_POOL else f"private pool {pool[0]}.{pool[1]}"
+    return f"{pool_words}, {'default stream' if stream == 0 else f'stream {stream:#x}'}"

@@ -1,0 +1,135 @@
+"""The page of a comparison: one HTML file, to be opened anywhere, that loads nothing.
+
+It says what the terminal says, and draws every measured step and the memory of every variant.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from memtriage.model.trials import Figure, TargetRow, TrialRow, TrialsReport, VariantRow
+from memtriage.report.html.shell import report_page
+from memtriage.report.trials.words import (
+    TIME,
+    VERDICTS,
+    differing,
+    facts,
+    interval,
+    labels,
+    legend,
+    peak_metric,
+    ratio_spread,
+    ratio_value,
+    sentence,
+    size_spread,
+    size_value,
+    target,
+    target_result,
+    time_spread,
+    time_value,
+    trial_counts,
+    values,
+    what_is_missing,
+)
+
+_DRAWN_STEPS: Final = 20_000
+"""Steps that the chart draws, of all trials together; with more each trial is thinned evenly."""
+_LEVELS: Final = {"met": "good", "missed": "bad", "undecided": "warn"}
+_ABOUT: Final = (
+    "Each trial is a fresh process. Time per step: on each step after the warm-up the slowest rank's time, "
+    "of these the median, of the trials the median again. Ratios are taken within rounds; their interval is "
+    "that of the median by order statistics, which assumes no distribution.",
+    "Sizes are the highest after the warm-up, of the highest rank, in binary units.",
+    "Everything on this page is in this file; it loads nothing.",
+)
+
+
+def write_html(report: TrialsReport, path: Path) -> None:
+    """Write the page of a comparison.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path.write_text(html(report), encoding="utf-8")
+
+
+def html(report: TrialsReport) -> str:
+    """Return the page of a comparison."""
+    return report_page(report.name, _data(report), "trials.js")
+
+
+def _data(report: TrialsReport) -> dict[str, Any]:
+    word, level = VERDICTS[report.verdict]
+    names = labels(report)
+    return {
+        "brand": f"memtriage {version('memtriage')} · compare",
+        "title": report.name,
+        "facts": " · ".join(facts(report)),
+        "verdict": {"level": level, "word": word, "text": sentence(report)},
+        "baseline": report.baseline,
+        "legend": legend(report),
+        "labels": [names["allocated"], names["reserved"], names["peak"]],
+        "mark": report.mark,
+        "variants": [_variant(report, row) for row in report.variants],
+        "values": [
+            {
+                "name": name,
+                "rows": [
+                    [row.name, values(row, name, report.baseline)] for row in report.variants if row.finished
+                ],
+            }
+            for name in report.variants[0].values
+        ],
+        "targets": [_target(row) for row in report.targets],
+        "missing": [line for row in report.variants for line in what_is_missing(row)],
+        "differing": [line for row in report.variants for line in differing(report, row)],
+        "found": [f"{row.name}: {finding}" for row in report.variants for finding in row.findings],
+        "notes": report.notes,
+        "about": list(_ABOUT),
+    }
+
+
+def _variant(report: TrialsReport, row: VariantRow) -> dict[str, Any]:
+    time = row.figures.get(TIME)
+    against = None if time is None else time.against_baseline
+    memory = [row.figures.get(metric) for metric in ("allocated", "reserved", peak_metric(report))]
+    every = max(1, -(-sum(variant.steps for variant in report.variants) // _DRAWN_STEPS))
+    return {
+        "name": row.name,
+        "baseline": row.baseline,
+        "trials": trial_counts(row),
+        "failed": row.finished == 0,
+        "time": None if time is None else time.value,
+        "time_text": [time_value(time), time_spread(time)],
+        "interval": None if time is None or time.spread is None else [time.spread.low, time.spread.high],
+        "interval_text": "" if time is None or time.spread is None else interval(time.spread),
+        "ratio": None if against is None else against.ratio,
+        "ratio_text": [ratio_value(against), ratio_spread(against).replace("\n", ", ")],
+        "memory": [_memory(figure) for figure in memory],
+        "steps": [_steps(trial, every) for trial in row.trials],
+    }
+
+
+def _memory(figure: Figure | None) -> dict[str, Any]:
+    ranks = [] if figure is None else list(figure.by_rank.values())
+    return {
+        "value": None if figure is None else figure.value,
+        "ranks": [min(ranks), max(ranks)] if len(ranks) > 1 else None,
+        "text": [size_value(figure), size_spread(figure)],
+    }
+
+
+def _steps(trial: TrialRow, every: int) -> list[float]:
+    return [round(step, 9) for step in islice(trial.steps, 0, None, every)]
+
+
+def _target(row: TargetRow) -> dict[str, Any]:
+    return {
+        "level": _LEVELS[row.verdict],
+        "verdict": row.verdict,
+        "words": target(row),
+        "result": target_result(row),
+    }

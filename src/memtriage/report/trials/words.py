@@ -1,0 +1,225 @@
+"""A comparison in words: verdicts, figures with their spread, failures, targets; for every report alike."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from memtriage.model.trials import (
+    AgainstBaseline,
+    Failure,
+    Figure,
+    OutputValues,
+    Spread,
+    TargetRow,
+    TrialsReport,
+    TrialsVerdict,
+    VariantRow,
+)
+from memtriage.model.units import four_digits, measured_time
+from memtriage.report.text import UNKNOWN, count, rank_list, size
+
+TIME: Final = "time_per_step"
+VERDICTS: Final[dict[TrialsVerdict, tuple[str, str]]] = {
+    "met": ("targets met", "good"),
+    "missed": ("target missed", "bad"),
+    "undecided": ("undecided", "warn"),
+    "no_targets": ("compared", "good"),
+}
+"""Word and level of a verdict."""
+
+_LABELS: Final = {
+    "cuda": {"allocated": "allocated", "reserved": "reserved", "peak": "peak reserved"},
+    "cpu": {"allocated": "malloc in use", "reserved": "malloc reserved", "peak": "peak resident"},
+}
+_PEAKS: Final = {"cuda": "peak_reserved", "cpu": "peak_host_rss"}
+_FAILURES: Final = {
+    "crashed": "crashed",
+    "out_of_memory": "out of memory",
+    "killed": "killed",
+    "timed_out": "timed out",
+    "no_figures": "no figures",
+}
+_SENSES: Final = {"at_most": "at most", "at_least": "at least", "equals": "the same as"}
+
+
+def labels(report: TrialsReport) -> dict[str, str]:
+    """Return the names of the memory columns: on a CPU the counters are malloc's."""
+    return _LABELS[report.device]
+
+
+def peak_metric(report: TrialsReport) -> str:
+    """Return the metric of the peak column."""
+    return _PEAKS[report.device]
+
+
+def sentence(report: TrialsReport) -> str:
+    """Return the verdict in a sentence."""
+    if not report.targets:
+        return f"{count(len(report.variants), 'variant')}, no targets"
+    parts = []
+    for verdict in ("met", "missed", "undecided"):
+        number = sum(target.verdict == verdict for target in report.targets)
+        if number:
+            parts.append(f"{number} {verdict}")
+    return f"of {count(len(report.targets), 'target')} {', '.join(parts)}"
+
+
+def facts(report: TrialsReport) -> list[str]:
+    """Return what the figures rest on."""
+    ended = sum(row.finished for row in report.variants)
+    ranks = [] if report.ranks == 1 else [f"{report.ranks} ranks"]
+    return [
+        f"{count(ended, 'trial')} of {report.repeats} x {len(report.variants)} variants, interleaved",
+        *ranks,
+        f"steps end at mark {report.step!r}, the first {report.warmup} left out",
+        f"memory at mark {report.mark!r}",
+        f"compared with {report.baseline}",
+    ]
+
+
+def legend(report: TrialsReport) -> str:
+    """Return what stands below the figures of the table."""
+    sizes = "lowest and highest rank" if report.ranks > 1 else "lowest and highest trial"
+    return f"below a time: lowest and highest trial; below a ratio: where it lies; below a size: {sizes}"
+
+
+def time_value(figure: Figure | None) -> str:
+    """Return the time of a step."""
+    return UNKNOWN if figure is None else measured_time(figure.value)
+
+
+def time_spread(figure: Figure | None) -> str:
+    """Return the lowest and the highest of the trials' times."""
+    return "" if figure is None else _range(measured_time(figure.lowest), measured_time(figure.highest))
+
+
+def ratio_value(against: AgainstBaseline | None) -> str:
+    """Return a ratio."""
+    return "-" if against is None else f"{four_digits(against.ratio)} x"
+
+
+def ratio_spread(against: AgainstBaseline | None) -> str:
+    """Return a ratio's interval, and whether it tells a difference."""
+    if against is None:
+        return ""
+    if against.spread is None:
+        return "no interval"
+    noise = "\nwithin noise" if against.within_noise else ""
+    return f"{four_digits(against.spread.low)}-{four_digits(against.spread.high)}{noise}"
+
+
+def interval(spread: Spread) -> str:
+    """Return an interval with how sure it is.
+
+    >>> interval(Spread(low=0.98, high=1.013, confidence=0.9375, basis="trials"))
+    '0.980 to 1.013 (94 % confidence)'
+    """
+    over = "" if spread.basis == "trials" else ", over steps"
+    sure = f"{100 * spread.confidence:.0f} % confidence{over}"
+    return f"{four_digits(spread.low)} to {four_digits(spread.high)} ({sure})"
+
+
+def size_value(figure: Figure | None) -> str:
+    """Return a size, the highest rank's."""
+    return UNKNOWN if figure is None else size(figure.value)
+
+
+def size_spread(figure: Figure | None) -> str:
+    """Return the lowest and the highest rank, or of one rank the lowest and the highest trial."""
+    if figure is None:
+        return ""
+    if len(figure.by_rank) > 1:
+        low, high = min(figure.by_rank.values()), max(figure.by_rank.values())
+        return _range(size(low), size(high))
+    return _range(size(figure.lowest), size(figure.highest))
+
+
+def _range(low: str, high: str) -> str:
+    """Return two amounts as a range, a unit that they share once; nothing where they are the same.
+
+    >>> _range("20.66 ms", "24.00 ms"), _range("1.2 MiB", "1.1 GiB"), _range("1.2 MiB", "1.2 MiB")
+    ('20.66-24.00 ms', '1.2 MiB-1.1 GiB', '')
+    """
+    if low == high:
+        return ""
+    number, _, unit = low.partition(" ")
+    return f"{number if high.endswith(f' {unit}') else low}-{high}"
+
+
+def differing(report: TrialsReport, row: VariantRow) -> list[str]:
+    """Return a line for each memory figure in which ranks stand out."""
+    names = labels(report)
+    found = []
+    for metric, label in (
+        ("allocated", names["allocated"]),
+        ("reserved", names["reserved"]),
+        (peak_metric(report), names["peak"]),
+    ):
+        figure = row.figures.get(metric)
+        if figure is None or not figure.differing_ranks:
+            continue
+        others = [value for rank, value in figure.by_rank.items() if rank not in figure.differing_ranks]
+        held = ", ".join(size(figure.by_rank[rank]) for rank in figure.differing_ranks)
+        whose = "rank" if len(figure.differing_ranks) == 1 else "ranks"
+        usual = f"{size(min(others))} - {size(max(others))}" if len(others) > 1 else size(others[0])
+        who = f"{whose} {rank_list(figure.differing_ranks)}"
+        found.append(f"{row.name}, {label}: {who} at {held}, others at {usual}")
+    return found
+
+
+def trial_counts(row: VariantRow) -> str:
+    """Return how many trials have figures, of how many."""
+    return f"{row.finished} of {count(row.planned, 'trial')}"
+
+
+def what_is_missing(row: VariantRow) -> list[str]:
+    """Return why trials have no figures, in sentences."""
+    found = [failure(row, each) for each in row.failures]
+    if row.skipped:
+        found.append(f"{row.name}: {count(row.skipped, 'trial')} left out after failures in a row")
+    return found
+
+
+def failure(row: VariantRow, each: Failure) -> str:
+    """Return what went wrong in trials of a variant."""
+    rounds = rank_list(number + 1 for number in each.rounds)
+    where = f"{'round' if len(each.rounds) == 1 else 'rounds'} {rounds}"
+    return f"{row.name}: {_FAILURES[each.kind]} in {where}: {each.error}"
+
+
+def values(row: VariantRow, name: str, baseline: str) -> str:
+    """Return the course of a value read from the output, and whether it is the baseline's."""
+    found: OutputValues = row.values[name]
+    if not found.count:
+        return "not printed"
+    course = f"{found.first} -> {found.last}" if found.count > 1 else f"{found.first}"
+    said = [f"{course} ({count(found.count, 'value')})"]
+    if found.same_in_all_trials is False:
+        said.append("differs between its own trials")
+    if found.same_as_baseline:
+        said.append(f"the same as {baseline}, value for value")
+    elif found.same_as_baseline is False:
+        where = "" if found.first_difference is None else f" from value {found.first_difference + 1} on"
+        said.append(f"differs from {baseline}{where}")
+    return ", ".join(said)
+
+
+def target(row: TargetRow) -> str:
+    """Return what a target demands."""
+    return f"{row.variant}: {row.metric} {_SENSES[row.sense]} {row.limit_text}"
+
+
+def target_result(row: TargetRow) -> str:
+    """Return how a target was judged."""
+    if row.value is None or row.limit is None:
+        return row.why
+    words = measured_time if row.metric == TIME else size if _is_size(row) else four_digits
+    ratio = f", {interval(row.spread)} of it" if row.spread is not None else ""
+    return f"{words(row.value)} against {words(row.limit)}{ratio}; {row.why}"
+
+
+def _is_size(row: TargetRow) -> bool:
+    return row.metric in {
+        *("allocated", "reserved", "requested", "outside", "host_rss", "host_pinned"),
+        *("peak_allocated", "peak_reserved", "peak_host_rss"),
+    }

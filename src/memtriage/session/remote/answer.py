@@ -1,0 +1,127 @@
+"""A watched process is asked for a census: when it can be looked at, and what else it knows of itself."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Final, Protocol
+
+from memtriage.account.ledgers import take_ledgers
+from memtriage.model.asked import Answer
+from memtriage.model.units import duration
+from memtriage.observe.alone import Alone
+from memtriage.observe.main_thread import MainThreadCall
+from memtriage.process.stdlib import os, threading, time
+from memtriage.session.progress import TrainingProgress
+from memtriage.session.remote.listen import Deadline
+from memtriage.session.remote.take import take_answer
+from memtriage.store.layout import RankIdentity
+
+_TRY_AGAIN_S: Final = 0.002
+_MAIN_WITHIN_S: Final = 1.0
+"""How long the main thread may stay in code outside of Python before it is no longer waited for."""
+
+
+class Lock(AbstractContextManager[Any], Protocol):
+    """A `threading.RLock`."""
+
+    def acquire(self, blocking: bool = ..., timeout: float = ...) -> bool: ...
+    def release(self) -> None: ...
+    def _is_owned(self) -> bool: ...
+
+
+class Responder:
+    """Takes censuses for those who ask this process from outside.
+
+    Args:
+        identity, argv: of the watched run.
+        progress: where training stands, and in which thread.
+        lock: what the watch holds while it makes a mark, and takes before a backward.
+        running: whether this process is still watched.
+        baselines, script_root: as `memtriage.session.remote.take.take_answer` has them.
+    """
+
+    def __init__(
+        self,
+        *,
+        identity: RankIdentity,
+        argv: list[str],
+        progress: TrainingProgress,
+        lock: Lock,
+        running: Callable[[], bool],
+        baselines: Mapping[int, int],
+        script_root: str | None,
+    ) -> None:
+        self._identity = identity
+        self._argv = argv
+        self._progress = progress
+        self._lock = lock
+        self._running = running
+        self._baselines = baselines
+        self._script_root = script_root
+
+    def answer(self, within_s: float) -> Answer:
+        """Take a census of this process, or say why there is none.
+
+        It is taken by the main thread, between two instructions of the program and not inside a backward.
+        Where that thread does not come back to Python code in time, as in a job that hangs, the calling
+        thread takes it.
+
+        Args:
+            within_s: how long to wait for such an instant.
+        """
+        deadline = Deadline(within_s)
+        if threading.get_ident() == threading.main_thread().ident:  # a script of `sys.remote_exec`
+            inside = Answer(pid=os.getpid(), refused="it is inside a mark or a backward", retry=True)
+            return self._look(deadline) or inside
+        while self._running():
+            # Longer than this who asked does not wait for the census itself (`session.ask`).
+            call = MainThreadCall(lambda: self._look(deadline))
+            reached, found = call.result(min(_MAIN_WITHIN_S, deadline.left_s), within_s)
+            if not reached:
+                with Alone():
+                    found = self._look(deadline)
+            if found is not None:
+                return found
+            if not deadline.left_s:
+                return self._counters_only(deadline)
+            time.sleep(_TRY_AGAIN_S)
+        return Answer(pid=os.getpid(), refused="its watch has ended")
+
+    def _look(self, deadline: Deadline) -> Answer | None:
+        """Take a census now; None where this is no instant for one."""
+        if self._lock._is_owned() or not self._lock.acquire(blocking=False):
+            return None  # in the middle of a mark, which may be taking a census of its own
+        try:
+            # Another thread that has said so may be on its way into the engine, where nobody sees it yet.
+            in_backward = self._progress.position.phase == "backward"
+            if in_backward and self._progress.thread != threading.get_ident():
+                return None
+            answer = take_answer(self._baselines, self._script_root)
+            return None if answer is None else self._placed(answer, deadline)
+        except Exception as error:  # whatever a census fails at, the program goes on
+            return Answer(pid=os.getpid(), refused=f"the census failed ({type(error).__name__}: {error})")
+        finally:
+            self._lock.release()
+
+    def _counters_only(self, deadline: Deadline) -> Answer:
+        """Return the counters and no owners: a process that hangs is the one that is asked most."""
+        bare = Answer(
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            time=time.time(),
+            ledgers=take_ledgers(None, dict(self._baselines)),
+            notes=[
+                f"no owners and no holders: for {duration(deadline.passed_s)} the process was inside a "
+                "backward, whose graph must not be read, or in a census of its own"
+            ],
+        )
+        return self._placed(bare, deadline)
+
+    def _placed(self, found: Answer, deadline: Deadline) -> Answer:
+        position = self._progress.position
+        found.rank, found.run_id, found.argv = self._identity.rank, self._identity.run_id, self._argv
+        found.step, found.microbatch, found.doing = position.step, position.microbatch, position.phase
+        found.waited_s = round(max(0.0, deadline.passed_s - found.paused_s), 6)
+        return found

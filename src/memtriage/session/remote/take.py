@@ -1,0 +1,75 @@
+"""Taking the census that somebody outside the process has asked for."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from memtriage.account.census import Look
+from memtriage.account.host_reading import read_host
+from memtriage.account.ledgers import take_ledgers
+from memtriage.model.asked import Answer, HeldHere
+from memtriage.model.census import HolderGroup
+from memtriage.observe import cuda
+from memtriage.observe.alone import backward_runs
+from memtriage.process.stdlib import os, time
+
+MOST_HOLDERS: Final = 500
+"""Holders that are told one by one; the smaller ones are one row."""
+
+
+def take_answer(baselines: Mapping[int, int] | None = None, script_root: str | None = None) -> Answer | None:
+    """Takes a census of this process now, in the thread that calls; None when it must not be looked at now.
+
+    That is while a backward runs, in whatever thread, and while this thread captures a CUDA graph. Nothing
+    stays alive through the answer.
+
+    Args:
+        baselines: by CUDA index, what lay outside the allocator when the device was first seen.
+        script_root: folder of the user's script, for allocation sites.
+    """
+    if backward_runs() or (cuda.initialized() and cuda.capturing()):
+        return None
+    started = time.perf_counter()
+    on_host = read_host()  # before the census, whose own memory is not the program's
+    with Look() as view:
+        census = view.census()
+    ledgers = take_ledgers(census.storages, dict(baselines or {}), script_root, on_host, census.parameters)
+    return Answer(
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        argv=list(sys.argv),
+        time=time.time(),
+        paused_s=round(time.perf_counter() - started, 6),
+        ledgers=ledgers,
+        holders=told([group for group in census.groups if group.count]),
+        objects=census.objects,
+        nodes=census.nodes,
+        notes=[] if census.partial is None else [f"a partial census: {census.partial}"],
+    )
+
+
+def told(groups: list[HolderGroup]) -> list[HeldHere]:
+    """The groups of a census, largest first; beyond `MOST_HOLDERS` one row for each device's rest."""
+    ordered = sorted(groups, key=lambda group: -group.nbytes)
+    rows = [
+        HeldHere(
+            device=group.device,
+            holder_path=group.path,
+            count=group.count,
+            bytes=group.nbytes,
+            owners=group.owners,
+            known=group.known,
+        )
+        for group in ordered[:MOST_HOLDERS]
+    ]
+    rest: dict[str, HeldHere] = {}
+    for group in ordered[MOST_HOLDERS:]:
+        row = rest.setdefault(group.device, HeldHere(device=group.device, count=0, bytes=0))
+        row.count += group.count
+        row.bytes += group.nbytes
+        for owner, nbytes in group.owners.items():
+            row.owners[owner] = row.owners.get(owner, 0) + nbytes
+    return rows + list(rest.values())

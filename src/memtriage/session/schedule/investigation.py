@@ -1,0 +1,352 @@
+"""Following what grows: censuses some marks apart, with allocation sites recorded shortly before them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import FrameType
+
+from memtriage.account.census import CensusView, Look
+from memtriage.allocator.settings import MIN_BLOCK
+from memtriage.diagnose.growth.history import HolderHistory, Holding
+from memtriage.diagnose.growth.holders import AwaitingCollector, GrowingData
+from memtriage.diagnose.growth.leaks import CensusPoint
+from memtriage.diagnose.growth.proof import POLICY as PROOF
+from memtriage.model.census import GroupDetail, GroupKey
+from memtriage.model.paths import ANY_ITEM, SegmentKind, has, is_native
+from memtriage.model.position import Scale
+from memtriage.observe.containers import ContainerLengths, GrownContainer, grown_containers
+from memtriage.observe.identity import Identities
+from memtriage.observe.sites import SiteRecorder
+from memtriage.process.stdlib import gc
+
+_CLOSER_LOOK_AT = 12
+_RECORDED_AT_MOST = 3
+"""Censuses with sites recorded before them: what has none by then is made elsewhere, or seldom."""
+
+
+@dataclass(slots=True)
+class Investigation:
+    """What the censuses on one scale brought to light.
+
+    Attributes:
+        scale: what positions and rates count.
+        history: what each holder kept at each of them.
+        taken: their positions.
+        data: containers of ordinary data that grow, by address.
+        details: a closer look at the holders that grew.
+        waiting: what awaited the collector.
+        totals: bytes by device that all holders together kept at each census, with its position.
+        collector_off: Python's cyclic collector was off at all of them.
+        step: completed steps when it began.
+        period: positions from rise to rise, where growth is periodic: within a step, the backwards that a
+            micro-batch consists of.
+        recorded: censuses before which allocation sites were recorded.
+        stopped: holders that grew within a step, and did not go on to its end or in a later step.
+    """
+
+    scale: Scale
+    history: HolderHistory = field(default_factory=HolderHistory)
+    taken: list[float] = field(default_factory=list)
+    data: dict[int, GrowingData] = field(default_factory=dict)
+    details: dict[GroupKey, GroupDetail] = field(default_factory=dict)
+    waiting: list[AwaitingCollector] = field(default_factory=list)
+    totals: list[tuple[float, dict[str, int]]] = field(default_factory=list)
+    collector_off: bool = True
+    step: int = 0
+    period: float | None = None
+    recorded: int = 0
+    stopped: set[GroupKey] = field(default_factory=set)
+    _lengths: ContainerLengths | None = None
+    _lengths_at: float = 0.0
+
+    def counter_of(self, holding: Holding) -> str:
+        """Return the name of the counter that sees a holder's memory."""
+        detail = self.details.get(holding.key)
+        return "shared" if detail is not None and detail.shared else holding.group.device
+
+    def growing(self) -> list[Holding]:
+        """Return holders that grew and went on, largest growth first."""
+        return [each for each in self.history.growing(self.period) if each.key not in self.stopped]
+
+    def held_rate(self, device: str, since: float) -> float | None:
+        """Return bytes a position by which all that has a holder grew; None without two censuses.
+
+        The last census before that position counts, too.
+        """
+        before = max((position for position, _ in self.totals if position < since), default=since)
+        seen = [(position, totals.get(device, 0)) for position, totals in self.totals if position >= before]
+        if len(seen) < 2:
+            return None
+        (start, least), (end, most) = seen[0], seen[-1]
+        return (most - least) / (end - start)
+
+    def harmless_rate(self, device: str, since: float) -> float:
+        """Return bytes a position by which containers with a bound, and logs, grew together."""
+        return sum(
+            each.rate(since)
+            for each in self.history
+            if each.group.device == device
+            and (each.logs or self.details.get(each.key, GroupDetail()).bound is not None)
+        )
+
+    @property
+    def lacks_sites(self) -> bool:
+        """Whether something grows whose allocation site is not known yet, and was not looked for in vain."""
+        lacking = any(
+            each.key not in self.details or self.details[each.key].allocated_at is None
+            for each in self.growing()[:_CLOSER_LOOK_AT]
+        )
+        lacking = lacking or any(each.allocated_at is None for each in self.data.values())
+        return lacking and self.recorded < _RECORDED_AT_MOST
+
+
+class Investigator:
+    """Takes censuses. Costs nothing in between.
+
+    Args:
+        script_root: folder of the user's script, for allocation sites.
+        progress: given in a few words what takes time, once in a run.
+        before: called before each census, for what a census itself would disturb.
+    """
+
+    def __init__(
+        self,
+        script_root: str | None,
+        progress: Callable[[str], None],
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        self._sites = SiteRecorder(script_root)
+        self._identities = Identities()
+        self._progress = progress
+        self._before = before
+        self._announced = False
+
+    @property
+    def recording(self) -> bool:
+        """Whether recorders are on, which themselves take host memory."""
+        return self._sites.recording
+
+    def census(
+        self,
+        position: float,
+        also: Callable[[CensusView, CensusPoint], None] | None = None,
+        frames: Sequence[FrameType] | None = None,
+    ) -> CensusPoint:
+        """Take one census.
+
+        Args:
+            position: when it is taken.
+            also: asked for more while the view is valid.
+            frames: given when memory has just run out: the frames of the error (empty inside the failing
+                allocation, whose frames still run). Nothing is read from the device then.
+        """
+        if not self._announced:
+            self._progress("taking a census")
+            self._announced = True
+        if self._before is not None:
+            self._before()
+        with Look(frames or (), self._identities) as view:
+            interrupted = frames is not None
+            point = CensusPoint(position, view.census(), {} if interrupted else view.heads(), interrupted)
+            if also is not None:
+                also(view, point)
+        return point
+
+    def record(self, remaining: int) -> None:
+        """Record allocation sites over the last two positions before a census.
+
+        They cost much more than the step that they are recorded in, so no sooner.
+
+        Args:
+            remaining: steps (micro-batches, ...) until that census.
+        """
+        if not 0 < remaining <= 2:
+            if self.recording:
+                self.stop()  # that census has been put off
+            return
+        self._sites.start()
+        if remaining == 2:
+            self._sites.trace_objects()
+        elif remaining == 1:
+            self._sites.trace_nodes()
+
+    def follow(
+        self,
+        investigation: Investigation,
+        position: float,
+        also: Callable[[CensusView], None] | None = None,
+        frames: Sequence[FrameType] | None = None,
+        *,
+        between: bool = True,
+    ) -> CensusPoint:
+        """Take the next census of an investigation, with a closer look at what grew; recorders go off.
+
+        Args:
+            investigation: gets what the census shows.
+            position: when it is taken, later than those before.
+            also: asked for more while the view is valid.
+            frames: as `census` has them.
+            between: as `HolderHistory.add` has it.
+        """
+        recorded = self._sites.recording
+        investigation.recorded += recorded
+        self._sites.collect()
+        investigation.collector_off = investigation.collector_off and not gc.isenabled()
+
+        def look_closer(view: CensusView, point: CensusPoint) -> None:
+            try:
+                self._look_closer(investigation, view, point, between, recorded)
+            except MemoryError:  # near the limit: what grew is known, and a closer look is not
+                self._progress("too little host memory for a closer look")
+            if also is not None:
+                also(view)
+
+        try:
+            return self.census(position, look_closer, frames)
+        finally:
+            self.stop()
+
+    def in_backward(self, inside: bool) -> None:
+        """A backward begins or has ended."""
+        if self._sites.recording:
+            self._sites.in_backward(inside)
+
+    def install(self) -> None:
+        """Make ready to record, before the program runs."""
+        self._sites.install()
+
+    def remove(self) -> None:
+        """Recorders off for good, and nothing of them left."""
+        self.stop()
+        self._sites.remove()
+
+    def stop(self) -> None:
+        """Recorders off; what they recorded is let go."""
+        self._sites.stop()
+        self._sites.forget()
+
+    # --- at one census --------------------------------------------------------------------------------------
+
+    def _look_closer(
+        self,
+        investigation: Investigation,
+        view: CensusView,
+        point: CensusPoint,
+        between: bool,
+        recorded: bool,
+    ) -> None:
+        between = between and point.census.partial is None and not point.interrupted
+        investigation.history.add(point, between=between)
+        investigation.taken.append(point.position)
+        investigation.waiting.append(_waiting(point))
+        if between:
+            investigation.totals.append((point.position, _totals(point)))
+        here = {group.key for group in point.census.groups}
+        growing = [each for each in investigation.growing() if each.key in here][:_CLOSER_LOOK_AT]
+        if growing:
+            details = view.details(
+                [each.key for each in growing],
+                self._sites.site_of,
+                {each.key: each.path for each in growing},
+                self._sites.named,
+                alone=_to_work_out(investigation, growing, last=not between),
+            )
+            for key, detail in details.items():
+                earlier = investigation.details.get(key)
+                if earlier is None:
+                    continue
+                if earlier.allocated_at is not None and (detail.allocated_at is None or not recorded):
+                    detail.allocated_at = earlier.allocated_at  # without recorders few old nodes know a line
+                if detail.retained is None:
+                    detail.retained, detail.retained_of = earlier.retained, earlier.retained_of
+                    detail.also_held_by = earlier.also_held_by
+            investigation.details |= details
+        if between:
+            self._follow_data(investigation, view, point.position)
+
+    def _follow_data(self, investigation: Investigation, view: CensusView, position: float) -> None:
+        """See which containers of ordinary data have more entries than at the census before."""
+        lengths, before = ContainerLengths(view.graph), investigation._lengths
+        grown = [] if before is None else grown_containers(view.graph, before)
+        by_line = self._sites.live_by_line() if grown else {}
+        found = {}
+        for container in grown:
+            address = id(view.graph.objects[container.position])
+            found[address] = self._data(investigation, view, container, address, position, by_line)
+        investigation.data, investigation._lengths, investigation._lengths_at = found, lengths, position
+
+    def _data(
+        self,
+        investigation: Investigation,
+        view: CensusView,
+        container: GrownContainer,
+        address: int,
+        position: float,
+        by_line: dict[tuple[str, int], int],
+    ) -> GrowingData:
+        before = investigation.data.get(address)
+        now = len(view.graph.objects[container.position])
+        earlier = ((investigation._lengths_at, now - container.more),) if before is None else before.entries
+        entries = (*earlier, (position, now))
+        last_at, last = entries[-2]
+        wanted = container.entry_bytes * (now - last) / (position - last_at)
+        # Sites were recorded over one position.
+        line = min(by_line, key=lambda each: abs(by_line[each] - wanted), default=None)
+        known = line is not None and 0.5 * wanted <= by_line[line] <= 2 * wanted
+        site = self._sites.named([line]) if line is not None and known else None
+        site = site or (None if before is None else before.allocated_at)
+        return GrowingData(
+            path=(*view.path(container.position), ANY_ITEM),
+            kind=container.kind,
+            native=container.native,
+            entry_bytes=container.entry_bytes,
+            entries=entries,
+            allocated_at=site,
+            stored_at=view.stored_at(container.position, self._sites.named, site),
+            classes=tuple(view.classes(container.position)),
+        )
+
+
+def _to_work_out(
+    investigation: Investigation, growing: Sequence[Holding], *, last: bool
+) -> frozenset[GroupKey]:
+    """Return the holders of which to work out what they alone retain: once, when their growth may be proven.
+
+    Args:
+        investigation: has what is known of them.
+        growing: the holders that grew.
+        last: no census follows this one.
+    """
+    return frozenset(
+        holding.key
+        for holding in growing
+        if (last or len(holding.rising(investigation.period)) > PROOF.intervals)
+        and (holding.key not in investigation.details or investigation.details[holding.key].retained is None)
+    )
+
+
+def _waiting(point: CensusPoint) -> AwaitingCollector:
+    found: dict[str, Counter[str]] = {}
+    for group in point.census.groups:
+        if has(group.anchor, SegmentKind.GARBAGE_CYCLE):
+            found.setdefault(group.device, Counter())[group.anchor[0].name] += group.nbytes
+            found.setdefault("cpu", Counter())[group.anchor[0].name] += group.kept
+    return AwaitingCollector(
+        point.position,
+        {device: classes.total() for device, classes in found.items()},
+        {device: classes.most_common(1)[0][0] for device, classes in found.items()},
+    )
+
+
+def _totals(point: CensusPoint) -> dict[str, int]:
+    """Bytes by device, as the counters count them, of what has a holder."""
+    found: dict[str, int] = {}
+    for storage in point.census.storages:
+        if storage.path is not None and not is_native(storage.path):
+            on_gpu = storage.device.startswith("cuda:")
+            nbytes = -(-storage.nbytes // MIN_BLOCK) * MIN_BLOCK if on_gpu else storage.nbytes
+            found[storage.device] = found.get(storage.device, 0) + nbytes
+    kept = sum(group.kept for group in point.census.groups if not is_native(group.anchor))
+    return found | {"cpu": found.get("cpu", 0) + kept}

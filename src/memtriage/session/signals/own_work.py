@@ -1,0 +1,142 @@
+"""The watch's own work, kept apart from the program's signal handlers, exceptions and modules.
+
+A Python signal handler runs between any two instructions of the main thread, and what it raises there (a
+timeout, mostly) would be caught as a failure of the watch, or leave a census half done. So the handlers that
+the program installs wait until the watch's work is done and run then, in the program's own code.
+
+`PyThreadState_SetAsyncExc` cannot be held off. What it raises is recognized and raised again
+(`observe.foreign`).
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Final
+
+from memtriage.observe.foreign import Held, programs_own
+from memtriage.observe.origin import package_folder
+from memtriage.process.stdlib import threading
+from memtriage.session.signals.own_modules import OwnModules
+
+
+class _MainThreadWork:
+    """What the main thread is at: how deep in the watch's own work, and which handlers wait for its end."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.waiting: list[HeldHandler] = []
+        self.modules: OwnModules | None = None
+
+
+_work: Final = _MainThreadWork()
+
+
+def begin_program(folder: str | None) -> None:
+    """Call before the program runs.
+
+    Args:
+        folder: where its imports are looked for first; None where that is not known.
+    """
+    _work.modules = None if folder is None else OwnModules(folder)
+    if _work.modules is not None:
+        _work.modules.begin_program()
+
+
+class HeldHandler(Held):
+    """A signal handler of the program that waits while the watch is at work."""
+
+    __slots__ = ("_signum",)
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        super().__init__(handler)
+        self._signum = 0
+
+    def __call__(self, signum: int, frame: FrameType | None) -> None:
+        if _work.depth:
+            self._signum = signum
+            if self not in _work.waiting:
+                _work.waiting.append(self)
+        else:
+            self.handler(signum, frame)
+
+    def run(self, frame: FrameType | None) -> None:
+        """Call it now, unless the program has installed another meanwhile."""
+        installed = programs_own(signal.getsignal(self._signum))
+        if installed is self.handler:
+            self.handler(self._signum, frame)
+
+
+class OwnWork:
+    """`with OwnWork():` holds the program's signal handlers back; they run at the end of the outermost one.
+
+    That is in the main thread alone, in which handlers run. In every thread the program's tracer and profiler
+    (`sys.settrace`, `sys.setprofile`) are off meanwhile: they would count the watch's calls and slow it down,
+    and what they raise would be lost. A profiler that no Python code can set again (`cProfile`) stays on.
+
+    Args:
+        last: the program has ended, as far as its handlers are concerned: those that waited are not run.
+    """
+
+    __slots__ = ("_last", "_main", "_profiler", "_tracer")
+
+    def __init__(self, *, last: bool = False) -> None:
+        self._last = last
+        self._main = False
+        self._tracer: Any = None
+        self._profiler: Any = None
+
+    def __enter__(self) -> None:
+        self._profiler, self._tracer = sys.getprofile(), sys.gettrace()
+        if callable(self._profiler):
+            sys.setprofile(None)
+        if self._tracer is not None:
+            sys.settrace(None)
+        self._main = threading.get_ident() == threading.main_thread().ident
+        if self._main:
+            _work.depth += 1
+            if _work.depth == 1 and _work.modules is not None:
+                _work.modules.begin_work()
+
+    def __exit__(self, *exception: object) -> None:
+        if self._main:
+            if self._last:
+                _work.waiting.clear()
+            if _work.depth == 1 and _work.modules is not None:
+                _work.modules.end_work()
+            _work.depth -= 1
+        if self._tracer is not None:
+            sys.settrace(self._tracer)
+        if callable(self._profiler):
+            sys.setprofile(self._profiler)
+        if self._main and not _work.depth and _work.waiting:
+            _run_waiting(programs_frame(sys._getframe(1)))
+
+
+def _run_waiting(frame: FrameType | None) -> None:
+    held = _work.waiting.pop(0)
+    try:
+        held.run(frame)
+    finally:  # one that raises does not lose the others
+        if _work.waiting:
+            _run_waiting(frame)
+
+
+def own_work_under_way() -> bool:
+    """Whether the main thread is in the watch's own work."""
+    return _work.depth > 0
+
+
+def programs_frame(frame: FrameType | None) -> FrameType | None:
+    """Return the innermost frame that is not memtriage's, from a frame on."""
+    own = package_folder()
+    while frame is not None and frame.f_code.co_filename.startswith(own):
+        frame = frame.f_back
+    return frame
+
+
+def held(handler: Any) -> Any:
+    """Return what to install for a handler of the program. SIG_DFL and the like are not held."""
+    return HeldHandler(handler) if callable(handler) and type(handler) is not HeldHandler else handler

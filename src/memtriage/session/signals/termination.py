@@ -1,0 +1,309 @@
+"""Writes the report before a termination signal ends the process, and lets it die as it would have."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from memtriage.observe.foreign import programs_own
+from memtriage.process.descriptors import Descriptor
+from memtriage.process.forks import call_in_forked_children
+from memtriage.process.replaced import Replaced
+from memtriage.process.stdlib import os, threading
+from memtriage.session.signals import watchdog
+from memtriage.session.signals.own_work import HeldHandler, held
+
+Handler = Callable[[int, FrameType | None], Any] | int | signal.Handlers | None
+
+# asm-generic/signal.h. As a C int: the flag is bit 31.
+_SA_RESETHAND = -0x80000000
+_SA_RESTART = 0x10000000
+# Machines on which glibc and musl lay out `struct sigaction` as _KernelAction has it; s390x and mips differ.
+_KNOWN_LAYOUT = {"x86_64", "aarch64", "ppc64le", "riscv64"}
+_NO_FD = -1
+
+
+class TerminationGuard:
+    """Calls `on_terminate` when SIGTERM or SIGHUP arrives, then lets the signal do what it would have done.
+
+    A context manager for the main thread. What it does depends on what it finds at its start:
+
+    - default action: the process reports, then dies of the same signal. A second signal kills at once. If
+      native code hangs, even while it holds the GIL, a watchdog process sends the signal again after
+      `grace_s` seconds, and the process dies without a report. Without a watchdog (not Linux, PID 1, no
+      `/proc`, a wakeup descriptor of somebody else) no handler is installed: dying comes first.
+    - a Python handler: it is called after the report, from then on alone.
+    - ignored, or a handler that is not Python's: left alone.
+
+    The program does not see the guard: `signal.getsignal` and `signal.signal` speak of the disposition that
+    was found, so that a handler that calls "the previous one" does what it does unwatched. A handler that the
+    program installs replaces the guard's; setting the default action again brings the guard's back. While an
+    event loop has its own `signal.set_wakeup_fd`, the watchdog hears nothing and the default action rules.
+
+    Forked children have the dispositions that were found. SIGINT is not touched.
+
+    Not seen: handlers that native code installs (they just replace the guard's), and calls through a name
+    that was bound before (`from signal import signal` in a module imported earlier).
+
+    Args:
+        on_terminate: called with the signal's number, in the main thread and between two bytecodes, so
+            possibly while the program holds a lock or is amid a write to stdout. What it raises is printed.
+        grace_s: seconds that the Python handler may take to start.
+        report_s: seconds that `on_terminate` may take.
+    """
+
+    def __init__(
+        self, on_terminate: Callable[[int], None], grace_s: float = 2.0, report_s: float = 30.0
+    ) -> None:
+        self._on_terminate = on_terminate
+        self._grace_s = grace_s
+        self._report_s = report_s
+        self._functions = _SignalFunctions()
+        self._handler: Handler = self._handle  # one object, to be known again
+        self._found: dict[int, Handler] = {}
+        self._wake: _WakePipe | None = None
+        self._reported = False
+
+    @property
+    def active(self) -> bool:
+        """Whether any signal is guarded."""
+        return bool(self._found)
+
+    @property
+    def watchdog_pid(self) -> int | None:
+        """Process id of the watchdog, to leave it out of accounts; None without one."""
+        return self._wake.watchdog_pid if self._wake else None
+
+    def __enter__(self) -> Self:
+        if threading.get_ident() != threading.main_thread().ident:
+            return self
+        found: dict[int, Handler] = {signum: signal.getsignal(signum) for signum in watchdog.GUARDED}
+        guarded = [signum for signum, handler in found.items() if callable(handler)]
+        deadly = [signum for signum, handler in found.items() if _kills(signum, handler)]
+        if deadly:
+            self._wake = _WakePipe.open(self._grace_s, self._report_s)
+        if self._wake:
+            guarded += deadly
+        self._found = {signum: found[signum] for signum in guarded}
+        call_in_forked_children(self._leave)
+        self._hide()
+        for signum in self._found:
+            self._install(signum)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._wake:
+            self._wake.tell(watchdog.RELEASED)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Puts back what is still the guard's: at its end, and in each forked child."""
+        self._functions.restore()
+        self._functions.release_held()
+        for signum, found in self._found.items():
+            if self._functions.getsignal(signum) is self._handler:
+                self._functions.signal(signum, found)
+        self._found = {}
+        if self._wake:
+            self._wake.close(self._functions)
+            self._wake = None
+
+    def _install(self, signum: int) -> None:
+        """Puts the guard's handler in place, or the default action while nobody would watch over it."""
+        found = self._found[signum]
+        if callable(found):
+            self._functions.signal(signum, self._handler)
+        elif self._wake is None or not self._wake.is_ours:
+            self._functions.signal(signum, found)
+        else:
+            self._functions.signal(signum, self._handler)
+            if not _reset_after_first(signum):
+                self._functions.signal(signum, found)
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if self._wake:
+            self._wake.tell(watchdog.ACKNOWLEDGED)
+        try:
+            if signum in self._found and not self._reported:
+                self._reported = True
+                self._report(signum)
+        finally:
+            found = self._found.pop(signum, signal.SIG_DFL)
+            self._functions.signal(signum, found)
+            if callable(found):
+                found(signum, frame)
+            else:
+                os.kill(os.getpid(), signum)
+
+    def _report(self, signum: int) -> None:
+        try:
+            self._on_terminate(signum)
+        except Exception:
+            # Whatever became of the report: the process was told to die, or its own handler comes next.
+            with suppress(Exception):
+                traceback.print_exc()
+
+    def _hide(self) -> None:
+        """Wraps the functions of `signal`: the program sees there what it would see without a guard."""
+        original = self._functions
+
+        @functools.wraps(original.signal)
+        def set_handler(signalnum: int, handler: Handler) -> Handler:
+            if signalnum not in self._found:
+                replaced: Handler = programs_own(original.signal(signalnum, held(handler)))
+                return replaced
+            previous = get_handler(signalnum)
+            if self._stands_for(signalnum, handler):
+                self._install(signalnum)
+            else:
+                original.signal(signalnum, held(handler))
+            return previous
+
+        @functools.wraps(original.getsignal)
+        def get_handler(signalnum: int) -> Handler:
+            handler: Handler = programs_own(original.getsignal(signalnum))
+            return self._found.get(signalnum, handler) if handler is self._handler else handler
+
+        @functools.wraps(original.set_wakeup_fd)
+        def set_wakeup_fd(fd: int, *, warn_on_full_buffer: bool = True) -> int:
+            if self._wake is None:
+                return original.set_wakeup_fd(fd, warn_on_full_buffer=warn_on_full_buffer)
+            previous = self._wake.share(original, fd, warn_on_full_buffer)
+            self._reinstall()
+            return previous
+
+        original.put(signal=set_handler, getsignal=get_handler, set_wakeup_fd=set_wakeup_fd)
+
+    def _stands_for(self, signum: int, handler: Handler) -> bool:
+        """Whether to set this handler means to go back to what the guard has found."""
+        found = self._found[signum]
+        return handler is found or (isinstance(handler, int) and handler == found)
+
+    def _reinstall(self) -> None:
+        """After the wakeup descriptor went to somebody else or came back."""
+        for signum in self._found:
+            handler = self._functions.getsignal(signum)
+            if handler is self._handler or handler is signal.SIG_DFL:
+                self._install(signum)
+
+
+class _SignalFunctions(Replaced):
+    """The functions of `signal` as they were, and what the guard has put in their place."""
+
+    def __init__(self) -> None:
+        super().__init__(signal)
+        self.signal = signal.signal
+        self.getsignal = signal.getsignal
+        self.set_wakeup_fd = signal.set_wakeup_fd
+
+    def release_held(self) -> None:
+        """Install the program's handlers themselves, which were held back while the watch was at work."""
+        for signum in signal.valid_signals():
+            handler = self.getsignal(signum)
+            if type(handler) is HeldHandler:
+                action = _read_action(signum)
+                self.signal(signum, handler.handler)
+                if action is not None and action.flags & _SA_RESTART:
+                    signal.siginterrupt(signum, False)  # what installing a handler has undone
+
+
+class _WakePipe:
+    """The pipe into which the interpreter writes the number of each signal, and its watchdog.
+
+    This process keeps the reading end open as well, so that a watchdog that was killed costs no SIGPIPE.
+    """
+
+    def __init__(self, reading: Descriptor, writing: Descriptor, watchdog_pid: int) -> None:
+        self._reading = reading
+        self._writing = writing
+        self.watchdog_pid = watchdog_pid
+        self.is_ours = True
+
+    @classmethod
+    def open(cls, grace_s: float, report_s: float) -> _WakePipe | None:
+        """None where no watchdog can be had, or where somebody else uses the wakeup descriptor."""
+        reading, writing = map(Descriptor, os.pipe())
+        os.set_blocking(writing.number, False)
+        # Below 3, the program's own output would go into the pipe.
+        usable = min(reading.number, writing.number) > 2
+        pid = watchdog.start(reading.number, grace_s, report_s) if usable else None
+        previous = _NO_FD
+        if pid is not None:
+            previous = signal.set_wakeup_fd(writing.number, warn_on_full_buffer=False)
+        if previous != _NO_FD:
+            signal.set_wakeup_fd(previous)
+        if pid is None or previous != _NO_FD:
+            writing.close()
+            reading.close()
+            return None
+        return cls(reading, writing, pid)
+
+    def tell(self, byte: int) -> None:
+        # A full pipe or a dead watchdog: nobody listens, and nothing depends on it.
+        with suppress(OSError):
+            self._writing.write(bytes([byte]))
+
+    def share(self, functions: _SignalFunctions, fd: int, warn_on_full_buffer: bool) -> int:
+        """`signal.set_wakeup_fd` as the program sees it, for which no descriptor is set but its own."""
+        own = self._writing.number
+        if fd == _NO_FD and self._writing.ours:
+            previous = functions.set_wakeup_fd(own, warn_on_full_buffer=False)
+        else:
+            previous = functions.set_wakeup_fd(fd, warn_on_full_buffer=warn_on_full_buffer)
+        self.is_ours = fd == _NO_FD and self._writing.ours
+        return _NO_FD if previous == own else previous
+
+    def close(self, functions: _SignalFunctions) -> None:
+        previous = functions.set_wakeup_fd(_NO_FD)
+        if previous not in (_NO_FD, self._writing.number):
+            functions.set_wakeup_fd(previous)
+        self._writing.close()
+        self._reading.close()
+
+
+class _KernelAction(ctypes.Structure):
+    """`struct sigaction` of glibc and musl on the machines of `_KNOWN_LAYOUT`."""
+
+    _fields_ = [
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_ulong * 16),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    ]
+
+
+def _kills(signum: int, handler: Handler) -> bool:
+    """Whether the signal ends this process by its default action, and that can be arranged for later."""
+    if handler is not signal.SIG_DFL or sys.platform != "linux" or os.uname().machine not in _KNOWN_LAYOUT:
+        return False
+    # The kernel spares process 1 of a container the default action (signal(7) has it for init).
+    action = _read_action(signum)
+    return os.getpid() != 1 and action is not None and action.handler is None
+
+
+def _read_action(signum: int) -> _KernelAction | None:
+    action = _KernelAction()
+    failed = ctypes.CDLL(None).sigaction(signum, None, ctypes.byref(action))
+    return None if failed else action
+
+
+def _reset_after_first(signum: int) -> bool:
+    """Makes the kernel restore the default action when it delivers the signal; False if it would not."""
+    action = _read_action(signum)
+    if action is None:
+        return False
+    action.flags |= _SA_RESETHAND
+    failed: int = ctypes.CDLL(None).sigaction(signum, ctypes.byref(action), None)
+    return not failed

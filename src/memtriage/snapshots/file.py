@@ -1,0 +1,181 @@
+"""A PyTorch memory snapshot read from a file that nobody vouches for: nothing in it can run.
+
+A snapshot is a pickle, and a pickle is a program. The restricted unpickler here knows no global name, so that
+plain containers, strings and numbers are all a file can build; whatever else it asks for is refused.
+
+Known limitations: a file made for that purpose can take all memory that is free, up to where it is refused,
+or nest a dictionary's key so deeply that hashing it overflows the interpreter's stack, which ends the
+process. It can run no code either way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import lzma
+import os
+import pickle
+import resource
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NoReturn, cast
+
+import psutil
+import zstandard
+
+from memtriage.model.recording import SnapshotError
+from memtriage.process.collector import collector_paused
+
+MAGIC_GZIP: Final = b"\x1f\x8b"
+MAGIC_XZ: Final = b"\xfd7zXZ\x00"
+MAGIC_ZSTD: Final = b"\x28\xb5\x2f\xfd"
+_PROTO: Final = 0x80
+"""Opcode PROTO, which a pickle of protocol 2 or newer begins with; the protocol is the next byte."""
+_PROTOCOLS: Final = range(2, 6)
+
+EXPANSION_FREE: Final = 256 << 20
+"""Bytes a compressed file may grow to before its ratio counts."""
+EXPANSION_RATIO: Final = 400
+"""Highest ratio of a compressed snapshot. Every event has a time of its own, so that real ones stay below 100
+(measured on recordings of like steps: gzip 12, xz 20, zstd 19)."""
+_GROWTH: Final = 64
+"""Bytes of objects that a byte of a pickle can make: an empty list. Snapshots make five (measured)."""
+_FIXED_GROWTH: Final = 256 << 20
+_CHUNK: Final = 1 << 20
+
+
+@contextlib.contextmanager
+def loaded(path: Path) -> Iterator[dict[str, Any]]:
+    """The snapshot's own dictionary, unchecked but for its outline. Collections pause until the block ends.
+
+    Args:
+        path: a snapshot, plain or compressed with gzip, xz or zstd (told by its first bytes).
+
+    Yields:
+        The dictionary; `segments` and `device_traces` are lists in it. A bare list of segments, as
+        `torch.cuda.memory_snapshot()` returns it, stands under `segments`.
+
+    Raises:
+        SnapshotError: when the file is anything else.
+        OSError: when the file cannot be read.
+    """
+    # Millions of new containers would set off collections that find nothing, at a third of the time.
+    with collector_paused():
+        yield _outline(_load(path), path)
+
+
+def _load(path: Path) -> Any:
+    with path.open("rb") as file:
+        stream = _decompressed(file)
+        try:
+            head = stream.peek(2)[:2]
+            if not head and stream is not file:
+                raise EOFError
+            if len(head) < 2 or head[0] != _PROTO or head[1] not in _PROTOCOLS:
+                raise SnapshotError(f"no pickle of protocol 2 to 5 ({_looks_like(head)})")
+            size = os.fstat(file.fileno()).st_size
+            with _memory_ceiling(size if stream is file else size * EXPANSION_RATIO):
+                return _Restricted(stream).load()
+        except SnapshotError as error:
+            raise SnapshotError(f"{path}: not a memory snapshot: {error}") from None
+        except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zstandard.ZstdError) as error:
+            raise SnapshotError(f"{path}: truncated or damaged: {error or 'it ends too early'}") from None
+        except (MemoryError, OverflowError):
+            # The traceback holds what was built so far: leave it behind.
+            raise SnapshotError(f"{path}: needs more memory than is free here, or is damaged") from None
+        except OSError:
+            raise
+        except Exception as error:
+            # A damaged pickle's opcodes raise nearly anything: bad text, unhashable keys, a stack underflow.
+            reason = "it ends too early" if "truncated" in str(error) else str(error)
+            raise SnapshotError(f"{path}: truncated or damaged: {reason}") from None
+
+
+class _Restricted(pickle.Unpickler):
+    """The C unpickler without a single name to call."""
+
+    def find_class(self, module: str, name: str, /) -> NoReturn:
+        raise SnapshotError(f"it asks for {module}.{name}, and a snapshot names no code. Nothing was run")
+
+    def persistent_load(self, pid: object, /) -> NoReturn:
+        raise SnapshotError("it refers to objects outside the file. Nothing was run")
+
+
+class _Limited(io.RawIOBase):
+    """A decompressed stream that ends with an error where it grows beyond what a snapshot can."""
+
+    def __init__(self, source: BinaryIO, compressed: int) -> None:
+        self._source = source
+        self._left = max(EXPANSION_FREE, compressed * EXPANSION_RATIO)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        chunk = self._source.read(len(buffer))
+        self._left -= len(chunk)
+        if self._left < 0:
+            raise SnapshotError("it expands beyond any recording, a decompression bomb")
+        buffer[: len(chunk)] = chunk
+        return len(chunk)
+
+
+def _decompressed(file: io.BufferedReader) -> io.BufferedReader:
+    head = file.peek(len(MAGIC_XZ))
+    for magic, decompress in _DECOMPRESSORS.items():
+        if head.startswith(magic):
+            size = os.fstat(file.fileno()).st_size
+            return io.BufferedReader(_Limited(decompress(file), size), _CHUNK)
+    return file
+
+
+def _zstd(file: BinaryIO) -> BinaryIO:
+    return zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+
+
+_DECOMPRESSORS: Final[Mapping[bytes, Callable[[BinaryIO], BinaryIO]]] = {
+    MAGIC_GZIP: cast("Callable[[BinaryIO], BinaryIO]", gzip.open),
+    MAGIC_XZ: cast("Callable[[BinaryIO], BinaryIO]", lzma.open),
+    MAGIC_ZSTD: _zstd,
+}
+
+
+@contextlib.contextmanager
+def _memory_ceiling(size: int) -> Iterator[None]:
+    """Let the process grow by what a pickle of so many bytes can honestly need and the machine has free.
+
+    Five bytes of a pickle can ask for a memo of 64 GiB (opcode LONG_BINPUT). With a ceiling that is a
+    MemoryError here, without it the end of some process on this machine.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    growth = min(psutil.virtual_memory().available, _FIXED_GROWTH + _GROWTH * size)
+    ceiling = psutil.Process().memory_info().vms + growth
+    if soft == resource.RLIM_INFINITY or ceiling < soft:
+        resource.setrlimit(resource.RLIMIT_AS, (ceiling, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def _looks_like(head: bytes) -> str:
+    if not head:
+        return "the file is empty"
+    if head == b"PK":
+        return "it is a zip archive, perhaps a checkpoint"
+    return f"it begins with {head!r}"
+
+
+def _outline(raw: Any, path: Path) -> dict[str, Any]:
+    if isinstance(raw, list):
+        raw = {"segments": raw}
+    if not isinstance(raw, dict):
+        raise SnapshotError(f"{path}: not a memory snapshot: a pickled {type(raw).__name__}")
+    for key in ("segments", "device_traces"):
+        if not isinstance(raw.setdefault(key, []), list):
+            raise SnapshotError(f"{path}: not a memory snapshot: `{key}` is a {type(raw[key]).__name__}")
+    if not raw["segments"] and not raw["device_traces"]:
+        raise SnapshotError(f"{path}: not a memory snapshot: it has neither `segments` nor `device_traces`")
+    return raw

@@ -1,0 +1,89 @@
+"""Which allocation sites of a recording grow from step to step, and by how much. Pure.
+
+A recording knows every block, so that fewer steps do than a counter needs. The judgment is otherwise that of
+`diagnose.growth`: the floor must rise from window to window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from memtriage.diagnose.growth.marks import POLICY, GrowthPolicy, Series, floor_growth
+from memtriage.snapshots.sites import SiteSeries
+
+MOST_STEPS: Final = 240
+"""Steps looked at in a long recording, evenly spread."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedGrowthPolicy:
+    """Thresholds.
+
+    Attributes:
+        few: fewest steps by which growth is judged at all.
+        many: from this many steps on the floors of windows are compared; with fewer, bytes and blocks must
+            rise at every step but the first.
+        floor_bytes: growth a step, all sites together, below which nothing is said.
+        goes_on: part of the rate that the last third of the steps must still show: a cache that filled up and
+            an optimizer's late state have stopped.
+    """
+
+    few: int = 4
+    many: int = POLICY.warm_up + POLICY.points
+    floor_bytes: int = POLICY.floor_bytes
+    goes_on: float = 0.3
+
+
+RECORDED_POLICY: Final = RecordedGrowthPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class SiteGrowth:
+    """A site that grows: bytes a step, as an exact ratio of what was seen."""
+
+    site: int
+    rate: float
+
+
+def growing_sites(
+    series: SiteSeries, policy: RecordedGrowthPolicy = RECORDED_POLICY, counter: GrowthPolicy = POLICY
+) -> list[SiteGrowth]:
+    """The sites that grow, fastest first."""
+    steps = series.steps.tolist()
+    if len(steps) < policy.few:
+        return []
+    candidates = (series.bytes[:, -1] > series.bytes[:, 0]).nonzero()[0].tolist()
+    found = []
+    for site in candidates:
+        values, blocks = series.bytes[site].tolist(), series.blocks[site].tolist()
+        rate = _rate(steps, values, blocks, policy, counter)
+        if rate is not None:
+            found.append(SiteGrowth(site, rate))
+    return sorted(found, key=lambda one: (-one.rate, one.site))
+
+
+def _rate(
+    steps: Sequence[int],
+    values: Sequence[int],
+    blocks: Sequence[int],
+    policy: RecordedGrowthPolicy,
+    counter: GrowthPolicy,
+) -> float | None:
+    if len(steps) >= policy.many:
+        start, third = counter.warm_up, len(steps) // 3
+        rises = all(after >= before for before, after in pairwise(values[start:]))
+        if not rises and blocks[-1] <= blocks[start]:
+            # as many blocks as before, now larger and now smaller: a batch, an output
+            return None
+        rate = floor_growth(Series(list(steps[start:]), list(values[start:])))
+        if rate is None or values[-1] - values[-third] < policy.goes_on * rate * (steps[-1] - steps[-third]):
+            return None
+        # where nothing falls back, the floors are not needed to see through it
+        return (values[-1] - values[start]) / (steps[-1] - steps[start]) if rises else rate
+    later, counts = values[1:], blocks[1:]
+    if all(after > before for before, after in [*pairwise(later), *pairwise(counts)]):
+        return (later[-1] - later[0]) / (steps[-1] - steps[1])
+    return None

@@ -1,0 +1,128 @@
+"""Leaks in a recording: sites whose live bytes rise from step to step, put together into causes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from memtriage.model.findings import Finding
+from memtriage.model.units import size
+from memtriage.playbook.entries import LEAKS
+from memtriage.snapshots.growth import RECORDED_POLICY, RecordedGrowthPolicy, SiteGrowth
+from memtriage.snapshots.stacks import BACKWARD, FORWARD
+from memtriage.snapshots.view import DeviceView, Mask, known_site, listed, way_to
+
+_SITES: Final = 6
+"""Sites that the evidence lists."""
+NO_LEAK: Final = ("parameter", "optimizer state", "cuBLAS workspace", "before the recording")
+"""Owners that share a site with what grows, but do not grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingSites:
+    """One cause: sites that grow together.
+
+    Attributes:
+        sites: the sites, fastest first.
+        rates: bytes a step of each.
+        lives: the blocks that it keeps, at the snapshot.
+        graph: they were made in forward or backward.
+    """
+
+    sites: tuple[int, ...]
+    rates: tuple[float, ...]
+    lives: Mask
+    graph: bool
+
+    @property
+    def per_step(self) -> int:
+        """Bytes a step."""
+        return round(sum(self.rates))
+
+
+def growths(
+    view: DeviceView, found: Sequence[SiteGrowth], policy: RecordedGrowthPolicy = RECORDED_POLICY
+) -> list[GrowingSites]:
+    """Put growing sites together into causes, the fastest first.
+
+    What forward and backward made is one autograd graph, as far as frames can tell. The inputs and numbers
+    that a graph drags along grow in step with it, and more slowly: they belong to it.
+    """
+    phases = view.phases()
+    graph: list[SiteGrowth] = []
+    others: list[SiteGrowth] = []
+    kept = view.survived() > 0
+    for growth in found:
+        here = kept & view.at_sites([growth.site])
+        inside = here & ((phases == FORWARD) | (phases == BACKWARD))
+        (graph if 2 * view.total(inside) > view.total(here) else others).append(growth)
+    fastest = max((growth.rate for growth in graph), default=0.0)
+    dragged = [other for other in others if other.rate < fastest]
+    groups = [graph + dragged] if graph else []
+    groups += [[other] for other in others if other.rate >= fastest]
+    causes = [_growth(view, group, is_graph=group[0] in graph) for group in groups]
+    return sorted(
+        (cause for cause in causes if cause.per_step >= policy.floor_bytes), key=lambda one: -one.per_step
+    )
+
+
+def _growth(view: DeviceView, group: Sequence[SiteGrowth], *, is_graph: bool) -> GrowingSites:
+    ordered = sorted(group, key=lambda growth: -growth.rate)
+    sites = tuple(one.site for one in ordered)
+    lives = view.alive() & view.at_sites(sites) & ~view.owned_by(*NO_LEAK)
+    return GrowingSites(sites, tuple(one.rate for one in ordered), lives, is_graph)
+
+
+def leak_finding(view: DeviceView, growth: GrowingSites) -> Finding:
+    """The finding of one cause of growth."""
+    biggest = growth.sites[0]
+    made_in = _phase(view, biggest)
+    rates = [
+        f"{view.sites.names[site]} {size(rate)}"
+        for site, rate in zip(growth.sites, growth.rates, strict=True)
+    ]
+    more = len(rates) - _SITES
+    way = way_to(view, growth.lives & view.at_sites([biggest]))
+    held = view.total(growth.lives)
+    return Finding(
+        kind="leak",
+        device=view.device,
+        bytes=held,
+        bytes_per_step=growth.per_step,
+        allocated_at=known_site(view.sites.names[biggest]),
+        mechanism=_MECHANISMS[made_in if growth.graph else "other"],
+        fix=_FIXES[made_in if growth.graph else "other"],
+        playbook=LEAKS,
+        phase=made_in if growth.graph else None,
+        step=view.steps.count,
+        evidence=[
+            f"{size(growth.per_step)} more at the end of each step, over {view.steps.count} steps "
+            f"(found by {view.steps.source})",
+            f"by site, a step: {', '.join(rates[:_SITES])}" + (f", and {more} more" if more > 0 else ""),
+            *([f"most of it is allocated by way of {way}"] if way else []),
+            f"alive at the snapshot: {listed(view.by_site(growth.lives))}",
+            "a recording has no holders: `memtriage run` names what keeps them",
+        ],
+    )
+
+
+def _phase(view: DeviceView, site: int) -> str:
+    here = view.at_sites([site]) & (view.survived() > 0)
+    phases = view.phases()
+    forward, backward = view.total(here & (phases == FORWARD)), view.total(here & (phases == BACKWARD))
+    return "backward" if backward > forward else "forward"
+
+
+_MECHANISMS: Final = {
+    "forward": "what the forward pass allocates stays alive after the step, and adds up: the autograd graph "
+    "of each step (or its outputs) is kept by something that outlives the step",
+    "backward": "what the backward pass allocates stays alive after the step, and adds up: a gradient, or "
+    "what a custom backward put on its context, is kept by something that outlives the step",
+    "other": "each step keeps one more piece of what this line allocates",
+}
+_FIXES: Final = {
+    "forward": "store `.detach()` or `.item()` of what is logged or added up, never a tensor with a grad_fn",
+    "backward": "clear attributes of `ctx` once they are used, and do not keep outputs whose graph has them",
+    "other": "clear, bound or reduce what keeps these tensors, or move them to the host",
+}

@@ -1,0 +1,151 @@
+"""Out-of-memory errors in a recording: why the request could not be met, from what was free then. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from typing import Final
+
+from memtriage.model.blocks import DEFAULT_POOL
+from memtriage.model.findings import Finding
+from memtriage.model.recording import NO_FRAMES, FreeRange, OomEvent
+from memtriage.model.units import MIB, size
+from memtriage.snapshots.sites import alive_at, owned_bytes
+from memtriage.snapshots.view import DeviceView
+
+_MARGIN: Final = 64 * MIB
+"""Full cards report up to 26 MiB free: less than this beyond the request proves nothing."""
+_SHOWN: Final = 5
+
+
+def oom_findings(view: DeviceView) -> list[Finding]:
+    """The first error, and private pools that had the memory; later errors follow from it."""
+    if not view.ooms:
+        return []
+    oom = view.ooms[0]
+    return [_finding(view, oom), *_private_pools(view, oom)]
+
+
+def _private_pools(view: DeviceView, oom: OomEvent) -> list[Finding]:
+    """Private pools that had free what was asked for, while the default pool had not."""
+    parked: Counter[tuple[int, int]] = Counter()
+    for one in oom.free:
+        parked[one.pool] += one.size
+    usable = parked.pop(DEFAULT_POOL, 0)
+    total = parked.total()
+    if usable >= oom.requested or total < oom.requested:
+        return []
+    pools = ", ".join(f"pool {pool} {size(free)}" for pool, free in parked.most_common(_SHOWN))
+    return [
+        Finding(
+            kind="private_pool",
+            device=view.device,
+            bytes=total,
+            mechanism="memory of a private pool (a CUDA graph's, or a `MemPool`) serves nobody else, free or "
+            "not",
+            fix="capture fewer or smaller graphs, share one pool between them (`pool=`), and drop graphs and "
+            "pools that are no longer used",
+            playbook="M18",
+            evidence=[
+                f"{size(oom.requested)} was refused; {size(total)} was free in private pools: {pools}",
+                f"the default pool had {size(usable)} free",
+            ],
+        )
+    ]
+
+
+def _finding(view: DeviceView, oom: OomEvent) -> Finding:
+    usable = [one for one in oom.free if one.stream == oom.stream and one.pool == DEFAULT_POOL]
+    elsewhere = [one for one in oom.free if one not in usable]
+    alive = owned_bytes(alive_at(view.replayed, oom.event), view.replayed.size, view.owners, view.sites)
+    site = view.stacks[oom.stack].site
+    biggest = next((row.site for row in alive if row.site != NO_FRAMES), None)
+    evidence = [
+        f"asked {size(oom.requested)}; {size(oom.allocated)} allocated, {size(oom.reserved)} reserved",
+        *_free_lines(oom, usable, elsewhere),
+        *_driver_line(oom),
+        "alive then: "
+        + ", ".join(
+            f"{row.owner} at {row.site} {size(row.bytes)}" for row in itertools.islice(alive, _SHOWN)
+        ),
+    ]
+    if site == NO_FRAMES:
+        evidence.append("the request has no Python frames (autograd's thread): the site named holds the most")
+    if len(view.ooms) > 1:
+        evidence.append(f"{len(view.ooms)} errors in the recording; this is the first")
+    capped = _refused_though_free(oom)
+    return Finding(
+        kind="out_of_memory",
+        device=view.device,
+        bytes=oom.requested,
+        allocated_at=biggest if site == NO_FRAMES else site,
+        mechanism=_mechanism(oom, usable, elsewhere, capped=capped),
+        fix=_CAPPED_FIX if capped else _fix(oom, usable),
+        playbook="M2" if capped else ("M8" if _in_holes(oom, usable) else "M4"),
+        phase=view.facts[oom.stack].phase if view.facts[oom.stack].phase != "none" else None,
+        step=sum(end <= oom.event for end in view.steps.ends),
+        evidence=evidence,
+    )
+
+
+def _free_lines(oom: OomEvent, usable: list[FreeRange], elsewhere: list[FreeRange]) -> list[str]:
+    total = sum(one.size for one in usable)
+    if not usable:
+        lines = ["the allocator had no free block for this stream"]
+    else:
+        largest = ", ".join(size(one.size) for one in usable[:_SHOWN])
+        lines = [
+            f"{size(total)} free in {len(usable)} blocks for this stream, the largest {largest}: "
+            + ("none is large enough" if usable[0].size < oom.requested else "see the driver's line")
+        ]
+    if elsewhere:
+        free = sum(one.size for one in elsewhere)
+        lines.append(f"{size(free)} more is free for other streams or private pools, which cannot lend it")
+    return lines
+
+
+def _driver_line(oom: OomEvent) -> list[str]:
+    if oom.device_free is None:
+        return []
+    if _refused_though_free(oom):
+        return [
+            f"the driver had {size(oom.device_free)} free: a limit of the allocator, not the device, refused"
+        ]
+    return [f"the driver had {size(oom.device_free)} free"]
+
+
+def _refused_though_free(oom: OomEvent) -> bool:
+    return oom.device_free is not None and oom.device_free - oom.requested >= _MARGIN
+
+
+def _in_holes(oom: OomEvent, usable: list[FreeRange]) -> bool:
+    return sum(one.size for one in usable) >= oom.requested
+
+
+def _mechanism(oom: OomEvent, usable: list[FreeRange], elsewhere: list[FreeRange], *, capped: bool) -> str:
+    holes = "enough was free, but in holes of which none is large enough" if _in_holes(oom, usable) else ""
+    if not holes and sum(one.size for one in elsewhere) >= oom.requested:
+        holes = "enough was free, but for other streams or in private pools"
+    refusal = (
+        "the allocator may not reserve more (a memory fraction is set, or the driver refused all the same)"
+        if capped
+        else "the device has no room for another segment"
+    )
+    return (
+        f"{holes}, and {refusal}" if holes else f"live memory and the request together do not fit: {refusal}"
+    )
+
+
+_CAPPED_FIX: Final = (
+    "raise or remove the limit (`set_per_process_memory_fraction`, `per_process_memory_fraction`), then see "
+    "what is alive at the peak"
+)
+
+
+def _fix(oom: OomEvent, usable: list[FreeRange]) -> str:
+    if _in_holes(oom, usable):
+        return "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True joins such holes; steadier shapes make fewer"
+    return (
+        "take the ladder for what is alive then: activations by checkpointing or a smaller micro-batch, "
+        "optimizer state by sharding or 8 bit"
+    )

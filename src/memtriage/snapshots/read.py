@@ -1,0 +1,370 @@
+"""A snapshot file, from its bytes to its findings: load, replay, account, judge."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from memtriage.account.segments import segment_totals, stranded_segments
+from memtriage.allocator.replay import ReplayedTrace, recorded_settings, replay
+from memtriage.allocator.settings import AllocatorSettings
+from memtriage.allocator.trace_columns import StackTable, TraceColumns, named_spans, trace_columns
+from memtriage.model.blocks import DEFAULT_POOL, Block, Segment
+from memtriage.model.recording import (
+    ALLOC,
+    OOM,
+    OTHER_EVENT,
+    OWNERS,
+    Annotation,
+    DeviceRecording,
+    Events,
+    Figures,
+    Int16s,
+    Int64s,
+    Lives,
+    OomEvent,
+    Peak,
+    PinnedSegment,
+    Recording,
+    SiteRow,
+    SnapshotError,
+    Stack,
+    Steps,
+)
+from memtriage.model.units import size
+from memtriage.observe.cuda import parse_segments
+from memtriage.snapshots.file import loaded
+from memtriage.snapshots.growth import MOST_STEPS, SiteGrowth, growing_sites
+from memtriage.snapshots.owners import owners_of
+from memtriage.snapshots.rules import judge
+from memtriage.snapshots.sites import alive_at, index_sites, owned_bytes, site_series
+from memtriage.snapshots.stacks import StackFacts, stack_facts
+from memtriage.snapshots.steps import find_steps, settled
+from memtriage.snapshots.view import DeviceView, Mask
+
+
+def load_snapshot(path: str | os.PathLike[str]) -> Recording:
+    """A PyTorch memory snapshot, replayed and judged: timelines, owners, sites, segments, findings.
+
+    The file can run nothing: what is not plain containers, text and numbers is refused.
+
+    Args:
+        path: what `torch.cuda.memory._dump_snapshot` wrote; also compressed with gzip, xz or zstd.
+
+    Raises:
+        memtriage.model.recording.SnapshotError: the file is no snapshot, or is damaged; a ValueError.
+        OSError: the file cannot be read.
+    """
+    file = Path(path)
+    table = StackTable()
+    with loaded(file) as raw:
+        try:
+            segments, block_stacks = _segments(raw["segments"], table)
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            raise SnapshotError(
+                f"{file}: not a memory snapshot: its segments make no sense: {error!r}"
+            ) from None
+        try:
+            traces = [trace_columns(trace, table) for trace in raw["device_traces"]]
+        except SnapshotError as error:
+            raise SnapshotError(f"{file}: not a memory snapshot: {error}") from None
+        settings = raw.get("allocator_settings")
+        named = dict(settings) if isinstance(settings, Mapping) else {}
+        spans = named_spans(raw.get("external_annotations"))
+        stacks, facts = table.stacks(), [stack_facts(frames) for frames in table.frames]
+        # before the replay: the file's own objects are by far the largest thing in memory
+        del raw
+    indices = sorted(
+        {segment.device for segment in segments} | {i for i, trace in enumerate(traces) if len(trace)}
+    )
+    rules = recorded_settings(named)
+    try:
+        devices = [
+            _device(
+                f"cuda:{index}",
+                traces[index] if index < len(traces) else trace_columns([], table),
+                [segment for segment in segments if segment.device == index],
+                {address: number for (device, address), number in block_stacks.items() if device == index},
+                _Shared(stacks, facts, spans, rules),
+            )
+            for index in indices
+        ]
+    except OverflowError as error:  # sums of damaged sizes: whole ones are below 2**63 by far
+        raise SnapshotError(f"{file}: not a memory snapshot: a size is out of range: {error}") from None
+    return Recording(path=str(file), devices=tuple(devices), stacks=stacks, settings=named, annotations=spans)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What the devices of a recording have in common."""
+
+    stacks: tuple[Stack, ...]
+    facts: Sequence[StackFacts]
+    spans: Sequence[Annotation]
+    settings: AllocatorSettings
+
+
+def _segments(
+    raw: Sequence[Mapping[str, Any]], table: StackTable
+) -> tuple[list[Segment], dict[tuple[int, int], int]]:
+    """The segments, and the stack of each block that remembers one, by device and address."""
+    segments = sorted(
+        parse_segments([_without_frames(one) for one in raw]),
+        key=lambda segment: (segment.device, segment.address),
+    )
+    numbers: dict[tuple[int, int], int] = {}
+    for one in raw:
+        position = int(one["address"])
+        for block in one.get("blocks", ()):
+            address = int(block.get("address", position))
+            position = address + int(block["size"])
+            if block.get("frames"):
+                numbers[int(one.get("device", 0)), address] = table.number(block["frames"])
+    return segments, numbers
+
+
+def _without_frames(raw: Mapping[str, Any]) -> dict[str, Any]:
+    blocks = [{**block, "frames": ()} for block in raw.get("blocks", ())]
+    return {**raw, "blocks": blocks}
+
+
+def _device(
+    name: str,
+    trace: TraceColumns,
+    segments: Sequence[Segment],
+    block_stacks: Mapping[int, int],
+    shared: _Shared,
+) -> DeviceRecording:
+    replayed = replay(trace, segments, shared.settings, block_stacks)
+    steps = find_steps(trace, shared.facts, shared.spans)
+    owners = owners_of(trace, replayed, shared.facts, steps.ends)
+    sites = index_sites(replayed, shared.stacks)
+    view = DeviceView(
+        device=name,
+        trace=trace,
+        replayed=replayed,
+        stacks=shared.stacks,
+        facts=shared.facts,
+        sites=sites,
+        owners=owners,
+        steps=steps,
+        segments=_with_sites(segments, replayed, shared.stacks),
+        end=_figures(segments),
+        ooms=_ooms(trace, replayed),
+    )
+    growing: list[SiteGrowth] = []
+    if steps.count:
+        marks = settled(trace, steps.ends)
+        growing = growing_sites(site_series(replayed, sites, marks, MOST_STEPS))
+    peak = _peak(view)
+    pools, pool_numbers = _numbered(replayed.pool)
+    return DeviceRecording(
+        device=name,
+        events=Events(
+            trace.time_us, trace.kind, trace.address, trace.size, trace.stream, trace.stack, replayed.life
+        ),
+        lives=Lives(
+            born=replayed.born,
+            died=replayed.died,
+            gone=replayed.gone,
+            address=replayed.address,
+            size=replayed.size,
+            requested=replayed.requested,
+            stream=replayed.stream,
+            stack=replayed.stack,
+            owner=owners,
+            pool=pool_numbers,
+        ),
+        timeline=replayed.timeline,
+        pools=pools,
+        start=replayed.start,
+        end=view.end,
+        segments=tuple(view.segments),
+        pinned=_pinned(view),
+        peak=peak,
+        owners=owned_bytes(view.alive(), replayed.size, owners, sites),
+        sites=_site_rows(view, peak, growing),
+        steps=steps,
+        ooms=tuple(view.ooms),
+        exact_from_us=_exact_from(trace, replayed),
+        notes=_notes(trace, replayed, steps),
+        findings=tuple(judge(view, growing)),
+    )
+
+
+def _with_sites(
+    segments: Sequence[Segment], replayed: ReplayedTrace, stacks: Sequence[Stack]
+) -> list[Segment]:
+    """The segments, with the site of each block in use."""
+    alive = np.flatnonzero(replayed.gone < 0)
+    numbers = dict(zip(replayed.address[alive].tolist(), replayed.stack[alive].tolist(), strict=True))
+
+    def named(block: Block) -> Block:
+        number = numbers.get(block.address, 0)
+        if block.state == "free" or not number:
+            return block
+        return msgspec.structs.replace(block, site=stacks[number].site)
+
+    return [
+        msgspec.structs.replace(segment, blocks=tuple(map(named, segment.blocks))) for segment in segments
+    ]
+
+
+def _figures(segments: Sequence[Segment]) -> Figures:
+    totals = segment_totals(segments)
+    return Figures(
+        allocated=totals.allocated,
+        reserved=totals.reserved,
+        requested=totals.requested,
+        rounding=totals.rounding,
+        releasable=totals.releasable,
+        stranded=totals.stranded,
+        awaiting=totals.awaiting,
+        private_pools=totals.private_pools,
+    )
+
+
+def _ooms(trace: TraceColumns, replayed: ReplayedTrace) -> list[OomEvent]:
+    return [
+        OomEvent(
+            event=event,
+            time_us=int(trace.time_us[event]),
+            requested=int(trace.size[event]),
+            device_free=trace.device_free.get(event),
+            stream=int(trace.stream[event]),
+            stack=int(trace.stack[event]),
+            allocated=int(replayed.timeline.allocated[event]),
+            reserved=int(replayed.timeline.reserved[event]),
+            free=replayed.free_at_oom.get(event, ()),
+        )
+        for event in np.flatnonzero(trace.kind == OOM).tolist()
+    ]
+
+
+def _peak(view: DeviceView) -> Peak:
+    timeline, start = view.replayed.timeline, view.replayed.start
+    event = int(np.argmax(timeline.allocated)) if len(view.trace) else -1
+    if event < 0 or timeline.allocated[event] <= start[0]:
+        event = -1
+    alive = alive_at(view.replayed, event)
+    stranded = timeline.stranded
+    return Peak(
+        event=event,
+        time_us=int(view.trace.time_us[max(event, 0)]) if len(view.trace) else 0,
+        allocated=int(timeline.allocated[event]) if event >= 0 else start[0],
+        reserved=int(timeline.reserved[event]) if event >= 0 else start[1],
+        stranded=int(stranded[event]) if event >= 0 else view.end.stranded,
+        owners=owned_bytes(alive, view.replayed.size, view.owners, view.sites),
+    )
+
+
+def _numbered(pools: Sequence[tuple[int, int]]) -> tuple[tuple[tuple[int, int], ...], Int16s]:
+    numbers = {DEFAULT_POOL: 0}
+    column = np.array([numbers.setdefault(pool, len(numbers)) for pool in pools], np.int16)
+    return tuple(numbers), column
+
+
+def _pinned(view: DeviceView) -> tuple[PinnedSegment, ...]:
+    alive = np.flatnonzero(view.replayed.gone < 0)
+    owner_at = dict(zip(view.replayed.address[alive].tolist(), view.owners[alive].tolist(), strict=True))
+    return tuple(
+        PinnedSegment(
+            segment=segment.segment,
+            stranded=segment.stranded,
+            pins=segment.pins,
+            owners=tuple(
+                OWNERS[owner_at[pin.address]] if pin.address in owner_at else "before the recording"
+                for pin in segment.pins
+            ),
+        )
+        for segment in stranded_segments(view.segments)
+    )
+
+
+def _site_rows(view: DeviceView, peak: Peak, growing: Sequence[SiteGrowth]) -> tuple[SiteRow, ...]:
+    replayed, sites, count = view.replayed, view.sites, len(view.sites.names)
+    at_peak, at_end = alive_at(replayed, peak.event), view.alive()
+    traced = replayed.born >= 0
+    rates = {growth.site: round(growth.rate) for growth in growing}
+
+    def summed(lives: Mask) -> Int64s:
+        totals = np.zeros(count, np.int64)
+        np.add.at(totals, sites.of_life[lives], replayed.size[lives])
+        return totals
+
+    peaks, ends, totals = summed(at_peak), summed(at_end), summed(traced)
+    blocks = np.bincount(sites.of_life[at_end], minlength=count)
+    allocations = np.bincount(sites.of_life[traced], minlength=count)
+    # what a site is, and its stack: by the bytes that matter most, those at the peak and at the end
+    main = _main_by_site(view, at_peak | at_end)
+    rows = [
+        SiteRow(
+            site=sites.names[site],
+            owner=OWNERS[main[site][0]],
+            stack=main[site][1],
+            at_peak=int(peaks[site]),
+            at_end=int(ends[site]),
+            count_at_end=int(blocks[site]),
+            allocations=int(allocations[site]),
+            allocated=int(totals[site]),
+            per_step=rates.get(site, 0) if view.steps.count else None,
+        )
+        for site in np.unique(sites.of_life).tolist()
+    ]
+    return tuple(sorted(rows, key=lambda row: (-max(row.at_peak, row.at_end), -row.allocated, row.site)))
+
+
+def _main_by_site(view: DeviceView, shown: Mask) -> dict[int, tuple[int, int]]:
+    """The owner and the stack with the most bytes at each site; of all its lives where none is shown."""
+    sites, replayed = view.sites, view.replayed
+    seen = np.zeros(len(sites.names), np.bool_)
+    seen[sites.of_life[shown]] = True
+    counted = shown | ~seen[sites.of_life]
+    keys = np.stack([sites.of_life[counted], view.owners[counted], replayed.stack[counted]], axis=1)
+    distinct, where = np.unique(keys, axis=0, return_inverse=True)
+    totals = np.zeros(len(distinct), np.int64)
+    np.add.at(totals, where.reshape(-1), replayed.size[counted])
+    main: dict[int, tuple[int, int]] = {}
+    for index in np.argsort(totals, kind="stable").tolist():
+        site, owner, stack = distinct[index].tolist()
+        main[site] = owner, stack
+    return main
+
+
+def _exact_from(trace: TraceColumns, replayed: ReplayedTrace) -> int | None:
+    """When the timeline becomes exact; None where the recording tells the allocator's whole life."""
+    if not len(trace):
+        return None
+    if not replayed.exact_from and not (replayed.born < 0).any():
+        return None
+    return int(trace.time_us[min(replayed.exact_from, len(trace) - 1)])
+
+
+def _notes(trace: TraceColumns, replayed: ReplayedTrace, steps: Steps) -> tuple[str, ...]:
+    notes = []
+    if not len(trace):
+        return ("no events were recorded: only what is alive at the snapshot can be told",)
+    if (replayed.born < 0).any():
+        notes.append(
+            f"{size(replayed.start[0])} were allocated before the first event (the recording began late, or "
+            "its ring buffer dropped the oldest events); only blocks that remember their stack can be named"
+        )
+    if replayed.lost:
+        notes.append(
+            f"{replayed.lost:,} events contradict what came before: entries between are missing, and the "
+            "figures before the last of these events are estimates"
+        )
+    if not steps.count:
+        notes.append("no training steps were found, so that growth can't be judged")
+    if not trace.stack[trace.kind == ALLOC].any():
+        notes.append("no call stacks were recorded (`context=None`?): sites and most owners are unknown")
+    unknown = int((trace.kind == OTHER_EVENT).sum())
+    if unknown:
+        notes.append(f"{unknown:,} events of a kind that this version does not know were left out")
+    return tuple(notes)

@@ -1,0 +1,284 @@
+"""Stranded memory in a recording: which blocks pin which segments, and whether that is worth saying. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from memtriage.account.segments import releasable_in
+from memtriage.catalogue.entry import Holder
+from memtriage.model.blocks import DEFAULT_POOL, Block, Segment
+from memtriage.model.findings import Finding
+from memtriage.model.recording import ALLOC, OWNERS
+from memtriage.model.units import MIB, size
+from memtriage.snapshots.known import known_bytes, known_words
+from memtriage.snapshots.leaks import GrowingSites
+from memtriage.snapshots.view import DeviceView, Mask, known_site
+
+
+@dataclass(frozen=True, slots=True)
+class StrandingPolicy:
+    """Thresholds.
+
+    Attributes:
+        floor_bytes: stranded bytes below which nothing is said: a few shared segments of 20 MiB always have
+            some room.
+        share: of the segments that long-lived blocks pin, the part that must be stranded.
+        adds: a growth strands at least this many times what it holds: fragmentation is told as well.
+        dominates: as `adds`, but fragmentation alone is told: that is the growth's harm.
+        idle: part of the trace, at its end, in which an unused stream has allocated nothing.
+        pool_share: part of the reserved bytes that unused streams must keep.
+    """
+
+    floor_bytes: int = 64 * MIB
+    share: float = 0.2
+    adds: float = 1.0
+    dominates: float = 2.0
+    idle: float = 0.25
+    pool_share: float = 0.1
+
+
+POLICY: Final = StrandingPolicy()
+NEEDED: Final = (
+    "parameter",
+    "gradient",
+    "optimizer state",
+    "communication buffer",
+    "cuBLAS workspace",
+    "before the recording",
+)
+"""Owners of what a training run has to have, or of which nothing is known."""
+_PINS: Final = 2
+_SEGMENTS: Final = 5
+"""Pins of a segment, and segments, that the evidence lists."""
+_SITES: Final = 5
+LONG_LIVED: Final = 2
+"""Step ends after which a block is no longer one that each step makes anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class LongPinnedSegment:
+    """A segment with the long-lived blocks that pin it.
+
+    Attributes:
+        segment: the segment.
+        stranded: its bytes that are free, or will be when the step's own blocks go, and cannot be released.
+        now: those that are free at the snapshot.
+        lives: the lives of those blocks.
+    """
+
+    segment: Segment
+    stranded: int
+    now: int
+    lives: tuple[int, ...]
+
+
+def pinned_for_long(view: DeviceView) -> list[LongPinnedSegment]:
+    """The segments that long-lived blocks pin, the worst first.
+
+    What a step makes and frees again (gradients, say) pins its segment only until then, and is taken as gone.
+    """
+    life_at = {int(view.replayed.address[life]): life for life in np.flatnonzero(view.alive()).tolist()}
+    long_lived = _long_lived(view)
+    found = []
+    for segment in view.segments:
+        pins = tuple(
+            life_at[block.address]
+            for block in segment.blocks
+            if block.state == "active" and block.address in life_at and long_lived[life_at[block.address]]
+        )
+        if pins:
+            reduced = _only(segment, {int(view.replayed.address[life]) for life in pins})
+            found.append(LongPinnedSegment(segment, _stranded(reduced), _stranded(segment), pins))
+    return sorted(found, key=lambda one: (-one.stranded, one.segment.address))
+
+
+def _stranded(segment: Segment) -> int:
+    return sum(block.size for block in segment.blocks if block.state == "free") - releasable_in(segment)
+
+
+def _long_lived(view: DeviceView) -> Mask:
+    if view.steps.count < LONG_LIVED:
+        return view.alive()
+    return view.alive() & ((view.survived() >= LONG_LIVED) | (view.replayed.born < view.steps.ends[0]))
+
+
+def _only(segment: Segment, kept: set[int]) -> Segment:
+    """The segment with every other block in use taken as free."""
+    blocks: list[Block] = []
+    for block in segment.blocks:
+        if block.address in kept or block.state == "awaiting":
+            blocks.append(block)
+        elif blocks and blocks[-1].state == "free":
+            blocks[-1] = msgspec.structs.replace(blocks[-1], size=blocks[-1].size + block.size)
+        else:
+            blocks.append(Block(address=block.address, size=block.size, requested=0, state="free"))
+    return msgspec.structs.replace(segment, blocks=tuple(blocks))
+
+
+def stranded_by(
+    view: DeviceView, pinned: Sequence[LongPinnedSegment], lives: Mask
+) -> list[LongPinnedSegment]:
+    """The segments of which these lives hold at least half of what need not be there."""
+    needless = ~view.owned_by(*NEEDED)
+    found = []
+    for segment in pinned:
+        avoidable = [life for life in segment.lives if needless[life]]
+        total = sum(int(view.replayed.size[life]) for life in avoidable)
+        if avoidable and 2 * sum(int(view.replayed.size[life]) for life in avoidable if lives[life]) >= total:
+            found.append(segment)
+    return found
+
+
+def strands_times(view: DeviceView, growth: GrowingSites, pinned: Sequence[LongPinnedSegment]) -> float:
+    """How many times what a growth holds is stranded in segments that it helps to pin.
+
+    A kept graph is a leak whatever it strands: 0 for it.
+    """
+    held = view.total(growth.lives)
+    if growth.graph or not held:
+        return 0.0
+    return (
+        sum(segment.stranded for segment in pinned if any(growth.lives[life] for life in segment.lives))
+        / held
+    )
+
+
+def is_fragmented(
+    view: DeviceView, pinned: Sequence[LongPinnedSegment], policy: StrandingPolicy = POLICY
+) -> bool:
+    """Whether these segments strand enough to speak of, and blocks that need not be there do.
+
+    Parameters, optimizer state and the like pin segments in every run; the steps use the room beside them.
+    """
+    stranded = sum(segment.stranded for segment in pinned)
+    needless = ~view.owned_by(*NEEDED)
+    avoidable = sum(segment.stranded for segment in pinned if any(needless[life] for life in segment.lives))
+    # in the midst of a step the room is in use
+    enough = sum(segment.now for segment in pinned) >= policy.floor_bytes <= avoidable
+    return enough and stranded >= policy.share * sum(segment.segment.size for segment in pinned)
+
+
+def fragmentation_finding(
+    view: DeviceView, pinned: Sequence[LongPinnedSegment], growing: Sequence[GrowingSites]
+) -> Finding:
+    """The finding for segments that long-lived blocks pin.
+
+    Args:
+        view: the device.
+        pinned: the segments, the worst first.
+        growing: growths that add to the pins from step to step.
+    """
+    stranding = [segment for segment in pinned if segment.now]
+    total = sum(one.now for one in stranding)
+    sites = _stranded_by_site(view, stranding)
+    held = sum(int(view.replayed.size[life]) for one in stranding for life in one.lives)
+    per_step = sum(one.per_step for one in growing)
+    evidence = [
+        f"{size(view.end.reserved)} reserved, {size(view.end.allocated)} allocated at the snapshot; "
+        f"{size(view.end.releasable)} could be released",
+        f"{len(stranding)} segments are pinned by {size(held)}, and {size(total)} in them can't be released",
+        "pinned by site: " + ", ".join(f"{site} ({size(share)})" for site, share in sites[:_SITES]),
+        *(_segment_line(view, one) for one in stranding[:_SEGMENTS]),
+    ]
+    pins = np.zeros(len(view.replayed.size), np.bool_)
+    pins[[life for one in stranding for life in one.lives]] = True
+    known = known_bytes(view, pins)
+    evidence += known_words(known)
+    evidence += [
+        f"each step keeps {size(one.per_step)} more at {view.sites.names[one.sites[0]]}" for one in growing
+    ]
+    return Finding(
+        kind="fragmentation",
+        device=view.device,
+        bytes=total,
+        bytes_per_step=per_step or None,
+        allocated_at=known_site(sites[0][0]),
+        mechanism="blocks that live long lie in large segments beside memory that came and went: one live "
+        "block keeps its whole segment from being released",
+        fix=_clearing(known) + "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True releases by the page; or "
+        "allocate what is kept before the first step, or all at once",
+        playbook="M8",
+        step=view.steps.count or None,
+        evidence=evidence,
+    )
+
+
+def _clearing(known: Sequence[tuple[Holder, int]]) -> str:
+    """What clears the known holders among the pins; empty where there is none that may be cleared."""
+    names = [entry.name for entry, _ in known if entry.policy != "never"]
+    return f"memtriage.clear_caches({names}) where a phase ends; " if names else ""
+
+
+def _stranded_by_site(view: DeviceView, pinned: Sequence[LongPinnedSegment]) -> list[tuple[str, int]]:
+    """Stranded bytes by the site of the pins, those that need not be there first, then by bytes.
+
+    A segment's bytes are shared by its avoidable pins, by number; by all of them where it has no such pin.
+    """
+    needless = ~view.owned_by(*NEEDED)
+    shares: defaultdict[tuple[bool, str], float] = defaultdict(float)
+    for segment in pinned:
+        avoidable = [life for life in segment.lives if needless[life]]
+        blamed = avoidable or list(segment.lives)
+        for site, count in Counter(view.sites.names[view.sites.of_life[life]] for life in blamed).items():
+            shares[not avoidable, site] += segment.now * count / len(blamed)
+    ranked = sorted(shares.items(), key=lambda row: (row[0][0], -row[1], row[0][1]))
+    return [(site, round(share)) for (_, site), share in ranked]
+
+
+def _segment_line(view: DeviceView, one: LongPinnedSegment) -> str:
+    """One segment in words, with the very blocks that pin it at the snapshot, biggest first."""
+    alive = np.flatnonzero(view.alive() & (view.replayed.address >= one.segment.address))
+    inside = [life for life in alive.tolist() if view.replayed.address[life] < one.segment.end]
+    inside.sort(key=lambda life: -int(view.replayed.size[life]))
+    pins = ", ".join(_pin(view, life) for life in inside[:_PINS])
+    more = f" and {len(inside) - _PINS} more" if len(inside) > _PINS else ""
+    where = f"segment {one.segment.address:#x} of {size(one.segment.size)}"
+    return f"{where}: {size(one.now)} stranded by {pins}{more}"
+
+
+def _pin(view: DeviceView, life: int) -> str:
+    site = known_site(view.sites.names[view.sites.of_life[life]])
+    made = f"from {site}" if site else "made without Python frames"
+    where = f"{int(view.replayed.address[life]):#x}"
+    return f"{size(int(view.replayed.size[life]))} at {where} {made} ({OWNERS[view.owners[life]]})"
+
+
+def unused_streams(view: DeviceView, policy: StrandingPolicy = POLICY) -> list[Finding]:
+    """Streams that keep cached memory and no longer allocate: no other stream can use it."""
+    allocs = np.flatnonzero(view.trace.kind == ALLOC)
+    recent = allocs[allocs >= len(view.trace) * (1 - policy.idle)]
+    active = set(np.unique(view.trace.stream[recent]).tolist())
+    if not active:
+        return []
+    free: Counter[int] = Counter()
+    for segment in view.segments:
+        if segment.pool == DEFAULT_POOL and segment.stream not in active:
+            free[segment.stream] += sum(block.size for block in segment.blocks if block.state == "free")
+    floor = max(policy.floor_bytes, policy.pool_share * view.end.reserved)
+    return [_stream_finding(view, stream, total) for stream, total in free.most_common() if total >= floor]
+
+
+def _stream_finding(view: DeviceView, stream: int, total: int) -> Finding:
+    mine = view.replayed.stream == stream
+    rows = view.by_site(mine)
+    return Finding(
+        kind="stream_pool",
+        device=view.device,
+        bytes=total,
+        allocated_at=known_site(rows[0][0]) if rows else None,
+        mechanism="the allocator caches memory for each stream apart; this stream is no longer used, and no "
+        "other can have what it left",
+        fix="allocate on the stream that uses the memory (`record_stream` where another reads it), or call "
+        "`torch.cuda.empty_cache()` once after the stream's last use",
+        playbook="M8",
+        evidence=[
+            f"{size(total)} free in segments of stream {stream:#x}, which allocated nothing in the last "
+            "quarter of the recording"
+        ],
+    )

@@ -1,0 +1,98 @@
+"""Where values are while their storages have no memory: in scratch on the device, else on the host."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from memtriage.allocator.settings import OWN_SEGMENT
+from memtriage.model.recording import Int64s
+from memtriage.treat.device.protocol import Device
+
+
+class Keep(Protocol):
+    """A copy of the values of some storages, one after the other at the given offsets."""
+
+    def save(self, addresses: Int64s) -> None:
+        """Copy from the device's addresses; what the stream is given next comes after it."""
+        ...
+
+    def load(self, addresses: Int64s) -> None:
+        """Copy to the device's addresses, and wait."""
+        ...
+
+    def drop(self) -> None:
+        """Free the copy."""
+        ...
+
+
+class OnDevice:
+    """In one block of device memory.
+
+    Args:
+        device: which.
+        offsets, sizes: of the values.
+        stream: whose allocations it and the values are: so whoever gets memory of either, once it is free,
+            writes to it after the copy, and `save` need not wait. The driver waits before it takes any back.
+        page: what segments are made in multiples of.
+
+    Raises:
+        RuntimeError, MemoryError: there is no room for it.
+    """
+
+    def __init__(self, device: Device, offsets: Int64s, sizes: Int64s, stream: int, page: int) -> None:
+        self._device = device
+        self._offsets, self._sizes = offsets, sizes
+        # Whole segments: a rest behind the copy would draw storages, and they would pin it.
+        whole = -(-int(offsets[-1] + sizes[-1]) // page) * page
+        self._stream = stream
+        self._address = device.allocate(max(whole, OWN_SEGMENT), stream)
+
+    def save(self, addresses: Int64s) -> None:
+        """In one batch."""
+        self._device.copy(self._address + self._offsets, addresses, self._sizes, self._stream)
+
+    def load(self, addresses: Int64s) -> None:
+        """In one batch."""
+        self._device.copy(addresses, self._address + self._offsets, self._sizes, self._stream)
+        self._device.synchronize()
+
+    def drop(self) -> None:
+        """Free it; may be called again."""
+        address, self._address = self._address, 0
+        if address:
+            self._device.release(address)
+
+    def to_host(self) -> OnHost:
+        """The same values on the host; these stay."""
+        copied = OnHost(self._device, self._offsets, self._sizes)
+        copied.save(self._address + self._offsets)
+        return copied
+
+
+class OnHost:
+    """In pageable host memory."""
+
+    def __init__(self, device: Device, offsets: Int64s, sizes: Int64s) -> None:
+        self._device = device
+        ends = offsets + sizes
+        memory = torch.from_numpy(np.empty(int(ends[-1]), np.uint8))
+        self._parts = [memory[a:b] for a, b in zip(offsets.tolist(), ends.tolist(), strict=True)]
+
+    def save(self, addresses: Int64s) -> None:
+        """One by one."""
+        self._device.synchronize()
+        for part, address in zip(self._parts, addresses.tolist(), strict=True):
+            self._device.download(part, address)
+
+    def load(self, addresses: Int64s) -> None:
+        """One by one."""
+        for part, address in zip(self._parts, addresses.tolist(), strict=True):
+            self._device.upload(address, part)
+        self._device.synchronize()
+
+    def drop(self) -> None:
+        """Free it."""
+        self._parts = []

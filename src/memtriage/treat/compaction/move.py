@@ -1,0 +1,276 @@
+"""Carries a plan out on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from memtriage.allocator.settings import SEGMENT_STEP
+from memtriage.model.blocks import DEFAULT_POOL
+from memtriage.model.units import MIB
+from memtriage.treat.compaction.holds import Holds
+from memtriage.treat.compaction.islands import Island
+from memtriage.treat.compaction.keep import OnHost
+from memtriage.treat.compaction.plan import Bin, CompactionPlan, Group, bins_for, by_size
+from memtriage.treat.compaction.prepare import Prepared
+from memtriage.treat.compaction.relocate import MoveBatch, Relocation
+from memtriage.treat.device.layout import FREE, DeviceLayout
+from memtriage.treat.device.protocol import Device, Storage, is_out_of_memory
+
+SPARE: Final = 64 * MIB
+"""Device memory that is left alone: libraries take some without asking the allocator."""
+NO_ROOM: Final = (RuntimeError, MemoryError)
+
+
+Moving = tuple[MoveBatch, int]
+"""Storages, and the bytes of their blocks."""
+
+
+@dataclass(slots=True)
+class MoveProgress:
+    """What was done, so far.
+
+    Attributes:
+        bytes, storages: moved, each counted once.
+        through_host: bytes of them that went through host memory.
+    """
+
+    bytes: int = 0
+    storages: int = 0
+    through_host: int = 0
+
+
+class Mover:
+    """Moves storages of one device.
+
+    Args:
+        device: which.
+        layout: as the plan was made from.
+        storages: of the blocks to move, by index in the layout.
+        prepared: bins that are there already.
+        emptying: told when the driver is about to take emptied segments back, which may take long.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        layout: DeviceLayout,
+        storages: Mapping[int, Storage],
+        prepared: Prepared,
+        emptying: Callable[[], None],
+    ) -> None:
+        self._device = device
+        self._layout = layout
+        self._storages = storages
+        self._prepared = prepared
+        self._emptying = emptying
+        self._ready: dict[int, Moving] = {}
+        self.moved = MoveProgress()
+
+    def prepare(self, plan: CompactionPlan) -> None:
+        """To be called before `run`, by any thread: nothing is asked of the device."""
+        for number, group in enumerate(plan.groups):
+            if group.way == "scratch":
+                self._ready[number] = self._moving(group.blocks)
+
+    def run(self, plan: CompactionPlan) -> None:
+        """Do all groups; the cache is left to the caller to empty.
+
+        Raises:
+            CompactionError: see there.
+            BaseException: whatever an operation raised; every storage has its values.
+        """
+        for index, group in enumerate(plan.groups):
+            if group.way == "direct":
+                if index:
+                    # Scratch of the group before must not draw this one's storages.
+                    self._device.empty_cache()
+                self._direct(index, group)
+            elif sum(island.live for island in group.islands) <= self._device.available() - SPARE:
+                self._relocate(group, group.islands, self._ready[index], group.bins, number=index)
+            else:
+                self._in_batches(group, group.islands)
+
+    # One by one, to where they are steered.
+
+    def _direct(self, number: int, group: Group) -> None:
+        left: set[int] = set()
+        with Holds(self._device, group.stream, self._layout.settings) as holds:
+            holds.take_holes(self._layout, group.islands)
+            for index, one in enumerate(group.bins):
+                if not self._open_bin(number, group, index, holds):
+                    left.update(one.blocks)
+                    continue
+                left.update(self._move_into(group, one, holds))
+        if left:
+            self._device.synchronize()
+            self._device.empty_cache()
+            self._in_batches(group, [island for island in group.islands if left.intersection(island.blocks)])
+
+    def _move_into(self, group: Group, one: Bin, holds: Holds) -> Sequence[int]:
+        """Move a bin's blocks; returns those for which there was no room."""
+        storages = list(map(self._storages.__getitem__, one.blocks))
+        index = np.array(one.blocks, np.int64)
+        addresses, sizes = self._layout.address[index].tolist(), self._layout.size[index].tolist()
+        moved = 0
+        try:
+            # The loop should take no longer than the copies, which run meanwhile.
+            for storage, address, size in zip(storages, addresses, sizes, strict=True):
+                self._device.resize((storage,), (storage.nbytes(),), group.stream)
+                moved += 1
+                # What it left must not draw the next one.
+                holds.take(address, size)
+        except NO_ROOM as error:
+            if not is_out_of_memory(error):
+                raise
+        finally:
+            self._count(moved, sum(sizes[:moved]))
+        return one.blocks[moved:]
+
+    def _open_bin(self, number: int, group: Group, index: int, holds: Holds) -> bool:
+        """Have a free block of the bin's size; False if there is no memory for it."""
+        size = group.bins[index].size
+        address = self._prepared.take(number, index)
+        if address is not None:
+            self._device.release(address)
+            return True
+        if size == 0:
+            return True
+        if self._device.available() < size + SPARE:
+            holds.let_go(self._emptied(group))
+            self._device.synchronize()
+            self._device.empty_cache()
+            if self._device.available() < size + SPARE:
+                return False
+        return self._reserve(size, group.stream)
+
+    def _emptied(self, group: Group) -> list[Island]:
+        """Islands whose storages have all left."""
+        return [island for island in group.islands if all(map(self._has_left, island.blocks))]
+
+    def _has_left(self, block: int) -> bool:
+        return self._storages[block].data_ptr() != int(self._layout.address[block])
+
+    def _reserve(self, size: int, stream: int) -> bool:
+        try:
+            self._device.release(self._device.allocate(size, stream))
+        except NO_ROOM as error:
+            if not is_out_of_memory(error):
+                raise
+            return False
+        return True
+
+    # Together, by way of a copy.
+
+    def _in_batches(self, group: Group, islands: Sequence[Island]) -> None:
+        """As many islands at a time as a copy of them has room for; what has none goes through the host."""
+        room = self._room(group)
+        batches = list(_batches(islands, room))
+        for at, batch in enumerate(batches):
+            # Some may have moved directly before memory ran out.
+            here = [block for island in batch for block in island.blocks if not self._has_left(block)]
+            if not here:
+                continue
+            here, sizes = by_size(self._layout, here)
+            with Holds(self._device, group.stream, self._layout.settings) as holds:
+                holds.take_holes(self._layout, [island for later in batches[at + 1 :] for island in later])
+                bins = bins_for(self._layout, here, sizes)
+                self._relocate(group, batch, self._moving(here), bins, on_host=sum(sizes) > room)
+
+    def _relocate(
+        self,
+        group: Group,
+        islands: Sequence[Island],
+        moving: Moving,
+        bins: Sequence[Bin],
+        *,
+        number: int | None = None,
+        on_host: bool = False,
+    ) -> None:
+        """Empty whole islands and fill their storages elsewhere.
+
+        Args:
+            group: which.
+            islands: to be emptied.
+            moving: what is in them, in the order in which it is to be allocated.
+            bins: to take it in.
+            number: the group's in the plan, if some of its bins may have been made.
+            on_host: copy to the host.
+        """
+        batch, nbytes = moving
+        storages, sizes = batch.storages, batch.sizes
+        with Holds(self._device, group.stream, self._layout.settings) as holds:
+            # A copy in a segment that is to go would keep it. An expandable one also grows from any hole at
+            # its end.
+            if not group.small:
+                holds.take_holes(self._layout, islands, at_least=0 if group.expandable else sum(sizes))
+            relocation = self._relocation(group, batch, on_host)
+
+        def refill() -> None:
+            self._emptying()
+            self._device.empty_cache()
+            if group.expandable:
+                return
+            done = 0
+            for index, one in enumerate(bins):
+                made = self._prepared.take(number, index) if number is not None else None
+                if made is not None:
+                    self._device.release(made)
+                elif one.size:
+                    self._reserve(one.size, group.stream)
+                until = done + len(one.blocks)
+                self._device.resize(storages[done:until], sizes[done:until], group.stream)
+                done = until
+
+        # Small ones: the segments just emptied take them in again, packed; what is left over goes back.
+        relocation.run(None if group.small and not group.expandable else refill)
+        self._count(len(storages), nbytes)
+        if isinstance(relocation.keep, OnHost):
+            self.moved.through_host += nbytes
+
+    def _moving(self, blocks: Sequence[int]) -> Moving:
+        index = np.array(blocks, np.int64)
+        batch = MoveBatch(list(map(self._storages.__getitem__, blocks)), self._layout.address[index])
+        return batch, int(self._layout.size[index].sum())
+
+    def _relocation(self, group: Group, batch: MoveBatch, on_host: bool) -> Relocation:
+        if not on_host:
+            page = self._layout.settings.large_segment_size if group.expandable else SEGMENT_STEP
+            try:
+                return Relocation(self._device, batch, group.stream, on_host=False, page=page)
+            except NO_ROOM as error:
+                if not is_out_of_memory(error):
+                    raise
+        return Relocation(self._device, batch, group.stream, on_host=True)
+
+    def _room(self, group: Group) -> int:
+        """Bytes that a copy on the device may have: new memory, or the largest hole there is."""
+        layout = self._layout
+        holes = [
+            int(layout.size[first:last][layout.state[first:last] == FREE].max(initial=0))
+            for place, first, last in zip(layout.places, layout.first[:-1], layout.first[1:], strict=True)
+            if place.stream == group.stream and not place.small and place.pool == DEFAULT_POOL
+        ]
+        return max([self._device.available() - SPARE, *holes])
+
+    def _count(self, storages: int, nbytes: int) -> None:
+        """Note what was moved."""
+        self.moved.storages += storages
+        self.moved.bytes += nbytes
+
+
+def _batches(islands: Sequence[Island], room: int) -> Iterator[list[Island]]:
+    """Islands whose live bytes fit together; one that does not fit alone is a batch of its own."""
+    batch: list[Island] = []
+    total = 0
+    for island in islands:
+        if batch and total + island.live > room:
+            yield batch
+            batch, total = [], 0
+        batch.append(island)
+        total += island.live
+    if batch:
+        yield batch

@@ -1,0 +1,321 @@
+"""Which storages move, how, and what that comes to. Pure: a layout and what is movable in, a plan out.
+
+Islands (see `islands`) are taken in order of what moving frees: bytes stranded for each byte moved. Two ways:
+
+*direct*, for few and large blocks. `resize_` to the same size allocates, copies and frees, one storage at a
+time. Where it lands is steered: the holes of the islands that are to go are held meanwhile.
+
+*scratch*, for everything else. Small blocks come by the thousand, and best fit would put each back into the
+hole that it came from: they are copied out in one launch, all let go, and allocated again, packed. Of the
+islands of small blocks the densest stay, and take in what they have room for.
+
+In the large pool both go to *bins*: segments made as large as what is to lie in them, which best fit then
+cuts up without waste.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+
+from memtriage.allocator.settings import (
+    OWN_SEGMENT,
+    SEGMENT_STEP,
+    SMALL_LIMIT,
+    SMALL_SEGMENT,
+    AllocatorSettings,
+)
+from memtriage.model.units import MIB
+from memtriage.treat.compaction.islands import Island, holes_of
+from memtriage.treat.device.layout import AWAITING, DeviceLayout
+from memtriage.treat.device.protocol import Storage
+
+LEFT_SHARE: Final = 0.01
+LEFT_BYTES: Final = 32 * MIB
+"""Stranded bytes that may stay: this share of what is allocated, and this much."""
+LEAST_RATIO: Final = 0.02
+"""Stranded bytes for each byte moved below which moving is not worth it."""
+FILL: Final = 0.9
+"""Share of the room in holes that small blocks are taken to fill."""
+FILL_SHARE: Final = 0.75
+"""Share of what may stay that small blocks may claim for holes that they do not fill."""
+BIN: Final = 1 << 30
+"""Largest bin. A bin goes back to the driver only when all in it is gone, so it should not be everything."""
+
+DIRECT_FROM: Final = 8 * MIB
+"""Mean size of blocks from which on they move one by one: a copy of its own then runs near the full rate."""
+
+Way = Literal["direct", "scratch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """A segment to be made, and what is to lie in it.
+
+    Attributes:
+        size: bytes to ask for; 0 where the blocks find room without.
+        blocks: indices in the layout, in the order in which they are to be allocated.
+    """
+
+    size: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The part of a plan that concerns one stream and size class.
+
+    Attributes:
+        way: how the storages move.
+        stream: handle of the stream whose allocations they are.
+        expandable: new memory comes from expandable segments.
+        islands: what is emptied.
+        bins: the blocks to move, biggest first.
+        small: of the small pool.
+    """
+
+    way: Way
+    stream: int
+    expandable: bool
+    islands: tuple[Island, ...]
+    bins: tuple[Bin, ...]
+    small: bool
+
+    @property
+    def blocks(self) -> list[int]:
+        """Indices of all blocks to move, in the order in which they are to be allocated."""
+        return [block for one in self.bins for block in one.blocks]
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionPlan:
+    """What to do.
+
+    Attributes:
+        groups: in the order in which they are to be done.
+        freed: bytes of the islands emptied, less what their blocks will need anew.
+    """
+
+    groups: tuple[Group, ...] = ()
+    freed: int = 0
+
+    @property
+    def blocks(self) -> list[int]:
+        """Indices of all blocks to move."""
+        return [block for group in self.groups for block in group.blocks]
+
+
+@dataclass(slots=True)
+class Movable:
+    """What may move, and why the rest may not. Holds the storages: drop it when done.
+
+    Attributes:
+        storages: by index of their block in a layout.
+        reasons: why a block may not move, by its index.
+    """
+
+    storages: dict[int, Storage] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+
+
+def tolerated(allocated: int) -> int:
+    """Stranded bytes that may stay."""
+    return int(LEFT_SHARE * allocated) + LEFT_BYTES
+
+
+def make_plan(
+    layout: DeviceLayout,
+    islands: Iterable[Island],
+    movable: Collection[int] | None,
+    allocated: int,
+    bin_limit: int = BIN,
+) -> CompactionPlan:
+    """Decide.
+
+    Args:
+        layout: segments and blocks.
+        islands: those of the layout, of default pools alone.
+        movable: indices of the blocks that may be moved; None for all that are in use. An island with another
+            one stays.
+        allocated: bytes allocated on the device.
+        bin_limit: largest bin.
+    """
+    able = _able(layout, islands, movable)
+    kinds: dict[tuple[int, bool], list[Island]] = defaultdict(list)
+    for one in able:
+        kinds[one.place.stream, one.place.small].append(one)
+    chosen: list[Island] = []
+    left = tolerated(allocated)
+    for number, (kind, group) in enumerate(sorted(kinds.items(), key=lambda item: not item[0][1])):
+        kinds[kind], stays = _worst(group, layout.settings, left // (len(kinds) - number), left)
+        left = max(0, left - stays)
+        chosen += kinds[kind]
+    staying = _holes_of_the_rest(layout, islands, chosen)
+    plans = [
+        _plan_kind(layout, group, staying[kind], bin_limit)
+        for kind, group in sorted(kinds.items(), key=lambda item: (not item[0][1], item[0][0]))
+        if group
+    ]
+    worth = [(group, freed) for group, freed in plans if freed >= SMALL_SEGMENT]
+    groups = tuple(group for group, _ in worth)
+    return CompactionPlan(
+        groups=groups,
+        freed=sum(freed for _, freed in worth),
+    )
+
+
+def _able(layout: DeviceLayout, islands: Iterable[Island], movable: Collection[int] | None) -> list[Island]:
+    """Islands all of whose blocks may be moved."""
+    if movable is None:
+        # Few, if any, await a stream.
+        hindered = frozenset(np.flatnonzero(layout.state == AWAITING).tolist())
+        return (
+            [island for island in islands if hindered.isdisjoint(island.blocks)]
+            if hindered
+            else list(islands)
+        )
+    allowed = frozenset(movable)
+    return [island for island in islands if allowed.issuperset(island.blocks)]
+
+
+def _worst(
+    islands: list[Island], settings: AllocatorSettings, share: int, most: int
+) -> tuple[list[Island], int]:
+    """Islands of one stream and size class to be emptied: the most stranded bytes for each live one first.
+
+    Small blocks fit into the holes of islands that stay: then only as many go as those have room for, and the
+    densest stay untouched.
+
+    Args:
+        islands: of one stream and size class.
+        settings: the allocator's.
+        share: stranded bytes of theirs that may stay.
+        most: those of all kinds that are still to be looked at.
+
+    Returns:
+        The islands, and the bytes that will be stranded still.
+    """
+    islands = sorted(islands, key=lambda island: (-island.stranded / island.live, island.start))
+    left = sum(island.stranded for island in islands)
+    room = sum(island.end - island.start for island in islands)
+    live = room - left
+    least = int(live / FILL)
+    fills = islands[0].place.small and not (settings.expandable_segments or islands[0].place.expandable)
+    if fills and least - live <= max(share, FILL_SHARE * most):
+        for count, one in enumerate(islands):
+            size = one.end - one.start
+            if left <= share or room - size < least:
+                return islands[:count], left
+            room, left = room - size, left - size
+        return islands, left
+    for count, one in enumerate(islands):
+        if left <= share or one.stranded < LEAST_RATIO * one.live:
+            return islands[:count], left
+        left -= one.stranded
+    return islands, left
+
+
+def _holes_of_the_rest(
+    layout: DeviceLayout, islands: Iterable[Island], chosen: Sequence[Island]
+) -> dict[tuple[int, bool], list[int]]:
+    """Sizes of the holes that stay, by stream and size class."""
+    going = {island.start for island in chosen}
+    rest: dict[tuple[int, bool], list[Island]] = defaultdict(list)
+    for island in islands:
+        if island.start not in going:
+            rest[island.place.stream, island.place.small].append(island)
+    holes = {kind: holes_of(layout, staying)[1].tolist() for kind, staying in rest.items()}
+    return defaultdict(list, holes)
+
+
+def _plan_kind(
+    layout: DeviceLayout, islands: Sequence[Island], holes: list[int], bin_limit: int
+) -> tuple[Group, int]:
+    """The group of one stream and size class, and the bytes that it frees."""
+    settings = layout.settings
+    place = islands[0].place
+    blocks, sizes = by_size(layout, [block for island in islands for block in island.blocks])
+    total = sum(sizes)
+    expandable = settings.expandable_segments or any(island.place.expandable for island in islands)
+    if place.small or expandable:
+        bins = [Bin(0, tuple(blocks))]
+        page = SMALL_SEGMENT if place.small else settings.large_segment_size
+        # Small blocks find room in most holes; the pages of expandable segments are counted anew.
+        room = 0 if expandable else sum(holes)
+        needed = -(-max(0, total - room) // page) * page
+        way: Way = "scratch"
+    else:
+        bins = _bins(blocks, sizes, holes, settings, bin_limit)
+        needed = sum(_segment(one.size, settings) for one in bins if one.size)
+        way = "direct" if total >= DIRECT_FROM * len(blocks) else "scratch"
+    freed = sum(island.end - island.start for island in islands) - needed
+    group = Group(
+        way=way,
+        stream=place.stream,
+        expandable=expandable,
+        islands=tuple(islands),
+        bins=tuple(bins),
+        small=place.small,
+    )
+    return group, freed
+
+
+def _bins(
+    blocks: Sequence[int], sizes: Sequence[int], holes: Iterable[int], settings: AllocatorSettings, limit: int
+) -> list[Bin]:
+    """What finds room in holes that stay, then bins for the rest."""
+    most = settings.max_split_size
+    if most is not None:
+        limit = min(limit, most - SEGMENT_STEP)
+    free = sorted(holes)
+    fillers: list[int] = []
+    bins: list[Bin] = []
+    run: list[int] = []
+    total = 0
+    for block, size in zip(blocks, sizes, strict=True):
+        if most is not None and size >= most:
+            bins.append(Bin(size, (block,)))
+        elif _take_hole(free, size, most):
+            fillers.append(block)
+        else:
+            if run and total + size > limit:
+                bins.append(Bin(max(total, OWN_SEGMENT), tuple(run)))
+                run, total = [], 0
+            run.append(block)
+            total += size
+    if run:
+        bins.append(Bin(max(total, OWN_SEGMENT), tuple(run)))
+    return ([Bin(0, tuple(fillers))] if fillers else []) + bins
+
+
+def _take_hole(free: list[int], size: int, most: int | None) -> bool:
+    """Best fit among holes of the large pool (`get_free_block`, `should_split`); cuts the hole if it fits."""
+    at = bisect_left(free, size)
+    if at == len(free) or (most is not None and free[at] >= most):
+        return False
+    rest = free.pop(at) - size
+    if rest > SMALL_LIMIT:
+        insort(free, rest)
+    return True
+
+
+def by_size(layout: DeviceLayout, blocks: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Blocks, the biggest first so that the last ones fill what is left over, and the sizes they need."""
+    index = np.array(blocks, np.int64)
+    needs = layout.needs_of(index)
+    order = np.lexsort((index, -needs))
+    return index[order].tolist(), needs[order].tolist()
+
+
+def bins_for(layout: DeviceLayout, blocks: Sequence[int], sizes: Sequence[int]) -> list[Bin]:
+    """Bins for blocks of the large pool, without a look at holes."""
+    return _bins(blocks, sizes, (), layout.settings, BIN)
+
+
+def _segment(size: int, settings: AllocatorSettings) -> int:
+    return settings.segment_size(settings.round_size(size))

@@ -1,0 +1,180 @@
+"""Emptying storages, and filling them again elsewhere, so that no failure can lose a value.
+
+The values are copied first. From then on, until all are back, the copy is the truth: bringing back may be
+tried again from any point, for it only gives memory to storages that have none and copies everything anew.
+If the device has no room any more (another thread took it), the copy goes to the host and its memory to the
+storages. If even that fails, the error that is raised holds the copy, and can bring it back later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from memtriage.allocator.settings import MIN_BLOCK, SEGMENT_STEP
+from memtriage.model.recording import Int64s
+from memtriage.model.units import size
+from memtriage.treat.compaction.keep import Keep, OnDevice, OnHost
+from memtriage.treat.device.protocol import Device, Storage
+
+TRIES: Final = 3
+"""How often bringing back is tried before the next resort."""
+
+
+class CompactionError(RuntimeError):
+    """Values could not be brought back to their storages, which have no memory now. They are in this error.
+
+    Free device memory, then call `restore()`: until then tensors on those storages must not be used.
+    """
+
+    def __init__(self, text: str, relocation: Relocation) -> None:
+        super().__init__(text)
+        self._relocation = relocation
+
+    def restore(self) -> None:
+        """Bring the values back.
+
+        Raises:
+            RuntimeError, MemoryError: there is still no room; it may be called again.
+        """
+        self._relocation.bring_back()
+        self._relocation.keep.drop()
+
+
+class MoveBatch:
+    """Storages that move together. All about them that can be known before anything is done.
+
+    Args:
+        storages: in the order in which they are to be allocated again.
+        addresses: where they are.
+
+    Attributes:
+        storages, addresses: the same.
+        sizes: of the storages.
+        lengths: the same, as a column.
+        offsets: where each begins in a copy of all, one after the other.
+        by_address: the storages in the order of their addresses.
+    """
+
+    def __init__(self, storages: Sequence[Storage], addresses: Int64s) -> None:
+        self.storages = storages
+        self.addresses = addresses
+        self.lengths = _column("nbytes", storages)
+        self.sizes = self.lengths.tolist()
+        steps = -(-self.lengths // MIN_BLOCK) * MIN_BLOCK
+        self.offsets: Int64s = np.cumsum(steps) - steps
+        self.by_address = list(map(storages.__getitem__, np.argsort(addresses).tolist()))
+
+
+class Relocation:
+    """Some storages of one stream, and the copy of their values.
+
+    Args:
+        device: where they are.
+        batch: to be moved.
+        stream: whose allocations they are.
+        on_host: keep the copy on the host.
+        page: what segments are made in multiples of.
+
+    Raises:
+        RuntimeError, MemoryError: there is no room for the copy; nothing has changed.
+    """
+
+    def __init__(
+        self, device: Device, batch: MoveBatch, stream: int, *, on_host: bool, page: int = SEGMENT_STEP
+    ) -> None:
+        self._device = device
+        self._batch = batch
+        self._storages = batch.storages
+        self._stream = stream
+        self.keep: Keep = (
+            OnHost(device, batch.offsets, batch.lengths)
+            if on_host
+            else OnDevice(device, batch.offsets, batch.lengths, stream, page)
+        )
+
+    def run(self, refill: Callable[[], None] | None) -> None:
+        """Copy, empty, have `refill` give memory to the storages where it can, then fill them.
+
+        Raises:
+            CompactionError: the values are in the error.
+            BaseException: whatever a step raised; every storage has its values, wherever it now is.
+        """
+        try:
+            self.keep.save(self._batch.addresses)
+        except BaseException:
+            self.keep.drop()
+            raise
+        try:
+            # In order of address, so that each merges with the hole that the last one left.
+            self._device.resize(self._batch.by_address, [0] * len(self._storages), self._stream)
+            if refill is None:
+                self._device.resize(self._storages, self._batch.sizes, self._stream)
+                self._load()
+            else:
+                refill()
+                self.bring_back()
+        except BaseException as error:
+            self._rescue(error)
+            raise
+        self.keep.drop()
+
+    def bring_back(self) -> None:
+        """Give memory to the storages that have none, then copy all values to all of them."""
+        empty = np.flatnonzero(_column("nbytes", self._storages) == 0).tolist()
+        self._device.resize(
+            [self._storages[index] for index in empty],
+            [self._batch.sizes[index] for index in empty],
+            self._stream,
+        )
+        self._load()
+
+    def _load(self) -> None:
+        self.keep.load(_column("data_ptr", self._storages))
+
+    def _rescue(self, error: BaseException) -> None:
+        """Bring everything back, or raise what holds it."""
+        if self._tried():
+            return
+        if isinstance(self.keep, OnDevice) and self._moved_to_host(self.keep) and self._tried():
+            return
+        lost = size(sum(self._batch.sizes))
+        text = (
+            f"{len(self._storages)} storages ({lost}) could not get their memory back "
+            f"after a failure ({type(error).__name__}: {error}); this error keeps their values: free "
+            "device memory, then call its restore()"
+        )
+        raise CompactionError(text, self) from error
+
+    def _moved_to_host(self, copy: OnDevice) -> bool:
+        """Make the memory of the copy free for the storages."""
+        for _ in range(TRIES):
+            try:
+                self.keep = copy.to_host()
+            except BaseException:
+                continue
+            with contextlib.suppress(BaseException):
+                copy.drop()
+            return True
+        return False
+
+    def _tried(self) -> bool:
+        # Whatever stops it, an interrupt too: until the values are back nothing else matters.
+        for _ in range(TRIES):
+            try:
+                self.bring_back()
+            except BaseException:
+                continue
+            with contextlib.suppress(BaseException):
+                self.keep.drop()
+            return True
+        return False
+
+
+def _column(method: str, storages: Sequence[Storage]) -> Int64s:
+    """What a method gives for each storage. They are of one class: it is looked up there once."""
+    kind = type(storages[0])
+    return np.fromiter(map(getattr(kind, method), storages), np.int64, len(storages))

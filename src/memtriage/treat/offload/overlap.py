@@ -1,0 +1,104 @@
+"""Gradients taken while backward is still at work: as soon as it has finished each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from memtriage.treat.offload.bucket import Bucket
+from memtriage.treat.offload.engine import Engine
+from memtriage.treat.offload.kernel import Scaling
+from memtriage.treat.offload.pipeline import weak_callback
+from memtriage.treat.offload.plan import check_not_replicated, hyper_of
+from memtriage.treat.offload.resident import ResidentParameter
+from memtriage.treat.offload.resources import OptimizerResources
+
+
+class OverlapBackward:
+    """The hooks on parameters, and what they have set going.
+
+    Attributes:
+        stepped: parameters (with their group's index) that the host has stepped since the last `step()`; the
+            new weights have not gone up yet, as backward may still need the old ones.
+    """
+
+    def __init__(self, machine: OptimizerResources, prepare: Callable[[ResidentParameter], None]) -> None:
+        """`prepare` is called, in backward's thread, before a parameter is stepped."""
+        self.stepped: list[tuple[int, ResidentParameter]] = []
+        self._machine = machine
+        self._prepare = prepare
+        self._steps = machine.settings.gradients == "device"
+        self._paused = False
+        self._groups: dict[ResidentParameter, tuple[int, dict[str, Any]]] = {}
+        self._hooks: list[Any] = []
+        self._under_way: list[Future[None]] = []
+
+    def follow(self, residents: Sequence[ResidentParameter], index: int, group: dict[str, Any]) -> None:
+        """Hook the parameters of a group."""
+        hook = weak_callback(self._on_gradient)
+        for resident in residents:
+            self._groups[resident] = (index, group)
+            if resident.parameter.requires_grad:
+                self._hooks.append(resident.parameter.register_post_accumulate_grad_hook(hook))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Gradients that are to be stepped with stay where they are and add up."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def wait(self) -> None:
+        """Until everything set going is done; raises what went wrong in it."""
+        futures, self._under_way = self._under_way, []
+        for future in futures:
+            future.result()
+
+    def close(self) -> None:
+        """Remove the hooks, wait, and forget. Repeatable."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        for future in self._under_way:
+            future.exception()
+        self._under_way.clear()
+        self._groups.clear()
+        self.stepped.clear()
+
+    def _on_gradient(self, parameter: Tensor) -> None:
+        self._machine.check_usable()
+        check_not_replicated(parameter)
+        resident = self._machine.residents[parameter]
+        if any(one is resident for _, one in self.stepped):
+            raise RuntimeError(
+                f"{resident.name} got a second gradient before step(), after overlap_backward had used the "
+                "first: put `with optimizer.accumulate():` around all but the last backward of a step"
+            )
+        if self._paused and self._steps:
+            return
+        index, group = self._groups[resident]
+        bucket = self._machine.buckets([(index, resident, resident.device_gradient())], reduced=True)[0]
+        work: Callable[[Engine, Bucket], None] = Engine.collect
+        if self._steps:
+            self._prepare(resident)
+            work = self._step_with(group)
+            self.stepped.append((index, resident))
+        # The bucket holds the gradient until it has been copied.
+        parameter.grad = None
+        self._under_way.append(self._machine.submit(bucket, work))
+
+    def _step_with(self, group: dict[str, Any]) -> Callable[[Engine, Bucket], None]:
+        hyper = hyper_of(group)
+
+        def work(engine: Engine, bucket: Bucket) -> None:
+            if bucket.residents[0].unseen():
+                engine.adopt(bucket)
+            engine.step(bucket, hyper, Scaling(), upload=False)
+
+        return work

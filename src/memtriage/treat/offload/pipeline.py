@@ -1,0 +1,330 @@
+"""The pipeline between device and host: a ring of pinned tiles, a stream each way, one worker thread."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Final, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from memtriage.treat.offload.pinned import PinnedMemory
+from memtriage.treat.offload.tiles import room
+
+
+class Lane:
+    """The way to a CPU "device"."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def here(self) -> torch.cuda.Event | None:
+        """The work given so far to the stream that is current in this thread."""
+        return None
+
+    def follow(self, event: torch.cuda.Event | None) -> None:
+        """Let both ways wait for that work; the host does not."""
+
+    def settle(self) -> None:
+        """Let the stream that is current in this thread wait for both ways; the host does not."""
+
+    def down(self) -> AbstractContextManager[Any]:
+        """Copies inside the block go the way down."""
+        return nullcontext()
+
+    def up(self) -> AbstractContextManager[Any]:
+        """Copies inside the block go the way up."""
+        return nullcontext()
+
+
+class CudaLane(Lane):
+    """The ways to a CUDA device, a stream each."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self._down = torch.cuda.Stream(device)
+        self._up = torch.cuda.Stream(device)
+
+    def here(self) -> torch.cuda.Event | None:
+        # Whoever waits for it sleeps: spinning would take a core away from the kernel.
+        event = torch.cuda.Event(blocking=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def follow(self, event: torch.cuda.Event | None) -> None:
+        if event is not None:
+            self._down.wait_event(event)
+            self._up.wait_event(event)
+
+    def settle(self) -> None:
+        current = torch.cuda.current_stream(self.device)
+        current.wait_stream(self._down)
+        current.wait_stream(self._up)
+
+    def down(self) -> AbstractContextManager[Any]:
+        way: AbstractContextManager[Any] = torch.cuda.stream(self._down)
+        return way
+
+    def up(self) -> AbstractContextManager[Any]:
+        way: AbstractContextManager[Any] = torch.cuda.stream(self._up)
+        return way
+
+
+def lane_to(device: torch.device) -> Lane:
+    """The lane for a device of type `cuda` or `cpu`."""
+    return CudaLane(device) if device.type == "cuda" else Lane(device)
+
+
+class Worker:
+    """Runs jobs one after another, in order, behind the work that the caller's streams had at that moment."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="memtriage-offload")
+        self._owner_pid = os.getpid()
+        self._under_way: list[Future[None]] = []
+
+    def submit(self, lanes: Iterable[Lane], job: Callable[[], None]) -> Future[None]:
+        """Queue a job; its copies begin when what the current streams have to do by now is done.
+
+        Raises:
+            RuntimeError: in a forked child, which has no such thread.
+        """
+        if os.getpid() != self._owner_pid:
+            raise RuntimeError("this OffloadedAdamW belongs to the parent process; make one in this process")
+        behind = [(lane, lane.here()) for lane in lanes]
+        future = self._executor.submit(_after, behind, job)
+        self._under_way = [one for one in self._under_way if not one.done()] + [future]
+        return future
+
+    def run(self, lanes: Iterable[Lane], job: Callable[[], None]) -> None:
+        """Run a job and wait for it, to its end even if the caller is interrupted meanwhile.
+
+        The caller's current streams wait for the copies; the host need not.
+        """
+        lanes = list(lanes)
+        future = self.submit(lanes, job)
+        try:
+            future.result()
+        finally:
+            # Ctrl-C while waiting: half a step must not stay behind.
+            wait([future])
+            for lane in lanes:
+                lane.settle()
+
+    def close(self, then: Callable[[], None]) -> None:
+        """Take no more jobs, drop those that wait, call `then` once no job is under way: now, or later."""
+        if os.getpid() != self._owner_pid:
+            return  # a forked child has nothing to give back, and locks that nobody will ever release
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        # An optimizer can be let go of, by a collection in any thread, while backward's work is still done.
+        for one in self._under_way:
+            if one.running():
+                one.add_done_callback(lambda _: then())
+                return
+        then()
+
+
+def _after(before: list[tuple[Lane, torch.cuda.Event | None]], job: Callable[[], None]) -> None:
+    for lane, event in before:
+        lane.follow(event)
+    with torch.no_grad():
+        job()
+
+
+def weak_callback(method: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A hook that does not keep the method's object alive, and does nothing once it is gone."""
+    reference = weakref.WeakMethod(method)
+
+    def hook(argument: Any) -> None:
+        alive = reference()
+        if alive is not None:
+            alive(argument)
+
+    return hook
+
+
+_JOBS_AHEAD: Final = 2  # one that is computed, one that follows it at once
+
+Tile = TypeVar("Tile")
+
+
+class Job(Protocol):
+    """The computation of a tile, in another thread; jobs are done in the order in which they are started."""
+
+    def start(self) -> None:
+        """Let it begin; once."""
+
+    def wait(self) -> None:
+        """Until it has ended, if it was started; raises what went wrong in it."""
+
+
+class TileSlot:
+    """Room for one tile in each direction, and the copies that are under way in it."""
+
+    def __init__(self, down: Tensor, up: Tensor) -> None:
+        self._down, self._up = down, up
+        self._arrived: torch.cuda.Event | None = None
+        self._left: torch.cuda.Event | None = None
+
+    def down(self, dtype: torch.dtype) -> Tensor:
+        """The tile on its way down, as elements of `dtype`."""
+        return self._down.view(dtype)
+
+    def up(self, dtype: torch.dtype) -> Tensor:
+        """The tile on its way up, as elements of `dtype`."""
+        return self._up.view(dtype)
+
+    def fetch(self, lane: Lane, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+        """Start copies from the device into parts of this slot's `down`."""
+        with lane.down():
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source, non_blocking=True)
+            self._arrived = lane.here()
+
+    def send(self, lane: Lane, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+        """Start copies from parts of this slot's `up` to the device."""
+        with lane.up():
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source, non_blocking=True)
+            self._left = lane.here()
+
+    def arrived(self) -> None:
+        """Wait until what was fetched is here."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+            self._arrived = None
+
+    def vacated(self) -> None:
+        """Wait until what was sent has left, so that `up` can be written again."""
+        if self._left is not None:
+            self._left.synchronize()
+            self._left = None
+
+
+@dataclass(slots=True)
+class Spent:
+    """Where the moving thread's time went, in seconds, summed over tiles.
+
+    Attributes:
+        arriving: waiting until a tile had come down.
+        leaving: waiting until the one before it in the same slot had gone up.
+        computing: waiting until a tile was computed; nearly all of it where the kernel sets the pace.
+        total: all of `Ring.run`.
+    """
+
+    arriving: float = 0.0
+    leaving: float = 0.0
+    computing: float = 0.0
+    total: float = 0.0
+
+
+class Ring:
+    """A few slots of pinned memory.
+
+    Attributes:
+        slots: the room for tiles.
+        pin_asked: whether page-locking was wanted.
+        pinned: whether the slots are page-locked.
+        spent: since the ring was made, or since somebody put a new one there.
+    """
+
+    def __init__(self, elements: int, depth: int, *, pin: bool) -> None:
+        """Take the memory for tiles of so many elements of two bytes, and half as many of four.
+
+        Raises:
+            MemoryError: when the system refuses it.
+        """
+        run = room(elements)
+        self.pin_asked = pin
+        self._memory = PinnedMemory(2 * depth * run, pin=pin)
+        runs = self._memory.bytes.split(run)
+        self.slots = [TileSlot(runs[2 * one], runs[2 * one + 1]) for one in range(depth)]
+        self.spent = Spent()
+
+    @property
+    def pinned(self) -> bool:
+        return self._memory.pinned
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory."""
+        return int(self._memory.bytes.nbytes)
+
+    def run(
+        self,
+        tiles: Iterable[Tile],
+        fetch: Callable[[Tile, TileSlot], None],
+        prepare: Callable[[Tile, TileSlot], Job],
+        finish: Callable[[Tile, TileSlot], None],
+    ) -> None:
+        """Take every tile through the ring: fetches run ahead, as far as there are slots.
+
+        This thread only moves: launching copies takes as long as a good part of a tile's job.
+
+        Args:
+            tiles: in the order in which they are taken.
+            fetch: starts what comes down into the slot.
+            prepare: called when that has arrived and the slot's `up` is free; returns what is to be computed.
+            finish: starts what goes up; called when the job is done.
+        """
+        began = perf_counter()
+        arriving: deque[tuple[Tile, TileSlot]] = deque()
+        computing: deque[tuple[Tile, TileSlot, Job]] = deque()
+        free = deque(self.slots)
+
+        def advance() -> None:
+            """Hand jobs over, finish the oldest."""
+            while arriving and len(computing) < _JOBS_AHEAD:
+                tile, slot = arriving.popleft()
+                self._await_copies(slot)
+                job = prepare(tile, slot)
+                computing.append((tile, slot, job))
+                job.start()
+            tile, slot, job = computing[0]
+            self._await_job(job)
+            computing.popleft()
+            finish(tile, slot)
+            free.append(slot)
+
+        try:
+            for tile in tiles:
+                if not free:
+                    advance()
+                slot = free.popleft()
+                fetch(tile, slot)
+                arriving.append((tile, slot))
+            while arriving or computing:
+                advance()
+        finally:
+            # After a failure nothing may go on behind the back of whoever is told of it.
+            for *_, job in computing:
+                with suppress(Exception):
+                    job.wait()
+            self.spent.total += perf_counter() - began
+
+    def _await_copies(self, slot: TileSlot) -> None:
+        began = perf_counter()
+        slot.arrived()
+        between = perf_counter()
+        slot.vacated()
+        self.spent.arriving += between - began
+        self.spent.leaving += perf_counter() - between
+
+    def _await_job(self, job: Job) -> None:
+        began = perf_counter()
+        job.wait()
+        self.spent.computing += perf_counter() - began
+
+    def close(self) -> None:
+        """Wait for all copies, then give the page locks back. Repeatable."""
+        for slot in self.slots:
+            slot.arrived()
+            slot.vacated()
+        self._memory.close()

@@ -1,0 +1,196 @@
+"""Host memory for parked storages: exact, page-locked in large chunks, kept for the next cycle.
+
+Page-locking costs about as long as several copies of the same bytes, so what a cycle has used is kept until
+it is released. A storage may be split over chunks: any free bytes serve, and nothing is lost to fragments.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+import psutil
+from torch import Tensor
+
+from memtriage.model.units import size
+from memtriage.observe.cgroup import cgroup_memory
+from memtriage.treat.offload.pinned import PinnedMemory
+
+CHUNK: Final = 256 << 20
+"""Bytes that are mapped and page-locked by one call: enough of them for all threads, few enough calls."""
+ALIGNMENT: Final = 512
+"""Every piece starts at a multiple of it, as blocks of the CUDA allocator do: copies run at full speed."""
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+_THREADS: Final = 8
+"""Threads that touch and page-lock: the driver serializes a part of it, and more gain little."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaPiece:
+    """A run of bytes in one chunk."""
+
+    chunk: Chunk
+    start: int
+    length: int
+
+    @property
+    def bytes(self) -> Tensor:
+        """The bytes, a one-dimensional tensor of `torch.uint8`."""
+        return self.chunk.memory.bytes[self.start : self.start + self.length]
+
+
+Home = tuple[ArenaPiece, ...]
+"""Where the values of one storage are on the host, in order."""
+
+
+class Chunk:
+    """One mapping with its free runs, by start, none beside another."""
+
+    def __init__(self, nbytes: int, *, pin: bool) -> None:
+        self.memory = PinnedMemory(nbytes, pin=pin)
+        self.nbytes = nbytes
+        self.free: list[tuple[int, int]] = [(0, nbytes)]
+
+    @property
+    def unused(self) -> int:
+        """Free bytes."""
+        return sum(length for _, length in self.free)
+
+    def take(self, wanted: int) -> list[ArenaPiece]:
+        """Up to `wanted` bytes (a multiple of the alignment), from the start of the chunk on."""
+        taken: list[ArenaPiece] = []
+        while wanted and self.free:
+            start, length = self.free[0]
+            used = min(length, wanted)
+            if used == length:
+                del self.free[0]
+            else:
+                self.free[0] = (start + used, length - used)
+            taken.append(ArenaPiece(self, start, used))
+            wanted -= used
+        return taken
+
+    def give(self, piece: ArenaPiece) -> None:
+        """Take a piece back, and join it with the free runs beside it."""
+        runs = sorted([*self.free, (piece.start, piece.length)])
+        joined = [runs[0]]
+        for start, length in runs[1:]:
+            last, before = joined[-1]
+            if last + before == start:
+                joined[-1] = (last, before + length)
+            else:
+                joined.append((start, length))
+        self.free = joined
+
+
+class HostArena:
+    """Chunks of host memory for parked storages. Safe to use from several threads.
+
+    Args:
+        pin: page-lock them for CUDA.
+        chunk: most bytes of a chunk.
+    """
+
+    def __init__(self, *, pin: bool, chunk: int = CHUNK) -> None:
+        self.pin = pin
+        self._chunk = chunk
+        self._chunks: list[Chunk] = []
+        self._lock = threading.Lock()
+
+    @property
+    def owned(self) -> int:
+        """Bytes mapped."""
+        return sum(chunk.nbytes for chunk in self._chunks)
+
+    @property
+    def used(self) -> int:
+        """Bytes that hold parked storages."""
+        return self.owned - sum(chunk.unused for chunk in self._chunks)
+
+    def addresses(self) -> list[int]:
+        """Where the chunks are."""
+        return [chunk.memory.bytes.data_ptr() for chunk in self._chunks]
+
+    def take(self, sizes: Sequence[int]) -> list[Home]:
+        """A home for each size in bytes, or none at all.
+
+        Raises:
+            MemoryError: the host has not that much. Nothing is taken then, and nothing new is kept.
+        """
+        with self._lock:
+            rounded = [_aligned(each) for each in sizes]
+            missing = sum(rounded) - sum(chunk.unused for chunk in self._chunks)
+            if missing > 0:
+                self._chunks += self._new_chunks(missing)
+            return [self._home(each) for each in rounded]
+
+    def give(self, homes: Iterable[Home]) -> None:
+        """Take homes back: their values are no longer needed, no copy is under way."""
+        with self._lock:
+            for home in homes:
+                for piece in home:
+                    piece.chunk.give(piece)
+
+    def release(self) -> int:
+        """Give chunks that hold nothing back to the system; returns their bytes."""
+        with self._lock:
+            idle = [chunk for chunk in self._chunks if chunk.unused == chunk.nbytes]
+            self._chunks = [chunk for chunk in self._chunks if chunk.unused != chunk.nbytes]
+            for chunk in idle:
+                chunk.memory.close()
+            return sum(chunk.nbytes for chunk in idle)
+
+    def _home(self, wanted: int) -> Home:
+        pieces: list[ArenaPiece] = []
+        for chunk in self._chunks:
+            if not wanted:
+                break
+            found = chunk.take(wanted)
+            wanted -= sum(piece.length for piece in found)
+            pieces += found
+        return tuple(pieces)
+
+    def _new_chunks(self, missing: int) -> list[Chunk]:
+        _check_available(missing)
+        whole, rest = divmod(missing, self._chunk)
+        sizes = [self._chunk] * whole + ([-(-rest // _PAGE) * _PAGE] if rest else [])
+        workers = max(1, min(_THREADS, len(sizes), len(os.sched_getaffinity(0))))
+        futures: list[Future[Chunk]] = []
+        try:
+            with ThreadPoolExecutor(workers, thread_name_prefix="memtriage-pin") as pool:
+                futures += [pool.submit(Chunk, each, pin=self.pin) for each in sizes]
+            return [future.result() for future in futures]
+        except BaseException:
+            for future in futures:  # all are done: leaving the pool has waited for them
+                if not future.cancelled() and future.exception() is None:
+                    future.result().memory.close()
+            raise
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _check_available(wanted: int) -> None:
+    """Refuse before the kernel would: it hands out more than it has, and kills when the pages are written.
+
+    Raises:
+        MemoryError: with what is there.
+    """
+    available = int(psutil.virtual_memory().available)
+    source = "available on this machine"
+    group = cgroup_memory()
+    if group is not None and group.limit is not None and group.usage is not None:
+        reclaimable = max(0, (group.file or 0) - (group.shmem or 0))
+        left = group.limit - group.usage + reclaimable
+        if left < available:
+            available, source = left, f"left under the limit of cgroup v{group.version} {group.path}"
+    if wanted > available:
+        raise MemoryError(
+            f"parking needs {size(wanted)} more host memory, and {size(max(0, available))} is {source}: park "
+            "less, or raise the limit"
+        )

@@ -1,0 +1,89 @@
+"""What parking and bringing back report. Sizes in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from memtriage.treat.parking.errors import ParkError
+
+
+@dataclass(frozen=True, slots=True)
+class NotParked:
+    """A storage that was asked for and stays where it is.
+
+    Attributes:
+        name: owner and name.
+        nbytes: its size.
+        reason: why it cannot be parked.
+    """
+
+    name: str
+    nbytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What came back.
+
+    Attributes:
+        nbytes: bytes of all storages.
+        storages: how many.
+        owners: bytes by owner.
+        seconds: time taken.
+    """
+
+    nbytes: int
+    storages: int
+    owners: dict[str, int]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """What one call of `park` moved. As a context manager it brings back, at the end, what is still parked of
+    it.
+
+    Attributes:
+        serials: numbers of the entries, for `unpark`.
+        nbytes: bytes of all storages.
+        storages: how many.
+        owners: bytes by owner.
+        refused: what was asked for and could not be parked.
+        seconds: time of the whole call.
+        host_seconds: the part of it that went into finding, or making, host memory: nearly none once a cycle
+            before it has left enough.
+        copy_seconds: the part in which bytes were copied, whatever else the host did then.
+        bring_back: brings entries back by number; None where none of them is parked.
+    """
+
+    serials: frozenset[int]
+    nbytes: int
+    storages: int
+    owners: dict[str, int]
+    refused: tuple[NotParked, ...]
+    seconds: float
+    host_seconds: float
+    copy_seconds: float
+    bring_back: Callable[[frozenset[int]], Moved | None] = field(repr=False, compare=False)
+
+    def unpark(self) -> Moved:
+        """Bring back what is still parked of it.
+
+        Raises:
+            ParkError: nothing of it is parked any more.
+        """
+        moved = self.bring_back(self.serials)
+        if moved is None:
+            raise ParkError("nothing of what was given is parked (brought back already?)")
+        return moved
+
+    def __enter__(self) -> Parked:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bring_back(self.serials)

@@ -1,0 +1,123 @@
+"""Which storages of this process are parked: the one record that all parts of parking ask.
+
+A storage can be parked once, whoever asked for it, so this is state of the process like the storages
+themselves.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from memtriage.treat.parking.arena import Home, HostArena
+from memtriage.treat.parking.choose import Chosen, inner_tensors
+
+LOCK: Final = threading.RLock()
+"""Held while storages change places."""
+PARKED: Final[dict[int, ParkedStorage]] = {}
+"""By the address of the `StorageImpl`, which an entry keeps alive."""
+
+
+@dataclass(slots=True, eq=False)
+class ParkedStorage:
+    """A parked storage. Its values are in `home` from before its device memory goes until after it is back.
+
+    Attributes:
+        serial: a number that no other entry of the process has, before or after.
+        storage: of size 0 on its device meanwhile.
+        device: where it was.
+        stream: handle of the stream whose memory it had.
+        nbytes: its size.
+        title: owner and name, for messages.
+        owner: what it is: `parameter`, `optimizer state`, ...
+        home: where its values are.
+        arena: whose home that is.
+        tensors: the guarded objects.
+        arriving: it has device memory again, and its values are not all there yet.
+    """
+
+    serial: int
+    storage: torch.UntypedStorage
+    device: torch.device
+    stream: int
+    nbytes: int
+    title: str
+    owner: str
+    home: Home
+    arena: HostArena
+    tensors: list[weakref.ref[Tensor]] = field(default_factory=list)
+    arriving: bool = False
+
+    @property
+    def key(self) -> int:
+        """Its key in `PARKED`."""
+        return int(self.storage._cdata)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anything but this entry still has the storage; True where torch cannot tell.
+
+        Tensors have it in C++, programs that keep the storage itself have the same Python object.
+        """
+        count = getattr(torch._C, "_storage_Use_Count", None)
+        return count is None or int(count(self.storage._cdata)) > 1 or _references(self) > _ALONE
+
+
+def _references(holder: Any) -> int:
+    return sys.getrefcount(holder.storage)
+
+
+_ALONE: Final = _references(SimpleNamespace(storage=object()))
+"""What it says of an object that nobody else has; versions of Python differ."""
+_SERIALS: Final = itertools.count()
+
+
+def entry_for(chosen: Chosen, home: Home, arena: HostArena) -> ParkedStorage:
+    """A new entry, not yet in `PARKED`."""
+    storage = chosen.storage
+    return ParkedStorage(
+        serial=next(_SERIALS),
+        storage=storage,
+        device=storage.device,
+        stream=chosen.stream,
+        nbytes=storage.nbytes(),
+        title=chosen.title,
+        owner=chosen.owner,
+        home=home,
+        arena=arena,
+    )
+
+
+def entry_of(tensor: Tensor) -> ParkedStorage | None:
+    """The entry of a tensor's storage, or of the first parked one inside a wrapper; None if there is none."""
+    if not PARKED:
+        return None
+    for part in inner_tensors(tensor):
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                found = PARKED.get(part.untyped_storage()._cdata)
+        except (RuntimeError, NotImplementedError):  # sparse: it has no storage of its own
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def title_of(tensor: Tensor) -> str | None:
+    """What a parked tensor is called; None if it is not parked."""
+    entry = entry_of(tensor)
+    return None if entry is None else entry.title
+
+
+def parked_bytes(entries: Iterable[ParkedStorage] | None = None) -> int:
+    """Bytes of some entries, or of all."""
+    return sum(entry.nbytes for entry in (PARKED.values() if entries is None else entries))

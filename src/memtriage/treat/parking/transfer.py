@@ -1,0 +1,319 @@
+"""Moving storages to the host and back, so that at every instant the values are whole in one of the two.
+
+Going down, a storage is copied, then recorded as parked, and only then its device memory goes. Coming up it
+gets memory, then its values, and only when these are known to be there the host's copy goes. Whatever
+interrupts, the record says which storages are parked, and both directions can be called again.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Final
+
+import torch
+
+from memtriage.model.units import size
+from memtriage.observe import cuda
+from memtriage.process.collector import collector_paused
+from memtriage.treat.parking.arena import HostArena
+from memtriage.treat.parking.choose import Chosen, Selection
+from memtriage.treat.parking.device import Ways, ways_to
+from memtriage.treat.parking.errors import ParkError
+from memtriage.treat.parking.guard import Guard
+from memtriage.treat.parking.handle import Moved, NotParked, Parked
+from memtriage.treat.parking.registry import LOCK, PARKED, ParkedStorage, entry_for, parked_bytes
+
+BATCH: Final = 256 << 20
+"""Bytes that get device memory before their copies begin: allocation runs ahead of copying by no more."""
+_NAMED: Final = 3
+
+WaysTo = Callable[[torch.device], Ways]
+GUARD: Final = Guard()
+ARENAS: Final = {pin: HostArena(pin=pin) for pin in (True, False)}
+"""The process's host memory for parking: page-locked for devices that need it, and not."""
+
+
+def no_work() -> None:
+    """The host has nothing to do while copies are under way."""
+
+
+def park_choice(
+    choice: Selection,
+    *,
+    graphs: bool = False,
+    find_ways: WaysTo = ways_to,
+    meanwhile: Callable[[], None] = no_work,
+) -> Parked:
+    """Park what was chosen. See `memtriage.park`.
+
+    Args:
+        choice: what is to go.
+        graphs: captured CUDA graphs are no reason to stay.
+        find_ways: the ways to devices.
+        meanwhile: the host's work while the copies are under way; called once if it comes to copies at all.
+            All work on these devices is done but for the copies. What it raises stops the parking, with all
+            values on the device.
+    """
+    with LOCK, collector_paused():  # a collection would take longer than issuing all copies
+        started = time.perf_counter()
+        forget_unwanted()
+        asked = _movable(choice.storages)
+        ways = {device: find_ways(device) for device in dict.fromkeys(one.storage.device for one in asked)}
+        to_park, refused = _sorted_out(asked, ways, graphs)
+        entries = _homes_for(to_park, ways)
+        housed = time.perf_counter()
+        _copy_down(entries, ways, meanwhile)
+        copied = time.perf_counter()
+        _let_go(entries, to_park, choice, ways)
+        ended = time.perf_counter()
+        return Parked(
+            serials=frozenset(entry.serial for entry in entries),
+            nbytes=parked_bytes(entries),
+            storages=len(entries),
+            owners=_by_owner(entries),
+            refused=refused,
+            seconds=ended - started,
+            host_seconds=housed - started,
+            copy_seconds=copied - housed,
+            bring_back=_bring_back,
+        )
+
+
+def unpark_entries(entries: Sequence[ParkedStorage], find_ways: WaysTo = ways_to) -> Moved:
+    """Bring entries of `PARKED` back. See `memtriage.unpark`."""
+    with LOCK, collector_paused():
+        started = time.perf_counter()
+        _forget([entry for entry in entries if not entry.wanted])
+        entries = [entry for entry in entries if entry.wanted]
+        taken = [entry for entry in entries if entry.storage.nbytes() and not entry.arriving]
+        if taken:
+            raise ParkError(
+                f"{_listed(taken)} got device memory from somebody else while parked (a framework that "
+                "reloads it?). Nothing was moved; the parked values are still on the host. To have them, "
+                "resize the storage to 0 first"
+            )
+        back: list[ParkedStorage] = []
+        try:
+            with ExitStack() as landings:  # all devices at once
+                for device in dict.fromkeys(entry.device for entry in entries):
+                    group = [entry for entry in entries if entry.device == device]
+                    way = find_ways(device)
+                    _copy_up(group, way, landings.enter_context(_landed(way, back)))
+        except BaseException as error:
+            left = [entry for entry in entries if entry not in back]
+            error.add_note(
+                f"memtriage.unpark: {len(back)} of {len(entries)} storages ({size(parked_bytes(back))}) are "
+                f"back on the device; {len(left)} ({size(parked_bytes(left))}) are still parked, their "
+                "values whole on the host: make room and call unpark() again"
+            )
+            raise
+        return Moved(
+            nbytes=parked_bytes(back),
+            storages=len(back),
+            owners=_by_owner(back),
+            seconds=time.perf_counter() - started,
+        )
+
+
+def _bring_back(serials: frozenset[int]) -> Moved | None:
+    """Bring back what is still parked of a call of `park`; None if nothing is."""
+    with LOCK:
+        entries = [entry for entry in PARKED.values() if entry.serial in serials]
+        return unpark_entries(entries) if entries else None
+
+
+def _movable(chosen: Sequence[Chosen]) -> list[Chosen]:
+    """Those that have memory on a device.
+
+    Raises:
+        ParkError: some of it is parked already, or is on a device that is not supported.
+    """
+    known = [PARKED[one.storage._cdata] for one in chosen if one.storage._cdata in PARKED]
+    if known:
+        raise ParkError(
+            f"{_listed(known)} {'is' if len(known) == 1 else 'are'} parked already; nothing was moved. Call "
+            "unpark() first, or park what is left"
+        )
+    there = [one for one in chosen if one.storage.nbytes()]
+    strange = [one for one in there if one.storage.device.type not in ("cpu", "cuda")]
+    if strange:
+        raise ParkError(
+            f"{strange[0].title} is on {strange[0].storage.device}: only CUDA devices are supported"
+        )
+    if not cuda.initialized():
+        return there
+    return [one for one in there if one.storage.device.type != "cpu"]  # the others are where they belong
+
+
+def _sorted_out(
+    chosen: Sequence[Chosen], ways: dict[torch.device, Ways], graphs: bool
+) -> tuple[list[Chosen], tuple[NotParked, ...]]:
+    """What is to be parked, and what cannot be."""
+    to_park: list[Chosen] = []
+    refused: list[NotParked] = []
+    for device, way in ways.items():
+        mine = [one for one in chosen if one.storage.device == device]
+        spots = way.look([one.storage for one in mine], graphs=graphs)
+        for one, spot in zip(mine, spots, strict=True):
+            one.stream = spot.stream
+            if spot.reason is None:
+                to_park.append(one)
+            else:
+                refused.append(NotParked(one.title, one.storage.nbytes(), spot.reason))
+    return to_park, tuple(refused)
+
+
+def _homes_for(chosen: Sequence[Chosen], ways: dict[torch.device, Ways]) -> list[ParkedStorage]:
+    """Entries with homes, nothing copied yet.
+
+    Raises:
+        MemoryError: nothing is taken.
+    """
+    entries: list[ParkedStorage] = []
+    try:
+        for pin, arena in ARENAS.items():
+            mine = [one for one in chosen if ways[one.storage.device].pins == pin]
+            homes = arena.take([one.storage.nbytes() for one in mine])
+            entries += [entry_for(one, home, arena) for one, home in zip(mine, homes, strict=True)]
+    except BaseException as error:
+        _give_homes(entries)
+        error.add_note(f"memtriage.park: {_NOTHING_MOVED}")
+        raise
+    order = {one.storage._cdata: number for number, one in enumerate(chosen)}
+    return sorted(entries, key=lambda entry: order[entry.key])
+
+
+_NOTHING_MOVED: Final = "nothing was moved, all values are on the device"
+
+
+def _copy_down(
+    entries: Sequence[ParkedStorage], ways: dict[torch.device, Ways], meanwhile: Callable[[], None]
+) -> None:
+    try:
+        for way in ways.values():
+            way.synchronize()
+        for entry in entries:
+            ways[entry.device].down(entry.storage, entry.home)
+        meanwhile()
+        for way in ways.values():
+            way.synchronize()
+    except BaseException as error:
+        for way in ways.values():
+            way.synchronize()  # no copy may still write into a home that is given back
+        _give_homes(entries)
+        error.add_note(f"memtriage.park: {_NOTHING_MOVED}")
+        raise
+
+
+def _let_go(
+    entries: Sequence[ParkedStorage],
+    chosen: Sequence[Chosen],
+    choice: Selection,
+    ways: dict[torch.device, Ways],
+) -> None:
+    """Record each as parked, then give its device memory back."""
+    tensors = {one.storage._cdata: one.tensors for one in chosen}
+    try:
+        for entry in entries:
+            PARKED[entry.key] = entry
+            entry.tensors += [weakref.ref(tensor) for tensor in tensors[entry.key] if GUARD.cover(tensor)]
+            ways[entry.device].resize(entry.storage, 0, entry.stream)
+        GUARD.watch(choice.modules)
+        GUARD.watch_gradients(choice.leaves)
+        for way in ways.values():
+            way.release()
+    except BaseException as error:
+        here = [entry for entry in entries if entry.storage.nbytes()]
+        gone = [entry for entry in entries if entry not in here]
+        _forget(here)
+        error.add_note(
+            f"memtriage.park: {len(gone)} of {len(entries)} storages ({size(parked_bytes(gone))}) are parked "
+            "(unpark() brings them back); what is not is on the device, as it was"
+        )
+        raise
+
+
+@contextmanager
+def _landed(way: Ways, back: list[ParkedStorage]) -> Iterator[list[ParkedStorage]]:
+    """In the block copies are begun; after it, however it ended, those begun are done, and recorded as
+    back."""
+    issued: list[ParkedStorage] = []
+    try:
+        yield issued
+    finally:
+        way.synchronize()
+        for entry in issued:
+            entry.arriving = False
+            back.append(entry)
+        _forget(issued)
+
+
+def _copy_up(entries: Sequence[ParkedStorage], way: Ways, issued: list[ParkedStorage]) -> None:
+    way.synchronize()  # what used the blocks before, on whichever stream
+    for batch in _batches(entries):
+        try:
+            for entry in batch:
+                entry.arriving = True
+                way.resize(entry.storage, entry.nbytes, entry.stream)
+            for entry in batch:
+                way.up(entry.storage, entry.home)
+                issued.append(entry)
+        except BaseException:
+            way.synchronize()
+            for entry in batch:
+                if entry not in issued:
+                    way.resize(entry.storage, 0, entry.stream)
+                    entry.arriving = False
+            raise
+
+
+def _batches(entries: Iterable[ParkedStorage]) -> Iterator[list[ParkedStorage]]:
+    batch: list[ParkedStorage] = []
+    nbytes = 0
+    for entry in entries:
+        batch.append(entry)
+        nbytes += entry.nbytes
+        if nbytes >= BATCH:
+            yield batch
+            batch, nbytes = [], 0
+    if batch:
+        yield batch
+
+
+def forget_unwanted() -> None:
+    """Give the homes of storages free that nothing else has any more: they died while they were parked."""
+    with LOCK:
+        _forget([entry for entry in PARKED.values() if not entry.wanted])
+
+
+def _forget(entries: Iterable[ParkedStorage]) -> None:
+    """These are parked no longer: objects are their old selves, homes are free."""
+    for entry in entries:
+        PARKED.pop(entry.key, None)
+        for reference in entry.tensors:
+            tensor = reference()
+            if tensor is not None:
+                GUARD.uncover(tensor)
+        entry.arena.give([entry.home])
+    GUARD.sweep()
+
+
+def _give_homes(entries: Iterable[ParkedStorage]) -> None:
+    for entry in entries:
+        entry.arena.give([entry.home])
+
+
+def _by_owner(entries: Iterable[ParkedStorage]) -> dict[str, int]:
+    owners: dict[str, int] = {}
+    for entry in entries:
+        owners[entry.owner] = owners.get(entry.owner, 0) + entry.nbytes
+    return owners
+
+
+def _listed(entries: Sequence[ParkedStorage]) -> str:
+    named = ", ".join(entry.title for entry in entries[:_NAMED])
+    more = len(entries) - _NAMED
+    return named + (f" and {more} more" if more > 0 else "")

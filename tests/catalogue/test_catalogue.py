@@ -1,0 +1,292 @@
+"""Every entry of the catalogue against stand-ins of its library: found, measured, cleared, filled again."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+import pytest
+import torch
+
+import memtriage
+from memtriage.catalogue import situation
+from memtriage.catalogue.catalogue import BUILT_IN, read_holders
+from memtriage.catalogue.entry import Holder
+from memtriage.catalogue.scene import Scene
+from memtriage.catalogue.situation import Situation
+from memtriage.model.holders import KINDS, ClearPolicy, Condition, HolderOutcome, HolderReading
+from support.holder_standins import NBYTES, STANDINS, WITHOUT_STORAGES, Stage, Standin, tensor
+
+ENTRIES = {one.name: one for one in BUILT_IN}
+CASES = [
+    pytest.param(ENTRIES[name], standin, id=f"{name}-{number}")
+    for name, standins in STANDINS.items()
+    for number, standin in enumerate(standins)
+]
+CLEARABLE = [case for case in CASES if case.values[0].policy != "never"]
+KEPT = [case for case in CASES if case.values[0].policy == "never"]
+FORBIDDEN = [
+    pytest.param(*case.values, condition, id=f"{case.id}-{condition}")
+    for case in CLEARABLE
+    for condition in case.values[0].forbidden
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def only_new_objects() -> Iterator[None]:
+    """What was there before these tests is left out of every look at the objects of the process."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    gc.collect()
+    return Stage(monkeypatch)
+
+
+def read(holder: Holder) -> HolderReading:
+    """What the entry holds, beyond what other tests of this process left behind."""
+    with Scene() as scene:
+        holders = read_holders(scene, [holder])
+    return holders[0] if holders else HolderReading(name=holder.name)
+
+
+def clear(holder: Holder, **options: Any) -> HolderOutcome:
+    report = memtriage.clear_caches([holder.name], **options)
+    (outcome,) = report.entries
+    return outcome
+
+
+def test_every_entry_has_a_stand_in_and_a_name_of_its_own() -> None:
+    assert [one.name for one in BUILT_IN] == list(dict.fromkeys(one.name for one in BUILT_IN))
+    assert set(STANDINS) == set(ENTRIES)
+
+
+@pytest.mark.parametrize("entry", BUILT_IN, ids=lambda one: one.name)
+def test_an_entry_says_what_it_must(entry: Holder) -> None:
+    assert entry.symbol and entry.holds and entry.library
+    assert entry.kind in KINDS and entry.policy in get_args(ClearPolicy)
+    assert set(entry.forbidden) <= set(get_args(Condition))
+    assert entry.why if entry.policy != "automatic" else entry.clears and entry.refills and not entry.why
+    words = [getattr(entry, field.name) for field in dataclasses.fields(entry)]
+    assert all("  " not in word and word.isascii() for word in words if isinstance(word, str))
+
+
+@pytest.mark.parametrize("entry", BUILT_IN, ids=lambda one: one.name)
+def test_what_tensors_of_the_device_hang_on_is_not_cleared_under_graphs(entry: Holder) -> None:
+    on_device = (
+        entry.kind != "host" and entry.name != "torch.cudagraph_trees" and entry.name != "torch.dynamo"
+    )
+    assert "graphs" in entry.forbidden or not on_device
+
+
+@pytest.mark.parametrize(("entry", "standin"), CASES)
+def test_it_is_found_and_measured(entry: Holder, standin: Standin, stage: Stage) -> None:
+    fill = standin(stage)
+    before = read(entry)
+    fill()
+    after = read(entry)
+    assert after.failed is None
+    assert len(after.places) > len(before.places)
+    grown = after.total - before.total
+    assert grown == (0 if entry.name in WITHOUT_STORAGES else NBYTES)
+
+
+@pytest.mark.parametrize(("entry", "standin"), CLEARABLE)
+def test_it_is_cleared_and_fills_again(entry: Holder, standin: Standin, stage: Stage) -> None:
+    fill = standin(stage)
+    before = read(entry)
+    fill()
+    outcome = clear(entry)
+    assert (outcome.status, outcome.reason) == ("cleared", None)
+    wanted = 0 if entry.name in WITHOUT_STORAGES else NBYTES
+    assert sum(outcome.freed.values()) >= wanted
+    assert sum(outcome.before.values()) - sum(outcome.after.values()) >= wanted
+    emptied = read(entry)
+    assert emptied.total <= before.total
+    assert len(emptied.places) <= len(before.places)
+    fill()
+    again = read(entry)
+    assert again.total - emptied.total == wanted
+    assert clear(entry).status == "cleared"
+
+
+@pytest.mark.parametrize(("entry", "standin"), KEPT)
+def test_what_must_stay_is_skipped_with_its_reason(entry: Holder, standin: Standin, stage: Stage) -> None:
+    fill = standin(stage)
+    fill()
+    before = read(entry)
+    outcome = clear(entry)
+    assert outcome.status == "skipped" and outcome.freed == {}
+    assert outcome.reason is not None and outcome.reason.startswith(entry.why)
+    assert read(entry).total == before.total
+    assert outcome.before == before.nbytes
+
+
+class _Captured:
+    """A CUDA graph that was captured."""
+
+    def pool(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+@pytest.fixture
+def forbid(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], object]:
+    def now(condition: str) -> object:
+        if condition == "graphs":
+            monkeypatch.setattr(torch._C, "_CUDAGraph", _Captured, raising=False)
+            return _Captured()
+        weight = torch.ones(3, requires_grad=True)
+        return (weight * weight).sum()  # saved its factors, and nobody ran backward
+
+    return now
+
+
+@pytest.mark.parametrize(("entry", "standin", "condition"), FORBIDDEN)
+def test_it_is_not_cleared_while_that_is_forbidden(
+    entry: Holder, standin: Standin, condition: Condition, stage: Stage, forbid: Callable[[str], object]
+) -> None:
+    standin(stage)()
+    held = read(entry).total
+    obstacle = forbid(condition)
+    outcome = clear(entry)
+    assert outcome.status == "skipped" and outcome.freed == {}
+    assert outcome.reason is not None
+    assert ("replayed" if condition == "graphs" else "pending") in outcome.reason
+    assert read(entry).total == held
+    del obstacle
+    assert clear(entry).status == "cleared"
+
+
+def test_nothing_at_all_is_cleared_during_a_capture(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    for standins in STANDINS.values():
+        standins[0](stage)()
+    monkeypatch.setattr("memtriage.observe.cuda.capturing", lambda: True)
+    report = memtriage.clear_caches()
+    assert {entry.status for entry in report.entries} == {"skipped"}
+    assert all("capture" in (entry.reason or "") for entry in report.entries)
+    assert report.collected is None and report.cache.startswith("not emptied")
+    assert read(ENTRIES["te.causal_mask"]).total == NBYTES
+
+
+def test_a_backward_that_is_under_way_forbids(stage: Stage) -> None:
+    STANDINS["te.fp8_workspaces"][0](stage)()
+    seen: list[HolderOutcome] = []
+
+    def hook(gradient: torch.Tensor) -> None:
+        seen.append(clear(ENTRIES["te.fp8_workspaces"], between_steps=True))
+
+    weight = torch.ones(3, requires_grad=True)
+    weight.register_hook(hook)
+    weight.sum().backward()
+    assert (seen[0].status, seen[0].reason) == ("skipped", "a backward pass is under way")
+
+
+def test_the_caller_may_say_that_what_is_pending_never_runs(stage: Stage) -> None:
+    STANDINS["te.fp8_workspaces"][0](stage)()
+    weight = torch.ones(3, requires_grad=True)
+    kept = (weight * weight).sum()
+    assert clear(ENTRIES["te.fp8_workspaces"]).status == "skipped"
+    assert clear(ENTRIES["te.fp8_workspaces"], between_steps=True).status == "cleared"
+    assert kept.grad_fn is not None
+
+
+def test_a_graph_whose_backward_has_run_is_not_pending() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    loss = (weight * weight).sum()
+    assert situation.pending_node(iter([loss])) == "MulBackward0"
+    loss.backward()
+    assert situation.pending_node(iter([loss])) is None
+
+
+def test_a_graph_that_only_a_dispatcher_keeps_does_not_stand_in_the_way(stage: Stage) -> None:
+    STANDINS["megatron.dispatcher"][0](stage)
+    moe = stage.kept[-1]
+    weight = torch.ones(1000, requires_grad=True)
+    moe.token_dispatcher.probs = weight * weight
+    outcome = clear(ENTRIES["megatron.dispatcher"])
+    assert (outcome.status, moe.token_dispatcher.probs) == ("cleared", None)
+
+
+def test_a_graph_that_was_reset_does_not_stand_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Reset(_Captured):
+        def pool(self) -> tuple[int, int]:
+            raise RuntimeError("called without a preceding successful capture")
+
+    monkeypatch.setattr(torch._C, "_CUDAGraph", Reset, raising=False)
+    graph = Reset()
+    with Scene() as scene:
+        assert "graphs" not in situation.read_situation(scene).reasons
+    del graph
+
+
+def test_a_library_is_never_imported_to_look_for_it(stage: Stage) -> None:
+    before = set(sys.modules)
+    with Scene() as scene:
+        read_holders(scene, BUILT_IN)
+    assert set(sys.modules) == before
+
+
+def test_the_tensors_of_a_pending_backward_stay_in_tensor_objects(stage: Stage) -> None:
+    """With retain_graph=True, and before backward, the list is what backward will read."""
+    from support.holder_standins import QuantizedLinear
+
+    stage.module("transformer_engine.pytorch")
+    x = torch.ones(1000, requires_grad=True)
+    out = QuantizedLinear.apply(x)
+    held = out.grad_fn.tensor_objects
+    assert clear(ENTRIES["te.tensor_objects"]).status == "absent"
+    out.sum().backward(retain_graph=True)
+    assert clear(ENTRIES["te.tensor_objects"]).status == "absent"
+    out.sum().backward()
+    assert held[1]._data is not None
+    assert clear(ENTRIES["te.tensor_objects"]).status == "cleared"
+    assert out.grad_fn.tensor_objects is None
+
+
+def test_parameters_that_live_on_their_transpose_alone_keep_it(stage: Stage) -> None:
+    STANDINS["te.float8_transpose"][0](stage)()
+    parameter = stage.kept[-1]._parameters["weight"]
+    parameter._data = None
+    assert clear(ENTRIES["te.float8_transpose"]).status == "absent"
+    assert parameter._transpose is not None
+
+
+VERSIONS = ((1, 13), (2, 0), (2, 1), (2, 14, 1), (2, 15))
+
+
+def test_versions_with_the_tensor_objects_are_those_before_the_fixes() -> None:
+    spans = ENTRIES["te.tensor_objects"].spans
+    assert [sum(span.covers(one) for span in spans) for one in VERSIONS] == [0, 3, 2, 1, 0]
+
+
+def test_situations_forbid_in_the_order_of_the_conditions() -> None:
+    both = Situation(reasons={"graphs": "a graph", "backward": "a backward"})
+    assert both.forbids(("graphs", "backward")) == "a graph"
+    assert both.forbids(("backward",)) == "a backward"
+    assert both.forbids(()) is None
+
+
+def test_a_variable_that_is_emptied_is_emptied_in_every_module_that_imported_it(stage: Stage) -> None:
+    workspace = tensor()
+    modules = [
+        stage.module(f"transformer_engine.pytorch.module.{name}", _cublas_workspace=workspace)
+        for name in ("base", "linear")
+    ]
+    del workspace
+    outcome = clear(ENTRIES["te.cublas_workspace"])
+    assert (outcome.status, outcome.freed) == ("cleared", {"cpu": NBYTES})
+    assert [module.__dict__["_cublas_workspace"] for module in modules] == [None, None]
+
+
+def test_a_tensor_in_two_places_counts_once(stage: Stage) -> None:
+    shared = tensor()
+    cache = {"a": shared, "b": [shared.view(-1)]}
+    stage.module("transformer_engine.pytorch.softmax", _default_causal_mask=cache)
+    assert read(ENTRIES["te.causal_mask"]).total == NBYTES

@@ -1,0 +1,103 @@
+"""The generic detectors: what they call the places, and what they leave to others."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from memtriage.catalogue.catalogue import BUILT_IN, read_holders, without_repeats
+from memtriage.catalogue.generic import GENERIC
+from memtriage.catalogue.scene import Scene
+from memtriage.model.holders import HolderReading
+from support.holder_standins import NBYTES, Stage, tensor
+
+PROGRAM_TABLE: dict[str, torch.Tensor] = {}
+
+
+@pytest.fixture(autouse=True)
+def only_new_objects() -> Iterator[None]:
+    gc.collect()
+    gc.freeze()
+    yield
+    PROGRAM_TABLE.clear()
+    gc.unfreeze()
+
+
+def places(name: str) -> list[tuple[str, int]]:
+    with Scene() as scene:
+        holders = read_holders(scene, [one for one in GENERIC if one.name == name])
+    return holders[0].places if holders else []
+
+
+class Attention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(4, 4)
+        self.register_buffer("mask", torch.ones(4))
+        self.weight_again = self.qkv.weight.data
+        self.keys: Any = tensor()
+        self.router = SimpleNamespace(probs=tensor(), weight=self.qkv.weight)
+
+
+def test_attributes_of_modules_are_named_by_their_path_and_parameters_are_not_among_them() -> None:
+    model = torch.nn.Sequential(torch.nn.Identity(), Attention())
+    assert places("generic.module_attributes") == [("Sequential.1.keys", NBYTES)]
+    assert places("generic.plain_objects") == [("Sequential.1.router", NBYTES)]
+    del model
+
+
+def test_variables_of_a_module_are_named_by_it() -> None:
+    PROGRAM_TABLE["rope"] = tensor()
+    assert (f"{__name__}.PROGRAM_TABLE", NBYTES) in places("generic.module_containers")
+
+
+def test_an_lru_cache_is_named_by_its_function() -> None:
+    @lru_cache
+    def causal_mask(length: int) -> torch.Tensor:
+        return tensor()
+
+    causal_mask(3)
+    ((path, nbytes),) = places("generic.lru_cache")
+    assert path.endswith("causal_mask") and nbytes == NBYTES
+
+
+def test_closures_and_default_arguments_are_told_apart() -> None:
+    kept = tensor()
+
+    def closed() -> torch.Tensor:
+        return kept
+
+    def defaulted(table: torch.Tensor = tensor(), *, other: Any = (tensor(),)) -> None: ...  # noqa: B008
+
+    found = dict(places("generic.functions"))
+    mine = {path.partition(" of ")[0]: nbytes for path, nbytes in found.items() if "told_apart" in path}
+    assert mine == {"closure": NBYTES, "default arguments": 2 * NBYTES}
+    del closed, defaulted
+
+
+def test_a_storage_counts_for_the_entry_that_knows_it_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    Stage(monkeypatch).module("transformer_engine.pytorch")
+    layer = torch.nn.Linear(2, 2)
+    layer._fp8_workspaces = {"weight": tensor()}  # type: ignore[assignment]
+    with Scene() as scene:
+        every = read_holders(scene, BUILT_IN)
+    both = [one.name for one in every if one.total == NBYTES]
+    assert {"te.fp8_workspaces", "generic.module_attributes"} <= set(both)
+    kept = {repeat.name: repeat for repeat in without_repeats(every)}
+    assert kept["te.fp8_workspaces"].nbytes == {"cpu": NBYTES}
+    assert "generic.module_attributes" not in kept
+    del layer
+
+
+def test_repeats_are_taken_out_of_the_figures_of_later_entries() -> None:
+    first = HolderReading(name="a", nbytes={"cpu": 3}, storages=[("cpu", 1, 3)])
+    second = HolderReading(name="b", nbytes={"cpu": 5, "host": 7}, storages=[("cpu", 1, 3), ("cpu", 9, 2)])
+    kept = without_repeats([first, second])
+    assert [one.nbytes for one in kept] == [{"cpu": 3}, {"cpu": 2, "host": 7}]
+    assert kept[1].storages == [("cpu", 9, 2)]

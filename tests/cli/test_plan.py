@@ -1,0 +1,97 @@
+import json
+
+import pytest
+
+from memtriage.cli import app
+
+PROGRAM = """
+import torch
+from torch import nn
+
+def build(device, micro_batch=64):
+    print("building")
+    model = nn.Linear(256, 256).to(device)
+    optimizer = torch.optim.SGD(model.parameters())
+    def step():
+        out = model(torch.randn(micro_batch, 1024, 256, device=device))
+        (out * out).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer, step
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    file = tmp_path / "job.py"
+    file.write_text(PROGRAM)
+    return file
+
+
+def test_json_alone_is_on_stdout(program, capfd):
+    assert app.main(["plan", f"{program}:build", "--budget", "1088MiB", "--json", "--show-output"]) == 0
+    shown = capfd.readouterr()
+    plan = json.loads(shown.out)
+    assert plan["schema"] == 1 and plan["fits"] is True
+    assert plan["budget"] == 1088 << 20
+    assert plan["steps"][0]["rung"] == "micro-batch"
+    assert plan["after"]["needs"] <= plan["budget"] < plan["before"]["needs"]
+    assert "building" in shown.err  # asked for
+
+
+def test_the_report_says_what_to_change(program, capsys):
+    assert app.main(["plan", f"{program}:build", "--budget", "1088MiB"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("FITS  with 1 change")
+    assert "micro-batch" in shown
+    assert "TrainingArguments(per_device_train_batch_size=" in shown
+    assert "Next cheaper" in shown
+
+
+def test_a_program_that_cannot_fit(program, capsys):
+    assert app.main(["plan", f"{program}:build", "--budget", "860MiB"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("DOES NOT FIT")
+    assert "what remains at the peak: workspace" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.py:build", "--budget", "1GiB"], "no such file"),
+        (["{program}:build"], "--budget"),
+        (["{program}:build", "--budget", "some"], "'some' is no size"),
+        (["--budget", "1GiB"], "nothing to trace"),
+        (["{program}:build", "--budget", "1GiB", "--seq", "8"], "--seq without --hf-config"),
+        (["{program}:build", "--budget", "1GiB", "--hf-config", "config.json"], "both given"),
+        (["{program}:build", "--budget", "1GiB", "--allow", "anything"], "anything"),
+    ],
+)
+def test_bad_input_is_one_line_on_stderr(program, arguments, said, capsys):
+    assert app.main(["plan", *(argument.format(program=program) for argument in arguments)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert said in shown.err
+    assert len([line for line in shown.err.splitlines() if line.startswith("memtriage")]) == 1
+
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "vocab_size": 32000,
+}
+
+
+def test_a_hugging_face_configuration_is_planned_by_its_arguments(tmp_path, capsys):
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    arguments = ["--batch", "8", "--seq", "512", "--precision", "bf16", "--optimizer", "sgd"]
+    assert app.main(["plan", "--hf-config", str(tmp_path), "--budget", "1500MiB", "--json", *arguments]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["fits"]
+    change = next(step for step in plan["steps"] if step["rung"] == "micro-batch")
+    assert "TrainingArguments(per_device_train_batch_size=" in change["code"]["trainer"]

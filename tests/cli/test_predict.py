@@ -1,0 +1,223 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from memtriage.cli import app
+from memtriage.model.marks import Mark
+from memtriage.planning import traced_commands
+from memtriage.store.layout import identify, record_path
+from memtriage.store.records import Start
+from memtriage.store.writer import RankWriter
+
+PROGRAM = """
+import torch
+from torch import nn
+
+def build(device):
+    print("building")
+    model = nn.Linear(256, 256, bias=False, device=device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    def step():
+        model(torch.randn(32, 256, device=device)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer, step
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    file = tmp_path / "job.py"
+    file.write_text(PROGRAM)
+    return file
+
+
+def test_json_alone_is_on_stdout_and_the_programs_output_is_hidden(program, capfd):
+    assert app.main(["predict", f"{program}:build", "--json", "--gpu", "a100"]) == 0
+    shown = capfd.readouterr()
+    prediction = json.loads(shown.out)
+    assert prediction["schema"] == 1
+    assert prediction["by_owner"]["optimizer state"] == 2 * 256 * 256 * 4
+    assert shown.err == ""
+
+
+def test_the_report_names_the_peak_and_its_owners(program, capsys):
+    assert app.main(["predict", f"{program}:build"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("PEAK ")
+    assert "optimizer state" in shown
+    assert "step 2" in shown
+
+
+SCRIPT = """
+import sys
+import torch
+from torch import nn
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+width = int(sys.argv[sys.argv.index("--width") + 1])
+model = nn.Linear(width, width, bias=False).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(1000):
+    model(torch.randn(8, width, device=device)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("trained")
+"""
+
+
+def test_a_script_gets_its_arguments_and_stops_early(tmp_path, capsys):
+    file = tmp_path / "train.py"
+    file.write_text(SCRIPT)
+    assert app.main(["predict", str(file), "--json", "--", "--width", "512"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["by_owner"]["parameter"] == 512 * 512 * 4
+    assert "trained" not in shown.err
+
+
+def test_explain_shows_owners_and_modules(tmp_path, capsys):
+    file = tmp_path / "train.py"
+    file.write_text(SCRIPT)
+    assert app.main(["predict", str(file), "--explain", "--", "--width", "512"]) == 0
+    shown = capsys.readouterr().out
+    assert "by owner and module" in shown
+    assert "(Linear)" in shown
+
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 1000,
+}
+
+
+def test_a_hugging_face_configuration_is_predicted(tmp_path, capsys):
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    arguments = ["--batch", "2", "--seq", "64", "--precision", "bf16", "--optimizer", "sgd"]
+    assert app.main(["predict", "--hf-config", str(tmp_path), "--json", *arguments]) == 0
+    prediction = json.loads(capsys.readouterr().out)
+    assert "optimizer state" not in prediction["by_owner"]
+    assert "peak_table" not in prediction
+    assert "against" not in prediction
+
+
+def test_a_run_is_compared(program, tmp_path, capsys):
+    writer = RankWriter(record_path(tmp_path / "runs", identify({}, pid=1, time_s=0.0)))
+    writer.write("start", Start(time=1.0))
+    for step, name in ((0, "backward"), (1, "step"), (1, "backward"), (2, "step")):
+        writer.write(
+            "mark",
+            Mark(
+                name=name,
+                step=step,
+                microbatch=1,
+                rank=None,
+                time_s=1.0,
+                device="cuda:0",
+                allocated=70 << 20,
+                reserved=80 << 20,
+            ),
+        )
+    writer.close()
+    assert app.main(["predict", f"{program}:build", "--against", str(tmp_path / "runs")]) == 0
+    shown = capsys.readouterr().out
+    assert "Against the run on cuda:0" in shown
+    assert "step 2, end of the optimizer's step, reserved" in shown
+    assert "80.0 MiB" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{program}:build", "--", "--lr", "1"], "takes no arguments"),
+        (["{program}:build", "--batch", "4"], "--batch without --hf-config"),
+        ([], "nothing to trace"),
+        (["{program}:build", "--hf-config", "config.json"], "both given"),
+        (["{program}:build", "-m", "package.train", "--hf-config", "config.json"], "both given"),
+        (["nowhere.py:build"], "no such file"),  # found out by the child process
+    ],
+)
+def test_bad_input_is_one_line_on_stderr(program, arguments, said, capsys):
+    assert app.main(["predict", *(argument.format(program=program) for argument in arguments)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    lines = [line for line in shown.err.splitlines() if line.startswith("memtriage predict: ")]
+    assert len(lines) == 1
+    assert said in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "said"),
+    [
+        ({"name": "{program}:train"}, {}, "it has build"),
+        ({"name": "{program}:build"}, {"gpu": "abacus"}, "no GPU kind"),
+        ({"name": "{program}:build"}, {"allocator_conf": "nonsense:1"}, "nonsense"),
+        ({"name": "{program}:build"}, {"steps": 0}, "steps=0"),
+        ({"name": "{program}:build"}, {"against": "nowhere"}, "nowhere: no such file"),
+        ({"name": "nowhere.py"}, {}, "no such file"),
+        ({"module": "nowhere"}, {}, "no module named 'nowhere'"),
+        ({"hf_config": "nowhere.json"}, {}, "No such file"),
+        ({"hf_config": "nowhere.json", "training": {"precision": "fp8"}}, {}, "precision='fp8'"),
+    ],
+)
+def test_what_the_child_process_cannot_use_is_a_value_error(program, target, options, said):
+    named = {key: value.format(program=program) if key == "name" else value for key, value in target.items()}
+    with pytest.raises(ValueError, match=re.escape(said)):
+        traced_commands.predict(named, options)
+
+
+SAVING = """
+import logging, os, sys
+import torch
+from torch import nn
+
+logging.basicConfig(filename="train.log", level=logging.INFO)
+model = nn.Linear(64, 64, bias=False).to("cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+if os.path.exists("model.pt"):
+    model.load_state_dict(torch.load("model.pt", map_location="cuda"))
+for step in range(1000):
+    loss = model(torch.randn(8, 64, device="cuda")).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    logging.info("loss %s", loss.item())
+    torch.save(model.state_dict(), "model.tmp")
+    os.replace("model.tmp", "model.pt")
+    model.load_state_dict(torch.load("model.pt"))
+"""
+
+
+def test_a_traced_script_changes_no_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    torch.save(nn.Linear(64, 64, bias=False).state_dict(), "model.pt")
+    Path("train.log").write_text("yesterday")
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text(SAVING)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert app.main(["predict", "-m", "package.train", "--json"]) == 0
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    prediction = json.loads(capsys.readouterr().out)
+    assert prediction["by_owner"]["optimizer state"] == 2 * 64 * 64 * 4
+    discarded = next(note for note in prediction["notes"] if "discarded" in note)
+    assert "model.pt" in discarded and "train.log" in discarded
+
+
+def test_a_script_that_ends_its_process_is_reported_with_its_output(tmp_path, capsys):
+    file = tmp_path / "train.py"
+    file.write_text("import os\nprint('no data', flush=True)\nos._exit(3)\n")
+    assert app.main(["predict", str(file)]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "with status 3" in shown.err and "no data" in shown.err

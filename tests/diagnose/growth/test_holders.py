@@ -1,0 +1,217 @@
+"""What grew from census to census, against the counters: which of it is a leak, and how surely."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from memtriage.diagnose.growth.counter import Counter
+from memtriage.diagnose.growth.history import HolderHistory
+from memtriage.diagnose.growth.holders import (
+    AwaitingCollector,
+    DataGrowth,
+    GrowingData,
+    HolderGrowth,
+    data_growths,
+    growths,
+    waits_for_collector,
+)
+from memtriage.model.paths import in_words
+from support.censuses import group, point
+from support.paths import named
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+def counter_of(values: list[int]) -> Counter:
+    made = Counter("cpu")
+    for step, value in enumerate(values, 1):
+        made.add(step, value)
+    return made
+
+
+def holders(sizes: dict[float, dict[str, int]]) -> HolderHistory:
+    """Holders' MiB, each a storage, by position and name."""
+    made = HolderHistory()
+    for at, held in sizes.items():
+        made.add(point(at, *(group(name, n * MIB, n, token=hash(name)) for name, n in held.items())))
+    return made
+
+
+def judged(
+    history: HolderHistory, counter: Counter, *, period: float | None = None, now: float = 0
+) -> dict[str, HolderGrowth]:
+    found = growths(
+        history.growing(period),
+        lambda holding: holding.group.device,
+        lambda name, rate, since: counter.contradicts(rate, since),
+        period,
+        now,
+        lambda name, rate: counter.confirms(rate),
+        lambda name, rate: counter.ended(rate),
+    )
+    return {in_words(each.holding.group.anchor): each for each in found}
+
+
+CENSUSES = (3, 12, 14, 20)
+
+
+def test_a_holder_that_grows_and_whose_counter_agrees_is_proven() -> None:
+    history = holders({at: {"losses": at} for at in CENSUSES})
+    found = judged(history, counter_of([at * MIB for at in range(30)]))["losses"]
+    assert (found.proof.certainty, found.proof.rate, found.device) == ("proven", MIB, "cpu")
+
+
+def test_a_holder_that_a_flat_counter_contradicts_is_left_out() -> None:
+    history = holders({at: {"losses": at, "other": 1} for at in CENSUSES})
+    assert judged(history, counter_of([100 * MIB] * 30)) == {}
+
+
+def test_growth_that_replaces_something_else_is_no_leak() -> None:
+    """What one holder gets, another loses: memory does not grow."""
+    history = holders({at: {"full": at, "free": 30 - at} for at in CENSUSES})
+    assert judged(history, counter_of([100 * MIB] * 30)) == {}
+
+
+def test_an_onset_in_the_middle_of_a_run_is_judged_by_what_came_since() -> None:
+    grown = {step: max(0, step - 200) for step in range(1, 260)}
+    history = holders({at: {"losses": 1 + grown[at]} for at in (3, 12, 48, 192, 212, 220, 236, 250)})
+    found = judged(history, counter_of([100 * MIB + n * MIB for n in grown.values()]))["losses"]
+    assert found.proof.certainty == "proven"
+    assert found.proof.rate == pytest.approx(MIB, rel=0.3)
+
+
+def test_periodic_growth_is_proven_over_whole_periods() -> None:
+    history = holders({at: {"metrics": at // 60} for at in (130, 190, 250, 370)})
+    counter = counter_of([(100 + at // 60) * MIB for at in range(380)])
+    found = judged(history, counter, period=60)["metrics"]
+    assert found.proof.certainty == "proven"
+    assert found.proof.rate == pytest.approx(MIB / 60)
+
+
+def test_one_allocation_is_only_a_suspicion_of_one_interval() -> None:
+    history = holders({at: {"base": 2, "cache": 2 + (at > 12)} for at in (3, 12, 48)})
+    found = judged(history, counter_of([100 * MIB + (at > 12) * MIB for at in range(50)]))
+    assert all(each.proof.certainty == "suspected" and each.proof.intervals == 1 for each in found.values())
+
+
+def test_the_fastest_growth_comes_first() -> None:
+    history = holders({at: {"slow": at, "fast": 3 * at} for at in CENSUSES})
+    assert list(judged(history, counter_of([4 * at * MIB for at in range(30)]))) == ["fast", "slow"]
+
+
+# --- after the last census ---------------------------------------------------------------------------------
+
+
+def noisy(sizes: list[int]) -> Counter:
+    """A counter too noisy to see a holder of these MiB."""
+    chance = random.Random(3)
+    return counter_of([size * MIB + chance.randrange(4000) * MIB for size in sizes])
+
+
+@pytest.mark.parametrize(("now", "certainty"), [(24, "proven"), (25, "suspected"), (90, "suspected")])
+def test_what_no_counter_shows_is_proven_for_a_quarter_of_the_time_more(now: int, certainty: str) -> None:
+    history = holders({at: {"losses": at} for at in CENSUSES})
+    found = judged(history, noisy([*range(now)]), now=now)["losses"]
+    assert found.proof.certainty == certainty
+    assert (found.proof.reason is None) == (certainty == "proven")
+
+
+def test_what_its_counter_shows_stays_proven() -> None:
+    history = holders({at: {"losses": at} for at in CENSUSES})
+    found = judged(history, counter_of([at * MIB for at in range(300)]), now=299)["losses"]
+    assert found.proof.certainty == "proven"
+
+
+def test_a_counter_that_shows_another_leak_does_not_confirm_what_has_filled() -> None:
+    history = holders({at: {"losses": at, "cache": at} for at in CENSUSES})
+    found = judged(history, counter_of([(at + min(at, 30)) * MIB for at in range(300)]), now=299)
+    assert {one.proof.certainty for one in found.values()} == {"suspected"}
+
+
+def test_a_counter_that_has_just_stopped_makes_a_suspicion() -> None:
+    history = holders({at: {"losses": at} for at in (3, 12, 24, 48, 92)})
+    found = judged(history, counter_of([min(at, 93) * MIB for at in range(105)]), now=104)["losses"]
+    assert found.proof.certainty == "suspected"
+
+
+def test_a_counter_that_has_been_flat_for_a_while_ends_a_proof() -> None:
+    history = holders({at: {"cache": min(at, 150)} for at in (10, 20, 40, 80, 160)})
+    assert judged(history, counter_of([min(at, 150) * MIB for at in range(200)]), now=199) == {}
+
+
+def test_data_that_comes_now_and_then_is_a_leak_where_the_resident_set_grows_with_it() -> None:
+    data = data_of({30: 1, 60: 2, 120: 4, 240: 8}, 300 * MIB)
+    assert judged_data(data) == []
+    (found,) = judged_data(data, host=[500 * MIB + at // 30 * 300 * MIB for at in range(300)])
+    assert (found.proof.certainty, found.proof.rate) == ("proven", 10 * MIB)
+
+
+# --- containers of ordinary data ----------------------------------------------------------------------------
+
+
+def data_of(entries: dict[float, int], entry_bytes: int = 10 * KIB) -> GrowingData:
+    return GrowingData(named("texts"), "list", None, entry_bytes, tuple(entries.items()))
+
+
+def judged_data(*data: GrowingData, host: list[int] | None = None) -> list[DataGrowth]:
+    counters = {"host": counter_of(host)} if host else {}
+    return data_growths(
+        data,
+        lambda name, rate, since: name in counters and counters[name].contradicts(rate, since),
+        confirms=lambda name, rate: name in counters and counters[name].confirms(rate),
+    )
+
+
+def test_data_that_grows_at_every_step_is_proven() -> None:
+    (found,) = judged_data(data_of({3: 3, 12: 12, 14: 14, 20: 20}))
+    assert (found.proof.certainty, found.proof.rate) == ("proven", 10 * KIB)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(data_of({3: 3, 12: 12, 14: 14, 20: 20}, entry_bytes=60), id="a log of losses"),
+        pytest.param(data_of({3: 1, 12: 2, 48: 3, 192: 9}, MIB), id="an entry now and then"),
+        pytest.param(data_of({3: 3, 12: 12, 14: 14, 20: 14}), id="has filled"),
+    ],
+)
+def test_other_data_is_not_proven(data: GrowingData) -> None:
+    assert [each for each in judged_data(data) if each.proof.certainty == "proven"] == []
+
+
+def test_data_is_contradicted_by_the_resident_set_alone() -> None:
+    data = data_of({3: 3, 12: 12, 24: 24, 48: 48}, MIB)
+    assert judged_data(data, host=[500 * MIB] * 50) == []
+    (found,) = judged_data(data, host=[500 * MIB + at * MIB for at in range(50)])
+    assert found.proof.certainty == "proven"
+
+
+# --- what awaits the collector ------------------------------------------------------------------------------
+
+
+def waiting(*found: tuple[float, int]) -> list[AwaitingCollector]:
+    return [AwaitingCollector(at, {"cpu": nbytes}) for at, nbytes in found]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param(waiting((3, 0), (13, 3 * MIB)), True, id="a part of the rate"),
+        pytest.param(waiting((3, 0), (13, 2 * MIB)), False, id="too small a part"),
+        pytest.param(waiting((3, 0), (4003, 6 * MIB)), True, id="what was not collected yet"),
+        pytest.param(waiting((3, 0), (13, 0)), False, id="nothing"),
+        pytest.param(waiting((3, 9 * MIB)), False, id="one census"),
+        pytest.param([], False, id="none"),
+    ],
+)
+def test_garbage_explains_growth_where_there_is_enough_of_it(
+    found: list[AwaitingCollector], expected: bool
+) -> None:
+    assert waits_for_collector(found, "cpu", MIB) is expected
+
+
+def test_garbage_of_another_device_explains_nothing() -> None:
+    assert not waits_for_collector(waiting((3, 0), (13, 99 * MIB)), "cuda:0", MIB)

@@ -1,0 +1,131 @@
+"""Proof: three intervals of one holder, and no counter that contradicts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtriage.diagnose.growth.proof import prove
+
+MIB = 1024**2
+
+
+def steadily(*at: float, rate: float = MIB) -> list[tuple[float, float]]:
+    return [(position, 5 * MIB + rate * position) for position in at]
+
+
+def test_three_intervals_prove_a_leak() -> None:
+    proof = prove(steadily(3, 12, 14, 20))
+    assert (proof.certainty, proof.rate, proof.intervals, proof.since) == ("proven", MIB, 3, 3)
+    assert proof.reason is None
+
+
+@pytest.mark.parametrize(("at", "grew"), [((3, 12), 1), ((3, 12, 14), 2)])
+def test_fewer_are_a_suspicion_that_says_what_is_missing(at: tuple[float, ...], grew: int) -> None:
+    proof = prove(steadily(*at))
+    assert (proof.certainty, proof.intervals) == ("suspected", grew)
+    assert proof.reason == f"it grew over {grew} of 3 intervals"
+
+
+@pytest.mark.parametrize("sizes", [[], steadily(3)])
+def test_one_census_or_none_shows_no_growth(sizes: list[tuple[float, float]]) -> None:
+    assert prove(sizes).certainty is None
+
+
+def test_a_counter_is_asked_for_half_of_the_rate_since_growth_began() -> None:
+    asked = []
+
+    def contradicted(rate: float, since: float) -> bool:
+        asked.append((rate, since))
+        return True
+
+    proof = prove(steadily(3, 12, 14, 20), contradicted)
+    assert proof.certainty is None and proof.reason
+    assert asked == [(MIB / 2, 3)]
+
+
+def test_what_was_there_before_an_onset_does_not_dilute_the_rate() -> None:
+    sizes = [
+        (3.0, 5.0 * MIB),
+        (192.0, 6.0 * MIB),
+        (200.0, 14.0 * MIB),
+        (210.0, 24.0 * MIB),
+        (230.0, 44.0 * MIB),
+    ]
+    proof = prove(sizes)
+    assert (proof.certainty, proof.rate, proof.since) == ("proven", MIB, 192)
+
+
+def test_an_interval_in_which_growth_began_counts_while_there_are_no_others() -> None:
+    sizes = [(3.0, 0.0), (192.0, 2.0 * MIB), (194.0, 4.0 * MIB), (198.0, 8.0 * MIB)]
+    assert prove(sizes).certainty == "suspected"
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param([0, 80, 120, 140], id="slower and slower"),
+        pytest.param([0, 100, 101, 200], id="hardly at all in between"),
+        pytest.param([0, 1000, 1010, 1020], id="once, and a little since"),
+    ],
+)
+def test_uneven_growth_stays_a_suspicion(sizes: list[float]) -> None:
+    proof = prove([(10.0 * at, size) for at, size in enumerate(sizes)])
+    assert proof.certainty == "suspected" and proof.reason
+
+
+@given(
+    st.lists(st.integers(1, 10_000), min_size=4, max_size=9, unique=True),
+    st.integers(1, 1 << 40),
+    st.integers(0, 1 << 40),
+)
+def test_steady_growth_is_always_proven_with_its_rate(at: list[int], rate: int, base: int) -> None:
+    proof = prove([(position, base + rate * position) for position in sorted(at)])
+    assert proof.certainty == "proven" and not proof.slowed
+    assert 3 <= proof.intervals < len(at)
+    assert proof.rate == pytest.approx(rate)
+
+
+@given(st.lists(st.integers(1, 1 << 40), min_size=4, max_size=9, unique=True))
+def test_proven_growth_shows_in_every_interval_that_counts(sizes: list[int]) -> None:
+    points = [(float(at), float(size)) for at, size in enumerate(sorted(sizes))]
+    proof = prove(points)
+    counted = [size for at, size in points if at >= proof.since]
+    rates = [after - before for before, after in pairwise(counted)]
+    assert len(rates) == proof.intervals >= 3
+    if proof.certainty == "proven":
+        assert min(rates) >= 0.3 * proof.rate
+
+
+def test_intervals_too_short_to_compare_are_joined() -> None:
+    """An entry of 10 MiB comes every ten positions, and the last census soon after the one before."""
+    at = (20.0, 60.0, 100.0, 180.0, 198.0)
+    proof = prove([(position, position // 10 * 10 * MIB) for position in at])
+    assert proof.certainty == "proven"
+    assert proof.rate == pytest.approx(MIB, rel=0.1)
+
+
+def test_a_size_that_varied_before_needs_more_intervals() -> None:
+    assert prove(steadily(3, 12, 24, 36), fell=True).reason == "it grew over 3 of 5 intervals"
+    assert prove(steadily(3, 12, 24, 36, 48, 60), fell=True).certainty == "proven"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "slowed"),
+    [
+        pytest.param(steadily(10, 20, 40, 80, 160), False, id="regular"),
+        pytest.param([*steadily(10, 20, 40, 80), (160, 130.0 * MIB)], True, id="stopped in between"),
+        pytest.param(
+            [(10, 10.0), (20, 24.0), (40, 36.0), (80, 84.0), (160, 148.0)], False, id="uneven anyway"
+        ),
+        pytest.param([*steadily(10, 20, 40, 80), (160, 200.0 * MIB)], False, id="faster"),
+    ],
+)
+def test_an_exact_growth_that_falls_short_in_the_end_has_slowed(
+    sizes: list[tuple[float, float]], slowed: bool
+) -> None:
+    proof = prove(sizes)
+    assert (proof.certainty, proof.slowed) == ("proven", slowed)

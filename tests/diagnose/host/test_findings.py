@@ -1,0 +1,225 @@
+"""Host findings: each needs its own evidence, and a healthy process has none."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtriage.diagnose.host.evidence import (
+    HostEvidence,
+    PinnedBlock,
+    PinnedUse,
+    Population,
+    Pressure,
+    Retention,
+    SharedMemoryUse,
+    WorkerGrowth,
+)
+from memtriage.diagnose.host.findings import (
+    host_findings,
+    host_notes,
+    malloc_retention,
+    pinned_remedy,
+    pinned_rounding,
+    rounding,
+    shared_memory,
+    worker_copy_on_write,
+)
+from memtriage.diagnose.host.findings import host_limit as host_limit_rule
+from memtriage.diagnose.verdict import verdict
+from memtriage.model.judged import DetectionLimit, Judged
+from support.paths import named
+
+FLAT = Judged(scale="step", points=30, detection_limit=DetectionLimit(1024, "step"))
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+def kept(
+    resident: int, *, in_use: int = 100 * MIB, rss: int = GIB, trimmable: int | None = None
+) -> Retention:
+    whole = resident if trimmable is None else trimmable
+    return Retention(step=5, resident=resident, trimmable=whole, in_use=in_use, arenas=2, rss=rss)
+
+
+def worker(copied: int, pid: int = 1) -> WorkerGrowth:
+    return WorkerGrowth(pid, "pt_data_worker", copied, copied + 10 * MIB)
+
+
+STRINGS = Population(named("train.names[*]"), "list", 2_000_000, 160 * MIB)
+
+
+def test_a_process_of_which_nothing_is_known_has_no_findings() -> None:
+    assert host_findings(HostEvidence()) == []
+    assert host_notes(HostEvidence()) == []
+
+
+def test_an_ordinary_training_process_has_no_findings() -> None:
+    evidence = HostEvidence(
+        highest_rss=GIB,
+        peak_rss=GIB + 100 * MIB,
+        mapped_files=10 * MIB,
+        mapped_files_first=9 * MIB,
+        retention=kept(150 * MIB),
+        workers=[worker(68 * MIB), worker(68 * MIB, 2)],
+        pinned=PinnedUse(
+            (PinnedBlock(100 * MIB, named("a")), PinnedBlock(20 * MIB, named("b"))), 160 * MIB, "2.11.0"
+        ),
+        pressure=Pressure(usage=6 * GIB, limit=8 * GIB, available=100 * GIB, job=5 * GIB),
+        shared_memory=SharedMemoryUse(used=20 * MIB, total=64 * MIB, grown=20 * MIB),
+        swapped=2 * MIB,
+    )
+    assert host_findings(evidence) == []
+    assert host_notes(evidence) == []
+
+
+def test_no_host_finding_changes_the_verdict() -> None:
+    evidence = HostEvidence(retention=kept(GIB, rss=2 * GIB), workers=[worker(400 * MIB)])
+    found = host_findings(evidence)
+    assert [finding.kind for finding in found] == ["malloc_retention", "worker_copy_on_write"]
+    assert all(finding.device == "host" for finding in found)
+    assert verdict(found, False, {"cpu": FLAT}) == "clean"
+
+
+def test_retention_tells_what_a_trim_returns() -> None:
+    finding = malloc_retention(HostEvidence(retention=kept(800 * MIB, trimmable=780 * MIB)))
+    assert finding is not None
+    assert (finding.bytes, finding.step) == (780 * MIB, 5)
+    assert "malloc_trim" in str(finding.fix) and "780.0 MiB" in str(finding.fix)
+
+
+def test_what_the_next_step_takes_again_is_not_retained() -> None:
+    """Activations of 700 MiB are freed at the end of a step and allocated anew in the next one."""
+    evidence = HostEvidence(retention=kept(800 * MIB), needed=800 * MIB)
+    assert malloc_retention(evidence) is None
+    evidence = HostEvidence(retention=kept(800 * MIB), needed=300 * MIB)
+    finding = malloc_retention(evidence)
+    assert finding is not None and finding.bytes == 600 * MIB
+    assert "200.0 MiB of it again" in finding.evidence[0]
+
+
+def test_retention_is_measured_against_the_process() -> None:
+    assert malloc_retention(HostEvidence(retention=kept(GIB, rss=100 * GIB))) is None
+    assert malloc_retention(HostEvidence(retention=kept(30 * GIB, rss=100 * GIB))) is not None
+
+
+def test_workers_that_copy_a_list_of_objects() -> None:
+    evidence = HostEvidence(workers=[worker(170 * MIB), worker(160 * MIB, 2), worker(MIB, 3)])
+    assert worker_copy_on_write(evidence) is None, "a garbage collection alone does as much"
+    evidence.population = STRINGS
+    finding = worker_copy_on_write(evidence)
+    assert finding is not None
+    assert (finding.bytes, finding.holder) == (330 * MIB, "train.names[*]")
+    assert "160.0 MiB to 170.0 MiB each" in finding.evidence[0]
+    assert "2,000,000 entries" in finding.evidence[1]
+
+
+def test_workers_that_copy_very_much_need_no_named_container() -> None:
+    finding = worker_copy_on_write(HostEvidence(workers=[worker(500 * MIB)]))
+    assert finding is not None and finding.holder is None
+
+
+def test_a_small_container_explains_nothing() -> None:
+    small = Population(named("train.index[*]"), "list", 20_000, MIB)
+    assert worker_copy_on_write(HostEvidence(workers=[worker(100 * MIB)], population=small)) is None
+
+
+def test_shared_memory_nearly_full() -> None:
+    full = HostEvidence(shared_memory=SharedMemoryUse(used=60 * MIB, total=64 * MIB, grown=58 * MIB))
+    finding = shared_memory(full)
+    assert finding is not None and "--shm-size" in str(finding.fix) and "94 %" in finding.evidence[0]
+
+
+def test_shared_memory_that_others_filled_is_no_finding() -> None:
+    others = HostEvidence(shared_memory=SharedMemoryUse(used=60 * MIB, total=64 * MIB, grown=MIB))
+    assert shared_memory(others) is None
+
+
+def test_the_limit_of_the_control_group_is_nearer_than_free_memory() -> None:
+    near = Pressure(usage=15 * GIB, limit=16 * GIB, available=900 * GIB, job=14 * GIB)
+    finding = host_limit_rule(HostEvidence(pressure=near))
+    assert finding is not None and finding.bytes == 14 * GIB
+    assert "900.0 GiB" in finding.evidence[0] and "1.0 GiB were left" in finding.evidence[0]
+
+
+def test_a_control_group_that_others_fill_is_no_finding() -> None:
+    near = Pressure(usage=15 * GIB, limit=16 * GIB, available=900 * GIB, job=GIB)
+    assert host_limit_rule(HostEvidence(pressure=near)) is None
+
+
+def test_swapped_memory_is_a_finding() -> None:
+    finding = host_limit_rule(HostEvidence(swapped=GIB))
+    assert finding is not None and finding.bytes == GIB and "swapped out" in finding.evidence[0]
+
+
+# -- pinned ----------------------------------------------------------------------------------------------
+
+
+def test_rounding_of_the_measured_tensor() -> None:
+    """1.1 GiB pinned cost 2.00 GiB of RSS on an H200 with torch 2.11."""
+    block = PinnedBlock(1_181_116_006, named("train.buffer"))
+    finding = pinned_rounding(PinnedUse((block,), 2 * GIB, "2.11.0+cu130"))
+    assert finding is not None
+    assert finding.bytes == 2 * GIB - 1_181_116_006
+    assert finding.holder == "train.buffer"
+
+
+@given(st.integers(0, 1 << 44))
+def test_a_rounded_block_is_the_next_power_of_two(nbytes: int) -> None:
+    whole = nbytes + rounding(PinnedBlock(nbytes, None))
+    assert whole.bit_count() <= 1
+    assert whole == 0 if nbytes == 0 else whole // 2 < nbytes <= whole
+
+
+def test_what_was_not_rounded_is_not_waste() -> None:
+    block = PinnedBlock(1100 * MIB, None)
+    assert pinned_rounding(PinnedUse((block,), 1100 * MIB, "2.15.0")) is None
+    assert pinned_rounding(PinnedUse((), 0, "2.15.0")) is None
+    assert pinned_rounding(None) is None
+
+
+def test_blocks_of_powers_of_two_waste_nothing_and_cached_ones_are_not_rounding() -> None:
+    blocks = tuple(PinnedBlock(256 * MIB, None) for _ in range(4))
+    assert pinned_rounding(PinnedUse(blocks, 2 * GIB, "2.13.0")) is None
+
+
+@pytest.mark.parametrize("version", ["2.8.0", "2.11.0+cu130", "2.12.1", "2.12.0a0+git123"])
+def test_versions_without_the_settings_are_not_told_of_them(version: str) -> None:
+    assert "pinned_m" not in pinned_remedy(version)
+
+
+@pytest.mark.parametrize(
+    "version", ["2.13.0", "2.13.0+cu130", "2.13.1", "2.14.0", "2.14.1rc1", "2.13.0a0+git1"]
+)
+def test_the_combination_that_overflows_the_heap_is_never_proposed(version: str) -> None:
+    advice = pinned_remedy(version)
+    assert "pinned_max_cached_size_mb:" in advice
+    assert "round_threshold" not in advice
+
+
+@pytest.mark.parametrize("version", ["2.14.1", "2.15.0", "3.0"])
+def test_mended_versions_get_the_setting_that_keeps_the_cache(version: str) -> None:
+    assert "pinned_max_round_threshold_mb:" in pinned_remedy(version)
+
+
+# -- notes -----------------------------------------------------------------------------------------------
+
+
+def test_mapped_files_that_grow_are_told_and_are_no_finding() -> None:
+    evidence = HostEvidence(mapped_files=3 * GIB, mapped_files_first=GIB)
+    assert host_findings(evidence) == []
+    (note,) = host_notes(evidence)
+    assert "not a leak" in note and "3.0 GiB" in note
+
+
+def test_a_transient_peak_is_told() -> None:
+    (note,) = host_notes(HostEvidence(highest_rss=2 * GIB, peak_rss=5 * GIB))
+    assert "peaked at 5.0 GiB, 3.0 GiB above" in note
+    assert host_notes(HostEvidence(highest_rss=20 * GIB, peak_rss=21 * GIB)) == []
+
+
+def test_findings_can_be_recorded() -> None:
+    for finding in host_findings(HostEvidence(retention=kept(GIB, rss=2 * GIB), swapped=GIB)):
+        assert msgspec.json.decode(msgspec.json.encode(finding), type=type(finding)) == finding

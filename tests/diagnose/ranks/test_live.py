@@ -1,0 +1,185 @@
+"""A run in progress: what each rank's line says, and when the ranks are joined anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memtriage.diagnose.ranks import live
+from memtriage.diagnose.ranks.live import SILENT_AFTER_S, LiveRun, RankLine, course_of
+from memtriage.store import tail
+from support.live_runs import MIB, NOW, LiveRank
+
+
+@pytest.fixture(autouse=True)
+def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "_LOOK_AGAIN_S", 0.0)
+    monkeypatch.setattr(live, "_JUDGE_SHARE", float("inf"))
+
+
+def followed(directory: Path, at: float = NOW + 12.0) -> LiveRun:
+    return LiveRun([directory], clock=lambda: at)
+
+
+def only(directory: Path, at: float = NOW + 12.0) -> RankLine:
+    (line,) = followed(directory, at).refresh().lines
+    return line
+
+
+def test_a_rank_in_progress(tmp_path: Path) -> None:
+    LiveRank(tmp_path, growth=32 * MIB).steps(10).mark("after refit", 1500 * MIB).ledger(77 * MIB)
+    line = only(tmp_path)
+    assert (line.rank, line.device, line.step, line.state, line.verdict) == (
+        None,
+        "cuda:0",
+        10,
+        "running",
+        None,
+    )
+    assert (line.allocated, line.reserved, line.peak) == (1500 * MIB, 1700 * MIB, 1500 * MIB)
+    assert (line.stranded, line.host_rss, line.growth) == (77 * MIB, 3000 * MIB, 32 * MIB)
+    assert (line.last_mark, line.age_s) == ("after refit", 2.0)
+
+
+def test_what_is_not_known_is_none(tmp_path: Path) -> None:
+    LiveRank(tmp_path)
+    line = only(tmp_path)
+    unknown = (line.device, line.allocated, line.peak, line.stranded, line.growth, line.last_mark)
+    assert unknown == (None,) * 6
+
+
+def test_a_gpu_counts_before_the_cpu_however_full(tmp_path: Path) -> None:
+    LiveRank(tmp_path).steps(1).mark("step", 10**12, device="cpu")
+    assert only(tmp_path).device == "cuda:0"
+
+
+@pytest.mark.parametrize(("growth", "expected"), [(0, 0), (-MIB, 0), (5 * MIB, 5 * MIB)])
+def test_growth_from_step_to_step(tmp_path: Path, growth: int, expected: int) -> None:
+    LiveRank(tmp_path, growth=growth).steps(60)
+    assert only(tmp_path).growth == expected
+
+
+def test_growth_of_a_long_run_is_told_by_its_thinned_course(tmp_path: Path) -> None:
+    LiveRank(tmp_path, growth=MIB).steps(2000)
+    assert only(tmp_path).growth == MIB
+
+
+@pytest.mark.parametrize(
+    ("start", "after", "state"),
+    [
+        ({}, 12.0, "running"),
+        ({"pid": 2**22 + 1}, 12.0, "killed"),
+        ({"host": "elsewhere"}, 12.0, "running"),
+        ({"host": "elsewhere"}, 11.0 + SILENT_AFTER_S, "silent"),
+    ],
+)
+def test_states(tmp_path: Path, start: dict[str, Any], after: float, state: str) -> None:
+    LiveRank(tmp_path, **start).steps(10)
+    assert only(tmp_path, NOW + after).state == state
+
+
+def test_a_rank_that_has_ended_tells_its_verdict_and_the_allocators_peak(tmp_path: Path) -> None:
+    LiveRank(tmp_path).steps(5).mark("end", 3).end("leak", peak_allocated={"cuda:0": 4000 * MIB})
+    line = only(tmp_path)
+    assert (line.state, line.verdict, line.peak, line.allocated) == ("ended", "leak", 4000 * MIB, 1000 * MIB)
+
+
+def test_an_empty_directory_that_fills_later(tmp_path: Path) -> None:
+    run = followed(tmp_path)
+    view = run.refresh()
+    assert view.lines == [] and view.waiting is not None and "no memtriage record" in view.waiting
+    rank = LiveRank(tmp_path)
+    assert run.refresh().waiting is None
+    rank.steps(3)
+    assert run.refresh().lines[0].step == 3
+
+
+def test_findings_while_it_runs_and_the_verdict_at_the_end(tmp_path: Path) -> None:
+    first = LiveRank(tmp_path, 0, world_size=2).steps(8)
+    run = followed(tmp_path)
+    view = run.refresh()
+    assert view.report is not None and (view.report.verdict, view.finished) == ("not_judged", False)
+    assert (view.report.ranks.seen, view.report.ranks.of) == (1, 2)
+    first.leak()
+    second = LiveRank(tmp_path, 1, world_size=2).steps(8)
+    view = run.refresh()
+    assert view.report is not None
+    assert [finding.holder for finding in view.report.findings] == ["train.losses[*] -> grad_fn MulBackward0"]
+    assert view.report.verdict == "leak"
+    first.end("clean")
+    second.end("clean")
+    view = run.refresh()
+    assert view.report is not None and (view.report.verdict, view.finished) == ("clean", True)
+
+
+def test_ranks_that_are_all_gone_make_a_killed_run(tmp_path: Path) -> None:
+    LiveRank(tmp_path, pid=2**22 + 1).steps(8)
+    view = followed(tmp_path).refresh()
+    assert view.report is not None and view.report.verdict == "killed" and view.finished
+
+
+def test_a_restart_is_followed_and_judged_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_JUDGE_SHARE", 1e-9)  # after the first time, as good as never again
+    LiveRank(tmp_path, 0, world_size=1).steps(8).leak()
+    run = followed(tmp_path)
+    assert run.refresh().report is not None
+    LiveRank(tmp_path, 0, world_size=1, restart=1, time=NOW + 5.0).steps(1)
+    view = run.refresh()
+    assert view.report is not None
+    assert (view.restart, view.report.verdict, view.report.steps) == (1, "not_judged", 1)
+
+
+def test_joining_many_ranks_is_put_off_but_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank = LiveRank(tmp_path).steps(8)
+    run = followed(tmp_path)
+    now = [0.0]
+    monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(live, "_JUDGE_SHARE", 0.1)
+    ticking = live.merge
+
+    def slow(*args: Any, **kwargs: Any) -> Any:
+        now[0] += 2.0
+        return ticking(*args, **kwargs)
+
+    monkeypatch.setattr(live, "merge", slow)
+    run.refresh()
+    rank.leak().steps(1)
+    view = run.refresh()
+    assert view.report is not None and view.report.findings == [] and view.lines[0].step == 9
+    now[0] += 30.0
+    view = run.refresh()  # nothing new in the record any more
+    assert view.report is not None and len(view.report.findings) == 1
+
+
+def test_the_course_of_a_device_is_that_of_its_steps(tmp_path: Path) -> None:
+    rank = LiveRank(tmp_path).mark("start", 5)
+    record = followed(tmp_path).refresh().records[0]
+    assert course_of(record, "cuda:0")[0] == "mark"
+    rank.steps(4).mark("backward", 7)
+    record = followed(tmp_path).refresh().records[0]
+    name, marks = course_of(record, "cuda:0")
+    assert (name, [mark.step for mark in marks]) == ("step", [1, 2, 3, 4])
+
+
+def test_ranks_are_not_joined_again_and_again_while_a_long_record_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(6):
+        LiveRank(tmp_path, rank, world_size=6).steps(2)
+    joins: list[int] = []
+    joining = live.merge
+
+    def counted(run: Any, **keywords: Any) -> Any:
+        joins.append(len(run.ranks))
+        return joining(run, **keywords)
+
+    monkeypatch.setattr(live, "merge", counted)
+    run = followed(tmp_path)
+    views = [run.refresh(limit_s=0.0) for _ in range(6)]
+    assert [len(view.lines) for view in views] == [1, 2, 3, 4, 5, 6]
+    assert [view.catching_up for view in views] == [True] * 5 + [False]
+    assert joins == [1, 6]

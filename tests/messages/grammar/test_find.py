@@ -1,0 +1,250 @@
+"""Messages of every family are found and read, whatever was done to the text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memtriage.messages.grammar.find import find
+from memtriage.messages.grammar.message import figures
+from memtriage.messages.grammar.sizes import as_printed, printed_unit
+
+RECORDS: list[dict[str, Any]] = [
+    json.loads(line)
+    for line in (Path(__file__).parents[2] / "data" / "oom_messages.jsonl").read_text().splitlines()
+]
+"""Real messages, with the sizes that a reader takes from each."""
+
+
+def each_line(prefix: str) -> Callable[[str], str]:
+    return lambda text: "\n".join(f"{prefix}{line}" for line in text.split("\n"))
+
+
+def wrapped(width: int, prefix: str = "") -> Callable[[str], str]:
+    return lambda text: "\n".join((prefix + text)[i : i + width] for i in range(0, len(prefix + text), width))
+
+
+DISGUISES: dict[str, Callable[[str], str]] = {
+    "as it is": lambda text: text,
+    "rank": each_line("[rank3]: "),
+    "srun": each_line(" 3: "),
+    "mpirun": each_line("[1,5]<stderr>:"),
+    "time": each_line("2024-11-20 12:33:44,123 ERROR "),
+    "ray": each_line("(RayTrainWorker pid=1234, ip=10.0.0.3) "),
+    "engine": each_line("(VllmWorkerProcess pid=99) ERROR 12-20 20:25:46 worker.py:241] "),
+    "pod": each_line("[pod/train-3/pytorch] "),
+    "wrapped at 60": wrapped(60),
+    "wrapped at 33": wrapped(33),
+    "colors": lambda text: "\x1b[31m" + text.replace(" ", " \x1b[0m\x1b[1m", 4) + "\x1b[0m",
+    "Windows": lambda text: text.replace("\n", "\r\n") + "\r\n",
+    "doubled spaces": lambda text: text.replace(" ", "  "),
+    "glued": lambda text: f"Failed to update parameters: {text} (step 17)",
+    "among prints": lambda text: f"exit code 1\n137 files | 100% done\n{text}\nstep 13 of 99\n",
+}
+
+
+@pytest.mark.parametrize("disguise", DISGUISES)
+def test_real_messages_give_their_sizes(disguise: str) -> None:
+    wrong = {}
+    for record in RECORDS:
+        found = find(DISGUISES[disguise](record["text"]))
+        fields = dict(found[0].message.fields) if found else None
+        families = [each.message.family for each in found]
+        if fields != (record.get("bytes") or {}) or families != [record["family"]]:
+            wrong[record["id"]] = (families, fields)
+    assert not wrong
+
+
+def test_a_tagged_message_wrapped_by_a_terminal_is_one() -> None:
+    for record in RECORDS:
+        if "\n" not in record["text"]:
+            found = find(wrapped(80, "[rank3]: ")(record["text"]))
+            assert [each.rank for each in found] == [3], record["id"]
+            assert dict(found[0].message.fields) == (record.get("bytes") or {}), record["id"]
+
+
+def test_ranks_interleaved_are_told_apart() -> None:
+    one, other = (
+        record["text"]
+        for record in RECORDS
+        if record["family"] == "cuda-v2" and record["id"] in ("oom-043", "oom-051")
+    )
+    half = len(one) // 2
+    log = f"[rank1]: {one[:half]}\n[rank2]: {other[:half]}\n[rank1]: {one[half:]}\n[rank2]: {other[half:]}\n"
+    found = {each.rank: each.message.number("requested") for each in find(log)}
+    assert found == {1: 20971520, 2: 2104533975}
+
+
+SIZES = st.integers(1, 2**40)
+
+
+@settings(deadline=None)
+@given(
+    asked=SIZES,
+    total=SIZES,
+    free=SIZES,
+    live=SIZES,
+    holes=SIZES,
+    pools=st.none() | SIZES,
+    device=st.integers(0, 15),
+)
+def test_a_message_of_any_numbers_is_read_back(
+    asked: int, total: int, free: int, live: int, holes: int, pools: int | None, device: int
+) -> None:
+    graphs = f", with {as_printed(pools)} allocated in private pools (e.g., CUDA Graphs)" if pools else ""
+    text = (
+        f"CUDA out of memory. Tried to allocate {as_printed(asked)}. GPU {device} has a total capacity of "
+        f"{as_printed(total)} of which {as_printed(free)} is free. Of the allocated memory "
+        f"{as_printed(live)} is allocated by PyTorch{graphs}, and {as_printed(holes)} is reserved by PyTorch "
+        "but unallocated."
+    )
+    (found,) = find(text)
+    read = figures(found.message)
+    assert read.device == f"cuda:{device}"
+    for name, nbytes in {
+        "requested": asked,
+        "total": total,
+        "free": free,
+        "allocated": live,
+        "reserved_unallocated": holes,
+        "private_pools": pools,
+    }.items():
+        got = getattr(read, name)
+        assert (got is None) == (nbytes is None)
+        assert nbytes is None or abs(got - nbytes) <= printed_unit(nbytes) / 200 + 1
+
+
+WHOLE = next(record for record in RECORDS if record["id"] == "oom-054")
+
+
+@settings(deadline=None)
+@given(st.integers(0, len(WHOLE["text"])))
+def test_a_cut_message_gives_the_same_sizes_or_says_that_they_are_missing(end: int) -> None:
+    for each in find(WHOLE["text"][:end]):
+        for name, value in each.message.fields.items():
+            if name != "processes":
+                assert value in (None, WHOLE["bytes"][name])
+                assert value is not None or name in each.message.missing
+
+
+@settings(deadline=None)
+@given(st.integers(1, len(WHOLE["text"]) - 60))
+def test_a_message_without_its_beginning_still_gives_sizes(start: int) -> None:
+    for each in find(WHOLE["text"][start:]):
+        for name, value in each.message.fields.items():
+            if name not in (
+                "processes",
+                "total",
+                "free",
+                "allocated",
+                "private_pools",
+                "reserved_unallocated",
+                "requested",
+            ):
+                continue
+            if name != "processes" and isinstance(value, int):
+                # The first figure may have lost its leading digits.
+                assert value <= WHOLE["bytes"][name]
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=400), st.sampled_from(RECORDS), st.integers(0, 400))
+def test_noise_never_matters_to_the_reader(noise: bytes, record: dict[str, Any], at: int) -> None:
+    text = record["text"]
+    find(text[:at] + noise.decode("utf-8", "replace") + text[at:])
+
+
+@pytest.mark.parametrize(
+    ("text", "family", "fields"),
+    [
+        ("RuntimeError: Invalid buffer size: 9.47 GiB", "mps", {"requested": 10168335073}),
+        ("h:1:2 [0] NCCL WARN Failed to CUDA calloc async 608 bytes", "nccl", {"requested": 608}),
+        (
+            "ValueError: Free memory on device (10.51/79.11 GiB) on startup is less than desired GPU memory "
+            "utilization (0.9, 71.2 GiB).",
+            "vllm",
+            {"free": 11285026570, "total": 84943715697, "desired": 76450417869},
+        ),
+        (
+            "To serve at least one request with the models's max seq len (131072), (16.00 GiB KV cache is "
+            "needed, which is larger than the available KV cache memory (9.50 GiB).",
+            "vllm",
+            {"kv_needed": 17179869184, "kv_available": 10200547328},
+        ),
+        (
+            "$ Torch: not enough memory: you tried to allocate 0GB. Buy new RAM! posix_memalign(&data, "
+            "gAlignment, nbytes) == 0. 12 vs 0",
+            "cpu-alloc",
+            {},
+        ),
+        (
+            "Out of memory: Kill process 4242 (python) score 900 or sacrifice child\nKilled process 4242 "
+            "(python) total-vm:100kB, anon-rss:80kB, file-rss:0kB",
+            "kernel-oom",
+            {"total_vm": 102400, "anon_rss": 81920, "file_rss": 0},
+        ),
+        ("State: OUT_OF_MEMORY (exit code 0)", "slurm", {}),
+        ("[launch.py:321:sigkill_handler] exits with return code = -9", "launcher", {}),
+        ("Killed", "launcher", {}),
+        ("./run.sh: line 12:  4242 Killed                  python train.py", "launcher", {}),
+        (
+            "subprocess.CalledProcessError: Command '['python']' died with <Signals.SIGKILL: 9>.",
+            "launcher",
+            {},
+        ),
+        ("DataLoader worker (pid(s) 12, 34) exited unexpectedly", "dataloader-killed", {}),
+        (
+            "unable to open shared memory object </torch_1_2> in read-write mode: No such file or directory "
+            "(2)",
+            "shm",
+            {},
+        ),
+        ("MemoryError", "python-alloc", {}),
+        ("HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`", "cublas", {}),
+        ("CUDA driver error: invalid argument", "cuda-driver", {}),
+        ("OSError: [Errno 28] No space left on device: 'checkpoint.pt'", "not-memory", {}),
+    ],
+)
+def test_further_wordings(text: str, family: str, fields: dict[str, int]) -> None:
+    found = [each.message for each in find(text)]
+    assert [message.family for message in found] == [family]
+    assert dict(found[0].fields) == fields
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "step 137 exit code 0",
+        '"OOMKilled": false,',
+        "loss 0.137, killed 3 jobs of the queue",
+        "allocated 12.3 GiB, reserved 14.0 GiB, out of 80 GiB",
+        "memory format option is only supported by strided tensors",
+        "GPU KV cache usage: 3.1%",
+    ],
+)
+def test_what_is_no_message(text: str) -> None:
+    assert find(text) == []
+
+
+def test_frames_of_the_traceback_above() -> None:
+    log = (
+        "Traceback (most recent call last):\n"
+        '  File "old.py", line 1, in early\n'
+        "KeyError: 1\n"
+        "[rank1]: Traceback (most recent call last):\n"
+        '[rank1]:   File "train.py", line 12, in main\n'
+        "[rank1]:     loss.backward()\n"
+        "[rank0]: step 7\n"
+        '[rank1]:   File "/venv/torch/_tensor.py", line 525, in backward\n'
+        "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    )
+    (found,) = find(log)
+    assert found.line == 9
+    assert found.frames == (("/venv/torch/_tensor.py", "backward", 525), ("train.py", "main", 12))

@@ -1,0 +1,46 @@
+"""Sizes as messages print them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memtriage.messages.grammar.sizes import SIZE, as_printed, first_size, printed_unit, to_bytes
+
+WHOLE = re.compile(SIZE)
+
+
+@pytest.mark.parametrize(
+    ("number", "unit", "nbytes"),
+    [
+        ("2.87", "GiB", 3081639035),
+        ("1024.00", "MiB", 1024**3),
+        ("0", "bytes", 0),
+        ("607.00", "KiB", 621568),
+        ("18.02", "GB", 19348827668),
+        ("26,184,840", "kB", 26184840 * 1024),
+        ("1044902.00", "GiB", 1121954979381248),
+        ("17179869184.00", "GiB", None),
+    ],
+)
+def test_bytes_of_a_printed_size(number: str, unit: str, nbytes: int | None) -> None:
+    assert to_bytes(number, unit) == nbytes
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**50))
+def test_what_is_printed_is_read_back_within_half_of_its_last_digit(nbytes: int) -> None:
+    read = first_size(WHOLE, as_printed(nbytes).replace(" ", ""))
+    assert read is not None
+    assert abs(read - nbytes) <= printed_unit(nbytes) / 200 + 1
+
+
+def test_a_size_behind_a_full_stop_is_no_fraction() -> None:
+    assert first_size(re.compile(rf"{SIZE}allowed"), "isfree.1.20GiBallowed;") == 1288490189
+
+
+def test_a_number_without_its_unit_is_no_size() -> None:
+    assert first_size(WHOLE, "Oftheallocatedmemory139.22") is None

@@ -1,0 +1,243 @@
+"""Whether an error means that memory ran out, and the figures of its message."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memtriage.messages.errors import is_out_of_memory, read_message
+from memtriage.messages.grammar.message import OomFields
+
+MIB = 1024**2
+GIB = 1024**3
+RUNTIME = ("RuntimeError", "Exception", "BaseException", "object")
+
+TEXTS: dict[str, str] = json.loads((Path(__file__).parents[1] / "data" / "error_texts.json").read_text())
+FULL = TEXTS["full"]
+IN_CONTAINER = TEXTS["in_container"]
+HOLES = TEXTS["holes"]
+SPILLED = TEXTS["spilled"]
+GRAPHS = TEXTS["graphs"]
+CAPPED = TEXTS["capped"]
+XPU = TEXTS["xpu"]
+MPS = TEXTS["mps"]
+ASYNC = TEXTS["async"]
+CPU = TEXTS["cpu"]
+WINDOWS = TEXTS["windows"]
+NUMPY = TEXTS["numpy"]
+WORKER = TEXTS["worker"]
+SHM = TEXTS["shm"]
+BARE = TEXTS["bare"]
+CUBLAS = TEXTS["cublas"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            FULL,
+            IN_CONTAINER,
+            HOLES,
+            GRAPHS,
+            CAPPED,
+            XPU,
+            MPS,
+            ASYNC,
+            CPU,
+            WINDOWS,
+            WORKER,
+            SHM,
+            BARE,
+            CUBLAS,
+        ),
+        "Out of memory. Tried to allocate 2.00 GiB.",
+        "HIP error: out of memory",
+        "CUDA driver error: out of memory",
+        "UR_RESULT_ERROR_OUT_OF_RESOURCES",
+        "Invalid buffer size: 9.47 GiB",
+        'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":830, please',
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "host:3018451:3018451 [0] enqueue.cc:1085 NCCL WARN Cuda failure 'out of memory'",
+        "NCCL error in: ProcessGroupNCCL.cpp:2021, unhandled cuda error\nCuda failure 2 'out of memory'",
+        "Failed to CUDA calloc async 608 bytes",
+        "$ Torch: posix_memalign(&data, gAlignment, nbytes) == 0. 12 vs 0",
+        "std::bad_alloc",
+        "[Errno 12] Cannot allocate memory",
+        "unable to mmap 1048576 bytes from file </torch_1_2_3>: Cannot allocate memory (12)",
+        "Unexpected bus error encountered in worker. Possibly insufficient shared memory (shm).",
+        "unable to write to file </torch_739_144252761_4>: No space left on device (28)",
+        NUMPY,
+    ],
+)
+def test_texts_of_a_failed_allocation(text: str) -> None:
+    assert is_out_of_memory(RUNTIME, text)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("OutOfMemoryError", *RUNTIME),
+        ("torch.OutOfMemoryError", *RUNTIME),
+        ("torch.cuda.OutOfMemoryError",),
+        ("MemoryError", "Exception"),
+        ("numpy._core._exceptions._ArrayMemoryError", "MemoryError", "Exception"),
+        ("OutOfTokens", "MemoryError", "ValueError"),
+    ],
+)
+def test_classes_that_mean_it_whatever_they_say(names: tuple[str, ...]) -> None:
+    assert is_out_of_memory(names, "")
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (("ValueError", "Exception"), "this would run out of memory: CUDA out of memory expected"),
+        (("KeyError", "LookupError", "Exception"), "std::bad_alloc"),
+        (("ImportError", "Exception"), "libgomp.so.1: cannot allocate memory in static TLS block"),
+        (RUNTIME, "mat1 and mat2 shapes cannot be multiplied (4x8 and 4x8)"),
+        (RUNTIME, "memory format option is only supported by strided tensors"),
+        (RUNTIME, "DataLoader worker (pid 19597) is killed by signal: Killed."),
+        (
+            RUNTIME,
+            "unable to open shared memory object </torch_1_2> in read-write mode: Too many open files (24)",
+        ),
+        (
+            RUNTIME,
+            '!block->expandable_segment_ INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":9',
+        ),
+        (RUNTIME, "CUDA error: an illegal memory access was encountered"),
+        (
+            ("OutOfResources", "Exception"),
+            "out of resource: shared memory, Required: 262144, Hardware limit: 101376",
+        ),
+        (("OSError", "Exception"), "[Errno 28] No space left on device: 'checkpoint.pt'"),
+    ],
+)
+def test_what_only_mentions_memory_is_not_it(names: tuple[str, ...], text: str) -> None:
+    assert not is_out_of_memory(names, text)
+
+
+# What the message says
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        pytest.param(
+            FULL,
+            OomFields(
+                device="cuda:0",
+                requested=2104533975,
+                total=85018877624,
+                free=1159641170,
+                allocated=80863496765,
+                reserved_unallocated=1964947538,
+                process_total=83848499036,
+            ),
+            id="full",
+        ),
+        pytest.param(
+            HOLES,
+            OomFields(
+                device="cuda:0",
+                requested=1825361101,
+                total=6442450944,
+                free=0,
+                allocated=3146063544,
+                reserved_unallocated=2469606195,
+            ),
+            id="2.1-capacty",
+        ),
+        pytest.param(
+            GRAPHS,
+            OomFields(
+                device="cuda:0",
+                requested=283115520,
+                total=23267985326,
+                free=268173312,
+                allocated=21560735826,
+                private_pools=343932928,
+                reserved_unallocated=59234058,
+            ),
+            id="private-pools-and-processes",
+        ),
+        pytest.param(
+            CAPPED,
+            OomFields(
+                device="cuda:0",
+                requested=79691776,
+                total=274545046979,
+                free=271463407944,
+                allowed=1288490189,
+                allocated=1224065679,
+                private_pools=17825792,
+                reserved_unallocated=19534971,
+            ),
+            id="allowed",
+        ),
+        pytest.param(
+            XPU,
+            OomFields(
+                device="xpu:0", requested=8589934592, total=16224238961, allocated=0, reserved_unallocated=0
+            ),
+            id="xpu-without-free",
+        ),
+        pytest.param(
+            MPS,
+            OomFields(device="mps", requested=1095216660, allocated=13679470838, allowed=19466939269),
+            id="mps",
+        ),
+        pytest.param(
+            ASYNC,
+            OomFields(
+                device="cuda:0", requested=640 * MIB, total=12444667740, free=7465861, allocated=10125385400
+            ),
+            id="cudaMallocAsync",
+        ),
+        pytest.param(CPU, OomFields(device="cpu", requested=116813856768), id="cpu"),
+        pytest.param(WINDOWS, OomFields(device="cpu", requested=GIB), id="windows"),
+        pytest.param(NUMPY, OomFields(device="host", requested=8 * 1024**5), id="numpy"),
+        pytest.param("MemoryError", OomFields(device="host"), id="MemoryError"),
+        pytest.param("OSError: [Errno 12] Cannot allocate memory", OomFields(device="host"), id="ENOMEM"),
+        pytest.param(SHM, OomFields(device="host"), id="bus-error"),
+        pytest.param(WORKER, OomFields(device="host"), id="worker"),
+        pytest.param(BARE, OomFields(), id="bare"),
+        pytest.param("CUDA out of memory. Tried to allocate more than 1EB memory.", OomFields(), id="1EB"),
+        pytest.param("", OomFields(), id="nothing"),
+    ],
+)
+def test_the_figures_of_a_message(text: str, fields: OomFields) -> None:
+    assert read_message(text) == fields
+
+
+@pytest.mark.parametrize("text", [IN_CONTAINER, SPILLED])
+def test_unknown_use_of_the_process_is_no_number(text: str) -> None:
+    assert "this process has" in text
+    assert read_message(text).process_total is None
+
+
+def test_sums_exist_only_where_their_parts_do() -> None:
+    fields = read_message(FULL)
+    assert fields.reserved == 80863496765 + 1964947538
+    assert fields.outside == 85018877624 - 1159641170 - fields.reserved
+    assert read_message(XPU).outside is None
+    assert read_message(SPILLED).outside is None, "allocated beyond the device"
+    assert read_message(CPU).reserved is None
+
+
+@settings(deadline=None)
+@given(st.integers(0, len(GRAPHS)))
+def test_a_cut_message_gives_the_same_figures_or_none(end: int) -> None:
+    whole, cut = read_message(GRAPHS), read_message(GRAPHS[:end])
+    for name in whole.__slots__:
+        assert getattr(cut, name) in (None, getattr(whole, name))
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_any_text_is_read(text: str) -> None:
+    assert read_message(text).requested is None or "ocate" in text

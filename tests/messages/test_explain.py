@@ -1,0 +1,322 @@
+"""What a text proves: the label, the first cause of a log, fixes that can help, and stale advice."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memtriage.messages.explain import explain
+from memtriage.messages.grammar.message import Family
+from memtriage.messages.rules import judge
+from memtriage.model.explanation import Explanation, Label, Maths
+from memtriage.playbook.entries import LADDER, PLAYBOOK
+
+RECORDS: list[dict[str, Any]] = [
+    json.loads(line)
+    for line in (Path(__file__).parents[1] / "data" / "oom_messages.jsonl").read_text().splitlines()
+]
+RECORDS_2026: list[dict[str, Any]] = [
+    json.loads(line)
+    for line in (Path(__file__).parents[1] / "data" / "oom_messages_2026.jsonl").read_text().splitlines()
+]
+"""Messages of 2025 and 2026, most of them of other libraries than PyTorch."""
+TEXT = {record["id"]: record["text"] for record in RECORDS}
+FULL = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of "
+    "79.18 GiB of which 1.08 GiB is free. Of the allocated memory 77.31 GiB is allocated by PyTorch, and "
+    "83.28 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try "
+    "setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+)
+HOLES = FULL.replace("77.31 GiB", "60.00 GiB").replace("83.28 MiB", "17.00 GiB")
+SMALLER_BATCH = re.compile(r"(smaller|reduce|lower|decrease)[^.,;]*batch", re.IGNORECASE)
+
+
+def actions(explanation: Explanation) -> list[str]:
+    return [fix.playbook for fix in explanation.fixes]
+
+
+# Real messages
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=[record["id"] for record in RECORDS])
+def test_a_real_message(record: dict[str, Any]) -> None:
+    found = explain(record["text"])
+    assert found.diagnosis in record["accept"]
+    assert found.fields == (record.get("bytes") or {})
+    assert set(found.also_possible) <= set(record["accept"])
+    assert 0 < found.confidence < 1
+    assert found.evidence and all(found.evidence)
+    assert found.events[0].role == "cause"
+    assert bool(found.fixes) == (found.diagnosis not in ("informational", "not_memory"))
+    for fix in found.fixes:
+        assert fix.playbook in PLAYBOOK
+        assert fix.math in get_args(Maths)
+        assert fix.saves_bytes is None or fix.saves_bytes > 0
+    if found.fixes and (found.diagnosis != "does_not_fit" or found.also_possible):
+        assert not SMALLER_BATCH.search(found.fixes[0].action)
+    device_failed = record["family"].startswith(("cuda", "hip", "xpu", "mps"))
+    if not device_failed and found.diagnosis.startswith(("host", "killed", "shared")):
+        assert not any("GPU" in fix.action or "expandable" in fix.action for fix in found.fixes)
+
+
+@pytest.mark.parametrize("record", RECORDS_2026, ids=[record["id"] for record in RECORDS_2026])
+def test_a_real_message_of_any_library(record: dict[str, Any]) -> None:
+    found = explain(record["text"])
+    assert found.diagnosis in record["accept"]
+    assert found.evidence and all(found.evidence)
+    assert bool(found.fixes) == (found.diagnosis not in ("informational", "not_memory"))
+    assert found.diagnosis != "unknown" or found.confidence <= 0.65
+    assert any(event.role in ("cause", "context") for event in found.events)
+    told = [size for size in found.fields.values() if isinstance(size, int)]
+    for size in (record.get("bytes") or {}).values() if told else ():
+        assert size in told, "each figure under whatever name"
+
+
+def test_the_ladder_is_kept_in_order_of_cost() -> None:
+    rungs = [name for name in actions(explain(FULL)) if name in LADDER]
+    order = list(dict.fromkeys(rungs))
+    assert order == [name for name in LADDER if name in order]
+    assert order[0] == "M5"
+
+
+# What is asked and what can help
+
+
+def test_the_arithmetic_is_the_evidence() -> None:
+    told = explain(FULL).evidence
+    assert told[:2] == [
+        "asked 1.96 GiB; 1.08 GiB free: 901.12 MiB short",
+        "77.31 GiB allocated + 83.28 MiB in holes (reserved but unallocated) + 1.08 GiB free + 725.68 MiB "
+        "outside this process's allocator = 79.18 GiB, the device",
+    ]
+    assert "1.08 GiB free + 83.28 MiB in holes = 1.16 GiB" in told[2]
+
+
+def test_a_refusal_though_memory_is_free() -> None:
+    found = explain(TEXT["oom-003"])
+    assert found.evidence[0] == "asked 12.50 MiB; 9.28 GiB free: the driver refused though memory was free"
+    assert found.settle is not None and "torch.empty(13107200" in found.settle.command
+
+
+def test_holes_are_cured_by_expandable_segments() -> None:
+    found = explain(HOLES)
+    assert (found.diagnosis, found.confidence) == ("fragmentation", 0.95)
+    assert (found.fixes[0].playbook, found.fixes[0].saves_bytes) == ("M8", 17 * 1024**3)
+    assert found.stale_advice is None
+
+
+def test_advice_to_turn_on_what_is_on_is_stale() -> None:
+    found = explain(f"export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n{HOLES}")
+    assert "M8" not in actions(found)
+    assert found.stale_advice is not None and "on already" in found.stale_advice
+
+
+def test_advice_that_the_figures_do_not_support_is_stale() -> None:
+    found = explain(FULL)
+    assert "M8" not in actions(found)
+    assert found.stale_advice is not None and "83.28 MiB in holes, 1.96 GiB asked" in found.stale_advice
+
+
+@pytest.mark.parametrize(
+    ("frames", "first", "never"),
+    [
+        ([("/venv/torch/optim/adam.py", "step")], "M17", {"M5", "M6", "M7", "M11"}),
+        ([("/venv/torch/_tensor.py", "backward")], "M5", {"M15"}),
+        ([("/app/train.py", "forward"), ("/app/train.py", "evaluate")], "M15", {"M12", "M9", "M10", "M13"}),
+        ([("/app/model.py", "load_weights")], "M9", {"M5", "M6", "M7", "M12"}),
+        ([], "M5", {"M15", "M17"}),
+    ],
+    ids=["optimizer", "backward", "evaluation", "loading", "unknown"],
+)
+def test_fixes_that_cannot_help_at_that_moment_are_not_offered(
+    frames: list[tuple[str, str]], first: str, never: set[str]
+) -> None:
+    above = "".join(f'  File "{file}", line 7, in {name}\n    call()\n' for file, name in reversed(frames))
+    found = explain(f"Traceback (most recent call last):\n{above}{FULL}")
+    assert actions(found)[0] == first
+    assert not never & set(actions(found))
+
+
+def test_the_request_is_factored() -> None:
+    found = explain(TEXT["oom-049"], {"tokens": 30688, "vocab": 151936, "hidden": 4096})
+    line = "17.37 GiB = 30,688 x 151,936 x 4 bytes (tokens x vocab): fp32 logits"
+    assert line in found.evidence
+    assert (found.fixes[0].playbook, found.fixes[0].saves_bytes) == ("M14", 18650895483)
+
+
+def test_logits_of_a_sequence_without_its_last_position() -> None:
+    asked = 32 * 1023 * 151936 * 4
+    text = FULL.replace("1.96 GiB. GPU", f"{asked / 1024**3:.2f} GiB. GPU")
+    assert any(
+        "(batch x (seq - 1) x vocab): fp32 logits" in line
+        for line in explain(text, {"batch": 32, "seq": 1024, "vocab": 151936}).evidence
+    )
+
+
+def test_attention_scores_are_named() -> None:
+    text = FULL.replace("1.96 GiB. GPU", "16.00 GiB. GPU")
+    found = explain(text, {"batch": 8, "heads": 32, "seq": 4096})
+    assert any(line.endswith("fp32 attention scores") for line in found.evidence)
+    assert found.fixes[0].playbook == "M11"
+
+
+def test_savings_are_reckoned_from_the_number_of_parameters() -> None:
+    above = 'Traceback (most recent call last):\n  File "/venv/torch/optim/adam.py", line 7, in step\n'
+    found = explain(above + FULL, {"params": 7_000_000_000, "ranks": 8})
+    assert {fix.playbook: fix.saves_bytes for fix in found.fixes} == {
+        "M17": None,
+        "M12": 42_000_000_000,
+        "M9": 49_000_000_000,
+        "M10": 56_000_000_000,
+        "M13": None,
+    }
+
+
+def test_one_gpu_cannot_shard() -> None:
+    assert "M9" not in actions(explain(FULL, {"ranks": 1}))
+
+
+def test_other_processes_are_counted_beside_ones_own() -> None:
+    found = explain(TEXT["oom-054"])
+    assert "other processes have 344.00 MiB on the device" in found.evidence
+
+
+def test_what_this_process_has_outside_its_allocator_is_no_others() -> None:
+    whole = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.18 GiB of which "
+        "1.00 GiB is free. Including non-PyTorch memory, this process has 78.00 GiB memory in use. Of the "
+        "allocated memory 40.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but "
+        "unallocated."
+    )
+    found = explain(whole)
+    assert found.diagnosis == "other_process_or_outside_allocator"
+    assert "M3" not in actions(found)
+    assert found.fixes[0].playbook == "M18"
+
+
+# Logs
+
+TAG = "[rank{}]: {}"
+WATCHDOG = "[Rank {0}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12)"
+KERNEL = (
+    "Memory cgroup out of memory: Killed process 4242 (python) total-vm:53312244kB, anon-rss:31451456kB, "
+    "file-rss:74816kB, shmem-rss:12296kB"
+)
+
+
+def test_the_first_failure_is_the_cause_and_the_rest_follows() -> None:
+    log = [f"step {i}" for i in range(400)]
+    log += [TAG.format(5, FULL), *(TAG.format(rank, WATCHDOG.format(rank)) for rank in range(5))]
+    log += [
+        TAG.format(6, HOLES),
+        "Sending process 123 closing signal SIGTERM",
+        "failed (exitcode: 1) local_rank: 5",
+    ]
+    found = explain("\n".join(log))
+    assert found.diagnosis == "does_not_fit"
+    cause, *after = found.events
+    assert (cause.role, cause.line, cause.ranks) == ("cause", 401, [5])
+    assert {event.role for event in after} == {"followed"}
+    assert "followed from line 402: collective timed out on ranks 0-4" in found.evidence
+    assert "followed from line 407: fragmentation on rank 6" in found.evidence
+
+
+def test_reports_of_memory_before_the_failure_are_its_context() -> None:
+    found = explain(f"{TEXT['oom-179']}\n" * 3 + FULL)
+    assert found.diagnosis == "does_not_fit"
+    assert [event.role for event in found.events] == ["context", "cause"]
+
+
+def test_a_kill_alone_is_never_called_out_of_memory() -> None:
+    found = explain(TEXT["oom-167"])
+    assert (found.diagnosis, found.also_possible) == ("killed_unproven", ["host_memory_limit"])
+    assert found.settle is not None and "memory.events" in found.settle.command
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_kernel_s_line_explains_a_kill(order: int) -> None:
+    log = [TEXT["oom-167"], KERNEL][::order]
+    found = explain("\n".join(log))
+    assert found.diagnosis == "host_memory_limit"
+    assert found.fields["anon_rss"] == 31451456 * 1024
+
+
+def test_a_shut_down_by_the_launcher_is_no_cause() -> None:
+    found = explain(f"failed (exitcode: -15) local_rank: 1 (pid: 7)\n{FULL}")
+    assert found.diagnosis == "does_not_fit"
+
+
+def test_the_bare_name_of_a_signal_is_no_cause() -> None:
+    found = explain(f"config: kill_signal=SIGKILL\n{FULL}")
+    assert found.diagnosis == "does_not_fit"
+
+
+def test_a_mention_without_figures_gives_way_to_the_message_itself() -> None:
+    found = explain(f"WARNING: CUDA out of memory, will retry\n\n\nsomething else\n{FULL}")
+    assert found.diagnosis == "does_not_fit"
+    assert found.fields["requested"] == 2104533975
+
+
+def test_a_log_of_those_who_waited_says_where_to_look() -> None:
+    found = explain("\n".join(TAG.format(rank, WATCHDOG.format(rank)) for rank in (0, 1)))
+    assert found.diagnosis == "unknown"
+    assert found.evidence[0] == "only what follows a failure elsewhere"
+    assert found.settle is not None and "first failure" in found.settle.fact
+
+
+@pytest.mark.parametrize("text", ["", "ValueError: 3", "step 1\nstep 2"])
+def test_nothing_about_memory(text: str) -> None:
+    found = explain(text)
+    assert (found.diagnosis, found.fields, found.fixes, found.events) == ("unknown", {}, [], [])
+
+
+# Laws
+
+
+def test_what_is_cut_lowers_confidence() -> None:
+    assert explain(TEXT["oom-053"]).confidence == pytest.approx(0.65 * 0.8)
+    assert explain(TEXT["oom-079"]).confidence == 0.95, "the request alone decides"
+
+
+def test_every_family_is_judged() -> None:
+    texts = [record["text"] for record in (*RECORDS, *RECORDS_2026)]
+    reached = {event.family for text in texts for event in explain(text).events}
+    others = {"cuda-async", "aftermath", "notebook", "npu-v2", "mention"}
+    assert reached | others == set(get_args(Family))
+
+
+def test_labels_that_no_text_proves_are_never_first() -> None:
+    first = {explain(record["text"]).diagnosis for record in RECORDS}
+    assert first == set(get_args(Label)) - {"pinned_host", "eval_or_graph_retention"}
+
+
+@settings(deadline=None)
+@given(st.sampled_from(RECORDS), st.integers(0, 900), st.binary(max_size=60), st.integers(0, 900))
+def test_any_text_is_explained(record: dict[str, Any], cut: int, noise: bytes, at: int) -> None:
+    text = record["text"][:cut]
+    text = text[:at] + noise.decode("utf-8", "surrogateescape") + text[at:]
+    found = explain(text, {"batch": 2, "seq": 64, "vocab": 1000})
+    assert found.diagnosis in get_args(Label)
+    assert 0 < found.confidence < 1
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Explanation) == found
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_any_string_is_explained(text: str) -> None:
+    assert explain(text).schema == 1
+
+
+def test_a_message_without_a_rule_would_be_seen() -> None:
+    """Each message that is found has labels, unless it is one of those that follow."""
+    from memtriage.messages.grammar.find import find
+
+    for record in RECORDS:
+        assert all(judge(each.message) for each in find(record["text"]))

@@ -1,0 +1,102 @@
+"""The size of a failing request as a product of sizes that the program knows."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memtriage.messages.errors import read_message
+from memtriage.messages.shapes import as_logits, factor, factor_request
+
+MIB = 1024**2
+
+TEXTS: dict[str, str] = json.loads((Path(__file__).parents[1] / "data" / "error_texts.json").read_text())
+IN_CONTAINER = TEXTS["in_container"]
+
+
+def test_the_logits_of_a_real_report() -> None:
+    asked = read_message(IN_CONTAINER).requested
+    assert asked is not None
+    shapes = {"hidden": 4096, "tokens": 30688, "vocabulary": 151936}
+    assert factor_request(asked, shapes) == "17.37 GiB = 30,688 x 151,936 x 4 bytes (tokens x vocabulary)"
+
+
+SIZES = st.dictionaries(
+    st.sampled_from(["batch", "sequence", "heads", "hidden"]), st.integers(2, 5000), min_size=1
+)
+
+
+@settings(deadline=None)
+@given(SIZES, st.sampled_from([1, 2, 4, 8]))
+def test_an_exact_product_is_always_found(shapes: dict[str, int], itemsize: int) -> None:
+    nbytes = itemsize
+    for count in shapes.values():
+        nbytes *= count
+    found = factor_request(nbytes, shapes, [itemsize])
+    if nbytes in (2 * MIB, 20 * MIB):
+        assert found is None
+        return
+    assert found is not None
+    assert product_of(found) == nbytes
+
+
+def product_of(text: str) -> int:
+    product = 1
+    for number in re.split(r" x ", text.partition(" = ")[2].partition(" byte")[0]):
+        product *= int(number.replace(",", ""))
+    return product
+
+
+@pytest.mark.parametrize(
+    ("request_size", "found"),
+    [
+        pytest.param(24 * MIB, "24.00 MiB = 3,000 x 2,000 x 4 bytes (a x b)", id="rounded-to-2MiB"),
+        pytest.param(26 * MIB, None, id="another-size"),
+        pytest.param(20 * MIB, None, id="20MiB-says-nothing"),
+        pytest.param(24_000_001, None, id="exact-size-of-something-else"),
+    ],
+)
+def test_rounding_by_the_allocator(request_size: int, found: str | None) -> None:
+    assert factor_request(request_size, {"a": 3000, "b": 2000}, [4]) == found
+
+
+def test_scores_of_attention_use_the_length_twice() -> None:
+    shapes = {"batch": 8, "heads": 16, "sequence": 4096}
+    assert factor_request(8 * 16 * 4096 * 4096 * 4, shapes) == (
+        "8.00 GiB = 8 x 16 x 4,096 x 4,096 x 4 bytes (batch x heads x sequence x sequence)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("shapes", "itemsize", "meaning"),
+    [
+        ({"tokens": 4096, "vocab": 151936}, 4, "fp32 logits"),
+        ({"tokens": 4096, "vocab": 151936}, 2, "16-bit logits"),
+        ({"b": 4, "heads": 16, "s": 4096}, 2, "16-bit attention scores"),
+        ({"vocab": 151936, "hidden": 8192}, 2, "16-bit embedding or output weights"),
+        ({"batch": 33, "seq": 4001, "hidden": 8209}, 2, "16-bit hidden states"),
+        ({"rows": 123457, "columns": 4099}, 4, None),
+    ],
+)
+def test_what_such_a_tensor_is(shapes: dict[str, int], itemsize: int, meaning: str | None) -> None:
+    nbytes = itemsize
+    for name, count in shapes.items():
+        nbytes *= count ** (2 if name == "s" else 1)
+    found = factor(nbytes, shapes)
+    assert found is not None
+    assert (found.itemsize, found.meaning) == (itemsize, meaning)
+
+
+def test_logits_of_an_unknown_number_of_tokens() -> None:
+    told = as_logits(18650895483, {"batch": 8, "vocab": 151936})
+    assert told == (
+        "17.37 GiB would be 30,688 x 151,936 x 4 bytes: fp32 logits of 30,688 tokens (batch 8 x 3,836)"
+    )
+    assert as_logits(18650895483, {"batch": 8}) is None
+    assert as_logits(20 * MIB, {"vocab": 1024}) is None, "a rounded request has no shape"
+    assert as_logits(64 * MIB, {"vocab": 151_936_000}) is None

@@ -1,0 +1,107 @@
+"""The attention kernel that a GPU would choose, rule by rule."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import memtriage
+from memtriage.prediction.fake_cuda.attention import AttentionCall, Backend, Switches, choose
+from memtriage.prediction.gpu_kinds import machine
+
+NOW = (2, 11)
+SHAPE = (2, 8, 128, 64)
+CALL = AttentionCall(
+    dtype=torch.bfloat16,
+    query=SHAPE,
+    key=SHAPE,
+    value=SHAPE,
+    strides_end_in_one=True,
+    masked=False,
+    mask_dim=0,
+    mask_needs_grad=False,
+    dropout=0.0,
+    causal=True,
+    gqa=False,
+    needs_grad=True,
+)
+FEW = (2, 2, 128, 64)
+LONG = (2, 8, 256, 64)
+
+
+def wide(size):
+    return {"query": (2, 8, 128, size), "key": (2, 8, 128, size), "value": (2, 8, 128, size)}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "changes", "expected"),
+    [
+        ("h200", {}, Backend.CUDNN),
+        ("a100", {}, Backend.FLASH),
+        ("v100", {"dtype": torch.float16}, Backend.EFFICIENT),
+        ("v100", {}, Backend.MATH),
+        ("h200", {"dtype": torch.float32}, Backend.EFFICIENT),
+        ("h200", {"dtype": torch.float64}, Backend.MATH),
+        ("a100", {"masked": True, "mask_dim": 4, "causal": False}, Backend.EFFICIENT),
+        ("h200", {"masked": True, "mask_dim": 4, "causal": False}, Backend.CUDNN),
+        (
+            "h200",
+            {"masked": True, "mask_dim": 4, "mask_needs_grad": True, "causal": False},
+            Backend.EFFICIENT,
+        ),
+        ("a100", {"key": FEW, "value": FEW, "gqa": True}, Backend.FLASH),
+        ("a100", {"key": FEW, "value": FEW, "gqa": False}, Backend.MATH),
+        (
+            "a100",
+            {"key": FEW, "value": FEW, "gqa": True, "masked": True, "mask_dim": 4, "causal": False},
+            Backend.MATH,
+        ),
+        ("a100", {"key": LONG, "value": LONG}, Backend.EFFICIENT),
+        ("h200", wide(192), Backend.FLASH),
+        ("h200", wide(512), Backend.EFFICIENT),
+        ("h200", wide(60), Backend.FLASH),
+        ("rtx4090", wide(256) | {"dropout": 0.1}, Backend.EFFICIENT),
+        ("h200", {"query": (2, 128, 64), "key": (2, 128, 64), "value": (2, 128, 64)}, Backend.MATH),
+        ("h200", {"strides_end_in_one": False}, Backend.MATH),
+    ],
+)
+def test_choice(gpu, changes, expected):
+    assert choose(replace(CALL, **changes), machine(gpu), NOW, Switches()) is expected
+
+
+def test_cudnn_comes_first_only_since_it_was_made_so():
+    assert choose(CALL, machine("h200"), (2, 9), Switches()) is Backend.FLASH
+
+
+def test_odd_dropout_is_refused_by_cudnn_where_that_is_checked():
+    call = replace(CALL, dropout=0.1)
+    assert choose(call, machine("h200"), (2, 13), Switches()) is Backend.CUDNN
+    assert choose(call, machine("h200"), (2, 14), Switches()) is Backend.FLASH
+
+
+def test_the_program_may_forbid_kernels_and_order_them():
+    hopper = machine("h200")
+    assert choose(CALL, hopper, NOW, Switches(cudnn=False)) is Backend.FLASH
+    assert choose(CALL, hopper, NOW, Switches(deterministic=True)) is Backend.FLASH
+    assert choose(CALL, hopper, NOW, Switches(order=(Backend.MATH, Backend.FLASH))) is Backend.MATH
+    with pytest.raises(RuntimeError, match="No available kernel"):
+        choose(replace(CALL, dtype=torch.float64), hopper, NOW, Switches(math=False))
+
+
+@pytest.mark.parametrize(("copied", "kernel"), [(False, "math"), (True, "cuDNN attention")])
+def test_a_mask_that_lies_otherwise_leaves_the_plain_computation(copied, kernel):
+    """As T5's position bias, whose heads lie side by side (`check_last_dim_stride_equals_1_dense`)."""
+
+    def build(device):
+        layer = torch.nn.Linear(64, 64, dtype=torch.bfloat16).to(device)
+        bias = torch.randn(128, 128, 8, device=device, dtype=torch.bfloat16).permute(2, 0, 1)[None]
+
+        def step():
+            query = layer(torch.randn(2, 8, 128, 64, device=device, dtype=torch.bfloat16))
+            mask = bias.contiguous() if copied else bias
+            torch.nn.functional.scaled_dot_product_attention(query, query, query, mask).sum().backward()
+
+        return layer, torch.optim.SGD(layer.parameters()), step
+
+    notes = memtriage.predict(build, torch_version="2.11").notes
+    assert f"attention (bfloat16, head size 64, with a mask) is run by {kernel}" in notes

@@ -1,0 +1,105 @@
+"""What autocast casts, and how long cast weights are kept."""
+
+import pytest
+import torch
+from torch import nn
+
+import memtriage
+from memtriage.prediction.fake_cuda.autocast_lists import LOWER, SINGLE, SINGLE_BY_DTYPE, SINGLE_NORM, WIDEST
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def seen_in_a_step(look, version="2.11"):
+    """What `look(device)` returns inside one traced step."""
+    found = []
+
+    def build(device):
+        model = nn.Linear(8, 8).to(device)
+        return model, torch.optim.SGD(model.parameters()), lambda: found.append(look(device, model))
+
+    memtriage.predict(build, steps=1, torch_version=version)
+    return found[0]
+
+
+OPERATIONS = {
+    "matmul": (lambda x: x @ x, BF16),
+    "einsum": (lambda x: torch.einsum("ij,jk->ik", x, x), BF16),
+    "convolution": (lambda x: nn.functional.conv1d(x[None], x[:, :1, None].expand(8, 8, 1)), BF16),
+    "softmax": (lambda x: x.bfloat16().softmax(-1), FP32),
+    "layer norm": (lambda x: nn.functional.layer_norm(x.bfloat16(), (8,)), FP32),
+    "sum": (lambda x: x.bfloat16().sum(), FP32),
+    "norm": (lambda x: x.bfloat16().norm(), FP32),
+    "exp": (lambda x: x.bfloat16().exp(), FP32),
+    "mean": (lambda x: x.bfloat16().mean(), BF16),
+    "add": (lambda x: x + x.bfloat16(), FP32),
+    "relu": (lambda x: x.bfloat16().relu(), BF16),
+    "addcmul": (lambda x: torch.addcmul(x.bfloat16(), x, x.bfloat16()), FP32),
+    "attention": (lambda x: nn.functional.scaled_dot_product_attention(*[x[None, None]] * 3), BF16),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_result_types_are_those_of_cuda(name):
+    operation, expected = OPERATIONS[name]
+
+    def look(device, model):
+        with torch.autocast("cuda", BF16):
+            return operation(torch.randn(8, 8, device=device)).dtype
+
+    assert seen_in_a_step(look) is expected
+
+
+BANNED = "binary_cross_entropy"
+"""Raises under autocast, before it reaches anything."""
+
+
+def test_every_operator_that_torch_casts_is_listed():
+    registered = torch._C._dispatch_has_kernel_for_dispatch_key
+    there = {
+        name.removeprefix("aten::")
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("aten::") and registered(name, "AutocastCUDA")
+    }
+    lists = (LOWER, SINGLE, SINGLE_BY_DTYPE, SINGLE_NORM, WIDEST)
+    listed = {name for names in lists for name in names}
+    # Builds with CUDA have cuDNN's recurrent layers besides, which predictions do not run.
+    besides = {"_cudnn_rnn"} if torch.backends.cuda.is_built() else set()
+    assert there - {BANNED, "rms_norm"} == listed | besides
+
+
+def test_rms_norm_is_cast_since_2_12():
+    def look(device, model):
+        with torch.autocast("cuda", BF16):
+            return nn.functional.rms_norm(torch.randn(8, 8, device=device).bfloat16(), (8,)).dtype
+
+    assert seen_in_a_step(look, "2.11") is BF16
+    assert seen_in_a_step(look, "2.12") is FP32
+
+
+def test_cast_weights_are_kept_for_the_region_and_no_longer():
+    def look(device, model):
+        before = torch.cuda.memory_allocated()
+        with torch.autocast("cuda", BF16), torch.no_grad():
+            model(torch.randn(8, 8, device=device))
+            first = torch.cuda.memory_allocated()
+            model(torch.randn(8, 8, device=device))
+            second = torch.cuda.memory_allocated()
+        return first - before, second - first, torch.cuda.memory_allocated()
+
+    kept, more, after = seen_in_a_step(look)
+    weights = 2 * 512  # of 128 and 16 bytes, in blocks
+    workspaces = (32 << 20) + (1 << 20)
+    assert kept == workspaces + weights
+    assert more == 0
+    assert after == workspaces + 2 * 512
+
+
+def test_nothing_is_cast_outside_and_where_it_is_off():
+    def look(device, model):
+        given = torch.randn(8, 8, device=device)
+        with torch.autocast("cuda", BF16), torch.autocast("cuda", enabled=False):
+            inside = model(given).dtype
+        return inside, model(given).dtype
+
+    assert seen_in_a_step(look) == (FP32, FP32)

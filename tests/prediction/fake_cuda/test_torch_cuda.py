@@ -1,0 +1,408 @@
+"""While a trace runs the machine has one GPU; afterwards everything is as it was."""
+
+import inspect
+import os
+import pickle
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import torch._dynamo  # replaces attributes of torch when it is first imported
+from torch import nn
+from torch.utils._device import DeviceContext
+
+import memtriage
+from memtriage.prediction.fake_cuda.tensors import meaning_meta, meta_is_meant
+
+PLACES = [
+    torch,
+    torch.Tensor,
+    torch.cuda,
+    torch.cuda.memory,
+    torch.cuda.random,
+    torch.accelerator,
+    torch.backends.cuda,
+    torch.backends.cudnn,
+    torch.version,
+    DeviceContext,
+]
+
+
+def pictured():
+    return [dict(vars(place)) for place in PLACES]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_everything_is_put_back(fails):
+    def build(device):
+        model = nn.Linear(4, 4).to(device)
+
+        def step():
+            assert torch.cuda.is_available()
+            if fails:
+                raise RuntimeError("no")
+
+        return model, torch.optim.SGD(model.parameters()), step
+
+    before = pictured()
+    if fails:
+        with pytest.raises(ValueError, match="RuntimeError"):
+            memtriage.predict(build, steps=1)
+    else:
+        memtriage.predict(build, steps=1)
+    for was, now in zip(before, pictured(), strict=True):
+        assert {name for name in was if was[name] is not now.get(name)} == set()
+        assert set(now) == set(was)
+    assert (torch.ones(2, 2) @ torch.ones(2, 2)).tolist() == [[2, 2], [2, 2]]
+
+
+def test_what_a_program_may_ask_is_answered():
+    answers = {}
+
+    def build(device):
+        model = nn.Linear(4, 4).to(device)
+        there = model.weight
+
+        def step():
+            answers.update(
+                device=str(there.device),
+                flags=(there.is_cuda, there.is_cpu, there.is_meta, there.get_device()),
+                stays=there.to(device) is there and there.cuda() is there,
+                copies=there.to(device, copy=True) is not there,
+                kind=(torch.cuda.get_device_name(), torch.cuda.get_device_capability()),
+                count=torch.cuda.device_count(),
+                free=torch.cuda.mem_get_info()[0] < torch.cuda.mem_get_info()[1],
+                shown=repr(there.detach()),
+                like=(torch.ones(1).to(there).device.type, torch.empty_like(there).device.type),
+                kept=there.new_zeros(2).device.type,
+                made=torch.tensor([1.0], device=device).device.type,
+            )
+            with torch.device(device):
+                answers["by context"] = torch.zeros(2).device.type
+
+        return model, torch.optim.SGD(model.parameters()), step
+
+    memtriage.predict(build, steps=1, gpu="a100")
+    assert answers == {
+        "device": "cuda:0",
+        "flags": (True, False, False, 0),
+        "stays": True,
+        "copies": True,
+        "kind": ("NVIDIA A100-SXM4-80GB", (8, 0)),
+        "count": 1,
+        "free": True,
+        "shown": "tensor(..., device='cuda:0', size=(4, 4), dtype=torch.float32)",
+        "like": ("cuda", "cuda"),
+        "kept": "cuda",
+        "made": "cuda",
+        "by context": "cuda",
+    }
+
+
+STAND_INS = [torch, torch.cuda, torch.accelerator]
+
+
+def functions_of(place):
+    return {name: value for name, value in vars(place).items() if callable(value)}
+
+
+WITHOUT_ARGUMENTS = ["clear_autocast_cache"]
+"""Of the functions in C, which do not say what they accept: stand-ins of others have to accept anything."""
+
+
+def accepted(function):
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:
+        return [] if function.__name__ in WITHOUT_ARGUMENTS else [("args", 2), ("kwargs", 4)]
+    if {parameter.kind for parameter in parameters} == {2, 4}:
+        return [("args", 2), ("kwargs", 4)]
+    return [(parameter.name, int(parameter.kind), parameter.default) for parameter in parameters]
+
+
+def test_stand_ins_accept_what_the_originals_accept():
+    before = {place: functions_of(place) for place in STAND_INS}
+    differ, compared = [], 0
+
+    def build(device):
+        nonlocal compared
+        for place, originals in before.items():
+            for name, original in originals.items():
+                standing_in = getattr(place, name)
+                if standing_in is original or isinstance(original, type):
+                    continue
+                found, expected = accepted(standing_in), accepted(original)
+                if found != expected:
+                    differ.append(f"{place.__name__}.{name}: {found}, not {expected}")
+                compared += 1
+        model = nn.Linear(4, 4).to(device)
+        return model, torch.optim.SGD(model.parameters()), lambda: None
+
+    memtriage.predict(build, steps=1)
+    assert "\n".join(differ) == ""
+    assert compared > 60
+
+
+def test_bad_arguments_are_refused_as_by_the_originals():
+    def build(device):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'gpu'"):
+            torch.cuda.synchronize(gpu=0)
+        with pytest.raises(TypeError, match="positional"):
+            torch.cuda.is_available(1)
+        model = nn.Linear(4, 4).to(device)
+        return model, torch.optim.SGD(model.parameters()), lambda: None
+
+    memtriage.predict(build, steps=1)
+
+
+def test_devices_are_given_by_keyword():
+    def build(device):
+        model = nn.Linear(4, 4).to(device)
+        for place in (device, "cuda", 0, None):
+            assert torch.cuda.current_stream(device=place) == torch.cuda.default_stream(device=place)
+            torch.cuda.synchronize(device=place)
+            free, total = torch.cuda.mem_get_info(device=place)
+            assert 0 < free < total
+            assert torch.cuda.memory_stats(device=place)["allocated_bytes.all.current"] >= 512
+            state = torch.cuda.get_rng_state(device="cuda" if place is None else place)
+            torch.cuda.set_rng_state(state, device="cuda" if place is None else place)
+            assert "cuda" in torch.cuda.memory_summary(device=place).lower()
+            with torch.cuda.device(place):
+                assert torch.cuda.current_device() == 0
+        return model, torch.optim.SGD(model.parameters()), lambda: None
+
+    memtriage.predict(build, steps=1)
+
+
+def test_legacy_types_are_of_the_device():
+    def build(device):
+        kind = torch.cuda.FloatTensor
+        host = torch.ones(2, 3)
+        x = host.type(kind)
+        assert torch.cuda.HalfTensor([1, 2]).tolist() == [1, 2]
+        assert kind(4, 1).fill_(2.0).shape == kind(torch.Size([4, 1])).shape == (4, 1)
+        assert kind(4, 1).fill_(2.0).sum().item() == 8
+        assert kind().shape == (0,)
+        made = [
+            kind(np.ones((2, 3))),
+            kind(2, 3),
+            kind([[1.0, 2.0]]),
+            host.type("torch.cuda.FloatTensor"),
+            host.type_as(x),
+            x.new(2, 3),
+            x.new([1, 2]),
+            x.new_tensor([1.0]),
+            x.type(torch.cuda.HalfTensor).float(),
+        ]
+        for each in made:
+            assert each.device.type == "cuda" and each.type() == "torch.cuda.FloatTensor"
+            assert isinstance(each, kind) and not isinstance(each, (torch.FloatTensor, torch.cuda.HalfTensor))
+        assert isinstance(host, torch.FloatTensor) and not isinstance(host, kind)
+        assert x.type(kind) is x and x.type(torch.half).type() == "torch.cuda.HalfTensor"
+        assert x.type(torch.DoubleTensor).type() == host.double().type() == "torch.DoubleTensor"
+        model = nn.Linear(4, 4).to(device)
+        return model, torch.optim.SGD(model.parameters()), lambda: None
+
+    memtriage.predict(build, steps=1)
+
+
+def test_a_legacy_tensor_takes_the_memory_of_any_other():
+    def allocated(make):
+        def build(device):
+            model = nn.Linear(4, 4).to(device)
+            kept = make(np.ones((300, 1000)))
+            return model, torch.optim.SGD(model.parameters()), lambda: kept.sum()
+
+        return memtriage.predict(build).peak_allocated
+
+    expected = allocated(lambda array: torch.empty(300, 1000, device="cuda"))
+    assert allocated(lambda array: torch.cuda.FloatTensor(array)) == expected
+    assert allocated(lambda array: torch.cuda.FloatTensor(*array.shape)) == expected
+    assert allocated(lambda array: torch.from_numpy(array).type("torch.cuda.FloatTensor")) == expected
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+def test_a_default_type_of_the_device_makes_tensors_there():
+    def build(device):
+        torch.set_default_tensor_type("torch.cuda.FloatTensor")
+        try:
+            assert torch.zeros(2).device.type == nn.Linear(2, 2).weight.device.type == "cuda"
+        finally:
+            torch.set_default_tensor_type(torch.FloatTensor)
+        assert torch.zeros(2).device.type == "cpu"
+        model = nn.Linear(4, 4).to(device)
+        return model, torch.optim.SGD(model.parameters()), lambda: None
+
+    memtriage.predict(build, steps=1)
+
+
+def test_what_a_thread_does_is_not_taken_for_what_another_means():
+    """As a DataLoader's thread that pins memory makes tensors between any two lines of the program."""
+    inside, left = threading.Event(), threading.Event()
+
+    def asks_for_meta():
+        inside.set()
+        assert left.wait(60)
+
+    asking = meaning_meta(asks_for_meta, lambda: True)
+    other = threading.Thread(target=asking)
+    other.start()
+
+    def makes():
+        left.set()
+        other.join(60)
+
+    assert inside.wait(60)
+    meaning_meta(makes, lambda: False)()
+    assert not meta_is_meant()
+
+
+def test_large_tensors_of_the_host_are_read_as_ones():
+    def build(device):
+        large = torch.rand(3, 1 << 20)
+        assert (large.numpy() == 1).all() and large.numpy().shape == large.shape
+        assert large.numpy().dtype == np.float32
+        assert (torch.rand(3, 1 << 20, device=device).cpu().numpy() == 1).all()
+        model = nn.Linear(4, 4).to(device)
+        return model, torch.optim.SGD(model.parameters()), lambda: None
+
+    said = [note for note in memtriage.predict(build, steps=1).notes if "taken as ones" in note]
+    assert len(said) == 3 and all(__file__ in each for each in said)
+
+
+def test_numbers_are_devices():
+    def build(device):
+        places = [
+            torch.device(0),
+            torch.zeros(2, device=0).device,
+            torch.ones_like(torch.zeros(2), device=0).device,
+            torch.zeros(2).new_ones(2, device=0).device,
+            torch.zeros(2).to(0).device,
+            torch.zeros(2).cuda(0).device,
+            torch.tensor([1.0], device=0).device,
+            nn.Linear(2, 2, device=0).weight.device,
+            nn.Linear(2, 2).to(0).weight.device,
+            nn.Linear(2, 2).to(device=0, dtype=torch.half).weight.device,
+            pickle.loads(pickle.dumps(torch.device(0))),
+        ]
+        assert places == [torch.device("cuda", 0)] * len(places)
+        assert all(isinstance(place, torch.device) for place in places)
+        model = nn.Linear(4, 4).to(0)
+        return model, torch.optim.SGD(model.parameters()), lambda: None
+
+    memtriage.predict(build, steps=1)
+
+
+def test_counters_are_those_of_the_simulated_allocator():
+    asked = []
+    kept = []
+
+    def build(device):
+        model = nn.Linear(1024, 1024).to(device)
+
+        def step():
+            torch.cuda.reset_peak_memory_stats()
+            model(torch.randn(512, 1024, device=device)).sum().backward()
+            asked.append((torch.cuda.max_memory_allocated(device=0), torch.cuda.max_memory_reserved()))
+            asked.append((torch.accelerator.max_memory_allocated(), torch.accelerator.max_memory_reserved()))
+            model.zero_grad()
+            kept.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+
+        return model, torch.optim.SGD(model.parameters()), step
+
+    found = memtriage.predict(build, steps=2, allocator_conf="expandable_segments:True")
+    expected = [(each.peak_allocated, each.peak_reserved) for each in found.steps for _ in range(2)]
+    assert asked == expected
+    assert [each for each, _ in kept] == [each.end_allocated for each in found.steps]
+    assert all(reserved >= allocated for allocated, reserved in kept)
+
+
+@pytest.mark.parametrize(
+    "place", ["cuda", "cuda:0", torch.device("cuda"), None, lambda storage, _: storage.cuda()]
+)
+def test_checkpoints_are_loaded_to_the_device(place, tmp_path):
+    file = tmp_path / "model.pt"
+    weights = nn.Linear(512, 512)
+    tied = {"a": weights.weight, "b": weights.weight, "step": torch.tensor(7)}
+    if place is not None:
+        torch.save(tied, file)
+
+    def build(device):
+        model = nn.Linear(512, 512, bias=False).to(device)
+        if place is None:  # saved from the device, so loaded to it
+            torch.save({"a": model.weight, "b": model.weight, "step": torch.tensor(7, device=device)}, file)
+        before = torch.cuda.memory_allocated()
+        loaded = torch.load(file, map_location=place)
+        assert torch.cuda.memory_allocated() - before == 512 * 512 * 4 + 512
+        assert {each.device for each in loaded.values()} == {torch.device("cuda", 0)}
+        assert loaded["a"].data_ptr() == loaded["b"].data_ptr()
+        if place is not None:
+            assert loaded["step"].item() == 7
+        model.load_state_dict({"weight": loaded["a"]})
+        return model, torch.optim.SGD(model.parameters()), lambda: None
+
+    memtriage.predict(build, steps=1)
+
+
+def test_data_parallel_on_one_device():
+    def build(device):
+        model = nn.DataParallel(nn.Linear(64, 64)).cuda()
+        assert model.device_ids == [0]
+        optimizer = torch.optim.SGD(model.parameters())
+
+        def step():
+            optimizer.zero_grad()
+            model(torch.randn(8, 64)).sum().backward()
+            optimizer.step()
+
+        return model, optimizer, step
+
+    found = memtriage.predict(build)
+    assert found.by_owner["parameter"] == (64 * 64 + 64) * 4
+
+
+def test_a_job_sees_a_device_for_each_rank():
+    def build(device):
+        assert device == torch.device("cuda", 3)
+        assert (torch.cuda.device_count(), torch.cuda.current_device()) == (4, 3)
+        assert torch.accelerator.device_count() == 4
+        assert torch.cuda.current_stream().device == device
+        local = int(os.environ["LOCAL_RANK"])
+        torch.cuda.set_device(local)
+        model = nn.Linear(64, 64).to(local)
+        assert model.weight.device == torch.device("cuda", local)
+        assert model.weight.get_device() == 3
+        model = nn.parallel.DistributedDataParallel(model, device_ids=[local])
+        optimizer = torch.optim.SGD(model.parameters())
+
+        def step():
+            model(torch.randn(8, 64, device=local)).sum().backward()
+            optimizer.step()
+
+        return model, optimizer, step
+
+    memtriage.predict(build, world_size=4, rank=3)
+
+
+def test_trials_of_cudnn_are_bounded_beside_the_peak():
+    def build(device):
+        model = nn.Conv2d(16, 16, 3).to(device)
+        return (
+            model,
+            torch.optim.SGD(model.parameters()),
+            lambda: model(torch.randn(4, 16, 32, 32, device=device)).sum().backward(),
+        )
+
+    plain = memtriage.predict(build)
+    assert plain.cudnn_trials_bound is msgspec.UNSET
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        tried = memtriage.predict(build)
+    finally:
+        torch.backends.cudnn.benchmark = before
+    assert tried.peak_allocated == plain.peak_allocated
+    assert tried.cudnn_trials_bound > 100 * tried.peak_reserved
+    assert any("by trial" in note for note in tried.notes)

@@ -1,0 +1,28 @@
+"""Partial sums of layer norm's gradients."""
+
+import pytest
+import torch
+
+from memtriage.prediction.gpu_kinds import machine
+from memtriage.prediction.scratch.normalization import RULES
+
+aten = torch.ops.aten
+
+
+def buffers(rows, width, dtype=torch.float32):
+    source = torch.empty(rows, width, dtype=dtype, device="meta")
+    weight = torch.empty(width, dtype=dtype, device="meta")
+    rule = RULES[aten.native_layer_norm_backward.default]
+    return rule((source, source, [width]), {}, [torch.empty_like(source), weight, weight], machine("h200"))
+
+
+def test_as_recorded_for_the_first_stage_of_convnext():
+    # H200, torch 2.11: 64 images of 56 by 56 pixels, 96 channels.
+    found = buffers(64 * 56 * 56, 96)
+    assert found[:2] == [6272 * 96 * 4] * 2
+    assert found[2] == 1176 << 10
+
+
+@pytest.mark.parametrize(("rows", "width"), [(64 * 1024, 96), (1 << 20, 4096)])
+def test_few_or_long_rows_have_none(rows, width):
+    assert buffers(rows, width) == []

@@ -1,0 +1,67 @@
+"""The buffers of reductions, against what was measured and against laws."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtriage.prediction.gpu_kinds import machine
+from memtriage.prediction.scratch import reductions
+
+HOPPER = machine("h200")
+
+
+def test_the_gradient_of_a_wide_bias_is_as_measured():
+    # mlp-wide on an H200: while (4096, 16384) is summed over its rows 142,606,848 bytes more are allocated,
+    # of which the counters take a block of 512.
+    layout = reductions.layout_of((4096, 16384), (16384, 1), {0})
+    partial, counters = reductions.sizes(layout, 4, HOPPER)
+    assert (partial + 512, counters) == (142606848, 4 * 128)
+
+
+@pytest.mark.parametrize(
+    ("shape", "reduced", "expected"),
+    [
+        ((8, 16), {1}, []),
+        ((8, 16), {0}, []),
+        ((1 << 20,), {0}, True),
+        ((1, 1), {0, 1}, []),
+    ],
+)
+def test_small_reductions_need_none(shape, reduced, expected):
+    strides = torch.empty(shape, device="meta").stride()
+    found = reductions.sizes(reductions.layout_of(shape, strides, reduced), 4, HOPPER)
+    assert bool(found) if expected is True else found == expected
+
+
+def test_dimensions_that_lie_side_by_side_are_one():
+    joined = reductions.layout_of((4, 8, 16), (128, 16, 1), {0, 1})
+    assert joined == reductions.layout_of((32, 16), (16, 1), {0})
+
+
+@given(
+    shape=st.lists(st.integers(1, 64), min_size=1, max_size=4).map(tuple),
+    chosen=st.integers(0, 15),
+)
+def test_outputs_times_inputs_are_the_elements(shape, chosen):
+    reduced = {dim for dim in range(len(shape)) if chosen >> dim & 1}
+    layout = reductions.layout_of(shape, torch.empty(shape, device="meta").stride(), reduced)
+    assert layout.outputs * layout.inputs == torch.Size(shape).numel()
+    for count in reductions.sizes(layout, 4, HOPPER):
+        assert count % 4 == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda x: (torch.ops.aten.sum.default, (x,), {}), {0, 1, 2}),
+        (lambda x: (torch.ops.aten.sum.dim_IntList, (x, [0, -1], True), {}), {0, 2}),
+        (lambda x: (torch.ops.aten.sum.dim_IntList, (x, None), {}), {0, 1, 2}),
+        (lambda x: (torch.ops.aten.argmax.default, (x, 1), {}), {1}),
+        (lambda x: (torch.ops.aten.var.correction, (x, [1]), {}), {1}),
+        (lambda x: (torch.ops.aten.linalg_vector_norm.default, (x, 2.0, [2]), {}), {2}),
+    ],
+)
+def test_which_dimensions_are_reduced(call, expected):
+    func, args, kwargs = call(torch.empty(2, 3, 4))
+    assert reductions.reduced_dimensions(func, args, kwargs) == expected

@@ -1,0 +1,453 @@
+"""One rank of many: bytes of shards, buckets and buffers against arithmetic, and nothing left behind."""
+
+import json
+import os
+import sys
+import textwrap
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+import memtriage
+from memtriage.cli import app
+from memtriage.model import units
+from memtriage.prediction.build import BuildError
+from memtriage.prediction.distributed import nccl
+from memtriage.prediction.distributed.buffers import COMMUNICATION, UNSHARDED
+from memtriage.prediction.gpu_kinds import machine
+from memtriage.prediction.lifetimes import DEFAULT_STREAM
+from memtriage.prediction.trace import trace
+
+MIB = 1 << 20
+WIDTH = 512
+LAYERS = 4
+RANKS = 4
+LAYER = WIDTH * WIDTH * 4
+"""Bytes of one layer's weight in single precision: 1 MiB."""
+VERSION = (2, 13)
+
+
+def layers(device):
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]).to(device)
+
+
+def sharded(device, **options):
+    model = layers(device)
+    for layer in model:
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
+    return model
+
+
+def program(wrap, optimizer=torch.optim.SGD, rows=64, micro_batches=1):
+    """A build function of the layers, wrapped for many ranks."""
+
+    def build(device):
+        model = wrap(device)
+        made = optimizer(model.parameters(), lr=0.1)
+
+        def step():
+            for _ in range(micro_batches):
+                model(torch.randn(rows, WIDTH, device=device)).pow(2).sum().backward()
+            made.step()
+            made.zero_grad()
+
+        return model, made, step
+
+    return build
+
+
+def replicated(device, **options):
+    return nn.parallel.DistributedDataParallel(layers(device), **options)
+
+
+def traced(build, rank=0, steps=2, ranks=RANKS):
+    return trace(build, machine("h200"), VERSION, steps, ranks, rank)
+
+
+def sizes(found, owner):
+    """Bytes of the blocks of an owner, as often as they occur."""
+    return Counter(
+        block.size
+        for number, block in enumerate(found.recording.blocks)
+        if block.size and owner in (block.owner, found.owners.get(number))
+    )
+
+
+def test_fsdp2_keeps_one_share_of_everything_that_lasts():
+    prediction = memtriage.predict(program(sharded, torch.optim.AdamW), world_size=RANKS)
+    alone = memtriage.predict(program(layers, torch.optim.AdamW))
+    assert prediction.by_owner["parameter"] * RANKS == alone.by_owner["parameter"] == LAYERS * LAYER
+    states = prediction.by_owner["optimizer state"], alone.by_owner["optimizer state"]
+    assert states[0] * RANKS == states[1] == 2 * LAYERS * LAYER
+
+
+def test_fsdp2_gathers_whole_layers_and_reduces_into_shares():
+    found = traced(program(sharded), steps=1)
+    buffers = sizes(found, COMMUNICATION)
+    # Forward and backward gather each layer, and the gradients of each are laid out for the reduction once.
+    # What the reduction makes is the gradient's shard.
+    assert buffers[LAYER] == 3 * LAYERS
+    assert sizes(found, "gradient") == {LAYER // RANKS: LAYERS}
+    assert sizes(found, UNSHARDED)[LAYER] == 2 * LAYERS
+
+
+def test_fsdp2_gathers_in_the_precision_of_the_policy_and_reduces_in_its_own():
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    found = traced(program(lambda device: sharded(device, mp_policy=policy)), steps=1)
+    buffers = sizes(found, COMMUNICATION)
+    assert buffers[LAYER // 2] == 2 * LAYERS  # gathered
+    assert buffers[LAYER] == LAYERS  # reduced
+    assert buffers[LAYER // 2 // RANKS] == 2 * LAYERS  # shards cast before they are gathered
+
+
+def test_fsdp2_without_resharding_gathers_once():
+    found = traced(program(lambda device: sharded(device, reshard_after_forward=False)), steps=1)
+    assert sizes(found, COMMUNICATION)[LAYER] == 2 * LAYERS
+
+
+def test_fsdp2_gathers_and_reduces_on_streams_of_their_own():
+    found = traced(program(sharded))
+    streams = {block.stream for block in found.recording.blocks if block.owner == COMMUNICATION}
+    gathering, reducing = streams - {DEFAULT_STREAM}
+    shards = {block.stream for block in found.recording.blocks if block.size == LAYER // RANKS}
+    assert reducing in shards and gathering not in shards
+    assert all(block.stream == DEFAULT_STREAM for block in found.recording.blocks if block.op == "aten::mm")
+
+
+@settings(max_examples=12, deadline=None)
+@given(rows=st.integers(1, 40), ranks=st.integers(2, 9), data=st.data())
+def test_every_rank_keeps_the_largest_share_of_rows(rows, ranks, data):
+    rank = data.draw(st.integers(0, ranks - 1))
+
+    def wrap(device):
+        return fully_shard(nn.Linear(WIDTH, rows, bias=False).to(device))
+
+    found = traced(program(wrap), rank=rank, steps=1, ranks=ranks)
+    share = -(-rows // ranks)  # `torch.chunk`; smaller shares are padded to it
+    assert sizes(found, "parameter") == {share * WIDTH * 4: 1}
+
+
+def test_a_hybrid_mesh_shards_over_one_dimension_and_has_two_communicators():
+    def wrap(device):
+        mesh = dist.device_mesh.init_device_mesh("cuda", (2, 2), mesh_dim_names=("replicate", "shard"))
+        return sharded(device, mesh=mesh)
+
+    for _ in range(2):  # the second time, what DTensor remembers of the first must not matter
+        found = traced(program(wrap), steps=1)
+        assert found.communicators == 2
+        assert sizes(found, "parameter") == {LAYER // 2: LAYERS}
+
+
+def test_offloaded_shards_take_no_memory_of_the_device():
+    policy = torch.distributed.fsdp.CPUOffloadPolicy()
+    prediction = memtriage.predict(
+        program(lambda device: sharded(device, offload_policy=policy)), world_size=RANKS
+    )
+    assert "parameter" not in prediction.by_owner
+    assert prediction.by_owner[UNSHARDED] >= LAYER
+
+
+def test_shards_made_on_the_meta_device_are_initialized_on_their_own():
+    def wrap(device):
+        with torch.device("meta"):
+            model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])
+        for layer in model:
+            fully_shard(layer)
+        model.to_empty(device=device)
+        for layer in model:
+            layer.reset_parameters()
+        return fully_shard(model)
+
+    found = traced(program(wrap), steps=1)
+    built = [block.size for block in found.recording.blocks if block.phase == "build" and block.size]
+    assert sizes(found, "parameter") == {LAYER // RANKS: LAYERS}
+    assert max(built) == LAYER // RANKS
+
+
+def test_gradient_clipping_and_accumulation_under_fsdp2():
+    def build(device):
+        model, optimizer, _ = program(sharded, torch.optim.AdamW)(device)
+
+        def step():
+            for last in (False, True):
+                model.set_requires_gradient_sync(last)
+                model(torch.randn(64, WIDTH, device=device)).sum().backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            assert norm.device.type == "cuda"
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return model, optimizer, step
+
+    kept = memtriage.predict(build, world_size=RANKS)
+    reduced = memtriage.predict(program(sharded, torch.optim.AdamW, micro_batches=2), world_size=RANKS)
+    # Without a reduction the first micro-batch leaves whole gradients.
+    assert kept.peak_allocated >= reduced.peak_allocated + LAYERS * LAYER // 2
+
+
+@pytest.mark.parametrize(
+    ("options", "rebuilt"),
+    [
+        ({}, {LAYER: 1, (LAYERS - 1) * LAYER: 1}),  # the first of 1 MiB, the others of 25
+        ({"bucket_cap_mb": 2}, {2 * LAYER: LAYERS // 2}),
+        ({"bucket_cap_mb": 100}, {LAYERS * LAYER: 1}),
+    ],
+)
+def test_ddp_has_one_bucket_in_the_first_step_and_smaller_ones_from_then_on(options, rebuilt):
+    found = traced(program(lambda device: replicated(device, **options)), steps=3)
+    buckets = Counter({size: count for size, count in sizes(found, COMMUNICATION).items() if size >= LAYER})
+    assert buckets == Counter({LAYERS * LAYER: 1}) + Counter(rebuilt)
+    assert found.communicators == 1
+
+
+def test_ddp_has_two_buckets_in_its_second_step_until_the_backward():
+    # Large activations: the peak is at the start of backward.
+    prediction = memtriage.predict(program(replicated, rows=1 << 14), steps=3, world_size=RANKS)
+    _, second, third = prediction.steps
+    assert second.peak_allocated - third.peak_allocated == LAYERS * LAYER
+    assert second.end_allocated == third.end_allocated
+    assert prediction.by_owner[COMMUNICATION] == LAYERS * LAYER
+    assert any(
+        f"bucket of the first step ({units.size(LAYERS * LAYER)})" in note for note in prediction.notes
+    )
+
+
+def test_a_bucket_that_stays_is_not_said_to_be_replaced():
+    prediction = memtriage.predict(
+        program(lambda device: replicated(device, find_unused_parameters=True)), steps=3, world_size=RANKS
+    )
+    assert not any("bucket of the first step" in note for note in prediction.notes)
+
+
+def test_every_communicator_takes_as_much_and_the_first_takes_the_library_too():
+    assert nccl.outside(0) == 0
+    assert nccl.outside(3) - nccl.outside(2) == nccl.outside(2) - nccl.outside(1) == nccl.COMMUNICATOR
+    assert nccl.outside(1) == nccl.LIBRARY + nccl.COMMUNICATOR
+
+
+def test_gradients_that_are_views_of_buckets_save_a_copy_of_the_model():
+    apart = memtriage.predict(program(replicated), steps=3, world_size=RANKS)
+    views = memtriage.predict(
+        program(lambda device: replicated(device, gradient_as_bucket_view=True)), steps=3, world_size=RANKS
+    )
+    saved = apart.peak_allocated - views.peak_allocated
+    # A gradient is apart until it is copied; so is the next one.
+    assert (LAYERS - 2) * LAYER <= saved <= LAYERS * LAYER
+
+
+def test_ddp_broadcasts_the_model_when_it_is_wrapped():
+    found = traced(program(replicated), steps=1)
+    flat = [block for block in found.recording.blocks if block.op == "aten::cat" and block.phase == "build"]
+    assert [block.size for block in flat] == [LAYERS * LAYER]
+
+
+def test_no_sync_leaves_gradients_of_the_first_micro_batch_alone():
+    def build(device):
+        model, optimizer, _ = program(replicated)(device)
+
+        def step():
+            with model.no_sync():
+                model(torch.randn(64, WIDTH, device=device)).sum().backward()
+            model(torch.randn(64, WIDTH, device=device)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return model, optimizer, step
+
+    assert memtriage.predict(build, world_size=RANKS).by_owner["gradient"] >= LAYERS * LAYER
+
+
+def test_a_compressing_hook_makes_buffers_of_half_the_size():
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    def wrap(device):
+        model = replicated(device)
+        model.register_comm_hook(None, bf16_compress_hook)
+        return model
+
+    found = traced(program(wrap))
+    halves = [block for block in found.recording.blocks if block.size == LAYERS * LAYER // 2]
+    assert halves and all(block.phase == "backward" for block in halves)
+
+
+def test_the_states_of_zero_1_are_shared_out_among_the_ranks():
+    def wrapped(parameters, lr):
+        return ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=lr)
+
+    shares = [
+        memtriage.predict(program(replicated, wrapped), world_size=3, rank=rank).by_owner["optimizer state"]
+        for rank in range(3)
+    ]
+    # Four layers on three ranks: one has two of them; two moments of each.
+    assert sorted(shares) == [2 * LAYER, 2 * LAYER, 4 * LAYER]
+
+
+def test_a_list_of_tensors_is_gathered_through_one_flat_tensor():
+    def build(device):
+        model, optimizer, _ = program(layers)(device)
+
+        def step():
+            found = model(torch.randn(64, WIDTH, device=device))
+            gathered = [torch.empty_like(found) for _ in range(RANKS)]
+            dist.all_gather(gathered, found.detach())
+            whole = torch.empty(RANKS * 64, WIDTH, device=device)
+            dist.all_gather_into_tensor(whole, found.detach())
+            found.sum().backward()
+
+        return model, optimizer, step
+
+    found = traced(build, steps=1)
+    gathered = [block for block in found.recording.blocks if block.op == "c10d::allgather_"]
+    assert [block.size for block in gathered] == [RANKS * 64 * WIDTH * 4]
+
+
+def test_ranks_that_do_not_communicate_are_as_one():
+    together = memtriage.predict(program(layers), world_size=RANKS)
+    alone = memtriage.predict(program(layers))
+    assert together.steps == alone.steps
+    assert together.outside_allocator == alone.outside_allocator
+    assert any("do not communicate" in note for note in together.notes)
+
+
+def test_nccl_lies_outside_the_allocator():
+    alone = memtriage.predict(program(layers))
+    together = memtriage.predict(program(replicated), world_size=RANKS)
+    assert together.outside_allocator > alone.outside_allocator
+    assert any("NCCL" in note for note in together.notes)
+
+
+def test_a_block_that_another_stream_uses_is_not_taken_again_before_that_stream_has_passed():
+    def build(device, wait):
+        model = layers(device)
+        side = torch.cuda.Stream()
+
+        def step():
+            scratch = torch.empty(32 * MIB, device=device, dtype=torch.uint8)
+            scratch.record_stream(side)
+            del scratch
+            if wait:
+                torch.cuda.current_stream().wait_stream(side)
+            torch.empty(32 * MIB, device=device, dtype=torch.uint8).sum()
+
+        return model, torch.optim.SGD(model.parameters()), step
+
+    waited = memtriage.predict(lambda device: build(device, True), steps=1)
+    not_waited = memtriage.predict(lambda device: build(device, False), steps=1)
+    assert not_waited.peak_allocated == waited.peak_allocated
+    assert not_waited.peak_reserved > waited.peak_reserved
+
+
+def test_a_stream_has_blocks_of_its_own():
+    def build(device, streams):
+        model = layers(device)
+        side = [torch.cuda.Stream() for _ in range(streams)]
+
+        def step():
+            for stream in side:
+                with torch.cuda.stream(stream):
+                    torch.empty(32 * MIB, device=device, dtype=torch.uint8)
+
+        return model, torch.optim.SGD(model.parameters()), step
+
+    one, three = (memtriage.predict(lambda device, n=n: build(device, n), steps=1) for n in (1, 3))
+    assert three.peak_allocated == one.peak_allocated
+    assert three.peak_reserved - one.peak_reserved == 2 * 32 * MIB
+
+
+def test_programs_that_make_the_group_themselves_get_the_rank_that_was_asked_for():
+    seen = []
+
+    def wrap(device):
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        group = dist.new_group([0, 1], backend="gloo")
+        seen.append((dist.get_rank(), dist.get_world_size(), os.environ["RANK"], group is not None))
+        return replicated(device, device_ids=[0])
+
+    memtriage.predict(program(wrap), world_size=RANKS, rank=2)
+    assert seen == [(2, RANKS, "2", True)]
+
+
+def test_another_number_of_ranks_than_the_program_means_is_refused():
+    def wrap(device):
+        dist.init_process_group("nccl", world_size=8, rank=0)
+        return replicated(device)
+
+    with pytest.raises(BuildError, match="process group of 8 ranks; expected 4"):
+        memtriage.predict(program(wrap), world_size=RANKS)
+
+
+@pytest.mark.parametrize("wrap", [replicated, sharded])
+def test_a_program_for_many_ranks_wants_their_number(wrap):
+    with pytest.raises(BuildError, match="world_size"):
+        memtriage.predict(program(wrap))
+
+
+def test_the_command_predicts_a_rank(tmp_path, capsys):
+    file = tmp_path / "train.py"
+    file.write_text(textwrap.dedent(PROGRAM))
+    assert app.main(["predict", f"{file}:build", "--json", "--world-size", "4", "--rank", "3"]) == 0
+    assert json.loads(capsys.readouterr().out)["by_owner"]["parameter"] == 256 * 256 * 4 // 4
+    assert app.main(["predict", f"{file}:build", "--world-size", "4", "--rank", "4"]) == 2
+    assert "world_size=4, rank=4" in capsys.readouterr().err
+
+
+PROGRAM = """
+    import torch
+    from torch.distributed.fsdp import fully_shard
+
+    def build(device):
+        model = fully_shard(torch.nn.Linear(256, 256, bias=False).to(device))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step():
+            model(torch.randn(8, 256, device=device)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return model, optimizer, step
+"""
+
+
+def test_everything_is_put_back():
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives
+
+    def state():
+        return (
+            dist.is_initialized(),
+            dict(os.environ),
+            sys.excepthook,
+            dist.init_process_group,
+            torch.cuda.Stream,
+            torch.UntypedStorage.resize_,
+            torch.Tensor.record_stream,
+            torch._C._get_accelerator,
+            _fsdp_collectives.foreach_all_gather,
+            nn.parallel.distributed._verify_param_shape_across_processes,
+        )
+
+    before = state()
+    memtriage.predict(program(sharded), steps=1, world_size=2, rank=1)
+    with pytest.raises(BuildError):
+        memtriage.predict(program(lambda device: 1 / 0), world_size=2)
+    assert state() == before
+
+
+def test_a_group_that_is_there_already_is_not_touched():
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with pytest.raises(ValueError, match="exists already"):
+            memtriage.predict(program(layers), world_size=2)
+        assert dist.get_world_size() == 2
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,93 @@
+"""Gradients that meet at one tensor: added in place where the engine alone holds the first."""
+
+import torch
+from torch import nn
+
+import memtriage
+from memtriage.prediction.engine import uses_alone
+from memtriage.prediction.gpu_kinds import machine
+from memtriage.prediction.trace import trace
+
+WIDTH = 512
+
+
+def additions(forward):
+    """Operators that made blocks of the size of the activations in backward."""
+
+    def build(device):
+        layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3)).to(device)
+        optimizer = torch.optim.SGD(layers.parameters())
+
+        def step():
+            rows = torch.randn(2 * WIDTH, WIDTH, device=device)
+            forward(layers, rows).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return layers, optimizer, step
+
+    blocks = trace(build, machine("h200"), (2, 13), 1).recording.blocks
+    size = 2 * WIDTH * WIDTH * 4
+    return [block.op for block in blocks if block.phase == "backward" and block.size == size].count(
+        "aten::add"
+    )
+
+
+def test_a_residual_connection_adds_in_place():
+    def forward(layers, rows):
+        hidden = layers[0](rows)
+        return (hidden + layers[2](layers[1](hidden))).square().sum()
+
+    assert additions(forward) == 0
+
+
+def test_a_gradient_that_another_node_waits_for_is_kept():
+    def forward(layers, rows):
+        early = layers[0](rows)
+        hidden = layers[1](rows)
+        late = layers[2](hidden)
+        # The gradient of the sum reaches both; that of `early` is used last.
+        return late.sum() + (hidden + early).square().sum()
+
+    assert additions(forward) == 1
+
+
+def test_how_often_a_gradient_is_referred_to_is_looked_at_once():
+    assert uses_alone() is not None
+    assert uses_alone() == uses_alone()
+
+
+def test_dropout_allocates_its_mask_first():
+    def build(device):
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5)).to(device)
+
+        def step():
+            model(torch.randn(WIDTH, WIDTH, device=device)).sum().backward()
+
+        return model, torch.optim.SGD(model.parameters()), step
+
+    blocks = trace(build, machine("h200"), (2, 13), 1).recording.blocks
+    sizes = [block.size for block in blocks if block.op == "aten::native_dropout"]
+    assert sizes == [WIDTH * WIDTH, WIDTH * WIDTH * 4]
+
+
+def test_an_output_beyond_the_last_use_does_not_change_results():
+    """The trace leaves the engine as it is."""
+    before = torch.randn(4, requires_grad=True)
+    (before + before.sin()).sum().backward()
+    first = before.grad.clone()
+    memtriage.predict(_small, steps=1)
+    before.grad = None
+    (before + before.sin()).sum().backward()
+    assert torch.equal(before.grad, first)
+
+
+def _small(device):
+    model = nn.Linear(4, 4).to(device)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def step():
+        model(torch.randn(2, 4, device=device)).sum().backward()
+        optimizer.step()
+
+    return model, optimizer, step

@@ -1,0 +1,217 @@
+"""From a Hugging Face configuration to the step that `Trainer` runs."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from memtriage.prediction.api import predict_program
+from memtriage.prediction.build import BuildError
+from memtriage.prediction.hf import TrainingArguments, build_from_config
+from memtriage.prediction.script import Script
+
+transformers = pytest.importorskip("transformers")
+
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 1000,
+}
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **TEXT}
+MODELS = {
+    "llama": LLAMA,
+    "bert": {"model_type": "bert", "architectures": ["BertForQuestionAnswering"], **TEXT},
+    "classifier": {"model_type": "bert", "architectures": ["BertForSequenceClassification"], **TEXT},
+    "t5": {
+        "model_type": "t5",
+        "d_model": 64,
+        "d_ff": 128,
+        "d_kv": 16,
+        "num_layers": 2,
+        "num_heads": 4,
+        "vocab_size": 1000,
+        "decoder_start_token_id": 0,
+    },
+    "vit": {
+        "model_type": "vit",
+        "architectures": ["ViTForImageClassification"],
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    },
+}
+SMALL = {"batch": 2, "seq": 64}
+STRAY_SCALARS = 8 * 512
+"""Blocks of single numbers that the Trainer keeps besides: its loss, its norm, its count of items."""
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(content):
+        file = tmp_path / "config.json"
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+        return file
+
+    return write
+
+
+def parameters(config):
+    """Number of trained elements, as transformers itself makes the model."""
+    given = dict(config)
+    made = transformers.CONFIG_MAPPING[given["model_type"]].from_dict(given)
+    name = (given.get("architectures") or ["T5ForConditionalGeneration"])[0]
+    with torch.device("meta"):
+        model = getattr(transformers, name)(made)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_many_kinds_have_their_parameters_and_states(name, config):
+    found = predict_program(
+        build_from_config(config(MODELS[name]), TrainingArguments(**SMALL, optimizer="adamw-fused"))
+    )
+    count = parameters(MODELS[name])
+    assert found.by_owner["parameter"] == 4 * count
+    # Two states, and a step count a parameter on the device.
+    assert 2 * 4 * count < found.by_owner["optimizer state"] < 2 * 4 * count + 1024
+
+
+@pytest.mark.parametrize(
+    ("arguments", "weight", "states"),
+    [
+        ({"precision": "fp32", "optimizer": "sgd"}, 4, 0),
+        ({"precision": "bf16", "optimizer": "sgd-momentum"}, 2, 2),
+        ({"precision": "bf16", "gradient_checkpointing": True}, 2, 4),
+        ({"precision": "fp16-amp", "gradient_accumulation": 2, "attention": "eager"}, 4, 8),
+        ({"precision": "amp-bf16", "optimizer": "rmsprop"}, 4, 4),
+    ],
+)
+def test_precision_and_optimizer_size_weights_and_states(arguments, weight, states, config):
+    found = predict_program(build_from_config(config(LLAMA), TrainingArguments(**SMALL, **arguments)))
+    count = parameters(LLAMA)
+    assert found.by_owner["parameter"] == weight * count
+    assert found.by_owner.get("optimizer state", 0) == states * count
+    asked_for = arguments.get("attention") == "eager"
+    assert any("attention (" in note for note in found.notes) is not asked_for
+
+
+def test_adafactor_keeps_rows_and_columns(config):
+    found = predict_program(
+        build_from_config(config(LLAMA), TrainingArguments(**SMALL, optimizer="adafactor"))
+    )
+    assert 0 < found.by_owner["optimizer state"] < found.by_owner["parameter"] / 8
+
+
+def test_checkpointing_lowers_the_activations(config):
+    deep = {**LLAMA, "num_hidden_layers": 6}
+    plain, checkpointed = (
+        predict_program(build_from_config(config(deep), TrainingArguments(batch=8, seq=128, **extra)))
+        for extra in ({}, {"gradient_checkpointing": True})
+    )
+    assert checkpointed.by_owner["activation"] < plain.by_owner["activation"]
+
+
+TRAINER = """
+import json, sys
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+class Tokens(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        ids = torch.randint(0, 1000, (128,))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+
+with open(sys.argv[1]) as file:
+    model = LlamaForCausalLM(LlamaConfig(**json.load(file)))
+arguments = TrainingArguments(
+    output_dir=sys.argv[2], per_device_train_batch_size=4, gradient_accumulation_steps=2, max_steps=9,
+    bf16=True, optim="adamw_torch", report_to=[], save_strategy="no", disable_tqdm=True,
+)
+Trainer(model, arguments, train_dataset=Tokens()).train()
+"""
+
+
+def test_the_step_is_that_of_the_trainer_itself(config, tmp_path):
+    pytest.importorskip("accelerate")
+    script = tmp_path / "trainer.py"
+    script.write_text(TRAINER)
+    file = config(LLAMA)
+    real = predict_program(Script(str(script), [str(file), str(tmp_path / "out")]))
+    ours = predict_program(
+        build_from_config(file, TrainingArguments(batch=4, seq=128, gradient_accumulation=2)),
+    )
+    assert ours.peak_reserved == real.peak_reserved
+    assert ours.peak_phase == real.peak_phase
+    assert abs(ours.peak_allocated - real.peak_allocated) <= STRAY_SCALARS
+    for owner in ("parameter", "gradient", "optimizer state", "workspace", "temporary"):
+        assert ours.by_owner[owner] == real.by_owner[owner]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is no JSON"),
+        ("[1]", "has no `model_type`"),
+        ({"hidden_size": 8}, "has no `model_type`"),
+        ({"model_type": "abacus"}, "no model type 'abacus'"),
+        ({**LLAMA, "architectures": ["AbacusForCausalLM"]}, "no architecture 'AbacusForCausalLM'"),
+        ({**LLAMA, "architectures": ["LlamaModel"]}, "computes no loss"),
+        ({"model_type": "wav2vec2", "architectures": ["Wav2Vec2ForCTC"]}, "fed with 'input_values'"),
+        ({"model_type": "clap"}, "names no architecture"),
+        ({**LLAMA, "hidden_size": "wide"}, "no configuration of 'llama'"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used(content, said, config):
+    with pytest.raises(BuildError, match=said):
+        build_from_config(config(content), TrainingArguments())
+
+
+def test_a_configuration_that_is_not_there(tmp_path):
+    with pytest.raises(BuildError, match="No such file"):
+        build_from_config(tmp_path / "nowhere.json", TrainingArguments())
+    with pytest.raises(BuildError, match=r"config\.json: No such file"):
+        build_from_config(tmp_path, TrainingArguments())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"batch": 0}, "batch=0"),
+        ({"gradient_accumulation": -1}, "gradient_accumulation=-1"),
+        ({"precision": "fp8"}, "precision='fp8'; expected one of fp32"),
+        ({"optimizer": "magic"}, "optimizer='magic'; expected one of adamw"),
+    ],
+)
+def test_training_arguments_are_checked(arguments, said):
+    with pytest.raises(BuildError, match=said):
+        TrainingArguments(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "said"),
+    [
+        (LLAMA, {"attention": "telepathy"}, "LlamaForCausalLM cannot be built"),
+        (
+            {"model_type": "resnet", "architectures": ["ResNetForImageClassification"]},
+            {"gradient_checkpointing": True},
+            "cannot be checkpointed",
+        ),
+    ],
+)
+def test_what_the_model_cannot_do_is_said(content, arguments, said, config):
+    build = build_from_config(config(content), TrainingArguments(**SMALL, **arguments))
+    with pytest.raises(BuildError, match=said):
+        predict_program(build)
+
+
+def test_transformers_that_is_not_installed(config, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(BuildError, match=r"pip install 'memtriage\[hf\]'"):
+        build_from_config(config(LLAMA), TrainingArguments())

@@ -1,0 +1,157 @@
+"""Shapes that are kept are those that the shape functions give, with storages of their own."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtriage.prediction.known_shapes import KnownShapes
+from memtriage.prediction.operators import facts, tensors_in
+
+aten = torch.ops.aten
+
+
+def meta(*shape, dtype=torch.float32):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def called_twice(func, *args, **kwargs):
+    """The results of the shape function, and those for a second call with the same shapes."""
+    known = KnownShapes()
+    key = known.key(func, facts(func), args, kwargs)
+    made = func(*args, **kwargs)
+    known.keep(key, made, args, kwargs)
+    return made, known.find(known.key(func, facts(func), args, kwargs))
+
+
+@pytest.mark.parametrize(
+    ("func", "args"),
+    [
+        (aten.mm.default, (meta(3, 4), meta(4, 5))),
+        (aten.add.Tensor, (meta(3, 4).t(), meta(4, 3))),
+        (aten.sum.dim_IntList, (meta(3, 4), [1], True)),
+        (aten.native_layer_norm.default, (meta(2, 8), [8], meta(8), meta(8), 1e-5)),
+        (aten.cat.default, ([meta(2, 3), meta(4, 3)],)),
+    ],
+)
+def test_a_known_result_is_as_the_first_one(func, args):
+    made, found = called_twice(func, *args)
+    one = isinstance(made, torch.Tensor)
+    for first, second in zip((made,) if one else made, (found,) if one else found, strict=True):
+        assert (first.shape, first.stride(), first.dtype) == (second.shape, second.stride(), second.dtype)
+        assert second.device.type == "meta"
+        assert first.untyped_storage()._cdata != second.untyped_storage()._cdata
+
+
+@pytest.mark.parametrize(
+    ("func", "args"),
+    [
+        (aten.view.default, (meta(4, 4), [16])),
+        (aten._unsafe_view.default, (meta(4, 4), [16])),
+        (aten.add_.Tensor, (meta(4), meta(4))),
+        (aten.split.Tensor, (meta(4, 4), 2)),
+    ],
+)
+def test_what_shares_a_storage_or_writes_is_not_kept(func, args):
+    assert called_twice(func, *args)[1] is None
+
+
+def test_calls_that_differ_are_told_apart():
+    known = KnownShapes()
+
+    def key(*args, **kwargs):
+        return known.key(aten.sum.dim_IntList, facts(aten.sum.dim_IntList), args, kwargs)
+
+    x = meta(3, 4)
+    keys = [
+        key(x, [1]),
+        key(x, [0]),
+        key(x, [1], True),
+        key(x, [1], 1),
+        key(x, [1], dtype=torch.float64),
+        key(meta(4, 3).t(), [1]),
+        key(meta(3, 4, dtype=torch.half), [1]),
+        key(x.clone(memory_format=torch.contiguous_format)[:, :2], [1]),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert key(meta(3, 4), [1]) == keys[0]
+
+
+def through(known, func, args):
+    """The call's results, kept ones where there are."""
+    key = known.key(func, facts(func), args, {})
+    made = known.find(key)
+    if made is None:
+        made = func(*args)
+        known.keep(key, made, args, {})
+    return made
+
+
+def laid_out(tensors):
+    """Shapes, strides, types, and which tensors share a storage."""
+    storages = [tensor.untyped_storage()._cdata for tensor in tensors]
+    return [
+        (each.shape, each.stride(), each.storage_offset(), each.dtype, each.device, storages.index(storage))
+        for each, storage in zip(tensors, storages, strict=True)
+    ]
+
+
+OPERATORS = {
+    aten.add.Tensor: ("square", "square"),
+    aten.mul.Scalar: ("square", "number"),
+    aten.mm.default: ("square", "square"),
+    aten.t.default: ("square",),
+    aten.clone.default: ("square",),
+    aten.relu.default: ("square",),
+    aten.add_.Tensor: ("square", "square"),
+    aten.slice.Tensor: ("square", "dim", "number"),
+    aten._to_copy.default: ("square",),
+    aten._unsafe_view.default: ("square", "sizes"),
+    aten.max.dim: ("square", "dim"),
+    aten.split.Tensor: ("square", "number"),
+    aten.cat.default: ("squares", "dim"),
+    aten.native_dropout.default: ("square", "number", "flag"),
+    aten.var_mean.correction: ("square", "dims"),
+}
+
+
+@given(st.data())
+def test_sequences_of_operators_have_the_same_shapes_and_storages(data):
+    known = KnownShapes()
+    pools = [[meta(4, 4), meta(4, 4, dtype=torch.half), meta(8, 4)[::2], meta(1, 4)] for _ in range(2)]
+    for _ in range(data.draw(st.integers(1, 12))):
+        func = data.draw(st.sampled_from(list(OPERATORS)))
+        picked = [
+            data.draw(
+                {
+                    "square": st.integers(0, len(pools[0]) - 1),
+                    "squares": st.lists(st.integers(0, len(pools[0]) - 1), min_size=1, max_size=3),
+                    "number": st.sampled_from([1, 2, 1.0, True]),
+                    "dim": st.sampled_from([0, 1]),
+                    "dims": st.sampled_from([[0], [1], [0, 1]]),
+                    "sizes": st.sampled_from([[16], [2, 8], [4, 4]]),
+                    "flag": st.booleans(),
+                }[kind]
+            )
+            for kind in OPERATORS[func]
+        ]
+        made = []
+        for pool, call in zip(pools, (func.__call__, None), strict=True):
+            args = tuple(
+                pool[value]
+                if kind == "square"
+                else [pool[each] for each in value]
+                if kind == "squares"
+                else value
+                for kind, value in zip(OPERATORS[func], picked, strict=True)
+            )
+            try:
+                made.append(call(*args) if call else through(known, func, args))
+            except (RuntimeError, IndexError, TypeError) as error:
+                made.append(type(error))
+        if isinstance(made[0], type):
+            assert made[0] is made[1]
+            continue
+        for pool, results in zip(pools, made, strict=True):
+            pool.extend(tensors_in(results))
+        assert laid_out(pools[0]) == laid_out(pools[1])

@@ -1,0 +1,137 @@
+"""The instant of the peak by owner and module."""
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from memtriage.prediction.api import predict_program
+from memtriage.prediction.peak_table import folded
+
+WIDTH = 256
+BATCH = 1024
+FP32 = 4
+WEIGHT = WIDTH * WIDTH * FP32
+ACTIVATION = BATCH * WIDTH * FP32
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.act = nn.Tanh()
+
+    def forward(self, x):
+        return self.act(self.linear(x))
+
+
+class Net(nn.Module):
+    def __init__(self, again=False):
+        super().__init__()
+        self.again = again
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.again else block(x)
+        return self.head(x)
+
+
+@pytest.fixture
+def build():
+    def make(again=False):
+        def build(device):
+            model = Net(again).to(device)
+            optimizer = torch.optim.AdamW(model.parameters())
+
+            def step():
+                model(torch.randn(BATCH, WIDTH, device=device)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+            return model, optimizer, step
+
+        return build
+
+    return make
+
+
+def rows(prediction):
+    return {(row.owner, row.module): row for row in prediction.peak_table}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_the_rows_sum_to_the_peak_and_explaining_does_not_move_it(again, build):
+    explained, plain = predict_program(build(again), explain=True), predict_program(build(again))
+    assert explained.steps == plain.steps
+    assert sum(row.bytes for row in explained.peak_table) == plain.peak_allocated
+    by_owner = dict.fromkeys(plain.by_owner, 0)
+    for row in explained.peak_table:
+        by_owner[row.owner] += row.bytes
+    assert by_owner == plain.by_owner
+
+
+def test_each_module_has_its_own(build):
+    found = rows(predict_program(build(), explain=True))
+    assert found["parameter", "blocks[*].linear"].bytes == 3 * WEIGHT
+    assert found["parameter", "head"].bytes == WEIGHT
+    assert found["optimizer state", "head"].blocks == 2
+    # Tanh keeps its result; Linear its input, which is that result.
+    assert found["activation", "blocks[*].act"].bytes == 3 * ACTIVATION
+    assert found["activation", "blocks[*].act"].operator == "aten::tanh"
+    assert ("activation", "blocks[*].linear") not in found
+
+
+def test_tied_weights_belong_to_the_first_module_that_has_them(training):
+    def build(device):
+        model = Net().to(device)
+        model.head.weight = model.blocks[0].linear.weight
+        return training(model, lambda: model(torch.randn(BATCH, WIDTH, device=device)).sum())
+
+    found = rows(predict_program(build, explain=True))
+    assert found["parameter", "blocks[*].linear"].bytes == 3 * WEIGHT
+    assert found["optimizer state", "blocks[*].linear"].bytes >= 6 * WEIGHT
+    assert not {owner for owner, module in found if module == "head"} & {"parameter", "optimizer state"}
+
+
+def test_what_backward_makes_belongs_to_the_module_of_its_node(build):
+    found = rows(predict_program(build(), explain=True))
+    made = {module for owner, module in found if owner in ("temporary", "gradient")}
+    assert made & {"head", "blocks[*].linear", "blocks[*].act"}
+
+
+def test_what_a_checkpoint_makes_again_belongs_to_its_module(build):
+    found = rows(predict_program(build(again=True), explain=True))
+    again = found["activation", "blocks[*].act"]
+    assert again.bytes >= ACTIVATION
+
+
+def test_the_hooks_are_gone_afterwards(build):
+    hooks = torch.nn.modules.module
+    predict_program(build(), explain=True)
+    assert not hooks._global_forward_hooks
+    assert not hooks._global_forward_pre_hooks
+    assert not hooks._global_forward_hooks_always_called
+
+
+def test_the_table_is_only_there_when_asked_for(build):
+    plain = msgspec.json.decode(msgspec.json.encode(predict_program(build())))
+    explained = msgspec.json.decode(msgspec.json.encode(predict_program(build(), explain=True)))
+    assert set(explained) - set(plain) == {"peak_table"}
+    assert set(explained["peak_table"][0]) == {"owner", "module", "bytes", "blocks", "operator"}
+
+
+@pytest.mark.parametrize(
+    ("path", "short"),
+    [
+        ("model.layers.11.mlp.experts.3.w1", "model.layers[*].mlp.experts[*].w1"),
+        ("0", "[*]"),
+        ("3.1.conv2", "[*][*].conv2"),
+        ("layer1.0.bn1", "layer1[*].bn1"),
+        ("(Net)", "(Net)"),
+    ],
+)
+def test_positions_in_lists_are_folded(path, short):
+    assert folded(path) == short

@@ -1,0 +1,386 @@
+"""Whole scripts are traced until they have made their steps."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from memtriage.planning.api import plan_program
+from memtriage.prediction.api import predict_program
+from memtriage.prediction.build import BuildError
+from memtriage.prediction.script import Script
+
+PROGRAMS = Path(__file__).parent / "programs"
+WIDTH = 128
+BATCH = 64
+FP32 = 4
+PARAMETERS = 2 * (WIDTH * WIDTH + WIDTH) * FP32
+
+HEAD = f"""
+import sys
+import torch
+from torch import nn
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+
+def network():
+    return nn.Sequential(nn.Linear({WIDTH}, {WIDTH}), nn.ReLU(), nn.Linear({WIDTH}, {WIDTH})).to(device)
+
+def batch():
+    return torch.randn({BATCH}, {WIDTH}).to(device)
+"""
+LOOP = """
+def main(count):
+    model = network()
+    optimizers = [torch.optim.AdamW(part.parameters()) for part in PARTS(model)]
+    for step in range(count):
+        loss = model(batch()).square().mean()
+        loss.backward()
+        for each in optimizers:
+            each.step()
+        for each in optimizers:
+            each.zero_grad()
+    print("trained")
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
+"""
+ONE = LOOP.replace("PARTS(model)", "[model]")
+TWO = LOOP.replace("PARTS(model)", "[model[0], model[2]]")
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text):
+        file = tmp_path / "train.py"
+        file.write_text(HEAD + text)
+        return str(file)
+
+    return write
+
+
+def build_with(parts):
+    """The same program as a build function."""
+
+    def build(device):
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)).to(device)
+        optimizers = [torch.optim.AdamW(part.parameters()) for part in parts(model)]
+
+        def step():
+            loss = model(torch.randn(BATCH, WIDTH).to(device)).square().mean()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+
+        return model, optimizers, step
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "goes_on"),
+    [(ONE, "1000", True), (ONE, "3", True), (ONE, "2", False), (TWO, "1000", True), (TWO, "2", False)],
+)
+def test_a_script_has_the_peak_of_its_build_function(script, text, count, goes_on, capsys):
+    found = predict_program(Script(script(text), [count]))
+    parts = (lambda model: [model]) if text is ONE else (lambda model: [model[0], model[2]])
+    expected = predict_program(build_with(parts))
+    assert found.peak_allocated == expected.peak_allocated
+    assert found.peak_reserved == expected.peak_reserved
+    assert found.peak_phase == expected.peak_phase
+    assert found.by_owner == expected.by_owner
+    assert ("trained" in capsys.readouterr().out) is not goes_on
+    # What the script's own variables keep alive is there at the end of a step: here the loss.
+    for step, other in zip(found.steps, expected.steps, strict=True):
+        assert 0 <= step.end_allocated - other.end_allocated <= 512
+
+
+def test_steps_end_with_the_last_of_several_optimizers(script):
+    found = predict_program(Script(script(TWO), ["1000"]), steps=3)
+    assert len(found.steps) == 3
+    assert found.steps[1] == found.steps[2]
+    assert found.by_owner["optimizer state"] >= 2 * PARAMETERS
+
+
+def test_a_single_step_can_be_asked_for(script):
+    found = predict_program(Script(script(ONE), ["1"]), steps=1)
+    assert found.by_owner["parameter"] == PARAMETERS
+
+
+def test_optimizers_inside_backward_make_steps(script):
+    text = """
+model = network()
+optimizers = {each: torch.optim.SGD([each], lr=0.1, momentum=0.9) for each in model.parameters()}
+
+def update(parameter):
+    optimizers[parameter].step()
+    optimizers[parameter].zero_grad()
+
+for parameter in optimizers:
+    parameter.register_post_accumulate_grad_hook(update)
+for step in range(1000):
+    model(batch()).sum().backward()
+"""
+    found = predict_program(Script(script(text)))
+    assert len(found.steps) == 2
+    assert found.by_owner["optimizer state"] == PARAMETERS
+    # Each gradient goes as soon as it is used.
+    assert found.by_owner.get("gradient", 0) < PARAMETERS
+
+
+def test_an_optimizer_that_runs_backward_itself_makes_steps(script):
+    text = """
+model = network()
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
+x = batch()
+
+def closure():
+    optimizer.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    return loss
+
+for step in range(1000):
+    optimizer.step(closure)
+"""
+
+    def build(device):
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)).to(device)
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
+        x = torch.randn(BATCH, WIDTH).to(device)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss
+
+        return model, optimizer, lambda: optimizer.step(closure)
+
+    found, expected = predict_program(Script(script(text)), steps=3), predict_program(build, steps=3)
+    # Gradients that the next step frees before it allocates anything count as freed by the step before.
+    for step, other in zip(found.steps, expected.steps, strict=True):
+        assert (step.peak_allocated, step.peak_reserved) == (other.peak_allocated, other.peak_reserved)
+    assert found.by_owner["optimizer state"] > 2 * PARAMETERS
+
+
+def test_a_thread_that_uses_the_device_is_named(script):
+    text = """
+import queue, threading
+
+batches = queue.Queue()
+threading.Thread(target=lambda: batches.put(batch()), name="loader", daemon=True).start()
+batches.get()
+"""
+    with pytest.raises(BuildError, match="the thread 'loader' used the device"):
+        predict_program(Script(script(text)))
+
+
+def test_what_a_script_does_after_training_is_not_run(script):
+    text = ONE.replace('print("trained")', "raise OSError")
+    predict_program(Script(script(text), ["2"]))
+
+
+def test_the_process_is_as_before(script):
+    before = list(sys.argv), list(sys.path), sys.modules["__main__"]
+    predict_program(Script(script(ONE), ["1000"]))
+    assert (list(sys.argv), list(sys.path), sys.modules["__main__"]) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        (ONE, ["1"], "ended after 1 training step; expected at least 2"),
+        (ONE, [], r"IndexError at .*train\.py:\d+"),
+        ("sys.exit(3)", [], "exited with status 3 before it ran a model"),
+        (
+            ONE.replace("network()", "nn.Linear(128, 128)").replace("batch()", "batch().cpu()"),
+            ["9"],
+            "ran no model on the GPU",
+        ),
+    ],
+)
+def test_a_script_that_cannot_be_predicted(script, text, arguments, said):
+    with pytest.raises(BuildError, match=said):
+        predict_program(Script(script(text), arguments))
+
+
+def test_a_script_that_is_not_there():
+    with pytest.raises(BuildError, match=r"no such file: 'nowhere\.py'"):
+        Script("nowhere.py")
+
+
+def test_every_number_of_steps_has_the_same_peak_with_several_optimizers():
+    program = str(PROGRAMS / "gan.py")
+    found = [predict_program(Script(program, ["--batch", "8"]), steps=steps) for steps in (2, 3, 5)]
+    assert len({(each.peak_allocated, each.peak_reserved) for each in found}) == 1
+    assert [len(each.steps) for each in found] == [2, 3, 5]
+    assert found[0].peak_allocated == max(step.peak_allocated for step in found[2].steps[1:])
+
+
+def test_the_highest_step_after_the_first_is_reported(script):
+    text = """
+model = network()
+optimizer = torch.optim.SGD(model.parameters())
+for size in (99, 500, 1):
+    model(torch.randn(1000 * size, 128, device=device)).sum().backward()
+    optimizer.step()
+"""
+    found = predict_program(Script(script(text)), steps=3)
+    first, second, third = (step.peak_allocated for step in found.steps)
+    assert first < second > third
+    assert found.peak_allocated == second
+
+
+def test_an_optimizer_that_has_not_stepped_is_noted(script):
+    text = """
+model = network()
+often, seldom = (torch.optim.Adam(part.parameters()) for part in (model[0], model[2]))
+for step in range(1000):
+    model(batch()).sum().backward()
+    often.step()
+    if step % 5 == 4:
+        seldom.step()
+"""
+    assert any(
+        "1 of the script's optimizers did not step" in note
+        for note in predict_program(Script(script(text))).notes
+    )
+    found = predict_program(Script(script(text)), steps=7)
+    assert not any("did not step" in note for note in found.notes)
+    assert found.by_owner["optimizer state"] >= 2 * PARAMETERS
+
+
+def test_backwards_are_steps_without_an_optimizer(script):
+    text = """
+model = network()
+for step in range(10**9):
+    model.zero_grad()
+    model(batch()).sum().backward()
+    for parameter in model.parameters():
+        parameter.data.add_(parameter.grad, alpha=-0.1)
+"""
+
+    def build(device):
+        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH)).to(device)
+
+        def step():
+            model.zero_grad()
+            model(torch.randn(BATCH, WIDTH).to(device)).sum().backward()
+            for parameter in model.parameters():
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+
+        return model, torch.optim.SGD(model.parameters()), step
+
+    found, expected = predict_program(Script(script(text)), steps=3), predict_program(build, steps=3)
+    for step, other in zip(found.steps, expected.steps, strict=True):
+        assert (step.peak_allocated, step.peak_reserved) == (other.peak_allocated, other.peak_reserved)
+    assert found.peak_phase == expected.peak_phase
+    assert any("each backward counts as a step" in note for note in found.notes)
+
+
+def test_an_optimizer_is_awaited_however_many_backwards_it_takes(script):
+    text = """
+model = network()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(1000):
+    for _ in range(40):
+        model(batch()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    found = predict_program(Script(script(text)))
+    assert len(found.steps) == 2
+    assert found.by_owner["optimizer state"] >= 2 * PARAMETERS
+
+
+def test_a_script_that_never_trains_is_one_step_and_comes_to_an_end(script):
+    text = """
+model = network().eval()
+held = []
+with torch.no_grad():
+    for number in range(10**9):
+        if number < 50:
+            held.append(model(batch()))
+        else:
+            model(batch())
+"""
+    found = predict_program(Script(script(text)))
+    assert len(found.steps) == 1
+    assert found.peak_phase == "forward"
+    assert found.peak_allocated > 50 * BATCH * WIDTH * FP32
+    assert any("no backward ran" in note for note in found.notes)
+
+
+def test_a_callback_after_the_last_step_is_not_run(script, capsys):
+    text = ONE.replace('print("trained")', "").replace(
+        "        for each in optimizers:\n            each.zero_grad()\n",
+        "        print('step', step)\n"
+        "        with torch.no_grad():\n"
+        "            words = [int(each) for each in model(batch())[0].cpu()]\n"
+        "        print('wrote', len(words))\n",
+    )
+    predict_program(Script(script(text), ["1000"]))
+    assert capsys.readouterr().out.split("\n") == ["step 0", f"wrote {WIDTH}", "step 1", ""]
+
+
+def test_progress_is_reported(script):
+    seen = []
+    predict_program(
+        Script(script(TWO), ["1000"]), steps=3, progress=lambda step, steps: seen.append((step, steps))
+    )
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+    seen.clear()
+    predict_program(
+        build_with(lambda model: [model]), progress=lambda step, steps: seen.append((step, steps))
+    )
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_a_module_runs_as_python_m_runs_it(tmp_path, monkeypatch):
+    package = tmp_path / "training"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "data.py").write_text("SIZE = 128\n")
+    (package / "run.py").write_text(
+        HEAD
+        + "from .data import SIZE\n"
+        + "assert sys.argv[0].endswith('run.py') and sys.path[0] != '' and __package__ == 'training'\n"
+        + "assert sys.modules['__main__'].SIZE == SIZE\n"
+        + ONE
+    )
+    monkeypatch.chdir(tmp_path)
+    found = predict_program(Script("training.run", ["1000"], module=True))
+    assert found.peak_allocated == predict_program(build_with(lambda model: [model])).peak_allocated
+    with pytest.raises(BuildError, match="no module named 'nowhere'"):
+        Script("nowhere", module=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import not_installed", r"ModuleNotFoundError at .*train\.py:13: No module named 'not_installed'$"),
+        ("open('missing.txt')", r"FileNotFoundError at .*train\.py:13: .*'missing.txt'$"),
+        ("if True print(1)", r"SyntaxError at .*train\.py:13: .*$"),
+        ("{}['batch']", r"KeyError at .*train\.py:13: 'batch'$"),
+        ("undefined", r"NameError at .*train\.py:13: name 'undefined' is not defined$"),
+    ],
+)
+def test_an_error_of_the_script_itself_is_said_plainly(script, text, said):
+    with pytest.raises(BuildError, match=said):
+        predict_program(Script(script(text)))
+
+
+def test_a_script_is_planned_with_what_needs_no_change_of_it(script):
+    found = plan_program(Script(script(ONE), ["1000"]), "860MiB")
+    assert found.traces == 1
+    assert not found.fits
+    assert any("planned as it is" in note for note in found.notes)
+    passed = {each.rung: each for each in found.passed_over}
+    assert passed["expandable segments"].outcome == "no help"
+    assert passed["micro-batch"].outcome == "does not apply"
+    assert "build function" in passed["micro-batch"].why

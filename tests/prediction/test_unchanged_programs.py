@@ -1,0 +1,42 @@
+"""Programs with the habits of popular ones are predicted as they are, and as their build functions."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from memtriage.prediction.api import predict_program
+from memtriage.prediction.script import Script
+
+PROGRAMS = Path(__file__).parent / "programs"
+BUILDS = runpy.run_path(str(PROGRAMS / "builds.py"))
+NAMES = sorted(each.stem for each in PROGRAMS.glob("*.py") if each.stem != "builds")
+WITH_A_FOLDER = {"image_net", "resumed"}
+WITH_A_COPY = {"vision_amp"}
+"""Parameters of models that a build function does not return count as other tensors there."""
+
+
+def owned(prediction):
+    """What is made in a step counts as one: which of it lives on is known by what frees it after the step."""
+    found = dict(prediction.by_owner)
+    found["made"] = found.pop("activation", 0) + found.pop("temporary", 0)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def settings_kept(monkeypatch, tmp_path):
+    """What a program sets for its process is set for it alone."""
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_program_has_the_peak_of_its_build_function(name, tmp_path):
+    arguments = [str(tmp_path)] if name in WITH_A_FOLDER else []
+    found = predict_program(Script(str(PROGRAMS / f"{name}.py"), arguments))
+    expected = predict_program(BUILDS[name])
+    assert (found.peak_allocated, found.peak_phase) == (expected.peak_allocated, expected.peak_phase)
+    assert found.peak_reserved == expected.peak_reserved
+    if name not in WITH_A_COPY:
+        assert owned(found) == owned(expected)

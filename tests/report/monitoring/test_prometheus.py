@@ -1,0 +1,243 @@
+"""Prometheus: the text is what its parser reads, and the endpoint is there, or says in one line why not."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from memtriage.model.run_status import RunStatus
+from memtriage.report.monitoring import prometheus
+from memtriage.report.monitoring.gauges import GAUGES
+from memtriage.report.monitoring.prometheus import (
+    Address,
+    Collector,
+    MetricsServer,
+    exposition,
+    parse_address,
+    rank_address,
+    serve,
+)
+from memtriage.store.layout import RankIdentity
+from support.runs import GIB, leak
+from support.statuses import mark, status
+
+client = pytest.importorskip("prometheus_client")
+
+from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
+
+ANY_PORT = Address("127.0.0.1", 0)
+
+
+def read(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every series of the text, as Prometheus's own parser sees it."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def series(name: str, **labels: str) -> tuple[str, frozenset[tuple[str, str]]]:
+    return name, frozenset(labels.items())
+
+
+@pytest.fixture
+def server() -> Iterator[MetricsServer]:
+    with MetricsServer(lambda: [status()], ANY_PORT) as made:
+        yield made
+
+
+def fetch(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert answer.headers["Content-Type"].startswith("text/plain")
+        return str(answer.read().decode())
+
+
+def test_every_gauge_of_every_rank_is_in_the_text() -> None:
+    text = exposition([status(rank=0), status(rank=1)])
+    found = read(text)
+    assert found[series("memtriage_memory_allocated_bytes", rank="1", device="cuda:1")] == 4 * GIB
+    assert (
+        found[series("memtriage_host_class_bytes", rank="0", device="host", **{"class": "libraries"})]
+        == 3 * GIB
+    )
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families.keys() == {gauge.prometheus for gauge in GAUGES}
+    assert {family.type for family in families.values()} == {"gauge"}
+    assert {family.documentation for family in families.values()} == {gauge.help for gauge in GAUGES}
+
+
+def test_holders_and_marks_come_through_whatever_they_are_called() -> None:
+    odd = 'losses["a\\b"][*]\n-> ctx'
+    where = status(leaks=(leak(holder=odd),), named=(mark('after "refit"\\', "cuda:0", 1),))
+    found = read(exposition([where]))
+    rate = leak().bytes_per_step
+    assert (
+        found[series("memtriage_leak_growth_per_step_bytes", rank="0", device="cuda:0", holder=odd)] == rate
+    )
+    assert (
+        found[series("memtriage_mark_allocated_bytes", rank="0", device="cuda:0", mark='after "refit"\\')]
+        == 1
+    )
+
+
+def test_large_figures_are_exact() -> None:
+    exact = (1 << 47) + 1
+    found = read(exposition([status(latest=(mark("step", "cuda:0", exact),))]))
+    assert found[series("memtriage_memory_allocated_bytes", rank="0", device="cuda:0")] == exact
+
+
+def test_nothing_known_is_an_empty_page() -> None:
+    assert exposition([]) == ""
+
+
+def test_the_collector_works_in_a_registry_of_the_users_own() -> None:
+    registry = client.CollectorRegistry()
+    client.Gauge("loss", "of the model", registry=registry).set(2)
+    registry.register(Collector(lambda: [status()]))
+    assert registry.get_sample_value("memtriage_steps", {"rank": "0"}) == 12
+    assert registry.get_sample_value("loss") == 2
+    with pytest.raises(ValueError, match="Duplicated"):
+        registry.register(Collector(list))
+
+
+# --- the endpoint -------------------------------------------------------------------------------------------
+
+
+def test_the_endpoint_serves_what_is_known_at_the_time(server: MetricsServer) -> None:
+    assert server.url == f"http://127.0.0.1:{server.port}/metrics"
+    assert read(fetch(server.url)) == read(exposition([status()]))
+
+
+def test_the_endpoint_speaks_openmetrics_when_asked(server: MetricsServer) -> None:
+    from prometheus_client.openmetrics import parser
+
+    request = urllib.request.Request(server.url, headers={"Accept": "application/openmetrics-text"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        families = list(parser.text_string_to_metric_families(answer.read().decode()))
+    assert {family.name for family in families} == {gauge.prometheus for gauge in GAUGES}
+
+
+def test_each_scrape_asks_anew_and_in_one_thread() -> None:
+    steps = iter(range(100))
+    threads = set()
+
+    def source() -> list[RunStatus]:
+        threads.add(threading.get_ident())
+        return [status(steps=next(steps))]
+
+    with MetricsServer(source, ANY_PORT) as made:
+        told = [read(fetch(made.url))[series("memtriage_steps", rank="0")] for _ in range(3)]
+    assert told == [0, 1, 2]
+    assert len(threads) == 1 and threading.get_ident() not in threads
+
+
+def test_only_this_machine_can_ask_unless_told_otherwise(server: MetricsServer) -> None:
+    assert parse_address("9400") == Address("127.0.0.1", 9400)
+    assert server._server.socket.getsockname()[0] == "127.0.0.1"
+
+
+def test_a_client_that_sends_nothing_does_not_end_it(
+    server: MetricsServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as silent:
+        silent.close()
+    assert "memtriage_steps" in fetch(server.url)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_client_that_drips_neither_keeps_it_open_nor_keeps_others_out(
+    server: MetricsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prometheus, "_CLIENT_TIMEOUT_S", 0.5)
+    with socket.create_connection(("127.0.0.1", server.port)) as slow:
+        slow.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        assert "memtriage_steps" in fetch(server.url)  # once the half second of the other one is over
+    with socket.create_connection(("127.0.0.1", server.port)) as slow:
+        monkeypatch.setattr(prometheus, "_CLIENT_TIMEOUT_S", 3600.0)
+        slow.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        server.close()
+        assert not server._thread.is_alive
+
+
+def test_closed_is_closed_and_frees_the_port(server: MetricsServer) -> None:
+    server.close()
+    server.close()
+    with pytest.raises(OSError):
+        fetch(server.url)
+    with MetricsServer(list, Address("127.0.0.1", server.port)) as again:
+        assert fetch(again.url) == ""
+
+
+def test_a_taken_port_is_one_line() -> None:
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert serve(list, Address("127.0.0.1", port), said.append) is None
+    (line,) = said
+    assert f"127.0.0.1:{port}" in line and "in use" in line and "\n" not in line
+
+
+def test_a_host_of_another_machine_is_one_line() -> None:
+    said: list[str] = []
+    assert serve(list, Address("192.0.2.1", 0), said.append) is None
+    assert len(said) == 1 and "192.0.2.1" in said[0]
+
+
+def test_without_the_library_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    said: list[str] = []
+    assert serve(list, ANY_PORT, said.append) is None
+    (line,) = said
+    assert "prometheus_client" in line and "\n" not in line and "pip install 'memtriage[prometheus]'" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("9400", "127.0.0.1", 9400),
+        ("0", "127.0.0.1", 0),
+        ("0.0.0.0:9400", "0.0.0.0", 9400),
+        ("node7.cluster:80", "node7.cluster", 80),
+        (":9400", "", 9400),
+        ("[::1]:9400", "::1", 9400),
+    ],
+)
+def test_addresses(text: str, host: str, port: int) -> None:
+    assert parse_address(text) == Address(host, port)
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", "70000", "1:2:3", "::1:9400", "94x", "-1", "9400 "])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="HOST:"):
+        parse_address(text)
+
+
+def test_an_address_of_the_newer_kind_reads_as_a_url() -> None:
+    assert parse_address("[::1]:9400").url() == "http://[::1]:9400/metrics"
+
+
+def test_ranks_of_one_machine_listen_side_by_side() -> None:
+    def at(port: int, rank: int | None, local: int | None) -> int:
+        return rank_address("h", port, RankIdentity("run", 0, rank, 16, local)).port
+
+    assert at(9400, None, None) == 9400
+    assert at(9400, 11, 3) == 9403
+    assert at(9400, 5, None) == 9405
+    assert at(0, 11, 3) == 0
+
+
+def test_reading_the_table_needs_no_library() -> None:
+    code = (
+        "import sys; sys.modules['prometheus_client'] = sys.modules['opentelemetry'] = None; "
+        "import memtriage.report.monitoring.gauges, memtriage.report.monitoring.samples; "
+        "import memtriage.report.monitoring.prometheus, memtriage.report.monitoring.otel; "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,60 @@
+"""A recording on a terminal."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from memtriage.model.recording import Recording
+from memtriage.report.snapshot.terminal import render
+from memtriage.snapshots.read import load_snapshot
+from support.raw_snapshot import Program, save, snapshot_of, user
+
+DATA = Path(__file__).parents[2] / "data" / "snapshots"
+
+
+def printed(recording: Recording, width: int = 100, encoding: str = "utf-8") -> str:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding, errors="strict")
+    render(recording, Console(file=stream, width=width, highlight=False, markup=False, emoji=False))
+    stream.flush()
+    return raw.getvalue().decode(encoding)
+
+
+@pytest.mark.parametrize("width", [40, 60, 100, 200])
+def test_no_line_is_wider_than_the_terminal_but_what_must_stay_whole(width: int) -> None:
+    text = printed(load_snapshot(DATA / "fragmentation.pickle.gz"), width)
+    wide = [line for line in text.splitlines() if len(line) > max(width, 100)]
+    assert wide == []
+
+
+def test_what_strands_memory_is_named_with_its_pins() -> None:
+    text = printed(load_snapshot(DATA / "fragmentation.pickle.gz"))
+    assert "1. fragmentation  577.1 MiB" in text
+    stranded = text[text.index("Stranded  577.1 MiB in 6 segments") :]
+    assert "406.0 MiB of 438.0 MiB at 0x7f91d2000000, pinned by" in stranded
+    assert "4.1 MiB at 0x7f92ed000000, variable, train.py:82 in per" in stranded
+
+
+def test_plain_ascii_is_enough() -> None:
+    text = printed(load_snapshot(DATA / "oom.pickle.gz"), encoding="ascii")
+    assert "1. out of memory  62.5 MiB" in text
+
+
+def test_a_hostile_name_moves_no_cursor(tmp_path: Path) -> None:
+    program = Program()
+    program.alloc(1 << 22, user(3, "\x1b[2J\x07evil"))
+    recording = load_snapshot(save(snapshot_of(program), tmp_path / "one.pickle"))
+    assert "\x1b" not in printed(recording)
+    assert "evil" in printed(recording)
+
+
+def test_a_recording_without_events_still_tells_what_is_alive(tmp_path: Path) -> None:
+    program = Program()
+    program.alloc(5 << 20, user(3))
+    text = printed(load_snapshot(save(program.segments(), tmp_path / "list.pickle")))
+    assert "5.0 MiB" in text
+    assert "no events were recorded" in text

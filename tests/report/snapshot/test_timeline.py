@@ -1,0 +1,111 @@
+"""The chart's layers are the recording, instant by instant."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtriage.model.recording import OWNERS, DeviceRecording
+from memtriage.report.snapshot.timeline import timeline
+from support.recordings import BEGAN_US, MIB, Tape, stack, training
+
+_TYPES = {"u1": "<u1", "u2": "<u2", "u4": "<u4", "f8": "<f8"}
+
+
+def _column(packed: dict[str, Any]) -> list[int]:
+    entries = np.frombuffer(base64.b64decode(packed["base64"]), _TYPES[packed["type"]])
+    return [int(packed["from"] + packed["unit"] * entry) for entry in entries.tolist()]
+
+
+def _drawn(device: DeviceRecording, values: int = 100_000) -> dict[str, Any]:
+    drawn = timeline(device, values)
+    assert drawn is not None
+    return drawn
+
+
+@st.composite
+def devices(draw: st.DrawFn) -> DeviceRecording:
+    """Segments, blocks and frees in any order."""
+    tape = Tape([stack("a.py:1 in f")])
+    segments = [tape.segment(64 * MIB)]
+    alive: list[int] = []
+    for action in draw(st.lists(st.sampled_from(["segment", "alloc", "free", "await", "step"]), max_size=30)):
+        if action == "segment":
+            segments.append(tape.segment(draw(st.sampled_from([2, 20])) * MIB))
+        elif action == "alloc":
+            owner = draw(st.sampled_from(OWNERS))
+            alive.append(tape.alloc(segments[0], draw(st.integers(1, 4)) * 512, owner))
+        elif action == "step":
+            tape.step()
+        elif alive:
+            tape.free(alive.pop(draw(st.integers(0, len(alive) - 1))), complete=action == "free")
+    return tape.end()
+
+
+@given(devices())
+def test_layers_sum_to_what_is_reserved(device: DeviceRecording) -> None:
+    drawn = _drawn(device)
+    layers = [_column(layer["values"]) for layer in drawn["layers"]]
+    assert [sum(column) for column in zip(*layers, strict=True)] == device.timeline.reserved.tolist()
+    lines = {line["name"]: _column(line["values"]) for line in drawn["lines"]}
+    assert lines["allocated"] == device.timeline.allocated.tolist()
+    assert lines["reserved"] == device.timeline.reserved.tolist()
+
+
+def test_a_long_course_keeps_the_peak_its_errors_and_every_owners_extremes() -> None:
+    random = np.random.default_rng(5)
+    tape = Tape([stack("a.py:1 in f")])
+    segment = tape.segment(64 * MIB)
+    for number in range(400):
+        life = tape.alloc(segment, int(random.integers(1, 100)) * 512, OWNERS[number % 3])
+        if number % 5:
+            tape.free(life)
+        if number == 200:
+            tape.oom(MIB)
+    device = tape.end()
+    drawn = _drawn(device, 1)
+    rows = _column(drawn["event"])
+    assert len(rows) < 200 < len(device.events)
+    assert device.peak.event == rows[drawn["peak_row"]]
+    assert device.ooms[0].event in rows
+    for layer in drawn["layers"][:3]:
+        whole = device.owner_timeline(OWNERS.index(layer["name"]))
+        shown = _column(layer["values"])
+        assert (min(shown), max(shown)) == (whole.min(), whole.max())
+
+
+def test_what_no_block_accounts_for_is_a_layer_of_its_own() -> None:
+    device, _ = training()
+    course = replace(
+        device.timeline, allocated=device.timeline.allocated + MIB, active=device.timeline.active + MIB
+    )
+    drawn = _drawn(replace(device, timeline=course))
+    (unknown,) = (layer for layer in drawn["layers"] if layer["name"] == "not attributed")
+    assert set(_column(unknown["values"])) == {MIB}
+
+
+def test_the_chart_says_from_when_on_it_is_exact() -> None:
+    device, _ = training()
+    drawn = _drawn(replace(device, exact_from_us=BEGAN_US + 45))
+    (mark,) = (mark for mark in drawn["marks"] if mark["label"] == "exact from here")
+    assert mark["at"]["event"] == 5
+
+
+@pytest.mark.parametrize("steps", [3, 500])
+def test_step_ends_are_marked_but_never_so_many_that_they_hide_the_chart(steps: int) -> None:
+    device, _ = training()
+    ends = tuple(range(1, steps + 1)) if steps < len(device.events) else (1,) * steps
+    marks = _drawn(replace(device, steps=replace(device.steps, ends=ends)))["marks"]
+    labels = [mark["label"] for mark in marks if mark["label"].startswith("step")]
+    assert len(labels) == (3 if steps == 3 else 38)
+    assert labels[-1] == ("step 3" if steps == 3 else "step 494")
+
+
+def test_nothing_recorded_draws_nothing() -> None:
+    assert timeline(Tape([]).end(), 1000) is None

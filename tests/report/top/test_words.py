@@ -1,0 +1,85 @@
+"""The words of `memtriage top`: order of ranks, columns, headlines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtriage.diagnose.ranks import live
+from memtriage.diagnose.ranks.live import LiveRun, LiveView, RankLine
+from memtriage.report.top.words import BY_KEY, age, columns_for, headline, ordered, overview, state, subject
+from support.live_runs import MIB, NOW, LiveRank
+
+LINE = RankLine(
+    rank=0,
+    host="node0",
+    device="cuda:0",
+    step=5,
+    allocated=10 * MIB,
+    reserved=20 * MIB,
+    peak=15 * MIB,
+    stranded=None,
+    host_rss=30 * MIB,
+    growth=0,
+    last_mark="step",
+    age_s=3.0,
+    state="running",
+    verdict=None,
+)
+
+
+def ranks(*values: int | None) -> list[RankLine]:
+    return [replace(LINE, rank=rank, allocated=value) for rank, value in enumerate(values)]
+
+
+@given(st.lists(st.none() | st.integers(0, 5), max_size=20), st.booleans())
+def test_ranks_are_ordered_and_what_is_unknown_comes_last(values: list[int | None], turned: bool) -> None:
+    found = [line.allocated for line in ordered(ranks(*values), BY_KEY["allocated"], turned=turned)]
+    known = [value for value in found if value is not None]
+    assert found == known + [None] * values.count(None)
+    assert known == sorted(known, reverse=not turned)
+
+
+@pytest.mark.parametrize("key", list(BY_KEY))
+def test_every_column_can_be_sorted_by_and_has_a_text(key: str) -> None:
+    lines = [LINE, replace(LINE, rank=1, state="killed", growth=None, device=None, host=None)]
+    assert len(ordered(lines, BY_KEY[key])) == 2
+    assert all(isinstance(BY_KEY[key].text(line), str) for line in lines)
+
+
+def test_columns_that_say_nothing_are_left_out() -> None:
+    keys = [column.key for column in columns_for([LINE, LINE])]
+    assert "host" not in keys and "stranded" not in keys
+    keys = [column.key for column in columns_for([LINE, replace(LINE, host="node1", stranded=0)])]
+    assert "host" in keys and "stranded" in keys
+
+
+def test_states_and_ages() -> None:
+    assert (state(LINE), age(LINE)) == ("running", "3.0 s")
+    ended = replace(LINE, state="ended", verdict="out_of_memory")
+    assert (state(ended), age(ended)) == ("ended: out of memory", "")
+
+
+def test_the_overview_names_the_extremes() -> None:
+    lines = [replace(line, growth=MIB * (line.rank or 0)) for line in ranks(100 * MIB, 300 * MIB, 120 * MIB)]
+    text = overview(LiveView(lines=lines))
+    assert "allocated 100.0 MiB to 300.0 MiB (rank 1), median 120.0 MiB" in text
+    assert "2 grow, rank 2 most (+2.0 MiB/step)" in text
+    assert overview(LiveView(lines=lines[:1])) == ""
+
+
+def test_headlines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_JUDGE_SHARE", float("inf"))  # joins the ranks at every look
+    assert headline(LiveView(waiting="nothing there")) == ("waiting", "nothing there", "warn")
+    rank = LiveRank(tmp_path, growth=MIB).steps(10)
+    run = LiveRun([tmp_path], clock=lambda: NOW)
+    word, said, level = headline(run.refresh())
+    assert (word, level) == ("running", "good") and said.endswith("found in 10 steps so far")
+    rank.leak()
+    word, said, level = headline(run.refresh())
+    assert (word, level) == ("leak", "bad") and said.startswith("32.0 MiB per step on cuda:0")
+    assert subject(run.refresh())[:2] == ["train.py --lr 3e-4", "10 steps"]

@@ -1,0 +1,206 @@
+"""The listener: who is answered, what nonsense does to it, and what stays when it ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from memtriage.model.asked import Answer
+from memtriage.process.threads import OwnThread
+from memtriage.session.remote import ask as client
+from memtriage.session.remote import listen
+from memtriage.session.remote.ask import AskError, ask, ask_all, listening
+from memtriage.session.remote.listen import Listener
+
+Start = Callable[[Callable[[float], Answer]], Listener]
+
+
+def answering(within_s: float) -> Answer:
+    return Answer(pid=os.getpid(), step=7, waited_s=within_s)
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Begins to listen below the test's own directory."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    made: list[Listener] = []
+
+    def begin(answer: Callable[[float], Answer]) -> Listener:
+        listener = Listener(answer)
+        made.append(listener)
+        listener.start()
+        return listener
+
+    yield begin
+    for listener in made:
+        listener.stop()
+
+
+def test_a_question_is_answered(start: Start) -> None:
+    start(answering)
+    assert listening(os.getpid()) == [os.getpid()]
+    answer = ask(os.getpid(), 20.0)
+    assert (answer.step, answer.waited_s) == (7, 10.0)
+
+
+def test_the_socket_is_its_owners_alone_and_goes_at_the_end(start: Start) -> None:
+    listener = start(answering)
+    assert listener.path is not None
+    assert stat.S_IMODE(listener.path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(listener.path.parent.stat().st_mode) == 0o700
+    listener.stop()
+    listener.stop()
+    assert not listener.path.exists()
+    assert not listener._thread.is_alive and not listener.path.parent.exists()
+    with pytest.raises(AskError, match="does not listen"):
+        ask(os.getpid(), 5.0)
+
+
+def test_other_users_are_not_answered(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(answering)
+    monkeypatch.setattr(listen, "peer", lambda connection: (1, os.geteuid() + 1, 1))
+    with pytest.raises(AskError, match="broke off"):
+        ask(os.getpid(), 20.0)
+
+
+def test_a_socket_of_another_user_is_not_asked(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(answering)
+    monkeypatch.setattr(client, "peer", lambda connection: (1, os.geteuid() + 1, 1))
+    with pytest.raises(AskError, match="another user's socket"):
+        ask(os.getpid(), 20.0)
+
+
+@pytest.mark.parametrize("sent", [b"", b"\n", b"what?\n", b'{"within_s": "soon"}\n', b"x" * 10_000 + b"\n"])
+def test_nonsense_does_no_harm(start: Start, sent: bytes) -> None:
+    listener = start(answering)
+    assert listener.path is not None
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(listener.path))
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(100) == b""
+    assert ask(os.getpid(), 20.0).step == 7
+
+
+def test_a_census_that_fails_is_told_as_such(start: Start) -> None:
+    def failing(within_s: float) -> Answer:
+        raise RuntimeError("no heap")
+
+    start(failing)
+    answers, failed = ask_all([os.getpid()], 20.0)
+    assert answers == []
+    assert failed[0].why.endswith("gave no census: the census failed (RuntimeError: no heap)")
+
+
+def test_an_answer_that_cannot_be_written_is_told_as_such(start: Start) -> None:
+    answers = [Answer(pid=1, doing=cast(Any, object())), Answer(pid=1, argv=["no text: \udc80"])]
+    start(lambda within_s: answers.pop(0))
+    assert "TypeError" in (ask(os.getpid(), 20.0).refused or "")
+    assert ask(os.getpid(), 20.0).argv == ["no text: \\udc80"]
+
+
+def test_a_failure_to_accept_passes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, refused = socket.socket.accept, threading.Event()
+
+    def accept(listening: socket.socket) -> object:
+        if not refused.is_set():
+            refused.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    start(answering)
+    assert refused.wait(60.0)
+    assert ask(os.getpid(), 20.0).step == 7
+
+
+def test_an_answer_that_does_not_come_in_time(start: Start) -> None:
+    asked, release = threading.Event(), threading.Event()
+
+    def slow(within_s: float) -> Answer:
+        asked.set()
+        release.wait()
+        return answering(within_s)
+
+    start(slow)
+    with pytest.raises(AskError, match=r"did not answer within 50 ms"):
+        ask(os.getpid(), 0.05)
+    assert asked.wait(60.0)
+    release.set()
+
+
+def test_a_process_that_is_gone() -> None:
+    with pytest.raises(AskError, match="there is no process 4194305"):
+        listening(2**22 + 1)
+    with pytest.raises(AskError, match="process 4194305 ended before it answered"):
+        ask(2**22 + 1, 5.0)
+
+
+def test_where_it_cannot_listen_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> Path:
+        raise listen.PlaceError("/tmp/memtriage-0: belongs to another user")
+
+    monkeypatch.setattr(listen, "place", refuse)
+    said: list[str] = []
+    listener = Listener(answering, said.append)
+    listener.start()
+    listener.stop()
+    assert said == [
+        "cannot listen (/tmp/memtriage-0: belongs to another user); the run goes on, and nobody can ask it "
+        "for a census"
+    ]
+
+
+def test_without_a_thread_for_it_no_socket_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(OwnThread, "start", refuse)
+    said: list[str] = []
+    listener = Listener(answering, said.append)
+    listener.start()
+    listener.stop()
+    assert said[0].startswith("cannot listen (can't start new thread)")
+    assert not (tmp_path / "memtriage").exists()
+
+
+def test_a_forked_child_leaves_its_parents_socket_alone(start: Start) -> None:
+    listener = start(answering)
+    child = os.fork()
+    if child == 0:
+        listener.stop()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert listener.path is not None and listener.path.exists()
+    assert ask(os.getpid(), 20.0).step == 7
+
+
+def test_several_are_asked_and_each_is_told() -> None:
+    def one(pid: int, timeout_s: float) -> Answer:
+        if pid == 3:
+            raise AskError("process 3 ended before it answered")
+        if pid == 4:
+            return Answer(pid=pid, refused="its watch has ended")
+        return Answer(pid=99, rank=10 - pid)
+
+    answers, failed = ask_all([1, 2, 3, 4], 1.0, one)
+    assert [(answer.pid, answer.rank) for answer in answers] == [(2, 8), (1, 9)]
+    assert [(each.pid, each.why) for each in failed] == [
+        (3, "process 3 ended before it answered"),
+        (4, "process 4 gave no census: its watch has ended"),
+    ]
+
+
+def test_an_answer_is_one_line(start: Start) -> None:
+    text = msgspec.json.encode(Answer(pid=1, argv=["a\nb"]))
+    assert b"\n" not in text

@@ -1,0 +1,367 @@
+"""Investigations over a real heap: what grew from census to census, who holds it, which line made it."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import sys
+import tracemalloc
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memtriage.account.census import CensusView
+from memtriage.diagnose.growth.history import Holding
+from memtriage.model.paths import in_words
+from memtriage.session.schedule.investigation import Investigation, Investigator
+from support import censuses
+
+torch = pytest.importorskip("torch")
+
+PROGRAM = """
+import torch
+from collections import deque
+weight = torch.nn.Parameter(torch.ones(1000))
+losses, seen, texts, recent = [], [], [], deque(maxlen=100)
+long = torch.rand(1)
+batch = outputs = None
+
+class Trainer:
+    def __init__(self):
+        self.kept = []
+
+trainer = Trainer()
+
+def step(number):
+    global long, batch, outputs
+    loss = (weight * torch.rand(1000)).sum()
+    loss.backward()
+    losses.append((weight * torch.rand(1000)).exp())
+    seen.append(torch.zeros(50_000))
+    trainer.kept.append(torch.ones(10_000))
+    texts.append(bytes(30_000) + str(number).encode())
+    recent.append(torch.zeros(20_000))
+    long = torch.cat([long, torch.rand(20_000)])
+    batch = torch.rand(100_000 * (1 + number))  # longer this time
+    outputs = [torch.rand(10_000) for _ in range(1 + number)]  # a new list at each call
+"""
+CENSUSES = (3, 5, 7, 9)
+
+
+class Program:
+    """A program, loaded as a module, and what investigates it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.file = folder / f"{name}.py"
+        self.file.write_text(PROGRAM)
+        spec = importlib.util.spec_from_file_location(name, self.file)
+        assert spec is not None and spec.loader is not None
+        self.module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(self.module)
+        self.said: list[str] = []
+        self.investigator = Investigator(str(folder), self.said.append)
+        self.investigation = Investigation("step")
+        self.looked = 0
+        self.steps = 0
+
+    def train(self, until: int) -> None:
+        """Steps up to one at which a census is due; allocation sites are recorded before it."""
+        while self.steps < until:
+            self.investigator.record(until - self.steps)
+            self.module.step(self.steps)
+            self.steps += 1
+
+    def end(self) -> None:
+        """Take all away."""
+        self.investigator.stop()
+        del sys.modules[self.module.__name__]
+        self.module.__dict__.clear()
+
+    def keep(self, kept: Any, made: Callable[[], Any] = lambda: torch.zeros(50_000)) -> None:
+        """Two more of something in a container."""
+        kept.extend([made(), made()])
+
+    def growing(self, name: str) -> list[Holding]:
+        """What grew and has such an end of its name."""
+        found = self.investigation.growing()
+        return [each for each in found if in_words(each.group.anchor).endswith(name)]
+
+    def look(self, view: CensusView) -> None:
+        self.looked += 1
+        assert view.graph.objects
+
+    def line_of(self, text: str) -> str:
+        lines = self.file.read_text().splitlines()
+        (number,) = [i for i, line in enumerate(lines, 1) if text in line]
+        return f"train.py:{number} in step"
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Program]:
+    made = Program(tmp_path, "program")
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    """A program after four censuses, two steps apart."""
+    made = Program(tmp_path_factory.mktemp("investigation"), "train")
+    for at in CENSUSES:
+        made.train(at)
+        made.investigator.follow(made.investigation, at, made.look)
+    yield made
+    made.end()
+
+
+def by_name(investigation: Investigation, rises: int = 3) -> dict[str, Holding]:
+    growing = [each for each in investigation.growing() if len(each.rising()) > rises]
+    return {in_words(each.group.anchor): each for each in growing}
+
+
+# --- four censuses ------------------------------------------------------------------------------------------
+
+
+def test_holders_that_grew_over_three_intervals_are_known_with_their_sizes(told: Program) -> None:
+    found = by_name(told.investigation)
+    assert {"train.losses[*]", "train.seen[*]", "train.trainer.kept[*]", "train.long"} <= found.keys()
+    seen = found["train.seen[*]"]
+    assert [(size.position, size.storages, size.count) for size in seen.sizes] == [
+        (at, at * 200_000, at) for at in CENSUSES
+    ]
+    assert told.investigation.taken == list(CENSUSES)
+    losses = found["train.losses[*]"]
+    assert losses.group.attached
+    assert losses.sizes[-1].objects > losses.sizes[0].objects  # nodes
+    assert losses.sizes[-1].nbytes > losses.sizes[-1].storages
+    assert found["train.long"].lengthens and not seen.lengthens
+
+
+def test_what_is_made_anew_at_each_step_does_not_grow(told: Program) -> None:
+    assert by_name(told.investigation, 1).keys().isdisjoint({"train.batch", "train.outputs[*]"})
+
+
+def test_each_has_the_line_that_made_it(told: Program) -> None:
+    details = {in_words(anchor): detail for (_, anchor), detail in told.investigation.details.items()}
+    seen = details["train.seen[*]"]
+    assert (seen.holder_kind, seen.entries, seen.retained) == ("list", 9, 9 * 200_000)
+    assert seen.allocated_at == told.line_of("seen.append(")
+    assert details["train.losses[*]"].allocated_at == told.line_of("losses.append(")
+    assert details["train.trainer.kept[*]"].allocated_at == told.line_of("kept.append(")
+    assert details["train.recent[*]"].bound == 100
+
+
+def test_growing_containers_of_data_are_known_with_their_line(told: Program) -> None:
+    by_holder = {in_words(data.path): data for data in told.investigation.data.values()}
+    texts = by_holder["train.texts[*]"]
+    assert (texts.kind, texts.native, texts.entries) == ("list", None, tuple((at, at) for at in CENSUSES))
+    assert texts.entry_bytes == pytest.approx(30_000, rel=0.02)
+    assert texts.allocated_at == told.line_of("texts.append(")
+
+
+def test_recorders_are_off_after_a_census(told: Program) -> None:
+    assert not told.investigator.recording
+    assert not tracemalloc.is_tracing()
+    assert not torch.is_anomaly_enabled()
+
+
+def test_it_says_what_takes_time_once(told: Program) -> None:
+    assert told.said == ["taking a census"]
+    assert told.looked == len(CENSUSES)
+    assert not told.investigation.collector_off
+    assert [each.position for each in told.investigation.waiting] == list(CENSUSES)
+
+
+# --- the same object ----------------------------------------------------------------------------------------
+
+
+def test_a_list_that_is_reached_by_another_path_is_the_same(program: Program) -> None:
+    module = program.module
+    module.kept = []
+    for at in (3, 5, 7):
+        if at == 7:
+            module.trainer.others = module.kept
+            del module.kept
+        program.keep(module.trainer.others if at == 7 else module.kept)
+        program.investigator.follow(program.investigation, at)
+    (holding,) = program.growing("others[*]")
+    assert [size.count for size in holding.sizes] == [2, 4, 6]
+
+
+# --- the end, and memory that runs out ----------------------------------------------------------------------
+
+
+def test_what_functions_kept_until_the_end_is_still_known(program: Program) -> None:
+    def main() -> None:
+        local: list[Any] = []
+        bounded: deque[Any] = deque(maxlen=100)
+        for at in (3, 5):
+            program.keep(local)
+            program.keep(bounded)
+            program.keep(program.module.texts, lambda: bytes(30_000))
+            program.investigator.follow(program.investigation, at)
+
+    main()
+    program.module.texts = []
+    program.investigator.follow(program.investigation, 7, between=False)
+    (holding,) = program.growing("local[*]")
+    assert [size.position for size in holding.sizes] == [3, 5]
+    (holding,) = program.growing("bounded[*]")
+    assert program.investigation.details[holding.key].bound == 100
+    assert "program.texts[*]" in {in_words(data.path) for data in program.investigation.data.values()}
+
+
+def test_in_the_middle_of_a_run_what_a_function_kept_goes_with_it(program: Program) -> None:
+    def main() -> None:
+        local: list[Any] = []
+        for at in (3, 5):
+            program.keep(local)
+            program.investigator.follow(program.investigation, at)
+
+    main()
+    program.investigator.follow(program.investigation, 7)
+    assert program.growing("local[*]") == []
+
+
+def test_where_memory_runs_out_before_a_step_s_end_nothing_has_stopped(program: Program) -> None:
+    for at in (3, 5):
+        program.keep(program.module.seen)
+        program.investigator.follow(program.investigation, at)
+    program.investigator.follow(program.investigation, 6, frames=())
+    (holding,) = program.growing("program.seen[*]")
+    assert [each.position for each in holding.rising()] == [3, 5]
+
+
+def test_a_census_amid_a_failure_reads_nothing_from_devices(told: Program) -> None:
+    point = told.investigator.census(9, None, ())
+    assert point.interrupted and point.heads == {}
+    assert "train.seen[*]" in {in_words(group.anchor) for group in point.census.groups}
+
+
+def test_too_little_memory_for_a_closer_look_loses_no_growth(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*args: Any, **options: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(CensusView, "details", no_memory)
+    for at in (3, 5):
+        program.train(at)
+        program.investigator.follow(program.investigation, at, program.look)
+    assert program.growing("program.seen[*]")
+    assert program.investigation.details == {}
+    assert program.looked == 2
+    assert "too little host memory for a closer look" in program.said
+
+
+def test_a_census_that_fails_leaves_no_recorder_on(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_memory(*args: Any) -> None:
+        raise MemoryError
+
+    program.train(3)
+    monkeypatch.setattr(Investigator, "census", no_memory)
+    program.investigator.record(2)
+    assert program.investigator.recording
+    with pytest.raises(MemoryError):
+        program.investigator.follow(program.investigation, 5)
+    assert not program.investigator.recording and not tracemalloc.is_tracing()
+
+
+# --- recorders ----------------------------------------------------------------------------------------------
+
+
+def test_recorders_of_others_stay_on() -> None:
+    tracemalloc.start(1)
+    torch.set_anomaly_enabled(True, True)
+    try:
+        investigator = Investigator(None, lambda text: None)
+        investigator.record(2)
+        investigator.record(1)
+        investigator.in_backward(True)
+        investigator.stop()
+        assert tracemalloc.is_tracing() and tracemalloc.get_traceback_limit() == 1
+        assert torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+    finally:
+        tracemalloc.stop()
+        torch.set_anomaly_enabled(False)
+
+
+def test_while_nodes_are_traced_a_backward_is_not() -> None:
+    investigator = Investigator(None, lambda text: None)
+    try:
+        investigator.record(1)
+        assert torch._C.is_anomaly_enabled() and not torch._C.is_anomaly_check_nan_enabled()
+        investigator.in_backward(True)
+        assert not torch._C.is_anomaly_enabled()
+        investigator.in_backward(False)
+        assert torch._C.is_anomaly_enabled()
+    finally:
+        investigator.stop()
+    assert not torch._C.is_anomaly_enabled() and torch._C.is_anomaly_check_nan_enabled()
+
+
+def test_none_is_on_longer_than_two_positions_before_a_census() -> None:
+    investigator = Investigator(None, lambda text: None)
+    investigator.record(3)
+    assert not investigator.recording
+    investigator.stop()
+
+
+# --- what is noted of each census ---------------------------------------------------------------------------
+
+
+def test_what_awaits_the_collector_is_known_in_bytes(program: Program) -> None:
+    gc.disable()
+    try:
+        program.investigator.follow(program.investigation, 1)
+        cycle: list[Any] = [torch.zeros(50_000)]
+        cycle.append(cycle)
+        del cycle
+        program.investigator.follow(program.investigation, 2)
+        assert program.investigation.collector_off
+        gc.enable()
+        program.investigator.follow(program.investigation, 3)
+    finally:
+        gc.enable()
+    before, after, _ = program.investigation.waiting
+    more = after.nbytes.get("cpu", 0) - before.nbytes.get("cpu", 0)
+    assert more == pytest.approx(200_000, rel=0.01)  # with the tensor's object
+    assert not program.investigation.collector_off
+
+
+def test_a_census_is_announced_to_what_it_would_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    investigator = Investigator(None, told.append, lambda: told.append("before"))
+    investigator.census(1)
+    assert told == ["taking a census", "before"]
+
+
+def test_what_is_left_out_of_a_census_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = censuses.leave_out(monkeypatch)
+    investigation = Investigation("second")
+    point = Investigator(None, lambda text: None).follow(investigation, 0.5)
+    assert asked == [0.5] and point.census.groups == []
+    assert investigation.growing() == [] and not investigation.lacks_sites
+
+
+def test_what_holders_alone_retain_is_worked_out_once_when_their_growth_may_be_proven(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    work_out = CensusView._retention
+
+    def counted(view: CensusView) -> Any:
+        asked.append(program.steps)
+        return work_out(view)
+
+    monkeypatch.setattr(CensusView, "_retention", counted)
+    for at in (*CENSUSES, 11, 13):
+        program.train(at)
+        program.investigator.follow(program.investigation, at, program.look)
+    assert asked == [CENSUSES[-1]]
+    (seen,) = program.growing("program.seen[*]")
+    detail = program.investigation.details[seen.key]
+    assert detail.retained == detail.retained_of == 200_000 * CENSUSES[-1]

@@ -1,0 +1,612 @@
+"""When censuses are taken, and what comes of them: followed by a script of counters and holders."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memtriage.diagnose.growth.judged import judge_counter
+from memtriage.diagnose.growth.leaks import CensusPoint
+from memtriage.diagnose.judge import Evidence
+from memtriage.model.census import HolderGroup
+from memtriage.model.findings import Finding
+from memtriage.model.judged import Judged
+from memtriage.model.position import TrainingPosition
+from memtriage.session.schedule import scale as follower
+from memtriage.session.schedule.investigation import Investigator
+from memtriage.session.schedule.judgment import find_leaks, judge_devices
+from memtriage.session.schedule.scheduler import CensusScheduler
+from support.censuses import group
+from support.simulated import StandInInvestigator
+
+MIB = 1 << 20
+LOOK: Any = object()  # what the session asks of a view; handed through
+LOSSES = "losses[*]"
+
+
+class Notes(StandInInvestigator):
+    """Notes what is asked of it.
+
+    Attributes:
+        held: MiB by holder, a storage each.
+        recorded: positions that remained when recorders were asked for.
+        stopped: how often these were switched off.
+        fails: a census runs out of memory.
+    """
+
+    def __init__(self, seconds: float = 0.1) -> None:
+        super().__init__(seconds)
+        self.held: dict[str, int] = {}
+        self.entry_bytes = {"train.texts": 65536}
+        self.recorded: list[int] = []
+        self.stopped = 0
+        self.fails = False
+
+    @property
+    def texts(self) -> int:
+        """Entries of a list of ordinary data."""
+        return self.entries.get("train.texts", 0)
+
+    @texts.setter
+    def texts(self, count: int) -> None:
+        self.entries["train.texts"] = count
+
+    def groups(self) -> list[HolderGroup]:
+        return [
+            group(name, n * MIB, n, token=1 + at) for at, (name, n) in enumerate(sorted(self.held.items()))
+        ]
+
+    def record(self, remaining: int) -> None:
+        self.recorded.append(remaining)
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+    def point(self, position: float, frames: object) -> CensusPoint:
+        if self.fails:
+            self.seconds += self._each_s
+            raise MemoryError
+        return super().point(position, frames)
+
+
+class SmallEntries(Notes):
+    """Each holder has storages of 512 bytes."""
+
+    def groups(self) -> list[HolderGroup]:
+        return [group(name, 512 * n, n, token=1) for name, n in self.held.items()]
+
+
+Held = Callable[[int], Mapping[str, int]]
+
+
+class Loop:
+    """A program that marks as a session does. A step takes a second."""
+
+    def __init__(self, notes: Notes | None = None) -> None:
+        self.notes = notes or Notes()
+        self.found = 0
+        self.scheduler = CensusScheduler(cast(Investigator, self.notes), LOOK, self._count)
+        self.steps = 0
+        self.microbatch = 0
+        self.usual = 0
+        self.now_s = 0.0
+        self._stepped = False
+
+    def _count(self) -> None:
+        self.found += 1
+
+    @property
+    def position(self) -> TrainingPosition:
+        return TrainingPosition(
+            step=self.steps, microbatch=self.microbatch, microbatches_per_step=self.usual,
+            at_step_end=self._stepped, time_s=self.now_s,
+        )  # fmt: skip
+
+    def backward(self, **counters: int) -> None:
+        self.microbatch = 1 if self._stepped else self.microbatch + 1
+        self._stepped = False
+        self.scheduler.at_mark("backward", self.position, counters)
+
+    def step(self, **counters: int) -> None:
+        self.steps += 1
+        self.now_s += 1
+        self.usual, self._stepped = self.microbatch, True
+        self.scheduler.at_mark("step", self.position, counters)
+
+    def train(self, steps: int, held: Held, malloc: Callable[[int], float] | None = None) -> Loop:
+        """So many steps of one backward.
+
+        Args:
+            held: MiB by holder after a step.
+            malloc: MiB that malloc's counter shows then; what is held where it is None.
+        """
+        for step in range(self.steps + 1, self.steps + 1 + steps):
+            self.backward(cpu=self._in_use(malloc, step - 1))
+            self.notes.held = dict(held(step))
+            self.step(cpu=self._in_use(malloc, step))
+        return self
+
+    def _in_use(self, malloc: Callable[[int], float] | None, step: int) -> int:
+        grown = sum(self.notes.held.values()) if malloc is None else malloc(step)
+        return round((100 + grown) * MIB)
+
+    def time(self, seconds: float, **counters: int) -> None:
+        self.now_s += seconds
+        self.scheduler.at_mark("time", self.position, counters)
+
+    def leaks(self) -> list[Finding]:
+        main = self.scheduler.main
+        estimates = {name: counter.estimate() for name, counter in main.counters.items()}
+        return find_leaks(self.scheduler, Evidence(main.scale, self.position, estimates))
+
+    def proven(self) -> dict[str, int]:
+        """Bytes a step by proven leak."""
+        return {
+            str(leak.holder): leak.bytes_per_step or leak.bytes_per_microbatch or leak.bytes_per_second or 0
+            for leak in self.leaks()
+            if leak.certainty == "proven"
+        }
+
+
+def leaking(step: int) -> dict[str, int]:
+    return {LOSSES: step}
+
+
+def nothing(step: int) -> dict[str, int]:
+    return {"model": 50}
+
+
+def taken(loop: Loop) -> list[float]:
+    return [position for _, position in loop.notes.took]
+
+
+# --- from step to step --------------------------------------------------------------------------------------
+
+
+def test_a_run_in_which_nothing_grows_has_few_censuses_and_records_nothing() -> None:
+    loop = Loop().train(300, nothing)
+    assert taken(loop) == [3, 6, 24, 96]
+    assert loop.notes.looks == [LOOK] * 4
+    assert loop.notes.recorded == [] and loop.found == 0
+    assert loop.leaks() == []
+
+
+def test_a_holder_that_grows_is_proven_with_its_rate_within_some_twenty_steps() -> None:
+    loop = Loop().train(24, leaking)
+    assert loop.proven() == {LOSSES: MIB}
+    assert {scale for scale, _ in loop.notes.took} == {"step"}
+
+
+def test_sites_are_recorded_before_a_census_of_a_suspicion() -> None:
+    loop = Loop().train(24, leaking)
+    assert {1, 2} <= set(loop.notes.recorded)
+
+
+def test_a_proven_leak_is_looked_at_again_whenever_the_run_is_twice_as_long() -> None:
+    loop = Loop().train(40, leaking)
+    begun = len(loop.notes.took)
+    loop.train(1_000, leaking)
+    assert len(loop.notes.took) - begun <= 1 + math.log2(1_040 / 20)
+    assert loop.proven() == {LOSSES: MIB}
+
+
+def test_what_a_flat_counter_contradicts_is_no_leak() -> None:
+    loop = Loop().train(200, leaking, malloc=lambda step: 0)
+    assert loop.leaks() == []
+
+
+def test_what_no_counter_sees_is_proven_by_its_holder() -> None:
+    loop = Loop()
+    for step in range(1, 60):
+        loop.notes.held = leaking(step)
+        loop.step()
+    assert loop.proven() == {LOSSES: MIB}
+
+
+@pytest.mark.parametrize("onset", [20, 200])
+def test_an_onset_in_the_middle_of_a_run_is_found(onset: int) -> None:
+    loop = Loop().train(onset, nothing)
+    loop.train(onset + 30, lambda step: {"model": 50, LOSSES: step - onset})
+    (rate,) = loop.proven().values()
+    assert rate == pytest.approx(MIB, rel=0.2)
+
+
+@pytest.mark.parametrize("period", [10, 50])
+def test_what_grows_every_so_many_steps_is_found(period: int) -> None:
+    loop = Loop().train(12 * period, lambda step: {"epochs[*]": 1 + step // period})
+    (rate,) = loop.proven().values()
+    assert rate == pytest.approx(MIB / period, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("bound", "steps"), [(5, 90), (15, 150), (60, 420), (45, 60), (50, 100), (100, 140), (200, 300)]
+)
+def test_what_fills_and_stops_is_no_leak(bound: int, steps: int) -> None:
+    loop = Loop().train(steps, lambda step: {"cache[*]": min(step, bound)})
+    assert loop.proven() == {}
+    assert len(loop.notes.took) <= 20
+
+
+@pytest.mark.parametrize("at", [4, 30, 90])
+def test_one_allocation_is_no_leak(at: int) -> None:
+    loop = Loop().train(100, lambda step: {"model": 50} | ({"table": 600} if step > at else {}))
+    assert loop.leaks() == []
+
+
+def test_what_grows_after_a_cache_has_filled_is_found() -> None:
+    loop = Loop().train(200, lambda step: {"cache[*]": min(step, 20), LOSSES: max(0, step - 100)})
+    assert list(loop.proven()) == [LOSSES]
+
+
+def test_a_counter_s_noise_hides_no_slow_growth() -> None:
+    chance = random.Random(3)
+    loop = Loop().train(700, lambda step: {"batch": chance.randrange(10), LOSSES: step // 5})
+    assert loop.proven()[LOSSES] == pytest.approx(MIB / 5, rel=0.2)
+
+
+@pytest.mark.parametrize("period", [10, 20])
+def test_a_list_that_is_emptied_now_and_then_is_not_native_growth(period: int) -> None:
+    loop = Loop().train(45, lambda step: {"buffer[*]": step % period})
+    assert loop.proven() == {}
+
+
+def test_holders_that_come_and_go_are_no_leak_under_noise() -> None:
+    chance = random.Random(3)
+    loop = Loop().train(300, lambda step: {"batch[*]": chance.randrange(1, 40)})
+    assert loop.leaks() == []
+    assert len(loop.notes.took) <= 12
+
+
+def test_growth_without_a_holder_is_searched_for_and_told_as_native() -> None:
+    loop = Loop().train(60, nothing, malloc=lambda step: step)
+    (finding,) = loop.leaks()
+    assert (finding.device, finding.holder_path) == ("host", None)
+    assert finding.bytes_per_step == pytest.approx(MIB, rel=0.05)
+
+
+def test_data_that_grows_is_proven_by_its_container() -> None:
+    loop = Loop()
+    for step in range(1, 60):
+        loop.notes.texts = 16 * step
+        loop.step(cpu=100 * MIB, host=(500 + step) * MIB)
+    assert loop.proven() == {"train.texts[*]": MIB}
+
+
+def test_each_change_of_what_is_known_is_passed_on() -> None:
+    loop, before = Loop(), 0
+    while not loop.proven():
+        before = loop.found
+        loop.train(1, leaking)
+    assert loop.found > before  # as soon as it is proven
+
+
+@given(st.integers(6, 400), st.integers(1, 4))
+@settings(max_examples=20)
+def test_censuses_of_a_healthy_run_are_bounded_by_its_logarithm(steps: int, microbatches: int) -> None:
+    loop = Loop()
+    loop.notes.held = {"model": 50}
+    for _ in range(steps):
+        for _ in range(microbatches):
+            loop.backward(cpu=120 * MIB)
+        loop.step(cpu=100 * MIB)
+    assert len(loop.notes.took) <= 2 + math.log(steps / 6, 4) + 1e-9
+
+
+# --- what may be said of a device where memory grows --------------------------------------------------------
+
+
+def judged_cpu(loop: Loop) -> Judged:
+    return judge_devices(loop.scheduler.judged_on, {"cpu": True})["cpu"]
+
+
+def test_memory_that_grows_in_a_holder_has_no_limit_though_no_leak_is_proven() -> None:
+    loop = Loop().train(20, leaking)
+    assert judged_cpu(loop).detection_limit is None
+
+
+def test_a_log_that_makes_the_counter_rise_is_a_limit() -> None:
+    loop = Loop(SmallEntries()).train(200, lambda step: {LOSSES: 40 * step}, malloc=lambda step: step / 50)
+    said = judged_cpu(loop)
+    assert said.detection_limit is not None
+    assert said.detection_limit.bytes == pytest.approx(MIB / 50, rel=0.1)
+
+
+def test_a_false_alarm_leaves_enough_for_a_leak_later_in_the_run(slow: Loop) -> None:
+    loop = slow.train(30, lambda step: {"warm_up[*]": min(step, 15)})
+    loop.train(400, lambda step: {"warm_up[*]": 15, LOSSES: max(0, step - 150)})
+    assert loop.proven()[LOSSES] == pytest.approx(MIB, rel=0.2)
+
+
+def test_data_that_begins_late_is_found_by_the_resident_set() -> None:
+    loop = Loop()
+    loop.notes.held = nothing(0)
+    for step in range(1, 400):
+        loop.notes.texts = 1 + 16 * max(0, step - 110)
+        loop.step(cpu=100 * MIB, host=(500 + max(0, step - 110)) * MIB)
+    assert loop.proven()["train.texts[*]"] == pytest.approx(MIB, rel=0.2)
+
+
+# --- cost ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Loop:
+    """A program in which each census takes half a minute."""
+    notes = Notes(seconds=30)
+    monkeypatch.setattr(follower, "time", SimpleNamespace(perf_counter=lambda: notes.seconds))
+    return Loop(notes)
+
+
+def test_slow_censuses_are_few(slow: Loop) -> None:
+    assert taken(slow.train(300, nothing)) == [3, 6]
+
+
+def test_slow_censuses_settle_a_suspicion_all_the_same(slow: Loop) -> None:
+    loop = slow.train(300, leaking)
+    assert loop.proven() == {LOSSES: MIB}
+    assert len(loop.notes.took) <= 8
+
+
+def test_slow_censuses_give_a_program_without_steps_time_of_its_own(slow: Loop) -> None:
+    loop = slow
+    for mark in range(1, 401):
+        loop.notes.held = leaking(mark)
+        before = loop.notes.seconds
+        loop.time(0.5, cpu=(100 + mark) * MIB)
+        loop.now_s += loop.notes.seconds - before  # the program waited
+    assert loop.proven() == {LOSSES: 2 * MIB}
+    assert all(later - earlier >= 30 for earlier, later in itertools.pairwise(taken(loop)))
+
+
+def test_a_census_that_fails_is_not_tried_at_every_mark() -> None:
+    loop = Loop()
+    loop.notes.fails = True
+    failed = 0
+    for step in range(1, 101):
+        loop.notes.held = leaking(step)
+        try:
+            loop.step(cpu=(100 + step) * MIB)
+        except MemoryError:
+            failed += 1
+    assert 1 <= failed <= 30
+    loop.notes.fails = False
+    loop.train(200, leaking)
+    assert loop.proven() == {LOSSES: MIB}
+
+
+# --- the end, and memory that runs out ----------------------------------------------------------------------
+
+
+def suspected() -> Loop:
+    """A run that is suspected of a leak that is not proven yet."""
+    loop = Loop().train(6, leaking)
+    while not any(leak.certainty == "suspected" for leak in loop.leaks()):
+        loop.train(1, leaking)
+    return loop.train(1, leaking)
+
+
+@pytest.mark.parametrize("frames", [None, []])
+def test_at_the_end_a_suspicion_is_looked_at_once_more(frames: list[Any] | None) -> None:
+    loop = suspected()
+    before = len(loop.notes.took)
+    loop.scheduler.main.end(loop.position, frames)
+    assert loop.notes.took[before:] == [("step", loop.steps)]
+    assert loop.notes.between[-1] is False
+    assert LOSSES in {leak.holder for leak in loop.leaks()}
+
+
+def test_what_is_gone_at_the_end_keeps_its_suspicion() -> None:
+    loop = suspected()
+    loop.notes.held = {}
+    loop.scheduler.main.end(loop.position, None)
+    assert LOSSES in {leak.holder for leak in loop.leaks()}
+
+
+def test_without_a_suspicion_the_end_costs_nothing() -> None:
+    loop = Loop().train(30, nothing)
+    before = len(loop.notes.took)
+    loop.scheduler.main.end(loop.position, None)
+    assert len(loop.notes.took) == before
+
+
+def test_running_out_of_memory_hides_nothing_that_was_proven() -> None:
+    for extra in range(8):  # steps after the proof
+        loop = Loop().train(24 + extra, leaking)
+        loop.scheduler.census(loop.position, ())
+        assert loop.notes.took[-1] == ("step", loop.steps + 1)  # counts for the step that has begun
+        assert list(loop.proven()) == [LOSSES]
+
+
+def test_running_out_of_memory_takes_a_census_where_there_was_none() -> None:
+    loop = Loop().train(1, nothing)
+    assert loop.notes.took == []
+    loop.scheduler.census(loop.position, ())
+    assert loop.notes.took == [("step", 2)]
+
+
+def test_two_censuses_at_one_position_are_not_compared() -> None:
+    loop = Loop().train(3, nothing)
+    loop.scheduler.census(loop.position)
+    assert loop.notes.took == [("step", 3), ("none", 3)]
+    assert loop.scheduler.main.investigation.taken == [3]
+
+
+# --- within a step ------------------------------------------------------------------------------------------
+
+
+def within(loop: Loop, values: Sequence[int], held: Sequence[int] | None = None) -> None:
+    """A step of some backwards: MiB that the counter shows, and that a list of losses holds, after each."""
+    for value, kept in zip(values, held or values, strict=True):
+        loop.notes.held = {LOSSES: kept}
+        loop.backward(cpu=(100 + value) * MIB)
+    loop.step(cpu=(100 + values[-1]) * MIB)
+
+
+def inside(loop: Loop) -> list[str]:
+    return [str(leak.holder) for leak in loop.leaks() if leak.bytes_per_microbatch and leak.holder]
+
+
+def test_growth_within_the_first_step_is_proven_in_four_censuses() -> None:
+    loop = Loop()
+    within(loop, range(12))
+    (done,) = loop.scheduler.within_steps.done
+    assert done.taken == [4, 6, 7, 8]
+    assert [growth.proof.certainty for growth in loop.scheduler.within_steps.growths(done)] == ["proven"]
+    assert loop.found >= 1
+
+
+@pytest.mark.parametrize("microbatches", [4, 5, 8, 30])
+def test_what_rises_within_every_step_is_a_leak(microbatches: int) -> None:
+    loop = Loop()
+    for step in range(6):
+        within(loop, [step % 3 + value for value in range(microbatches)])
+    assert inside(loop) == [LOSSES]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param([1, 9, 9, 9, 9, 9, 9, 9], id="the first allocates gradients"),
+        pytest.param([9, 8, 7, 6, 5, 4, 3, 2], id="falls"),
+        pytest.param([5, 1, 5, 1, 5, 1, 5, 1], id="up and down"),
+    ],
+)
+def test_what_does_not_rise_within_a_step_is_left_alone(values: list[int]) -> None:
+    loop = Loop()
+    within(loop, values)
+    assert loop.scheduler.within_steps.done == []
+    assert inside(loop) == []
+
+
+def test_a_cache_that_fills_within_the_first_step_is_cleared() -> None:
+    loop = Loop()
+    within(loop, [min(value, 11) for value in range(40)])
+    assert inside(loop) == []
+    loop = Loop()
+    within(loop, range(12))
+    within(loop, [11] * 12)
+    assert inside(loop) == []
+
+
+@pytest.mark.parametrize("backwards", [2, 3, 5])
+def test_stages_that_go_up_and_down_within_each_micro_batch_hide_no_leak(backwards: int) -> None:
+    loop = Loop()
+    within(loop, [100 * (i % backwards) + i for i in range(12 * backwards)], range(12 * backwards))
+    first, second, *_ = loop.scheduler.within_steps.done[-1].taken
+    assert (second - first) % backwards == 0
+    assert inside(loop) == [LOSSES]
+
+
+def test_a_step_that_ends_early_abandons_its_investigation() -> None:
+    loop = Loop()
+    within(loop, range(6))
+    assert loop.notes.took == [("microbatch", 4), ("microbatch", 6)]
+    stopped = loop.notes.stopped
+    loop.backward(cpu=100 * MIB)
+    assert loop.notes.stopped == stopped + 1
+    assert loop.scheduler.within_steps.done == [] and inside(loop) == []
+
+
+def test_looks_within_steps_are_few() -> None:
+    loop = Loop()
+    for _ in range(30):
+        within(loop, range(20), [5] * 20)  # a pipeline that fills, and nobody holds more
+    assert [scale for scale, _ in loop.notes.took].count("microbatch") <= 3 * 4 + 1
+
+
+def test_memory_that_runs_out_within_a_step_ends_what_was_under_way() -> None:
+    loop = Loop()
+    for value in range(1, 7):
+        loop.notes.held = {LOSSES: value}
+        loop.backward(cpu=(100 + value) * MIB)
+    assert loop.scheduler.within_steps.under_way
+    loop.notes.held = {LOSSES: 7}
+    loop.scheduler.census(loop.position, ())
+    assert loop.notes.took[-1] == ("microbatch", 7)
+    assert not loop.scheduler.within_steps.under_way
+    assert inside(loop) == [LOSSES]
+
+
+# --- without steps ------------------------------------------------------------------------------------------
+
+
+def test_backwards_alone_are_followed_like_steps() -> None:
+    loop = Loop()
+    for value in range(1, 60):
+        loop.notes.held = leaking(value)
+        loop.backward(cpu=(100 + value) * MIB)
+    assert loop.scheduler.main.scale == "microbatch"
+    assert loop.proven() == {LOSSES: MIB}
+
+
+def test_where_there_are_neither_growth_is_followed_by_time() -> None:
+    loop = Loop()
+    for mark in range(1, 51):
+        loop.notes.held = leaking(mark)
+        loop.time(0.1, cpu=(100 + mark) * MIB)
+    assert loop.scheduler.main.scale == "second"
+    assert loop.proven() == {LOSSES: pytest.approx(10 * MIB, rel=0.01)}
+
+
+def test_seconds_are_the_programs_own_which_waits_for_each_census(slow: Loop) -> None:
+    for mark in range(1, 51):
+        slow.notes.held = leaking(mark)
+        before = slow.notes.seconds
+        slow.time(0.1, cpu=(100 + mark) * MIB)
+        slow.now_s += slow.notes.seconds - before
+    assert slow.notes.seconds == 30
+    counter = slow.scheduler.main.counters["cpu"]
+    found, judged = judge_counter(counter.track, "time", counter.policy)
+    assert (found.state, found.rate) == ("growing", pytest.approx(10 * MIB, rel=0.01))
+    assert judged.reason is None
+
+
+def test_native_growth_that_gets_faster_after_the_last_census_is_told_as_native() -> None:
+    loop, native = Loop(Notes(seconds=5)), 0.0
+    for mark in range(1, 401):
+        loop.notes.held = nothing(0)
+        native += 0.8 if mark < 200 else 1.2  # MiB: something else leaves the machine
+        loop.time(0.1, cpu=round((100 + native) * MIB), host=round((500 + native) * MIB))
+    last = loop.notes.took[-1][1]
+    assert loop.scheduler.main.counters["cpu"].estimate().onset is None or last < 40
+    (finding,) = loop.leaks()
+    assert (finding.certainty, finding.holder_path) == ("proven", None)
+
+
+def test_a_program_of_time_marks_in_which_nothing_grows_has_few_censuses() -> None:
+    loop = Loop()
+    for _ in range(400):
+        loop.notes.held = nothing(0)
+        loop.time(0.5, cpu=100 * MIB)
+    assert len(loop.notes.took) <= 7
+    assert loop.leaks() == []
+
+
+def test_time_tells_nothing_once_there_are_steps() -> None:
+    loop = Loop()
+    for mark in range(40):  # loading and building: memory rises, and no step is to be seen
+        loop.notes.held = leaking(mark)
+        loop.time(0.5, cpu=(100 + mark) * MIB)
+    loop.train(40, nothing)
+    assert loop.scheduler.main.scale == "step"
+    assert loop.leaks() == []
+    before = len(loop.notes.took)
+    for mark in range(40):  # within one slow step
+        loop.time(0.5, cpu=(100 + mark) * MIB)
+    assert len(loop.notes.took) == before
+
+
+def test_the_rate_of_each_counter_is_known_once_there_is_enough() -> None:
+    loop = Loop().train(4, nothing)
+    assert loop.scheduler.growing() == {}
+    for step in range(60):
+        loop.step(**{"cpu": 100 * MIB, "cuda:0": step * MIB, "host": step * MIB, "shared": 0})
+    assert loop.scheduler.growing() == {"cpu": 0.0, "cuda:0": pytest.approx(MIB)}

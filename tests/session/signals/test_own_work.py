@@ -1,0 +1,141 @@
+"""Signal handlers and exceptions of the program that come while the watch is at work."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from memtriage.observe.foreign import is_programs_exception, programs_own
+from memtriage.session.signals import own_work
+from memtriage.session.signals.own_work import HeldHandler, OwnWork, held
+
+
+class InTime(Exception):
+    pass
+
+
+@pytest.fixture
+def calls() -> Iterator[list[int]]:
+    """Numbers of the signals whose held handler has run; SIGUSR1 raises there."""
+    seen: list[int] = []
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        assert frame is not None and "memtriage/session" not in frame.f_code.co_filename
+        seen.append(signum)
+        if signum == signal.SIGUSR1:
+            raise InTime
+
+    before = {signum: signal.signal(signum, held(handler)) for signum in (signal.SIGUSR1, signal.SIGUSR2)}
+    yield seen
+    for signum, previous in before.items():
+        signal.signal(signum, previous)
+
+
+def test_a_handler_runs_at_the_end_of_the_work(calls: list[int]) -> None:
+    with pytest.raises(InTime), OwnWork():
+        with OwnWork():
+            os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert calls == []
+    assert calls == [signal.SIGUSR1, signal.SIGUSR2]
+
+
+def test_outside_of_the_work_it_runs_at_once(calls: list[int]) -> None:
+    with pytest.raises(InTime):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert calls == [signal.SIGUSR1]
+
+
+def test_after_the_programs_end_none_runs(calls: list[int]) -> None:
+    with OwnWork(last=True):
+        os.kill(os.getpid(), signal.SIGUSR1)
+    assert calls == []
+
+
+def test_only_what_can_be_called_is_held() -> None:
+    assert held(signal.SIG_IGN) is signal.SIG_IGN
+    own = held(print)
+    assert type(own) is HeldHandler and programs_own(own) is print and held(own) is own
+
+
+def caught(raise_it: object) -> BaseException:
+    try:
+        raise_it()  # type: ignore[operator]
+    except BaseException as error:
+        return error
+    raise AssertionError
+
+
+def test_what_the_watch_itself_fails_at_is_not_the_programs() -> None:
+    def without_a_text() -> None:
+        raise OSError
+
+    assert not is_programs_exception(caught(without_a_text))
+    assert not is_programs_exception(caught(lambda: {}["key"]))
+    assert not is_programs_exception(caught(lambda: next(iter(()))))
+
+
+def test_an_exception_of_another_thread_is_the_programs() -> None:
+    found: list[bool] = []
+    running = threading.Event()
+
+    def tell(error: BaseException) -> None:
+        found.append(is_programs_exception(error))
+
+    names: dict[str, Any] = {"running": running, "InTime": InTime, "tell": tell}
+    source = """
+def work():
+    try:
+        while True:
+            running.set()
+    except InTime as error:
+        tell(error)
+"""
+    exec(compile(source, own_work.__file__, "exec"), names)  # as if it were the watch's own code
+    thread = threading.Thread(target=names["work"])
+    thread.start()
+    running.wait()
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(InTime))
+    thread.join()
+    assert found == [True]
+
+
+def test_the_programs_tracer_and_profiler_are_off_during_the_work() -> None:
+    def tracer(frame: FrameType, event: str, argument: object) -> None:
+        traced.append(frame.f_code.co_name)
+
+    def profiler(frame: FrameType, event: str, argument: object) -> None:
+        profiled.append(frame.f_code.co_name)
+
+    def work() -> object:
+        return sys.gettrace() or sys.getprofile()
+
+    traced: list[str] = []
+    profiled: list[str] = []
+    before = sys.gettrace(), sys.getprofile()
+    sys.settrace(tracer)
+    sys.setprofile(profiler)
+    with OwnWork(), OwnWork():
+        seen = work()
+    found = sys.gettrace(), sys.getprofile()
+    sys.setprofile(before[1])
+    sys.settrace(before[0])
+    assert seen is None and found == (tracer, profiler)
+    assert "__enter__" in traced and "work" not in [*traced, *profiled]
+
+
+def test_an_error_that_cannot_be_told_is_a_failure_of_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr("memtriage.observe.foreign.CodeOrigin", refuse)
+    assert not is_programs_exception(InTime())

@@ -1,0 +1,526 @@
+"""Snapshot files to findings: six real ones, and programs that the simulator runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from memtriage.model.recording import OWNERS, DeviceRecording, SnapshotError
+from memtriage.snapshots.read import load_snapshot
+from support.raw_snapshot import (
+    AUTOGRAD,
+    Program,
+    custom_backward,
+    forward,
+    optimizer,
+    placement,
+    save,
+    snapshot_of,
+    user,
+)
+
+MIB = 1 << 20
+DATA = Path(__file__).parents[1] / "data" / "snapshots"
+
+REAL: dict[str, dict[str, Any]] = {
+    # (allocated, reserved) at the snapshot, as torch's own counters said; segments; events
+    "ctx_attr": {"end": (729130496, 1281359872), "counts": (41, 4847)},
+    "fp8_residue": {"end": (242323456, 513802240), "counts": (30, 12570)},
+    "fragmentation": {"end": (493806592, 1098907648), "counts": (27, 15803)},
+    "healthy": {"end": (152165888, 950009856), "counts": (38, 6078)},
+    "loss_list": {"end": (2761948672, 3269459968), "counts": (76, 5380)},
+    "oom": {"end": (1585988096, 1736441856), "counts": (72, 300)},
+}
+
+
+@pytest.fixture(scope="module")
+def real() -> Callable[[str], DeviceRecording]:
+    read: dict[str, DeviceRecording] = {}
+
+    def get(name: str) -> DeviceRecording:
+        if name not in read:
+            (read[name],) = load_snapshot(DATA / f"{name}.pickle.gz").devices
+        return read[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_end_is_what_the_allocator_counted(name: str, real: Callable[[str], DeviceRecording]) -> None:
+    one = real(name)
+    assert (one.end.allocated, one.end.reserved) == REAL[name]["end"]
+    assert (len(one.segments), len(one.events)) == REAL[name]["counts"]
+    assert (one.timeline.allocated[-1], one.timeline.reserved[-1]) == REAL[name]["end"]
+    assert one.timeline.releasable[-1] == one.end.releasable
+    assert one.timeline.stranded[-1] == one.end.stranded
+    assert one.exact_from_us is None
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_parts_sum_to_the_whole(name: str, real: Callable[[str], DeviceRecording]) -> None:
+    one = real(name)
+    end = one.end
+    assert end.reserved == end.allocated + end.awaiting + end.releasable + end.stranded
+    assert end.allocated == end.requested + end.rounding
+    assert sum(row.bytes for row in one.owners) == end.allocated
+    assert sum(row.bytes for row in one.peak.owners) == one.peak.allocated == one.timeline.allocated.max()
+    assert sum(row.at_end for row in one.sites) == end.allocated
+    assert sum(row.at_peak for row in one.sites) == one.peak.allocated
+    assert sum(pinned.stranded for pinned in one.pinned) == end.stranded
+    by_owner = sum(one.owner_timeline(owner) for owner in range(len(OWNERS)))
+    assert np.array_equal(by_owner, one.timeline.allocated)
+
+
+def test_a_healthy_recording_has_no_finding(real: Callable[[str], DeviceRecording]) -> None:
+    assert real("healthy").findings == ()
+    assert real("healthy").steps.count == 8
+
+
+def test_a_graph_kept_by_a_log_is_one_leak_of_all_its_sites(real: Callable[[str], DeviceRecording]) -> None:
+    (finding,) = real("loss_list").findings
+    assert (finding.kind, finding.bytes_per_step, finding.phase) == ("leak", 326321152, "forward")
+    assert finding.allocated_at == "train.py:17 in forward"
+    assert finding.bytes == pytest.approx(8 * 326321152, rel=0.001)
+
+
+def test_what_a_custom_backward_keeps_is_found_where_it_was_made(
+    real: Callable[[str], DeviceRecording],
+) -> None:
+    (finding,) = real("ctx_attr").findings
+    assert (finding.kind, finding.bytes_per_step, finding.phase) == ("leak", 67109376, "backward")
+    assert finding.allocated_at == "train.py:66 in backward"
+
+
+def test_what_stays_after_the_parameters_left_is_residue(real: Callable[[str], DeviceRecording]) -> None:
+    (finding,) = real("fp8_residue").findings
+    assert (finding.kind, finding.bytes, finding.bytes_per_step) == ("residue", 174166016, 12800)
+    assert finding.allocated_at == "train.py:93 in quant"
+
+
+def test_kept_blocks_that_pin_segments_are_fragmentation(real: Callable[[str], DeviceRecording]) -> None:
+    one = real("fragmentation")
+    (finding,) = one.findings
+    assert (finding.kind, finding.bytes) == ("fragmentation", one.end.stranded)
+    assert finding.allocated_at == "train.py:82 in per"
+    pins = [pin for segment in one.pinned for pin in segment.pins if pin.site == "train.py:82 in per"]
+    assert len(pins) == 14
+
+
+def test_an_error_is_explained_by_what_was_free(real: Callable[[str], DeviceRecording]) -> None:
+    one = real("oom")
+    (finding,) = one.findings
+    (oom,) = one.ooms
+    assert (finding.kind, finding.bytes, finding.step) == ("out_of_memory", 65536000, 0)
+    assert oom.device_free == 147653263360
+    assert oom.free[0].size < oom.requested < sum(free.size for free in oom.free)
+    assert any("a limit of the allocator" in line for line in finding.evidence)
+
+
+# --- programs -----------------------------------------------------------------------------------------------
+
+
+def train(
+    program: Program, steps: int, each_step: Callable[[int], None] = lambda step: None, *, spans: bool = True
+) -> list[Any]:
+    """A training loop: parameters, then steps of forward, backward, optimizer, zero_grad."""
+    weights = [program.alloc(24 * MIB, placement(10)) for _ in range(4)]
+    states: list[Any] = []
+    for step in range(steps):
+        batch = program.alloc(100_000, user(20, "batch"))
+        saved = [program.alloc(30 * MIB, forward(30 + layer)) for layer in range(4)]
+        gradients = []
+        for _ in range(4):
+            temporary = program.alloc(30 * MIB, AUTOGRAD)
+            gradients.append(program.alloc(24 * MIB, AUTOGRAD))
+            program.free([temporary, saved.pop()])
+        if not states:
+            states = [program.alloc(24 * MIB, optimizer(41, "_init_group")) for _ in range(8)]
+        program.free(program.alloc(24 * MIB, optimizer(41)), optimizer(41))
+        if spans:
+            program.step_span()
+        program.free([*gradients, batch])
+        each_step(step)
+    return weights + states
+
+
+def analyzed(tmp_path: Path, *programs: Program) -> DeviceRecording:
+    return load_snapshot(save(snapshot_of(*programs), tmp_path / "snapshot.pickle")).devices[-1]
+
+
+def test_a_training_loop_is_healthy_and_its_owners_are_told(tmp_path: Path) -> None:
+    program = Program()
+    train(program, 12)
+    one = analyzed(tmp_path, program)
+    assert one.findings == ()
+    assert (one.steps.count, one.steps.source) == (12, "annotations")
+    assert {row.owner: row.bytes for row in one.owners} == {
+        "parameter": 96 * MIB,
+        "optimizer state": 192 * MIB,
+    }
+    peak = {row.owner for row in one.peak.owners}
+    assert {"saved for backward", "gradient", "backward temporary", "variable"} <= peak
+
+
+@pytest.mark.parametrize("spans", [True, False])
+@pytest.mark.parametrize("size", [64 * 1024, 3 * MIB])
+def test_what_each_step_keeps_is_a_leak_with_its_bytes(tmp_path: Path, size: int, spans: bool) -> None:
+    program = Program()
+    train(program, 20, lambda step: program.alloc(size, forward(77)) and None, spans=spans)
+    (finding,) = analyzed(tmp_path, program).findings
+    assert (finding.kind, finding.bytes_per_step) == ("leak", size)
+    assert finding.allocated_at == "train.py:77 in forward"
+
+
+def test_a_leak_of_every_fourth_step_is_found(tmp_path: Path) -> None:
+    program = Program()
+
+    def each(step: int) -> None:
+        if step % 4 == 0:
+            program.alloc(8 * MIB, user(55, "snapshot"))
+
+    train(program, 40, each)
+    (finding,) = analyzed(tmp_path, program).findings
+    assert (finding.kind, finding.allocated_at) == ("leak", "train.py:55 in snapshot")
+    assert finding.bytes_per_step == pytest.approx(2 * MIB, rel=0.1)
+
+
+def test_two_causes_are_two_findings(tmp_path: Path) -> None:
+    program = Program()
+
+    def each(step: int) -> None:
+        program.alloc(2 * MIB, custom_backward(61))
+        program.alloc(6 * MIB, user(55, "evaluate"))
+
+    train(program, 20, each)
+    findings = analyzed(tmp_path, program).findings
+    assert [(finding.allocated_at, finding.bytes_per_step) for finding in findings] == [
+        ("train.py:55 in evaluate", 6 * MIB),
+        ("train.py:61 in backward", 2 * MIB),
+    ]
+
+
+def test_a_bounded_cache_a_copy_and_an_accumulated_gradient_are_no_leaks(tmp_path: Path) -> None:
+    program = Program()
+    recent: list[Any] = []
+
+    def each(step: int) -> None:
+        recent.append(program.alloc(5 * MIB, forward(78)))
+        if len(recent) > 6:
+            program.free(recent.pop(0))
+        if step == 9:
+            program.alloc(96 * MIB, user(60, "copy_weights"))
+
+    train(program, 30, each)
+    assert analyzed(tmp_path, program).findings == ()
+
+
+def test_a_growing_tensor_that_replaces_itself_is_a_leak(tmp_path: Path) -> None:
+    program = Program()
+    held: list[Any] = []
+
+    def each(step: int) -> None:
+        longer = program.alloc((step + 1) * 2 * MIB, user(57, "append"))
+        program.free(held)
+        held[:] = [longer]
+
+    train(program, 20, each)
+    (finding,) = analyzed(tmp_path, program).findings
+    assert (finding.kind, finding.bytes_per_step) == ("leak", 2 * MIB)
+
+
+def test_what_stays_while_the_parameters_are_away_is_residue(tmp_path: Path) -> None:
+    program = Program()
+    cache = []
+    held = train(program, 6, lambda step: cache or cache.append(program.alloc(40 * MIB, forward(71))))
+    program.free(held)
+    program.simulator.empty_cache()
+    (finding,) = analyzed(tmp_path, program).findings
+    assert (finding.kind, finding.bytes) == ("residue", 40 * MIB)
+    assert finding.allocated_at == "train.py:71 in forward"
+
+
+def test_residue_of_a_known_holder_is_told_in_the_catalogues_words(tmp_path: Path) -> None:
+    program = Program()
+    base = "/venv/lib/python3.12/site-packages/transformer_engine/pytorch/module/base.py"
+    quantize = [{"filename": base, "line": 1500, "name": "get_weight_workspace"}, *forward(71)]
+    cache: list[Any] = []
+    held = train(program, 6, lambda step: cache or cache.append(program.alloc(40 * MIB, quantize)))
+    program.free(held)
+    program.simulator.empty_cache()
+    (finding,) = analyzed(tmp_path, program).findings
+    assert (finding.kind, finding.bytes) == ("residue", 40 * MIB)
+    assert finding.mechanism is not None and "_fp8_workspaces" in finding.mechanism
+    assert finding.fix is not None and "memtriage.clear_caches(['te.fp8_workspaces'])" in finding.fix
+    assert any("te.fp8_workspaces 40.0 MiB" in line for line in finding.evidence)
+
+
+def test_a_model_that_leaves_with_all_it_made_leaves_no_residue(tmp_path: Path) -> None:
+    program = Program()
+    program.free(train(program, 6))
+    assert analyzed(tmp_path, program).findings == ()
+
+
+def test_memory_of_a_stream_that_is_no_longer_used_is_told(tmp_path: Path) -> None:
+    program = Program()
+    program.free([program.alloc(90 * MIB, user(5, "preload"), stream=9) for _ in range(3)])
+    train(program, 12)
+    (finding,) = analyzed(tmp_path, program).findings
+    assert (finding.kind, finding.bytes) == ("stream_pool", 270 * MIB)
+    assert finding.allocated_at == "train.py:5 in preload"
+
+
+def test_memory_in_holes_is_told_from_a_full_device(tmp_path: Path) -> None:
+    program = Program(capacity=250 * MIB)
+    program.free(program.alloc(200 * MIB, forward(29)))
+    blocks = [program.alloc(20 * MIB, forward(30)) for _ in range(10)]
+    program.free(blocks[::2])
+    program.fails(90 * MIB, forward(31))
+    finding = analyzed(tmp_path, program).findings[0]
+    assert (finding.kind, finding.bytes, finding.playbook) == ("out_of_memory", 90 * MIB, "M8")
+    assert finding.allocated_at == "train.py:31 in forward"
+    assert any("100.0 MiB free in 5 blocks" in line for line in finding.evidence)
+    full = Program(capacity=400 * MIB)
+    kept = [full.alloc(20 * MIB, forward(30)) for _ in range(18)]
+    full.fails(90 * MIB, forward(31))
+    (other,) = analyzed(tmp_path, full).findings
+    assert (other.playbook, len(kept)) == ("M4", 18)
+
+
+KEEP = user(82, "keep")
+
+
+def keeping_small_blocks(program: Program, steps: int, frames: list[dict[str, Any]] = KEEP) -> None:
+    """Each step needs one more large block, as the others are in use, and keeps a small one in its place."""
+    train(program, 3)
+    for step in range(steps):
+        work = [program.alloc(size, forward(31)) for size in free_sizes(program) if size > 2 * MIB]
+        program.free(program.alloc((50 + 2 * step) * MIB, forward(32)))
+        program.alloc(2 * MIB, frames)
+        program.free(work)
+        program.free(program.alloc(4096, optimizer(41)))
+        program.step_span()
+
+
+def free_sizes(program: Program) -> list[int]:
+    """Sizes of the free blocks, the biggest first."""
+    parts = [part for segment in program.segments() for part in segment["blocks"]]
+    return sorted((part["size"] for part in parts if part["state"] == "inactive"), reverse=True)
+
+
+def test_small_blocks_kept_in_large_segments_are_fragmentation_when_the_room_is_free(tmp_path: Path) -> None:
+    program = Program()
+    keeping_small_blocks(program, 12)
+    one = analyzed(tmp_path, program)
+    (finding,) = one.findings
+    assert (finding.kind, finding.allocated_at) == ("fragmentation", "train.py:82 in keep")
+    assert finding.bytes_per_step == 2 * MIB
+    assert finding.bytes is not None
+    assert 64 * MIB <= finding.bytes <= one.end.stranded
+
+
+def test_a_known_holder_that_strands_segments_is_named_with_what_clears_it(tmp_path: Path) -> None:
+    program = Program()
+    softmax = "/venv/lib/python3.12/site-packages/transformer_engine/pytorch/softmax.py"
+    mask = {"filename": softmax, "line": 250, "name": "_get_default_causal_mask"}
+    keeping_small_blocks(program, 12, [mask, *KEEP])
+    (finding,) = analyzed(tmp_path, program).findings
+    assert finding.kind == "fragmentation"
+    assert any("te.causal_mask" in line for line in finding.evidence)
+    assert (finding.fix or "").startswith("memtriage.clear_caches(['te.causal_mask']) where a phase ends; ")
+
+
+def test_in_the_midst_of_a_step_room_in_use_is_not_called_stranded(tmp_path: Path) -> None:
+    program = Program()
+    keeping_small_blocks(program, 12)
+    for size in free_sizes(program):
+        program.alloc(size, forward(33))
+    assert "fragmentation" not in {finding.kind for finding in analyzed(tmp_path, program).findings}
+
+
+def test_memory_parked_in_a_private_pool_is_told_when_it_is_missed(tmp_path: Path) -> None:
+    program = Program(capacity=300 * MIB)
+    program.free(program.alloc(200 * MIB, forward(30), pool=(1, 0)))
+    program.alloc(50 * MIB, forward(31))
+    program.fails(90 * MIB, forward(32))
+    oom, parked = analyzed(tmp_path, program).findings
+    assert (oom.kind, parked.kind, parked.bytes) == ("out_of_memory", "private_pool", 200 * MIB)
+    assert any("other streams or private pools" in line for line in oom.evidence)
+
+
+def test_the_pool_of_a_segment_that_is_gone_is_told_by_its_events(tmp_path: Path) -> None:
+    program = Program()
+    program.free(program.alloc(5 * MIB, user(3), pool=(1, 0)))
+    program.simulator.release_pool((1, 0))
+    program.simulator.empty_cache()
+    program.alloc(3 * MIB, user(4))
+    one = analyzed(tmp_path, program)
+    assert [one.pools[pool] for pool in one.lives.pool.tolist()] == [(1, 0), (0, 0)]
+
+
+def test_a_loop_without_optimizer_is_recognized_by_its_period(tmp_path: Path) -> None:
+    program = Program()
+    program.alloc(50 * MIB, placement(10))
+    for _ in range(25):
+        step = [program.alloc(4 * MIB, forward(30 + layer)) for layer in range(6)]
+        program.alloc(MIB, user(50, "collect"))
+        program.free(step)
+    one = analyzed(tmp_path, program)
+    assert (one.steps.source, one.steps.count) == ("period", 25)
+    (finding,) = one.findings
+    assert (finding.kind, finding.bytes_per_step, finding.allocated_at) == (
+        "leak",
+        MIB,
+        "train.py:50 in collect",
+    )
+
+
+def test_a_recording_that_begins_late_says_from_when_it_is_exact(tmp_path: Path) -> None:
+    program = Program()
+    train(program, 12, lambda step: program.alloc(3 * MIB, forward(77)) and None)
+    whole = analyzed(tmp_path, program)
+    raw = snapshot_of(program)
+    cut = len(program.trace) // 3
+    raw["device_traces"][0] = program.trace[cut:]
+    (late,) = load_snapshot(save(raw, tmp_path / "late.pickle")).devices
+    assert late.exact_from_us is not None
+    assert late.exact_from_us >= program.trace[cut]["time_us"]
+    assert np.array_equal(late.timeline.allocated, whole.timeline.allocated[cut:])
+    assert (late.findings[0].kind, late.findings[0].bytes_per_step) == ("leak", 3 * MIB)
+    assert any("before the first event" in note for note in late.notes)
+
+
+def test_every_device_is_looked_at(tmp_path: Path) -> None:
+    healthy, leaking = Program(device=0), Program(device=1)
+    train(healthy, 10)
+    train(leaking, 10, lambda step: leaking.alloc(3 * MIB, forward(77)) and None)
+    first, second = load_snapshot(save(snapshot_of(healthy, leaking), tmp_path / "two.pickle")).devices
+    assert (first.device, first.findings) == ("cuda:0", ())
+    assert [(finding.device, finding.kind) for finding in second.findings] == [("cuda:1", "leak")]
+
+
+@pytest.mark.parametrize("conf", ["expandable_segments:True", "max_split_size_mb:64"])
+def test_other_allocator_settings_change_no_verdict(tmp_path: Path, conf: str) -> None:
+    program = Program(conf)
+    train(program, 12, lambda step: program.alloc(3 * MIB, forward(77)) and None)
+    one = analyzed(tmp_path, program)
+    assert [(finding.kind, finding.bytes_per_step) for finding in one.findings] == [("leak", 3 * MIB)]
+    assert one.timeline.releasable[-1] == one.end.releasable
+
+
+def test_segments_alone_are_enough_for_what_is_alive(tmp_path: Path) -> None:
+    program = Program()
+    program.alloc(5 * MIB, user(3))
+    (one,) = load_snapshot(save(program.segments(), tmp_path / "list.pickle")).devices
+    assert one.findings == ()
+    assert [(row.site, row.bytes) for row in one.owners] == [("train.py:3 in train", 5 * MIB)]
+    assert one.notes[0].startswith("no events")
+
+
+def test_missing_and_unknown_keys_are_no_obstacle(tmp_path: Path) -> None:
+    program = Program()
+    train(program, 8)
+    raw = snapshot_of(program)
+    raw |= {"host_traces": [], "a_newer_key": {"x": 1}}
+    del raw["allocator_settings"], raw["external_annotations"]
+    for entry in raw["device_traces"][0]:
+        entry["user_metadata"] = "x"
+        del entry["time_us"], entry["pool_id"]
+    for segment in raw["segments"]:
+        del segment["segment_pool_id"], segment["is_expandable"]
+        for block in segment["blocks"]:
+            del block["address"]
+    raw["device_traces"][0].insert(5, {"action": "annotate", "size": 0, "frames": []})
+    (one,) = load_snapshot(save(raw, tmp_path / "old.pickle")).devices
+    assert one.end.allocated == one.timeline.allocated[-1] == 288 * MIB
+    assert one.steps.source == "optimizer frames"
+
+
+def test_frames_shared_by_nothing_are_the_same_stacks(tmp_path: Path) -> None:
+    program = Program()
+    train(program, 8)
+    raw = snapshot_of(program)
+    copied = json.loads(json.dumps(raw))
+    shared = load_snapshot(save(raw, tmp_path / "shared.pickle"))
+    apart = load_snapshot(save(copied, tmp_path / "apart.pickle"))
+    assert apart.stacks == shared.stacks
+    assert np.array_equal(apart.devices[0].events.stack, shared.devices[0].events.stack)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda raw: raw["device_traces"].__setitem__(0, [3]),
+        lambda raw: raw["device_traces"].__setitem__(0, 3),
+        lambda raw: raw["device_traces"][0][0].update(size="big"),
+        lambda raw: raw["device_traces"][0][0].update(size=1 << 90),
+        lambda raw: raw["device_traces"][0][0].update(frames=[7]),
+        lambda raw: raw["segments"].append({"address": "x"}),
+        lambda raw: raw["segments"].append(5),
+        lambda raw: raw["segments"][0].update(blocks=[{}]),
+    ],
+)
+def test_nonsense_inside_is_refused(tmp_path: Path, spoil: Callable[[dict[str, Any]], None]) -> None:
+    program = Program()
+    program.alloc(MIB, user(3))
+    raw = snapshot_of(program)
+    spoil(raw)
+    with pytest.raises(SnapshotError, match="not a memory snapshot"):
+        load_snapshot(save(raw, tmp_path / "bad.pickle"))
+
+
+JUNK = st.sampled_from(
+    [
+        None,
+        -1,
+        0,
+        3,
+        "x",
+        [],
+        {},
+        1 << 63,
+        1 << 80,
+        1.5,
+        True,
+        [1],
+        {"a": 1},
+        512,
+        "alloc",
+        "segment_free",
+        "oom",
+    ]
+)
+
+
+@settings(deadline=None, max_examples=60)
+@example(places=[(420, None), (311908, 9_223_372_036_854_775_808)])  # a size beyond 64 bits
+@given(places=st.lists(st.tuples(st.integers(0, 1 << 30), JUNK), min_size=1, max_size=4))
+def test_no_content_crashes_the_reader(
+    tmp_path_factory: pytest.TempPathFactory, places: list[tuple[int, object]]
+) -> None:
+    program = Program(capacity=900 * MIB)
+    train(program, 2)
+    program.fails(800 * MIB, forward(3))
+    raw = json.loads(json.dumps(snapshot_of(program)))
+    leaves: list[tuple[Any, Any]] = []
+    collect(raw, leaves)
+    for number, value in places:
+        container, key = leaves[number % len(leaves)]
+        container[key] = value
+    try:
+        load_snapshot(save(raw, tmp_path_factory.getbasetemp() / "mutated.pickle"))
+    except SnapshotError:
+        pass
+
+
+def collect(node: Any, leaves: list[tuple[Any, Any]]) -> None:
+    pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    for key, value in pairs:
+        leaves.append((node, key))
+        collect(value, leaves)

@@ -1,0 +1,88 @@
+"""The layout of `src/memtriage`: one road, no circle, no arrow up. `tests/support/layers.py` has the road."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+
+import memtriage
+from support import layers
+
+
+def test_every_folder_stands_on_the_road() -> None:
+    folders = {path.name for path in layers.PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    assert folders == set(layers.FOLDERS)
+
+
+def test_a_folder_imports_only_from_those_before_it() -> None:
+    assert layers.arrows_up() == []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert layers.circles(layers.imports()) == []
+
+
+@pytest.mark.parametrize(
+    "folder", ["", *(name for name, path in layers.modules().items() if name and path.name == "__init__.py")]
+)
+def test_no_neighboring_folders_import_each_other_in_a_circle(folder: str) -> None:
+    assert layers.circles(layers.folder_graph(folder)) == []
+
+
+def test_circles_and_arrows_up_are_found() -> None:
+    assert layers.circles({"a": ["b"], "b": ["c"], "c": ["b"], "d": ["a"]}) == [["b", "c"]]
+    assert layers.LEVEL["model"] < layers.LEVEL["observe"] < layers.LEVEL["session"] < layers.LEVEL["cli"]
+
+
+def test_nothing_imports_the_facade() -> None:
+    assert [module for module, others in layers.imports().items() if "" in others] == []
+
+
+def test_the_picture_shows_the_imports() -> None:
+    assert layers.picture_on_the_page() == layers.picture(), "run: python tests/support/layers.py"
+
+
+def test_every_folder_of_the_road_is_described_in_its_order() -> None:
+    rows = re.findall(r"^\| `(\w+)/` \|", layers.PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == list(layers.FOLDERS)
+
+
+def test_packages_hold_a_docstring_of_what_belongs_there_and_nothing_else() -> None:
+    for name, path in layers.modules().items():
+        if name and path.name == "__init__.py":
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            assert ast.get_docstring(tree), f"{name} does not say what belongs there"
+            assert len(tree.body) == 1, f"{name}/__init__.py holds more than a docstring"
+
+
+def test_no_folder_has_the_name_of_a_public_function() -> None:
+    public = set(memtriage.__all__)
+    folders = {
+        name.rpartition(".")[2] for name, path in layers.modules().items() if path.name == "__init__.py"
+    }
+    assert not folders & public
+
+
+def test_every_public_name_can_be_had_and_is_the_one_that_type_checkers_see() -> None:
+    tree = ast.parse((layers.PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    checked = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("memtriage.")
+        for alias in node.names
+    }
+    homes = {name: f"memtriage.{home}" for name, home in memtriage._HOMES.items()}
+    assert checked == homes
+    assert set(memtriage.__all__) - {"__version__"} == {name for name in homes if "ipython" not in name}
+    for name in memtriage.__all__:
+        assert getattr(memtriage, name) is not None
+
+
+def test_importing_the_package_loads_no_library() -> None:
+    code = "import sys, memtriage; print({'torch', 'msgspec', 'rich', 'duckdb', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
