@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from memtriage.model.code_origin import is_torch
 from memtriage.model.position import TrainingPhase
 
 
@@ -35,7 +36,6 @@ _NEUTRAL: Final = re.compile(
 _TESTS: Final = re.compile(r"_*(run_)?test(_step|_loop|(_one)?_epoch)?|_*generate(_text)?")
 _TRAINS: Final = re.compile(r"train(ing)?")
 _UPDATES: Final = re.compile(r"update|average|(^|_)ema(_|$)")
-_INSIDE_TORCH: Final = re.compile(r"(site-packages|dist-packages|pytorch)/torch/")
 _DECORATED: Final = frozenset({"decorate_context", "generator_context"})
 _NOT_STEPPING: Final = frozenset({"__init__", "load_state_dict", "state_dict", "add_param_group"})
 _OPTIMIZER_FILE: Final = re.compile(r"(^|/|_)optim(izers?)?(/|\.py$)")
@@ -99,7 +99,7 @@ def _candidate(path: str, name: str, inner: str, forward: bool, state: FrameStat
             return None  # an averaged copy of the weights
         ran = forward or state.training_begun  # before that, it is a decorated initialization of weights
         return "evaluation" if ran and state.grad_enabled is not True else None
-    if _INSIDE_TORCH.search(path):
+    if is_torch(path):
         return None  # a `generate` there makes code
     if _TESTS.fullmatch(name):
         return "evaluation"

@@ -21,6 +21,7 @@ from types import MethodType, TracebackType
 from typing import Any, Final, Literal, Self
 
 from memtriage.model.blocks import Block, BlockState, DeviceCounters, Segment
+from memtriage.model.code_origin import CodeOwner, code_owner, path_below
 from memtriage.model.units import MIB
 from memtriage.observe.origin import package_folder
 from memtriage.process.messages import complain
@@ -260,13 +261,13 @@ def blamed_frame(frames: Sequence[Frame], script_root: str | None = None) -> Fra
     """The frame that `allocation_site` names: of a frame only the file is read."""
     if not frames:
         return None
-    torch_folder = _package_folder("torch")
+    internal_folders = _internal_folders()
     library: Frame | None = None
     for frame in frames:
-        origin = _origin(str(frame.get("filename", "")), script_root, torch_folder)
-        if origin == "user":
+        owner = _owner(str(frame.get("filename", "")), script_root, internal_folders)
+        if owner == "user":
             return frame
-        if origin == "library" and library is None:
+        if owner == "library" and library is None:
             library = frame
     return library or frames[0]
 
@@ -422,42 +423,21 @@ def _block(raw: Mapping[str, Any], position: int, script_root: str | None) -> Bl
 
 
 _EXPANDABLE: Final = re.compile(r"\bexpandable_segments\s*:\s*[Tt]rue\b")
-Origin = Literal["user", "library", "internal"]
-_INSTALLED: Final = re.compile(r"(^|/)(site-packages|dist-packages|lib(64)?/python3\.\d+t?)/")
-_TORCH: Final = re.compile(r"(^|/)(site-packages|dist-packages)/torch/|(^|/)torchinductor_[^/]*/")
-# Typed in, given with -c, or in a notebook; every other <...> was generated.
-_TYPED: Final = re.compile(r"<(stdin|string|ipython-input|python-input)")
-_MEMTRIAGE: Final = package_folder()
+_OWN_FOLDER: Final = package_folder()
 
 
 @functools.lru_cache(maxsize=4096)
-def _origin(filename: str, script_root: str | None, torch_folder: str | None) -> Origin:
-    """Whose code a file is. Pure text: the file may lie on another machine."""
-    relative = _below(filename, script_root)
-    if filename.startswith("<"):
-        return "user" if _TYPED.match(filename) else "internal"
-    if not filename.endswith(".py"):
-        return "internal"  # A C++ frame, or none at all.
-    if _TORCH.search(filename) or _below(filename, torch_folder) or _below(filename, _MEMTRIAGE):
-        return "internal"
-    # A virtual environment inside the script's folder is still a library.
-    return "library" if _INSTALLED.search(filename if relative is None else relative) else "user"
+def _owner(filename: str, script_root: str | None, internal_folders: tuple[str, ...]) -> CodeOwner:
+    return code_owner(filename, script_root, internal_folders)
 
 
-def _below(filename: str, folder: str | None) -> str | None:
-    """The path relative to the folder; None if the file does not lie below it."""
-    if not folder:
-        return None
-    prefix = folder.rstrip("/") + "/"
-    return filename[len(prefix) :] if filename.startswith(prefix) else None
-
-
-def _package_folder(package: str) -> str | None:
-    file = getattr(sys.modules.get(package), "__file__", None)
-    return file.removesuffix("__init__.py") if file else None
+def _internal_folders() -> tuple[str, ...]:
+    """Folders of memtriage and of the torch that is loaded, which may be a clone of its repository."""
+    torch_file = getattr(sys.modules.get("torch"), "__file__", None)
+    return (_OWN_FOLDER, torch_file.removesuffix("__init__.py")) if torch_file else (_OWN_FOLDER,)
 
 
 def _site(frame: Frame, script_root: str | None) -> str:
     filename = str(frame.get("filename", "?"))
-    name = _below(filename, script_root) or filename.rpartition("/")[2]
+    name = path_below(filename, script_root) or filename.rpartition("/")[2]
     return f"{name}:{frame.get('line', 0)} in {frame.get('name', '?')}"

@@ -1,10 +1,11 @@
-"""Whose code a file is: the user's, a library's, memtriage's own."""
+"""Whose code a file is in this process. `model/code_origin.py` judges a path alone."""
 
 from __future__ import annotations
 
 import sys
 import sysconfig
 
+from memtriage.model.code_origin import is_installed
 from memtriage.process.stdlib import os
 
 
@@ -24,7 +25,7 @@ def _library_folders() -> tuple[str, ...]:
 
 
 class CodeOrigin:
-    """Tells the user's own files from libraries' (by folder, cached by name)."""
+    """Separates the user's files from libraries', by the folders of this interpreter. Answers are cached."""
 
     def __init__(self) -> None:
         self._libraries = _library_folders()
@@ -38,9 +39,8 @@ class CodeOrigin:
         known = self._known.get(name)
         if known is None:
             path = os.path.realpath(name)
-            known = not path.startswith(self._libraries) and not path.startswith(self._own)
-            self._known[name] = known and "site-packages" not in path and "dist-packages" not in path
-            known = self._known[name]
+            known = not (path.startswith((*self._libraries, self._own)) or is_installed(path))
+            self._known[name] = known
         return known
 
     def is_own_file(self, name: str) -> bool:

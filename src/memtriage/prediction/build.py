@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from memtriage.model.code_origin import is_installed
 from memtriage.observe.origin import package_folder
 from memtriage.prediction.fake_cuda.tensors import parts
 
@@ -172,7 +173,7 @@ def _place(error: Exception) -> str:
     trace = error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
-        if "site-packages" not in file and not file.startswith(_OWN_FOLDER):
+        if not (is_installed(file) or file.startswith(_OWN_FOLDER)):
             place = f" at {file}:{trace.tb_lineno}"
         trace = trace.tb_next
     return place

@@ -13,6 +13,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from memtriage.model.code_origin import is_installed, is_torch
 from memtriage.observe.cuda import Frame
 
 StackPhase = Literal["none", "forward", "backward", "optimizer", "placement", "communication"]
@@ -49,7 +50,6 @@ _DISTRIBUTED_FILE: Final = re.compile(r"(^|/)torch/distributed/")
 _FUNCTION_FILE: Final = re.compile(r"(^|/)torch/autograd/function\.py$")
 _CHECKPOINT_FILE: Final = re.compile(r"(^|/)torch/utils/checkpoint\.py$")
 _RECOMPUTING_CALL: Final = frozenset({"unpack_hook", "recompute_fn"})
-_INSTALLED_FILE: Final = re.compile(r"(^|/)(site-packages|dist-packages|torch|lib/python[\d.]+)/")
 _AUTOGRAD_FILE: Final = re.compile(r"(^|/)torch/autograd/(__init__|graph)\.py$")
 
 
@@ -101,7 +101,7 @@ def stack_facts(frames: Sequence[Frame]) -> StackFacts:
             communication = communication or bool(_DISTRIBUTED_FILE.search(file))
         forward = forward or name == "forward" or (name in _MODULE_CALL and bool(_MODULE_FILE.search(file)))
         placement = placement or name in _LOADING_CALL
-        own = own or not _INSTALLED_FILE.search(file)
+        own = own or not (is_installed(file) or is_torch(file))
         inner = name
     if placement:
         return StackFacts("placement")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from memtriage.allocator.replay import ReplayedTrace
 from memtriage.allocator.trace_columns import TraceColumns
 from memtriage.model.blocks import Segment
+from memtriage.model.code_origin import is_installed
 from memtriage.model.recording import NO_FRAMES, OWNERS, Bytes8, Figures, OomEvent, Stack, Steps
 from memtriage.model.units import size
 from memtriage.snapshots.owners import steps_survived
@@ -82,9 +82,6 @@ class DeviceView:
         return sorted(found, key=lambda row: (-row[1], row[0]))
 
 
-_INSTALLED: Final = ("site-packages/", "dist-packages/", "/lib/python")
-
-
 def way_to(view: DeviceView, lives: Mask) -> str | None:
     """The program's own frames on the way to most of these lives, innermost first; None for less than two."""
     numbers, sizes = view.replayed.stack[lives], view.replayed.size[lives]
@@ -92,7 +89,7 @@ def way_to(view: DeviceView, lives: Mask) -> str | None:
         return None
     biggest = int(np.argmax(np.bincount(numbers, weights=sizes)))
     frames = view.stacks[biggest].frames
-    own = [frame.rpartition("/")[2] for frame in frames if not any(part in frame for part in _INSTALLED)]
+    own = [frame.rpartition("/")[2] for frame in frames if not is_installed(frame)]
     return " < ".join(own) if len(own) > 1 else None
 
 
