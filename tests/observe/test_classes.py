@@ -16,6 +16,7 @@ from memtriage.observe.classes import (
     name_of,
     qualified_name_of,
     read_member,
+    variables_of,
 )
 
 
@@ -100,3 +101,13 @@ def test_read_member_gives_none_for_an_empty_slot() -> None:
     assert read_member(members["full"], Slotted()) == "yes"
     assert read_member(members["empty"], Slotted()) is None
     assert read_member(members["full"], 17) is None
+
+
+def test_variables_of_a_lazy_module_run_no_code_of_its_class() -> None:
+    class Lazy(types.ModuleType):
+        __dict__ = property(lambda module: 1 / 0)  # type: ignore[assignment]
+
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+    assert variables_of(Lazy("lazy"))["__name__"] == "lazy"

@@ -10,7 +10,7 @@ from memtriage.catalogue.contents import LRU, cached_values
 from memtriage.catalogue.entry import PlaceFinder
 from memtriage.catalogue.place import Place
 from memtriage.catalogue.scene import Scene
-from memtriage.observe.classes import attributes_of, instance_dict
+from memtriage.observe.classes import attributes_of, instance_dict, variables_of
 
 
 class ValueSlot:
@@ -47,7 +47,7 @@ class ValueSlot:
 def every_variable(package: str, *names: str) -> Iterator[tuple[str, Any, ValueSlot]]:
     """(path, value, slot) of the variables of these names in the loaded modules of a package, but None."""
     for name, module in Scene.loaded(package):
-        namespace = instance_dict(module) or {}
+        namespace = variables_of(module)
         for variable in names:
             value = namespace.get(variable)
             if value is not None:

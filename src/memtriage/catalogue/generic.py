@@ -26,6 +26,7 @@ from memtriage.observe.classes import (
     module_of,
     name_of,
     qualified_name_of,
+    variables_of,
 )
 from memtriage.observe.tensors import storage_facts
 
@@ -57,7 +58,7 @@ def _lru_caches(scene: Scene) -> Iterator[Place]:
 def _module_containers(scene: Scene) -> Iterator[Place]:
     del scene
     for name, module in every_module():
-        for variable, value in list((instance_dict(module) or {}).items()):
+        for variable, value in list(variables_of(module).items()):
             if id(type(value)) in _ADDRESSES and value and _has_tensors(value):
                 yield Place(f"{name}.{variable}", only(value), entries=len(value))
 

@@ -12,8 +12,8 @@ from typing import Any, Final, Self
 from memtriage.catalogue.contents import LRU, class_of, tensors_in
 from memtriage.observe.autograd import is_node_type
 from memtriage.observe.classes import addresses, instance_dict, name_of
+from memtriage.observe.objects import tracked_objects
 from memtriage.observe.tensors import storage_facts
-from memtriage.process.stdlib import gc
 
 _LEFT_OUT: Final = addresses(
     dict, list, tuple, set, frozenset, types.CellType, types.MethodType, types.BuiltinFunctionType,
@@ -41,7 +41,7 @@ class Scene:
 
     def __enter__(self) -> Self:
         by_type = self._by_type
-        for obj in gc.get_objects() if self._given is None else self._given:
+        for obj in tracked_objects() if self._given is None else self._given:
             kind = id(type(obj))
             if kind not in _LEFT_OUT:
                 by_type[kind].append(obj)

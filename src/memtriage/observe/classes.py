@@ -1,4 +1,4 @@
-"""What can be told of a class without running code of its metaclass, or of the class itself.
+"""What can be read of a class or module without running code of its own or of its metaclass.
 
 A census meets every class of the process, and some of them answer `klass.__name__`, `hasattr` or `__dict__`
 with code of their own, which may raise, import a library or change the program. The getters of `type` are
@@ -17,6 +17,7 @@ _read_name = type.__dict__["__name__"].__get__
 _read_qualified_name = type.__dict__["__qualname__"].__get__
 _read_bases = type.__dict__["__mro__"].__get__
 _read_attributes = type.__dict__["__dict__"].__get__
+_read_variables = vars(types.ModuleType)["__dict__"].__get__
 
 
 def name_of(klass: type) -> str:
@@ -50,6 +51,12 @@ def attributes_of(klass: type) -> Mapping[str, Any]:
     """What the class itself defines, its bases left out."""
     attributes: Mapping[str, Any] = _read_attributes(klass)
     return attributes
+
+
+def variables_of(module: types.ModuleType) -> dict[str, Any]:
+    """A module's variables, without code of its class: libraries put lazy modules of all kinds in place."""
+    variables: dict[str, Any] = _read_variables(module)
+    return variables
 
 
 def addresses(*classes: type) -> frozenset[int]:

@@ -23,7 +23,7 @@ from types import FrameType, ModuleType
 from typing import Any, Final
 
 from memtriage.observe import autograd
-from memtriage.observe.classes import module_of, qualified_name_of
+from memtriage.observe.classes import module_of, qualified_name_of, variables_of
 from memtriage.observe.edges import edges, tensor_referents
 from memtriage.observe.frames import running_frames
 from memtriage.observe.kinds import (
@@ -43,6 +43,7 @@ from memtriage.observe.kinds import (
     FrameLocals,
     KindTable,
 )
+from memtriage.observe.objects import tracked_objects
 from memtriage.observe.origin import CodeOrigin
 from memtriage.observe.tensors import plain, undisturbed
 from memtriage.process.collector import pause_collector, resume_collector
@@ -176,7 +177,7 @@ class _Walker:
         self.library_classes: list[type] = []
         self.waiting_nodes: list[tuple[Any, int]] = []
         self.waiting_optimizers: list[tuple[Any, int]] = []
-        self.everything = gc.get_objects()
+        self.everything = tracked_objects()
         self.total = len(self.everything)
         large = self.total > budget.objects // 2
         self.widest = budget.wide if large else sys.maxsize
@@ -242,7 +243,7 @@ class _Walker:
             if not issubclass(type(module), ModuleType):
                 continue
             self._fence(module)
-            self._fence(_namespace(module))
+            self._fence(variables_of(module))
             if name.partition(".")[0] == "memtriage":
                 continue
             if name == "__main__":
@@ -263,7 +264,7 @@ class _Walker:
         graph.root_names[position] = name
 
     def _enter_module(self, name: str, module: ModuleType) -> None:
-        namespace = _namespace(module)
+        namespace = variables_of(module)
         if self.graph.index[id(namespace)] < 0:  # else it was entered under another name (`os.path`)
             self._root(namespace, name)
 
@@ -492,18 +493,9 @@ def _carries_gradient(tensor: Any) -> bool:
         return False
 
 
-def _namespace(module: ModuleType) -> dict[str, Any]:
-    """A module's variables, without code of its class: libraries put lazy modules of all kinds in place."""
-    namespace: dict[str, Any] = _read_namespace(module)
-    return namespace
-
-
-_read_namespace = vars(ModuleType)["__dict__"].__get__
-
-
 def _module_variable(module: Any, name: str) -> str | None:
     """A module's `__name__` or `__file__`; None where it is not set, no text, or no module holds it."""
-    found = _namespace(module).get(name) if issubclass(type(module), ModuleType) else None
+    found = variables_of(module).get(name) if issubclass(type(module), ModuleType) else None
     return found if isinstance(found, str) else None
 
 

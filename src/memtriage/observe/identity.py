@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
+from memtriage.observe.classes import variables_of
 from memtriage.observe.kinds import FrameLocals
 from memtriage.observe.tensors import plain
 
 _WITNESSES: Final = 4
 _takes_weak_references: Final = vars(type)["__weakrefoffset__"].__get__
-_read_namespace: Final = vars(ModuleType)["__dict__"].__get__
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +95,4 @@ def _witnesses(storages: Sequence[Any]) -> tuple[Any, ...]:
 def module_namespaces() -> dict[int, ModuleType]:
     """Every loaded module, by the address of its variables' dict."""
     modules = [module for module in list(sys.modules.values()) if issubclass(type(module), ModuleType)]
-    return {id(_read_namespace(module)): module for module in modules}
+    return {id(variables_of(module)): module for module in modules}

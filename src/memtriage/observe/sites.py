@@ -32,9 +32,9 @@ from memtriage.observe.autograd import creation_site
 from memtriage.observe.cuda import allocation_site, blamed_frame
 from memtriage.observe.kinds import NODE, TENSOR, KindTable
 from memtriage.observe.modes import AnomalyMode, Tracing
+from memtriage.observe.objects import instances
 from memtriage.observe.origin import package_folder
 from memtriage.observe.tensors import plain, storage_facts
-from memtriage.process.stdlib import gc
 
 _FRAMES = 24
 _OWN_FOLDER = package_folder()
@@ -122,12 +122,11 @@ class SiteRecorder:
     def _read_traces(self) -> None:
         kinds = KindTable()
         traced = frozenset((TENSOR, NODE))  # made once: tracemalloc follows whatever the loop allocates
-        for obj in gc.get_objects():
-            if kinds[type(obj)] in traced:
-                trace = _object_trace(obj)
-                if trace:
-                    with suppress(TypeError):  # nodes of C++ take no weak reference
-                        self._objects[id(obj)] = weakref.ref(obj), trace
+        for obj in instances(lambda kind: kinds[kind] in traced):
+            trace = _object_trace(obj)
+            if trace:
+                with suppress(TypeError):  # nodes of C++ take no weak reference
+                    self._objects[id(obj)] = weakref.ref(obj), trace
         for stat in tracemalloc.take_snapshot().statistics("traceback"):
             # No names yet: they are in the source, which takes long to parse, and few are ever asked for.
             frames = _frames([(frame.filename, frame.lineno) for frame in reversed(stat.traceback)])

@@ -10,7 +10,6 @@ device: what it would do after training (evaluation, checkpoints, callbacks) doe
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import os
 import re
@@ -29,6 +28,7 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from memtriage.observe.objects import instances
 from memtriage.prediction.build import BuildError
 from memtriage.prediction.fake_cuda.tensors import is_gpu, parts
 from memtriage.prediction.lifetimes import FREE, LifetimeEvent, Lifetimes, Marker
@@ -293,12 +293,13 @@ class ScriptWatch(TraceWatch):
     def _look(self) -> None:
         """Finds what the script has made; references are weak, as it may drop it."""
         modules, optimizers = [], []
-        for each in gc.get_objects():
-            # Not isinstance, which asks the object: dead proxies raise.
-            if issubclass(type(each), nn.Module) and "_modules" in each.__dict__:
-                modules.append(each)
-            elif issubclass(type(each), torch.optim.Optimizer) and "defaults" in each.__dict__:
-                optimizers.append(each)
+        for made in instances(lambda kind: issubclass(kind, (nn.Module, torch.optim.Optimizer))):
+            # What is only half initialized has no attributes yet.
+            if issubclass(type(made), nn.Module):
+                if "_modules" in made.__dict__:
+                    modules.append(made)
+            elif "defaults" in made.__dict__:
+                optimizers.append(made)
         inside = {id(child) for module in modules for child in module.children()}
         roots = (each for each in modules if id(each) not in inside)
         self._models = [ref(root) for root in roots if any(map(self._is_traced, root.parameters()))]

@@ -12,6 +12,8 @@ import types
 from collections.abc import Iterator
 from typing import Any, Final
 
+from memtriage.observe.objects import instances
+
 _LAST: Final = ("last_exc", "last_value", "last_type", "last_traceback")
 _SUSPENDED: Final = {
     types.GeneratorType: "gi_frame",
@@ -89,8 +91,7 @@ def _clear(frames: list[types.FrameType]) -> int:
 
 
 def _suspended() -> Iterator[types.FrameType]:
-    for obj in gc.get_objects():
-        name = _SUSPENDED.get(type(obj))
-        frame = None if name is None else getattr(obj, name)
+    for suspended in instances(lambda kind: any(kind is known for known in _SUSPENDED)):
+        frame = getattr(suspended, _SUSPENDED[type(suspended)])
         if frame is not None:
             yield frame

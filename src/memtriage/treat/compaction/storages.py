@@ -24,6 +24,7 @@ from memtriage.observe.autograd import NodeReader
 from memtriage.observe.edges import future_referents, tensor_referents
 from memtriage.observe.heap import HeapWalk
 from memtriage.observe.kinds import FUTURE, NODE, SAVED, TENSOR, KindTable
+from memtriage.observe.objects import tracked_objects
 from memtriage.treat.compaction.plan import Movable
 from memtriage.treat.device.layout import DeviceLayout
 
@@ -56,7 +57,7 @@ class StorageFinder:
         self._heap: _Heap | None = None
 
     def __enter__(self) -> StorageFinder:
-        self._objects = gc.get_objects()
+        self._objects = tracked_objects()
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -128,7 +129,7 @@ class _Heap:
             objects: all that the collector lists, where they are at hand.
         """
         if self._hidden is None:
-            beside = _with_referents_of_their_own(gc.get_objects() if objects is None else objects)
+            beside = _with_referents_of_their_own(tracked_objects() if objects is None else objects)
             self._hidden = _by_address(list(_hidden(self._known, beside)))
         return self._hidden
 

@@ -1,0 +1,37 @@
+"""The Python objects of the process, as the cyclic collector lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from memtriage.process.stdlib import gc
+
+
+def tracked_objects() -> list[Any]:
+    """Return every object that the collector tracks. The list keeps them all alive: drop it soon.
+
+    Known limitations: objects that `gc.freeze()` has put aside are not tracked, nor is what can hold no other
+    object, such as texts, numbers and the dicts and tuples of only those.
+    """
+    return gc.get_objects()
+
+
+def instances(is_wanted: Callable[[type], bool]) -> Iterator[Any]:
+    """Yield the tracked objects whose types are wanted, with the limitations of `tracked_objects`.
+
+    All tracked objects stay alive until the iteration ends.
+
+    Args:
+        is_wanted: is asked once of each type. Ask it of types only: `isinstance` asks the object as well,
+            and a weak proxy without its referent raises.
+    """
+    # By address: a metaclass may hash and compare its classes with code of its own.
+    wanted: dict[int, bool] = {}
+    for obj in tracked_objects():
+        kind = type(obj)
+        key = id(kind)
+        if key not in wanted:
+            wanted[key] = is_wanted(kind)
+        if wanted[key]:
+            yield obj
