@@ -3,7 +3,7 @@ import pytest
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.store.locate import RecordError
 from memtriage.store.query import sql
-from memtriage.store.records import HostSampleLine, Note, RecordedFinding
+from memtriage.store.records import End, HostSampleLine, Note, RecordedFinding
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def runs(tmp_path, write_rank):
         ),
     ]
     for rank in range(2):
-        write_rank(rank, world_size=2, run="one", extra=extra, device_limits={"cuda:0": 99})
+        write_rank(rank, world_size=2, run="one", extra=extra, argv=["train.py", "--fast"])
     path = write_rank(run="two", restart=3)
     with path.open("ab") as file:
         file.write(b'{"t":"mark","name":"cut')
@@ -46,7 +46,12 @@ def test_nested_values(runs):
         1
     ]
     assert rows == [(3,)]
-    assert sql([runs], "SELECT device_limits['cuda:0'] FROM starts WHERE in_run = 'one'")[1] == [(99,), (99,)]
+    assert sql([runs], "SELECT argv[2] FROM starts WHERE in_run = 'one'")[1] == [("--fast",), ("--fast",)]
+
+
+def test_maps_are_columns_by_key(write_rank, tmp_path):
+    write_rank(end=None, extra=[("end", End(verdict="clean", device_limits={"cuda:0": 99}))])
+    assert sql([tmp_path / "runs"], "SELECT device_limits['cuda:0'] FROM ends")[1] == [(99,)]
 
 
 def test_every_view_is_there(runs):

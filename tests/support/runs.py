@@ -53,6 +53,8 @@ def gpu_rank(
 ) -> RankRecord:
     """A rank that trained two micro-batches a step on one GPU, `growth` bytes more at each step."""
     device = f"cuda:{rank or 0}"
+    end = end or End(verdict="leak" if growth else "clean", steps=steps, exit_code=0, time_s=4.0 * steps)
+    end.device_limits.setdefault(device, 79 * GIB)
     record = RankRecord(
         Path(f"rank-{rank or 0:05d}.jsonl"),
         start=Start(
@@ -66,12 +68,11 @@ def gpu_rank(
                 "torch": "2.9.1+cu128",
                 "time": 1_700_000_000.0,
                 "host_limit": 512 * GIB,
-                "device_limits": {device: 79 * GIB},
                 **start,
             }
         ),
         final_findings=list(findings),
-        end=end or End(verdict="leak" if growth else "clean", steps=steps, exit_code=0, time_s=4.0 * steps),
+        end=end,
     )
     record.marks = list(_marks(rank, device, steps, growth, own_mark))
     ledgers = (_gpu_ledger(device, steps * growth), _host_ledger())

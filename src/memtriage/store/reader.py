@@ -88,8 +88,8 @@ class RankRecord:
 
     @property
     def device_limits(self) -> dict[str, int]:
-        """Bytes that the process's allocator may have of each device, as far as known; better at the end."""
-        return self.start.device_limits | (self.end.device_limits if self.end is not None else {})
+        """Bytes that the process's allocator may have of each device, as far as known at its end."""
+        return {} if self.end is None else self.end.device_limits
 
     @property
     def last_time_s(self) -> float:

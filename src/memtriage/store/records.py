@@ -35,12 +35,9 @@ class Start(msgspec.Struct, kw_only=True):
             `/proc/PID/stat`); tells a reused pid from the same process.
         host: host name.
         argv: the script and its arguments.
-        python, torch, cuda: versions (`cuda` is the one torch was built for).
-        gpus: names of the visible GPUs.
+        python, torch: versions.
         time: Unix time at which the watch began, in seconds.
         host_limit: the smaller of the cgroup limit and the machine's memory.
-        device_limits: bytes that this process's allocator may have of each device, as far as known at the
-            start, e.g. `{"cuda:0": 150754820096}`.
     """
 
     schema: int = SCHEMA
@@ -55,11 +52,8 @@ class Start(msgspec.Struct, kw_only=True):
     argv: list[str] = msgspec.field(default_factory=list)
     python: str | None = None
     torch: str | None = None
-    cuda: str | None = None
-    gpus: list[str] = msgspec.field(default_factory=list)
     time: Seconds | None = None
     host_limit: int | None = None
-    device_limits: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class HostSampleLine(msgspec.Struct, kw_only=True):
@@ -114,7 +108,8 @@ class End(msgspec.Struct, kw_only=True):
         exception: type and text of the exception that ended the script; None when there was none.
         exit_code: exit status of the script; None when unknown.
         time_s: seconds since the watch began.
-        device_limits: as in `Start`, known better at the end.
+        device_limits: bytes that this process's allocator may have of each device, as far as known, e.g.
+            `{"cuda:0": 150754820096}`.
         passing: the most that came and went between two marks beyond what stayed, by CUDA device.
         peak_allocated, peak_reserved: the allocator's own peaks, by CUDA device, since its start or since
             the script reset them.

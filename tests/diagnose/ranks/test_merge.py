@@ -126,12 +126,8 @@ class TestOneProcess:
         assert merged(record).ledger_steps == {"cuda:0": 7}
 
     def test_out_of_memory_in_how_many_steps(self):
-        record = rank_record(
-            findings=[leak(bytes_per_step=GiB)],
-            end="leak",
-            allocated=[2 * GiB] * 5,
-            device_limits={"cuda:0": 10 * GiB},
-        )
+        record = rank_record(findings=[leak(bytes_per_step=GiB)], end="leak", allocated=[2 * GiB] * 5)
+        record.end.device_limits = {"cuda:0": 10 * GiB}
         run = RunRecord([record])
         assert context(run, merge(run)).runs_out_in == [8]
         record.end.device_limits = {"cuda:0": 6 * GiB}

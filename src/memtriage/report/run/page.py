@@ -253,8 +253,6 @@ def _what_ran(ranks: Sequence[RankRecord], report: RunReport, context: RunContex
         ("machine", hosts[0] if len(hosts) == 1 else f"{len(hosts):,} machines" if hosts else ""),
         ("Python", start.python or UNKNOWN),
         ("torch", start.torch or UNKNOWN),
-        ("CUDA", start.cuda or ""),
-        ("GPUs", ", ".join(start.gpus)),
         ("device limit", ", ".join(f"{name} {size(limit)}" for name, limit in sorted(limits.items()))),
         ("host limit", "" if start.host_limit is None else size(start.host_limit)),
         ("exit status", _exit_status(ranks)),
