@@ -46,17 +46,17 @@ def choose(wanted: Iterable[str] | None) -> list[Holder]:
     """
     if wanted is None:
         return list(holders(generic=False))
-    every = holders()
+    entries = holders()
     asked = [wanted] if isinstance(wanted, str) else list(wanted)
-    known = {*KINDS, *(one.name for one in every), *map(_first_part, every)}
+    known = {*KINDS, *(holder.name for holder in entries), *map(_first_part, entries)}
     unknown = [name for name in asked if name not in known]
     if unknown:
-        names = ", ".join(one.name for one in every)
+        names = ", ".join(holder.name for holder in entries)
         raise ValueError(
             f"there is no kind of holder and no holder called {unknown[0]!r}; kinds: {', '.join(KINDS)}; "
             f"holders: {names}"
         )
-    return [one for one in every if {one.kind, one.name, _first_part(one)} & set(asked)]
+    return [holder for holder in entries if {holder.kind, holder.name, _first_part(holder)} & set(asked)]
 
 
 def _first_part(holder: Holder) -> str:
@@ -77,17 +77,17 @@ def read_holders(scene: Scene, chosen: Sequence[Holder]) -> list[HolderReading]:
     An entry that cannot be read is told as `failed`. What two entries find counts for both: an attribute of a
     module that is a known workspace is also one of the generic attributes; see `without_repeats`.
     """
-    found = []
+    readings = []
     for holder in chosen:
         try:
             places = find_places(holder, scene)
             if places:
-                found.append(read_places(holder.name, places))
+                readings.append(read_places(holder.name, places))
         except Exception as error:
             if is_programs_exception(error):
                 raise
-            found.append(HolderReading(name=holder.name, failed=f"{type(error).__name__}: {error}"))
-    return found
+            readings.append(HolderReading(name=holder.name, failed=f"{type(error).__name__}: {error}"))
+    return readings
 
 
 def without_repeats(readings: Iterable[HolderReading]) -> list[HolderReading]:
@@ -131,11 +131,11 @@ def known_holders(graph: HeapGraph) -> dict[tuple[str, int], Holder]:
     entries = {holder.name: holder for holder in holders(generic=False) if holder.keeps}
     with Scene(graph.objects) as scene:
         readings = read_holders(scene, list(entries.values()))
-    found: dict[tuple[str, int], Holder] = {}
+    by_storage: dict[tuple[str, int], Holder] = {}
     for reading in readings:
         for device, address, _ in reading.storages:
-            found.setdefault((device, address), entries[reading.name])
-    return found
+            by_storage.setdefault((device, address), entries[reading.name])
+    return by_storage
 
 
 def owner_with(holder: Holder, owner: Owner) -> Owner:

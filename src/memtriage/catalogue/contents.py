@@ -29,8 +29,8 @@ _CLOSED: Final = (
 
 def class_of(module: str, name: str) -> type | tuple[()]:
     """A class of a module that may not be loaded; `()` then, of which nothing is a subclass."""
-    found = getattr(sys.modules.get(module), name, ())
-    return found if isinstance(found, type) else ()
+    klass = getattr(sys.modules.get(module), name, ())
+    return klass if isinstance(klass, type) else ()
 
 
 def tensors_in(values: Iterable[Any], depth: int = _DEPTH) -> Iterator[Any]:
@@ -44,15 +44,15 @@ def tensors_in(values: Iterable[Any], depth: int = _DEPTH) -> Iterator[Any]:
     level = list(values)
     for _ in range(depth):
         below: list[Any] = []
-        for each in level:
-            if id(each) in seen or issubclass(type(each), _CLOSED) or len(seen) > _MOST_OBJECTS:
+        for value in level:
+            if id(value) in seen or issubclass(type(value), _CLOSED) or len(seen) > _MOST_OBJECTS:
                 continue
-            seen.add(id(each))
-            if issubclass(type(each), tensor):
-                yield each
-                below += _parts_of_tensor(each)
-            elif not issubclass(type(each), module):
-                below += _parts(each)
+            seen.add(id(value))
+            if issubclass(type(value), tensor):
+                yield value
+                below += _parts_of_tensor(value)
+            elif not issubclass(type(value), module):
+                below += _parts(value)
         level = below
 
 
@@ -90,23 +90,23 @@ def _slots(value: Any) -> list[Any]:
         for member in attributes_of(base).values()
         if type(member) is types.MemberDescriptorType
     )
-    return [found for member in members if (found := read_member(member, value)) is not None]
+    return [slot_value for member in members if (slot_value := read_member(member, value)) is not None]
 
 
 def cached_values(wrapper: Any) -> list[Any]:
     """What an `lru_cache` keeps: its values and keys (`gc` sees them in the wrapper or in one inner dict)."""
     own = instance_dict(wrapper)
-    found: list[Any] = []
+    cached: list[Any] = []
     for referent in gc.get_referents(wrapper):
         if referent is own or issubclass(type(referent), _CLOSED):
             continue
         if type(referent) is dict:
-            found += [*referent.keys(), *referent.values()]
+            cached += [*referent.keys(), *referent.values()]
         elif name_of(type(referent)) == "_lru_list_elem":
-            found += gc.get_referents(referent)
+            cached += gc.get_referents(referent)
         else:
-            found.append(referent)
-    return found
+            cached.append(referent)
+    return cached
 
 
 def storages_in(values: Iterable[Any], depth: int = _DEPTH) -> Iterator[tuple[StorageFacts, Any]]:

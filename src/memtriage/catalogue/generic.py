@@ -133,9 +133,9 @@ def _functions(scene: Scene) -> Iterator[Place]:
         if _foreign(str(function.__module__)):
             continue
         where = f"{function.__module__}.{function.__qualname__}"
-        for what, kept in (("default arguments", _defaults), ("closure", _cells)):
-            if _has_tensors(*kept(function)):
-                yield Place(f"{what} of {where}", functools.partial(kept, function))
+        for part, values_of in (("default arguments", _defaults), ("closure", _cells)):
+            if _has_tensors(*values_of(function)):
+                yield Place(f"{part} of {where}", functools.partial(values_of, function))
 
 
 def _defaults(function: types.FunctionType) -> list[Any]:
@@ -143,13 +143,13 @@ def _defaults(function: types.FunctionType) -> list[Any]:
 
 
 def _cells(function: types.FunctionType) -> list[Any]:
-    found: list[Any] = []
+    contents: list[Any] = []
     for cell in function.__closure__ or ():
         try:
-            found.append(cell.cell_contents)
+            contents.append(cell.cell_contents)
         except ValueError:  # not yet assigned
             continue
-    return found
+    return contents
 
 
 def _contexts(scene: Scene) -> Iterator[Place]:

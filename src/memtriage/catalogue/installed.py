@@ -35,11 +35,11 @@ def release(version: str) -> tuple[int, ...]:
 
 def holders_here(holders: Iterable[Holder], version_of: VersionOf = installed_version) -> list[HolderHere]:
     """The entries, each with whether it applies to what is installed."""
-    found = []
+    listed = []
     for holder in holders:
         version = version_of(holder)
         applies, reason = _applies(holder, version)
-        found.append(
+        listed.append(
             HolderHere(
                 name=holder.name,
                 library=holder.library,
@@ -57,7 +57,7 @@ def holders_here(holders: Iterable[Holder], version_of: VersionOf = installed_ve
                 reason=reason,
             )
         )
-    return found
+    return listed
 
 
 def _applies(holder: Holder, version: str | None) -> tuple[bool, str]:
@@ -67,9 +67,9 @@ def _applies(holder: Holder, version: str | None) -> tuple[bool, str]:
         return False, f"{holder.library} is not installed"
     if not holder.spans:
         return True, f"{holder.library} {version} is installed"
-    here = [span for span in holder.spans if span.covers(release(version))]
-    if here:
-        return True, f"{holder.library} {version} has it: {versions_in_words(here)}"
+    spans = [span for span in holder.spans if span.covers(release(version))]
+    if spans:
+        return True, f"{holder.library} {version} has it: {versions_in_words(spans)}"
     return False, f"{holder.library} {version} does not have it"
 
 

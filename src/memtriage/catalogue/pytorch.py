@@ -127,7 +127,7 @@ def _async_collectives(scene: Scene) -> Iterator[Place]:
         if not attribute(subclass, "completed")
     ]
     if waiting:
-        owners = [instance_dict(one) or {} for one in waiting]
+        owners = [instance_dict(result) or {} for result in waiting]
         yield Place(
             "results of collectives that nobody waited for",
             lambda: [own.get("elem") for own in owners],

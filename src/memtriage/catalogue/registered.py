@@ -66,8 +66,8 @@ def register_holder(
 
     def find(scene: Scene) -> Sequence[Place]:
         del scene
-        found = values()
-        return () if found is None else (Place(name, lambda: (values(),), clear, entries=length(found)),)
+        cache = values()
+        return () if cache is None else (Place(name, lambda: (values(),), clear, entries=length(cache)),)
 
     holder = Holder(
         name=name,

@@ -54,7 +54,7 @@ class Scene:
 
     def instances(self, wanted: Callable[[type], bool]) -> Iterator[Any]:
         """Objects of the types that `wanted` says yes to."""
-        for objects in [each for each in self._by_type.values() if wanted(type(each[0]))]:
+        for objects in [group for group in self._by_type.values() if wanted(type(group[0]))]:
             yield from objects
 
     def subclasses(self, module: str, name: str) -> Iterator[Any]:
@@ -89,7 +89,7 @@ class Scene:
         """(device, address) of the storages of the modules' parameters and buffers."""
         if self._registered is None:
             own = [instance_dict(module) or {} for _, module in self.modules]
-            parts = [each.get(name) or {} for each in own for name in ("_parameters", "_buffers")]
+            parts = [attributes.get(name) or {} for attributes in own for name in ("_parameters", "_buffers")]
             tensors = [tensor for part in parts for tensor in tensors_in(dict.values(part))]
             known = [facts for tensor in tensors if (facts := storage_facts(tensor)) is not None]
             self._registered = {(facts.device, facts.address) for facts in known}
@@ -114,7 +114,7 @@ def _named_modules(modules: list[Any]) -> list[tuple[str, Any]]:
         own = [(name, child) for name, child in dict.items(children or {}) if child is not None]
         below[id(module)] = own
         inner.update(id(child) for _, child in own)
-    found: list[tuple[str, Any]] = []
+    named: list[tuple[str, Any]] = []
     seen: set[int] = set()
     # Modules that contain each other have no outermost one: they come last, in any order.
     for start in [*(one for one in modules if id(one) not in inner), *modules]:
@@ -124,7 +124,7 @@ def _named_modules(modules: list[Any]) -> list[tuple[str, Any]]:
             if id(module) in seen:
                 continue
             seen.add(id(module))
-            found.append((path, module))
+            named.append((path, module))
             own = below.get(id(module), [])
             waiting += [(f"{path}.{name}", child) for name, child in reversed(own)]
-    return found
+    return named

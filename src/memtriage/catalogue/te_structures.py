@@ -70,9 +70,9 @@ def permutation_workspace(scene: Scene) -> Iterator[Place]:
     name, count = "_moe_permute_index_map_workspace", "_moe_permute_index_map_max_expanded_token_num"
     for path, value, slot in variables(PACKAGE, name):
         sizes = {at: where for at, _, where in variables(PACKAGE, count)}
-        beside = [where for at, where in sizes.items() if at.rpartition(".")[0] == path.rpartition(".")[0]]
+        counters = [where for at, where in sizes.items() if at.rpartition(".")[0] == path.rpartition(".")[0]]
         if is_filled(value):
-            yield Place(path, slot.values, _emptied(slot, beside))
+            yield Place(path, slot.values, _emptied(slot, counters))
     for path, klass, _ in variables(PACKAGE, "_moe_permute_index_map"):
         if isinstance(klass, type) and is_filled(attributes_of(klass).get("workspace")):
             slot = ValueSlot(klass, "workspace")
@@ -119,13 +119,13 @@ def module_state(scene: Scene) -> Iterator[Place]:
                 yield Place(f"{path}.{name}", only(value))
 
 
-def _parameters_with(scene: Scene, inner: str, beside: str) -> Iterator[tuple[str, Any]]:
+def _parameters_with(scene: Scene, inner: str, other: str) -> Iterator[tuple[str, Any]]:
     """Quantized parameters that have an inner tensor, and another one beside it to live on."""
     tensor = class_of("torch", "Tensor")
     for path, module in scene.modules:
         for name, parameter in (attribute(module, "_parameters") or {}).items():
             own = {} if parameter is None else instance_dict(parameter) or {}
-            if all(issubclass(type(own.get(each)), tensor) for each in (inner, beside)):
+            if all(issubclass(type(own.get(attribute_name)), tensor) for attribute_name in (inner, other)):
                 yield f"{path}.{name}", parameter
 
 
@@ -156,10 +156,14 @@ def columnwise(scene: Scene) -> Iterator[Place]:
 def marked(scene: Scene) -> Iterator[Place]:
     """Tensors that `clear_tensor_data` passes over."""
     tensor = class_of("torch", "Tensor")
-    every = scene.instances(lambda kind: issubclass(kind, tensor))
-    found = [weakref.ref(one) for one in every if attribute(one, "_do_not_clear")]
-    if found:
-        yield Place("tensors marked _do_not_clear", lambda: [one() for one in found], entries=len(found))
+    tensors = scene.instances(lambda kind: issubclass(kind, tensor))
+    references = [weakref.ref(kept) for kept in tensors if attribute(kept, "_do_not_clear")]
+    if references:
+        yield Place(
+            "tensors marked _do_not_clear",
+            lambda: [reference() for reference in references],
+            entries=len(references),
+        )
 
 
 def adam_remainders(scene: Scene) -> Iterator[Place]:

@@ -183,14 +183,14 @@ class Cleared(msgspec.Struct, kw_only=True):
 
     def lines(self) -> list[str]:
         """What was done, a line each: entries that were there, then what the allocator says."""
-        said = [_line(entry) for entry in self.entries if entry.status != "absent"]
+        lines = [_line(entry) for entry in self.entries if entry.status != "absent"]
         for device, then in self.before.items():
             now = self.after.get(device, then)
-            said.append(
+            lines.append(
                 f"{device}: allocated {size(then.allocated)} -> {size(now.allocated)}, "
                 f"reserved {size(then.reserved)} -> {size(now.reserved)}; cache {self.cache}"
             )
-        return said
+        return lines
 
 
 def total_by_device(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -211,14 +211,16 @@ def by_device(nbytes: Mapping[str, int]) -> str:
     return ", ".join(f"{size(count)} on {device}" for device, count in nbytes.items() if count) or "nothing"
 
 
-def _line(one: HolderOutcome) -> str:
-    held = f"{one.name}: {one.status}"
-    if one.status == "cleared":
-        return f"{held}, held {by_device(one.before)}{_pins(one)}, freed {by_device(one.freed)}"
-    return f"{held} ({one.reason}), holds {by_device(one.before)}{_pins(one)}"
+def _line(outcome: HolderOutcome) -> str:
+    held = f"{outcome.name}: {outcome.status}"
+    if outcome.status == "cleared":
+        return f"{held}, held {by_device(outcome.before)}{_pins(outcome)}, freed {by_device(outcome.freed)}"
+    return f"{held} ({outcome.reason}), holds {by_device(outcome.before)}{_pins(outcome)}"
 
 
-def _pins(one: HolderOutcome) -> str:
-    if one.pins is None or not one.pins.segments:
+def _pins(outcome: HolderOutcome) -> str:
+    if outcome.pins is None or not outcome.pins.segments:
         return ""
-    return f" in segments of {size(one.pins.nbytes)} ({size(one.pins.releasable)} releasable without it)"
+    return (
+        f" in segments of {size(outcome.pins.nbytes)} ({size(outcome.pins.releasable)} releasable without it)"
+    )

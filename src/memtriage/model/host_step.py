@@ -88,19 +88,19 @@ class HostStep(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines)
 
     def _words(self, nbytes: int) -> str:
-        each = self.per_parameter(nbytes)
-        return size(nbytes) if each is None else f"{size(nbytes)}, {each:.2f} B/param"
+        per_parameter = self.per_parameter(nbytes)
+        return size(nbytes) if per_parameter is None else f"{size(nbytes)}, {per_parameter:.2f} B/param"
 
 
 def _parts(delta: HostDelta) -> str:
     parts = []
-    told = (
+    changes = (
         ("new", delta.new),
         ("first touch", delta.first_touch),
         ("gone", delta.gone),
         ("moved", delta.moved),
     )
-    for name, nbytes in told:
+    for name, nbytes in changes:
         if nbytes:
             parts.append(f"{name} {size(nbytes)}")
     if delta.holder:

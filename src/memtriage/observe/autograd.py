@@ -66,15 +66,15 @@ class NodeReader:
 
     def referents(self, node: Any) -> list[Any]:
         """What a node keeps alive: the next nodes, saved values, context attributes, hooks, its leaf."""
-        found = next_nodes(node)
+        referents = next_nodes(node)
         saved = [value for _, _, value in self.saved_values(node)]
         self.saved.update(map(id, saved))
-        found += saved
-        found += gc.get_referents(node)
+        referents += saved
+        referents += gc.get_referents(node)
         variable = getattr(node, "variable", None)  # AccumulateGrad's leaf
         if variable is not None:
-            found.append(variable)
-        return found
+            referents.append(variable)
+        return referents
 
     def find_checkpoints(self, objects: Sequence[Any]) -> None:
         """Notes to which non-reentrant checkpoint each placeholder belongs that stands for a saved tensor.

@@ -170,7 +170,7 @@ def grown_containers(graph: HeapGraph, before: ContainerLengths, most: int = 20)
 
     Those that stop growing are left out.
     """
-    found = []
+    containers = []
     lengths = before.by_address()
     bounds = known_bounds(graph.objects[position] for position in graph.optimizers)
     # Behind `first_own` come memtriage's own objects and what no variable of the program leads to.
@@ -184,11 +184,11 @@ def grown_containers(graph: HeapGraph, before: ContainerLengths, most: int = 20)
             continue
         more = len(obj) - earlier
         newest = _newest(obj)
-        entry = sum(deep_size(graph, each) for each in newest) // max(1, len(newest))
-        native = next((name for each in newest if (name := _native_type(each)) is not None), None)
-        found.append(GrownContainer(position, more, entry, native, type(obj).__name__))
-    found.sort(key=lambda grown: -grown.more * grown.entry_bytes)
-    return found[:most]
+        entry_bytes = sum(deep_size(graph, item) for item in newest) // max(1, len(newest))
+        native = next((name for item in newest if (name := _native_type(item)) is not None), None)
+        containers.append(GrownContainer(position, more, entry_bytes, native, type(obj).__name__))
+    containers.sort(key=lambda grown: -grown.more * grown.entry_bytes)
+    return containers[:most]
 
 
 def _first(container: Any) -> int:
@@ -224,21 +224,21 @@ def deep_size(graph: HeapGraph, obj: Any) -> int:
     seen: set[int] = set()
     queue = [obj]
     total = 0
-    for each in queue:
-        if id(each) in seen or len(seen) >= _ITEM_LIMIT:
+    for part in queue:
+        if id(part) in seen or len(seen) >= _ITEM_LIMIT:
             continue
-        seen.add(id(each))
-        kind = graph.kinds[type(each)]
+        seen.add(id(part))
+        kind = graph.kinds[type(part)]
         if kind == ARRAY:
-            if each.base is None:
-                total += int(each.nbytes)
+            if part.base is None:
+                total += int(part.nbytes)
             else:
-                queue.append(each.base)
-        elif issubclass(type(each), (str, bytes, bytearray, int, float, complex)):
+                queue.append(part.base)
+        elif issubclass(type(part), (str, bytes, bytearray, int, float, complex)):
             # Small numbers and interned words belong to everybody. What is asked for counts whoever has it.
-            if each is obj or sys.getrefcount(each) <= _UNSHARED_REFERENCES:
-                total += sys.getsizeof(each)
-        elif kind == PLAIN and type(each) not in (types.FunctionType, types.FrameType):
-            total += sys.getsizeof(each, 0)
-            queue.extend(gc.get_referents(each))
+            if part is obj or sys.getrefcount(part) <= _UNSHARED_REFERENCES:
+                total += sys.getsizeof(part)
+        elif kind == PLAIN and type(part) not in (types.FunctionType, types.FrameType):
+            total += sys.getsizeof(part, 0)
+            queue.extend(gc.get_referents(part))
     return total

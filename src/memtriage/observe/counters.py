@@ -96,10 +96,12 @@ class CounterReader:
                 name = self._names.get(device)
                 if name is None:
                     name = self._names[device] = f"cuda:{device}"
-                found = cuda.counters(device)
-                outside = self._outside_of(device, found.reserved, now)
+                counters = cuda.counters(device)
+                outside = self._outside_of(device, counters.reserved, now)
                 readings.append(
-                    Reading(name, found.allocated, found.reserved, found.requested, outside, found)
+                    Reading(
+                        name, counters.allocated, counters.reserved, counters.requested, outside, counters
+                    )
                 )
         return readings
 

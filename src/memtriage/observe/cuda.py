@@ -122,9 +122,9 @@ def expandable_segments() -> bool:
     """
     if not initialized():
         return False
-    told = getattr(_torch()._C, "_accelerator_getAllocatorSettings", None)
-    if told is not None:
-        text = str(told())
+    read_settings = getattr(_torch()._C, "_accelerator_getAllocatorSettings", None)
+    if read_settings is not None:
+        text = str(read_settings())
     else:
         text = allocator_conf_of_environment()
     return bool(_EXPANDABLE.search(text))
@@ -182,7 +182,11 @@ def parse_segments(
     raw: Iterable[Mapping[str, Any]], device: int | None = None, script_root: str | None = None
 ) -> list[Segment]:
     """Segments from the dictionaries of a snapshot. Unknown keys are ignored, missing ones tolerated."""
-    return [_segment(one, script_root) for one in raw if device is None or one.get("device", 0) == device]
+    return [
+        _segment(segment, script_root)
+        for segment in raw
+        if device is None or segment.get("device", 0) == device
+    ]
 
 
 class AllocationHistory:
@@ -306,7 +310,9 @@ class _OomDispatch:
         if backend() != "native":
             return False
         names = ("_cuda_attach_out_of_memory_observer", "_cuda_attachOutOfMemoryObserver")
-        attach = next((found for name in names if (found := getattr(_torch()._C, name, None))), None)
+        attach = next(
+            (attach_function for name in names if (attach_function := getattr(_torch()._C, name, None))), None
+        )
         if attach is None:
             return False
         attach(self)
@@ -390,8 +396,8 @@ def _segment(raw: Mapping[str, Any], script_root: str | None) -> Segment:
     expandable = bool(raw.get("is_expandable", False))
     blocks: list[Block] = []
     position = address
-    for one in raw.get("blocks", ()):
-        block = _block(one, position, script_root)
+    for raw_block in raw.get("blocks", ()):
+        block = _block(raw_block, position, script_root)
         blocks.append(block)
         position = block.end
     first, second = raw.get("segment_pool_id", (0, 0))

@@ -52,24 +52,24 @@ def _forget_raise(error: Exception) -> None:
 
 def tensor_referents(tensor: Any) -> list[Any]:
     """What a tensor keeps alive: its Python attributes and hooks, `.grad`, `.grad_fn`, its view base."""
-    found = gc.get_referents(tensor)
+    referents = gc.get_referents(tensor)
     tensor = plain(tensor)
     try:
         node = tensor.grad_fn
         if node is not None:
-            found.append(node)
+            referents.append(node)
             if tensor.retains_grad and tensor.grad is not None:
-                found.append(tensor.grad)
+                referents.append(tensor.grad)
         elif tensor.grad is not None:
-            found.append(tensor.grad)
+            referents.append(tensor.grad)
         if tensor._is_view() and tensor._base is not None:
-            found.append(tensor._base)
+            referents.append(tensor._base)
         if is_sparse(tensor):
-            found += sparse_parts(tensor)
+            referents += sparse_parts(tensor)
     except (RuntimeError, AttributeError, ReferenceError):
         # functorch wrappers, deleted inference tensors: what gc sees is all there is
-        return found
-    return found
+        return referents
+    return referents
 
 
 def sparse_parts(tensor: Any) -> list[Any]:
@@ -79,14 +79,14 @@ def sparse_parts(tensor: Any) -> list[Any]:
     """
     tensor = plain(tensor)
     names = _COO_PARTS if tensor.is_sparse else _COMPRESSED_PARTS
-    found = []
+    parts = []
     with sys.modules["torch"].no_grad():
         for name in names:
             try:
-                found.append(getattr(tensor, name)())
+                parts.append(getattr(tensor, name)())
             except RuntimeError:  # rows are compressed, or columns, never both
                 continue
-    return found
+    return parts
 
 
 _COO_PARTS = ("_indices", "_values")

@@ -59,10 +59,10 @@ def current_frames() -> dict[int, FrameType]:
     and the process hangs for ever (gh-106883).
     """
     with collector_paused():
-        found = sys._current_frames()
+        frames = sys._current_frames()
     asking = sys._getframe(1)
-    found[threading.get_ident()] = asking.f_back or asking  # that of a module's body nobody has called
-    return found
+    frames[threading.get_ident()] = asking.f_back or asking  # that of a module's body nobody has called
+    return frames
 
 
 def running_frames(skip_file: Callable[[str], bool]) -> Iterator[tuple[str | None, FrameType]]:
@@ -106,16 +106,16 @@ def _read_proxy(frame: FrameType, code: CodeType, wanted: Wanted) -> list[tuple[
 
 
 def _read_by_api(frame: FrameType, code: CodeType, wanted: Wanted) -> list[tuple[str, Any]]:
-    found = []
+    variables = []
     get = ctypes.pythonapi.PyFrame_GetVar
     get.restype = ctypes.py_object
     get.argtypes = [ctypes.py_object, ctypes.py_object]
     for name in filter(wanted, _variable_names(code)):
         try:
-            found.append((name, get(frame, name)))
+            variables.append((name, get(frame, name)))
         except NameError:  # not bound at this point of the function
             continue
-    return found
+    return variables
 
 
 @functools.cache
@@ -150,7 +150,7 @@ def _read_localsplus(frame: FrameType, code: CodeType, wanted: Wanted) -> list[t
     outer = _frame_object_311(len(names)).from_address(id(frame))
     if not outer.f_frame or outer.f_frame.contents.f_code != id(code):
         return []  # not the layout that this reader knows
-    found = []
+    variables = []
     for index, name in enumerate(names):
         if not wanted(name):
             continue
@@ -162,8 +162,8 @@ def _read_localsplus(frame: FrameType, code: CodeType, wanted: Wanted) -> list[t
             continue
         pair = _unwrapped(name, value)
         if pair is not None:
-            found.append(pair)
-    return found
+            variables.append(pair)
+    return variables
 
 
 def _reader() -> Callable[[FrameType, CodeType, Wanted], list[tuple[str, Any]]]:

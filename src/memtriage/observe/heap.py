@@ -233,12 +233,12 @@ class _Walker:
         if name == "__main__":
             return True
         package = sys.modules.get(name.partition(".")[0], module)  # torch.ops has a file of its own kind
-        files = (_module_variable(each, "__file__") for each in (module, package))
+        files = (_module_variable(part, "__file__") for part in (module, package))
         return all(self.origin.is_user_file(file) for file in files)
 
     def _module_roots(self) -> list[tuple[str, ModuleType]]:
         """Every loaded module but memtriage's, `__main__` first; their dicts are entered only as roots."""
-        found: list[tuple[str, ModuleType]] = []
+        roots: list[tuple[str, ModuleType]] = []
         for name, module in list(sys.modules.items()):
             if not issubclass(type(module), ModuleType):
                 continue
@@ -247,10 +247,10 @@ class _Walker:
             if name.partition(".")[0] == "memtriage":
                 continue
             if name == "__main__":
-                found.insert(0, (_main_name(module), module))
+                roots.insert(0, (_main_name(module), module))
             elif name != "__mp_main__":
-                found.append((name, module))
-        return found
+                roots.append((name, module))
+        return roots
 
     def _fence(self, obj: Any) -> None:
         """Makes an object unreachable from others: it is a root of its own or not wanted at all."""
@@ -444,7 +444,7 @@ class _Walker:
                 self._release()
         held.clear()
         graph.first_garbage = len(graph.objects)
-        for obj in sorted(left, key=lambda each: id(each) in gradients):
+        for obj in sorted(left, key=lambda leftover: id(leftover) in gradients):
             if id(obj) not in graph.index:
                 self._root(obj, "")
                 self._exhaust()
@@ -495,8 +495,8 @@ def _carries_gradient(tensor: Any) -> bool:
 
 def _module_variable(module: Any, name: str) -> str | None:
     """A module's `__name__` or `__file__`; None where it is not set, no text, or no module holds it."""
-    found = variables_of(module).get(name) if issubclass(type(module), ModuleType) else None
-    return found if isinstance(found, str) else None
+    value = variables_of(module).get(name) if issubclass(type(module), ModuleType) else None
+    return value if isinstance(value, str) else None
 
 
 def _main_name(module: ModuleType) -> str:

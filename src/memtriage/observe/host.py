@@ -186,10 +186,10 @@ def children(pid: int | None = None) -> list[ChildSample]:
 
     samples = []
     try:
-        found = psutil.Process(pid).children(recursive=True)
+        processes = psutil.Process(pid).children(recursive=True)
     except psutil.Error:
         return []
-    for process in found:
+    for process in processes:
         with contextlib.suppress(psutil.Error):
             if process.status() != psutil.STATUS_ZOMBIE:
                 samples.append(_child(process))
@@ -201,8 +201,8 @@ def has_children(proc: Path = SELF) -> bool:
 
     True where the kernel does not tell (no CONFIG_PROC_CHILDREN), so that somebody looks.
     """
-    told = [text_of(path) for path in proc.glob("task/*/children")]
-    return not told or any(text for text in told)
+    listings = [text_of(path) for path in proc.glob("task/*/children")]
+    return not listings or any(text for text in listings)
 
 
 def resident(address: int, nbytes: int) -> int | None:

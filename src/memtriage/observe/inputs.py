@@ -52,7 +52,7 @@ def batch_shapes(frames: Sequence[FrameType]) -> dict[str, int]:
     kind = _tensor_class()
     if kind is None:
         return {}
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     largest = 0
     with undisturbed():
         for frame in frames:
@@ -61,14 +61,14 @@ def batch_shapes(frames: Sequence[FrameType]) -> dict[str, int]:
                     for tensor in map(plain, _tensors(value, kind)):
                         if tensor.dim() >= 2 and tensor.numel() > largest:
                             largest = tensor.numel()
-                            found.update(batch=tensor.shape[0], sequence=tensor.shape[1])
+                            sizes.update(batch=tensor.shape[0], sequence=tensor.shape[1])
                 config = value if name == "config" else getattr(value, "config", None)
                 for label, attributes in _CONFIG_SIZES:
                     for attribute in attributes:
                         size = getattr(config, attribute, None)
                         if type(size) is int:
-                            found.setdefault(label, size)
-    return found
+                            sizes.setdefault(label, size)
+    return sizes
 
 
 _CONFIG_SIZES = (
@@ -97,12 +97,12 @@ def caller_frames(skip: int, *, depth: int | None = _DEPTH) -> Iterator[FrameTyp
 
 def running_functions() -> list[tuple[str, str, int]]:
     """(file, function, line) of every function that the calling thread runs, innermost first."""
-    found = []
+    functions = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        found.append((frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno))
+        functions.append((frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno))
         frame = frame.f_back
-    return found
+    return functions
 
 
 def traceback_frames(trace: TracebackType | None) -> list[FrameType]:
@@ -123,8 +123,8 @@ def _module_variables(frame: FrameType) -> Iterator[tuple[str, Any]]:
 
 def _tensor_class() -> type | None:
     """Return `torch.Tensor`; None while the program has put something else in torch's place."""
-    found: type | None = getattr(sys.modules.get("torch"), "Tensor", None)
-    return found
+    tensor_class: type | None = getattr(sys.modules.get("torch"), "Tensor", None)
+    return tensor_class
 
 
 def _tensors(value: Any, kind: type) -> Iterator[Any]:

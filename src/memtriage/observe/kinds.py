@@ -72,18 +72,18 @@ class KindTable:
         self._optimizer: type | tuple[()] = getattr(optim, "Optimizer", ())
 
     def __getitem__(self, kind: type) -> int:
-        found = self.known.get(id(kind))
-        return self._add(kind, self._classify(kind)) if found is None else found
+        known = self.known.get(id(kind))
+        return self._add(kind, self._classify(kind)) if known is None else known
 
     def clear(self) -> None:
         """Let go of every type."""
         self.known.clear()
         self._types.clear()
 
-    def _add(self, kind: type, found: int) -> int:
-        self._types.append(kind)
-        self.known[id(kind)] = found
-        return found
+    def _add(self, type_: type, kind: int) -> int:
+        self._types.append(type_)
+        self.known[id(type_)] = kind
+        return kind
 
     def _classify(self, kind: type) -> int:
         # By type, never isinstance: a weak proxy whose referent is gone raises ReferenceError there.
@@ -120,5 +120,5 @@ def _is_own(module: str) -> bool:
 
 def _type_in(module: str, name: str) -> type | None:
     """A class of a module that may not be loaded, or may not have it in this version."""
-    found = getattr(sys.modules.get(module), name, None)
-    return found if isinstance(found, type) else None
+    value = getattr(sys.modules.get(module), name, None)
+    return value if isinstance(value, type) else None

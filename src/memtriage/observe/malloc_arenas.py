@@ -64,14 +64,14 @@ _MINIMUM_TOP: Final = 32
 
 
 def _arena(heap: ElementTree.Element, page: int) -> MallocArena:
-    totals = {each.get("type"): each for each in heap.findall("total")}
-    system = {each.get("type"): each for each in heap.findall("system")}
+    totals = {element.get("type"): element for element in heap.findall("total")}
+    system = {element.get("type"): element for element in heap.findall("system")}
     rest, fast = totals.get("rest"), totals.get("fast")
     binned = [*heap.findall("sizes/size"), *heap.findall("sizes/unsorted")]
     # `rest` counts the bins and the top chunk; `sizes` has the fast bins besides, whose chunks stay small.
-    in_bins = sum(_number(each, "total") for each in binned) - _number(fast, "size")
+    in_bins = sum(_number(element, "total") for element in binned) - _number(fast, "size")
     top = max(_number(rest, "size") - in_bins, 0)
-    pages = sum(max(_number(each, "total") - page * _number(each, "count"), 0) for each in binned)
+    pages = sum(max(_number(element, "total") - page * _number(element, "count"), 0) for element in binned)
     return MallocArena(
         number=int(heap.get("nr") or 0),
         from_kernel=_number(system.get("current"), "size"),

@@ -30,9 +30,9 @@ def largest_population(graph: HeapGraph) -> tuple[int, int, int] | None:
         obj = graph.objects[position]
         if type(obj) not in (list, dict, tuple, set) or len(obj) < _LEAST_ENTRIES:
             continue
-        each = _mean_size(graph, obj)
-        if best is None or each * len(obj) > best[2]:
-            best = (position, len(obj), round(each * len(obj)))
+        entry_size = _mean_size(graph, obj)
+        if best is None or entry_size * len(obj) > best[2]:
+            best = (position, len(obj), round(entry_size * len(obj)))
     return best
 
 

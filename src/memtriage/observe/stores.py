@@ -87,15 +87,15 @@ def storing_line(anchor: HolderPath, files: Sequence[str], allocated: str | None
     """
     if any(segment.kind is SegmentKind.LRU_CACHE for segment in anchor):
         return _definition(next(s.name for s in anchor if s.kind is SegmentKind.LRU_CACHE), files)
-    found: list[tuple[int, Store]] = []
+    ranked: list[tuple[int, Store]] = []
     for holder in _containers(anchor):
         target = _target(holder)
-        if target is not None and not found:
-            found = [store for file in dict.fromkeys(files) for store in _stores(file, target)]
+        if target is not None and not ranked:
+            ranked = [store for file in dict.fromkeys(files) for store in _stores(file, target)]
             if any(segment.kind is not SegmentKind.ITEM for segment in anchor[len(holder) :]):
-                found = [(rank, replace(store, value=None, itself=False)) for rank, store in found]
-    best = min((rank for rank, _ in found), default=0)
-    left = {(store.filename, store.line): store for rank, store in found if rank == best}
+                ranked = [(rank, replace(store, value=None, itself=False)) for rank, store in ranked]
+    best = min((rank for rank, _ in ranked), default=0)
+    left = {(store.filename, store.line): store for rank, store in ranked if rank == best}
     if len(left) > 1 and allocated is not None:
         at = allocated.partition(" in ")[0]
         left = {key: one for key, one in left.items() if f"{key[0]}:{key[1]}".endswith(at)} or left
@@ -104,14 +104,14 @@ def storing_line(anchor: HolderPath, files: Sequence[str], allocated: str | None
 
 def pack_hook(files: Sequence[str]) -> Store | None:
     """Find the one `saved_tensors_hooks(pack, unpack)` of the program; its value is `pack`."""
-    found = [
+    hooks = [
         Store(file, node.lineno, _source(node.args[0]))
         for file in dict.fromkeys(files)
         if (tree := _parsed(file)) is not None
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and _name(node.func) == "saved_tensors_hooks" and node.args
     ]
-    return found[0] if len(found) == 1 else None
+    return hooks[0] if len(hooks) == 1 else None
 
 
 def forget_sources() -> None:
@@ -122,14 +122,14 @@ def forget_sources() -> None:
 def _definition(function: str, files: Sequence[str]) -> Store | None:
     """The `def` of a cached function."""
     name = function.rpartition(".")[2]
-    found = [
+    definitions = [
         Store(file, node.lineno, None)
         for file in dict.fromkeys(files)
         if (tree := _parsed(file)) is not None
         for node in ast.walk(tree)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name
     ]
-    return found[0] if len(found) == 1 else None
+    return definitions[0] if len(definitions) == 1 else None
 
 
 def _containers(anchor: HolderPath) -> Iterator[HolderPath]:
@@ -209,7 +209,7 @@ def _carries(value: ast.AST, target: _Target, function: ast.AST) -> bool:
 
 
 def _names(value: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(value) if isinstance(each, ast.Name)}
+    return {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
 
 
 def _begins_anew(tree: ast.AST, line: int, target: _Target) -> bool:
@@ -267,14 +267,14 @@ def _in_scope(functions: tuple[_Function, ...], target: _Target) -> bool:
 def _binds(function: _Function, name: str) -> bool:
     """Whether a name is a variable of the function itself."""
     arguments = function.args
-    given = [
+    parameters = [
         *arguments.posonlyargs,
         *arguments.args,
         *arguments.kwonlyargs,
         arguments.vararg,
         arguments.kwarg,
     ]
-    if any(one is not None and one.arg == name for one in given):
+    if any(argument is not None and argument.arg == name for argument in parameters):
         return True
     if isinstance(function, ast.Lambda):
         return False
@@ -368,7 +368,7 @@ def _is_empty(value: ast.expr) -> bool:
     if isinstance(value, (ast.List, ast.Tuple, ast.Set)):
         return not value.elts
     if isinstance(value, ast.Dict):
-        return all(_is_empty(each) for each in value.values)
+        return all(_is_empty(entry) for entry in value.values)
     return isinstance(value, ast.Call) and _name(value.func) in _EMPTY and not any(map(_holds, value.args))
 
 

@@ -39,7 +39,7 @@ def plain(tensor: Any) -> Any:
     Call it, and what it gives, inside `undisturbed()`.
     """
     kind = type(tensor)
-    is_plain = kind is _Plain or any(kind is each for each in _plain_types())
+    is_plain = kind is _Plain or any(kind is plain_type for plain_type in _plain_types())
     return tensor if is_plain else _Plain(tensor)
 
 

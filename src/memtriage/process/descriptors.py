@@ -66,10 +66,10 @@ class Descriptor:
 def identity_of(number: int) -> tuple[int, int] | None:
     """Return device and inode of an open descriptor; None when it is closed."""
     try:
-        found = os.fstat(number)
+        status = os.fstat(number)
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def own_socket(made: socket.socket) -> tuple[socket.socket, Descriptor]:

@@ -89,7 +89,7 @@ class Messages:
     def _writable(self) -> bool:
         if self._number is None:
             return False
-        found = identity_of(self._number)
-        if found is None:
+        identity = identity_of(self._number)
+        if identity is None:
             return False
-        return found == self._file or os.get_inheritable(self._number)
+        return identity == self._file or os.get_inheritable(self._number)

@@ -41,15 +41,17 @@ def newest_records(paths: Sequence[Path], start_time: StartTime | None = None) -
         RecordError: a path does not exist or holds no record.
     """
     started = start_time or _last_start_time
-    found = [_attempts(path) for path in paths]
+    by_path = [_attempts(path) for path in paths]
     shared = (
-        set.intersection(*({attempt.key for attempt in attempts} for attempts in found)) if found else set()
+        set.intersection(*({attempt.key for attempt in attempts} for attempts in by_path))
+        if by_path
+        else set()
     )
     if shared:
-        common = [attempt for attempts in found for attempt in attempts if attempt.key in shared]
+        common = [attempt for attempts in by_path for attempt in attempts if attempt.key in shared]
         newest = _newest(common, started).key
-        found = [[attempt for attempt in attempts if attempt.key == newest] for attempts in found]
-    chosen = [_newest(attempts, started) for attempts in found]
+        by_path = [[attempt for attempt in attempts if attempt.key == newest] for attempts in by_path]
+    chosen = [_newest(attempts, started) for attempts in by_path]
     return list(dict.fromkeys(file for attempt in chosen for file in attempt.files))
 
 
@@ -59,8 +61,8 @@ def all_records(paths: Iterable[Path]) -> list[Path]:
     Raises:
         RecordError: a path does not exist or holds no record.
     """
-    found = (file for path in paths for attempt in _attempts(path) for file in attempt.files)
-    return [file for file in dict.fromkeys(found) if file.is_file()]  # no pipe, no device
+    files = (file for path in paths for attempt in _attempts(path) for file in attempt.files)
+    return [file for file in dict.fromkeys(files) if file.is_file()]  # no pipe, no device
 
 
 @dataclass(frozen=True, slots=True)
