@@ -122,10 +122,10 @@ def read_run(paths: Sequence[Path], *, ahead: bool = False) -> RunRecord:
     read = _read_ahead(files) if ahead else ((file, _contents(file)) for file in files)
     with collector_paused():  # a million marks form no cycles, and would be walked again and again
         ranks = [_record(file, data) for file, data in read]
-    readable = [rank for rank in ranks if _is_readable(rank)]
+    readable = [rank for rank in ranks if is_readable(rank)]
     if not readable:
         raise RecordError(f"{_listed(paths)}: no readable record ({len(files)} empty or garbled files)")
-    notes = [f"{rank.path} holds no readable line: ignored" for rank in ranks if not _is_readable(rank)]
+    notes = [f"{rank.path} holds no readable line: ignored" for rank in ranks if not is_readable(rank)]
     kept, dropped = one_run(readable)
     kept.sort(key=lambda rank: rank.number)
     return RunRecord(ranks=kept, notes=notes + dropped)
@@ -158,7 +158,7 @@ def _record(path: Path, data: bytes) -> RankRecord:
         elif line:
             take_line(record, kind, line)
     marks.append(view[done:])
-    record.marks, cut = _decode_marks(b"\n".join(marks))
+    record.marks, cut = decode_marks(b"\n".join(marks))
     record.cut_lines += cut
     if record.start == Start() and record.marks:
         record.start.rank = record.marks[0].rank
@@ -179,7 +179,8 @@ def _other_lines(data: bytes) -> list[tuple[int, int]]:
     return spans
 
 
-def _is_readable(record: RankRecord) -> bool:
+def is_readable(record: RankRecord) -> bool:
+    """Return whether any line of a record that matters could be read."""
     return bool(record.start != Start() or record.marks or record.end)
 
 
@@ -261,8 +262,8 @@ def _decode(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
         return None
 
 
-def _decode_marks(lines: bytes) -> tuple[list[Mark], int]:
-    """Return the marks and how many lines were none."""
+def decode_marks(lines: bytes) -> tuple[list[Mark], int]:
+    """Return the marks and how many lines are no mark."""
     try:
         return _MARK.decode_lines(lines), 0
     except UNREADABLE:

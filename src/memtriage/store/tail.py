@@ -22,7 +22,9 @@ from memtriage.store.locate import RecordError, newest_records, open_record, sta
 from memtriage.store.reader import (
     RankRecord,
     RunRecord,
+    decode_marks,
     is_alive,
+    is_readable,
     line_kind,
     one_run,
     take_line,
@@ -38,7 +40,6 @@ _REST: Final = "other marks"
 _LOOK_AGAIN_S: Final = 2.0
 _HOST_SAMPLES: Final = 8
 
-_MARK: Final = msgspec.json.Decoder(Mark)
 _START: Final = msgspec.json.Decoder(Start)
 _MARK_PREFIX: Final = b'{"t":"mark",'  # as RankWriter writes it
 
@@ -166,7 +167,9 @@ class RankTail:
             self.record.cut_lines += 1
 
     def _take_marks(self, lines: list[bytes]) -> None:
-        for mark in self._decoded(lines):
+        marks, cut = decode_marks(b"\n".join(lines))
+        self.record.cut_lines += cut
+        for mark in marks:
             self.last = mark
             if mark.allocated is not None:
                 if mark.name != "end" or mark.device not in self.latest:
@@ -179,18 +182,6 @@ class RankTail:
                     key = (_REST, mark.device)
                 course = self._courses.setdefault(key, Course())
             course.add(mark)
-
-    def _decoded(self, lines: list[bytes]) -> list[Mark]:
-        try:
-            return _MARK.decode_lines(b"\n".join(lines))
-        except UNREADABLE:
-            found = []
-            for line in lines:
-                try:
-                    found.append(_MARK.decode(line))
-                except UNREADABLE:
-                    self.record.cut_lines += 1
-            return found
 
 
 class RunTail:
@@ -238,7 +229,7 @@ class RunTail:
             RecordError: nothing can be read yet.
         """
         records = [tail.as_record() for tail in self.tails.values()]
-        readable = [record for record in records if record.start != Start() or record.marks or record.end]
+        readable = [record for record in records if is_readable(record)]
         if not readable:
             raise RecordError(self.waiting or "no line of the record can be read yet")
         kept, dropped = one_run(readable)
