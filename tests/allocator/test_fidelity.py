@@ -113,7 +113,7 @@ def test_recordings_under_pressure(conf: str, seed: int) -> None:
 
 @pytest.mark.parametrize("conf", ["", "expandable_segments:True"])
 @pytest.mark.parametrize("seed", range(3))
-def test_recordings_under_pressure_of_a_program_that_empties_the_cache_too(conf: str, seed: int) -> None:
+def test_recordings_under_pressure_with_emptied_caches(conf: str, seed: int) -> None:
     _, _, unlimited = simulated(parse_conf("", TORCH), seed=seed)
     memory = unlimited.peak_allocated
     settings = parse_conf(f"{conf},per_process_memory_fraction:0.95".lstrip(","), TORCH)
@@ -145,7 +145,7 @@ def test_a_recording_under_other_settings_from_a_gpu(path: Path) -> None:
         assert compare(trace, segments, parse_conf("", made_with["torch"])).difference is not None
 
 
-def test_a_private_pool_that_was_released_gives_its_segments_back() -> None:
+def test_a_released_private_pool_gives_its_segments_back() -> None:
     events: list[AllocatorEvent] = []
     settings = parse_conf("", TORCH)
     one = Simulator(settings, hook=events.append)
@@ -168,7 +168,7 @@ def test_private_pools_are_told_by_the_events_or_by_the_segments() -> None:
     assert compare(replace(trace, pool={}), segments, settings).difference is None
 
 
-def test_an_address_may_serve_the_default_pool_first_and_a_private_one_later() -> None:
+def test_an_address_may_change_from_default_to_private_pool() -> None:
     class OneAddressForOneSize(Driver):
         def place(self, size: int) -> int:
             return 1 << 40 if size == 30 << 20 else super().place(size)

@@ -135,7 +135,7 @@ def test_every_figure_is_the_allocators_own_after_every_call(
 
 @settings(deadline=None, max_examples=150)
 @given(conf=st.sampled_from(CONFS), calls=CALLS, cut=st.floats(0, 1))
-def test_a_trace_without_its_beginning_is_exact_from_where_it_says(
+def test_a_trace_cut_at_its_start_says_from_where_it_is_exact(
     conf: str, calls: list[tuple[str, int, int]], cut: float
 ) -> None:
     tape = taped(conf, calls)

@@ -76,7 +76,7 @@ def accepted(conf: str) -> bool:
         "roundup_power2_divisions:[64:8",
     ],
 )
-def test_what_torch_refuses_is_refused_and_what_it_accepts_is_accepted(
+def test_settings_are_valid_exactly_where_torch_accepts_them(
     conf: str, torch_accepts: Callable[[str], bool]
 ) -> None:
     assert accepted(conf) == torch_accepts(conf)

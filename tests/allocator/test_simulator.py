@@ -235,7 +235,7 @@ class TestMaxSplitSize:
         one.malloc(30 * MIB)
         assert one.reserved == 60 * MIB
 
-    def test_under_pressure_one_oversized_block_goes_before_the_whole_cache(self) -> None:
+    def test_one_oversized_block_is_released_before_the_whole_cache(self) -> None:
         log = Log()
         one = simulator("max_split_size_mb:64", capacity=400 * MIB, hook=log)
         for block in [one.malloc(size * MIB) for size in (70, 80, 200, 40)]:
@@ -430,7 +430,7 @@ class TestPrivatePools:
         assert one.malloc(5 * MIB, pool=POOL).size == 20 * MIB
         assert one.malloc(512, pool=POOL).size == 2 * MIB
 
-    def test_a_pool_with_its_own_allocator_has_no_expandable_segments(self) -> None:
+    def test_a_pool_with_its_own_allocator_is_not_expandable(self) -> None:
         one = simulator("expandable_segments:True")
         one.add_pool(POOL, expandable=False)
         one.malloc(5 * MIB, pool=POOL)

@@ -80,7 +80,7 @@ def test_emptying_the_cache_at_the_end_or_on_the_way() -> None:
     assert halfway.peak_reserved <= now.peak_reserved
 
 
-def test_the_recorded_error_is_met_again_and_expandable_segments_avoid_it() -> None:
+def test_expandable_segments_avoid_the_recorded_error() -> None:
     path = recorded("oom")
     trace, segments = read(path)
     memory = Memory(limit=int(reserved_after(path).max()))

@@ -79,7 +79,7 @@ def test_an_entry_says_what_it_must(entry: Holder) -> None:
 
 
 @pytest.mark.parametrize("entry", BUILT_IN, ids=lambda one: one.name)
-def test_what_tensors_of_the_device_hang_on_is_not_cleared_under_graphs(entry: Holder) -> None:
+def test_device_tensors_are_not_cleared_while_graphs_exist(entry: Holder) -> None:
     on_device = (
         entry.kind != "host" and entry.name != "torch.cudagraph_trees" and entry.name != "torch.dynamo"
     )
@@ -205,7 +205,7 @@ def test_a_graph_whose_backward_has_run_is_not_pending() -> None:
     assert situation.pending_node(iter([loss])) is None
 
 
-def test_a_graph_that_only_a_dispatcher_keeps_does_not_stand_in_the_way(stage: Stage) -> None:
+def test_a_graph_that_only_a_dispatcher_keeps_is_no_obstacle(stage: Stage) -> None:
     STANDINS["megatron.dispatcher"][0](stage)
     moe = stage.kept[-1]
     weight = torch.ones(1000, requires_grad=True)
@@ -233,7 +233,7 @@ def test_a_library_is_never_imported_to_look_for_it(stage: Stage) -> None:
     assert set(sys.modules) == before
 
 
-def test_the_tensors_of_a_pending_backward_stay_in_tensor_objects(stage: Stage) -> None:
+def test_tensors_of_a_pending_backward_stay_in_their_objects(stage: Stage) -> None:
     """With retain_graph=True, and before backward, the list is what backward will read."""
     from support.holder_standins import QuantizedLinear
 
@@ -261,7 +261,7 @@ def test_parameters_that_live_on_their_transpose_alone_keep_it(stage: Stage) -> 
 VERSIONS = ((1, 13), (2, 0), (2, 1), (2, 14, 1), (2, 15))
 
 
-def test_versions_with_the_tensor_objects_are_those_before_the_fixes() -> None:
+def test_affected_versions_are_those_before_the_fixes() -> None:
     spans = ENTRIES["te.tensor_objects"].spans
     assert [sum(span.covers(one) for span in spans) for one in VERSIONS] == [0, 3, 2, 1, 0]
 
@@ -273,7 +273,7 @@ def test_situations_forbid_in_the_order_of_the_conditions() -> None:
     assert both.forbids(()) is None
 
 
-def test_a_variable_that_is_emptied_is_emptied_in_every_module_that_imported_it(stage: Stage) -> None:
+def test_a_variable_is_emptied_in_every_module_that_imports_it(stage: Stage) -> None:
     workspace = tensor()
     modules = [
         stage.module(f"transformer_engine.pytorch.module.{name}", _cublas_workspace=workspace)

@@ -74,7 +74,7 @@ def test_modules_functions_and_classes_are_not_entered() -> None:
     assert held([layer, Klass, lambda: kept, types]) == 0
 
 
-def test_views_and_aliases_count_once_and_meta_tensors_not_at_all() -> None:
+def test_views_and_aliases_count_once_and_meta_tensors_never() -> None:
     one = tensor()
     assert held([one, one.view(-1), one[:3], one.detach(), torch.empty(9, device="meta")]) == NBYTES
 

@@ -45,7 +45,7 @@ class Attention(torch.nn.Module):
         self.router = SimpleNamespace(probs=tensor(), weight=self.qkv.weight)
 
 
-def test_attributes_of_modules_are_named_by_their_path_and_parameters_are_not_among_them() -> None:
+def test_module_attributes_have_paths_and_exclude_parameters() -> None:
     model = torch.nn.Sequential(torch.nn.Identity(), Attention())
     assert places("generic.module_attributes") == [("Sequential.1.keys", NBYTES)]
     assert places("generic.plain_objects") == [("Sequential.1.router", NBYTES)]

@@ -64,14 +64,14 @@ def test_a_mark_on_a_tensor_is_no_holder_of_it(monkeypatch: pytest.MonkeyPatch) 
     assert not any(storage.known for storage in take(monkeypatch, "te.do_not_clear").storages)
 
 
-def test_an_entry_without_an_owner_of_its_own_only_names_what_is_unclaimed() -> None:
+def test_an_entry_without_an_owner_names_only_the_unclaimed() -> None:
     entry = ENTRIES["te.fp8_workspaces"]
     assert owner_with(entry, "variable") == "known cache"
     assert owner_with(entry, "parameter") == "parameter"
     assert owner_with(ENTRIES["te.adam_remainders"], "variable") == "optimizer state"
 
 
-def test_rows_of_a_ledger_name_the_entry_also_where_it_pins_a_segment() -> None:
+def test_ledger_rows_name_the_entry_that_pins_a_segment() -> None:
     block = Block(address=MIB, size=MIB, requested=MIB, state="active")
     free = Block(address=2 * MIB, size=19 * MIB, requested=0, state="free")
     segment = Segment(

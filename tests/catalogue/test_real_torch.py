@@ -30,7 +30,7 @@ def clear(name: str) -> HolderOutcome:
     return outcome
 
 
-def test_buffers_of_fsdp2_are_cleared_between_micro_batches_and_gradients_stay(
+def test_fsdp2_buffers_are_cleared_and_gradients_stay(
     mesh: object,
 ) -> None:
     from torch.distributed.fsdp import fully_shard

@@ -97,7 +97,7 @@ def share_read(world: World, reader: CounterReader, within_step: bool) -> float:
     return (world.malloc_reads - before) * world.cost / (world.now - began)
 
 
-def test_a_reading_that_would_take_most_of_the_time_is_not_made_at_each_step(world: World) -> None:
+def test_a_slow_reading_is_not_made_at_each_step(world: World) -> None:
     reader = warmed_up(world)
     world.cost = SLOW
     assert share_read(world, reader, False) == pytest.approx(MALLOC.step_share, rel=0.1)

@@ -96,7 +96,7 @@ def test_importing_and_asking_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_without_cuda_everything_is_unknown_and_nothing_is_initialized() -> None:
+def test_without_cuda_all_is_unknown_and_nothing_initialized() -> None:
     if torch.cuda.is_initialized():
         pytest.skip("another test of this process has initialized CUDA")
     assert not cuda.initialized()
@@ -159,7 +159,7 @@ def test_native_counters() -> None:
     )
 
 
-def test_statistics_that_the_backend_does_not_keep_are_unknown_not_zero() -> None:
+def test_statistics_that_a_backend_lacks_are_none_not_zero() -> None:
     assert parse_counters(STATS, "cudaMallocAsync") == DeviceCounters(
         allocated=10, reserved=20, peak_allocated=11, peak_reserved=21
     )
@@ -393,7 +393,7 @@ class Watcher:
         self.seen.append((device, requested, limit, free))
 
 
-def test_the_observer_is_attached_once_and_passes_on_to_the_last_callback(
+def test_one_attached_observer_calls_the_last_callback(
     install: Callable[..., FakeCuda],
 ) -> None:
     fake = install()

@@ -138,7 +138,7 @@ def test_a_mig_instance_is_found_by_its_own_identifier(nvml: FakeNvml) -> None:
     assert use().own == 300
 
 
-def test_the_processes_of_a_split_card_are_not_those_of_the_instance(nvml: FakeNvml) -> None:
+def test_processes_of_a_mig_card_are_not_those_of_the_instance(nvml: FakeNvml) -> None:
     nvml.mig = 1
     nvml.compute = [(os.getpid(), 300)]
     found = use()

@@ -45,7 +45,7 @@ while Slow.gone < 50:
 """
 
 
-def test_a_collection_while_frames_are_listed_does_not_hang_the_process() -> None:
+def test_a_collection_while_listing_frames_does_not_hang() -> None:
     subprocess.run([sys.executable, "-c", _COLLECTING], check=True, timeout=60)
 
 

@@ -12,7 +12,7 @@ from memtriage.observe.generated_code import generated_code
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-def test_memory_that_may_be_written_and_executed_counts_and_other_memory_does_not() -> None:
+def test_only_writable_and_executable_memory_counts() -> None:
     before = generated_code()
     assert before is not None
     data = mmap.mmap(-1, 1 << 20, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)

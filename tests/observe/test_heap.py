@@ -89,7 +89,7 @@ def test_own_objects_are_no_part_of_the_program() -> None:
     assert done.stdout.split() == ["[]", "[]"]
 
 
-def test_users_modules_come_before_frames_and_these_before_libraries(program: Any) -> None:
+def test_roots_are_user_modules_then_frames_then_libraries(program: Any) -> None:
     program.run("class Marked: pass\ndef walk(look):\n    mine = Marked()\n    return look(mine)")
 
     def look(mine: Any) -> tuple[int, int, int]:

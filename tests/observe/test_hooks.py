@@ -190,7 +190,7 @@ def test_backward_inside_a_closure(events: Events) -> None:
     assert events.seen == ["optimizer", *BACKWARD, "stepped"]
 
 
-def test_closures_that_ask_for_a_gradient_several_times_make_one_step(session: Session) -> None:
+def test_a_step_whose_closure_runs_several_times_is_one_step(session: Session) -> None:
     x = leaf()
     optimizer = torch.optim.LBFGS([x], max_iter=3)
     calls = []
@@ -325,7 +325,7 @@ hooks = TrainingHooks(Events())
 """
 
 
-def test_installed_after_the_programs_own_import_of_torch_and_not_in_forked_children() -> None:
+def test_hooks_begin_with_the_programs_own_torch_import() -> None:
     lines = run_python(
         EVENTS
         + """

@@ -146,7 +146,7 @@ def test_this_process_closes_against_its_own_smaps_rollup() -> None:
 
 
 @linux
-def test_shared_and_private_mappings_of_this_process_are_told_apart(tmp_path: Path) -> None:
+def test_shared_and_private_mappings_are_distinguished(tmp_path: Path) -> None:
     path = tmp_path / "data.bin"
     path.write_bytes(b"x" * (4 * MIB))
     shared = mmap.mmap(-1, 3 * MIB)
@@ -394,7 +394,7 @@ def test_children_are_noticed_cheaply() -> None:
     assert host.has_children() == before
 
 
-def test_a_kernel_that_does_not_tell_of_children_makes_somebody_look(tmp_path: Path) -> None:
+def test_has_children_is_true_where_the_kernel_has_no_list(tmp_path: Path) -> None:
     (tmp_path / "task" / "7").mkdir(parents=True)
     assert host.has_children(tmp_path)
     (tmp_path / "task" / "7" / "children").write_text("")

@@ -86,7 +86,7 @@ def test_nothing_seen() -> None:
     assert batch_elements(iter([])) is None
 
 
-def test_nothing_is_seen_while_another_module_is_in_torch_s_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_batch_is_seen_while_another_module_replaces_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.zeros(2, 3)
     monkeypatch.setitem(sys.modules, "torch", object())
     assert elements(x=x) is None
@@ -103,7 +103,7 @@ def test_shapes_of_batch_and_model() -> None:
     assert shapes(x=torch.ones(3), model=SimpleNamespace()) == {}
 
 
-def test_the_inner_function_wins_for_the_model_and_the_largest_batch_for_shapes() -> None:
+def test_shapes_are_of_the_inner_model_and_the_largest_batch() -> None:
     inner = shapes(x=torch.ones(2, 3, 4), labels=torch.ones(2, 100))
     assert inner == {"batch": 2, "sequence": 100}
 

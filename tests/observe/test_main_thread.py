@@ -43,7 +43,7 @@ class Queue:
         return self.status
 
 
-def test_a_main_thread_that_does_not_come_is_not_waited_for_and_not_called_later(
+def test_a_call_that_timed_out_is_not_made_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     queue = Queue(0)

@@ -145,7 +145,7 @@ def test_none_when_another_malloc_is_preloaded(tmp_path: Path) -> None:
 
 @needs_glibc
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_a_preloaded_wrapper_around_glibcs_malloc_changes_nothing(tmp_path: Path) -> None:
+def test_a_preloaded_wrapper_of_glibc_malloc_changes_nothing(tmp_path: Path) -> None:
     preloaded = preload(tmp_path, WRAPPER)
     assert preloaded.startswith("MallocInfo(")
 

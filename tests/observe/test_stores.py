@@ -137,7 +137,7 @@ MADE_OF_ITSELF: dict[str, tuple[str, HolderPath, bool]] = {
 
 
 @pytest.mark.parametrize(("source", "anchor", "itself"), MADE_OF_ITSELF.values(), ids=MADE_OF_ITSELF)
-def test_what_is_carried_on_is_made_of_what_it_was_in_the_iteration_before(
+def test_a_carried_value_is_made_of_its_previous_one(
     tmp_path: Path, source: str, anchor: HolderPath, itself: bool
 ) -> None:
     line = next(number for number, text in enumerate(source.splitlines(), 1) if text.endswith("# here"))

@@ -48,7 +48,7 @@ def test_the_ladder_has_every_rung_once() -> None:
     assert set(LADDER) == {name for name, entry in PLAYBOOK.items() if entry.rungs}
 
 
-def test_the_entry_on_the_ladder_names_its_rungs_in_the_same_order() -> None:
+def test_the_ladder_entry_names_its_rungs_in_order() -> None:
     assert tuple(re.findall(r"\bM\d+\b", PLAYBOOK["M4"].says)) == LADDER
 
 

@@ -73,7 +73,7 @@ def test_slurm_task():
     assert identity(env) == RankIdentity("slurm-99.1", 1, 5, 16, 5)
 
 
-def test_slurm_task_whose_job_has_other_steps_counts_the_tasks_of_its_own():
+def test_a_slurm_task_counts_the_tasks_of_its_own_step():
     env = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "16"}
     assert identity(env).world_size == 2
 

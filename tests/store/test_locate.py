@@ -3,7 +3,7 @@ import pytest
 from memtriage.store.locate import RecordError, all_records, newest_records
 
 
-def test_newest_run_and_newest_restart_of_the_directory_of_all_runs(tmp_path, write_rank):
+def test_newest_records_are_of_the_newest_restart_of_a_run(tmp_path, write_rank):
     write_rank(run="old", time=100.0)
     write_rank(run="new", restart=0, time=200.0)
     latest = write_rank(run="new", restart=1, time=300.0)

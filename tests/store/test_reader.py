@@ -67,7 +67,7 @@ def test_final_findings_replace_interim_ones(write_rank):
     assert [finding.holder for finding in rank.findings] == ["late"]
 
 
-def test_cut_and_garbled_lines_are_counted_and_unknown_types_are_not(tmp_path):
+def test_garbled_lines_are_counted_and_unknown_types_are_not(tmp_path):
     path = tmp_path / "rank-00000.jsonl"
     path.write_bytes(
         b'{"t":"start","run_id":"r","unknown_key":1}\n'
@@ -158,7 +158,7 @@ def test_ranks_come_in_order(tmp_path, write_rank):
     assert run.notes == []
 
 
-def test_ranks_of_an_earlier_run_in_the_same_directory_are_left_out(tmp_path, write_rank):
+def test_ranks_of_an_earlier_run_in_the_directory_are_ignored(tmp_path, write_rank):
     for rank in range(4):
         write_rank(rank, world_size=4, time=1000.0)
     for rank in range(2):
@@ -213,7 +213,7 @@ _WRITTEN = {
 
 
 @given(st.lists(st.sampled_from(sorted(_WRITTEN)), max_size=30))
-def test_lines_in_any_order_are_read_as_one_after_the_other_would_be(kinds):
+def test_lines_are_read_in_any_order_and_notation(kinds):
     steps, notes, cut, started = [], [], 0, None
     for step, kind in enumerate(kinds):
         if kind == "start":

@@ -192,7 +192,7 @@ def test_a_restart_takes_over(tmp_path: Path, write_rank: Any, monkeypatch: Any)
     assert [(record.number, record.start.restart) for record in run.ranks] == [(0, 1)]
 
 
-def test_the_newest_of_several_runs_is_found_without_reading_the_others_again(
+def test_the_newest_run_is_found_without_reading_others_again(
     tmp_path: Path, write_rank: Any, reads: list[tuple[str, int]]
 ) -> None:
     write_rank(run="old", time=1000.0)
