@@ -22,7 +22,7 @@ from memtriage.observe.heap import HeapGraph
 from memtriage.observe.tensors import undisturbed
 
 SPECIFIC: Final[tuple[Holder, ...]] = (*TRANSFORMER_ENGINE, *FRAMEWORKS, *PYTORCH)
-"""Entries of known libraries: what lets go of tensors before what gives memory back."""
+"""Entries of known libraries: those that release tensors come before those that return memory."""
 
 BUILT_IN: Final[tuple[Holder, ...]] = (*SPECIFIC, *GENERIC)
 
@@ -74,8 +74,8 @@ def find_places(holder: Holder, scene: Scene) -> list[Place]:
 def read_holders(scene: Scene, chosen: Sequence[Holder]) -> list[HolderReading]:
     """What entries hold now; those of which nothing is found are left out.
 
-    An entry that cannot be read is told as `failed`. What two entries find counts for both: an attribute of a
-    module that is a known workspace is also one of the generic attributes; see `without_repeats`.
+    An entry that cannot be read is returned as `failed`. What two entries find counts for both: an attribute
+    of a module that is a known workspace is also one of the generic attributes; see `without_repeats`.
     """
     readings = []
     for holder in chosen:
@@ -139,7 +139,7 @@ def known_holders(graph: HeapGraph) -> dict[tuple[str, int], Holder]:
 
 
 def owner_with(holder: Holder, owner: Owner) -> Owner:
-    """What a storage is, given its entry and what its place among the objects tells."""
+    """Return what a storage is, given its entry and its owner by its place among the objects."""
     if holder.owner is not None:
         return holder.owner
     return "known cache" if owner in _UNCLAIMED else owner

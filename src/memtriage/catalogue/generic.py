@@ -1,7 +1,7 @@
 """Holders of no known library: caches, containers and attributes in which tensors are found.
 
-They are told, with their bytes; what they keep is the program's own, so none is cleared but `lru_cache`, and
-that only on request.
+They are reported with their bytes. What they keep is the program's own, so only `lru_cache` is cleared, and
+only on request.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from memtriage.observe.tensors import storage_facts
 _CONTAINERS: Final = (dict, list, tuple, set, frozenset, deque, OrderedDict, defaultdict)
 _ADDRESSES: Final = addresses(*_CONTAINERS)
 _SHALLOW: Final = 4
-_NOT_THE_PROGRAMS: Final = ("torch", "memtriage", "sys", "gc", "numpy", "builtins")
-"""Packages whose own variables are not listed: entries of their own tell of what they keep."""
+_LISTED_ELSEWHERE: Final = ("torch", "memtriage", "sys", "gc", "numpy", "builtins")
+"""Packages whose own variables are not listed: they have entries of their own."""
 
 _LEAVE: Final = "it is the program's own: register_holder() has clear_caches() clear it"
 
 
-def _foreign(name: str) -> bool:
-    return name.partition(".")[0] in _NOT_THE_PROGRAMS
+def _has_own_entries(name: str) -> bool:
+    return name.partition(".")[0] in _LISTED_ELSEWHERE
 
 
 def _has_tensors(*values: Any) -> bool:
@@ -66,14 +66,14 @@ def _module_containers(scene: Scene) -> Iterator[Place]:
 def every_module() -> Iterator[tuple[str, ModuleType]]:
     """The loaded modules in which a program or a library of its may keep tensors."""
     for name, module in list(sys.modules.items()):
-        if issubclass(type(module), ModuleType) and not _foreign(name) and name != "__mp_main__":
+        if issubclass(type(module), ModuleType) and not _has_own_entries(name) and name != "__mp_main__":
             yield name, module
 
 
 def _class_containers(scene: Scene) -> Iterator[Place]:
     tensor = class_of("torch", "Tensor")
     for klass in scene.instances(lambda kind: issubclass(kind, type)):
-        if _foreign(module_of(klass)):
+        if _has_own_entries(module_of(klass)):
             continue
         for name, value in list(attributes_of(klass).items()):
             if issubclass(type(value), tensor) or (
@@ -130,7 +130,7 @@ def _plain_objects(scene: Scene) -> Iterator[Place]:
 
 def _functions(scene: Scene) -> Iterator[Place]:
     for function in scene.of_type(types.FunctionType):
-        if _foreign(str(function.__module__)):
+        if _has_own_entries(str(function.__module__)):
             continue
         where = f"{function.__module__}.{function.__qualname__}"
         for part, values_of in (("default arguments", _defaults), ("closure", _cells)):

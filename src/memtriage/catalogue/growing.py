@@ -1,6 +1,6 @@
-"""Parts of libraries that grow when they are used in a loop, and what ends that.
+"""Parts of libraries that grow when they are used in a loop, and how to prevent it.
 
-They are no entries of the catalogue: nothing may clear them, because the program works with what they hold.
+They are not entries of the catalogue: nothing may clear them, because the program works with what they hold.
 An object belongs to one when a class of its own, or one that it derives from, is named here.
 """
 

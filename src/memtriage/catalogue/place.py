@@ -13,8 +13,8 @@ class Place:
 
     Attributes:
         path: where it is, in words of the program.
-        values: gives the objects in which the tensors are to be looked for; asked for anew each time.
-        clear: lets go of them. None where the whole entry has one action (`Holder.clear_all`), or none.
+        values: gives the objects in which the tensors are; called again each time.
+        clear: releases them. None where the whole entry has one action (`Holder.clear_all`), or none.
         entries: how many values it caches; None where that means nothing.
         other: bytes that are no tensor's, by device (`cuda:N`, `host`).
     """

@@ -1,4 +1,4 @@
-"""What keeps memory and is no holder that could be looked for: known, told, not detected."""
+"""Known causes of kept memory that cannot be detected as holders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """One such thing: whose it is, what keeps memory, what helps."""
+    """One cause: its library, what keeps memory, what helps."""
 
     library: str
     what: str

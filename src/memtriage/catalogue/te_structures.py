@@ -120,7 +120,7 @@ def module_state(scene: Scene) -> Iterator[Place]:
 
 
 def _parameters_with(scene: Scene, inner: str, other: str) -> Iterator[tuple[str, Any]]:
-    """Quantized parameters that have an inner tensor, and another one beside it to live on."""
+    """Quantized parameters that have an inner tensor and another one that suffices without it."""
     tensor = class_of("torch", "Tensor")
     for path, module in scene.modules:
         for name, parameter in (attribute(module, "_parameters") or {}).items():
@@ -167,7 +167,7 @@ def marked(scene: Scene) -> Iterator[Place]:
 
 
 def adam_remainders(scene: Scene) -> Iterator[Place]:
-    """int16 states of a fused Adam: with the bf16 parameter beside them they make its fp32 master."""
+    """int16 states of a fused Adam: together with the bf16 parameter they make its fp32 master."""
     for optimizer in scene.instances(lambda kind: declares(kind, "step")):
         state = attribute(optimizer, "state")
         if not isinstance(state, dict) or attribute(optimizer, "param_groups") is None:

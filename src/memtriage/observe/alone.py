@@ -13,7 +13,7 @@ from memtriage.observe.frames import current_frames
 from memtriage.process.stdlib import os, time
 
 _SLICE_S: Final = 0.1
-"""Twenty of the usual slices: as long may whoever else needs the interpreter have to wait for it."""
+"""Twenty of the usual slices: the longest that another thread waits for the interpreter."""
 _fork_is_watched = False
 
 
@@ -28,7 +28,7 @@ class Alone:
         _watch_fork()
         self._before = sys.getswitchinterval()
         sys.setswitchinterval(_SLICE_S)
-        # Who waits for the interpreter by now does so under the old slice, and asks for it after that.
+        # A thread that waits for the interpreter already uses the old slice: let it have its turn.
         time.sleep(2 * self._before)
 
     def __exit__(self, *exception: object) -> None:
@@ -36,7 +36,7 @@ class Alone:
 
 
 def _watch_fork() -> None:
-    """A child that is forked meanwhile must not keep the long slice: nobody there would take it back."""
+    """Restore the usual slice in forked children, where `__exit__` never runs."""
     global _fork_is_watched
     if not _fork_is_watched:
         usual = sys.getswitchinterval()

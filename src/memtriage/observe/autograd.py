@@ -77,7 +77,7 @@ class NodeReader:
         return referents
 
     def find_checkpoints(self, objects: Sequence[Any]) -> None:
-        """Notes to which non-reentrant checkpoint each placeholder belongs that stands for a saved tensor.
+        """Map each placeholder for a saved tensor to its non-reentrant checkpoint.
 
         The inputs to recompute from are in the closure of a hook that only C++ holds. From the checkpoint
         to its placeholders there are weak references, and those are followed backwards here.

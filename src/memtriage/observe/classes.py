@@ -48,7 +48,7 @@ def bases_of(klass: type) -> tuple[type, ...]:
 
 
 def attributes_of(klass: type) -> Mapping[str, Any]:
-    """What the class itself defines, its bases left out."""
+    """What a class itself defines, without its bases."""
     attributes: Mapping[str, Any] = _read_attributes(klass)
     return attributes
 
@@ -85,7 +85,7 @@ def instance_dict(holder: Any) -> dict[str, Any] | None:
 
 
 def read_member(member: Any, holder: Any) -> Any:
-    """The value behind a built-in descriptor; None where the object has none."""
+    """Read a built-in descriptor of an object; None if the object has no value for it."""
     try:
         return member.__get__(holder)
     except (AttributeError, TypeError, ReferenceError):

@@ -117,8 +117,8 @@ def parse_counters(stats: Mapping[str, Any], backend_name: str | None) -> Device
 def expandable_segments() -> bool:
     """Whether the allocator is set to make expandable segments now. False before CUDA is initialized.
 
-    Where torch does not tell its settings (older releases), the environment is asked: what the program has
-    changed since is not seen then.
+    Older releases of torch cannot be asked for their settings. There the environment is read, which does not
+    show what the program has changed since.
     """
     if not initialized():
         return False
@@ -192,10 +192,10 @@ def parse_segments(
 class AllocationHistory:
     """Has the allocator remember, for every live block, the Python stack that allocated it.
 
-    Recording is process-wide, and off unless somebody switches it on. `start` switches it on only if nobody
-    has, in the mode that keeps no event trace (2 us for each allocation, says torch); `stop` switches off
-    only what `start` switched on. Blocks that were live before `start` stay without a site. Stacks of blocks
-    that live on after `stop` stay readable.
+    Recording is process-wide and off by default. `start` switches it on only if it is off, in the mode that
+    keeps no event trace (2 us per allocation, says torch). `stop` switches off only what `start` switched
+    on. Blocks that were live before `start` stay without a site. Stacks of blocks that live on after `stop`
+    stay readable.
 
     Known limitation: a tool that begins its own recording after `start` is recognized at `stop` by its event
     trace; one that keeps no trace either cannot be told from this one, and is switched off.
@@ -227,7 +227,7 @@ class AllocationHistory:
         return self._ours
 
     def stop(self) -> None:
-        """Switch recording off if `start` switched it on and nobody took it over. May be called twice."""
+        """Switch recording off if `start` switched it on and no tool took it over. May be called twice."""
         ours, self._ours = self._ours, False
         if ours and initialized() and _history_enabled() and not self._taken_over():
             _record_history(None, self._max_entries)
@@ -370,7 +370,7 @@ def _allocator_used(device: int) -> bool:
 
 
 def _history_enabled() -> bool | None:
-    """None where torch does not tell: then nothing may be switched, it could be another tool's."""
+    """None where torch cannot say: another tool may be recording, so nothing may be switched."""
     enabled = getattr(_torch()._C, "_cuda_isHistoryEnabled", None)
     return None if enabled is None else bool(enabled())
 

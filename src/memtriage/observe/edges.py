@@ -39,7 +39,7 @@ def future_referents(future: Any) -> list[Any]:
 
 
 def _forget_raise(error: Exception) -> None:
-    """Takes what asking a failed future added to its error, which is the program's own and is raised again.
+    """Remove what asking a failed future added to the traceback of its error, which the program raises again.
 
     Each raise puts more entries before the error's traceback, and with them frames and all that they hold.
     """

@@ -1,7 +1,7 @@
-"""Exceptions that reach the watch's work from the program it watches, told from the watch's own failures.
+"""Whether an exception comes from the watched program or is a failure of the watch itself.
 
-Whatever catches `Exception` around work of the watch in the program's threads has to let these through: a
-timeout that a signal handler raises, or what another thread sets with `PyThreadState_SetAsyncExc`.
+Whatever catches `Exception` around work of the watch in the program's threads has to let the program's
+through: a timeout that a signal handler raises, or what another thread sets with `PyThreadState_SetAsyncExc`.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class HeapGraph:
         self.cut: str | None = None
 
     def drop(self) -> None:
-        """Lets go of every object."""
+        """Release every object."""
         for indexes in (self.parents, self.tensors, self.nodes, self.modules, self.optimizers, self.arrays):
             indexes.clear()
         self.objects.clear()
@@ -253,7 +253,7 @@ class _Walker:
         return roots
 
     def _fence(self, obj: Any) -> None:
-        """Makes an object unreachable from others: it is a root of its own or not wanted at all."""
+        """Keep the walk from entering an object: it is a root of its own, or not wanted at all."""
         self.graph.index.setdefault(id(obj), -1)
 
     def _root(self, obj: Any, name: str) -> None:
@@ -273,7 +273,7 @@ class _Walker:
         self._root(klass, name)
 
     def _exhaust(self) -> None:
-        """Walks on until the queue is empty. The hot loop: local names only, one dict probe per edge."""
+        """Walk on until the queue is empty. The hot loop: local names only, one dict probe per edge."""
         graph, kinds = self.graph, self.kinds
         objects, parents, index, known = graph.objects, graph.parents, graph.index, kinds.known
         referents = gc.get_referents
@@ -332,7 +332,7 @@ class _Walker:
         return graph.cut is not None
 
     def _enter_wide(self) -> None:
-        """Walks the containers that were put off because they have very many entries."""
+        """Walk the containers that were put off because they have very many entries."""
         self.widest = sys.maxsize
         graph, kinds = self.graph, self.kinds
         if self.wide:
@@ -362,7 +362,7 @@ class _Walker:
         graph.parents.append(holder)
 
     def _rescue(self) -> None:
-        """Enters the tensors, modules and optimizers that a partial walk has not come to.
+        """Enter the tensors, modules and optimizers that a partial walk has not reached.
 
         So the sizes are complete, as far as tensors have Python objects, where the holders are not.
         """
@@ -382,7 +382,7 @@ class _Walker:
         self.everything.clear()
 
     def _release(self) -> None:
-        """Enters what has waited, graphs before optimizers, and walks what they lead to."""
+        """Enter what has waited, graphs before optimizers, and walk what they lead to."""
         graph = self.graph
         while self.waiting_nodes or self.waiting_optimizers:
             waiting = self.waiting_nodes or self.waiting_optimizers
@@ -421,7 +421,7 @@ class _Walker:
         return gc.get_referents(obj)
 
     def _leftovers(self) -> None:
-        """What no root reaches: first what something invisible refers to, then garbage cycles.
+        """Enter what no root reaches: first what something invisible refers to, then garbage cycles.
 
         An object with more references than this walk can account for is held from C++, by another
         interpreter structure or by an evaluation stack; the others are kept only by each other.
@@ -454,7 +454,7 @@ class _Walker:
 def _plain_gradients(left: list[Any], kinds: KindTable) -> frozenset[int]:
     """Return the ids of the gradients of `left`'s tensors that carry no graph.
 
-    They lead nowhere, so that each goes with the tensor that it is of, whatever keeps that.
+    They lead nowhere: each belongs to its tensor, whatever keeps that alive.
     """
     owners = (plain(obj) for obj in left if kinds[type(obj)] == TENSOR and _carries_gradient(obj))
     return frozenset(id(owner.grad) for owner in owners if plain(owner.grad).grad_fn is None)

@@ -1,6 +1,6 @@
 """Memory of this process and its children as the kernel counts it: `/proc`, shared memory, pinned memory.
 
-Every size is in bytes. What the kernel or the platform does not tell is None. Nothing here keeps a tensor
+Every size is in bytes. What the kernel or the platform does not report is None. Nothing here keeps a tensor
 alive, touches a page of the user's, or initializes CUDA.
 """
 
@@ -199,7 +199,7 @@ def children(pid: int | None = None) -> list[ChildSample]:
 def has_children(proc: Path = SELF) -> bool:
     """Whether this process has a child, at the cost of a small file for each thread.
 
-    True where the kernel does not tell (no CONFIG_PROC_CHILDREN), so that somebody looks.
+    True where the kernel has no such list (no CONFIG_PROC_CHILDREN), so that callers look.
     """
     listings = [text_of(path) for path in proc.glob("task/*/children")]
     return not listings or any(text for text in listings)

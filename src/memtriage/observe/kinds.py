@@ -1,4 +1,4 @@
-"""How objects of each type are walked: told by the type alone, never by asking an object."""
+"""How objects of each type are walked: decided by the type alone, never by asking an object."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class KindTable:
         return self._add(kind, self._classify(kind)) if known is None else known
 
     def clear(self) -> None:
-        """Let go of every type."""
+        """Release every type."""
         self.known.clear()
         self._types.clear()
 

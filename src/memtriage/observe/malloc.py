@@ -201,8 +201,8 @@ def _mallinfo2() -> Callable[[], _MallInfo2] | None:
 def _counts(libc: ctypes.PyDLL, read: Callable[[], _MallInfo2]) -> bool:
     """Whether a block from `malloc`, whoever provides it, appears in the counters. Touches no page of it.
 
-    Where the symbol `malloc` lies would not tell: in a Python that is not position-independent it resolves
-    into the program's own jump table.
+    The address of the symbol `malloc` does not answer that: in a Python that is not position-independent it
+    resolves into the program's own jump table.
     """
     libc.malloc.argtypes, libc.malloc.restype = [ctypes.c_size_t], ctypes.c_void_p
     libc.free.argtypes, libc.free.restype = [ctypes.c_void_p], None

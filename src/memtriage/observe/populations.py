@@ -12,7 +12,7 @@ from memtriage.observe.heap import HeapGraph
 from memtriage.observe.kinds import ARRAY, TENSOR
 
 _LEAST_ENTRIES: Final = 20_000
-"""Entries below which a container is no data set: 20,000 objects of 100 bytes are 2 MB."""
+"""Containers with fewer entries are not data sets: 20,000 objects of 100 bytes are 2 MB."""
 _SAMPLED: Final = 16
 
 

@@ -79,15 +79,15 @@ class SiteRecorder:
         self._tracing.remove()
 
     def start(self) -> None:
-        """The CUDA allocator remembers stacks from now on, unless somebody has it do so already."""
+        """Have the CUDA allocator remember stacks, unless it already does."""
         self._history.start()
 
     def trace_objects(self) -> None:
-        """tracemalloc on, unless somebody has it on: Python objects remember where they were made."""
+        """Switch tracemalloc on unless it is on: Python objects then have an allocation site."""
         self._tracing.start(_FRAMES)
 
     def trace_nodes(self) -> None:
-        """Notes what tracemalloc knows, and has autograd nodes remember where they were made instead.
+        """Note what tracemalloc knows, then have autograd nodes remember where they were made.
 
         One after the other: an operation's stack, formatted while tracemalloc follows every allocation, takes
         milliseconds.
@@ -98,11 +98,11 @@ class SiteRecorder:
             self._sources = sources
 
     def in_backward(self, inside: bool) -> None:
-        """Anomaly mode off while a backward runs: there it would tie new nodes to those they came from."""
+        """Switch anomaly mode off while a backward runs: it would tie new nodes to those they came from."""
         self._anomaly.in_backward(inside)
 
     def collect(self) -> None:
-        """Notes all sites and stops recording. They stay readable until `forget`.
+        """Note all sites and stop recording. They stay readable until `forget`.
 
         A walk of the heap while tracemalloc follows every allocation takes twenty times as long, so what it
         knows is read before one.
@@ -136,13 +136,13 @@ class SiteRecorder:
                 self._live[line] = self._live.get(line, 0) + stat.size
 
     def forget(self) -> None:
-        """Lets go of what `collect` noted."""
+        """Drop what `collect` noted."""
         self._objects.clear()
         self._live.clear()
         self._blocks = None
 
     def stop(self) -> None:
-        """Puts everything back as it was. May be called twice."""
+        """Put everything back as it was. May be called twice."""
         self._tracing.stop()
         if self._sources is not None:
             self._anomaly.stop()

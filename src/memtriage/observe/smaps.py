@@ -30,7 +30,7 @@ class MemoryMapping(msgspec.Struct, frozen=True, gc=False):
     """One mapping of the address space.
 
     Attributes:
-        start, end: addresses; `end` is the first byte behind it.
+        start, end: addresses; `end` is the first byte after it.
         kind: its class.
         rss: resident bytes.
         anonymous: the part of `rss` that no file backs; in a private file mapping, pages copied on write.

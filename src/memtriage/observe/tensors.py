@@ -1,4 +1,4 @@
-"""What can be told of a tensor's storage without running or keeping anything."""
+"""Facts about a tensor's storage, read without running the program's code or keeping anything alive."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def is_pinned(tensor: Any) -> bool:
 
 
 def is_shared(tensor: Any) -> bool:
-    """Whether a CPU tensor lies in shared memory (`share_memory_`, a DataLoader worker's batch)."""
+    """Whether a CPU tensor is in shared memory (`share_memory_`, a DataLoader worker's batch)."""
     try:
         return bool(plain(tensor).untyped_storage().is_shared())
     except (RuntimeError, NotImplementedError, AttributeError):

@@ -1,4 +1,4 @@
-"""Living inside somebody else's process: threads, descriptors and messages that it does not notice.
+"""Running inside the program's process unnoticed: threads, descriptors, messages, the collector.
 
 Everything that is needed to leave the watched program as it is, and nothing about memory.
 """

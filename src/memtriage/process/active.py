@@ -1,4 +1,4 @@
-"""The session that watches this process, if one does: what `memtriage.mark` and `memtriage.step` speak to."""
+"""The session that watches this process, if there is one: `memtriage.mark` and `memtriage.step` call it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ActiveWatch(Protocol):
-    """What code outside `session/` may ask of the watch that is on."""
+    """The part of a session that code outside `session/` uses."""
 
     @property
     def running(self) -> bool: ...

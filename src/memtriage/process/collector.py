@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collector, held off for a while."""
+"""Pausing Python's cyclic garbage collector."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from memtriage.process.stdlib import gc, os
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """No automatic collection in the block; afterwards it is on again, if it was."""
+    """Pause automatic collection in the block."""
     collects = pause_collector()
     try:
         yield

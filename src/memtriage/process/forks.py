@@ -1,4 +1,4 @@
-"""What forked children of the program undo, because the watch is their parent's."""
+"""Cleanup in forked children of the program: the watch belongs to their parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON of whatever text a program has: names of files need not be text."""
+"""JSON of any text that a program has, file names that are not UTF-8 included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the watch prints while a program runs, on the standard error that it found."""
+"""Messages that the watch prints while a program runs, to the original standard error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def printable(text: str) -> str:
 
 
 def complain(speaker: str, text: object) -> None:
-    """Print a line to standard error: what is wrong, in a text that may hold names from outside."""
+    """Print a warning to standard error; the text may contain names from outside."""
     Messages().write(f"{speaker}: {printable(str(text))}\n")
 
 
@@ -83,7 +83,7 @@ class Messages:
         """Do nothing: nothing is kept back."""
 
     def say(self, text: str) -> None:
-        """Write a line of memtriage's."""
+        """Write a line that begins with `memtriage:`."""
         self.write(f"memtriage: {printable(text)}\n")
 
     def _writable(self) -> bool:

@@ -1,4 +1,4 @@
-"""What is said where an optional library is not installed."""
+"""The error for an optional library that is not installed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def needs(library: str, extra: str, what: str) -> Iterator[None]:
-    """A block that imports a library: where that is missing, one line says what to install.
+    """Import a library in the block; if it is missing, raise an error that names the extra to install.
 
     Args:
         library: its name, as it is imported.

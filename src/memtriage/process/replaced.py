@@ -30,7 +30,7 @@ class Replaced:
             setattr(self._module, name, wrapper)
 
     def restore(self) -> None:
-        """Take the wrappers out; one that somebody has wrapped in turn stays, and passes everything on."""
+        """Put the functions back. A wrapper that other code has wrapped in turn stays and passes calls on."""
         for name, wrapper in self._wrappers.items():
             if getattr(self._module, name, None) is wrapper:
                 setattr(self._module, name, self._originals[name])

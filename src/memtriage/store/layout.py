@@ -1,4 +1,4 @@
-"""Where a rank's record lies: `DIR/<run id>/<restart>/rank-00000.jsonl`, from the environment alone."""
+"""The path of a rank's record: `DIR/<run id>/<restart>/rank-00000.jsonl`, from the environment alone."""
 
 from __future__ import annotations
 

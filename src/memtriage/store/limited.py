@@ -1,4 +1,4 @@
-"""A bound on the time of a query that somebody else has written."""
+"""A time limit for queries that users write."""
 
 from __future__ import annotations
 

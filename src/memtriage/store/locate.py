@@ -21,7 +21,7 @@ _LEVELS: Final = (RECORD_GLOB, f"*/{RECORD_GLOB}", f"*/*/{RECORD_GLOB}")
 
 
 StartTime = Callable[[Path], float | None]
-"""Says when the run that a file records began (Unix time), of several the last; None where it is not told."""
+"""Returns when the last run in a file began (Unix time); None if the file does not say."""
 
 
 class RecordError(Exception):
@@ -134,7 +134,7 @@ class _StartTime(msgspec.Struct, tag_field="t", tag="start"):
 
 
 def start_time_in(line: bytes) -> float | None:
-    """Return the time that a line of a record tells as its run's start; None where it is no such line."""
+    """Return the start time of a run from its `start` line; None for any other line."""
     if b'"start"' not in line:
         return None
     try:

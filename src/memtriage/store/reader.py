@@ -93,7 +93,7 @@ class RankRecord:
 
     @property
     def last_time_s(self) -> float:
-        """Seconds from the start of the watch to the last line that tells the time."""
+        """Seconds from the start of the watch to the last line that has a time."""
         times = [line.time_s for line in (self.end, *self.marks[-1:], *self.host[-1:]) if line is not None]
         return max((time_s for time_s in times if time_s is not None), default=0.0)
 
@@ -250,7 +250,7 @@ def _kinds(lines: list[bytes]) -> list[str | None]:
 
 
 def line_kind(line: bytes) -> str | None:
-    """Return the type of a line; None when the line is no record at all."""
+    """Return the type of a line; None when the line is not a record."""
     head = _decode(_KIND, line)
     return None if head is None else head.t
 

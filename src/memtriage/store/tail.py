@@ -103,9 +103,9 @@ class RankTail:
         self._courses: dict[tuple[str, str], Course] = {}
 
     def read(self) -> bool:
-        """Reads what is new, at most a few MiB at a time. Returns whether anything was.
+        """Read what is new, at most a few MiB at a time, and return whether anything was.
 
-        A file that was replaced or cut short is begun anew.
+        A file that was replaced or cut short is read from its beginning again.
 
         Raises:
             OSError: the file is gone or cannot be read.
@@ -207,7 +207,7 @@ class RunTail:
         self._starts: dict[Path, _StartScan] = {}
 
     def poll(self, limit_s: float | None = None) -> bool:
-        """Reads what is new of every rank. Returns whether anything was, or a file came or went.
+        """Read what is new of every rank. Return whether anything was, or a file came or went.
 
         Args:
             limit_s: about how many seconds this may take; what is left over is read first next time.
