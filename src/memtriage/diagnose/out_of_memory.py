@@ -19,7 +19,7 @@ from memtriage.model.findings import DEVICE_HOST, GROWING, Finding
 from memtriage.model.position import TrainingPosition
 from memtriage.model.units import size
 from memtriage.playbook.entries import LEAKS
-from memtriage.playbook.out_of_memory import ADVICE, Advice, Cause
+from memtriage.playbook.out_of_memory import ADVICE, FIRST, Advice, Cause
 
 _SHARED_MEMORY: Final = re.compile(r"bus error|shared memory|</torch_\w+>", re.IGNORECASE)
 _WORKER: Final = re.compile(r"\bDataLoader worker\b|\bencountered in worker\b")
@@ -57,15 +57,16 @@ def describe(
     cause = cause_of(error_text, position, device, holders)
     advice = ADVICE[cause]
     fix = advice.fix_on_cpu if device == "cpu" and advice.fix_on_cpu is not None else advice.fix
-    proof = _proof(error_text, fields, device)
-    if proof is not None and proof.first:
-        fix = f"{proof.first} {fix}"
+    label = _label(error_text, fields)
+    fact = _fact(label, fields)
+    if label in FIRST:
+        fix = f"{FIRST[label].format(device=device)} {fix}"
     leaked = None if advice.suspects is None else _leaked(leaks, fields.requested, position, device)
     evidence = [
         _when(position),
         _where(error_text, device),
         *_arithmetic(fields, device),
-        *([proof.fact] if proof is not None else []),
+        *([fact] if fact is not None else []),
         *_circumstances(position),
         *_alive(holders),
     ]
@@ -255,62 +256,40 @@ def _alive(holders: Sequence[tuple[str, int]]) -> Iterator[str]:
 # What the figures prove, whatever the position
 
 
-@dataclass(frozen=True, slots=True)
-class _Proof:
-    """What the figures prove, and what therefore comes before all other advice (empty for nothing)."""
-
-    fact: str
-    first: str
+def _label(text: str, fields: OomFields) -> Label:
+    return "absurd_request" if "more than 1EB memory" in text else judge_figures(fields)[0]
 
 
-def _proof(text: str, fields: OomFields, device: str) -> _Proof | None:
-    """What the figures alone prove; None where the device is plainly full, or too little is known."""
-    label: Label = "absurd_request" if "more than 1EB memory" in text else judge_figures(fields)[0]
+def _fact(label: Label, fields: OomFields) -> str | None:
+    """The figures that prove a label; None where the device is plainly full, or too little is known."""
     match label:
         case "absurd_request":
-            return _Proof(
-                "no machine has that much: a length or an index became this size",
-                "Find the length or the index that became this size.",
-            )
+            return "no machine has that much: a length or an index became this size"
         case "system_memory_fallback":
             over = size((fields.allocated or 0) - (fields.total or 0))
-            return _Proof(
-                f"allocated exceeds the device by {over}: the driver has spilled to system memory", ""
-            )
+            return f"allocated exceeds the device by {over}: the driver has spilled to system memory"
         case "does_not_fit" if (fields.requested or 0) > (fields.total or 0):
-            return _Proof(f"the request alone exceeds the device's {size(fields.total)}", "")
+            return f"the request alone exceeds the device's {size(fields.total)}"
         case "allocator_limit":
-            return _Proof(
+            return (
                 f"{size(fields.reserved)} reserved + {size(fields.requested)} asked exceed the cap of "
-                f"{size(fields.allowed)} that was set for this process, on a device of {size(fields.total)}",
-                "Raise or remove the cap (torch.cuda.set_per_process_memory_fraction) if the rest of the "
-                "device is yours.",
+                f"{size(fields.allowed)} that was set for this process, on a device of {size(fields.total)}"
             )
+        case "driver_refused_though_free" if fields.free is not None:
+            return "the driver refused although enough was free"
         case "driver_refused_though_free":
-            return _Proof(
-                "the driver refused although enough was free"
-                if fields.free is not None
-                else f"reserved and request together are under {POLICY.roomy:.0%} of the device",
-                "Look for what makes the driver refuse (a limit of a MIG slice or of single allocations, the "
-                "driver's version) before you shrink the model.",
-            )
+            return f"reserved and request together are under {POLICY.roomy:.0%} of the device"
         case "other_process_or_outside_allocator":
-            return _Proof(
+            return (
                 f"{size(fields.outside)} of {size(fields.total)} are other processes', or contexts and "
-                "libraries",
-                f"Free the device first: nvidia-smi names who else is on {device}.",
+                "libraries"
             )
         case "private_pools":
-            return _Proof(
-                f"{size(fields.private_pools)} are free, but parked in the pools of CUDA graphs",
-                "Capture fewer or smaller graphs, or let them share one pool.",
-            )
+            return f"{size(fields.private_pools)} are free, but parked in the pools of CUDA graphs"
         case "fragmentation":
-            return _Proof(
+            return (
                 f"{size(fields.reserved_unallocated)} are reserved but free, in pieces that are each too "
-                f"small for {size(fields.requested)}",
-                "Turn on expandable segments first (M8, PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), "
-                "unless they are on.",
+                f"small for {size(fields.requested)}"
             )
         case _:
             return None

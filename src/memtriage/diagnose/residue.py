@@ -12,9 +12,8 @@ from memtriage.diagnose.mechanisms import MechanismText, explain_known
 from memtriage.model.census import Owner, StorageRecord, known_path
 from memtriage.model.findings import Finding
 from memtriage.model.paths import HolderPath, in_words
-from memtriage.model.units import size
-
-MIB: Final = 1 << 20
+from memtriage.model.units import MIB, size
+from memtriage.playbook.residue import ADVICE, ENTRY, ResidueCause
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ def _finding(row: ResidueRow, total: int, phase: str, step: int | None) -> Findi
         holder_path=known_path(row.known, row.path),
         mechanism=cause.mechanism,
         fix=cause.fix,
-        playbook="M19",
+        playbook=ENTRY,
         phase=phase,
         step=step,
         evidence=[
@@ -146,25 +145,13 @@ def _cause(row: ResidueRow) -> MechanismText:
     entry = next((holder for holder in holders(generic=False) if holder.name == row.known), None)
     if entry is not None:
         return explain_known(entry)
-    match row.owner:
-        case "saved for backward" | "autograd context":
-            return MechanismText(
-                "an autograd graph outlives the phase, with what it saved for backward",
-                "drop the loss and the outputs, or keep `.detach()` of them, before the phase ends",
-            )
-        case "garbage":
-            return MechanismText(
-                "reference cycles keep them until the collector runs",
-                "let the phase collect (PhasePolicy(collect=True)), or break the cycle",
-            )
-        case "communication buffer":
-            return MechanismText(
-                "a communication library keeps its buffers between steps",
-                "reshard or free them before the phase ends (FSDP2: `module.reshard()`)",
-            )
-        case _:
-            return MechanismText(
-                f"the program still holds them ({row.owner}) at the end of the phase",
-                "let go of it before the phase ends, park it (PhasePolicy(park=...)), or register what "
-                "clears it, so that the phase does (memtriage.register_holder)",
-            )
+    advice = ADVICE[_CAUSES.get(row.owner, "program")]
+    return MechanismText(advice.why.format(owner=row.owner), advice.fix)
+
+
+_CAUSES: Final[Mapping[Owner, ResidueCause]] = {
+    "saved for backward": "autograd graph",
+    "autograd context": "autograd graph",
+    "garbage": "garbage",
+    "communication buffer": "communication buffer",
+}

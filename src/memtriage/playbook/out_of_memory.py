@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from memtriage.model.explanation import Label
 from memtriage.playbook.entries import LEAKS
 
 Cause = Literal[
@@ -175,3 +176,16 @@ ADVICE: Final[Mapping[Cause, Advice]] = {
         suspects="this batch is larger, something alive has grown since, or free memory is in more pieces",
     ),
 }
+
+FIRST: Final[Mapping[Label, str]] = {
+    "absurd_request": "Find the length or the index that became this size.",
+    "allocator_limit": "Raise or remove the cap (torch.cuda.set_per_process_memory_fraction) if the rest of "
+    "the device is yours.",
+    "driver_refused_though_free": "Look for what makes the driver refuse (a limit of a MIG slice or of "
+    "single allocations, the driver's version) before you shrink the model.",
+    "other_process_or_outside_allocator": "Free the device first: nvidia-smi names who else is on {device}.",
+    "private_pools": "Capture fewer or smaller graphs, or let them share one pool.",
+    "fragmentation": "Turn on expandable segments first (M8, "
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), unless they are on.",
+}
+"""What comes before the fix where the figures of the message prove something; `{device}` is filled in."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from memtriage.model.findings import Finding
 from memtriage.model.units import size
-from memtriage.playbook.entries import LEAKS
+from memtriage.playbook.snapshots import ADVICE, SnapshotCause
 from memtriage.snapshots.growth import RECORDED_POLICY, RecordedGrowthPolicy, SiteGrowth
 from memtriage.snapshots.stacks import BACKWARD, FORWARD
 from memtriage.snapshots.view import DeviceView, Mask, known_site, listed, way_to
@@ -77,7 +77,8 @@ def _growth(view: DeviceView, group: Sequence[SiteGrowth], *, is_graph: bool) ->
 def leak_finding(view: DeviceView, growth: GrowingSites) -> Finding:
     """The finding of one cause of growth."""
     biggest = growth.sites[0]
-    made_in = _phase(view, biggest)
+    made_in = _phase(view, biggest) if growth.graph else None
+    advice = ADVICE["growth elsewhere" if made_in is None else _GROWTH_IN[made_in]]
     rates = [
         f"{view.sites.names[site]} {size(rate)}"
         for site, rate in zip(growth.sites, growth.rates, strict=True)
@@ -91,10 +92,10 @@ def leak_finding(view: DeviceView, growth: GrowingSites) -> Finding:
         bytes=held,
         bytes_per_step=growth.per_step,
         allocated_at=known_site(view.sites.names[biggest]),
-        mechanism=_MECHANISMS[made_in if growth.graph else "other"],
-        fix=_FIXES[made_in if growth.graph else "other"],
-        playbook=LEAKS,
-        phase=made_in if growth.graph else None,
+        mechanism=advice.why,
+        fix=advice.fix,
+        playbook=advice.entry,
+        phase=made_in,
         step=view.steps.count,
         evidence=[
             f"{size(growth.per_step)} more at the end of each step, over {view.steps.count} steps "
@@ -107,22 +108,15 @@ def leak_finding(view: DeviceView, growth: GrowingSites) -> Finding:
     )
 
 
-def _phase(view: DeviceView, site: int) -> str:
-    here = view.at_sites([site]) & (view.survived() > 0)
+def _phase(view: DeviceView, site: int) -> Literal["forward", "backward"]:
+    at_site = view.at_sites([site]) & (view.survived() > 0)
     phases = view.phases()
-    forward, backward = view.total(here & (phases == FORWARD)), view.total(here & (phases == BACKWARD))
+    forward = view.total(at_site & (phases == FORWARD))
+    backward = view.total(at_site & (phases == BACKWARD))
     return "backward" if backward > forward else "forward"
 
 
-_MECHANISMS: Final = {
-    "forward": "what the forward pass allocates stays alive after the step, and adds up: the autograd graph "
-    "of each step (or its outputs) is kept by something that outlives the step",
-    "backward": "what the backward pass allocates stays alive after the step, and adds up: a gradient, or "
-    "what a custom backward put on its context, is kept by something that outlives the step",
-    "other": "each step keeps one more piece of what this line allocates",
-}
-_FIXES: Final = {
-    "forward": "store `.detach()` or `.item()` of what is logged or added up, never a tensor with a grad_fn",
-    "backward": "clear attributes of `ctx` once they are used, and do not keep outputs whose graph has them",
-    "other": "clear, bound or reduce what keeps these tensors, or move them to the host",
+_GROWTH_IN: Final[Mapping[Literal["forward", "backward"], SnapshotCause]] = {
+    "forward": "growth in forward",
+    "backward": "growth in backward",
 }

@@ -10,6 +10,7 @@ from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.model.findings import Finding
 from memtriage.model.recording import NO_FRAMES, FreeRange, OomEvent
 from memtriage.model.units import MIB, size
+from memtriage.playbook.snapshots import ADVICE, FREE_MEMORY, FreeMemory, SnapshotCause
 from memtriage.snapshots.sites import alive_at, owned_bytes
 from memtriage.snapshots.view import DeviceView
 
@@ -36,16 +37,15 @@ def _private_pools(view: DeviceView, oom: OomEvent) -> list[Finding]:
     if usable >= oom.requested or total < oom.requested:
         return []
     pools = ", ".join(f"pool {pool} {size(free)}" for pool, free in parked.most_common(_SHOWN))
+    advice = ADVICE["private pool"]
     return [
         Finding(
             kind="private_pool",
             device=view.device,
             bytes=total,
-            mechanism="memory of a private pool (a CUDA graph's, or a `MemPool`) serves nobody else, free or "
-            "not",
-            fix="capture fewer or smaller graphs, share one pool between them (`pool=`), and drop graphs and "
-            "pools that are no longer used",
-            playbook="M18",
+            mechanism=advice.why,
+            fix=advice.fix,
+            playbook=advice.entry,
             evidence=[
                 f"{size(oom.requested)} was refused; {size(total)} was free in private pools: {pools}",
                 f"the default pool had {size(usable)} free",
@@ -73,15 +73,16 @@ def _finding(view: DeviceView, oom: OomEvent) -> Finding:
         evidence.append("the request has no Python frames (autograd's thread): the site named holds the most")
     if len(view.ooms) > 1:
         evidence.append(f"{len(view.ooms)} errors in the recording; this is the first")
-    capped = _refused_though_free(oom)
+    free = _free_memory(oom, usable, elsewhere)
+    advice = ADVICE[_cause(oom, free)]
     return Finding(
         kind="out_of_memory",
         device=view.device,
         bytes=oom.requested,
         allocated_at=biggest if site == NO_FRAMES else site,
-        mechanism=_mechanism(oom, usable, elsewhere, capped=capped),
-        fix=_CAPPED_FIX if capped else _fix(oom, usable),
-        playbook="M2" if capped else ("M8" if _in_holes(oom, usable) else "M4"),
+        mechanism=advice.why.format(free=FREE_MEMORY[free]),
+        fix=advice.fix,
+        playbook=advice.entry,
         phase=view.facts[oom.stack].phase if view.facts[oom.stack].phase != "none" else None,
         step=sum(end <= oom.event for end in view.steps.ends),
         evidence=evidence,
@@ -118,34 +119,13 @@ def _refused_though_free(oom: OomEvent) -> bool:
     return oom.device_free is not None and oom.device_free - oom.requested >= _MARGIN
 
 
-def _in_holes(oom: OomEvent, usable: list[FreeRange]) -> bool:
-    return sum(one.size for one in usable) >= oom.requested
+def _free_memory(oom: OomEvent, usable: list[FreeRange], elsewhere: list[FreeRange]) -> FreeMemory:
+    if sum(free.size for free in usable) >= oom.requested:
+        return "in holes"
+    return "elsewhere" if sum(free.size for free in elsewhere) >= oom.requested else "too little"
 
 
-def _mechanism(oom: OomEvent, usable: list[FreeRange], elsewhere: list[FreeRange], *, capped: bool) -> str:
-    holes = "enough was free, but in holes of which none is large enough" if _in_holes(oom, usable) else ""
-    if not holes and sum(one.size for one in elsewhere) >= oom.requested:
-        holes = "enough was free, but for other streams or in private pools"
-    refusal = (
-        "the allocator may not reserve more (a memory fraction is set, or the driver refused all the same)"
-        if capped
-        else "the device has no room for another segment"
-    )
-    return (
-        f"{holes}, and {refusal}" if holes else f"live memory and the request together do not fit: {refusal}"
-    )
-
-
-_CAPPED_FIX: Final = (
-    "raise or remove the limit (`set_per_process_memory_fraction`, `per_process_memory_fraction`), then see "
-    "what is alive at the peak"
-)
-
-
-def _fix(oom: OomEvent, usable: list[FreeRange]) -> str:
-    if _in_holes(oom, usable):
-        return "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True joins such holes; steadier shapes make fewer"
-    return (
-        "take the ladder for what is alive then: activations by checkpointing or a smaller micro-batch, "
-        "optimizer state by sharding or 8 bit"
-    )
+def _cause(oom: OomEvent, free: FreeMemory) -> SnapshotCause:
+    if _refused_though_free(oom):
+        return "allocator limit"
+    return "free in holes" if free == "in holes" else "device full"

@@ -12,6 +12,7 @@ from memtriage.diagnose.mechanisms import MechanismText, explain_known
 from memtriage.model.findings import Finding
 from memtriage.model.recording import OWNERS
 from memtriage.model.units import MIB, size
+from memtriage.playbook.snapshots import ADVICE
 from memtriage.snapshots.known import known_bytes, known_words
 from memtriage.snapshots.leaks import GrowingSites
 from memtriage.snapshots.sites import alive_at
@@ -107,14 +108,6 @@ def is_part_of(view: DeviceView, growth: GrowingSites, residue: Residue) -> bool
     return 2 * view.total(growth.lives & residue.lives) >= view.total(growth.lives) > 0
 
 
-_UNKNOWN: Final = MechanismText(
-    "the parameters left the device, but what was made from them or beside them is still held: "
-    "cached copies on modules, workspaces, scaling factors, the last outputs",
-    "clear these caches at the phase boundary (attributes of modules, lists in a trainer; those of libraries "
-    "with `memtriage.clear_caches()`), then call `torch.cuda.empty_cache()`",
-)
-
-
 def residue_finding(
     view: DeviceView, residue: Residue, growing: Sequence[GrowingSites], stranded: int
 ) -> Finding:
@@ -146,7 +139,8 @@ def residue_finding(
             f"its blocks pin segments with {size(stranded)} free, which `empty_cache()` cannot return"
         )
     mostly = known[0][0] if known and 2 * known[0][1] > total else None
-    cause = _UNKNOWN if mostly is None else explain_known(mostly)
+    advice = ADVICE["residue"]
+    cause = MechanismText(advice.why, advice.fix) if mostly is None else explain_known(mostly)
     return Finding(
         kind="residue",
         device=view.device,
@@ -155,7 +149,7 @@ def residue_finding(
         allocated_at=known_site(rows[0][0]),
         mechanism=cause.mechanism,
         fix=cause.fix,
-        playbook="M19",
+        playbook=advice.entry,
         phase="after the parameters left",
         step=view.steps.count or None,
         evidence=evidence,

@@ -16,6 +16,7 @@ from memtriage.model.blocks import DEFAULT_POOL, Block, Segment
 from memtriage.model.findings import Finding
 from memtriage.model.recording import ALLOC, OWNERS
 from memtriage.model.units import MIB, size
+from memtriage.playbook.snapshots import ADVICE, CLEAR_KNOWN
 from memtriage.snapshots.known import known_bytes, known_words
 from memtriage.snapshots.leaks import GrowingSites
 from memtriage.snapshots.view import DeviceView, Mask, known_site
@@ -193,17 +194,16 @@ def fragmentation_finding(
     evidence += [
         f"each step keeps {size(one.per_step)} more at {view.sites.names[one.sites[0]]}" for one in growing
     ]
+    advice = ADVICE["fragmentation"]
     return Finding(
         kind="fragmentation",
         device=view.device,
         bytes=total,
         bytes_per_step=per_step or None,
         allocated_at=known_site(sites[0][0]),
-        mechanism="blocks that live long lie in large segments beside memory that came and went: one live "
-        "block keeps its whole segment from being released",
-        fix=_clearing(known) + "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True releases by the page; or "
-        "allocate what is kept before the first step, or all at once",
-        playbook="M8",
+        mechanism=advice.why,
+        fix=_clearing(known) + advice.fix,
+        playbook=advice.entry,
         step=view.steps.count or None,
         evidence=evidence,
     )
@@ -212,7 +212,7 @@ def fragmentation_finding(
 def _clearing(known: Sequence[tuple[Holder, int]]) -> str:
     """What clears the known holders among the pins; empty where there is none that may be cleared."""
     names = [entry.name for entry, _ in known if entry.policy != "never"]
-    return f"memtriage.clear_caches({names}) where a phase ends; " if names else ""
+    return CLEAR_KNOWN.format(names=names) if names else ""
 
 
 def _stranded_by_site(view: DeviceView, pinned: Sequence[LongPinnedSegment]) -> list[tuple[str, int]]:
@@ -267,16 +267,15 @@ def unused_streams(view: DeviceView, policy: StrandingPolicy = POLICY) -> list[F
 def _stream_finding(view: DeviceView, stream: int, total: int) -> Finding:
     mine = view.replayed.stream == stream
     rows = view.by_site(mine)
+    advice = ADVICE["unused stream"]
     return Finding(
         kind="stream_pool",
         device=view.device,
         bytes=total,
         allocated_at=known_site(rows[0][0]) if rows else None,
-        mechanism="the allocator caches memory for each stream apart; this stream is no longer used, and no "
-        "other can have what it left",
-        fix="allocate on the stream that uses the memory (`record_stream` where another reads it), or call "
-        "`torch.cuda.empty_cache()` once after the stream's last use",
-        playbook="M8",
+        mechanism=advice.why,
+        fix=advice.fix,
+        playbook=advice.entry,
         evidence=[
             f"{size(total)} free in segments of stream {stream:#x}, which allocated nothing in the last "
             "quarter of the recording"

@@ -1,0 +1,117 @@
+"""What to say of a finding in a memory snapshot, for each cause that a recording can show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from memtriage.playbook.entries import LEAKS
+
+SnapshotCause = Literal[
+    "growth in forward",
+    "growth in backward",
+    "growth elsewhere",
+    "fragmentation",
+    "unused stream",
+    "private pool",
+    "residue",
+    "allocator limit",
+    "free in holes",
+    "device full",
+]
+"""What a recording shows to be wrong with a device."""
+
+FreeMemory = Literal["in holes", "elsewhere", "too little"]
+"""Where the allocator had free memory when a request failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotAdvice:
+    """What to say of a cause.
+
+    Attributes:
+        entry: of the playbook.
+        why: the mechanism. For a failed request, `{free}` is filled in from `FREE_MEMORY`.
+        fix: what to do.
+    """
+
+    entry: str
+    why: str
+    fix: str
+
+
+FREE_MEMORY: Final[Mapping[FreeMemory, str]] = {
+    "in holes": "enough was free, but in holes of which none is large enough, and",
+    "elsewhere": "enough was free, but for other streams or in private pools, and",
+    "too little": "live memory and the request together do not fit:",
+}
+"""How the mechanism of a failed request begins."""
+
+CLEAR_KNOWN: Final = "memtriage.clear_caches({names}) where a phase ends; "
+"""Comes before the fix for fragmentation where known holders that may be cleared pin segments."""
+
+ADVICE: Final[Mapping[SnapshotCause, SnapshotAdvice]] = {
+    "growth in forward": SnapshotAdvice(
+        LEAKS,
+        "what the forward pass allocates stays alive after the step, and adds up: the autograd graph "
+        "of each step (or its outputs) is kept by something that outlives the step",
+        "store `.detach()` or `.item()` of what is logged or added up, never a tensor with a grad_fn",
+    ),
+    "growth in backward": SnapshotAdvice(
+        LEAKS,
+        "what the backward pass allocates stays alive after the step, and adds up: a gradient, or "
+        "what a custom backward put on its context, is kept by something that outlives the step",
+        "clear attributes of `ctx` once they are used, and do not keep outputs whose graph has them",
+    ),
+    "growth elsewhere": SnapshotAdvice(
+        LEAKS,
+        "each step keeps one more piece of what this line allocates",
+        "clear, bound or reduce what keeps these tensors, or move them to the host",
+    ),
+    "fragmentation": SnapshotAdvice(
+        "M8",
+        "blocks that live long lie in large segments beside memory that came and went: one live "
+        "block keeps its whole segment from being released",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True releases by the page; or "
+        "allocate what is kept before the first step, or all at once",
+    ),
+    "unused stream": SnapshotAdvice(
+        "M8",
+        "the allocator caches memory for each stream apart; this stream is no longer used, and no "
+        "other can have what it left",
+        "allocate on the stream that uses the memory (`record_stream` where another reads it), or call "
+        "`torch.cuda.empty_cache()` once after the stream's last use",
+    ),
+    "private pool": SnapshotAdvice(
+        "M18",
+        "memory of a private pool (a CUDA graph's, or a `MemPool`) serves nobody else, free or not",
+        "capture fewer or smaller graphs, share one pool between them (`pool=`), and drop graphs and "
+        "pools that are no longer used",
+    ),
+    "residue": SnapshotAdvice(
+        "M19",
+        "the parameters left the device, but what was made from them or beside them is still held: "
+        "cached copies on modules, workspaces, scaling factors, the last outputs",
+        "clear these caches at the phase boundary (attributes of modules, lists in a trainer; those of "
+        "libraries with `memtriage.clear_caches()`), then call `torch.cuda.empty_cache()`",
+    ),
+    "allocator limit": SnapshotAdvice(
+        "M2",
+        "{free} the allocator may not reserve more (a memory fraction is set, or the driver refused all the "
+        "same)",
+        "raise or remove the limit (`set_per_process_memory_fraction`, `per_process_memory_fraction`), then "
+        "see what is alive at the peak",
+    ),
+    "free in holes": SnapshotAdvice(
+        "M8",
+        "{free} the device has no room for another segment",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True joins such holes; steadier shapes make fewer",
+    ),
+    "device full": SnapshotAdvice(
+        "M4",
+        "{free} the device has no room for another segment",
+        "take the ladder for what is alive then: activations by checkpointing or a smaller micro-batch, "
+        "optimizer state by sharding or 8 bit",
+    ),
+}
