@@ -1,8 +1,8 @@
-"""Is native growth the filling of a cache of generated code? Pure.
+"""Tell whether native memory grows because caches of generated code fill. Pure.
 
-oneDNN generates code for each new shape and keeps what it made in caches with a bound. Where shapes vary,
-native memory grows until these are full. Generated code is counted apart from malloc, so that both can be
-compared: growth of such a cache comes where code comes, and any other growth comes where none does, too.
+oneDNN generates code for each new shape and keeps it in bounded caches. Where shapes vary, native memory
+grows until these are full. Generated code is counted separately from malloc, so both can be compared: such a
+cache grows only when new code comes, and any other growth also comes when none does.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from memtriage.diagnose.growth.track import Floats, Points
 
 @dataclass(frozen=True, slots=True)
 class CodeCachePolicy:
-    """Thresholds.
+    """Thresholds for taking growth as that of code caches.
 
     Attributes:
-        spans: equal spans that the time is cut into; both counters are compared from each to the next.
-        readings: of the generated code that it takes.
-        entries: bound of oneDNN's primitive cache unless an environment variable changes it. At so many
-            positions at least one has come each time, and the cache would be full.
-        varies: spread of the code's growth, as a part of its mean, from which on it can be told whether
-            memory also grows where no code comes.
-        share: part of the growth that may come where no code comes.
-        beside: bytes that memory may grow by for each byte of code; 0.1 for convolutions, 0.35 for LSTMs.
+        spans: equal spans of time; both counters are compared from each to the next.
+        readings: least number of readings of the generated code.
+        entries: bound of oneDNN's primitive cache unless an environment variable changes it. Growth at each
+            of so many positions would have filled it.
+        varies: spread of the code's growth, as a part of its mean, from which on growth without new code
+            would show.
+        share: part of the growth that may come without new code.
+        beside: bytes that memory may grow by per byte of code; 0.1 for convolutions, 0.35 for LSTMs.
     """
 
     spans: int = 8

@@ -197,7 +197,7 @@ def test_the_largest_growth_comes_first() -> None:
 
 def test_only_so_many_censuses_are_remembered() -> None:
     (holding,) = growing(history_of({float(at): at for at in range(1, 200)})).values()
-    assert len(holding.sizes) == POLICY.kept
+    assert len(holding.sizes) == POLICY.censuses
     assert holding.sizes[-1].position == 199
 
 

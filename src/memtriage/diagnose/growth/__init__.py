@@ -1,4 +1,4 @@
-"""Does a counter or a holder grow, since when, by how much, and how small a leak would have been seen?
+"""Estimate growth of counters (`trend.py`) and of holders (`history.py`, `proof.py`, `holders.py`).
 
-Statistics over marks and censuses; what the growth is called is decided in the folder above.
+Statistics over marks and censuses. `diagnose/judge.py` makes findings of them.
 """

@@ -1,4 +1,4 @@
-"""When to take the next census. Pure: the same answer whoever asks, and how often."""
+"""Decide when the next census is due, and whether it is affordable. Pure."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class CensusPolicy:
         cost: part of the time that they may take beyond that.
         leak_free_s, leak_cost: the same where something surely grows, which is worth more.
         always: censuses that are taken at any cost: what no counter sees shows from the second on.
-        to_prove: the same since a suspicion came up: three intervals take four, and two more show that it
-            goes on, or prove what began in the middle of an interval.
+        to_prove: the same since the onset of a suspicion: three intervals take four censuses, and two more
+            show that growth goes on, or prove what began in the middle of an interval.
         goes_on: distance between censuses of a proven leak that no counter shows, as a part of the time over
             which it was seen to grow: shorter than that after which its proof ages.
     """
@@ -54,7 +54,7 @@ PLANS: Final[Mapping[Scale, CensusPolicy]] = {
 
 def next_census(
     taken: Sequence[float],
-    found: GrowthEstimate,
+    growth: GrowthEstimate,
     proven: bool,
     policy: CensusPolicy = PLANS["step"],
     begun: float = 0.0,
@@ -71,7 +71,7 @@ def next_census(
 
     Args:
         taken: positions of the censuses so far, oldest first.
-        found: what the counters say: the most suspicious one.
+        growth: the most suspicious growth that the counters show.
         proven: all growth that they show is proven and explained.
         policy: the scale's distances.
         begun: position at which the program's own work begins; over time, its imports come first.
@@ -80,16 +80,16 @@ def next_census(
     if len(taken) < 2:
         return begun + (1 + len(taken)) * policy.first
     last = taken[-1]
-    if found.state not in ("growing", "undecided"):
+    if growth.state not in ("growing", "undecided"):
         return last + max(policy.gap, (policy.widens - 1) * (last - begun))
-    onset = found.onset if found.onset is not None else taken[0]
+    onset = growth.onset if growth.onset is not None else taken[0]
     if proven:
         return last + max(policy.gap, last - begun if shown else policy.goes_on * (last - onset))
     since = sum(position >= onset for position in taken)
-    wanted = policy.gap * 2.0 ** max(0, since - 1)
-    distance = max(policy.gap, min(wanted, policy.share * max(0.0, last - onset)))
-    if found.period is not None:
-        distance = max(1.0, round(distance / found.period)) * found.period
+    doubled = policy.gap * 2.0 ** max(0, since - 1)
+    distance = max(policy.gap, min(doubled, policy.share * max(0.0, last - onset)))
+    if growth.period is not None:
+        distance = max(1.0, round(distance / growth.period)) * growth.period
     return last + distance
 
 

@@ -1,4 +1,4 @@
-"""One counter over a run: does it grow, and could it have missed what a holder is said to keep? Pure."""
+"""One counter over a run: whether it grows, and whether it contradicts the growth of a holder. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AS_FAST: Final = 0.5
 
 
 class Counter:
-    """A counter's readings on one scale. Asking twice between two readings costs nothing.
+    """A counter's readings on one scale, with an estimate that is computed once per reading.
 
     Args:
         name: `cpu` (malloc's), a device's, or one of `WITNESSES`.
@@ -28,23 +28,24 @@ class Counter:
     def __init__(self, name: str) -> None:
         self.policy = trend_policy(name)
         self.track = Track(self.policy.warm_up)
-        self._estimated = 0
-        self._found = NO_ESTIMATE
+        self._growth = NO_ESTIMATE
+        self._estimated_at = 0
 
     def add(self, position: float, value: int) -> None:
         """Add a reading; arguments as `Track.add` has them."""
         self.track.add(position, value)
 
     def estimate(self) -> GrowthEstimate:
-        """Return what it does over the whole run. Takes about a millisecond."""
-        if self._estimated != self.track.readings:
-            self._found, self._estimated = estimate(self.track.points(), self.policy), self.track.readings
-        return self._found
+        """Return its growth over the whole run. Takes about a millisecond."""
+        if self._estimated_at != self.track.readings:
+            self._growth = estimate(self.track.points(), self.policy)
+            self._estimated_at = self.track.readings
+        return self._growth
 
     def confirms(self, rate: float) -> bool:
-        """Whether it grows by at least so many bytes a position, up to its last reading."""
-        found = self.estimate()
-        return found.state == "growing" and found.rate >= rate
+        """Whether it grows by at least so many bytes per position, up to its last reading."""
+        growth = self.estimate()
+        return growth.state == "growing" and growth.rate >= rate
 
     def rose(self, rate: float, start: float, end: float) -> bool:
         """Whether it rose between two positions by at least half of what such a rate makes."""
@@ -55,24 +56,24 @@ class Counter:
         return bool(last - first >= _AS_FAST * rate * (end - start))
 
     def ended(self, rate: float) -> bool:
-        """Whether it grew by at least so many bytes a position until some time, and may have stopped then."""
-        found = self.estimate()
-        return found.until is not None and found.rate >= rate
+        """Whether it grew by at least so many bytes per position and then stopped, as far as it shows."""
+        growth = self.estimate()
+        return growth.until is not None and growth.rate >= rate
 
     def contradicts(self, rate: float, since: float) -> bool:
-        """Whether it shows that nothing has grown by `rate` bytes a position since a position.
+        """Whether it shows that nothing has grown by `rate` bytes per position since a position.
 
-        It has to be able to: with such a growth added it would be seen to grow.
+        It can show that only if it would be seen to grow with such growth added.
         """
         points = self.track.points().since(since)
-        found = estimate(points, self.policy)
-        came = found.rate + sum(nbytes for _, nbytes in found.jumps) / max(1e-9, points.span)
-        if came >= rate:
+        growth = estimate(points, self.policy)
+        observed_rate = growth.rate + sum(nbytes for _, nbytes in growth.jumps) / max(1e-9, points.span)
+        if observed_rate >= rate:
             return False  # a few rises in a short time are jumps
-        if found.state == "growing":
-            return found.high < rate
-        if found.state == "flat" and found.until is not None:
+        if growth.state == "growing":
+            return growth.high < rate
+        if growth.state == "flat" and growth.until is not None:
             return True  # it has come to its end
-        if found.state != "flat":
+        if growth.state != "flat":
             return False
         return estimate(points.steeper(rate), self.policy).state == "growing"

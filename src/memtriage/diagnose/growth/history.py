@@ -1,4 +1,4 @@
-"""What each holder keeps at each census: joined by object, not by the text of a path. Pure."""
+"""Follow each holder from census to census, by object rather than by path. Pure."""
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from memtriage.diagnose.growth.leaks import CensusPoint
+from memtriage.diagnose.growth.leaks import LOG_ENTRY, CensusPoint, same_beginning
 from memtriage.model.census import GroupKey, HolderGroup
 from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, has
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryPolicy:
-    """Thresholds.
+    """Thresholds for holders that are followed from census to census.
 
     Attributes:
-        least: bytes a position below which a holder's growth is the program's own bookkeeping.
-        log_entry: storages up to this size that hang on no graph are log entries (a loss kept detached is 4
-            bytes; the CUDA allocator makes 512 of them), not leaks.
+        least: bytes per position below which a holder's growth is the program's own bookkeeping.
+        log_entry: bytes per storage without a graph up to which it is a log entry.
         survives: part of a holder's storages that must still be there where it has more of them, and where
-            the object that holds them is made anew each time.
+            the object that holds them is created again each time.
         soon: part of the interval before it below which an interval without growth proves nothing.
-        kept: censuses remembered; their distances grow with the run.
+        censuses: how many are remembered; their distances grow with the run.
     """
 
     least: int = 256
-    log_entry: int = 512
+    log_entry: int = LOG_ENTRY
     survives: float = 0.5
     soon: float = 0.25
-    kept: int = 32
+    censuses: int = 32
 
 
 POLICY: Final = HistoryPolicy()
@@ -40,15 +39,15 @@ POLICY: Final = HistoryPolicy()
 
 @dataclass(frozen=True, slots=True)
 class HeldSize:
-    """What a holder kept at one census.
+    """What a holder kept alive at one census.
 
     Attributes:
         position: when, on the scale that the censuses are counted in.
         storages: bytes of its storages.
-        kept: bytes of host memory that it keeps beside them: nodes of the autograd graph.
-        count: its storages.
-        objects: those nodes.
-        entries: objects that its path names.
+        kept: bytes of host memory in nodes of the autograd graph that it keeps alive.
+        count: number of its storages.
+        objects: number of those nodes.
+        entries: number of objects that its path names.
         head: first bytes of its storages where they are few; None where they were not read.
     """
 
@@ -62,18 +61,18 @@ class HeldSize:
 
     @property
     def nbytes(self) -> int:
-        """All bytes that it keeps."""
+        """All bytes that it keeps alive."""
         return self.storages + self.kept
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """One holder over all censuses in a row that saw it.
+    """One holder over the censuses in a row that found it.
 
     Attributes:
-        group: as the last census saw it.
-        path: the whole path of what grew most up to it.
-        sizes: by census, oldest first.
+        group: the holder's group at the last census.
+        path: whole path to what grew most up to that census.
+        sizes: one per census, oldest first.
     """
 
     group: HolderGroup
@@ -92,28 +91,28 @@ class Holding:
                 that far apart are compared.
         """
         points = _apart(self.sizes, period)
-        found = [points.pop()]
+        grown = [points.pop()]
         while points:
             before = points.pop()
-            if accumulates(before, found[0], attached=self.group.attached):
-                found.insert(0, before)
-            elif not points or not _soon(points[-1], before, found[0]):
+            if accumulates(before, grown[0], attached=self.group.attached):
+                grown.insert(0, before)
+            elif not points or not _soon(points[-1], before, grown[0]):
                 break
-        return found
+        return grown
 
     @property
     def logs(self) -> bool:
-        """Whether it has log entries alone, if anything."""
+        """Whether it keeps nothing but log entries."""
         last = self.sizes[-1]
         return not self.group.attached and last.storages <= POLICY.log_entry * last.count
 
     def rate(self, since: float) -> float:
-        """Return bytes a position by which it grew since the last census before a position, 0 without two."""
+        """Return its growth in bytes per position since the last census before a position; 0 without two."""
         before = max((size.position for size in self.sizes if size.position < since), default=since)
-        seen = [size for size in self.sizes if size.position >= before]
-        if len(seen) < 2:
+        sizes = [size for size in self.sizes if size.position >= before]
+        if len(sizes) < 2:
             return 0.0
-        return (seen[-1].nbytes - seen[0].nbytes) / (seen[-1].position - seen[0].position)
+        return (sizes[-1].nbytes - sizes[0].nbytes) / (sizes[-1].position - sizes[0].position)
 
     @property
     def fell(self) -> bool:
@@ -122,16 +121,15 @@ class Holding:
 
     @property
     def lengthens(self) -> bool:
-        """Whether it grew last without another storage or node: a tensor that is made anew, longer."""
+        """Whether it grew last without another storage or node: a tensor that is replaced by a longer one."""
         before, last = self.sizes[-2:] if len(self.sizes) > 1 else (None, self.sizes[-1])
         return before is not None and (before.count, before.objects) == (last.count, last.objects)
 
 
 def accumulates(before: HeldSize, after: HeldSize, *, attached: bool, policy: HistoryPolicy = POLICY) -> bool:
-    """Whether a holder got more in a way that may go on for ever.
+    """Whether a holder grew in a way that may go on for ever.
 
-    More storages or nodes do, or the same number with the same content at their beginning: what `torch.cat`
-    lengthens. A batch that is longer this time has other content. All-zero beginnings prove nothing.
+    That is by more storages or nodes, or by as many with the same content at their beginning.
 
     Args:
         before, after: at two censuses.
@@ -145,51 +143,53 @@ def accumulates(before: HeldSize, after: HeldSize, *, attached: bool, policy: Hi
         return True
     if count > 0:
         return attached or after.storages - before.storages > policy.log_entry * count
-    return after.head is not None and any(after.head) and after.head == before.head
+    return same_beginning(before.head, after.head)
 
 
 class HolderHistory:
-    """The holders of the last census, each with its sizes at those before. Keeps numbers and names only."""
+    """The holders of the last census with their sizes at earlier ones. Keeps no object alive."""
 
     def __init__(self) -> None:
         self._holdings: dict[GroupKey, Holding] = {}
         self._members: Mapping[GroupKey, frozenset[int]] = {}
 
     def add(self, point: CensusPoint, *, between: bool = True) -> None:
-        """Take in a census, later than those before.
+        """Add a census that was taken later than those before.
 
         Args:
-            point: it.
-            between: taken between two positions of the program. Elsewhere (where memory ran out, or at the
-                end, when functions have returned) what is gone, or no more, says nothing; nor does it where
-                not everything was searched.
+            point: the census.
+            between: it was taken between two positions of the program, and everything was searched. Elsewhere
+                (where memory ran out, or at the end, when functions have returned) a holder that is gone or
+                smaller proves nothing.
         """
         members = _members(point)
         groups = [*point.census.groups, *_nodes_on_host(point.census.groups)]
         keys = {group.key for group in groups}
         moved = self._moved(keys)
-        found = {}
+        holdings = {}
         for group in groups:
             if has(group.anchor, SegmentKind.NOT_SEARCHED):  # partial censuses leave out different ones
                 continue
             size = _size(group, point)
             before = self._same(group, size, members.get(group.key, frozenset()), moved)
-            sizes = (size,) if before is None else (*before.sizes, size)[-POLICY.kept :]
+            sizes = (size,) if before is None else (*before.sizes, size)[-POLICY.censuses :]
             path = group.path if before is None else _grew_most(before.group, group)
-            found[group.key] = Holding(group, path, sizes)
+            holdings[group.key] = Holding(group, path, sizes)
         if not between:
-            moved_on = {id(each.sizes[0]) for key, each in found.items() if key not in self._holdings}
+            moved_on = {
+                id(holding.sizes[0]) for key, holding in holdings.items() if key not in self._holdings
+            }
             for key, before in self._holdings.items():
-                now = found.get(key)
+                now = holdings.get(key)
                 gone = now is None and id(before.sizes[0]) not in moved_on
                 if gone or (now is not None and now.sizes[-1].nbytes <= before.sizes[-1].nbytes):
-                    found[key] = before
-        self._holdings, self._members = found, members
+                    holdings[key] = before
+        self._holdings, self._members = holdings, members
 
     def growing(self, period: float | None = None) -> list[Holding]:
         """Return holders that grew up to the last census, largest first; `period` as `rising` has it."""
-        found = [holding for holding in self._holdings.values() if len(holding.rising(period)) > 1]
-        return sorted(found, key=lambda each: each.sizes[0].nbytes - each.sizes[-1].nbytes)
+        holdings = [holding for holding in self._holdings.values() if len(holding.rising(period)) > 1]
+        return sorted(holdings, key=lambda holding: holding.sizes[0].nbytes - holding.sizes[-1].nbytes)
 
     def __iter__(self) -> Iterator[Holding]:
         return iter(self._holdings.values())
@@ -201,12 +201,12 @@ class HolderHistory:
         members: frozenset[int],
         moved: dict[_Place, Holding],
     ) -> Holding | None:
-        """Return the holder of the census before that a group of this one is."""
+        """Return the holder at the census before that is the same as a group of this one."""
         before = self._holdings.get(group.key)
         if before is None:
-            # What holds it is the same object, and is reached by another path now.
-            found = (moved.pop(place, None) for place in _places(group))
-            return next((holding for holding in found if holding is not None), None)
+            # The same object may be reached by another path now.
+            candidates = (moved.pop(place, None) for place in _places(group))
+            return next((holding for holding in candidates if holding is not None), None)
         earlier = self._members.get(group.key, frozenset())
         if not group.holders.keys().isdisjoint(before.group.holders):
             replaced = len(earlier & members) < POLICY.survives * len(earlier)
@@ -215,11 +215,10 @@ class HolderHistory:
             return before
         if len(earlier & members) >= POLICY.survives * len(earlier) > 0:
             return before
-        same_content = size.head is not None and any(size.head) and size.head == before.sizes[-1].head
-        return before if same_content else None
+        return before if same_beginning(before.sizes[-1].head, size.head) else None
 
     def _moved(self, keys: set[GroupKey]) -> dict[_Place, Holding]:
-        """Holders whose path is gone, by where else they would be found."""
+        """Return the holders whose path is gone, by the places where they may be found again."""
         return {
             place: holding
             for key, holding in self._holdings.items()
@@ -229,7 +228,7 @@ class HolderHistory:
 
 
 _Place = tuple[str, int, PathSegment]
-"""Device, token of an object, and what of it: the variables of a module share its token."""
+"""Device, token of the holding object, and segment of it: all variables of a module share its token."""
 
 
 def _places(group: HolderGroup) -> list[_Place]:
@@ -237,7 +236,7 @@ def _places(group: HolderGroup) -> list[_Place]:
 
 
 def _nodes_on_host(groups: Sequence[HolderGroup]) -> Iterator[HolderGroup]:
-    """What holders of storages on a GPU keep in host memory, as groups of the CPU's without storages."""
+    """Yield what holders of GPU storages keep in host memory, as groups of the CPU without storages."""
     for group in groups:
         if group.device != "cpu" and group.kept:
             yield replace(
@@ -252,7 +251,7 @@ def _size(group: HolderGroup, point: CensusPoint) -> HeldSize:
 
 
 def _members(point: CensusPoint) -> dict[GroupKey, frozenset[int]]:
-    """Addresses of each group's storages."""
+    """Return the addresses of each group's storages."""
     of_path = {(group.device, path): group.key for group in point.census.groups for path in group.tails}
     members: dict[GroupKey, set[int]] = {}
     for record in point.census.storages:
@@ -263,7 +262,7 @@ def _members(point: CensusPoint) -> dict[GroupKey, frozenset[int]]:
 
 
 def _grew_most(before: HolderGroup, after: HolderGroup) -> HolderPath:
-    """The path whose bytes grew most; of equal ones the one with the most bytes."""
+    """Return the path whose bytes grew most; of equal ones the one with the most bytes."""
     tails = {path: (nbytes - before.tails.get(path, 0), nbytes) for path, nbytes in after.tails.items()}
     return max(tails, key=lambda path: tails[path], default=after.path)
 
@@ -275,9 +274,9 @@ def _soon(earlier: HeldSize, before: HeldSize, after: HeldSize) -> bool:
 
 
 def _apart(sizes: Sequence[HeldSize], period: float | None) -> list[HeldSize]:
-    """The censuses that are at least a period apart, counted back from the last."""
-    kept: list[HeldSize] = []
+    """Return the censuses that are at least a period apart, counted back from the last."""
+    spaced: list[HeldSize] = []
     for size in reversed(sizes):
-        if not kept or kept[-1].position - size.position >= (period or 0):
-            kept.append(size)
-    return kept[::-1]
+        if not spaced or spaced[-1].position - size.position >= (period or 0):
+            spaced.append(size)
+    return spaced[::-1]

@@ -1,9 +1,10 @@
-"""From what grew from census to census to what that amounts to. Pure."""
+"""Judge what grew from census to census, by its sizes and by what the counters show. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from typing import ClassVar, Final, TypeVar
 
@@ -17,15 +18,34 @@ has grown at such a rate since then."""
 Confirms = Callable[[str, float], bool]
 """Given a counter's name and a rate in bytes a position: whether that counter rises by at least as much."""
 
-_DATA_LEAST: Final = 4096
-"""Bytes a position below which a container of ordinary data is a log of the program's own."""
-_DATA_EVERY: Final = 4
-"""A container that leaks gets an entry at least every so many positions."""
+
+@dataclass(frozen=True, slots=True)
+class HolderPolicy:
+    """Thresholds for what grows from census to census.
+
+    Attributes:
+        data_least: bytes per position below which a container of ordinary data is the program's own log.
+        data_every: a container that leaks gets an entry at least every so many positions.
+        shown: part of a holder's rate that its counter has to show beside the rates of all other holders.
+        collected: part of a counter's rate that objects awaiting the cyclic collector explain. It is a part,
+            since what they keep in native memory is not seen.
+        collected_within: positions after which a census sees most of what awaits the collector, however long
+            the run.
+    """
+
+    data_least: int = 4096
+    data_every: int = 4
+    shown: float = 0.5
+    collected: float = 0.25
+    collected_within: int = 20
+
+
+HOLDER_POLICY: Final = HolderPolicy()
 
 
 @dataclass(frozen=True, slots=True)
 class GrowingData:
-    """A container that had more entries at each census of a row. Sizes in bytes, tensors left out.
+    """A container that had more entries at each census in a row. Sizes in bytes, without tensors.
 
     Attributes:
         path: to any of its entries.
@@ -53,10 +73,10 @@ class GrowingData:
         return [(position, float(count * self.entry_bytes)) for position, count in self.entries]
 
     @property
-    def often(self) -> bool:
+    def grows_often(self) -> bool:
         """Whether it gets entries as often as a container that leaks at each step."""
         (start, first), (end, last) = self.entries[0], self.entries[-1]
-        return (last - first) * _DATA_EVERY >= end - start
+        return (last - first) * HOLDER_POLICY.data_every >= end - start
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +86,7 @@ class AwaitingCollector:
     Attributes:
         position: when.
         nbytes: bytes by device.
-        of: by device, the class at which most of these bytes hang.
+        of: by device, the class whose objects keep most of these bytes.
     """
 
     position: float
@@ -79,10 +99,10 @@ class HolderGrowth:
     """A holder that grew over some censuses in a row up to the last.
 
     Attributes:
-        holding: it.
+        holding: the holder.
         proof: what its growth is worth, with its rate.
-        lengthens: it is a tensor that is made anew, longer.
-        counter: the name of the counter that sees its memory.
+        lengthens: it is a tensor that is replaced by a longer one each time.
+        counter: name of the counter that includes its memory.
         entries_grow: its path names more objects than before.
     """
 
@@ -98,13 +118,13 @@ class HolderGrowth:
 
     @property
     def last(self) -> float:
-        """Position of the last census that saw it."""
+        """Position of the last census that found it."""
         return self.holding.sizes[-1].position
 
 
 @dataclass(frozen=True, slots=True)
 class DataGrowth:
-    """A container of ordinary data that grew, and what that is worth."""
+    """A container of ordinary data that grew, and what its growth is worth."""
 
     data: GrowingData
     proof: Proof
@@ -112,13 +132,13 @@ class DataGrowth:
 
     @property
     def last(self) -> float:
-        """Position of the last census that saw it."""
+        """Position of the last census that found it."""
         return self.data.entries[-1][0]
 
     @property
     def large(self) -> bool:
-        """Whether its own entries are worth telling; what they hold in native memory is not counted."""
-        return self.proof.rate >= _DATA_LEAST
+        """Whether its own entries are worth reporting; what they hold in native memory is not counted."""
+        return self.proof.rate >= HOLDER_POLICY.data_least
 
 
 _Grown = TypeVar("_Grown", HolderGrowth, DataGrowth)
@@ -141,26 +161,25 @@ def growths(
         counter_of: names the counter that sees a holder's memory.
         contradicts: what counters say.
         period: positions from rise to rise, where growth is periodic.
-        now: position of the last reading: where it is as far behind the last census as two of the censuses
-            that saw growth are apart, the counter must not show that it stopped.
-        confirms: whether it does up to its last reading. Where it does not show what holders are proven to
-            gain, what was not seen for long may have stopped.
-        ended: whether it did, and does so no longer.
-        policy: of proof.
+        now: position of the last reading. Where it is as far from the last census as two of the censuses that
+            saw growth are apart, the counter must not show that growth stopped.
+        confirms: whether a counter grows up to its last reading. Where it does not show the growth that
+            holders are proven to have, growth that was not seen for long may have stopped.
+        ended: whether a counter grew and has stopped.
+        policy: thresholds of proof.
     """
-    found = []
+    growing = []
     for holding in holdings:
         counter = counter_of(holding)
         rising = holding.rising(period)
         points = [(size.position, float(size.nbytes)) for size in rising]
-        proof = prove(points, _by(counter, contradicts), policy, period, holding.fell)
+        proof = prove(points, partial(contradicts, counter), policy, period, holding.fell)
         entries_grow = rising[-1].entries > rising[0].entries
         growth = HolderGrowth(holding, proof, holding.lengthens, counter, entries_grow)
         if proof.certainty is not None and not _stopped(growth, points, contradicts, now, ended, policy):
-            found.append(growth)
-    unseen = not_shown(found, confirms)
-    found = [_aged(one, now, ended, policy) if one in unseen else one for one in found]
-    return sorted(found, key=lambda growth: -growth.proof.rate)
+            growing.append(growth)
+    unseen = not_shown(growing, confirms)
+    return _largest_first(_with_age(growing, unseen, now, ended, policy))
 
 
 def data_growths(
@@ -178,34 +197,48 @@ def data_growths(
 
     Arguments as `growths` has them.
     """
-    found = []
+    growing = []
     for data in grown:
-        by_host = _by(DataGrowth.counter, contradicts)
-        growth = DataGrowth(data, prove(data.sizes, by_host, policy))
-        wanted = growth.proof.certainty is not None and (growth.large or data.native is not None)
-        if wanted and not _stopped(growth, data.sizes, contradicts, now, ended, policy):
-            found.append(growth)
-    unseen = not_shown(found, confirms)
-    shown = [one for one in found if one.proof.certainty == "proven" and one not in unseen]
-    found = [_aged(one, now, ended, policy) if one in unseen else one for one in found]
-    found = [one for one in found if one.data.often or one in shown]
-    return sorted(found, key=lambda growth: -growth.proof.rate)
+        contradicted = partial(contradicts, DataGrowth.counter)
+        growth = DataGrowth(data, prove(data.sizes, contradicted, policy))
+        counts = growth.proof.certainty is not None and (growth.large or data.native is not None)
+        if counts and not _stopped(growth, data.sizes, contradicts, now, ended, policy):
+            growing.append(growth)
+    unseen = not_shown(growing, confirms)
+    shown = [growth for growth in growing if growth.proof.certainty == "proven" and growth not in unseen]
+    growing = _with_age(growing, unseen, now, ended, policy)
+    return _largest_first(growth for growth in growing if growth.data.grows_often or growth in shown)
 
 
-def not_shown(found: Sequence[_Grown], confirms: Confirms, share: float = 0.5) -> list[_Grown]:
+def _with_age(
+    growing: Sequence[_Grown], unseen: Sequence[_Grown], now: float, ended: Confirms, policy: ProofPolicy
+) -> list[_Grown]:
+    """Return all growth; what no counter shows is worth less some time after the last census."""
+    return [_aged(growth, now, ended, policy) if growth in unseen else growth for growth in growing]
+
+
+def _largest_first(growing: Iterable[_Grown]) -> list[_Grown]:
+    return sorted(growing, key=lambda growth: -growth.proof.rate)
+
+
+def not_shown(
+    growing: Sequence[_Grown], confirms: Confirms, share: float = HOLDER_POLICY.shown
+) -> list[_Grown]:
     """Return proven growth that its counter does not show.
 
     Args:
-        found: all growth.
+        growing: all growth.
         confirms: as `growths` has it.
         share: part of a holder's rate that its counter has to show beside the rates of all others.
     """
-    proven = [grown for grown in found if grown.proof.certainty == "proven"]
+    proven = [growth for growth in growing if growth.proof.certainty == "proven"]
     rates: dict[str, float] = {}
-    for one in proven:
-        rates[one.counter] = rates.get(one.counter, 0.0) + one.proof.rate
+    for growth in proven:
+        rates[growth.counter] = rates.get(growth.counter, 0.0) + growth.proof.rate
     return [
-        one for one in proven if not confirms(one.counter, rates[one.counter] - (1 - share) * one.proof.rate)
+        growth
+        for growth in proven
+        if not confirms(growth.counter, rates[growth.counter] - (1 - share) * growth.proof.rate)
     ]
 
 
@@ -219,8 +252,8 @@ def _stopped(
 ) -> bool:
     """Whether a counter shows that growth came to an end after the last census.
 
-    What comes now and then pauses for as long as two censuses that saw it grow are apart, or for less where
-    the counter's own course says that it has ended.
+    Growth that comes now and then pauses for as long as two censuses that saw it are apart, or for less where
+    the counter itself has stopped growing.
     """
     longest = max((b[0] - a[0] for a, b in pairwise(points)), default=0.0)
     rate = policy.contradicts * growth.proof.rate
@@ -229,7 +262,7 @@ def _stopped(
 
 
 def _aged(growth: _Grown, now: float, ended: Confirms, policy: ProofPolicy) -> _Grown:
-    """Return growth as it stands some time after the last census, where no counter shows that it goes on."""
+    """Return what growth is worth some time after the last census, where no counter shows that it goes on."""
     proof = growth.proof
     aged = now - growth.last > policy.ages * (growth.last - proof.since)
     if aged or ended(growth.counter, policy.contradicts * proof.rate):
@@ -240,12 +273,12 @@ def _aged(growth: _Grown, now: float, ended: Confirms, policy: ProofPolicy) -> _
 
 
 def waits_for_collector(
-    waiting: Sequence[AwaitingCollector], device: str, rate: float, share: float = 0.25
+    waiting: Sequence[AwaitingCollector], device: str, rate: float, share: float = HOLDER_POLICY.collected
 ) -> bool:
     """Whether objects that the cyclic collector will free explain part of a counter's growth.
 
-    Between its collections they pile up; what they keep in native memory is not seen, so that a part of the
-    rate is enough.
+    They pile up between its collections. What they keep in native memory is not seen, so a part of the rate
+    is enough.
 
     Args:
         waiting: what awaited the collector at each census.
@@ -257,12 +290,4 @@ def waits_for_collector(
         return False
     span = waiting[-1].position - waiting[0].position
     most = max(collector.nbytes.get(device, 0) for collector in waiting)
-    return most >= share * rate * min(span, _COLLECTED_WITHIN) > 0
-
-
-_COLLECTED_WITHIN: Final = 20
-"""Positions after which a census sees most of what awaits the collector, however long the run."""
-
-
-def _by(counter: str, contradicts: Contradicts) -> Callable[[float, float], bool]:
-    return lambda rate, since: contradicts(counter, rate, since)
+    return most >= share * rate * min(span, HOLDER_POLICY.collected_within) > 0

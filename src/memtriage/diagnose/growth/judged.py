@@ -1,4 +1,4 @@
-"""From a counter's track to whether it could be judged: growth, a detection limit, or a reason. Pure."""
+"""State whether a counter could be judged: growth, a detection limit, or the reason why not. Pure."""
 
 from __future__ import annotations
 
@@ -36,24 +36,26 @@ def judge_counter(track: Track, scale: JudgedScale, policy: TrendPolicy) -> tupl
         policy: its counter's.
     """
     points = track.points()
-    found = estimate(points, policy)
-    said = Judged(scale=scale, points=track.readings)
-    if found.state == "too_short":
-        return found, msgspec.structs.replace(said, reason=_too_few(track.readings, scale, policy.readings))
-    if found.state == "growing":
-        return found, said
-    if found.state == "undecided":
+    growth = estimate(points, policy)
+    judged = Judged(scale=scale, points=track.readings)
+    if growth.state == "too_short":
+        return growth, msgspec.structs.replace(
+            judged, reason=_too_few(track.readings, scale, policy.readings)
+        )
+    if growth.state == "growing":
+        return growth, judged
+    if growth.state == "undecided":
         reason = (
-            f"suspected growth of {rate(round(found.rate), _UNITS[scale])}, not steady enough to be sure; "
+            f"suspected growth of {rate(round(growth.rate), _UNITS[scale])}, not steady enough to be sure; "
             "a longer run would settle it"
         )
-        return found, msgspec.structs.replace(said, reason=reason)
+        return growth, msgspec.structs.replace(judged, reason=reason)
     limit = detection_limit(points, policy)
     if limit is None:
         reason = "the counter moves too much: no growth of any size would show"
-        return found, msgspec.structs.replace(said, reason=reason)
+        return growth, msgspec.structs.replace(judged, reason=reason)
     stated = DetectionLimit(math.ceil(limit), "second" if scale == "time" else "step")
-    return found, msgspec.structs.replace(said, detection_limit=stated)
+    return growth, msgspec.structs.replace(judged, detection_limit=stated)
 
 
 def _too_few(readings: int, scale: JudgedScale, needed: int) -> str:
@@ -81,15 +83,15 @@ def with_circumstances(
     else:
         return dict(judged)
     return {
-        device: msgspec.structs.replace(one, reason=f"{why}: {one.reason}")
-        if one.scale is not None and one.points < trend_policy(device).readings
-        else one
-        for device, one in judged.items()
+        device: msgspec.structs.replace(judgment, reason=f"{why}: {judgment.reason}")
+        if judgment.scale is not None and judgment.points < trend_policy(device).readings
+        else judgment
+        for device, judgment in judged.items()
     }
 
 
 def weakest(judged: Iterable[Judged]) -> Judged:
-    """Return the judgment that allows to say least: a reason, then growth, then the highest limit.
+    """Return the judgment that proves least: one with a reason, then growth, then the highest limit.
 
     Args:
         judged: of the same device on several ranks, at least one.
@@ -97,9 +99,9 @@ def weakest(judged: Iterable[Judged]) -> Judged:
     return max(judged, key=_weakness)
 
 
-def _weakness(one: Judged) -> tuple[bool, bool, int]:
-    limit = one.detection_limit
-    return (one.reason is not None, limit is None, 0 if limit is None else limit.bytes)
+def _weakness(judgment: Judged) -> tuple[bool, bool, int]:
+    limit = judgment.detection_limit
+    return (judgment.reason is not None, limit is None, 0 if limit is None else limit.bytes)
 
 
 def stated_limit(judged: Mapping[str, Judged], *, steps: int, seconds: float | None) -> str | None:
@@ -107,18 +109,18 @@ def stated_limit(judged: Mapping[str, Judged], *, steps: int, seconds: float | N
 
     Args:
         judged: by device, what the judgment of growth rests on.
-        steps: of the run.
-        seconds: that it was watched; None where unknown.
+        steps: optimizer steps of the run.
+        seconds: how long it was watched; None where unknown.
     """
     devices: dict[str, list[str]] = {}
-    for device, one in judged.items():
-        if one.detection_limit is not None:
-            limit = rate(one.detection_limit.bytes, one.detection_limit.per)
+    for device, judgment in judged.items():
+        if judgment.detection_limit is not None:
+            limit = rate(judgment.detection_limit.bytes, judgment.detection_limit.per)
             devices.setdefault(limit, []).append(device)
     if not devices:
         return None
     limits = " and ".join(f"{limit} on {devices_in_words(names)}" for limit, names in devices.items())
-    first = next(one for one in judged.values() if one.detection_limit is not None)
+    first = next(judgment for judgment in judged.values() if judgment.detection_limit is not None)
     if first.scale == "step":
         rests_on = count(steps, "step")
     elif first.scale == "microbatch":

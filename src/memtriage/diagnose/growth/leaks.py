@@ -1,19 +1,40 @@
-"""From censuses some steps apart to leaks: which groups of storages grow, by how much, and for how long."""
+"""Compare a few censuses: which groups of storages grow from each to the next, and how fast. Pure.
+
+For cells of a notebook and the pytest plugin, which have no counters over many steps. `history.py` follows
+the holders of a whole run.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Final
 
 from memtriage.model.census import Census, GroupKey, HolderGroup
 from memtriage.model.paths import HolderPath, SegmentKind, has
 
-_LOG_ENTRY = 512
-"""Storages up to this size that hang on no graph are log entries (a loss kept detached is 4 bytes; the CUDA
+LOG_ENTRY: Final = 512
+"""Storages up to this size without a graph are log entries (a loss kept detached is 4 bytes; the CUDA
 allocator makes 512 of them), not leaks."""
-_FLOOR = 1024
-_SHARE = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class LeakPolicy:
+    """Thresholds of growth from census to census.
+
+    Attributes:
+        log_entry: bytes per storage without a graph up to which it is a log entry.
+        least: bytes per position below which growth is the program's own bookkeeping.
+        share: part of all growth on a device below which a group is not reported beside the others.
+    """
+
+    log_entry: int = LOG_ENTRY
+    least: int = 1024
+    share: float = 0.02
+
+
+POLICY: Final = LeakPolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +83,12 @@ class GroupGrowth:
 
     @property
     def rate(self) -> float:
-        """Bytes a step (a micro-batch, a second); what was begun when memory ran out counts as one."""
+        """Bytes per step (micro-batch, second); one that was under way when memory ran out counts in full."""
         return self.nbytes / max(1, self.distance + self.interrupted)
 
 
 def growth_between(before: CensusPoint, after: CensusPoint) -> list[GroupGrowth]:
-    """Groups with more bytes than before, largest first. Nothing is judged yet."""
+    """Return the groups with more bytes than before, largest first, whether or not they leak."""
     earlier = {group.key: group for group in before.census.groups}
     distance = after.position - before.position
     grown = []
@@ -80,24 +101,21 @@ def growth_between(before: CensusPoint, after: CensusPoint) -> list[GroupGrowth]
         if has(group.anchor, SegmentKind.NOT_SEARCHED):  # two partial censuses leave out different ones
             continue
         tails = {path: size - (old.tails.get(path, 0) if old else 0) for path, size in group.tails.items()}
-        most = max(tails, key=lambda path: tails[path])
+        grew_most = max(tails, key=lambda path: tails[path])
         more = None if old is None else group.entries > old.entries
-        grown.append(GroupGrowth(group, most, count, nbytes, distance, after.interrupted, more))
+        grown.append(GroupGrowth(group, grew_most, count, nbytes, distance, after.interrupted, more))
     return sorted(grown, key=lambda growth: -growth.nbytes)
 
 
 def accumulates(growth: GroupGrowth) -> bool:
     """Whether a group's growth looks like accumulation: more storages, worth more than a log entry each."""
-    if growth.count < 1 or growth.rate < _FLOOR:
+    if growth.count < 1 or growth.rate < POLICY.least:
         return False
-    return growth.group.attached or growth.nbytes > _LOG_ENTRY * growth.count
+    return growth.group.attached or growth.nbytes > POLICY.log_entry * growth.count
 
 
 def lengthens(growths: Sequence[GroupGrowth], points: Sequence[CensusPoint]) -> bool:
     """Whether one storage grows at its end from census to census (a `torch.cat` accumulator).
-
-    A batch that is longer this time is another tensor with other content; an accumulator begins with the
-    bytes it began with before. All-zero beginnings prove nothing.
 
     Args:
         growths: the group's growth over each interval, oldest first.
@@ -105,21 +123,29 @@ def lengthens(growths: Sequence[GroupGrowth], points: Sequence[CensusPoint]) -> 
     """
     if len(growths) < 2 or any(growth.count != 0 or growth.group.count != 1 for growth in growths):
         return False
-    if any(growth.rate < _FLOOR for growth in growths):
+    if any(growth.rate < POLICY.least for growth in growths):
         return False
     heads = [point.heads.get(growths[0].key) for point in points]
-    return heads[0] is not None and any(heads[0]) and all(head == heads[0] for head in heads)
+    return all(same_beginning(heads[0], head) for head in heads)
+
+
+def same_beginning(before: bytes | None, after: bytes | None) -> bool:
+    """Whether a storage begins with the same bytes as before. All-zero beginnings prove nothing.
+
+    `torch.cat` lengthens a tensor at its end. A batch that is longer this time has other content.
+    """
+    return before is not None and any(before) and before == after
 
 
 def persistent(points: Sequence[CensusPoint], baseline: CensusPoint | None = None) -> list[GroupGrowth]:
-    """Groups that grew in every interval between the censuses, as one growth over the whole span.
+    """Return the groups that grew in every interval between the censuses, as one growth over the whole span.
 
-    Groups of less than 2 % of all that grew are left to their betters.
+    Groups of less than `LeakPolicy.share` of the growth on their device are left out.
 
     Args:
         points: the censuses, oldest first.
         baseline: an earlier one, for storages that grow at their end, and for a last census that was taken
-            amid a step: two sizes make no trend.
+            in the middle of a step: two sizes make no trend.
     """
     if len(points) < 2:
         return []
@@ -127,19 +153,19 @@ def persistent(points: Sequence[CensusPoint], baseline: CensusPoint | None = Non
     before = {growth.key: growth for growth in growth_between(earlier[0], points[0])} if earlier else {}
     intervals = [growth_between(a, b) for a, b in pairwise(points)]
     by_key = [{growth.key: growth for growth in interval} for interval in intervals]
-    found = []
-    for whole in growth_between(points[0], points[-1]):
-        parts = [each.get(whole.key) for each in by_key]
+    grown = []
+    for overall in growth_between(points[0], points[-1]):
+        parts = [interval.get(overall.key) for interval in by_key]
         known = [part for part in parts if part is not None]
         if len(known) != len(parts):
             continue
-        first = [before[whole.key]] if whole.key in before else []
+        first = [before[overall.key]] if overall.key in before else []
         if points[-1].interrupted and earlier and not any(accumulates(part) for part in first):
             continue  # what the failing step itself holds grows too, but never did before
         since = [*earlier, *points] if first else points
         if all(accumulates(part) for part in known) or lengthens([*first, *known], since):
-            found.append(whole)
+            grown.append(overall)
     total: dict[str, int] = {}
-    for growth in found:
+    for growth in grown:
         total[growth.group.device] = total.get(growth.group.device, 0) + growth.nbytes
-    return [growth for growth in found if growth.nbytes >= _SHARE * total[growth.group.device]]
+    return [growth for growth in grown if growth.nbytes >= POLICY.share * total[growth.group.device]]

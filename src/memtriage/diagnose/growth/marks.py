@@ -1,8 +1,8 @@
-"""Does a counter rise from mark to mark? Pure functions over numbers; the census names what they suspect.
+"""Test quickly whether a counter rises from mark to mark: within a step, in a live view, in a snapshot. Pure.
 
-The counter only raises a suspicion, so the test is made to miss nothing: it asks whether the *floor* (the
-smallest value in a window) rises over three successive windows. Longer batches, gradient accumulation and
-collections move single values, not floors; what grows by any amount at every mark moves each floor.
+`trend.py` judges whole runs. This test only raises a suspicion, so it is made to miss nothing: it asks
+whether the *floor* (the smallest value in a window) rises over three successive windows. Longer batches,
+gradient accumulation and collections move single values, not floors. Growth at every mark moves each floor.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import pairwise
 
 @dataclass(frozen=True, slots=True)
 class GrowthPolicy:
-    """Thresholds of growth detection.
+    """Thresholds of the quick test.
 
     Attributes:
         warm_up: first marks of a series to leave out: optimizer state, workspaces, caches, compilation, and
@@ -58,13 +58,13 @@ class Series:
             self.values[:half] = self.values[:half:2]
 
     def after(self, position: float) -> Series:
-        """The part of the series behind a position."""
+        """Return the part of the series after a position."""
         start = next((i for i, p in enumerate(self.positions) if p > position), len(self.positions))
         return Series(self.positions[start:], self.values[start:])
 
 
 def floors(values: Sequence[int], windows: int) -> list[int]:
-    """The smallest value in each of `windows` equal windows (the last takes what is left over)."""
+    """Return the smallest value in each of `windows` equal windows (the last one takes the remainder)."""
     width = len(values) // windows
     if width == 0:
         return []
@@ -73,7 +73,7 @@ def floors(values: Sequence[int], windows: int) -> list[int]:
 
 
 def floor_growth(series: Series, windows: int = 3) -> float | None:
-    """Bytes a position by which the floor rises, or None when it does not rise from window to window."""
+    """Return bytes per position by which the floor rises; None if it does not rise from window to window."""
     if len(series.values) < 2 * windows:
         return None
     low = floors(series.values, windows)
@@ -87,7 +87,7 @@ def floor_growth(series: Series, windows: int = 3) -> float | None:
 
 
 def policy_for(counter: str) -> GrowthPolicy:
-    """The policy for a counter: malloc's and the shared resident set drift a little by themselves."""
+    """Return the policy for a counter: malloc's and the shared resident set drift a little by themselves."""
     return _DRIFTING.get(counter, POLICY)
 
 
@@ -95,7 +95,7 @@ _DRIFTING = {"cpu": GrowthPolicy(floor_bytes=8 * 1024), "shared": GrowthPolicy(f
 
 
 def recent_growth(series: Series, policy: GrowthPolicy = POLICY) -> float | None:
-    """Bytes a step by which the floor of the recent half rises; None when the series is too short to tell.
+    """Return bytes per step by which the floor of the recent half rises; None if the series is too short.
 
     0 where it does not rise from window to window, or by less than `policy.floor_bytes`.
     """
@@ -108,7 +108,7 @@ def recent_growth(series: Series, policy: GrowthPolicy = POLICY) -> float | None
 
 
 def period_within_step(values: Sequence[int], policy: GrowthPolicy = POLICY) -> int | None:
-    """After how many backwards the counter comes back higher, each time, within one step; None: it does not.
+    """Return the number of backwards after which the counter is higher each time, within one step; or None.
 
     1 where every backward ends higher than the one before. More where a micro-batch is several backwards,
     one a pipeline stage, or one in the fused forward of a head: then what they hold goes up and down within
@@ -134,7 +134,7 @@ def period_within_step(values: Sequence[int], policy: GrowthPolicy = POLICY) -> 
 def went_on_within_step(
     step: Series, since: float, rate: float, share: float = 0.3, policy: GrowthPolicy = POLICY
 ) -> bool | None:
-    """Whether growth within a step goes on behind micro-batch `since`; None when too few followed to tell.
+    """Whether growth within a step goes on after micro-batch `since`; None when too few followed to tell.
 
     A cache that fills while the first step runs rises from micro-batch to micro-batch, and then never again.
 
@@ -154,7 +154,7 @@ def went_on_within_step(
 
 
 def steps_left(limit: int | None, used: int | None, rate: float | None) -> int | None:
-    """Marks until `used` reaches `limit` at `rate` bytes a mark; None where one of them is unknown."""
+    """Return marks until `used` reaches `limit` at `rate` bytes per mark; None where one is unknown."""
     if limit is None or used is None or not rate or rate <= 0:
         return None
     return max(0, int((limit - used) / rate))

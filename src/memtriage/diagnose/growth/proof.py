@@ -1,4 +1,4 @@
-"""Does a holder's growth amount to a leak? From its size at several censuses and the counters. Pure."""
+"""Decide whether a holder's growth is a leak, from its size at several censuses and the counters. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memtriage.model.findings import Certainty
 
 @dataclass(frozen=True, slots=True)
 class ProofPolicy:
-    """Thresholds.
+    """Thresholds for calling a holder's growth proven.
 
     Attributes:
         intervals: intervals in a row, up to the last census, over which a holder must have grown.
@@ -23,12 +23,12 @@ class ProofPolicy:
         short: length of an interval, as a part of the longest, below which it is joined with the one before
             it where enough others are left: in so short a time single rises decide.
         share: part of its rate that each of them must show.
-        begun: part of the others' rate below which growth began in the middle of the first interval: that one
-            does not count where enough others follow, and never for the rate.
+        begun: part of the others' rate below which growth began in the middle of the first interval. That one
+            is left out where enough others follow, and always for the rate.
         slows: rate of the last interval, as a part of the first's, below which it may come to an end.
         contradicts: part of the holder's rate that a counter would have to show, and does not.
         differs: times as far as intervals differ that the last one must fall short of what is expected.
-        exact: part of it that it must fall short by where they do not differ at all.
+        exact: part of the expected growth that it must fall short by where intervals do not differ at all.
         ages: positions after the last census, as a part of those over which growth was seen, up to which a
             holder is taken to grow on where no counter shows it.
     """
@@ -59,7 +59,7 @@ class Proof:
         rate: bytes a position over the intervals that count.
         intervals: how many in a row it grew over.
         since: position at which they begin.
-        reason: why it is not proven, and what would settle it; None where it is.
+        reason: why it is not proven; None where it is.
         slowed: it is proven, but the last interval shows less than those before, by more than these differ:
             it may have come to an end in that interval.
     """
@@ -83,7 +83,7 @@ def prove(
     period: float | None = None,
     fell: bool = False,
 ) -> Proof:
-    """Judge one holder, which must be the same object at every census.
+    """Judge the growth of one holder, which must be the same object at every census.
 
     Args:
         sizes: position and bytes it keeps alive, by census, oldest first; positions and bytes rise.
@@ -122,7 +122,7 @@ def _rates(points: Sequence[tuple[float, float]]) -> list[float]:
 def _slowed(points: Sequence[tuple[float, float]], policy: ProofPolicy) -> bool:
     """Whether the last interval falls short of those before by more than these differ.
 
-    What comes at random differs from what is expected by the root of that, so that these are compared.
+    Growth at random times differs from what is expected by the root of that, so these roots are compared.
     """
     before, (start, least), (end, most) = points[:-1], points[-2], points[-1]
     rate = (before[-1][1] - before[0][1]) / (before[-1][0] - before[0][0]) if len(before) > 2 else 0.0
@@ -153,11 +153,11 @@ def _rate(points: Sequence[tuple[float, float]], period: float | None) -> float:
     ends = points[0], points[-1]
     if period is not None:
         pairs = [pair for pair in combinations(points, 2) if pair[1][0] - pair[0][0] >= 0.9 * period]
-        ends = min(pairs, key=lambda pair: _off(pair[1][0] - pair[0][0], period), default=ends)
+        ends = min(pairs, key=lambda pair: _misses_period(pair[1][0] - pair[0][0], period), default=ends)
     (begin, least), (end, most) = ends
     return (most - least) / (end - begin)
 
 
-def _off(distance: float, period: float) -> tuple[float, float]:
+def _misses_period(distance: float, period: float) -> tuple[float, float]:
     """By which part a distance misses whole periods; of equal ones the longer comes first."""
     return round(abs(distance / period - round(distance / period)) / (distance / period), 3), -distance

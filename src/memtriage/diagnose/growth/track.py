@@ -1,4 +1,4 @@
-"""A counter over a run of any length, in bounded memory."""
+"""Keep a counter's readings over a run of any length in bounded memory."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ class Points:
         return float(self.at[-1] - self.at[0]) if len(self.at) else 0.0
 
     def since(self, position: float) -> Points:
-        """The points from a position on."""
+        """Return the points from a position on."""
         first = int(np.searchsorted(self.at, position))
         return Points(self.at[first:], self.means[first:], self.floors[first:])
 
     def steeper(self, rate: float) -> Points:
-        """The same points with a growth of `rate` bytes a position added."""
+        """Return these points with growth of `rate` bytes per position added."""
         return self.plus(rate * (self.at - self.at[0]))
 
     def plus(self, added: Floats) -> Points:
-        """The same points with so many bytes added to each."""
+        """Return these points with so many bytes added to each."""
         return Points(self.at, self.means + added, self.floors + added)
 
 
@@ -98,7 +98,7 @@ class Track:
             self._merge()
 
     def points(self) -> Points:
-        """What is kept so far; the block that is being filled counts once it is half full."""
+        """Return the readings so far; the block that is being filled counts once it is half full."""
         at, means, floors = self._at, self._means, self._floors
         count, positions, values, least = self._open
         if 2 * count > self._width:

@@ -1,8 +1,8 @@
-"""Does a counter grow, since when, by how much, and how small a leak would have been seen? Pure.
+"""Estimate whether a counter grows, since when and how fast, and the smallest leak that would be seen. Pure.
 
-A leak grows in every part of the time it is followed; what only fills, jumps or swings does not. So growth
-has to be more than the noise explains, it has to be there in each quarter of the time since its onset, and it
-has to go on up to the last reading.
+A leak grows during all of the time that it is followed. A cache that fills, a jump and a swing do not. So
+growth must exceed the noise, show in each quarter of the time since its onset, and go on up to the last
+reading.
 """
 
 from __future__ import annotations
@@ -102,16 +102,16 @@ def trend_policy(counter: str) -> TrendPolicy:
 
 @dataclass(frozen=True, slots=True)
 class GrowthEstimate:
-    """What a counter does. Rates are in bytes a position (a step, a micro-batch, a second).
+    """Whether a counter grows, and how fast, in bytes per position (a step, a micro-batch, a second).
 
     Attributes:
         state: whether it grows.
-        rate: by how much, since its onset.
-        low, high: interval in which the truth lies 99 times in 100.
-        onset: position since which it grows; the series' first one where it always did.
+        rate: growth since the onset.
+        low, high: interval that contains the true rate 99 times in 100.
+        onset: position at which growth began; the series' first one where it always grew.
         period: positions from one rise to the next, where rises are regular and none comes between.
-        jumps: bytes of one or two single rises that are no growth: `(position, bytes)`.
-        until: position at which growth ended, where it did; the rate is then what it had been.
+        jumps: one or two single rises that are no growth: `(position, bytes)`.
+        until: position at which growth ended, where it did; `rate` is then the rate before it.
     """
 
     state: TrendState
@@ -123,8 +123,8 @@ class GrowthEstimate:
     jumps: tuple[tuple[float, float], ...] = ()
     until: float | None = None
 
-    def found(self, rate: float, accuracy: float) -> bool:
-        """Whether it says that the counter grows by `rate` within `accuracy` (a part of that rate)."""
+    def is_growth_of(self, rate: float, accuracy: float) -> bool:
+        """Whether the counter grows by `rate`, within `accuracy` (a part of that rate)."""
         return (
             self.state == "growing"
             and self.low >= (1 - accuracy) * rate
@@ -169,10 +169,10 @@ def estimate(points: Points, policy: TrendPolicy = TrendPolicy()) -> GrowthEstim
 def detection_limit(points: Points, policy: TrendPolicy = TrendPolicy()) -> float | None:
     """Return the smallest growth that would have been found, in bytes a position; None if too short.
 
-    Leaks of rising size are added to this very series, less what it grows by itself, until one is found
-    with its rate: a steady one, and, where the series is long enough to tell these apart, one that comes in
-    eight rises and one that begins in the middle, of as many bytes altogether. So the limit rests on the
-    run's own noise, jumps and length, whatever they are.
+    Leaks of rising size are added to this very series, less its own growth, until one is found with its
+    rate: a steady one, and, where the series is long enough to tell them apart, one that comes in eight rises
+    and one that begins in the middle, of as many bytes altogether. So the limit reflects the run's own noise,
+    jumps and length.
     """
     if len(points.at) < policy.points or points.span <= 0:
         return None
@@ -186,7 +186,7 @@ def detection_limit(points: Points, policy: TrendPolicy = TrendPolicy()) -> floa
     swing = float(np.ptp(points.means)) / points.span
     missed = rate
     for _ in range(_TRIES):
-        if _finds(points, rate, policy):
+        if _would_find(points, rate, policy):
             break
         missed = rate
         rate *= 1.25 if rate > swing / 8 else 2
@@ -194,25 +194,25 @@ def detection_limit(points: Points, policy: TrendPolicy = TrendPolicy()) -> floa
         return None
     for _ in range(_FINER):
         middle = (missed * rate) ** 0.5
-        if _finds(points, middle, policy):
+        if _would_find(points, middle, policy):
             rate = middle
         else:
             missed = middle
     return rate * policy.margin
 
 
-def _finds(points: Points, rate: float, policy: TrendPolicy) -> bool:
-    """Whether a leak of such a rate would be found in these readings, and its rate be right."""
-    return estimate(points.steeper(rate), policy).found(rate, policy.accuracy) and all(
-        abs(found.rate - wanted) <= policy.accuracy * wanted and found.state == "growing"
-        for found, wanted in _of_other_shapes(points, rate, policy)
+def _would_find(points: Points, rate: float, policy: TrendPolicy) -> bool:
+    """Whether a leak of such a rate would be found in these readings, with the right rate."""
+    return estimate(points.steeper(rate), policy).is_growth_of(rate, policy.accuracy) and all(
+        abs(growth.rate - true_rate) <= policy.accuracy * true_rate and growth.state == "growing"
+        for growth, true_rate in _estimates_of_other_shapes(points, rate, policy)
     )
 
 
-def _of_other_shapes(
+def _estimates_of_other_shapes(
     points: Points, rate: float, policy: TrendPolicy
 ) -> Iterator[tuple[GrowthEstimate, float]]:
-    """What is said of leaks that come now and then, or late, and the rate that each really has."""
+    """Estimate leaks that come now and then, or late; yield each estimate with the leak's true rate."""
     if len(points.at) < policy.windows:
         return
     since = points.at - points.at[0]
@@ -245,8 +245,8 @@ class _Line:
     def error_of_a_curve(self) -> float:
         """The same error from what a parabola leaves: how far growth may seem to slow down by chance."""
         centered = self.at - self.at.mean()
-        fit = np.polynomial.polynomial.polyvander(centered / np.ptp(centered), 2)
-        return _error(centered, self.values - fit @ np.linalg.lstsq(fit, self.values, rcond=None)[0])
+        powers = np.polynomial.polynomial.polyvander(centered / np.ptp(centered), 2)
+        return _error(centered, self.values - powers @ np.linalg.lstsq(powers, self.values, rcond=None)[0])
 
 
 def _judge(points: Points, policy: TrendPolicy, *, to_the_end: bool = True) -> GrowthEstimate:
@@ -254,11 +254,11 @@ def _judge(points: Points, policy: TrendPolicy, *, to_the_end: bool = True) -> G
     if len(points.at) < policy.points or points.span <= 0:
         return GrowthEstimate("too_short")
     points, jumps = _without_jumps(_without_releases(points, policy), policy)
-    line, values, part = _line(points.at, points.means, policy.windows), points.means, 0.25
+    line, values, quantile = _line(points.at, points.means, policy.windows), points.means, 0.25
     if len(points.at) >= 4 * policy.troughs:
-        lowest = _line(points.at, points.floors, policy.troughs, part=0.0)
+        lowest = _line(points.at, points.floors, policy.troughs, quantile=0.0)
         if 2 * _uncertainty(lowest) < _uncertainty(line):
-            line, values, part = lowest, points.floors, 0.0
+            line, values, quantile = lowest, points.floors, 0.0
     reach = policy.interval * (1 + 3 / line.levels) * line.error
     result = GrowthEstimate(
         "flat", line.rate, line.rate - reach, line.rate + reach, float(points.at[0]), jumps=jumps
@@ -270,7 +270,7 @@ def _judge(points: Points, policy: TrendPolicy, *, to_the_end: bool = True) -> G
     )
     if not significant:
         return result
-    quarters = _quarters(points.at, values, part)
+    quarters = _quarters(points.at, values, quantile)
     if quarters is None:
         return replace(result, state="undecided")
     noise = _QUARTER_ERROR * line.error
@@ -287,14 +287,14 @@ def _judge(points: Points, policy: TrendPolicy, *, to_the_end: bool = True) -> G
     differ = max(_QUARTER_ERROR * line.error_of_a_curve(), _spread_of_quarters(line))
     if (line.rate < policy.certainty * _uncertainty(line) and not always) or slower > 2 * differ:
         return replace(result, state="undecided")
-    return _rises(points, replace(result, state="growing"), policy)
+    return _by_single_rises(points, replace(result, state="growing"), policy)
 
 
 def _end(at: Floats, values: Floats, policy: TrendPolicy) -> float | None:
     """Return the position at which growth came to an end; None where it goes on to the last reading.
 
-    The end of the run is compared with all other stretches of the same length. Noise, and rises that come now
-    and then, make some of these as flat as an end is, so that only what never paused can be seen to stop.
+    The end of the run is compared with all other stretches of the same length. Noise and rises that come now
+    and then make some of these as flat as an end, so only growth that never paused can be seen to stop.
     """
     part, apart = policy.stops
     span = float(at[-1] - at[0])
@@ -308,15 +308,15 @@ def _end(at: Floats, values: Floats, policy: TrendPolicy) -> float | None:
         if not flat or least < policy.share * middle:
             continue
         end = float(at[-1] - span / count)
-        if not _released(at[at >= end], values[at >= end], middle):
+        if not _has_release(at[at >= end], values[at >= end], middle):
             return end
     return None
 
 
-def _released(at: Floats, values: Floats, rate: float) -> bool:
-    """Whether a short stretch is only as flat as it is because something was released in it.
+def _has_release(at: Floats, values: Floats, rate: float) -> bool:
+    """Whether a short stretch is flat only because something was released in it.
 
-    There is a fall, and growth goes on before or after it, as far as there are readings enough to tell.
+    It contains a fall, and growth goes on before or after it, as far as there are enough readings to tell.
     """
     middle = len(at) // 2
     if -float(np.diff(values).min()) < 0.25 * rate * float(at[-1] - at[0]):
@@ -347,12 +347,12 @@ sqrt(12), for independent noise."""
 def _spread_of_quarters(line: _Line) -> float:
     """Standard error of the difference between two quarters' rates, where growth comes in random sizes."""
     rates = np.diff(line.values) / np.diff(line.at)
-    each = len(rates) // 4
-    if each < 2:
+    quarter = len(rates) // 4
+    if quarter < 2:
         return 0.0
     # From one to the next, so that growth which slows down steadily does not count.
-    squares = [np.square(np.diff(part)).mean() / 2 for part in (rates[:each], rates[-each:])]
-    return float(np.sqrt(sum(squares) / each))
+    squares = [np.square(np.diff(part)).mean() / 2 for part in (rates[:quarter], rates[-quarter:])]
+    return float(np.sqrt(sum(squares) / quarter))
 
 
 def _uncertainty(line: _Line) -> float:
@@ -360,27 +360,27 @@ def _uncertainty(line: _Line) -> float:
     return (1 + 5 / line.levels) * line.error
 
 
-def _quarters(at: Floats, values: Floats, part: float) -> Floats | None:
+def _quarters(at: Floats, values: Floats, quantile: float) -> Floats | None:
     """Rates from each quarter of the time to the next; None where a quarter has no reading."""
     windows = _windows(at, 4)
     if len(windows) < 4:
         return None
     # Where a series rises steadily, the quantile of a quarter is the reading at that part of it.
-    ranks = [int(part * (b - a - 1)) for a, b in windows]
+    ranks = [int(quantile * (b - a - 1)) for a, b in windows]
     levels = [np.sort(values[a:b])[rank] for (a, b), rank in zip(windows, ranks, strict=True)]
     when = [at[a + rank] for (a, b), rank in zip(windows, ranks, strict=True)]
     rates: Floats = np.diff(levels) / np.diff(when)
     return rates
 
 
-def _levels(at: Floats, values: Floats, windows: int, part: float = 0.25) -> tuple[Floats, Floats]:
+def _levels(at: Floats, values: Floats, windows: int, quantile: float = 0.25) -> tuple[Floats, Floats]:
     """The point at a quantile of each of so many equal spans; the points themselves where they are few.
 
     A quantile stays at one side of a jump, so that one jump makes one difference between levels.
     """
     if len(at) < 2 * windows:
         return at, values
-    chosen = [a + int(values[a:b].argsort()[int(part * (b - a - 1))]) for a, b in _windows(at, windows)]
+    chosen = [a + int(values[a:b].argsort()[int(quantile * (b - a - 1))]) for a, b in _windows(at, windows)]
     return at[chosen], values[chosen]
 
 
@@ -397,122 +397,129 @@ def _pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
     return first, second
 
 
-def _line(at: Floats, values: Floats, windows: int, part: float = 0.25) -> _Line:
+def _line(at: Floats, values: Floats, windows: int, quantile: float = 0.25) -> _Line:
     """Fit a line through levels: the median slope of all pairs, with an error that allows for swings.
 
     The error is Newey and West's: neighboring residuals that go together make it larger.
     """
-    x, y = _levels(at, values, windows, part)
+    x, y = _levels(at, values, windows, quantile)
     i, j = _pairs(len(x))
     apart = x[j] - x[i]
     slopes = (y[j] - y[i])[apart > 0] / apart[apart > 0]
     rate = float(np.median(slopes))
-    rest = y - rate * x
-    return _Line(rate, _error(x - x.mean(), rest - rest.mean()), x, y)
+    residuals = y - rate * x
+    return _Line(rate, _error(x - x.mean(), residuals - residuals.mean()), x, y)
 
 
-def _error(x: Floats, rest: Floats) -> float:
+def _error(x: Floats, residuals: Floats) -> float:
     """Standard error of a slope from what the fit leaves."""
-    scores = x * rest
+    scores = x * residuals
     lags = max(2, len(x) // 6)
     variance = float(scores @ scores)
     for lag in range(1, lags + 1):
         variance += 2 * (1 - lag / (lags + 1)) * float(scores[lag:] @ scores[:-lag])
     spread = float(x @ x)
     # Where swings cancel out by chance the sum may be near 0: never less than half of independent noise.
-    variance = max(variance, 0.5 * float(rest @ rest) / len(x) * spread)
+    variance = max(variance, 0.5 * float(residuals @ residuals) / len(x) * spread)
     return 1.2 * float(np.sqrt(variance * len(x) / (len(x) - 2))) / spread
 
 
-# --- what is no trend -------------------------------------------------------------------------------------
+# --- changes that are no trend ------------------------------------------------------------------------------
+
+
+def _usual_and_noise(rises: Floats) -> tuple[float, float]:
+    """Return the median of rises from level to level, and their standard deviation without jumps."""
+    usual = float(np.median(rises))
+    return usual, 1.48 * float(np.median(np.abs(rises - usual)))
 
 
 def _without_jumps(points: Points, policy: TrendPolicy) -> tuple[Points, tuple[tuple[float, float], ...]]:
-    """Take out one or two rises that come once and stay: an optimizer's state, a copy, an evaluation."""
+    """Remove one or two rises that come once and stay: an optimizer's state, a copy, an evaluation."""
     at, values = _levels(points.at, points.means, policy.windows)
     rises = np.diff(values)
-    usual = float(np.median(rises))
-    noise = 1.48 * float(np.median(np.abs(rises - usual)))
+    usual, noise = _usual_and_noise(rises)
     enough = max(6 * noise, policy.jump * float(np.ptp(values)), 1.0)
-    found = np.flatnonzero(rises - usual > enough)
-    if not 1 <= len(found) <= 2:
+    jump_levels = np.flatnonzero(rises - usual > enough)
+    if not 1 <= len(jump_levels) <= 2:
         return points, ()
     means, floors, jumps = points.means, points.floors, []
-    for one in found.tolist():
-        a, b = np.searchsorted(points.at, at[one : one + 2]).tolist()
+    for level in jump_levels.tolist():
+        a, b = np.searchsorted(points.at, at[level : level + 2]).tolist()
         where = a + int(np.argmax(np.diff(points.means[a : b + 1]))) + 1
         after = points.at >= points.at[where]
-        nbytes = float(rises[one]) - usual
+        nbytes = float(rises[level]) - usual
         means, floors = means - nbytes * after, floors - nbytes * after
         jumps.append((float(points.at[where]), nbytes))
     return Points(points.at, means, floors), tuple(jumps)
 
 
 def _without_releases(points: Points, policy: TrendPolicy) -> Points:
-    """Put back what was released once or twice: far less than what came before it, and came again after it.
+    """Put back one or two releases that are far smaller than the growth before and after them.
 
-    What a list or the collector gives back, when it is emptied now and then, is what had come before.
+    A list or a collector that is emptied now and then releases most of what had come before, and is left in.
     """
     at, values = _levels(points.at, points.means, policy.windows)
     rises = np.diff(values)
-    usual = float(np.median(rises))
-    noise = 1.48 * float(np.median(np.abs(rises - usual)))
+    usual, noise = _usual_and_noise(rises)
     enough = max(6 * noise, 0.1 * policy.jump * float(np.ptp(values)), 1.0)
-    found = np.flatnonzero((usual - rises > enough) & (rises < 0))
-    if not 1 <= len(found) <= 2 or usual <= 0:
+    fall_levels = np.flatnonzero((usual - rises > enough) & (rises < 0))
+    if not 1 <= len(fall_levels) <= 2 or usual <= 0:
         return points
     means, floors = points.means, points.floors
-    for one in found.tolist():
-        nbytes = usual - float(rises[one])
-        before, after = values[one] - values[: one + 1].min(), values[one + 1 :].max() - values[one + 1]
+    for level in fall_levels.tolist():
+        nbytes = usual - float(rises[level])
+        before, after = (
+            values[level] - values[: level + 1].min(),
+            values[level + 1 :].max() - values[level + 1],
+        )
         if nbytes > policy.released * min(before, after):
             return points
-        a, b = np.searchsorted(points.at, at[one : one + 2]).tolist()
+        a, b = np.searchsorted(points.at, at[level : level + 2]).tolist()
         where = points.at >= points.at[a + int(np.argmin(np.diff(points.means[a : b + 1]))) + 1]
         means, floors = means + nbytes * where, floors + nbytes * where
     return Points(points.at, means, floors)
 
 
 def _changes(points: Points, policy: TrendPolicy) -> list[float]:
-    """Positions from which the rest may be judged by itself: half of the time, an onset, a release."""
+    """Positions from which the rest may be judged separately: an onset, a release, half of the time."""
     at, values = _levels(points.at, points.means, policy.windows)
-    found = []
+    positions = []
     onset = _onset(at, values)
     if onset is not None and at[onset] <= at[0] + policy.late * points.span:
-        found.append(float(at[onset]))
+        positions.append(float(at[onset]))
     falls = -np.diff(values)
     big = np.flatnonzero(falls > max(0.3 * float(np.ptp(values)), 1.0))
     if len(big) == 1 and 2 * (at[-1] - at[big[0] + 1]) >= points.span:
-        found.append(float(at[big[0] + 1]))
-    return [*found, float(points.at[0]) + points.span / 2]
+        positions.append(float(at[big[0] + 1]))
+    return [*positions, float(points.at[0]) + points.span / 2]
 
 
 def _ended(points: Points, flat: GrowthEstimate, policy: TrendPolicy) -> GrowthEstimate:
-    """See whether a flat series grew until some position: a cache that filled to its bound."""
+    """Return with `until` where a flat series grew up to some position: a cache that filled to its bound."""
     at, values = _levels(points.at, points.means, policy.windows)
     end = _onset(-at[::-1], values[::-1])
     if end is None:
         return flat
     until = float(at[len(at) - 1 - end])
     early = points.at <= until
-    part = Points(points.at[early], points.means[early], points.floors[early])
-    grew = _judge(part, policy, to_the_end=False)
+    grown = Points(points.at[early], points.means[early], points.floors[early])
+    grew = _judge(grown, policy, to_the_end=False)
     if grew.state != "growing":
         return flat
     return replace(grew, state="flat", until=until, jumps=flat.jumps)
 
 
-def _after(points: Points, found: GrowthEstimate, policy: TrendPolicy) -> Points:
+def _after(points: Points, growth: GrowthEstimate, policy: TrendPolicy) -> Points:
     """The points after growth that ended (imports, loading), a level later; all where none did."""
-    if found.until is None:
+    if growth.until is None:
         return points
-    return points.since(found.until + points.span / policy.windows)
+    return points.since(growth.until + points.span / policy.windows)
 
 
 def _onset(at: Floats, values: Floats) -> int | None:
     """The level from which a line that is flat before fits best; None where that is hardly better."""
     straight = _misfit(at - at[0], values)
-    misfits = [_misfit(np.maximum(0, at - at[one]), values) for one in range(2, len(at) - 3)]
+    misfits = [_misfit(np.maximum(0, at - at[level]), values) for level in range(2, len(at) - 3)]
     best = int(np.argmin(misfits)) if misfits else 0
     return best + 2 if misfits and misfits[best] < 0.5 * straight else None
 
@@ -524,36 +531,35 @@ def _misfit(x: Floats, y: Floats) -> float:
     return float(dy @ dy) - (float(dx @ dy) ** 2 / across if across else 0.0)
 
 
-def _rises(points: Points, found: GrowthEstimate, policy: TrendPolicy) -> GrowthEstimate:
-    """See whether growth comes in single rises: regular ones are periodic, a few others prove little."""
+def _by_single_rises(points: Points, growth: GrowthEstimate, policy: TrendPolicy) -> GrowthEstimate:
+    """Return growth that comes in single rises as periodic where they are regular, as undecided where few."""
     steps = np.diff(points.means)
-    usual = float(np.median(steps))
-    noise = 1.48 * float(np.median(np.abs(steps - usual)))
-    grown = found.rate * points.span
+    usual, noise = _usual_and_noise(steps)
+    grown = growth.rate * points.span
     # What an evaluation takes goes again: a rise counts where the series never falls below it later.
     steps = np.diff(np.minimum.accumulate(points.means[::-1])[::-1])
     high = steps > max(6 * noise, usual, 0.005 * grown)
     if usual * len(steps) > 0.5 * grown or not high.any():
-        return found  # it grows at other times too
+        return growth  # it grows at other times too
     typical = float(np.median(steps[high]))
     at = np.flatnonzero(high & (steps > 0.3 * typical) & (steps < 5 * typical))
     # A rise within a block shows in two differences.
     groups = np.split(at, np.flatnonzero(np.diff(at) > 1) + 1)
     if len(at) > len(steps) / 3 or len(groups) > len(steps) / 6:
-        return found
+        return growth
     where = np.array([points.at[group[0] + 1] for group in groups])
     sizes = np.array([steps[group].sum() for group in groups])
     if sizes.sum() < 0.5 * grown:
-        return found  # noise hides the others
+        return growth  # noise hides the others
     if len(groups) < 3:
-        return replace(found, state="undecided")
+        return replace(growth, state="undecided")
     gaps = np.diff(where)
     if points.at[-1] - where[-1] > policy.waits * gaps.max():
-        return replace(found, state="undecided")
+        return replace(growth, state="undecided")
     regular = gaps.std() <= policy.regular * gaps.mean() and sizes.std() <= 2 * policy.regular * sizes.mean()
     period = float(gaps.mean())
     rate = float(sizes.mean()) / period
-    if regular and abs(rate - found.rate) <= max(found.high - found.rate, 0.05 * rate):
+    if regular and abs(rate - growth.rate) <= max(growth.high - growth.rate, 0.05 * rate):
         reach = policy.interval * float(sizes.std()) / np.sqrt(len(sizes)) / period
-        return replace(found, rate=rate, low=rate - reach, high=rate + reach, period=period)
-    return found if len(groups) > 4 else replace(found, state="undecided")
+        return replace(growth, rate=rate, low=rate - reach, high=rate + reach, period=period)
+    return growth if len(groups) > 4 else replace(growth, state="undecided")
