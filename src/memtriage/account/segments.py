@@ -100,12 +100,17 @@ def whole_pages(block: Block, segment: Segment) -> tuple[int, int]:
     return segment.address + first * segment.page, segment.address + last * segment.page
 
 
+def stranded_in(segment: Segment) -> int:
+    """Free bytes that `empty_cache()` cannot give back."""
+    return _free_in(segment) - releasable_in(segment)
+
+
 def stranded_segments(segments: Iterable[Segment]) -> list[StrandedSegment]:
     """The segments with stranded bytes, the worst first."""
     found = [
         StrandedSegment(segment=segment, stranded=stranded, pins=_pins(segment))
         for segment in segments
-        if (stranded := _free_in(segment) - releasable_in(segment)) > 0
+        if (stranded := stranded_in(segment)) > 0
     ]
     return sorted(found, key=lambda one: (-one.stranded, one.segment.address))
 

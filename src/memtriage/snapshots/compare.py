@@ -1,7 +1,7 @@
-"""Two recordings side by side: which owners and allocation sites hold more or less, which findings went.
+"""Compare two recordings: which owners and allocation sites hold more or less, which findings are gone.
 
 A site is the same in both when file, function and line agree. Where the line moved, because the program was
-changed above it, file and function are enough if only one site on either side is left to go with them.
+changed above it, file and function are enough if both recordings have only one such site left.
 """
 
 from __future__ import annotations
@@ -39,17 +39,20 @@ def compare(before: Recording, after: Recording) -> RecordingChange:
 def _device(name: str, before: DeviceRecording | None, after: DeviceRecording | None) -> DeviceChange:
     pairs = _paired(before.sites if before else (), after.sites if after else ())
     moved = {new.site: old.site for old, new in pairs if old is not None and new is not None}
-    old, new = (list(one.findings) if one else [] for one in (before, after))
+    old, new = (list(device.findings) if device else [] for device in (before, after))
     known = {_identity(finding, {}) for finding in old}
     kept = {_identity(finding, moved) for finding in new}
     sites = [_site(*pair, before, after) for pair in pairs]
+    changed = [site for site in sites if _differs(site.at_peak, site.at_end, site.per_step)]
     return DeviceChange(
         device=name,
         in_before=before is not None,
         in_after=after is not None,
         figures=_figures(before, after),
         owners=_owners(before, after),
-        sites=sorted(filter(_differs, sites), key=lambda site: (-_weight(site), site.site)),
+        sites=sorted(
+            changed, key=lambda site: (-_largest(site.at_peak, site.at_end, site.per_step), site.site)
+        ),
         gone=[finding for finding in old if _identity(finding, {}) not in kept],
         new=[finding for finding in new if _identity(finding, moved) not in known],
         same=[finding for finding in new if _identity(finding, moved) in known],
@@ -89,8 +92,8 @@ def _figures_of(device: DeviceRecording | None) -> dict[str, int]:
 
 
 def _owners(before: DeviceRecording | None, after: DeviceRecording | None) -> list[OwnerChange]:
-    old_peak, new_peak = (_by_owner(one.peak.owners) if one else None for one in (before, after))
-    old_end, new_end = (_by_owner(one.owners) if one else None for one in (before, after))
+    old_peak, new_peak = (_by_owner(device.peak.owners) if device else None for device in (before, after))
+    old_end, new_end = (_by_owner(device.owners) if device else None for device in (before, after))
     rows = [
         OwnerChange(
             owner=owner,
@@ -99,8 +102,8 @@ def _owners(before: DeviceRecording | None, after: DeviceRecording | None) -> li
         )
         for owner in OWNERS
     ]
-    changed = [row for row in rows if _moves(row.at_peak) or _moves(row.at_end)]
-    return sorted(changed, key=lambda row: -max(_size(row.at_peak), _size(row.at_end)))
+    changed = [row for row in rows if _differs(row.at_peak, row.at_end)]
+    return sorted(changed, key=lambda row: -_largest(row.at_peak, row.at_end))
 
 
 def _by_owner(rows: Iterable[OwnedBytes]) -> Counter[str]:
@@ -123,17 +126,17 @@ def _paired(
     pairs: list[tuple[SiteRow | None, SiteRow | None]] = [
         (row, new[name]) for name, row in old.items() if name in new
     ]
-    left, right = (
-        _by_place(row for name, row in mine.items() if name not in other)
-        for mine, other in ((old, new), (new, old))
+    only_old, only_new = (
+        _by_place(row for name, row in rows.items() if name not in counterparts)
+        for rows, counterparts in ((old, new), (new, old))
     )
-    for place in {**left, **right}:
-        ours, theirs = left.get(place, []), right.get(place, [])
-        if len(ours) == len(theirs) == 1:
-            pairs.append((ours[0], theirs[0]))
+    for place in {**only_old, **only_new}:
+        old_rows, new_rows = only_old.get(place, []), only_new.get(place, [])
+        if len(old_rows) == len(new_rows) == 1:
+            pairs.append((old_rows[0], new_rows[0]))
         else:
-            pairs += [(row, None) for row in ours]
-            pairs += [(None, row) for row in theirs]
+            pairs += [(row, None) for row in old_rows]
+            pairs += [(None, row) for row in new_rows]
     return pairs
 
 
@@ -173,17 +176,11 @@ def _growth(row: SiteRow | None, device: DeviceRecording | None) -> int | None:
     return 0 if device is not None and device.steps.count else None
 
 
-def _differs(row: SiteChange) -> bool:
-    return any(map(_moves, (row.at_peak, row.at_end, row.per_step)))
+def _differs(*changes: Change) -> bool:
+    """Whether a figure changed. One that only one recording has counts unless it is 0."""
+    return any(change.before != change.after and (change.before or change.after) for change in changes)
 
 
-def _moves(change: Change) -> bool:
-    return change.before != change.after and bool(change.before or change.after)
-
-
-def _weight(row: SiteChange) -> int:
-    return max(map(_size, (row.at_peak, row.at_end, row.per_step)))
-
-
-def _size(change: Change) -> int:
-    return abs((change.after or 0) - (change.before or 0))
+def _largest(*changes: Change) -> int:
+    """Bytes of the largest change; a figure that a recording does not have counts as 0."""
+    return max(abs((change.after or 0) - (change.before or 0)) for change in changes)

@@ -1,7 +1,7 @@
-"""A PyTorch memory snapshot read from a file that nobody vouches for: nothing in it can run.
+"""Load a PyTorch memory snapshot from an untrusted file without running code from it.
 
-A snapshot is a pickle, and a pickle is a program. The restricted unpickler here knows no global name, so that
-plain containers, strings and numbers are all a file can build; whatever else it asks for is refused.
+A snapshot is a pickle, and a pickle is a program. The restricted unpickler here knows no global name, so a
+file can build plain containers, strings and numbers only; whatever else it asks for is refused.
 
 Known limitations: a file made for that purpose can take all memory that is free, up to where it is refused,
 or nest a dictionary's key so deeply that hashing it overflows the interpreter's stack, which ends the
@@ -48,10 +48,10 @@ _CHUNK: Final = 1 << 20
 
 @contextlib.contextmanager
 def loaded(path: Path) -> Iterator[dict[str, Any]]:
-    """The snapshot's own dictionary, unchecked but for its outline. Collections pause until the block ends.
+    """Load the snapshot's dictionary, with only its outline checked. Collections pause until the block ends.
 
     Args:
-        path: a snapshot, plain or compressed with gzip, xz or zstd (told by its first bytes).
+        path: a snapshot, plain or compressed with gzip, xz or zstd (recognized by its first bytes).
 
     Yields:
         The dictionary; `segments` and `device_traces` are lists in it. A bare list of segments, as
@@ -83,7 +83,7 @@ def _load(path: Path) -> Any:
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zstandard.ZstdError) as error:
             raise SnapshotError(f"{path}: truncated or damaged: {error or 'it ends too early'}") from None
         except (MemoryError, OverflowError):
-            # The traceback holds what was built so far: leave it behind.
+            # The traceback holds what was built so far: drop it.
             raise SnapshotError(f"{path}: needs more memory than is free here, or is damaged") from None
         except OSError:
             raise

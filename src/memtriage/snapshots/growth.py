@@ -1,7 +1,7 @@
-"""Which allocation sites of a recording grow from step to step, and by how much. Pure.
+"""Find the allocation sites of a recording that grow from step to step, and how fast. Pure.
 
-A recording knows every block, so that fewer steps do than a counter needs. The judgment is otherwise that of
-`diagnose.growth`: the floor must rise from window to window.
+A recording knows every block, so it needs fewer steps than a counter does. Otherwise the test is that of
+`diagnose/growth/marks.py`: the floor must rise from window to window.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MOST_STEPS: Final = 240
 
 @dataclass(frozen=True, slots=True)
 class RecordedGrowthPolicy:
-    """Thresholds.
+    """Thresholds for growth of allocation sites.
 
     Attributes:
         few: fewest steps by which growth is judged at all.
@@ -51,18 +51,18 @@ class SiteGrowth:
 def growing_sites(
     series: SiteSeries, policy: RecordedGrowthPolicy = RECORDED_POLICY, counter: GrowthPolicy = POLICY
 ) -> list[SiteGrowth]:
-    """The sites that grow, fastest first."""
+    """Return the sites that grow, fastest first."""
     steps = series.steps.tolist()
     if len(steps) < policy.few:
         return []
     candidates = (series.bytes[:, -1] > series.bytes[:, 0]).nonzero()[0].tolist()
-    found = []
+    growths = []
     for site in candidates:
         values, blocks = series.bytes[site].tolist(), series.blocks[site].tolist()
         rate = _rate(steps, values, blocks, policy, counter)
         if rate is not None:
-            found.append(SiteGrowth(site, rate))
-    return sorted(found, key=lambda one: (-one.rate, one.site))
+            growths.append(SiteGrowth(site, rate))
+    return sorted(growths, key=lambda growth: (-growth.rate, growth.site))
 
 
 def _rate(

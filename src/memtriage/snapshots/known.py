@@ -1,6 +1,6 @@
-"""Which entry of the catalogue of known holders keeps a recorded block: by a library's function in its stack.
+"""Attribute recorded blocks to known holders, by a library's function in the allocation stack.
 
-A recording has no objects: a block that such a function made may be kept by something else as well.
+A recording has no objects: a block that such a function allocated may be kept by something else as well.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FRAME: Final = re.compile(r"^(?P<path>.*):\d+ in (?P<function>\S+)$")
 
 
 def entry_of_stack(frames: Iterable[str]) -> Holder | None:
-    """The entry whose library function is innermost in a stack.
+    """Return the entry whose library function is innermost in a stack.
 
     Args:
         frames: `path/file.py:line in function`, innermost first.
@@ -40,13 +40,13 @@ def _entry_of(path: str, function: str) -> Holder | None:
 
 
 def entries_of_stacks(stacks: Sequence[Iterable[str]]) -> dict[int, Holder]:
-    """The entry of each stack that has one, by its number."""
-    found = ((number, entry_of_stack(frames)) for number, frames in enumerate(stacks))
-    return {number: entry for number, entry in found if entry is not None}
+    """Return the entry of each stack that has one, by its number."""
+    entries = ((number, entry_of_stack(frames)) for number, frames in enumerate(stacks))
+    return {number: entry for number, entry in entries if entry is not None}
 
 
 def known_bytes(view: DeviceView, lives: Mask) -> list[tuple[Holder, int]]:
-    """Bytes of the marked lives by entry of the catalogue of known holders, biggest first."""
+    """Return bytes of the marked lives by entry of the catalogue of known holders, biggest first."""
     entries = entries_of_stacks([stack.frames for stack in view.stacks])
     sums: dict[str, tuple[Holder, int]] = {}
     for number, entry in entries.items():
@@ -57,7 +57,7 @@ def known_bytes(view: DeviceView, lives: Mask) -> list[tuple[Holder, int]]:
 
 
 def known_words(known: Sequence[tuple[Holder, int]]) -> list[str]:
-    """A sentence of evidence; none where there is nothing known."""
+    """Return a sentence of evidence; none where no entry is known."""
     if not known:
         return []
     parts = ", ".join(f"{entry.name} {size(held)}" for entry, held in known)

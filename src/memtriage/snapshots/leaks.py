@@ -1,4 +1,4 @@
-"""Leaks in a recording: sites whose live bytes rise from step to step, put together into causes. Pure."""
+"""Leaks in a recording: sites whose live bytes rise from step to step, joined into causes. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_LEAK: Final = ("parameter", "optimizer state", "cuBLAS workspace", "before th
 
 @dataclass(frozen=True, slots=True)
 class GrowingSites:
-    """One cause: sites that grow together.
+    """Sites that grow together, for one cause.
 
     Attributes:
         sites: the sites, fastest first.
@@ -42,40 +42,40 @@ class GrowingSites:
 
 
 def growths(
-    view: DeviceView, found: Sequence[SiteGrowth], policy: RecordedGrowthPolicy = RECORDED_POLICY
+    view: DeviceView, sites: Sequence[SiteGrowth], policy: RecordedGrowthPolicy = RECORDED_POLICY
 ) -> list[GrowingSites]:
-    """Put growing sites together into causes, the fastest first.
+    """Join growing sites into causes, the fastest first.
 
-    What forward and backward made is one autograd graph, as far as frames can tell. The inputs and numbers
-    that a graph drags along grow in step with it, and more slowly: they belong to it.
+    What forward and backward allocated is one autograd graph, as far as frames can tell. The inputs and
+    numbers that a graph keeps alive grow with it, and more slowly: they belong to it.
     """
     phases = view.phases()
     graph: list[SiteGrowth] = []
     others: list[SiteGrowth] = []
     kept = view.survived() > 0
-    for growth in found:
-        here = kept & view.at_sites([growth.site])
-        inside = here & ((phases == FORWARD) | (phases == BACKWARD))
-        (graph if 2 * view.total(inside) > view.total(here) else others).append(growth)
+    for growth in sites:
+        at_site = kept & view.at_sites([growth.site])
+        inside = at_site & ((phases == FORWARD) | (phases == BACKWARD))
+        (graph if 2 * view.total(inside) > view.total(at_site) else others).append(growth)
     fastest = max((growth.rate for growth in graph), default=0.0)
     dragged = [other for other in others if other.rate < fastest]
     groups = [graph + dragged] if graph else []
     groups += [[other] for other in others if other.rate >= fastest]
     causes = [_growth(view, group, is_graph=group[0] in graph) for group in groups]
     return sorted(
-        (cause for cause in causes if cause.per_step >= policy.floor_bytes), key=lambda one: -one.per_step
+        (cause for cause in causes if cause.per_step >= policy.floor_bytes), key=lambda cause: -cause.per_step
     )
 
 
 def _growth(view: DeviceView, group: Sequence[SiteGrowth], *, is_graph: bool) -> GrowingSites:
     ordered = sorted(group, key=lambda growth: -growth.rate)
-    sites = tuple(one.site for one in ordered)
+    sites = tuple(growth.site for growth in ordered)
     lives = view.alive() & view.at_sites(sites) & ~view.owned_by(*NO_LEAK)
-    return GrowingSites(sites, tuple(one.rate for one in ordered), lives, is_graph)
+    return GrowingSites(sites, tuple(growth.rate for growth in ordered), lives, is_graph)
 
 
 def leak_finding(view: DeviceView, growth: GrowingSites) -> Finding:
-    """The finding of one cause of growth."""
+    """Make the finding of one cause of growth."""
     biggest = growth.sites[0]
     made_in = _phase(view, biggest) if growth.graph else None
     advice = ADVICE["growth elsewhere" if made_in is None else _GROWTH_IN[made_in]]

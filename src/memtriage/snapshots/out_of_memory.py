@@ -20,7 +20,7 @@ _SHOWN: Final = 5
 
 
 def oom_findings(view: DeviceView) -> list[Finding]:
-    """The first error, and private pools that had the memory; later errors follow from it."""
+    """Return findings for the first error and for private pools that had the memory; later errors follow."""
     if not view.ooms:
         return []
     oom = view.ooms[0]
@@ -28,10 +28,10 @@ def oom_findings(view: DeviceView) -> list[Finding]:
 
 
 def _private_pools(view: DeviceView, oom: OomEvent) -> list[Finding]:
-    """Private pools that had free what was asked for, while the default pool had not."""
+    """Find private pools that had the requested bytes free while the default pool had not."""
     parked: Counter[tuple[int, int]] = Counter()
-    for one in oom.free:
-        parked[one.pool] += one.size
+    for free_range in oom.free:
+        parked[free_range.pool] += free_range.size
     usable = parked.pop(DEFAULT_POOL, 0)
     total = parked.total()
     if usable >= oom.requested or total < oom.requested:
@@ -55,8 +55,12 @@ def _private_pools(view: DeviceView, oom: OomEvent) -> list[Finding]:
 
 
 def _finding(view: DeviceView, oom: OomEvent) -> Finding:
-    usable = [one for one in oom.free if one.stream == oom.stream and one.pool == DEFAULT_POOL]
-    elsewhere = [one for one in oom.free if one not in usable]
+    usable = [
+        free_range
+        for free_range in oom.free
+        if free_range.stream == oom.stream and free_range.pool == DEFAULT_POOL
+    ]
+    elsewhere = [free_range for free_range in oom.free if free_range not in usable]
     alive = owned_bytes(alive_at(view.replayed, oom.event), view.replayed.size, view.owners, view.sites)
     site = view.stacks[oom.stack].site
     biggest = next((row.site for row in alive if row.site != NO_FRAMES), None)
@@ -90,17 +94,17 @@ def _finding(view: DeviceView, oom: OomEvent) -> Finding:
 
 
 def _free_lines(oom: OomEvent, usable: list[FreeRange], elsewhere: list[FreeRange]) -> list[str]:
-    total = sum(one.size for one in usable)
+    total = sum(free_range.size for free_range in usable)
     if not usable:
         lines = ["the allocator had no free block for this stream"]
     else:
-        largest = ", ".join(size(one.size) for one in usable[:_SHOWN])
+        largest = ", ".join(size(free_range.size) for free_range in usable[:_SHOWN])
         lines = [
             f"{size(total)} free in {len(usable)} blocks for this stream, the largest {largest}: "
             + ("none is large enough" if usable[0].size < oom.requested else "see the driver's line")
         ]
     if elsewhere:
-        free = sum(one.size for one in elsewhere)
+        free = sum(free_range.size for free_range in elsewhere)
         lines.append(f"{size(free)} more is free for other streams or private pools, which cannot lend it")
     return lines
 

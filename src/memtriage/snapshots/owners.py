@@ -1,6 +1,6 @@
-"""What each block of a recording is: by the stack that made it, and by when it came and went.
+"""Infer what each block of a recording is, from its allocation stack and its lifetime.
 
-Known limitations: a recording has no tensors, so that a name like `gradient` is an inference: made in
+Known limitations: a recording has no tensors, so a name like `gradient` is an inference: allocated in
 backward and alive when the step ends. Where no stacks were recorded, only size and time are left to judge by.
 """
 
@@ -30,11 +30,11 @@ from memtriage.snapshots.stacks import (
 
 _CODE: Final = {name: code for code, name in enumerate(OWNERS)}
 _LONG_LIVED: Final = 2
-"""Step ends that a block must see to outlive what each step makes anew (gradients see one)."""
+"""Step ends that a block must see to outlive what each step allocates again (gradients see one)."""
 
 
 def steps_survived(replayed: ReplayedTrace, ends: Sequence[int]) -> NDArray[np.int64]:
-    """How many step ends each life sees.
+    """Return how many step ends each life sees.
 
     Args:
         replayed: the lives.
@@ -53,7 +53,7 @@ def owners_of(
     ends: Sequence[int],
     workspaces: WorkspaceSizes = DEFAULT_WORKSPACES,
 ) -> Bytes8:
-    """The owner of each life, as indices into `OWNERS`.
+    """Return the owner of each life, as indices into `OWNERS`.
 
     Args:
         trace: the events.
@@ -99,19 +99,20 @@ def owners_of(
 
 
 def _phase_at(trace: TraceColumns, phases: Bytes8, events: NDArray[np.int32]) -> Bytes8:
-    """The phase of the last allocation before each of the events: a free may not have a stack of its own."""
+    """Return the phase of the last allocation before each event: a free may not have a stack of its own."""
     allocs = np.flatnonzero(trace.kind == ALLOC)
     if not len(allocs):
         return np.full(len(events), NONE, np.uint8)
     before = np.searchsorted(allocs, events) - 1
-    found: Bytes8 = phases[trace.stack[allocs[np.maximum(before, 0)]]]
-    return np.where(before < 0, np.uint8(NONE), found)
+    latest: Bytes8 = phases[trace.stack[allocs[np.maximum(before, 0)]]]
+    return np.where(before < 0, np.uint8(NONE), latest)
 
 
 def _workspaces(
     replayed: ReplayedTrace, possible: NDArray[np.bool_], first_end: int, sizes: WorkspaceSizes
 ) -> NDArray[np.bool_]:
-    """The possible lives that are cuBLAS workspaces: of its size, of the first step, never freed, and few.
+    """Mark the possible lives that are cuBLAS workspaces: of its size, of the first step, never freed, and
+    few.
 
     As in the live ledger, more of one size on one stream than there are handles means that some of them are
     something else; the small cuBLASLt size is common, and needs a cuBLAS workspace from its stack beside it.
@@ -131,9 +132,9 @@ def _workspaces(
         counts = Counter(keys[life] for life in candidates)
         return [life for life in candidates if counts[keys[life]] <= HANDLES_PER_STREAM]
 
-    found = few(life for life in keys if keys[life][1] in sizes.cublas)
-    stacks = {int(replayed.stack[life]) for life in found}
-    beside = few(life for life in keys if life not in found and int(replayed.stack[life]) in stacks)
+    cublas = few(life for life in keys if keys[life][1] in sizes.cublas)
+    stacks = {int(replayed.stack[life]) for life in cublas}
+    beside = few(life for life in keys if life not in cublas and int(replayed.stack[life]) in stacks)
     chosen = np.zeros(len(replayed.born), np.bool_)
-    chosen[[*found, *beside]] = True
+    chosen[[*cublas, *beside]] = True
     return chosen

@@ -1,4 +1,4 @@
-"""A snapshot file, from its bytes to its findings: load, replay, account, judge."""
+"""Read a snapshot file: load, replay, account, judge."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ from memtriage.snapshots.view import DeviceView, Mask
 
 
 def load_snapshot(path: str | os.PathLike[str]) -> Recording:
-    """A PyTorch memory snapshot, replayed and judged: timelines, owners, sites, segments, findings.
+    """Replay and judge a PyTorch memory snapshot: timelines, owners, sites, segments, findings.
 
-    The file can run nothing: what is not plain containers, text and numbers is refused.
+    The file can run no code: what is not plain containers, text and numbers is refused.
 
     Args:
         path: what `torch.cuda.memory._dump_snapshot` wrote; also compressed with gzip, xz or zstd.
@@ -115,17 +115,17 @@ def _segments(
 ) -> tuple[list[Segment], dict[tuple[int, int], int]]:
     """The segments, and the stack of each block that remembers one, by device and address."""
     segments = sorted(
-        parse_segments([_without_frames(one) for one in raw]),
+        parse_segments([_without_frames(segment) for segment in raw]),
         key=lambda segment: (segment.device, segment.address),
     )
     numbers: dict[tuple[int, int], int] = {}
-    for one in raw:
-        position = int(one["address"])
-        for block in one.get("blocks", ()):
+    for raw_segment in raw:
+        position = int(raw_segment["address"])
+        for block in raw_segment.get("blocks", ()):
             address = int(block.get("address", position))
             position = address + int(block["size"])
             if block.get("frames"):
-                numbers[int(one.get("device", 0)), address] = table.number(block["frames"])
+                numbers[int(raw_segment.get("device", 0)), address] = table.number(block["frames"])
     return segments, numbers
 
 

@@ -21,13 +21,13 @@ from memtriage.snapshots.view import DeviceView, Mask, known_site, listed
 
 @dataclass(frozen=True, slots=True)
 class RecordedResiduePolicy:
-    """Thresholds.
+    """Thresholds for reporting residue.
 
     Attributes:
-        gone: share of the most that parameters ever had below which they count as gone.
+        gone: share of the parameters' peak below which they count as gone.
         arrived: share of it that must have been there before.
-        share: residue, as a share of what the parameters had, below which nothing is said.
-        floor_bytes: residue below which nothing is said: a loss, a batch, the last outputs.
+        share: residue, as a share of the parameters' peak, below which nothing is reported.
+        floor_bytes: residue below which nothing is reported: a loss, a batch, the last outputs.
     """
 
     gone: float = 0.1
@@ -59,29 +59,29 @@ class Residue:
 def find_residue(
     view: DeviceView, growing: Sequence[GrowingSites] = (), policy: RecordedResiduePolicy = POLICY
 ) -> Residue | None:
-    """The residue of the last phase without parameters; None where they never left, or nothing stays.
+    """Find the residue of the last phase without parameters; None where they never left, or nothing stays.
 
     Args:
         view: the device.
-        growing: what grows from step to step. A growth that makes up most of what stays is told as a leak,
-            and is left out here.
+        growing: what grows from step to step. Growth that makes up most of what stays is reported as a leak
+            and left out here.
         policy: thresholds.
     """
     valley = _valley(view, policy)
     if valley is None:
         return None
-    begin, event, most = valley
+    begin, event, parameter_peak = valley
     lives = alive_at(view.replayed, event) & (view.replayed.born < begin) & ~view.owned_by(*_STAYS)
     for sites in growing:
         if 2 * view.total(sites.lives & lives) >= view.total(lives):
             lives &= ~sites.lives
-    if view.total(lives) < max(policy.floor_bytes, policy.share * most):
+    if view.total(lives) < max(policy.floor_bytes, policy.share * parameter_peak):
         return None
-    return Residue(event, lives, most)
+    return Residue(event, lives, parameter_peak)
 
 
 def _valley(view: DeviceView, policy: RecordedResiduePolicy) -> tuple[int, int, int] | None:
-    """First and emptiest event of the last phase without parameters, and the parameters' bytes before it."""
+    """Return first and emptiest event of the last phase without parameters, and their bytes before it."""
     replayed = view.replayed
     parameters = view.owners == OWNERS.index("parameter")
     change = np.zeros(len(view.trace), np.int64)
@@ -91,16 +91,16 @@ def _valley(view: DeviceView, policy: RecordedResiduePolicy) -> tuple[int, int, 
     level = np.cumsum(change) + view.total(parameters & ~born)
     if not len(level) or level.max() < policy.floor_bytes:
         return None
-    most = int(level.max())
-    arrived = int(np.argmax(level >= policy.arrived * most))
-    gone = np.flatnonzero(level[arrived:] <= policy.gone * most) + arrived
+    peak = int(level.max())
+    arrived = int(np.argmax(level >= policy.arrived * peak))
+    gone = np.flatnonzero(level[arrived:] <= policy.gone * peak) + arrived
     if not len(gone):
         return None
     begin = int(gone[np.flatnonzero(np.diff(gone, prepend=-1) > 1)[-1]])
     end = int(gone[-1])
     if end == len(level) - 1:
-        return begin, end, most
-    return begin, begin + int(np.argmin(replayed.timeline.allocated[begin : end + 1])), most
+        return begin, end, peak
+    return begin, begin + int(np.argmin(replayed.timeline.allocated[begin : end + 1])), peak
 
 
 def is_part_of(view: DeviceView, growth: GrowingSites, residue: Residue) -> bool:
@@ -111,7 +111,7 @@ def is_part_of(view: DeviceView, growth: GrowingSites, residue: Residue) -> bool
 def residue_finding(
     view: DeviceView, residue: Residue, growing: Sequence[GrowingSites], stranded: int
 ) -> Finding:
-    """The finding.
+    """Make the finding of residue.
 
     Args:
         view: the device.

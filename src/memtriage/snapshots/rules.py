@@ -1,4 +1,4 @@
-"""The findings of one device of a recording: each rule's causes, without telling one cause twice. Pure."""
+"""Judge one device of a recording: the causes of all rules, each reported once. Pure."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from memtriage.snapshots.view import DeviceView
 
 
 def judge(view: DeviceView, growing: Sequence[SiteGrowth]) -> list[Finding]:
-    """What is wrong with a device: the error first, then the causes by bytes.
+    """Return the findings of a device: the out-of-memory error first, then the causes by bytes.
 
-    One cause is one finding. What grows and stays with much else is a part of the residue; a growth that
-    strands far more than it holds is told as fragmentation; segments that a leak or a residue pins are no
-    fragmentation of their own.
+    One cause is one finding. Growth that is mostly residue is reported with the residue. Growth that strands
+    far more than it holds is reported as fragmentation. Segments that a leak or a residue pins are not
+    reported as fragmentation.
 
     Args:
         view: the device.
@@ -38,24 +38,24 @@ def judge(view: DeviceView, growing: Sequence[SiteGrowth]) -> list[Finding]:
     pinned = pinned_for_long(view)
     parts = [cause for cause in causes if residue is not None and is_part_of(view, cause, residue)]
     alone = [cause for cause in causes if cause not in parts]
-    strands = {one.sites: strands_times(view, one, pinned) for one in alone}
-    stranding = [one for one in alone if strands[one.sites] >= POLICY.adds]
+    strands = {cause.sites: strands_times(view, cause, pinned) for cause in alone}
+    stranding = [cause for cause in alone if strands[cause.sites] >= POLICY.adds]
 
     findings: list[Finding] = []
-    for one in alone:
-        if one not in stranding:
-            pinned = _without(pinned, stranded_by(view, pinned, one.lives))
+    for cause in alone:
+        if cause not in stranding:
+            pinned = _without(pinned, stranded_by(view, pinned, cause.lives))
     if residue is not None:
         explained = stranded_by(view, pinned, residue.lives)
         pinned = _without(pinned, explained)
-        findings.append(residue_finding(view, residue, parts, sum(one.stranded for one in explained)))
-    told: list[GrowingSites] = []
+        findings.append(residue_finding(view, residue, parts, sum(segment.stranded for segment in explained)))
+    as_fragmentation: list[GrowingSites] = []
     if is_fragmented(view, pinned):
         findings.append(fragmentation_finding(view, pinned, stranding))
-        told = [one for one in stranding if strands[one.sites] >= POLICY.dominates]
-    findings += [leak_finding(view, one) for one in alone if one not in told]
+        as_fragmentation = [cause for cause in stranding if strands[cause.sites] >= POLICY.dominates]
+    findings += [leak_finding(view, cause) for cause in alone if cause not in as_fragmentation]
     findings += unused_streams(view)
-    findings.sort(key=lambda one: -(one.bytes or 0))
+    findings.sort(key=lambda finding: -(finding.bytes or 0))
     return oom_findings(view) + findings
 
 

@@ -168,7 +168,7 @@ def _block_columns(device: DeviceRecording) -> dict[str, NDArray[Any]]:
 
 def _segment_columns(device: DeviceRecording) -> dict[str, NDArray[Any]]:
     segments = device.segments
-    stranded = {one.segment.address: one.stranded for one in device.pinned}
+    stranded = {pinned.segment.address: pinned.stranded for pinned in device.pinned}
     numbers = {
         "address": [segment.address for segment in segments],
         "size": [segment.size for segment in segments],

@@ -1,6 +1,6 @@
-"""What a recorded call stack says of an allocation: in which phase of training it was made, and by what part.
+"""Infer from a recorded call stack in which phase of training an allocation was made, and by which part.
 
-Pure text: file and function names of torch and of the libraries that wrap it, none of the user's.
+Only file and function names of torch and of the libraries that wrap it are used, none of the user's.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from memtriage.model.code_origin import is_installed, is_torch
 from memtriage.observe.cuda import Frame
 
 StackPhase = Literal["none", "forward", "backward", "optimizer", "placement", "communication"]
-"""Where a stack stands. `placement` is the making, moving or loading of a module's parameters; `none` says
-nothing: user code outside the phases."""
+"""Phase of a stack. `placement` creates, moves or loads a module's parameters; `none` is user code outside
+the other phases."""
 
 PHASES: Final[tuple[StackPhase, ...]] = (
     "none",
@@ -93,7 +93,7 @@ def stack_facts(frames: Sequence[Frame]) -> StackFacts:
         if _FUNCTION_FILE.search(file) and name == "apply" and ("backward" in inner or "vjp" in inner):
             return StackFacts("backward", custom=True)
         if not (forward or own) and _OPTIMIZER_FILE.search(file) and _OPTIMIZER_CALL.match(name):
-            state = any(_STATE_CALL.search(str(one.get("name", ""))) for one in frames)
+            state = any(_STATE_CALL.search(str(other_frame.get("name", ""))) for other_frame in frames)
             return StackFacts("optimizer", state=state)
         if _MODULE_FILE.search(file):
             placement = placement or name in _PLACEMENT_CALL or (name in _MAKING_CALL and not forward)

@@ -91,7 +91,7 @@ def _period(stacks: NDArray[np.int32], allocs: NDArray[np.int64]) -> tuple[int, 
             continue
         intervals = np.diff(positions)
         middle = np.median(intervals)
-        alike = np.abs(intervals - middle) <= np.maximum(middle * TOLERANCE, 1)
-        if middle > 1 and intervals[alike].sum() >= REGULAR * len(stacks):
+        regular = np.abs(intervals - middle) <= np.maximum(middle * TOLERANCE, 1)
+        if middle > 1 and intervals[regular].sum() >= REGULAR * len(stacks):
             best = positions
     return () if best is None else tuple(allocs[best].tolist())

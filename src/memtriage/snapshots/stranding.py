@@ -1,4 +1,4 @@
-"""Stranded memory in a recording: which blocks pin which segments, and whether that is worth saying. Pure."""
+"""Stranded memory in a recording: which blocks pin which segments, and whether to report it. Pure."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
 import numpy as np
 
-from memtriage.account.segments import releasable_in
+from memtriage.account.holder_pins import without
+from memtriage.account.segments import stranded_in
 from memtriage.catalogue.entry import Holder
-from memtriage.model.blocks import DEFAULT_POOL, Block, Segment
+from memtriage.model.blocks import DEFAULT_POOL, Segment
 from memtriage.model.findings import Finding
 from memtriage.model.recording import ALLOC, OWNERS
 from memtriage.model.units import MIB, size
@@ -24,14 +24,14 @@ from memtriage.snapshots.view import DeviceView, Mask, known_site
 
 @dataclass(frozen=True, slots=True)
 class StrandingPolicy:
-    """Thresholds.
+    """Thresholds for reporting stranded memory.
 
     Attributes:
-        floor_bytes: stranded bytes below which nothing is said: a few shared segments of 20 MiB always have
-            some room.
+        floor_bytes: stranded bytes below which nothing is reported: a few shared segments of 20 MiB always
+            have some room.
         share: of the segments that long-lived blocks pin, the part that must be stranded.
-        adds: a growth strands at least this many times what it holds: fragmentation is told as well.
-        dominates: as `adds`, but fragmentation alone is told: that is the growth's harm.
+        adds: growth that strands at least this many times what it holds is reported as fragmentation as well.
+        dominates: from this many times on, only the fragmentation is reported.
         idle: part of the trace, at its end, in which an unused stream has allocated nothing.
         pool_share: part of the reserved bytes that unused streams must keep.
     """
@@ -53,13 +53,13 @@ NEEDED: Final = (
     "cuBLAS workspace",
     "before the recording",
 )
-"""Owners of what a training run has to have, or of which nothing is known."""
+"""Owners that a training run needs, or of which nothing is known."""
 _PINS: Final = 2
 _SEGMENTS: Final = 5
 """Pins of a segment, and segments, that the evidence lists."""
 _SITES: Final = 5
 LONG_LIVED: Final = 2
-"""Step ends after which a block is no longer one that each step makes anew."""
+"""Step ends that a block must survive to be more than what each step allocates again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,10 @@ class LongPinnedSegment:
 
     Attributes:
         segment: the segment.
-        stranded: its bytes that are free, or will be when the step's own blocks go, and cannot be released.
-        now: those that are free at the snapshot.
-        lives: the lives of those blocks.
+        stranded: its bytes that are free, or will be when the step's own blocks are freed, and cannot be
+            released.
+        now: those of them that are free at the snapshot.
+        lives: the lives of the long-lived blocks.
     """
 
     segment: Segment
@@ -80,13 +81,14 @@ class LongPinnedSegment:
 
 
 def pinned_for_long(view: DeviceView) -> list[LongPinnedSegment]:
-    """The segments that long-lived blocks pin, the worst first.
+    """Return the segments that long-lived blocks pin, the worst first.
 
-    What a step makes and frees again (gradients, say) pins its segment only until then, and is taken as gone.
+    What a step allocates and frees again (gradients, say) pins its segment only until then, and counts as
+    free.
     """
     life_at = {int(view.replayed.address[life]): life for life in np.flatnonzero(view.alive()).tolist()}
     long_lived = _long_lived(view)
-    found = []
+    pinned = []
     for segment in view.segments:
         pins = tuple(
             life_at[block.address]
@@ -94,13 +96,14 @@ def pinned_for_long(view: DeviceView) -> list[LongPinnedSegment]:
             if block.state == "active" and block.address in life_at and long_lived[life_at[block.address]]
         )
         if pins:
-            reduced = _only(segment, {int(view.replayed.address[life]) for life in pins})
-            found.append(LongPinnedSegment(segment, _stranded(reduced), _stranded(segment), pins))
-    return sorted(found, key=lambda one: (-one.stranded, one.segment.address))
+            passing = _active(segment) - {int(view.replayed.address[life]) for life in pins}
+            stranded = stranded_in(without(segment, passing))
+            pinned.append(LongPinnedSegment(segment, stranded, stranded_in(segment), pins))
+    return sorted(pinned, key=lambda segment: (-segment.stranded, segment.segment.address))
 
 
-def _stranded(segment: Segment) -> int:
-    return sum(block.size for block in segment.blocks if block.state == "free") - releasable_in(segment)
+def _active(segment: Segment) -> set[int]:
+    return {block.address for block in segment.blocks if block.state == "active"}
 
 
 def _long_lived(view: DeviceView) -> Mask:
@@ -109,37 +112,24 @@ def _long_lived(view: DeviceView) -> Mask:
     return view.alive() & ((view.survived() >= LONG_LIVED) | (view.replayed.born < view.steps.ends[0]))
 
 
-def _only(segment: Segment, kept: set[int]) -> Segment:
-    """The segment with every other block in use taken as free."""
-    blocks: list[Block] = []
-    for block in segment.blocks:
-        if block.address in kept or block.state == "awaiting":
-            blocks.append(block)
-        elif blocks and blocks[-1].state == "free":
-            blocks[-1] = msgspec.structs.replace(blocks[-1], size=blocks[-1].size + block.size)
-        else:
-            blocks.append(Block(address=block.address, size=block.size, requested=0, state="free"))
-    return msgspec.structs.replace(segment, blocks=tuple(blocks))
-
-
 def stranded_by(
     view: DeviceView, pinned: Sequence[LongPinnedSegment], lives: Mask
 ) -> list[LongPinnedSegment]:
-    """The segments of which these lives hold at least half of what need not be there."""
+    """Return the segments in which these lives have at least half of the avoidable bytes."""
     needless = ~view.owned_by(*NEEDED)
-    found = []
+    explained = []
     for segment in pinned:
         avoidable = [life for life in segment.lives if needless[life]]
         total = sum(int(view.replayed.size[life]) for life in avoidable)
         if avoidable and 2 * sum(int(view.replayed.size[life]) for life in avoidable if lives[life]) >= total:
-            found.append(segment)
-    return found
+            explained.append(segment)
+    return explained
 
 
 def strands_times(view: DeviceView, growth: GrowingSites, pinned: Sequence[LongPinnedSegment]) -> float:
-    """How many times what a growth holds is stranded in segments that it helps to pin.
+    """Return the bytes stranded in segments that growth helps to pin, as a multiple of what it holds.
 
-    A kept graph is a leak whatever it strands: 0 for it.
+    0 for a kept graph, which is a leak whatever it strands.
     """
     held = view.total(growth.lives)
     if growth.graph or not held:
@@ -153,14 +143,14 @@ def strands_times(view: DeviceView, growth: GrowingSites, pinned: Sequence[LongP
 def is_fragmented(
     view: DeviceView, pinned: Sequence[LongPinnedSegment], policy: StrandingPolicy = POLICY
 ) -> bool:
-    """Whether these segments strand enough to speak of, and blocks that need not be there do.
+    """Whether these segments strand enough memory to report, and avoidable blocks cause it.
 
     Parameters, optimizer state and the like pin segments in every run; the steps use the room beside them.
     """
     stranded = sum(segment.stranded for segment in pinned)
     needless = ~view.owned_by(*NEEDED)
     avoidable = sum(segment.stranded for segment in pinned if any(needless[life] for life in segment.lives))
-    # in the midst of a step the room is in use
+    # in the middle of a step the room is in use
     enough = sum(segment.now for segment in pinned) >= policy.floor_bytes <= avoidable
     return enough and stranded >= policy.share * sum(segment.segment.size for segment in pinned)
 
@@ -168,31 +158,32 @@ def is_fragmented(
 def fragmentation_finding(
     view: DeviceView, pinned: Sequence[LongPinnedSegment], growing: Sequence[GrowingSites]
 ) -> Finding:
-    """The finding for segments that long-lived blocks pin.
+    """Make the finding for segments that long-lived blocks pin.
 
     Args:
         view: the device.
         pinned: the segments, the worst first.
-        growing: growths that add to the pins from step to step.
+        growing: growth that adds to the pins from step to step.
     """
     stranding = [segment for segment in pinned if segment.now]
-    total = sum(one.now for one in stranding)
+    total = sum(segment.now for segment in stranding)
     sites = _stranded_by_site(view, stranding)
-    held = sum(int(view.replayed.size[life]) for one in stranding for life in one.lives)
-    per_step = sum(one.per_step for one in growing)
+    held = sum(int(view.replayed.size[life]) for segment in stranding for life in segment.lives)
+    per_step = sum(growth.per_step for growth in growing)
     evidence = [
         f"{size(view.end.reserved)} reserved, {size(view.end.allocated)} allocated at the snapshot; "
         f"{size(view.end.releasable)} could be released",
         f"{len(stranding)} segments are pinned by {size(held)}, and {size(total)} in them can't be released",
         "pinned by site: " + ", ".join(f"{site} ({size(share)})" for site, share in sites[:_SITES]),
-        *(_segment_line(view, one) for one in stranding[:_SEGMENTS]),
+        *(_segment_line(view, segment) for segment in stranding[:_SEGMENTS]),
     ]
     pins = np.zeros(len(view.replayed.size), np.bool_)
-    pins[[life for one in stranding for life in one.lives]] = True
+    pins[[life for segment in stranding for life in segment.lives]] = True
     known = known_bytes(view, pins)
     evidence += known_words(known)
     evidence += [
-        f"each step keeps {size(one.per_step)} more at {view.sites.names[one.sites[0]]}" for one in growing
+        f"each step keeps {size(growth.per_step)} more at {view.sites.names[growth.sites[0]]}"
+        for growth in growing
     ]
     advice = ADVICE["fragmentation"]
     return Finding(
@@ -210,15 +201,15 @@ def fragmentation_finding(
 
 
 def _clearing(known: Sequence[tuple[Holder, int]]) -> str:
-    """What clears the known holders among the pins; empty where there is none that may be cleared."""
+    """Say what clears the known holders among the pins; empty where none may be cleared."""
     names = [entry.name for entry, _ in known if entry.policy != "never"]
     return CLEAR_KNOWN.format(names=names) if names else ""
 
 
 def _stranded_by_site(view: DeviceView, pinned: Sequence[LongPinnedSegment]) -> list[tuple[str, int]]:
-    """Stranded bytes by the site of the pins, those that need not be there first, then by bytes.
+    """Return stranded bytes by the site of the pins, avoidable ones first, then by bytes.
 
-    A segment's bytes are shared by its avoidable pins, by number; by all of them where it has no such pin.
+    A segment's bytes are divided equally among its avoidable pins, or among all where it has no such pin.
     """
     needless = ~view.owned_by(*NEEDED)
     shares: defaultdict[tuple[bool, str], float] = defaultdict(float)
@@ -231,15 +222,15 @@ def _stranded_by_site(view: DeviceView, pinned: Sequence[LongPinnedSegment]) -> 
     return [(site, round(share)) for (_, site), share in ranked]
 
 
-def _segment_line(view: DeviceView, one: LongPinnedSegment) -> str:
-    """One segment in words, with the very blocks that pin it at the snapshot, biggest first."""
-    alive = np.flatnonzero(view.alive() & (view.replayed.address >= one.segment.address))
-    inside = [life for life in alive.tolist() if view.replayed.address[life] < one.segment.end]
+def _segment_line(view: DeviceView, pinned: LongPinnedSegment) -> str:
+    """Describe a segment with the blocks that pin it at the snapshot, biggest first."""
+    alive = np.flatnonzero(view.alive() & (view.replayed.address >= pinned.segment.address))
+    inside = [life for life in alive.tolist() if view.replayed.address[life] < pinned.segment.end]
     inside.sort(key=lambda life: -int(view.replayed.size[life]))
     pins = ", ".join(_pin(view, life) for life in inside[:_PINS])
     more = f" and {len(inside) - _PINS} more" if len(inside) > _PINS else ""
-    where = f"segment {one.segment.address:#x} of {size(one.segment.size)}"
-    return f"{where}: {size(one.now)} stranded by {pins}{more}"
+    where = f"segment {pinned.segment.address:#x} of {size(pinned.segment.size)}"
+    return f"{where}: {size(pinned.now)} stranded by {pins}{more}"
 
 
 def _pin(view: DeviceView, life: int) -> str:
@@ -250,7 +241,7 @@ def _pin(view: DeviceView, life: int) -> str:
 
 
 def unused_streams(view: DeviceView, policy: StrandingPolicy = POLICY) -> list[Finding]:
-    """Streams that keep cached memory and no longer allocate: no other stream can use it."""
+    """Find streams that keep cached memory and no longer allocate: no other stream can use it."""
     allocs = np.flatnonzero(view.trace.kind == ALLOC)
     recent = allocs[allocs >= len(view.trace) * (1 - policy.idle)]
     active = set(np.unique(view.trace.stream[recent]).tolist())
@@ -265,8 +256,8 @@ def unused_streams(view: DeviceView, policy: StrandingPolicy = POLICY) -> list[F
 
 
 def _stream_finding(view: DeviceView, stream: int, total: int) -> Finding:
-    mine = view.replayed.stream == stream
-    rows = view.by_site(mine)
+    of_stream = view.replayed.stream == stream
+    rows = view.by_site(of_stream)
     advice = ADVICE["unused stream"]
     return Finding(
         kind="stream_pool",

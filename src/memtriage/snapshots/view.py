@@ -75,11 +75,11 @@ class DeviceView:
 
     def by_site(self, lives: Mask) -> list[tuple[str, int, int]]:
         """Site, bytes and blocks of the marked lives, biggest first."""
-        found = []
+        rows = []
         for site in np.unique(self.sites.of_life[lives]).tolist():
-            here = lives & (self.sites.of_life == site)
-            found.append((self.sites.names[site], self.total(here), int(here.sum())))
-        return sorted(found, key=lambda row: (-row[1], row[0]))
+            at_site = lives & (self.sites.of_life == site)
+            rows.append((self.sites.names[site], self.total(at_site), int(at_site.sum())))
+        return sorted(rows, key=lambda row: (-row[1], row[0]))
 
 
 def way_to(view: DeviceView, lives: Mask) -> str | None:
