@@ -39,12 +39,12 @@ def ledger(device: str | None = None) -> list[Ledger]:
         return [take_job_ledger()]
     on_host = read_host()
     with Look() as view:
-        found = view.census()
-        ledgers = take_ledgers(found.storages, on_host=on_host, parameters=found.parameters)
+        taken = view.census()
+        ledgers = take_ledgers(taken.storages, on_host=on_host, parameters=taken.parameters)
     if device is None:
         return ledgers
-    chosen = [one for one in ledgers if one.device == device]
+    chosen = [ledger for ledger in ledgers if ledger.device == device]
     if not chosen:
-        there = ", ".join(one.device for one in ledgers)
+        there = ", ".join(ledger.device for ledger in ledgers)
         raise ValueError(f"no ledger for device {device!r}: this process has one for {there}, job")
     return chosen

@@ -1,7 +1,7 @@
-"""The census: every storage that is alive, who holds it, what it is.
+"""The census: every storage that is alive, what keeps it alive, and what it is.
 
-`Look` walks the heap and gives a `CensusView` that lives only inside its `with` block; everything that a
-`CensusView` returns is numbers and names, so nothing of the program stays alive through a census.
+`Look` walks the heap and gives a `CensusView` that is valid only inside its `with` block. Everything that a
+`CensusView` returns is numbers and names, so a census keeps nothing of the program alive.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Held:
 
 @dataclass(slots=True)
 class _Retention:
-    """Of each object by position: its immediate dominator (-1: none), and what refers to it."""
+    """Immediate dominator (-1: none) and referrers of each object, by position."""
 
     dominator: list[int]
     referrers: list[list[int]]
@@ -98,7 +98,7 @@ class Look:
 
 
 def take_census() -> Census:
-    """A census as plain data. See `Look` for one that can be asked for details."""
+    """Take a census as plain data. See `Look` for one with details."""
     with Look() as view:
         return view.census()
 
@@ -123,7 +123,7 @@ class CensusView:
         del self._graph, self._namer
 
     def census(self) -> Census:
-        """Records and groups of all storages."""
+        """Return records and groups of all storages."""
         if self._census is None:
             records = [self._record(held) for held in self._held.values()]
             self._node_anchors = self._anchors_of_nodes()
@@ -143,15 +143,15 @@ class CensusView:
 
     @property
     def graph(self) -> HeapGraph:
-        """The walked heap, for other questions about the same instant. Keep nothing of it."""
+        """The walked heap, for other questions about the same instant. Keep no reference into it."""
         return self._graph
 
     def path(self, position: int) -> HolderPath:
-        """Holder path of any object of the graph."""
+        """Return the holder path of any object of the graph."""
         return self._namer.path(position).whole
 
     def stored_at(self, position: int, named: LineNamer, allocated_at: str | None = None) -> str | None:
-        """The program's line that stores into the container at a position; None where that is not certain.
+        """Return the program's line that stores into a container; None where that is not certain.
 
         Args:
             position: of a container in the graph.
@@ -163,24 +163,24 @@ class CensusView:
         return None if store is None else named([(store.filename, store.line)])
 
     def classes(self, position: int) -> list[str]:
-        """Classes of an object and of those on the way to it, as `GroupDetail.classes` has them."""
+        """Return classes of an object and of those on the way to it, as `GroupDetail.classes` has them."""
         return holder_facts(self._graph, position).classes
 
     def heads(self) -> dict[GroupKey, bytes]:
-        """First bytes of the storages of each small group of variables, by (device, anchor), in one string.
+        """Return the first bytes of the storages of each small group of variables, joined, by group.
 
-        They tell a tensor that is made anew, longer, from one with other content. Reading device memory waits
-        for its stream; a census is no fast path.
+        They distinguish a tensor that is replaced by a longer one from one with other content. Reading device
+        memory waits for its stream; a census is no fast path.
         """
         wanted = {g.key for g in self.census().groups if g.count <= _HEADS and not g.attached}
-        found: dict[GroupKey, list[bytes]] = {}
+        heads_of: dict[GroupKey, list[bytes]] = {}
         for held in self._held.values():
             key = self._key(held)
             if key in wanted and held.owner in ("variable", "buffer") and held.facts.nbytes >= _HEAD_FROM:
                 head = first_bytes(self._graph.objects[held.position], held.facts, _HEAD)
                 if head is not None:
-                    found.setdefault(key, []).append(head)
-        return {key: b"".join(sorted(heads)) for key, heads in found.items()}
+                    heads_of.setdefault(key, []).append(head)
+        return {key: b"".join(sorted(heads)) for key, heads in heads_of.items()}
 
     def _key(self, held: _Held) -> GroupKey:
         return held.facts.device, self._namer.path(held.position).anchor
@@ -224,7 +224,7 @@ class CensusView:
         )
 
     def _elements(self, held: _Held) -> int:
-        """Elements of a parameter's storage; 0 of any other."""
+        """Return the number of elements of a parameter's storage; 0 for any other."""
         if held.owner != "parameter":
             return 0
         return held.facts.nbytes // int(plain(self._graph.objects[held.position]).dtype.itemsize)
@@ -252,8 +252,8 @@ class CensusView:
         elements: dict[GroupKey, set[int]] = {}
         for held in self._held.values():
             elements.setdefault(self._key(held), set()).add(self._holder_of(held.position)[1])
-        for key, found in elements.items():
-            groups[key].entries = len(found)
+        for key, entries in elements.items():
+            groups[key].entries = len(entries)
         if self._identities is not None:
             self._note_holders(groups, self._identities)
         for group in groups.values():
@@ -318,7 +318,7 @@ class CensusView:
                 group.holders[token] = 0
 
     def _holding_object(self, position: int, modules: dict[int, ModuleType]) -> Any:
-        """The container that holds a storage's chain; of a namespace the instance or module that it is of."""
+        """Return the container that holds a storage's chain; for a namespace its instance or module."""
         graph = self._graph
         at, _ = self._holder_of(position)
         while self._namer.path(at).namespace:
@@ -329,7 +329,7 @@ class CensusView:
         return graph.objects[at]
 
     def _anchors_of_nodes(self) -> dict[int, HolderPath]:
-        """Each node's anchor. A node below another has its anchor: no path is made for every one of them."""
+        """Return each node's anchor. A node below another has the same one, so few paths are computed."""
         graph = self._graph
         anchors: dict[int, HolderPath] = {}
         for position in graph.nodes:
@@ -345,16 +345,16 @@ class CensusView:
         named: LineNamer | None = None,
         alone: Container[GroupKey] | None = None,
     ) -> dict[GroupKey, GroupDetail]:
-        """A closer look at some groups: retained bytes, other holders, allocation sites, bounds.
+        """Look closer at some groups: retained bytes, other holders, allocation sites, bounds.
 
         Args:
             wanted: (device, anchor) of each group.
             site_of: says where a tensor was allocated; asked for some of a group's storages, newest and
                 oldest first.
-            prefer: for a group the whole path whose storages are to be asked for their site.
-            named: names a line of the source; without it the lines that store are not looked for.
-            alone: groups of which to work out what their holders alone retain, and what else holds them; all
-                where none are given. That takes longer than the rest of a census.
+            prefer: for a group the whole path whose storages are asked first.
+            named: names a line of the source; without it the lines that store are not searched.
+            alone: groups for which to compute what their holders alone retain, and what else holds them; None
+                for all. That takes longer than the rest of a census.
         """
         members: dict[GroupKey, list[_Held]] = {key: [] for key in wanted}
         for held in self._held.values():
@@ -368,19 +368,19 @@ class CensusView:
         retention = self._retention() if asked and self._graph.cut is None else None
         modules = module_of_nodes(self._graph, self._namer)
         self._bounds = known_bounds(self._graph.objects[at] for at in self._graph.optimizers)
-        found = {}
+        details = {}
         for key, group in members.items():
-            found[key] = self._detail(
+            details[key] = self._detail(
                 group, (prefer or {}).get(key), site_of, retention if key in asked else None
             )
-            found[key].saved_by = self._saved_by(group, modules)
+            details[key].saved_by = self._saved_by(group, modules)
             if group:
-                self._look_at_holder(found[key], key[1], group, named)
+                self._add_holder_facts(details[key], key[1], group, named)
         forget_sources()
-        return found
+        return details
 
     def _saved_by(self, group: list[_Held], modules: dict[int, HolderPath]) -> str | None:
-        """`AddmmBackward0 in model.fc`: the node that keeps the largest storage of a group for backward."""
+        """Name the node that saved the largest storage of a group: `AddmmBackward0 in model.fc`."""
         graph = self._graph
         saved = [held for held in group if held.owner in ("saved for backward", "autograd context")]
         if not saved:
@@ -394,10 +394,10 @@ class CensusView:
         module = modules.get(id(node))
         return name_of(type(node)) + (f" in {in_words(module)}" if module else "")
 
-    def _look_at_holder(
+    def _add_holder_facts(
         self, detail: GroupDetail, anchor: HolderPath, group: list[_Held], named: LineNamer | None
     ) -> None:
-        """Note what the holder's classes, its graph and the source tell of it."""
+        """Add facts from the holder's classes, from its graph and from the source."""
         graph = self._graph
         sample = max(group, key=lambda held: held.facts.nbytes)
         holder, element = self._holder_of(sample.position)
@@ -412,8 +412,10 @@ class CensusView:
         detail.backward_ran = backward_ran(graph, nodes)
         tensor = graph.objects[element]
         if graph.kind(element) == TENSOR:
-            found = storage_facts(tensor)
-            own = None if found is None else self._held.get((found.device, found.address))
+            tensor_facts = storage_facts(tensor)
+            own = (
+                None if tensor_facts is None else self._held.get((tensor_facts.device, tensor_facts.address))
+            )
             detail.anchor_owner = None if own is None else own.owner
         native = anchor[0].kind in (SegmentKind.NATIVE, SegmentKind.UNSEEN)
         detail.packs_itself = native and packs_itself(graph, [held.position for held in group[:_SITES_ASKED]])
@@ -486,7 +488,7 @@ class CensusView:
         return detail
 
     def _others(self, element: int, retention: _Retention) -> list[HolderPath]:
-        """Paths by which an element is held besides its holder; what lies below it does not count."""
+        """Return paths by which an element is held besides its holder; those below it do not count."""
         graph, namer = self._graph, self._namer
         inside = namer.path(element).anchor
         paths = [
@@ -512,7 +514,7 @@ class CensusView:
         return sum(nbytes[position] for position in dominated(retention.dominator, alone, nbytes))
 
     def _site(self, position: int, site_of: SiteOf) -> str | None:
-        """Where a storage was made: by its tensor, else by the node that keeps it."""
+        """Return where a storage was allocated: by its tensor, else by the node that keeps it."""
         graph = self._graph
         site = site_of(graph.objects[position])
         at = graph.parents[position]
@@ -522,9 +524,9 @@ class CensusView:
         return site
 
     def _holder_of(self, position: int) -> tuple[int, int]:
-        """(the Python object that holds the chain, the element of it that leads to `position`).
+        """Return the Python object that holds the chain, and the element of it that leads to `position`.
 
-        The element is what the anchor path names; its parent is the container to empty or to detach in.
+        The element is what the anchor path names; its parent is the container to clear or to detach in.
         """
         graph, namer, known = self._graph, self._namer, self._holders
         outside = namer.path(position).outside
@@ -532,44 +534,44 @@ class CensusView:
         at = position
         while True:
             climbed.append(at)
-            found = known.get(at)
-            if found is not None and namer.path(at).outside == outside:
+            holder = known.get(at)
+            if holder is not None and namer.path(at).outside == outside:
                 break
             above = graph.parents[at]
             if above < 0:
-                found = at, at
+                holder = at, at
                 break
             path = namer.path(at)
             in_python = not path.in_graph and graph.kind(above) not in (NODE, TENSOR)
             if in_python and len(path.hops) <= outside:
-                found = above, at
+                holder = above, at
                 break
             at = above
         for at in climbed:
             if namer.path(at).outside == outside:
-                known[at] = found
-        return found
+                known[at] = holder
+        return holder
 
     def _retention(self) -> _Retention:
-        """Dominators over what can reach a storage."""
+        """Compute the dominators among the objects that can reach a storage."""
         graph = self._graph
         size = len(graph.objects)
         index = graph.index
         first_child, next_child = _children(graph.parents)
         successors: list[list[int]] = []
         for position in range(size):
-            found = {index.get(id(child), -1) for child in graph.referents(position)}
+            children = {index.get(id(child), -1) for child in graph.referents(position)}
             child = first_child[position]
             while child >= 0:  # temporaries of the walk: saved tensors read twice
-                found.add(child)
+                children.add(child)
                 child = next_child[child]
-            found.discard(-1)
-            found.discard(position)
-            successors.append(list(found))
+            children.discard(-1)
+            children.discard(position)
+            successors.append(list(children))
         referrers: list[list[int]] = [[] for _ in range(size)]
         for position, after in enumerate(successors):
-            for each in after:
-                referrers[each].append(position)
+            for referent in after:
+                referrers[referent].append(position)
         relevant = bytearray(size)
         queue = [held.position for held in self._held.values()]
         for position in queue:
@@ -593,7 +595,7 @@ class CensusView:
 
 
 def _from_the_ends(group: list[_Held]) -> list[_Held]:
-    """The newest come soon in this order: the collector walks lists backwards, other containers forwards."""
+    """Order storages so that the newest come soon, at whichever end of the walk they are."""
     inwards = sorted(group, key=lambda held: held.position)
     half = len(inwards) // 2
     mixed = [held for pair in zip(inwards, inwards[::-1], strict=True) for held in pair]
@@ -605,7 +607,7 @@ def _kind_of_holder(obj: Any) -> str:
 
 
 def _children(parents: Sequence[int]) -> tuple[array[int], array[int]]:
-    """(first child of each position, next child of the same parent); -1 for none."""
+    """Return the first child of each position, and the next child of the same parent; -1 for none."""
     first, following = array("q", [-1]) * len(parents), array("q", [-1]) * len(parents)
     for position, above in enumerate(parents):
         if above >= 0:

@@ -1,4 +1,4 @@
-"""Live storages as ranges of addresses, and what of them lies in which block."""
+"""Live storages as ranges of addresses, and how many of their bytes are in which block."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class OwnedPart(msgspec.Struct, frozen=True):
 
 
 def disjoint_claims(storages: Iterable[StorageRecord]) -> list[Claim]:
-    """Storages as ranges that do not overlap, in order of address."""
+    """Return storages as ranges that do not overlap, in order of address."""
     alive = [storage for storage in storages if storage.nbytes > 0 and storage.address > 0]
     claims: list[Claim] = []
     taken = 0
-    for one in sorted(alive, key=lambda one: (one.address, -one.nbytes)):
-        start, end = max(one.address, taken), one.address + one.nbytes
+    for storage in sorted(alive, key=lambda storage: (storage.address, -storage.nbytes)):
+        start, end = max(storage.address, taken), storage.address + storage.nbytes
         if start < end:
-            claims.append(Claim(start, end, one))
+            claims.append(Claim(start, end, storage))
             taken = end
     return claims
 
 
 def overlaps(claims: Sequence[Claim], start: int, end: int) -> Iterator[tuple[Claim, int]]:
-    """The claims that reach into [start, end), each with the bytes it has there."""
+    """Yield the claims that reach into [start, end), each with its bytes there."""
     position = max(0, bisect_right(claims, start, key=lambda claim: claim.start) - 1)
     while position < len(claims) and claims[position].start < end:
         claim = claims[position]
@@ -54,19 +54,19 @@ def overlaps(claims: Sequence[Claim], start: int, end: int) -> Iterator[tuple[Cl
 
 
 def outside_segments(claims: Sequence[Claim], segments: Sequence[Segment]) -> list[OwnedPart]:
-    """What the storages have outside every segment."""
+    """Return what the storages have outside every segment."""
     inside: Counter[int] = Counter()
     for segment in segments:
         for claim, shared in overlaps(claims, segment.address, segment.end):
             inside[claim.start] += shared
-    left = ((claim, claim.end - claim.start - inside[claim.start]) for claim in claims)
+    unclaimed = ((claim, claim.end - claim.start - inside[claim.start]) for claim in claims)
     return [
         OwnedPart(DEFAULT_POOL, claim.storage.owner, holder_of(claim.storage), size)
-        for claim, size in left
+        for claim, size in unclaimed
         if size > 0
     ]
 
 
 def holder_of(storage: StorageRecord) -> str:
-    """Who holds a storage, in words."""
+    """Say in words what keeps a storage alive."""
     return storage.named or "holder unknown"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 
 def immediate_dominators(successors: Sequence[Sequence[int]], root: int) -> list[int]:
-    """Immediate dominator of every node; -1 for the root and for nodes it does not reach.
+    """Return the immediate dominator of every node; -1 for the root and for nodes it does not reach.
 
     Args:
         successors: for each node the nodes it refers to.
@@ -77,14 +77,14 @@ def dominated(dominator: Sequence[int], by: Iterable[int], nodes: Iterable[int])
     Args:
         dominator: as `immediate_dominators` gives it; -1 where a node has none.
     """
-    goes = {-1: False} | dict.fromkeys(by, True)
-    found = []
+    is_dominated = {-1: False} | dict.fromkeys(by, True)
+    below = []
     for node in nodes:
         passed, at = [], node
-        while at not in goes:
+        while at not in is_dominated:
             passed.append(at)
             at = dominator[at]
-        goes.update(dict.fromkeys(passed, goes[at]))
-        if goes[node]:
-            found.append(node)
-    return found
+        is_dominated.update(dict.fromkeys(passed, is_dominated[at]))
+        if is_dominated[node]:
+            below.append(node)
+    return below

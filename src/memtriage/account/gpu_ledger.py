@@ -61,10 +61,10 @@ CUBLAS: Final = "cuBLAS workspace"
 
 
 def outside_allocator(use: DriverUse, reserved: int) -> int:
-    """Bytes in use that this process's allocator did not reserve: the figure to take a baseline of.
+    """Return bytes in use that this process's allocator did not reserve, to take as a baseline.
 
-    Where the driver tells this process's use: its context, kernels and libraries. Where it does not, they
-    cannot be told from other processes, and all of it is returned. Never negative.
+    Where the driver reports this process's use: its context, kernels and libraries. Where it does not, other
+    processes cannot be told apart, and their bytes are included. Never negative.
     """
     own = _own(use, reserved)
     return max(0, (use.used if own is None else own) - reserved)
@@ -79,29 +79,29 @@ def gpu_ledger(
     *,
     workspaces: WorkspaceSizes = DEFAULT_WORKSPACES,
 ) -> Ledger:
-    """The ledger of one device; its rows sum to `use.used`.
+    """Return the ledger of one device; its rows sum to `use.used`.
 
     Args:
         device: `cuda:N`.
         segments: the allocator's segments (those of other devices are left out); None for an allocator that
             keeps none (`cudaMallocAsync`): then storages are `requested` and the rest is outside.
         storages: live storages (those of other devices are left out). Where two overlap, the bytes belong to
-            the one that begins first. None where nobody looked for them: then `requested` has no owner.
+            the one that begins first. None where no census was taken: then `requested` has no owner.
         use: the driver's figures.
-        context_baseline: `outside_allocator` when the device was first seen; what it has grown by since is a
-            row of its own.
+        context_baseline: `outside_allocator` when the device was first seen; growth since then has its own
+            row.
         workspaces: sizes by which a cuBLAS workspace is recognized.
     """
     index = int(device.partition(":")[2] or 0)
-    mine = sorted((s for s in segments or () if s.device == index), key=lambda s: s.address)
+    on_device = sorted((s for s in segments or () if s.device == index), key=lambda s: s.address)
     claims = disjoint_claims(storage for storage in storages or () if storage.device == device)
-    beyond = outside_segments(claims, mine)
+    beyond = outside_segments(claims, on_device)
     if segments is None:
         inside = _owner_rows(beyond)
         outside = _outside_rows(use, sum(part.size for part in beyond), context_baseline)
     else:
-        inside = _allocator_rows(mine, None if storages is None else claims, workspaces)
-        outside = _outside_rows(use, sum(segment.size for segment in mine), context_baseline)
+        inside = _allocator_rows(on_device, None if storages is None else claims, workspaces)
+        outside = _outside_rows(use, sum(segment.size for segment in on_device), context_baseline)
         outside = _carve_foreign(outside, beyond)
     rows = [row for row in inside + outside if row.bytes]
     difference = use.used - sum(row.bytes for row in rows)
@@ -117,7 +117,7 @@ def gpu_ledger(
 def _allocator_rows(
     segments: Sequence[Segment], claims: Sequence[Claim] | None, workspaces: WorkspaceSizes
 ) -> list[LedgerRow]:
-    """Rows of the segments' bytes; without claims nothing can be said of who holds a block."""
+    """Return the rows of the segments' bytes; without claims the owner of a block is unknown."""
     labels: dict[int, str] = {}
     parts: list[OwnedPart] = []
     unclaimed: list[tuple[Segment, Block, int]] = []
@@ -125,23 +125,27 @@ def _allocator_rows(
         for block in segment.blocks:
             if block.state != "active":
                 continue
-            left = block.requested
+            unclaimed_bytes = block.requested
             for claim, shared in overlaps(claims or (), block.address, block.address + block.requested):
                 owner, holder = claim.storage.owner, holder_of(claim.storage)
                 parts.append(OwnedPart(segment.pool, owner, holder, shared))
                 labels.setdefault(block.address, f"{holder} ({owner})")
-                left -= shared
-            if left:
-                unclaimed.append((segment, block, left))
-    whole = [(segment, block) for segment, block, left in unclaimed if left == block.requested]
-    recognized = frozenset[int]() if claims is None else cublas_blocks(whole, workspaces)
+                unclaimed_bytes -= shared
+            if unclaimed_bytes:
+                unclaimed.append((segment, block, unclaimed_bytes))
+    wholly_unclaimed = [
+        (segment, block)
+        for segment, block, unclaimed_bytes in unclaimed
+        if unclaimed_bytes == block.requested
+    ]
+    recognized = frozenset[int]() if claims is None else cublas_blocks(wholly_unclaimed, workspaces)
     owner_unknown = None if claims is None else CPP_ONLY
-    for segment, block, left in unclaimed:
+    for segment, block, unclaimed_bytes in unclaimed:
         if block.address in recognized:
             part = _workspace_part(segment, block)
             labels[block.address] = f"{CUBLAS} ({CUBLAS_WORKSPACES})"
         else:
-            part = _unclaimed_part(segment, block, left, owner_unknown)
+            part = _unclaimed_part(segment, block, unclaimed_bytes, owner_unknown)
             labels.setdefault(block.address, part.label)
         parts.append(part)
     return _owner_rows(parts) + _state_rows(segments, labels)
@@ -163,7 +167,7 @@ def _unclaimed_part(segment: Segment, block: Block, left: int, owner: str | None
 
 
 def _owner_rows(parts: Iterable[OwnedPart]) -> list[LedgerRow]:
-    """One `requested` row for each owner, the default pool apart from the private ones; biggest first."""
+    """Return a `requested` row per owner, separately for default and private pools; biggest first."""
     groups: defaultdict[tuple[str | None, bool], list[OwnedPart]] = defaultdict(list)
     for part in parts:
         groups[part.owner, part.pool != DEFAULT_POOL].append(part)
@@ -181,7 +185,7 @@ def _owner_rows(parts: Iterable[OwnedPart]) -> list[LedgerRow]:
 
 
 def _state_rows(segments: Sequence[Segment], labels: dict[int, str]) -> list[LedgerRow]:
-    """Rounding, awaiting, releasable and stranded, each for the default pool and for the private ones."""
+    """Return rounding, awaiting, releasable and stranded, for the default pool and for the private ones."""
     private = [segment for segment in segments if segment.pool != DEFAULT_POOL]
     default = [segment for segment in segments if segment.pool == DEFAULT_POOL]
     rows: list[LedgerRow] = []
@@ -205,14 +209,14 @@ def _state_rows(segments: Sequence[Segment], labels: dict[int, str]) -> list[Led
 
 
 def _worst_pinned(segments: Sequence[Segment], labels: dict[int, str]) -> str | None:
-    found = stranded_segments(segments)
+    stranded = stranded_segments(segments)
     worst = [
-        f"{in_words(one.stranded)} free in a segment of {in_words(one.segment.size)} pinned by "
-        f"{count_of(len(one.pins), 'block')} of {in_words(sum(pin.size for pin in one.pins))}, "
-        f"the biggest {_pin(one.pins[0], labels)}"
-        for one in found[:NAMED_PARTS]
+        f"{in_words(segment.stranded)} free in a segment of {in_words(segment.segment.size)} pinned by "
+        f"{count_of(len(segment.pins), 'block')} of {in_words(sum(pin.size for pin in segment.pins))}, "
+        f"the biggest {_pin(segment.pins[0], labels)}"
+        for segment in stranded[:NAMED_PARTS]
     ]
-    return join(count_of(len(found), "segment"), *worst)
+    return join(count_of(len(stranded), "segment"), *worst)
 
 
 def _pin(block: Block, labels: dict[int, str]) -> str:
@@ -232,9 +236,9 @@ def _page_remark(segments: Sequence[Segment]) -> str | None:
 
 
 def _own(use: DriverUse, reserved: int) -> int | None:
-    """The driver's figure for this process, unless it is less than the allocator holds.
+    """Return the driver's figure for this process; None where it is less than the allocator holds.
 
-    Then the process id was another's: ids of a container and of its host can coincide.
+    Then the process id is another's: ids of a container and of its host can coincide.
     """
     return use.own if use.own is not None and use.own >= reserved else None
 
@@ -263,9 +267,9 @@ def _other_rows(use: DriverUse, own: int) -> list[LedgerRow]:
     known = sum(size or 0 for _pid, size in use.processes)
     rest = max(0, use.used - own - known)
     listed = biggest((f"pid {pid}", size) for pid, size in use.processes if size is not None)
-    untold = [pid for pid, size in use.processes if size is None]
-    if untold:
-        remark = f"of {count_of(len(untold), 'process', 'processes')} the driver does not tell the size"
+    without_size = [pid for pid, size in use.processes if size is None]
+    if without_size:
+        remark = f"of {count_of(len(without_size), 'process', 'processes')} the driver does not tell the size"
         return [row_of(OTHERS, known + rest, listed, remark, "memory of no visible process is included")]
     return [
         row_of(OTHERS, known, listed),
@@ -274,21 +278,21 @@ def _other_rows(use: DriverUse, own: int) -> list[LedgerRow]:
 
 
 def _carve_foreign(rows: list[LedgerRow], foreign: Sequence[OwnedPart]) -> list[LedgerRow]:
-    """Give the storages outside every segment a row, out of the rows that must contain them.
+    """Move the storages outside every segment to a row of their own, from the rows that must contain them.
 
     Memory of this process's other allocators is outside its segments; memory imported by CUDA IPC belongs to
     another process. Managed and host-mapped memory is in no figure of the device, so what fits in neither row
-    is left out of the sum and told in words.
+    is left out of the sum and mentioned in words.
     """
     total = sum(part.size for part in foreign)
     if not total:
         return rows
-    kept: list[LedgerRow] = []
+    reduced: list[LedgerRow] = []
     missing = total
     for row in rows:
         taken = min(row.bytes, missing) if row.row in (OUTSIDE, OTHERS) else 0
         missing -= taken
-        kept.append(msgspec.structs.replace(row, bytes=row.bytes - taken))
+        reduced.append(msgspec.structs.replace(row, bytes=row.bytes - taken))
     remark = (
         f"{in_words(missing)} more is in no figure of the device (managed or host memory)"
         if missing
@@ -296,4 +300,4 @@ def _carve_foreign(rows: list[LedgerRow], foreign: Sequence[OwnedPart]) -> list[
     )
     named = biggest((f"{part.label} ({part.owner})", part.size) for part in foreign)
     origin = "storages outside every segment: another library's, CUDA IPC, managed"
-    return [row_of(FOREIGN, total - missing, origin, named, remark), *kept]
+    return [row_of(FOREIGN, total - missing, origin, named, remark), *reduced]

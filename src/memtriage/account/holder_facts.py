@@ -1,4 +1,4 @@
-"""What the objects around a holder tell of it: their classes, the source files they are from, their graph."""
+"""Facts about a holder from the objects around it: their classes, their source files, their graph."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _PLAIN_MODULES = ("builtins", "collections", "types", "functools", "typing", "ab
 
 @dataclass(frozen=True, slots=True)
 class HolderFacts:
-    """Of the objects from a root to a holder.
+    """Facts about the objects from a root to a holder.
 
     Attributes:
         classes: `module.Name` of their classes and base classes, the holder's first.
-        files: source files of the program in which their functions, classes and modules are.
+        files: source files of the program that define their functions, classes and modules.
     """
 
     classes: list[str]
@@ -36,7 +36,7 @@ class HolderFacts:
 
 
 def holder_facts(graph: HeapGraph, holder: int) -> HolderFacts:
-    """Collect what a holder and what leads to it tell."""
+    """Collect facts about a holder and the objects that lead to it."""
     classes: dict[str, None] = {}
     files: dict[str, None] = {}
     at = holder
@@ -54,33 +54,33 @@ def holder_facts(graph: HeapGraph, holder: int) -> HolderFacts:
 
 
 def program_files(graph: HeapGraph) -> list[str]:
-    """Source files of the program's own modules."""
+    """Return the source files of the program's own modules."""
     origin = CodeOrigin()
     files = dict.fromkeys(file for name in list(sys.modules) for file in _file_of_module(name))
     return [file for file in files if origin.is_user_file(file)]
 
 
 def collects(graph: HeapGraph, positions: Iterable[int]) -> Literal["module", "optimizer"] | None:
-    """Say whether whole modules or optimizers are collected, and which, given some storages of one path.
+    """Return whether storages of one path belong to whole modules or optimizers that are collected.
 
-    They are where these belong to several that have no other around them.
+    They do where they belong to several of these that no other one contains.
     """
-    found = {at: kind for position in positions for at, kind in _outermost(graph, position)}
-    kinds = set(found.values())
-    if len(found) < _SEVERAL or len(kinds) > 1:
+    outermost = {at: kind for position in positions for at, kind in _outermost(graph, position)}
+    kinds = set(outermost.values())
+    if len(outermost) < _SEVERAL or len(kinds) > 1:
         return None
     return "module" if MODULE in kinds else "optimizer"
 
 
 def _outermost(graph: HeapGraph, at: int) -> list[tuple[int, int]]:
-    """The module or optimizer on the way to an object that is nearest to the root, and which it is."""
-    found = []
+    """Return the module or optimizer nearest to the root on the way to an object, with its kind, if any."""
+    outermost = []
     while at >= 0:
         kind = graph.kind(at)
         if kind in (MODULE, OPTIMIZER):
-            found = [(at, kind)]
+            outermost = [(at, kind)]
         at = graph.parents[at]
-    return found
+    return outermost
 
 
 def in_a_hook(graph: HeapGraph, filename: str, line: int) -> bool:
@@ -99,23 +99,23 @@ def _is_in(hook: Any, filename: str, line: int) -> bool:
     function = hook.__func__ if type(hook) is types.MethodType else hook
     if type(function) is not types.FunctionType or function.__code__.co_filename != filename:
         return False
-    return any(each == line for _, _, each in function.__code__.co_lines())
+    return any(code_line == line for _, _, code_line in function.__code__.co_lines())
 
 
 def differentiates(graph: HeapGraph, nodes: Iterable[int]) -> bool:
-    """Whether some of these nodes are of a gradient that was computed with a graph of its own."""
+    """Whether some of these nodes belong to a gradient that was computed with its own graph."""
     kinds = {type(graph.objects[position]) for position in nodes}
     return any(name_of(kind).count("Backward") > 1 for kind in kinds)  # `MulBackwardBackward0`
 
 
 def has_no_graph(tensor: Any) -> bool:
-    """Whether a tensor hangs on no graph."""
+    """Whether a tensor has no autograd graph."""
     return plain(tensor).grad_fn is None
 
 
 def leads_to(graph: HeapGraph, position: int, nodes: Sequence[int]) -> bool:
-    """Whether the graph of the tensor at a position is for the most part these nodes, and most of them."""
-    wanted = {id(graph.objects[at]) for at in nodes}
+    """Whether the graph of the tensor at a position consists mostly of these nodes, and of most of them."""
+    node_ids = {id(graph.objects[at]) for at in nodes}
     waiting = [plain(graph.objects[position]).grad_fn]
     seen = {id(waiting[0])}
     for node in waiting:
@@ -125,12 +125,12 @@ def leads_to(graph: HeapGraph, position: int, nodes: Sequence[int]) -> bool:
             if after is not None and id(after) not in seen:
                 seen.add(id(after))
                 waiting.append(after)
-    found = sum(id(node) in wanted for node in waiting)
-    return 2 * found > min(len(wanted), _NODES_FOLLOWED) and 2 * found > len(waiting)
+    shared = sum(id(node) in node_ids for node in waiting)
+    return 2 * shared > min(len(node_ids), _NODES_FOLLOWED) and 2 * shared > len(waiting)
 
 
 def backward_ran(graph: HeapGraph, nodes: Iterable[int]) -> bool:
-    """Whether more than half of the nodes that save something have nothing saved any more."""
+    """Whether more than half of the nodes that save something have freed what they saved."""
     filled = freed = 0
     for position in islice(nodes, _NODES_ASKED):
         node = graph.objects[position]
@@ -144,9 +144,9 @@ def backward_ran(graph: HeapGraph, nodes: Iterable[int]) -> bool:
 
 
 def packs_itself(graph: HeapGraph, positions: Sequence[int]) -> bool:
-    """Whether a tensor hangs on a node that saves the tensor it made, as only a pack hook can have it.
+    """Whether a tensor's node saves the very tensor that it made, which only a pack hook can cause.
 
-    Without hooks a node that saves its output keeps another tensor of the same storage, which has no node.
+    Without hooks a node that saves its output keeps another tensor of the same storage, without a node.
     """
     return any(_in_its_own_cycle(graph, position) for position in positions)
 
@@ -179,7 +179,7 @@ def _files_of(obj: Any) -> list[str]:
 
 
 def _module_of_root(name: str, obj: Any) -> str:
-    """The module that a root belongs to: of a namespace it is its own `__name__`."""
+    """Return the module that a root belongs to; for a namespace its own `__name__`."""
     own = obj.get("__name__") if type(obj) is dict else None
     return own if isinstance(own, str) else name.rpartition(".")[0]
 

@@ -1,4 +1,4 @@
-"""What the storages of a holder do to the allocator's segments: a tiny one can pin a large segment. Pure."""
+"""The segments that a holder's storages pin: a tiny storage can pin a large segment. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memtriage.model.holders import SegmentPinning
 
 
 def pinned_by(segments: Iterable[Segment], storages: Iterable[tuple[str, int, int]]) -> SegmentPinning:
-    """What storages pin, and what could be released if they went.
+    """Return what storages pin, and what could be released if they were freed.
 
     Args:
         segments: the allocator's segments, of any devices.
@@ -26,8 +26,8 @@ def pinned_by(segments: Iterable[Segment], storages: Iterable[tuple[str, int, in
     addresses: defaultdict[str, list[int]] = defaultdict(list)
     for device, address, _ in storages:
         addresses[device].append(address)
-    for each in addresses.values():
-        each.sort()
+    for of_device in addresses.values():
+        of_device.sort()
     count = nbytes = releasable = 0
     for segment in segments:
         own = _blocks_of(segment, addresses.get(f"cuda:{segment.device}", ()))
@@ -40,12 +40,12 @@ def pinned_by(segments: Iterable[Segment], storages: Iterable[tuple[str, int, in
 
 
 def _blocks_of(segment: Segment, addresses: Sequence[int]) -> set[int]:
-    """Addresses of the live blocks in which one of these addresses lies."""
+    """Return the addresses of the live blocks that contain one of these addresses."""
     first = bisect_right(addresses, segment.address - 1)
     last = bisect_right(addresses, segment.end - 1)
     starts = [block.address for block in segment.blocks]
-    found = {bisect_right(starts, address) - 1 for address in addresses[first:last]}
-    blocks = [segment.blocks[position] for position in found if position >= 0]
+    positions = {bisect_right(starts, address) - 1 for address in addresses[first:last]}
+    blocks = [segment.blocks[position] for position in positions if position >= 0]
     return {block.address for block in blocks if block.state != "free"}
 
 
@@ -62,7 +62,7 @@ def _reached(segment: Segment, own: set[int]) -> int:
 
 
 def without(segment: Segment, addresses: set[int]) -> Segment:
-    """The segment as it would be with the blocks at these addresses freed: free neighbors are one block."""
+    """Return the segment with the blocks at these addresses freed and merged with free neighbors."""
     blocks: list[Block] = []
     for block in segment.blocks:
         free = block.address in addresses or block.state == "free"

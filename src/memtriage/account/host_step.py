@@ -92,7 +92,7 @@ class host_step(ContextDecorator):
 def subtract(
     before: HostPicture, after: HostPicture, name: str, peak: int, meter: PeakMeter, parameters: int | None
 ) -> HostStep:
-    """The result, from two pictures and the peak in between."""
+    """Compute the result from two pictures and the peak in between."""
     rows_before, rows_after = _rows(before.ledger), _rows(after.ledger)
     changes = _tensor_changes(before.places, after.places)
     deltas = []
@@ -112,7 +112,7 @@ def subtract(
                     holder_path=change.path,
                 )
             )
-    kept = ("malloc retained", None)
+    retained = ("malloc retained", None)
     return HostStep(
         name=name,
         before=before.ledger.total,
@@ -121,7 +121,7 @@ def subtract(
         peak_source=meter.source,
         parameters=parameters,
         deltas=tuple(sorted(deltas, key=lambda delta: -abs(delta.bytes))),
-        retained=rows_after.get(kept, 0) - rows_before.get(kept, 0),
+        retained=rows_after.get(retained, 0) - rows_before.get(retained, 0),
     )
 
 
@@ -167,7 +167,7 @@ def _rows(ledger: Ledger) -> dict[RowKey, int]:
 
 def _picture_before() -> HostPicture:
     on_host = [record for record in take_census().storages if record.device == "cpu"]
-    # Once for nothing: the first look loads numpy and grows buffers, which is no doing of the block.
+    # Once for nothing: the first look loads numpy and grows buffers, which is not the block's doing.
     _picture(_read(), on_host)
     trim()
     return _picture(_read(), on_host)

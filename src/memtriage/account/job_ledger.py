@@ -16,8 +16,8 @@ def job_ledger(
 ) -> Ledger:
     """Divide the proportional sets of all processes into pages of their own and shares of common pages.
 
-    Children of one name (torch calls its loader workers `pt_data_worker`) are one row. Where the kernel tells
-    no proportional set, the resident set stands in for it, and shared pages count in every process.
+    Children of one name (torch calls its loader workers `pt_data_worker`) are one row. Where the kernel has
+    no proportional set, the resident set is taken instead, and shared pages count in every process.
 
     Args:
         own: `observe.host.host_sample()`.
@@ -44,10 +44,10 @@ def take_job_ledger() -> Ledger:
 def _rows(name: str, processes: Iterable[HostSample | ChildSample], count: str) -> list[LedgerRow]:
     private = shared = 0
     for process in processes:
-        whole = process.pss if process.pss is not None else process.rss or 0
-        alone = min(process.uss or 0, whole)
-        private += alone
-        shared += whole - alone
+        proportional = process.pss if process.pss is not None else process.rss or 0
+        unshared = min(process.uss or 0, proportional)
+        private += unshared
+        shared += proportional - unshared
     words = f"; {count}" if count else ""
     return [
         LedgerRow(row=f"{name}: pages of its own", bytes=private, detail=f"goes when it ends{words}"),

@@ -16,17 +16,17 @@ NAMED_PARTS: Final = 3
 
 
 def row_of(name: str, size: int, *details: str | None) -> LedgerRow:
-    """A row without an owner, with those of its details that there are."""
+    """Make a row without an owner, with the details that are not None."""
     return LedgerRow(row=name, bytes=size, detail=join(*details))
 
 
 def join(*parts: str | None) -> str | None:
-    """The parts that there are, as one text; None where there is none."""
+    """Join the parts that are not empty; None where there is none."""
     return "; ".join(part for part in parts if part) or None
 
 
 def pools_of(parts: Iterable[OwnedPart]) -> str | None:
-    """The private pools that parts lie in, by their bytes."""
+    """Name the private pools that contain parts, by their bytes."""
     sums: Counter[str] = Counter()
     for part in parts:
         if part.pool != DEFAULT_POOL:
@@ -35,7 +35,7 @@ def pools_of(parts: Iterable[OwnedPart]) -> str | None:
 
 
 def pool_list(segments: Iterable[Segment]) -> str | None:
-    """The private pools that segments belong to, by reserved bytes."""
+    """Name the private pools that segments belong to, by reserved bytes."""
     sums: Counter[str] = Counter()
     for segment in segments:
         sums[f"{segment.pool[0]}.{segment.pool[1]}"] += segment.size
@@ -43,13 +43,13 @@ def pool_list(segments: Iterable[Segment]) -> str | None:
 
 
 def biggest(parts: Iterable[tuple[str, int]]) -> str | None:
-    """The biggest parts with their sizes, equal names put together, and how many more there are."""
+    """Name the biggest parts with their sizes, equal names joined, and say how many more there are."""
     sums: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for name, size in parts:
         sums[name] += size
         counts[name] += 1
-    named = sorted(sums.items(), key=lambda one: (-one[1], one[0]))
+    named = sorted(sums.items(), key=lambda part: (-part[1], part[0]))
     words = [
         f"{name} {in_words(size)}" + (f" in {counts[name]}" if counts[name] > 1 else "")
         for name, size in named[:NAMED_PARTS]
@@ -62,5 +62,5 @@ def biggest(parts: Iterable[tuple[str, int]]) -> str | None:
 
 
 def count_of(number: int, noun: str, plural: str | None = None) -> str:
-    """A number with its noun, in the singular or the plural."""
+    """Return a number with its noun, in the singular or the plural."""
     return f"{number} {noun if number == 1 else plural or noun + 's'}"

@@ -22,11 +22,11 @@ def take_ledgers(
     on_host: HostReading | None = None,
     parameters: int | None = None,
 ) -> list[Ledger]:
-    """A closed ledger for each CUDA device in use, and one for the host.
+    """Return a closed ledger for each CUDA device in use, and one for the host.
 
     Args:
         storages: as a census of this instant found them; None when none was taken (no owners then).
-        baselines: by CUDA index, what lay outside the allocator when the device was first seen.
+        baselines: by CUDA index, bytes outside the allocator when the device was first seen.
         script_root: folder of the user's script, for allocation sites.
         on_host: the host's counters, read before the census; None to read them now, which counts the census's
             own memory as the program's.
@@ -38,7 +38,7 @@ def take_ledgers(
         if use is None:
             continue
         name = f"cuda:{device}"
-        mine = None if storages is None else [record for record in storages if record.device == name]
+        on_device = None if storages is None else [record for record in storages if record.device == name]
         workspaces = workspace_sizes(
             os.environ.get("CUBLAS_WORKSPACE_CONFIG"), os.environ.get("CUBLASLT_WORKSPACE_SIZE")
         )
@@ -46,7 +46,7 @@ def take_ledgers(
             gpu_ledger(
                 name,
                 cuda.segments(device, script_root),
-                mine,
+                on_device,
                 use,
                 (baselines or {}).get(device),
                 workspaces=workspaces,
@@ -54,8 +54,8 @@ def take_ledgers(
         )
     on_host = on_host or read_host()
     if on_host is not None:
-        mine = None if storages is None else [record for record in storages if record.device == "cpu"]
-        ledgers.append(on_host.ledger(mine))
+        on_device = None if storages is None else [record for record in storages if record.device == "cpu"]
+        ledgers.append(on_host.ledger(on_device))
     for ledger in ledgers:
         ledger.parameters = parameters or None
     if on_host is not None and (parameters or 0) >= _LEAST_PARAMETERS:
@@ -64,14 +64,14 @@ def take_ledgers(
 
 
 _LEAST_PARAMETERS: Final = 1_000_000
-"""Below, what libraries take (some 300 MB) dwarfs a model, and bytes per parameter say nothing."""
+"""Below this, libraries (some 300 MB) dwarf a model, and bytes per parameter mean nothing."""
 _LEAST_SHOWN: Final = 0.01
 
 
 def _per_parameter(ledger: Ledger, row: LedgerRow) -> LedgerRow:
-    """The row, with its bytes per parameter in front of its detail."""
-    each = ledger.per_parameter(row)
-    if each is None or abs(each) < _LEAST_SHOWN:
+    """Return the row with its bytes per parameter in front of its detail."""
+    per_parameter = ledger.per_parameter(row)
+    if per_parameter is None or abs(per_parameter) < _LEAST_SHOWN:
         return row
-    detail = f"{each:.2f} B/param" + (f"; {row.detail}" if row.detail else "")
+    detail = f"{per_parameter:.2f} B/param" + (f"; {row.detail}" if row.detail else "")
     return msgspec.structs.replace(row, detail=detail)

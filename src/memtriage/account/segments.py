@@ -1,4 +1,4 @@
-"""What the allocator's segments are made of, and what keeps those that cannot go back to the driver.
+"""What the allocator's segments consist of, and what pins those that cannot go back to the driver.
 
 Pure: no torch, no driver. Sizes are bytes.
 """
@@ -14,7 +14,7 @@ from memtriage.model.blocks import DEFAULT_POOL, Block, Segment
 
 
 class SegmentTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """What a set of segments is made of, in bytes.
+    """What a set of segments consists of, in bytes.
 
     `reserved` = `requested` + `rounding` + `awaiting` + `releasable` + `stranded`; `private_pools` is the
     part of `reserved` outside the default pool.
@@ -35,7 +35,7 @@ class SegmentTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StrandedSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """A segment whose free bytes cannot go back to the driver, and what keeps them.
+    """A segment whose free bytes cannot go back to the driver, and what pins them.
 
     Attributes:
         segment: the segment.
@@ -49,7 +49,7 @@ class StrandedSegment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def segment_totals(segments: Iterable[Segment]) -> SegmentTotals:
-    """Split segments into what their bytes are doing; see `SegmentTotals`."""
+    """Divide the bytes of segments by use; see `SegmentTotals`."""
     sums: Counter[str] = Counter()
     for segment in segments:
         releasable = releasable_in(segment)
@@ -73,10 +73,10 @@ def segment_totals(segments: Iterable[Segment]) -> SegmentTotals:
 
 
 def releasable_in(segment: Segment) -> int:
-    """Free bytes that `empty_cache()` gives back: a wholly free segment, or wholly free pages.
+    """Return free bytes that `empty_cache()` gives back: a wholly free segment, or wholly free pages.
 
     A segment of a private pool counts too, though the allocator keeps it for as long as its pool lives. For
-    expandable segments the page size is taken as the default for the pool (a snapshot does not tell it).
+    expandable segments the page size is taken as the default for the pool (a snapshot does not have it).
     """
     if all(block.state == "free" for block in segment.blocks):
         return _free_in(segment)
@@ -86,7 +86,7 @@ def releasable_in(segment: Segment) -> int:
 
 
 def whole_pages(block: Block, segment: Segment) -> tuple[int, int]:
-    """Start and end of the pages that lie wholly inside a block; pages count from the segment's first byte.
+    """Return start and end of the pages wholly inside a block; pages count from the segment's first byte.
 
     As `ExpandableSegment::unmap` does it: a mapped range begins at a page, and a partly used page stays. Both
     are the block's start where there is no such page, or the segment is not expandable.
@@ -101,18 +101,18 @@ def whole_pages(block: Block, segment: Segment) -> tuple[int, int]:
 
 
 def stranded_in(segment: Segment) -> int:
-    """Free bytes that `empty_cache()` cannot give back."""
+    """Return free bytes that `empty_cache()` cannot give back."""
     return _free_in(segment) - releasable_in(segment)
 
 
 def stranded_segments(segments: Iterable[Segment]) -> list[StrandedSegment]:
-    """The segments with stranded bytes, the worst first."""
-    found = [
+    """Return the segments with stranded bytes, the worst first."""
+    stranding = [
         StrandedSegment(segment=segment, stranded=stranded, pins=_pins(segment))
         for segment in segments
         if (stranded := stranded_in(segment)) > 0
     ]
-    return sorted(found, key=lambda one: (-one.stranded, one.segment.address))
+    return sorted(stranding, key=lambda segment: (-segment.stranded, segment.segment.address))
 
 
 def _free_in(segment: Segment) -> int:

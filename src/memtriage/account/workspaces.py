@@ -20,7 +20,7 @@ class WorkspaceSizes(msgspec.Struct, frozen=True):
 
 
 def workspace_sizes(config: str | None = None, lt_config: str | None = None) -> WorkspaceSizes:
-    """The sizes that torch's cuBLAS workspaces can have.
+    """Return the sizes that torch's cuBLAS workspaces can have.
 
     Source: `parseChosenWorkspaceSize` and `parseCUDABlasLtWorkspaceSize` in CublasHandlePool.cpp: pairs
     `:SIZE:COUNT` in KiB; by default 32 MiB on Hopper (in newer sources Blackwell too) and `:4096:2:16:8` =
@@ -43,17 +43,17 @@ HANDLES_PER_STREAM: Final = 2
 
 
 def cublas_blocks(blocks: Sequence[tuple[Segment, Block]], sizes: WorkspaceSizes) -> frozenset[int]:
-    """Addresses of the blocks, of those that no storage claims, that fit a cuBLAS workspace.
+    """Return the addresses of those unclaimed blocks that fit a cuBLAS workspace.
 
-    More of one size on one stream than there are handles means that some of them are something else; as
-    nothing tells which, none is taken. The small cuBLASLt size is common, so it needs a cuBLAS workspace on
-    the same stream beside it.
+    More blocks of one size on one stream than there are handles means that some of them are something else;
+    since it is unknown which, none is taken. The small cuBLASLt size is common, so it needs a cuBLAS
+    workspace on the same stream beside it.
     """
     groups: defaultdict[tuple[tuple[int, int], int, int], list[int]] = defaultdict(list)
     for segment, block in blocks:
         if block.requested in sizes.cublas or block.requested in sizes.cublaslt:
             groups[segment.pool, segment.stream, block.requested].append(block.address)
-    fitting = {key: found for key, found in groups.items() if len(found) <= HANDLES_PER_STREAM}
+    fitting = {key: addresses for key, addresses in groups.items() if len(addresses) <= HANDLES_PER_STREAM}
     used_by_cublas = {(pool, stream) for pool, stream, size in fitting if size in sizes.cublas}
     return frozenset(
         address
