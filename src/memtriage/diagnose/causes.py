@@ -80,12 +80,13 @@ def one_a_cause(
     others = [finding for finding in findings if finding.kind not in GROWING]
     cause = list(range(len(growing)))
     known = held or {}
-    for one, other in combinations(range(len(growing)), 2):
-        if cause[one] != cause[other] and _one_cause(growing[one], growing[other], known):
-            old, new = cause[other], cause[one]
-            cause = [new if each == old else each for each in cause]
+    for first, second in combinations(range(len(growing)), 2):
+        if cause[first] != cause[second] and _one_cause(growing[first], growing[second], known):
+            old, new = cause[second], cause[first]
+            cause = [new if number == old else number for number in cause]
     members = [
-        [growing[at] for at, each in enumerate(cause) if each == name] for name in dict.fromkeys(cause)
+        [growing[at] for at, number in enumerate(cause) if number == cause_number]
+        for cause_number in dict.fromkeys(cause)
     ]
     folded = [_folded(member, known, policy) for member in members]
     return [*sorted(folded, key=_speed, reverse=True), *others]
@@ -95,13 +96,13 @@ def _speed(finding: Finding) -> tuple[int, int]:
     return _rate(finding), finding.bytes or 0
 
 
-def _one_cause(one: Finding, other: Finding, held: Mapping[HolderPath, Held]) -> bool:
-    if one.kind != other.kind or one.rank != other.rank or _memory(one) != _memory(other):
+def _one_cause(first: Finding, second: Finding, held: Mapping[HolderPath, Held]) -> bool:
+    if first.kind != second.kind or first.rank != second.rank or _memory(first) != _memory(second):
         return False
-    if one.holder_path is None or other.holder_path is None:
-        return one.held_at is not None and one.held_at == other.held_at and one.device == other.device
-    parts = [_library_part(path, held) for path in (one.holder_path, other.holder_path)]
-    anchors = anchor_of(one.holder_path), anchor_of(other.holder_path)
+    if first.holder_path is None or second.holder_path is None:
+        return first.held_at is not None and first.held_at == second.held_at and first.device == second.device
+    parts = [_library_part(path, held) for path in (first.holder_path, second.holder_path)]
+    anchors = anchor_of(first.holder_path), anchor_of(second.holder_path)
     return common_holder(*anchors, one_part=parts[0] is not None and parts[0] is parts[1]) is not None
 
 
@@ -114,30 +115,30 @@ def _memory(finding: Finding) -> str:
     return "cpu" if finding.device == DEVICE_HOST else finding.device
 
 
-def common_holder(one: HolderPath, other: HolderPath, *, one_part: bool = False) -> HolderPath | None:
+def common_holder(first: HolderPath, second: HolderPath, *, one_part: bool = False) -> HolderPath | None:
     """Return the path of what two anchors have in common as their cause; None where they have two causes.
 
     What differs between them is `*` in it. Any part of a garbage cycle leads to all others, so that only the
     object that names it says something.
 
     Args:
-        one, other: the anchors.
+        first, second: the anchors.
         one_part: the same part of a library keeps what both lead to.
     """
-    shared = next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
-    if one[0] == other[0] and one[0].kind is SegmentKind.GARBAGE_CYCLE:
-        return one[:shared] if shared is not None else min(one, other, key=len)
+    shared = next((at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
+    if first[0] == second[0] and first[0].kind is SegmentKind.GARBAGE_CYCLE:
+        return first[:shared] if shared is not None else min(first, second, key=len)
     if shared is None:  # the same, or one is inside the other
-        shorter, longer = sorted((one, other), key=len)
+        shorter, longer = sorted((first, second), key=len)
         return longer if len(shorter) > _root_length(shorter) or shorter == longer else None
-    if one[0].kind is other[0].kind is SegmentKind.NATIVE:
-        return max(one, other, key=len)
-    if shared <= _root_length(one):  # two variables
+    if first[0].kind is second[0].kind is SegmentKind.NATIVE:
+        return max(first, second, key=len)
+    if shared <= _root_length(first):  # two variables
         return None
-    same_container = one[shared].kind is other[shared].kind is SegmentKind.ITEM
-    same_entries = any("*" in segment.name for segment in one[:shared])
-    if one_part or same_container or same_entries or _registered_alike(one[shared:], other[shared:]):
-        return _fold(one, other)
+    same_container = first[shared].kind is second[shared].kind is SegmentKind.ITEM
+    same_entries = any("*" in segment.name for segment in first[:shared])
+    if one_part or same_container or same_entries or _registered_alike(first[shared:], second[shared:]):
+        return _fold(first, second)
     return None
 
 
@@ -146,26 +147,26 @@ def _root_length(anchor: HolderPath) -> int:
     return next((at for at, segment in enumerate(anchor) if segment.kind not in _ROOTS), len(anchor))
 
 
-def _registered_alike(one: HolderPath, other: HolderPath) -> bool:
+def _registered_alike(first: HolderPath, second: HolderPath) -> bool:
     """Whether both lead to entries that are numbered under one name, as `adapter_*`."""
-    return bool(_numbered_names(one) & _numbered_names(other))
+    return bool(_numbered_names(first) & _numbered_names(second))
 
 
 def _numbered_names(path: HolderPath) -> set[str]:
     return {segment.name for segment in path if "*" in segment.name and segment != ANY_ITEM}
 
 
-def _fold(one: HolderPath, other: HolderPath) -> HolderPath:
+def _fold(first: HolderPath, second: HolderPath) -> HolderPath:
     """Both paths as one, with `*` for each place that differs; of what is longer in one, one `*`."""
-    if len(one) == len(other):
-        return tuple(map(_either, one, other))
-    shorter = min(len(one), len(other))
-    start = next((at for at in range(shorter) if one[at] != other[at]), shorter)
+    if len(first) == len(second):
+        return tuple(map(_either, first, second))
+    shorter = min(len(first), len(second))
+    start = next((at for at in range(shorter) if first[at] != second[at]), shorter)
     rest = shorter - start
-    end = next((at for at in range(rest) if one[-1 - at] != other[-1 - at]), rest)
-    middle = one[start] if len(one) > start else other[start]
-    tail = one[len(one) - end :] if end else ()
-    return (*one[:start], _any(middle), *tail)
+    end = next((at for at in range(rest) if first[-1 - at] != second[-1 - at]), rest)
+    middle = first[start] if len(first) > start else second[start]
+    tail = first[len(first) - end :] if end else ()
+    return (*first[:start], _any(middle), *tail)
 
 
 def _either(a: PathSegment, b: PathSegment) -> PathSegment:
@@ -221,14 +222,14 @@ def _folded(findings: Sequence[Finding], held: Mapping[HolderPath, Held], policy
     return _renamed(total, parts, held)
 
 
-def _on_two_scales(one: Finding, other: Finding) -> Finding:
+def _on_two_scales(first: Finding, second: Finding) -> Finding:
     """One place's growth, as the coarser scale has it, with the rate that only the other knows."""
-    better, worse = (one, other) if one.bytes_per_step is not None else (other, one)
+    better, worse = (first, second) if first.bytes_per_step is not None else (second, first)
     return msgspec.structs.replace(
         better,
         bytes_per_microbatch=worse.bytes_per_microbatch or better.bytes_per_microbatch,
         bytes_per_second=better.bytes_per_second or worse.bytes_per_second,
-        certainty="proven" if "proven" in (one.certainty, other.certainty) else better.certainty,
+        certainty="proven" if "proven" in (first.certainty, second.certainty) else better.certainty,
         allocated_at=better.allocated_at or worse.allocated_at,
         stored_at=better.stored_at or worse.stored_at,
     )
@@ -241,14 +242,14 @@ def _renamed(total: Finding, parts: Sequence[Finding], held: Mapping[HolderPath,
     telling = next((path for path in paths if anchor_of(path) == anchor), paths[0])
     path = (*anchor, *telling[len(anchor_of(telling)) :])
     known = held.get(telling) or Held(telling, anchor_of(telling), path != anchor, owner="")
-    said = explain(replace(known, path=path, anchor=anchor))
+    mechanism = explain(replace(known, path=path, anchor=anchor))
     return msgspec.structs.replace(
-        total, holder=in_words(path), holder_path=path, mechanism=said.mechanism, fix=said.fix
+        total, holder=in_words(path), holder_path=path, mechanism=mechanism.mechanism, fix=mechanism.fix
     )
 
 
-def _together(one: HolderPath, other: HolderPath) -> HolderPath:
-    return common_holder(one, other) or _fold(one, other)
+def _together(first: HolderPath, second: HolderPath) -> HolderPath:
+    return common_holder(first, second) or _fold(first, second)
 
 
 def _rate(finding: Finding) -> int:
@@ -279,8 +280,8 @@ def _sooner(parts: Sequence[Finding]) -> Projection | None:
     ends = [(part.projection, part.step or 0) for part in parts if part.projection is not None]
     by_step = [(end.step - now, end, now) for end, now in ends if end.step is not None and end.step > now]
     if by_step:
-        left = 1 / sum(1 / each for each, _, _ in by_step)
-        return msgspec.structs.replace(by_step[0][1], step=by_step[0][2] + int(left))
+        steps_left = 1 / sum(1 / steps for steps, _, _ in by_step)
+        return msgspec.structs.replace(by_step[0][1], step=by_step[0][2] + int(steps_left))
     by_batch = [(end.microbatches, end) for end, _ in ends if end.microbatches]
     if by_batch:
         return msgspec.structs.replace(by_batch[0][1], microbatches=int(1 / sum(1 / n for n, _ in by_batch)))

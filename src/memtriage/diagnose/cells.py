@@ -32,18 +32,20 @@ def changes(before: Census, after: Census) -> tuple[list[HolderChange], list[Hol
     """Holders that have more than before and those that have less, each largest first."""
     old = {group.key: group for group in before.groups}
     new = {group.key: group for group in after.groups}
-    found = []
+    holder_changes = []
     for key in {**old, **new}:
-        here, there = new.get(key), old.get(key)
-        nbytes = (here.nbytes if here else 0) - (there.nbytes if there else 0)
+        after_group, before_group = new.get(key), old.get(key)
+        nbytes = (after_group.nbytes if after_group else 0) - (before_group.nbytes if before_group else 0)
         if abs(nbytes) < _LEAST_CHANGE:
             continue
-        group = here or there
+        group = after_group or before_group
         assert group is not None
-        count = (here.count if here else 0) - (there.count if there else 0)
-        found.append(_change(group, nbytes, count))
-    found.sort(key=lambda one: -abs(one.bytes))
-    return [one for one in found if one.bytes > 0], [one for one in found if one.bytes < 0]
+        count = (after_group.count if after_group else 0) - (before_group.count if before_group else 0)
+        holder_changes.append(_change(group, nbytes, count))
+    holder_changes.sort(key=lambda change: -abs(change.bytes))
+    more = [change for change in holder_changes if change.bytes > 0]
+    less = [change for change in holder_changes if change.bytes < 0]
+    return more, less
 
 
 def holders(census: Census) -> list[HolderChange]:
@@ -75,15 +77,19 @@ def growing(runs: Sequence[CellRun]) -> list[GroupGrowth]:
     if len(runs) < 2:
         return []
     last = runs[-JUDGED_FROM:]
-    inside = [{one.key: one for one in growth_between(run.before, run.after)} for run in last]
+    inside = [{growth.key: growth for growth in growth_between(run.before, run.after)} for run in last]
     stayed = persistent([run.after for run in last])
     # The first of them may have made what the others only add to.
-    return [one for one in stayed if all(one.key in run and _adds(one, run[one.key]) for run in inside[-2:])]
+    return [
+        growth
+        for growth in stayed
+        if all(growth.key in run and _adds(growth, run[growth.key]) for run in inside[-2:])
+    ]
 
 
-def _adds(whole: GroupGrowth, inside: GroupGrowth) -> bool:
+def _adds(overall: GroupGrowth, inside: GroupGrowth) -> bool:
     """Inside one run as over all: more storages, or one that is longer."""
-    return accumulates(inside) if whole.count else inside.nbytes > 0
+    return accumulates(inside) if overall.count else inside.nbytes > 0
 
 
 def run_finding(growth: GroupGrowth, detail: GroupDetail, runs: Sequence[CellRun]) -> Finding | None:
@@ -96,14 +102,14 @@ def run_finding(growth: GroupGrowth, detail: GroupDetail, runs: Sequence[CellRun
     """
     if detail.bound is not None:
         return None
-    said = _explanation(growth, detail)
+    explanation = _explanation(growth, detail)
     rate = round(growth.rate)
     last = runs[-JUDGED_FROM:]
     inside = [
         next((one.nbytes for one in growth_between(run.before, run.after) if one.key == growth.key), 0)
         for run in last
     ]
-    each = ", ".join(
+    by_run = ", ".join(
         f"run {run.after.position} added {size(nbytes)}"
         for run, nbytes in zip(last, inside, strict=True)
         if nbytes
@@ -114,10 +120,10 @@ def run_finding(growth: GroupGrowth, detail: GroupDetail, runs: Sequence[CellRun
         bytes=growth.group.nbytes,
         holder_path=growth.path,
         also_held_by_paths=detail.also_held_by,
-        mechanism=f"{said.mechanism}: {size(rate)} more with every run of this cell",
-        fix=said.fix,
+        mechanism=f"{explanation.mechanism}: {size(rate)} more with every run of this cell",
+        fix=explanation.fix,
         playbook=LEAKS,
-        evidence=[f"censuses before and after the cell: {each}"],
+        evidence=[f"censuses before and after the cell: {by_run}"],
     )
 
 

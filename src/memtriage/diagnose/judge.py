@@ -49,8 +49,8 @@ class Evidence:
 
     def grows(self, counter: str, rate: float) -> bool:
         """Whether a counter shows at least half of a rate, surely or perhaps."""
-        found = self.estimates.get(counter)
-        return found is not None and found.state in ("growing", "undecided") and found.rate >= 0.5 * rate
+        growth = self.estimates.get(counter)
+        return growth is not None and growth.state in ("growing", "undecided") and growth.rate >= 0.5 * rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def held_by(growth: HolderGrowth, detail: GroupDetail, position: TrainingPositio
 
 def _known_holder(group: HolderGroup) -> str | None:
     """The entry of the catalogue that keeps more than half of a group."""
-    name = max(group.known, key=lambda one: group.known[one], default=None)
+    name = max(group.known, key=lambda entry: group.known[entry], default=None)
     return name if name is not None and 2 * group.known[name] > group.nbytes else None
 
 
@@ -281,20 +281,20 @@ def unnamed_growth(
         resident_contradicts: the resident set shows that nothing like it came.
         native: growing containers, among them those of objects whose memory only C++ knows of.
     """
-    found = evidence.estimates.get(counter)
+    growth = evidence.estimates.get(counter)
     of_native = next((growth for growth in native if growth.data.native is not None), None)
     holder = None if of_native is None else of_native.data
     # What a container of native objects proves, the counter only has to measure.
     proven = of_native is not None and of_native.proof.certainty == "proven"
-    if found is None or not (found.state == "growing" or (proven and found.state == "undecided")):
+    if growth is None or not (growth.state == "growing" or (proven and growth.state == "undecided")):
         return None
     policy: TrendPolicy = trend_policy(counter)
     devices = {counter} if counter.startswith("cuda:") else {"cpu", "host"}
     known: float = sum(_rate_on(finding, evidence.scale) for finding in named if finding.device in devices)
     data = sum(_rate_on(finding, evidence.scale) for finding in named if finding.device == "host")
     known = max(known, (held or 0.0) + (data if counter == "cpu" else 0))
-    missing = found.rate - known
-    if found.low - known < policy.least or missing < _UNNAMED_SHARE * found.rate:
+    missing = growth.rate - known
+    if growth.low - known < policy.least or missing < _UNNAMED_SHARE * growth.rate:
         return None
     where = "host" if counter == "cpu" else counter
     open_because = ["the resident set does not grow with it"] if resident_contradicts else []
@@ -304,8 +304,8 @@ def unnamed_growth(
     mechanism, fix = _native_cause(holder) if holder else _NO_HOLDER
     rates = _rates(missing, counter, evidence)
     projection = _projection(where, rates, evidence)
-    span = evidence.position.on(evidence.scale) - (found.onset or 0)
-    one = SPANS[evidence.scale].removesuffix("s")
+    span = evidence.position.on(evidence.scale) - (growth.onset or 0)
+    unit = SPANS[evidence.scale].removesuffix("s")
     return Finding(
         kind="leak",
         device=where,
@@ -322,8 +322,8 @@ def unnamed_growth(
         step=evidence.position.step,
         projection=projection,
         evidence=[
-            f"the counter of {counter} rises by {size(round(found.rate))} a {one} "
-            f"({size(round(found.low))} to {size(round(found.high))}); "
+            f"the counter of {counter} rises by {size(round(growth.rate))} a {unit} "
+            f"({size(round(growth.low))} to {size(round(growth.high))}); "
             f"censuses name {size(round(known))} of it",
             *(f"suspected only: {why}" for why in open_because),
             *_said(projection),

@@ -186,9 +186,11 @@ def _leaked(
     leaks: Sequence[Finding], asked: int | None, position: TrainingPosition, device: str
 ) -> _Leaked | None:
     """The leak without which there would have been room for what was asked: the one that has come to most."""
-    here = [_Leaked.of(leak, position) for leak in leaks if leak.kind in GROWING and leak.device == device]
-    most = max(here, key=attrgetter("nbytes"), default=None)
-    return most if most is not None and asked is not None and most.nbytes >= asked else None
+    on_device = [
+        _Leaked.of(leak, position) for leak in leaks if leak.kind in GROWING and leak.device == device
+    ]
+    largest = max(on_device, key=attrgetter("nbytes"), default=None)
+    return largest if largest is not None and asked is not None and largest.nbytes >= asked else None
 
 
 # Evidence

@@ -111,15 +111,15 @@ def residue_findings(
     rows: Sequence[ResidueRow], phase: str, step: int | None, policy: ResiduePolicy = POLICY
 ) -> list[Finding]:
     """Findings for the holders that keep most of it; none for a device with less than the floor."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for device in dict.fromkeys(row.device for row in rows):
-        mine = [row for row in rows if row.device == device]
-        total = sum(row.nbytes for row in mine)
+        of_device = [row for row in rows if row.device == device]
+        total = sum(row.nbytes for row in of_device)
         if total < policy.floor:
             continue
-        large = [row for row in mine if row.nbytes >= policy.share * total][: policy.findings]
-        found += [_finding(row, total, phase, step) for row in large]
-    return found
+        large = [row for row in of_device if row.nbytes >= policy.share * total][: policy.findings]
+        findings += [_finding(row, total, phase, step) for row in large]
+    return findings
 
 
 def _finding(row: ResidueRow, total: int, phase: str, step: int | None) -> Finding:

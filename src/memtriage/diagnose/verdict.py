@@ -56,14 +56,14 @@ def reasons_not_judged(findings: Iterable[Finding], judged: Mapping[str, Judged]
     open_ones = [finding for finding in findings if _is_suspected(finding)]
     suspected = dict.fromkeys(_suspicion(finding) for finding in open_ones)
     # malloc's counter, by which the CPU is judged, is the host's as well
-    told = {"cpu" if finding.device == DEVICE_HOST else finding.device for finding in open_ones}
+    suspected_devices = {"cpu" if finding.device == DEVICE_HOST else finding.device for finding in open_ones}
     reasons: dict[str, list[str]] = {}
-    for device, one in judged.items():
-        if device in told:
+    for device, judgment in judged.items():
+        if device in suspected_devices:
             continue
-        if one.reason is not None:
-            reasons.setdefault(one.reason, []).append(device)
-        elif one.scale is not None and one.detection_limit is None:
+        if judgment.reason is not None:
+            reasons.setdefault(judgment.reason, []).append(device)
+        elif judgment.scale is not None and judgment.detection_limit is None:
             reasons.setdefault(_UNEXPLAINED, []).append(device)
     if len(judged) > 1:
         lines = [f"{devices_in_words(devices)}: {why}" for why, devices in reasons.items()]

@@ -36,10 +36,10 @@ def _sums(case: Case) -> Iterator[str]:
     asked, free, total = figures.requested, figures.free, figures.total
     if asked is not None and free is not None and case.label != "absurd_request":
         gap = asked - free
-        told = f"{as_printed(gap)} short" if gap > 0 else "the free memory covers it"
+        verdict = f"{as_printed(gap)} short" if gap > 0 else "the free memory covers it"
         if case.label == "driver_refused_though_free":
-            told = "the driver refused though memory was free"
-        yield f"asked {as_printed(asked)}; {as_printed(free)} free: {told}"
+            verdict = "the driver refused though memory was free"
+        yield f"asked {as_printed(asked)}; {as_printed(free)} free: {verdict}"
     elif asked is not None:
         yield f"asked {as_printed(asked)}" + (" (exactly)" if case.message.family == "cpu-alloc" else "")
     parts = [
@@ -64,9 +64,11 @@ def _metal(message: Message) -> Iterator[str]:
     asked = message.number("requested")
     allocated, other, limit = (message.number(name) for name in ("allocated", "other", "max_allowed"))
     if allocated is not None and other is not None and asked is not None:
-        told = f"{as_printed(allocated)} allocated + {as_printed(other)} other Metal memory of this process"
-        told += f" + {as_printed(asked)} asked = {as_printed(allocated + other + asked)}"
-        yield told + (f", over the limit of {as_printed(limit)}" if limit is not None else "")
+        sentence = (
+            f"{as_printed(allocated)} allocated + {as_printed(other)} other Metal memory of this process"
+        )
+        sentence += f" + {as_printed(asked)} asked = {as_printed(allocated + other + asked)}"
+        yield sentence + (f", over the limit of {as_printed(limit)}" if limit is not None else "")
     elif asked is not None:
         yield f"asked {as_printed(asked)}"
 

@@ -135,11 +135,14 @@ def _cause(judged: Sequence[_Judged]) -> _Judged | None:
     return first
 
 
-def _tells_the_same(one: FoundMessage, later: FoundMessage) -> bool:
+def _tells_the_same(earlier: FoundMessage, later: FoundMessage) -> bool:
     """Whether a later message is the same failure, with figures."""
-    near = later.line - one.line <= _SAME_FAILURE_LINES
+    near = later.line - earlier.line <= _SAME_FAILURE_LINES
     return (
-        near and later.source == one.source and bool(later.message.fields) and later.message.device != "host"
+        near
+        and later.source == earlier.source
+        and bool(later.message.fields)
+        and later.message.device != "host"
     )
 
 

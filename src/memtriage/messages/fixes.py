@@ -136,8 +136,8 @@ def _cheaper_answers(case: Case) -> Iterator[_Choice]:
     if case.possible("other_process_or_outside_allocator"):
         ways += _outside(case)
     elif (others := other_processes(case.message) or 0) >= _missing(case):
-        told = f"other processes hold {as_printed(others)}, and {as_printed(_missing(case))} are missing"
-        ways.append(_Choice("free-device", told, others))
+        reason = f"other processes hold {as_printed(others)}, and {as_printed(_missing(case))} are missing"
+        ways.append(_Choice("free-device", reason, others))
     if case.possible("private_pools"):
         pools = case.figures.private_pools
         ways.append(_Choice("fewer-graphs", f"{as_printed(pools or 0)} are parked in graph pools", pools))
@@ -260,8 +260,8 @@ def _expandable(case: Case) -> Iterator[_Choice]:
     if case.message.family not in ("cuda-v1", "cuda-v2", "hip-v2") or case.expandable:
         return
     holes = case.figures.reserved_unallocated
-    told = f"{as_printed(holes)} lie in holes, " if holes else ""
-    yield _Choice("expandable", f"{told}asked {as_printed(case.figures.requested or 0)}", holes)
+    reason = f"{as_printed(holes)} lie in holes, " if holes else ""
+    yield _Choice("expandable", f"{reason}asked {as_printed(case.figures.requested or 0)}", holes)
 
 
 def _fragmentation(case: Case) -> Iterator[_Choice]:
@@ -298,11 +298,13 @@ def _outside(case: Case) -> Iterator[_Choice]:
             "graphs): see which marks they appear at",
         )
     else:
-        told = f"{as_printed(outside)} are outside this process's allocator" if outside else "most is outside"
+        reason = (
+            f"{as_printed(outside)} are outside this process's allocator" if outside else "most is outside"
+        )
         if missing := _still_missing(case):
-            told += f"; without any of it {as_printed(missing)} would still be missing"
+            reason += f"; without any of it {as_printed(missing)} would still be missing"
         spare = None if outside is None else max(0, outside - POLICY.baseline)
-        yield _Choice("free-device", told, others or spare)
+        yield _Choice("free-device", reason, others or spare)
     if figures.device is None or figures.device == "cuda:0":
         yield _Choice("own-context", "on GPU 0 the other bytes can be contexts of this job's own ranks")
     if case.possible("fragmentation"):
@@ -383,13 +385,13 @@ def _host_full(case: Case) -> Iterator[_Choice]:
     message = case.message
     victim = str(message.facts.get("comm", "python"))
     used, task = message.number("node_used"), message.number("task_used")
-    told = "what is killed need not be what holds the memory"
+    reason = "what is killed need not be what holds the memory"
     if used is not None and task is not None:
-        told = f"the killed task had {as_printed(task)} of the {as_printed(used)} in use"
+        reason = f"the killed task had {as_printed(task)} of the {as_printed(used)} in use"
     if case.building:
         yield _Choice("build-jobs", "compilers that run at once take some GiB each")
     elif message.family in ("ray", "oomd") or not victim.startswith(("python", "pt_")):
-        yield _Choice("largest-process", told)
+        yield _Choice("largest-process", reason)
         yield _Choice("lazy-data", "copies of the data for each process are a usual filler")
     else:
         if message.family != "notebook":
@@ -431,8 +433,8 @@ def _host_refused(case: Case) -> Iterator[_Choice]:
     if case.message.family in NOT_TORCH:
         yield from _other_runtime(case)
     elif asked is None or asked >= _ONE_TENSOR:
-        told = f"one request of {as_printed(asked)}" if asked else "the request"
-        yield _Choice("chunk-host", f"{told} was more than the host would give", asked)
+        reason = f"one request of {as_printed(asked)}" if asked else "the request"
+        yield _Choice("chunk-host", f"{reason} was more than the host would give", asked)
     else:
         yield _Choice("largest-process", f"a request of {as_printed(asked)} is not what fills the host")
     if case.message.family not in NOT_TORCH:

@@ -68,14 +68,14 @@ POLICY: Final = HostPolicy()
 
 def host_findings(evidence: HostEvidence, policy: HostPolicy = POLICY) -> list[Finding]:
     """Every finding about host memory that the evidence supports; an empty list for a healthy process."""
-    found = [
+    findings = [
         malloc_retention(evidence, policy),
         worker_copy_on_write(evidence, policy),
         shared_memory(evidence, policy),
         host_limit(evidence, policy),
         pinned_rounding(evidence.pinned, policy),
     ]
-    return [finding for finding in found if finding is not None]
+    return [finding for finding in findings if finding is not None]
 
 
 def malloc_retention(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Finding | None:

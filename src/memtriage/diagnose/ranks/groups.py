@@ -105,32 +105,36 @@ def group_ranks(ranks: Sequence[RankFigures], policy: GroupPolicy = POLICY) -> G
     """Return which ranks belong together and which stand out; the order of `ranks` does not matter."""
     if len(ranks) < 2:
         return Grouping()
-    compared = [one for one in ranks if one.base is not None]
+    compared = [figures for figures in ranks if figures.base is not None]
     uneven = _uneven(compared, policy)
-    groups = _split([one for one in compared if one.rank not in uneven], len(compared), policy)
-    homes = [(one, _home(one, groups)) for one in compared if one.rank in uneven]
-    for one, group in homes:
-        group.append(one)
+    groups = _split([figures for figures in compared if figures.rank not in uneven], len(compared), policy)
+    homes = [(figures, _home(figures, groups)) for figures in compared if figures.rank in uneven]
+    for figures, group in homes:
+        group.append(figures)
     differences: dict[int, list[RankDifference]] = {}
     for difference in (
         _outliers(GROWTH, compared, compared, len(compared), policy),
         *(
-            _outliers(one, group, [rank for rank in group if rank.rank not in uneven], len(ranks), policy)
+            _outliers(figure, group, [rank for rank in group if rank.rank not in uneven], len(ranks), policy)
             for group in groups
-            for one in SIZES
+            for figure in SIZES
         ),
-        *(_outliers(one, ranks, ranks, len(ranks), policy) for one in COUNTS),
+        *(_outliers(figure, ranks, ranks, len(ranks), policy) for figure in COUNTS),
     ):
-        for rank, found in difference.items():
+        for rank, rank_difference in difference.items():
             known = differences.setdefault(rank, [])
             if not (known and known[-1].figure == "steps"):  # fewer steps have fewer marks
-                known.append(found)
-    growing = {rank for rank, found in differences.items() if found[0].figure == GROWTH.name}
+                known.append(rank_difference)
+    growing = {rank for rank, of_rank in differences.items() if of_rank[0].figure == GROWTH.name}
     for rank in uneven - growing:  # grows less than the others: it has less, and that is no trouble
-        kept = [found for found in differences.pop(rank, []) if found.figure in ("steps", "marks")]
-        if kept:
-            differences[rank] = kept
-    numbers = [sorted(one.rank for one in group) for group in groups if group]
+        of_counts = [
+            rank_difference
+            for rank_difference in differences.pop(rank, [])
+            if rank_difference.figure in ("steps", "marks")
+        ]
+        if of_counts:
+            differences[rank] = of_counts
+    numbers = [sorted(figures.rank for figures in group) for group in groups if group]
     return Grouping(sorted(numbers, key=lambda group: (-len(group), group)), differences)
 
 
@@ -167,17 +171,17 @@ def _split_by(
     if len(large) < 2 or len(strays) > max(1, policy.strays * len(known)):
         return [group]
     middles = [median(value for value, _, _ in part) for part in large]
-    joined = [[one for _, _, one in part] for part in large]
-    for value, _, one in strays:
-        joined[min(range(len(middles)), key=lambda at: abs(middles[at] - value))].append(one)
+    joined = [[figures for _, _, figures in part] for part in large]
+    for value, _, figures in strays:
+        joined[min(range(len(middles)), key=lambda at: abs(middles[at] - value))].append(figures)
     unknown = [figures for figures in group if figure.read(figures) is None]
     max(joined, key=len).extend(unknown)
     return joined
 
 
-def _home(one: RankFigures, groups: Sequence[list[RankFigures]]) -> list[RankFigures]:
+def _home(figures: RankFigures, groups: Sequence[list[RankFigures]]) -> list[RankFigures]:
     """Return the group whose memory without growth is nearest to a rank's."""
-    base = one.base or 0
+    base = figures.base or 0
 
     def distance(group: Sequence[RankFigures]) -> tuple[float, int]:
         middle = median(figures.base or 0 for figures in group) if group else 0
@@ -209,7 +213,7 @@ def _outliers(
     """
     column = _Column(figure, peers, policy)
     among = {peer.rank for peer in peers}
-    found = {}
+    differences = {}
     for figures in judged:
         value = figure.read(figures)
         if value is None or not column.is_far(value, is_peer=figures.rank in among):
@@ -217,8 +221,8 @@ def _outliers(
         above = value > column.usual(value, is_peer=figures.rank in among)
         side = "above" if ranks == 2 and figure.side == "both" else figure.side
         if side == "both" or above == (side == "above"):
-            found[figures.rank] = column.difference(value, is_peer=figures.rank in among)
-    return found if ranks == 2 or 2 * len(found) < len(judged) else {}
+            differences[figures.rank] = column.difference(value, is_peer=figures.rank in among)
+    return differences if ranks == 2 or 2 * len(differences) < len(judged) else {}
 
 
 class _Column:

@@ -168,12 +168,12 @@ def _judged(ranks: Sequence[RankRecord]) -> dict[str, Judged]:
     """Return of each device the weakest judgment, and whose it is where not all ranks were judged."""
     by_device: dict[str, list[tuple[RankRecord, Judged]]] = {}
     for rank in ranks:
-        for device, one in (rank.end.judged or {} if rank.end is not None else {}).items():
-            by_device.setdefault(device, []).append((rank, one))
+        for device, judgment in (rank.end.judged or {} if rank.end is not None else {}).items():
+            by_device.setdefault(device, []).append((rank, judgment))
     joined = {}
     for device, known in by_device.items():
-        least = weakest(one for _, one in known)
-        of = [rank.number for rank, one in known if one.reason is not None]
+        least = weakest(judgment for _, judgment in known)
+        of = [rank.number for rank, judgment in known if judgment.reason is not None]
         if of and len(of) < len(ranks):
             least = msgspec.structs.replace(least, reason=f"{ranks_in_words(of)}: {least.reason}")
         joined[device] = least
@@ -226,10 +226,10 @@ def _notes(ranks: Sequence[RankRecord], live: bool) -> list[str]:
         notes.append(
             f"written by a newer memtriage (record format {newer[0].start.schema}): some may be missing"
         )
-    said = Counter(note for rank in ranks for note in dict.fromkeys(rank.notes))
+    counts = Counter(note for rank in ranks for note in dict.fromkeys(rank.notes))
     if len(ranks) == 1:
-        return notes + list(said)
-    return notes + [f"{note} ({times} of {len(ranks)} ranks)" for note, times in said.items()]
+        return notes + list(counts)
+    return notes + [f"{note} ({times} of {len(ranks)} ranks)" for note, times in counts.items()]
 
 
 def _few(names: list[str], most: int = 4) -> str:

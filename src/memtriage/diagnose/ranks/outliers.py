@@ -180,8 +180,8 @@ def _growth(marks: Sequence[Mark]) -> int:
 
 
 def _groups(grouping: Grouping, standings: dict[int, _RankAtMark]) -> RankGroups:
-    killed = {number for number, one in standings.items() if one.figures.killed}
-    told = killed if 2 * len(killed) < len(standings) else set()
+    killed = {number for number, standing in standings.items() if standing.figures.killed}
+    killed_alone = killed if 2 * len(killed) < len(standings) else set()
     home = {number: place for place, group in enumerate(grouping.groups) for number in group}
     outliers = [
         RankOutlier(
@@ -191,7 +191,7 @@ def _groups(grouping: Grouping, standings: dict[int, _RankAtMark]) -> RankGroups
             last_step=standings[number].figures.steps,
             differs=grouping.differences.get(number, []),
         )
-        for number in sorted({*grouping.differences, *told})
+        for number in sorted({*grouping.differences, *killed_alone})
     ]
     apart = {outlier.rank for outlier in outliers}
     groups = [[number for number in group if number not in apart] for group in grouping.groups]
@@ -281,16 +281,16 @@ def _finding(outlier: RankOutlier, standing: _RankAtMark, peers: str) -> Finding
     )
 
 
-def _compare(one: RankDifference, step: int, peers: str) -> str:
+def _compare(difference: RankDifference, step: int, peers: str) -> str:
     """Return a comparison in words."""
-    growing = one.figure == GROWTH.name
+    growing = difference.figure == GROWTH.name
     per = " per step" if growing else ""
-    when = "" if one.figure == "peak" else f" at step {step}"
-    own = f"{one.figure}{when}: {size(one.value)}{per}"
-    if one.peers == 1:
-        return f"{own}; the other rank has {size(one.usual)}{per}"
+    when = "" if difference.figure == "peak" else f" at step {step}"
+    own = f"{difference.figure}{when}: {size(difference.value)}{per}"
+    if difference.peers == 1:
+        return f"{own}; the other rank has {size(difference.usual)}{per}"
     others = "other ranks" if growing else peers
     return (
-        f"{own}; the median of the {one.peers} {others} is {size(one.usual)}{per}, "
-        f"their median absolute deviation {size(one.spread)}"
+        f"{own}; the median of the {difference.peers} {others} is {size(difference.usual)}{per}, "
+        f"their median absolute deviation {size(difference.spread)}"
     )

@@ -105,8 +105,8 @@ def _read(start: re.Match[str], text: str) -> Message | None:
 
 
 def _ends(text: str) -> list[re.Match[str]]:
-    found = [pattern.search(text) for pattern in (*_FIGURES.values(), _HINT, _END)]
-    return [match for match in found if match is not None]
+    matches = [pattern.search(text) for pattern in (*_FIGURES.values(), _HINT, _END)]
+    return [match for match in matches if match is not None]
 
 
 def _backend_named(text: str) -> str:

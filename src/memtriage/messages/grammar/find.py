@@ -92,10 +92,10 @@ def find(text: str | Sequence[LogLine], begin: int = 0) -> list[FoundMessage]:
             tracebacks.
     """
     lines = read_lines(text.splitlines()) if isinstance(text, str) else text
-    found = [each for stream in _streams(lines, begin) for each in _find_in(stream, begin)]
-    if any(each.message.ran_out for each in found):
-        found = [each for each in found if each.message.family != "mention"]
-    return sorted(found, key=lambda each: each.line)
+    found = [hit for stream in _streams(lines, begin) for hit in _find_in(stream, begin)]
+    if any(hit.message.ran_out for hit in found):
+        found = [hit for hit in found if hit.message.family != "mention"]
+    return sorted(found, key=lambda hit: hit.line)
 
 
 def _streams(lines: Sequence[LogLine], begin: int) -> list[list[LogLine]]:
@@ -202,33 +202,35 @@ def _read_all(text: str, grammars: Sequence[Grammar]) -> list[tuple[int, int, Me
     return spans
 
 
-def _as_one(one: Message, other: Message) -> Message | None:
+def _as_one(first: Message, second: Message) -> Message | None:
     """Two messages as one; None where they contradict each other."""
-    if one.family != other.family or (one.form and other.form and one.form != other.form):
+    if first.family != second.family or (first.form and second.form and first.form != second.form):
         return None
-    if one.family == "aftermath":
-        return one if one.form == other.form else None
-    if any(name in other.facts and other.facts[name] != value for name, value in one.facts.items()):
+    if first.family == "aftermath":
+        return first if first.form == second.form else None
+    if any(name in second.facts and second.facts[name] != value for name, value in first.facts.items()):
         return None
-    if any(name in other.fields and _differ(other.fields[name], value) for name, value in one.fields.items()):
+    if any(
+        name in second.fields and _differ(second.fields[name], value) for name, value in first.fields.items()
+    ):
         return None
-    missing = tuple(name for name in one.missing if name not in other.fields)
+    missing = tuple(name for name in first.missing if name not in second.fields)
     return replace(
-        one,
-        form=one.form or other.form,
-        fields={**other.fields, **one.fields},
-        facts={**one.facts, **other.facts},
-        device=one.device or other.device,
+        first,
+        form=first.form or second.form,
+        fields={**second.fields, **first.fields},
+        facts={**first.facts, **second.facts},
+        device=first.device or second.device,
         missing=missing,
-        ran_out=one.ran_out or other.ran_out,
+        ran_out=first.ran_out or second.ran_out,
     )
 
 
-def _differ(one: Field, other: Field) -> bool:
+def _differ(first: Field, second: Field) -> bool:
     """Whether two figures contradict each other: one layer prints MiB and the next the bytes."""
-    if isinstance(one, int) and isinstance(other, int):
-        return abs(one - other) > _SAME_SIZE
-    return one != other
+    if isinstance(first, int) and isinstance(second, int):
+        return abs(first - second) > _SAME_SIZE
+    return first != second
 
 
 def _frames_above(lines: Sequence[LogLine], at: int) -> tuple[tuple[str, str, int], ...]:

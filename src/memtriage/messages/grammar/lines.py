@@ -97,5 +97,5 @@ def _source(tag: re.Match[str]) -> LineSource:
     return LineSource(f"pod {parts['pod']}" if parts["pod"] else parts["compose"])
 
 
-def _more_telling(one: LineSource | None, other: LineSource) -> LineSource:
-    return one if one is not None and (one.rank is not None or other.rank is None) else other
+def _more_telling(first: LineSource | None, second: LineSource) -> LineSource:
+    return first if first is not None and (first.rank is not None or second.rank is None) else second
