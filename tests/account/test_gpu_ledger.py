@@ -290,7 +290,7 @@ def test_cublas_workspaces_are_recognized_and_the_reason_told() -> None:
     assert "recognized by size (33,554,432 bytes)" in (row.detail or "")
 
 
-def test_more_blocks_of_the_size_than_handles_are_not_taken_for_workspaces() -> None:
+def test_more_blocks_than_handles_are_no_workspaces() -> None:
     ledger = gpu_ledger("cuda:0", [workspaces(3)], [], use_of(96 * MIB))
     assert sums(ledger) == {("requested", "c++ only"): 96 * MIB}
 
@@ -302,7 +302,7 @@ def test_a_storage_of_the_size_of_a_workspace_keeps_its_owner() -> None:
     assert sums(ledger) == {("requested", "parameter"): 32 * MIB}
 
 
-def test_a_cublaslt_workspace_needs_a_cublas_workspace_on_its_stream() -> None:
+def test_cublaslt_workspace_needs_a_cublas_one_on_its_stream() -> None:
     alone = gpu_ledger("cuda:0", [workspaces(1, MIB)], [], use_of(MIB))
     assert sums(alone) == {("requested", "c++ only"): MIB}
     beside = make_segment(64 * MIB, ("active", 32 * MIB, 32 * MIB), ("active", MIB, MIB))
@@ -323,7 +323,7 @@ def test_workspace_sizes_follow_the_environment() -> None:
     assert sums(ledger) == {("requested", "c++ only"): 32 * MIB}
 
 
-def test_other_processes_and_nobody_are_apart_when_the_driver_tells() -> None:
+def test_other_processes_and_unseen_ones_have_separate_rows() -> None:
     use = use_of(1000, own=400, processes=((7, 100), (8, 50)))
     ledger = gpu_ledger("cuda:0", [make_segment(4096, ("free", 256, 0))], [], use, 100)
     assert sums(ledger) == {
@@ -344,7 +344,7 @@ def test_a_process_of_unknown_size_is_not_counted_as_nobody() -> None:
     )
 
 
-def test_without_own_use_the_outside_row_says_that_others_are_in_it() -> None:
+def test_outside_row_includes_others_without_own_use() -> None:
     segment = make_segment(4096, ("free", 256, 0))
     unknown = use_of(1000, own=None, processes=((7, 300),))
     ledger = gpu_ledger("cuda:0", [segment], [], unknown, 500)
@@ -374,7 +374,7 @@ def test_storages_outside_every_segment_are_foreign() -> None:
     assert "ipc.buffer (variable) 300 B" in (row_of(ledger, "foreign memory").detail or "")
 
 
-def test_foreign_memory_that_no_figure_contains_is_told_but_not_counted() -> None:
+def test_foreign_memory_in_no_figure_is_mentioned_only() -> None:
     ledger = gpu_ledger("cuda:0", [], [storage(1 << 30, 5000)], use_of(1000, own=1000))
     assert sums(ledger) == {("foreign memory", None): 1000}
     assert "3.9 KiB more is in no figure of the device" in (row_of(ledger, "foreign memory").detail or "")

@@ -38,7 +38,7 @@ def test_one_small_block_pins_its_whole_segment_and_lets_it_go() -> None:
     assert pinned_by([one], [at(0)]) == SegmentPinning(segments=1, nbytes=20 * MIB, releasable=20 * MIB)
 
 
-def test_a_segment_with_other_live_blocks_is_pinned_but_would_not_go() -> None:
+def test_segment_with_other_live_blocks_stays_pinned() -> None:
     one = segment((1, "active"), (18, "free"), (1, "active"))
     assert pinned_by([one], [at(0)]) == SegmentPinning(segments=1, nbytes=20 * MIB, releasable=0)
     assert pinned_by([one], [at(0), at(19)]).releasable == 20 * MIB
@@ -77,7 +77,7 @@ segments = st.lists(st.tuples(st.integers(1, 8), states), min_size=1, max_size=1
 
 
 @given(blocks=segments, page=st.sampled_from([None, 2 * MIB]), data=st.data())
-def test_letting_go_never_makes_less_releasable_and_of_everything_makes_all(
+def test_freeing_never_makes_less_releasable(
     blocks: list[tuple[int, BlockState]], page: int | None, data: st.DataObject
 ) -> None:
     one = segment(*blocks, page=page)

@@ -197,7 +197,7 @@ def test_a_plain_process() -> None:
     assert ledger.rows[0].detail == "2 storages; largest kept alive by train.model.weight"
 
 
-def test_after_a_trim_free_chunks_that_are_not_resident_are_not_retained() -> None:
+def test_trimmed_free_chunks_are_not_retained() -> None:
     classes = memory(mapping(100 * MIB, 60 * MIB, "heap", rss=12 * MIB))
     malloc = counters(in_use=11 * MIB, free=49 * MIB)
     ledger = host_ledger([storage(100 * MIB, 8 * MIB)], classes, malloc, None, all_resident)
@@ -274,7 +274,7 @@ def test_pinned_memory_of_a_torch_that_does_not_count_frees() -> None:
     assert sizes(ledger)["pinned memory", None] == 120 * MIB
 
 
-def test_pinned_memory_registered_from_malloc_is_not_counted_as_malloc_again() -> None:
+def test_registered_pinned_memory_is_not_counted_twice() -> None:
     classes = memory(
         mapping(MIB, 10 * MIB, "shared anonymous"),
         mapping(4 << 30, 128 * MIB, "anonymous"),
@@ -436,7 +436,7 @@ def test_retained_is_what_malloc_trim_gives_back() -> None:
     assert unexplained == 0
 
 
-def test_tensors_that_a_program_mapped_itself_take_nothing_from_malloc() -> None:
+def test_tensors_in_own_mappings_take_nothing_from_malloc() -> None:
     """202 MiB of optimizer state in a mapping of its own; malloc's mapped block of 10 MiB is an array."""
     classes = memory(mapping(100 * MIB, 202 * MIB, "anonymous"), mapping(400 * MIB, 10 * MIB, "anonymous"))
     malloc = counters(in_use=10 * MIB, mapped=10 * MIB)

@@ -62,7 +62,7 @@ def test_new_first_touched_and_gone_are_told_apart() -> None:
     assert "12.00 B/param" in str(result) and "largest made" in str(result)
 
 
-def test_a_tensor_that_gets_another_owner_moves_and_its_first_touch_is_no_new_tensor() -> None:
+def test_changed_owner_is_a_move_and_first_touch_no_new_tensor() -> None:
     """Optimizer state that lies untouched in a mapping until the first step."""
     then = place(1, 1000, 100)._replace(path=named("pool"))
     now = then._replace(owner="optimizer state", resident=1000, path=named("state"))

@@ -99,7 +99,7 @@ def test_a_reading_before_the_census_leaves_the_census_out() -> None:
     assert sum(row.bytes for row in ledger.rows) == ledger.total
 
 
-def test_rows_of_a_large_enough_model_say_bytes_for_each_parameter() -> None:
+def test_rows_of_a_large_model_have_bytes_per_parameter() -> None:
     kept = torch.nn.Parameter(torch.ones(2_000_000))
     census = take_census()
     (ledger,) = take_ledgers(census.storages, parameters=2_000_000)

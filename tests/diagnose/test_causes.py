@@ -113,7 +113,7 @@ def test_the_graph_behind_a_holder_is_no_part_of_the_holder() -> None:
     assert "'a'" not in f"{found.mechanism}{found.fix}" and "before" not in (found.fix or "")
 
 
-def test_the_mechanism_of_the_folded_path_is_made_of_what_was_known_of_its_parts() -> None:
+def test_folded_mechanism_uses_facts_about_its_parts() -> None:
     paths = [(*PARAMS, item(f"'{n}'")) for n in "ab"]
     held = {path: Held(path, path, attached=False, owner="variable", shared=True) for path in paths}
     (found,) = one_a_cause([leak(path) for path in paths], held)
@@ -183,7 +183,7 @@ def test_one_place_on_two_scales_is_one_growth() -> None:
     assert one_a_cause([leak(X, 300, bytes_per_microbatch=75), within]) == [found]
 
 
-def test_devices_stay_apart_but_for_what_the_host_keeps_beside_tensors() -> None:
+def test_devices_stay_apart_except_host_memory_of_cpu_tensors() -> None:
     gpu, cpu, host = (
         leak(X, rate, device=device) for device, rate in {"cuda:0": 5, "cpu": 4, "host": 3}.items()
     )

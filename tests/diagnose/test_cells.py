@@ -71,7 +71,7 @@ def test_changes_sum_to_the_difference(before: Held, after: Held) -> None:
     assert all(one.bytes < 0 for one in went)
 
 
-def test_growth_is_told_from_the_second_run_and_judged_from_the_third() -> None:
+def test_growth_shows_at_second_run_and_is_judged_at_third() -> None:
     three = runs((kept(0), kept(1)), (kept(1), kept(2)), (kept(2), kept(3)))
     assert growing(three[:1]) == []
     assert [in_words(one.group.anchor) for one in growing(three[:2])] == ["kept[*]"]

@@ -29,7 +29,7 @@ def noisy(values: Floats, seed: int = 0) -> Floats:
 
 
 @pytest.mark.parametrize("different", [30, 100, 10_000])
-def test_a_cache_that_gets_an_entry_for_each_new_shape_is_told_by_its_code(different: int) -> None:
+def test_cache_per_shape_is_recognized_by_its_code(different: int) -> None:
     met = shapes(120, different)
     memory, code = series(noisy(met * PRIMITIVE)), series(met * KERNEL)
     assert fills_with_code(memory, code, since=0)

@@ -158,7 +158,7 @@ def test_words_about_memory_in_a_long_log() -> None:
     assert "line 30,001" in found.evidence[0]
 
 
-def test_a_long_log_that_speaks_of_memory_and_says_nothing_of_a_failure() -> None:
+def test_long_log_mentions_memory_without_a_failure() -> None:
     found = explain("\n".join(["step done"] * 30_000 + ["Memory: 3 GiB"] + ["step done"] * 10_000))
     assert (found.diagnosis, found.confidence) == ("unknown", 0.3)
     assert "line 30,001" in found.evidence[0]
@@ -282,7 +282,7 @@ def oom(asked: str, free: str, live: str, holes: str, processes: str = "") -> st
     )
 
 
-def test_others_that_hold_more_than_is_missing_come_before_the_holes() -> None:
+def test_other_processes_with_enough_come_before_holes() -> None:
     others = "Process 1 has 248.00 MiB memory in use. Process 2 has 248.00 MiB memory in use. "
     found = explain(
         oom(

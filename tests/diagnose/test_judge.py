@@ -148,7 +148,7 @@ def test_a_group_is_named_by_the_entry_that_keeps_most_of_it(nbytes: int, named:
     assert ("clear_caches(['te.causal_mask'])" in (finding.fix or "")) == named
 
 
-def test_a_group_that_hangs_on_a_graph_is_explained_by_what_keeps_the_graph() -> None:
+def test_attached_group_is_explained_by_the_graphs_holder() -> None:
     one = grown(known={"te.tensor_objects": 4 * MIB})
     assert "detach" in (certain(holder_finding(one, GroupDetail(), evidence())).fix or "")
 
@@ -212,7 +212,7 @@ def test_rates_are_given_on_the_scale_they_were_seen_on(
     assert f"at {span} 4, 8" in certain(holder_finding(grown(), GroupDetail(), facts)).evidence[0]
 
 
-def test_growth_within_a_step_that_stays_is_growth_from_step_to_step() -> None:
+def test_lasting_growth_within_a_step_is_growth_per_step() -> None:
     assert rates(evidence(2 * MIB, scale="microbatch", microbatches=2)) == (2 * MIB, MIB, None)
     assert rates(evidence(MIB / 4, scale="microbatch", microbatches=2)) == (None, MIB, None)
 
@@ -263,9 +263,7 @@ def test_a_growing_container_of_data_is_a_leak_of_the_host() -> None:
 @pytest.mark.parametrize(
     ("intervals", "scale", "told"), [(2, "step", True), (1, "step", False), (2, "second", False)]
 )
-def test_suspected_data_is_told_where_it_grew_twice_from_step_to_step(
-    intervals: int, scale: Scale, told: bool
-) -> None:
+def test_suspected_data_is_reported_after_growing_twice(intervals: int, scale: Scale, told: bool) -> None:
     one = data_of(Proof("suspected", MIB, intervals, 4, "it grew over 2 of 3 intervals"))
     finding = data_finding(one, evidence(scale=scale))
     assert (finding is not None) is told
@@ -329,7 +327,7 @@ def test_by_time_it_is_counted_in_seconds() -> None:
     assert "a second" in finding.evidence[0]
 
 
-def test_where_the_resident_set_does_not_follow_it_is_suspected_only() -> None:
+def test_growth_without_the_resident_set_is_suspected_only() -> None:
     finding = certain(unnamed_growth("cpu", evidence(MIB), [], 0.0, True))
     assert finding.certainty == "suspected"
     assert any("resident set" in line for line in finding.evidence)

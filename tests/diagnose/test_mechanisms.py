@@ -436,7 +436,7 @@ def test_the_fix_knows_the_library(name: str, fix: str) -> None:
     assert fix not in explain(held(classes=("train.Mine",))).fix
 
 
-def test_a_fixed_number_of_entries_is_carried_on_and_a_growing_one_kept() -> None:
+def test_fixed_entries_are_carried_and_growing_ones_kept() -> None:
     assert "is carried" not in explain(held(entries_grow=True)).mechanism
     assert "is replaced" in explain(held(entries_grow=False)).mechanism
     assert "is carried" in explain(held(LOSSES[:-1])).mechanism

@@ -124,7 +124,7 @@ def test_the_position_decides(position: TrainingPosition, device: str, cause: Ca
     assert found.bytes is None
 
 
-def test_without_optimizer_state_alive_the_second_step_is_like_any_other() -> None:
+def test_second_step_without_optimizer_state_is_ordinary() -> None:
     position = at("forward", 1, 0, 1, 64, 64)
     assert (
         cause_of("", position, "cuda:0", [("parameter", GIB), ("optimizer state", 2 * GIB)])

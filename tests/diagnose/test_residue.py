@@ -34,7 +34,7 @@ def test_what_a_model_has_between_phases_is_none(owner: Owner) -> None:
     assert bool(rows(record(1, owner=owner))) == (owner not in KEPT_OWNERS)
 
 
-def test_storages_of_one_holder_are_one_row_and_the_largest_comes_first() -> None:
+def test_holder_is_one_row_and_the_largest_comes_first() -> None:
     found = rows(
         record(1), record(2), record(3, 5 * MIB, path=named("train.graph")), record(4, device="cuda:1")
     )
@@ -49,7 +49,7 @@ def test_other_devices_and_memtriages_own_memory_are_left_out() -> None:
     assert not rows(record(1, device="cpu"), record(7), ours={7})
 
 
-def test_variables_count_where_all_was_to_go_or_where_they_hang_on_something() -> None:
+def test_variables_count_where_all_had_to_leave_or_are_held() -> None:
     storages = [
         record(1, owner="variable"),
         record(2, owner="variable"),

@@ -258,7 +258,7 @@ def test_the_bare_name_of_a_signal_is_no_cause() -> None:
     assert found.diagnosis == "does_not_fit"
 
 
-def test_a_mention_without_figures_gives_way_to_the_message_itself() -> None:
+def test_mention_without_figures_gives_way_to_the_message() -> None:
     found = explain(f"WARNING: CUDA out of memory, will retry\n\n\nsomething else\n{FULL}")
     assert found.diagnosis == "does_not_fit"
     assert found.fields["requested"] == 2104533975

@@ -71,7 +71,7 @@ def test_of_several_lines_of_a_function_none_is_guessed() -> None:
     }
 
 
-def test_findings_are_gone_new_or_still_there_also_when_their_line_moved() -> None:
+def test_findings_are_matched_even_when_their_line_moved() -> None:
     leak = Finding(kind="leak", device="cuda:0", allocated_at="a.py:10 in f")
     moved = Finding(kind="leak", device="cuda:0", allocated_at="a.py:12 in f")
     residue = Finding(kind="residue", device="cuda:0", allocated_at="b.py:1 in g")
@@ -83,7 +83,7 @@ def test_findings_are_gone_new_or_still_there_also_when_their_line_moved() -> No
     assert (change.gone, change.new, change.same) == ([residue], [other], [moved])
 
 
-def test_a_device_of_one_recording_has_unknown_figures_on_the_other_side() -> None:
+def test_device_of_one_recording_is_unknown_in_the_other() -> None:
     device, stacks = training()
     change = compare(recording(stacks=stacks), recording(device, stacks=stacks)).devices[0]
     assert (change.in_before, change.in_after) == (False, True)
@@ -93,7 +93,7 @@ def test_a_device_of_one_recording_has_unknown_figures_on_the_other_side() -> No
     assert all(site.at_peak.before is None for site in change.sites)
 
 
-def test_growth_is_unknown_without_steps_and_none_where_a_site_is_absent() -> None:
+def test_growth_is_unknown_without_steps_zero_without_site() -> None:
     before = _with_growth(_device(("a.py:1 in f", MIB)), 5 * MIB, steps=4)
     after = _with_growth(_device(("b.py:1 in f", MIB)), None, steps=0)
     sites = {site.site: site.per_step for site in _compared(before, after).sites}

@@ -54,7 +54,7 @@ def test_zstd_of_several_frames_is_read_to_its_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", range(6))
-def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path: Path, protocol: int) -> None:
+def test_pickle_with_code_is_refused_and_runs_nothing(tmp_path: Path, protocol: int) -> None:
     touched = tmp_path / "touched"
     data = pickle.dumps({"segments": [], "device_traces": [[Touches(touched)]]}, protocol)
     with pytest.raises(SnapshotError, match="not a memory snapshot"):
@@ -107,9 +107,7 @@ def test_no_way_to_name_or_to_call_is_open(tmp_path: Path, opcodes: bytes) -> No
         (b"\x80\x04}r\xff\xff\xff\xff.", "memory|damaged"),
     ],
 )
-def test_what_is_no_snapshot_is_refused_with_its_name_and_the_reason(
-    tmp_path: Path, data: bytes, reason: str
-) -> None:
+def test_non_snapshot_is_refused_with_name_and_reason(tmp_path: Path, data: bytes, reason: str) -> None:
     with pytest.raises(SnapshotError, match=rf"snapshot\.pickle: .*({reason})"):
         read(data, tmp_path)
 

@@ -49,7 +49,7 @@ def test_a_sawtooth_whose_floor_rises_is_growth() -> None:
     assert found.rate == pytest.approx(10, rel=0.2)
 
 
-def test_with_few_steps_more_bytes_in_as_many_blocks_prove_nothing() -> None:
+def test_more_bytes_in_as_many_blocks_prove_nothing_at_first() -> None:
     assert grows([1, 2, 3, 4, 5], [1, 1, 1, 1, 1]) == []
     assert len(grows([1, 2, 3, 4, 5], [1, 2, 3, 4, 5])) == 1
 

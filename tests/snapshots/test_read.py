@@ -206,7 +206,7 @@ def test_two_causes_are_two_findings(tmp_path: Path) -> None:
     ]
 
 
-def test_a_bounded_cache_a_copy_and_an_accumulated_gradient_are_no_leaks(tmp_path: Path) -> None:
+def test_bounded_cache_copy_and_accumulated_gradient_are_clean(tmp_path: Path) -> None:
     program = Program()
     recent: list[Any] = []
 
@@ -246,7 +246,7 @@ def test_what_stays_while_the_parameters_are_away_is_residue(tmp_path: Path) -> 
     assert finding.allocated_at == "train.py:71 in forward"
 
 
-def test_residue_of_a_known_holder_is_told_in_the_catalogues_words(tmp_path: Path) -> None:
+def test_residue_of_a_known_holder_uses_the_catalogue(tmp_path: Path) -> None:
     program = Program()
     base = "/venv/lib/python3.12/site-packages/transformer_engine/pytorch/module/base.py"
     quantize = [{"filename": base, "line": 1500, "name": "get_weight_workspace"}, *forward(71)]
@@ -314,7 +314,7 @@ def free_sizes(program: Program) -> list[int]:
     return sorted((part["size"] for part in parts if part["state"] == "inactive"), reverse=True)
 
 
-def test_small_blocks_kept_in_large_segments_are_fragmentation_when_the_room_is_free(tmp_path: Path) -> None:
+def test_small_blocks_in_large_free_segments_are_fragmentation(tmp_path: Path) -> None:
     program = Program()
     keeping_small_blocks(program, 12)
     one = analyzed(tmp_path, program)
@@ -325,7 +325,7 @@ def test_small_blocks_kept_in_large_segments_are_fragmentation_when_the_room_is_
     assert 64 * MIB <= finding.bytes <= one.end.stranded
 
 
-def test_a_known_holder_that_strands_segments_is_named_with_what_clears_it(tmp_path: Path) -> None:
+def test_known_holder_that_strands_segments_is_named(tmp_path: Path) -> None:
     program = Program()
     softmax = "/venv/lib/python3.12/site-packages/transformer_engine/pytorch/softmax.py"
     mask = {"filename": softmax, "line": 250, "name": "_get_default_causal_mask"}
@@ -336,7 +336,7 @@ def test_a_known_holder_that_strands_segments_is_named_with_what_clears_it(tmp_p
     assert (finding.fix or "").startswith("memtriage.clear_caches(['te.causal_mask']) where a phase ends; ")
 
 
-def test_in_the_midst_of_a_step_room_in_use_is_not_called_stranded(tmp_path: Path) -> None:
+def test_room_in_use_within_a_step_is_not_stranded(tmp_path: Path) -> None:
     program = Program()
     keeping_small_blocks(program, 12)
     for size in free_sizes(program):
@@ -344,7 +344,7 @@ def test_in_the_midst_of_a_step_room_in_use_is_not_called_stranded(tmp_path: Pat
     assert "fragmentation" not in {finding.kind for finding in analyzed(tmp_path, program).findings}
 
 
-def test_memory_parked_in_a_private_pool_is_told_when_it_is_missed(tmp_path: Path) -> None:
+def test_needed_memory_in_a_private_pool_is_reported(tmp_path: Path) -> None:
     program = Program(capacity=300 * MIB)
     program.free(program.alloc(200 * MIB, forward(30), pool=(1, 0)))
     program.alloc(50 * MIB, forward(31))

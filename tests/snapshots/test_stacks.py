@@ -66,7 +66,7 @@ def test_a_thread_without_python_is_autograds() -> None:
     assert (facts.phase, facts.frames) == ("backward", False)
 
 
-def test_where_an_optimizer_makes_its_state_and_where_a_function_runs_its_backward() -> None:
+def test_optimizer_state_and_custom_backward_stacks() -> None:
     assert stack_facts(optimizer(3, "_init_group")).state
     assert not stack_facts(optimizer(3)).state
     assert stack_facts(custom_backward(3)).custom

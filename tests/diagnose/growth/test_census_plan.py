@@ -50,7 +50,7 @@ def test_a_suspicion_is_settled_in_as_long_a_time_again(onset: int) -> None:
     assert gaps[0] <= 2 * STEPS.gap and all(b <= 2 * a for a, b in pairwise(gaps))
 
 
-def test_over_time_the_first_census_waits_for_the_programs_own_work() -> None:
+def test_first_census_over_time_waits_for_own_work() -> None:
     plan = PLANS["second"]
     assert next_census([], FLAT, False, plan, begun=20.0) == 20.0 + plan.first
     assert next_census([20.5, 21.0], FLAT, False, plan, begun=20.0) == pytest.approx(24.0)
@@ -70,7 +70,7 @@ def test_a_proven_leak_is_looked_at_when_the_run_is_twice_as_long() -> None:
     assert next_census([3, 12, 14, 20], growing(), True) == 40
 
 
-def test_a_proven_leak_that_no_counter_shows_is_looked_at_before_its_proof_ages() -> None:
+def test_unseen_proven_leak_gets_a_census_before_it_ages() -> None:
     due = next_census([10, 20, 40, 80, 160], growing(10), True, shown=False)
     assert 160 < due < 160 + POLICY.ages * 150
     assert next_census([10, 20, 40, 80, 160], growing(10), True) == 320
@@ -122,7 +122,7 @@ def test_a_suspicion_is_settled_at_any_cost_and_then_no_more() -> None:
 
 
 @given(st.floats(0, 30), st.floats(0.01, 2), st.integers(20, 600), st.sampled_from([FLAT, growing()]))
-def test_all_censuses_of_a_run_cost_what_they_may_and_those_of_one_suspicion(
+def test_censuses_stay_within_their_budget(
     census_s: float, step_s: float, steps: int, found: GrowthEstimate
 ) -> None:
     taken: list[float] = []

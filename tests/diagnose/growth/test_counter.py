@@ -89,7 +89,7 @@ def test_a_rise_between_two_positions_is_measured_against_a_rate() -> None:
     assert not Counter("cpu").rose(MIB, 10, 50)
 
 
-def test_growth_to_the_end_confirms_and_growth_that_stopped_does_not() -> None:
+def test_growth_confirms_only_while_it_goes_on() -> None:
     going_on, stopped = counter_of(growing(300, MIB)), counter_of(growing(270, MIB) + 30 * [369 * MIB])
     assert going_on.confirms(MIB // 2) and not going_on.confirms(2 * MIB)
     assert not going_on.ended(MIB // 2)
@@ -97,7 +97,7 @@ def test_growth_to_the_end_confirms_and_growth_that_stopped_does_not() -> None:
     assert not stopped.confirms(MIB // 2)
 
 
-def test_a_rise_or_two_in_a_short_time_do_not_contradict_growth_that_comes_now_and_then() -> None:
+def test_one_or_two_rises_do_not_contradict_sporadic_growth() -> None:
     made = counter_of([100 * MIB + step // 40 * 40 * MIB for step in range(400)])
     assert not made.contradicts(MIB // 2, 310)
     assert made.contradicts(8 * MIB, 310)

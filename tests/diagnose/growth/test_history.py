@@ -64,7 +64,7 @@ def test_nodes_of_what_is_on_a_gpu_are_followed_on_the_host() -> None:
         pytest.param(size(0, MIB, 1), size(4, MIB, 1), False, False, id="as before"),
     ],
 )
-def test_accumulation_is_more_storages_or_nodes_that_are_no_log_entries(
+def test_accumulation_is_more_storages_or_nodes_than_a_log(
     before: HeldSize, after: HeldSize, attached: bool, expected: bool
 ) -> None:
     assert accumulates(before, after, attached=attached) is expected
@@ -94,7 +94,7 @@ def test_a_batch_that_is_longer_three_times_is_none_that_grows() -> None:
     assert growing(history) == {}
 
 
-def test_a_tensor_that_is_lengthened_grows_though_its_storages_are_new() -> None:
+def test_lengthened_tensor_grows_though_storages_are_new() -> None:
     history = HolderHistory()
     for at in (3, 12, 14, 20):
         addresses = {"seen": [1000 + at]}
@@ -113,7 +113,7 @@ def test_what_kept_less_in_between_fell() -> None:
     assert not next(iter(history_of({3: 4, 12: 4, 14: 6}))).fell
 
 
-def test_the_rate_of_a_holder_is_over_the_censuses_since_a_position() -> None:
+def test_holder_rate_is_over_the_censuses_since_a_position() -> None:
     (holding,) = history_of({3: 4, 13: 4, 23: 24})
     assert holding.rate(3) == holding.rate(13) == MIB
     assert holding.rate(14) == 2 * MIB
@@ -130,7 +130,7 @@ def test_small_storages_without_a_graph_are_a_log(each: int, nodes: int, logs: b
 # --- the row of censuses ------------------------------------------------------------------------------------
 
 
-def test_growth_counts_from_the_last_census_at_which_there_was_none() -> None:
+def test_growth_counts_from_the_last_census_without_it() -> None:
     history = history_of({3: 4, 12: 4, 48: 4, 60: 8, 64: 9, 70: 12})
     (holding,) = growing(history, 3).values()
     assert [each.position for each in holding.rising()] == [48, 60, 64, 70]
@@ -245,7 +245,7 @@ def test_a_list_made_at_each_call_is_another_one() -> None:
     assert growing(history) == {}
 
 
-def test_a_container_made_anew_with_what_was_in_the_old_one_is_the_same() -> None:
+def test_container_rebuilt_with_old_entries_is_the_same() -> None:
     history = HolderHistory()
     for number, at in enumerate((3, 5, 7, 9)):  # `losses = losses + [loss]`
         addresses = {"losses": list(range(1, 1 + at))}
@@ -253,7 +253,7 @@ def test_a_container_made_anew_with_what_was_in_the_old_one_is_the_same() -> Non
     assert list(growing(history, 3)) == ["losses"]
 
 
-def test_a_list_that_is_emptied_and_filled_again_does_not_accumulate() -> None:
+def test_list_that_is_cleared_and_refilled_is_no_leak() -> None:
     history = HolderHistory()
     for at in (3, 12, 14, 20):
         addresses = {"outputs": [1000 * at + each for each in range(at)]}

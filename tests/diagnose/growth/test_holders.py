@@ -75,7 +75,7 @@ def test_growth_that_replaces_something_else_is_no_leak() -> None:
     assert judged(history, counter_of([100 * MIB] * 30)) == {}
 
 
-def test_an_onset_in_the_middle_of_a_run_is_judged_by_what_came_since() -> None:
+def test_late_onset_is_judged_by_readings_since_then() -> None:
     grown = {step: max(0, step - 200) for step in range(1, 260)}
     history = holders({at: {"losses": 1 + grown[at]} for at in (3, 12, 48, 192, 212, 220, 236, 250)})
     found = judged(history, counter_of([100 * MIB + n * MIB for n in grown.values()]))["losses"]
@@ -112,7 +112,7 @@ def noisy(sizes: list[int]) -> Counter:
 
 
 @pytest.mark.parametrize(("now", "certainty"), [(24, "proven"), (25, "suspected"), (90, "suspected")])
-def test_what_no_counter_shows_is_proven_for_a_quarter_of_the_time_more(now: int, certainty: str) -> None:
+def test_unseen_growth_stays_proven_for_a_quarter_more_time(now: int, certainty: str) -> None:
     history = holders({at: {"losses": at} for at in CENSUSES})
     found = judged(history, noisy([*range(now)]), now=now)["losses"]
     assert found.proof.certainty == certainty
@@ -125,7 +125,7 @@ def test_what_its_counter_shows_stays_proven() -> None:
     assert found.proof.certainty == "proven"
 
 
-def test_a_counter_that_shows_another_leak_does_not_confirm_what_has_filled() -> None:
+def test_another_leak_does_not_confirm_a_full_cache() -> None:
     history = holders({at: {"losses": at, "cache": at} for at in CENSUSES})
     found = judged(history, counter_of([(at + min(at, 30)) * MIB for at in range(300)]), now=299)
     assert {one.proof.certainty for one in found.values()} == {"suspected"}
@@ -142,7 +142,7 @@ def test_a_counter_that_has_been_flat_for_a_while_ends_a_proof() -> None:
     assert judged(history, counter_of([min(at, 150) * MIB for at in range(200)]), now=199) == {}
 
 
-def test_data_that_comes_now_and_then_is_a_leak_where_the_resident_set_grows_with_it() -> None:
+def test_sporadic_data_leaks_where_the_resident_set_grows() -> None:
     data = data_of({30: 1, 60: 2, 120: 4, 240: 8}, 300 * MIB)
     assert judged_data(data) == []
     (found,) = judged_data(data, host=[500 * MIB + at // 30 * 300 * MIB for at in range(300)])

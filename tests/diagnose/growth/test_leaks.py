@@ -238,7 +238,7 @@ def test_what_a_failing_step_holds_must_have_grown_before_too() -> None:
     assert anchors(persistent(points)) == [hand, LOSSES]  # nothing earlier to go by
 
 
-def test_small_fry_beside_a_large_leak_is_left_out_on_its_own_device_only() -> None:
+def test_small_growth_is_left_out_on_its_own_device_only() -> None:
     def both(position: int) -> CensusPoint:
         return point(
             position,

@@ -38,7 +38,7 @@ def test_recent_growth_is_bytes_a_step(rate: int, base: int, steps: int) -> None
     assert recent_growth(series([base + rate * step for step in range(steps)])) == rate
 
 
-def test_recent_growth_of_what_does_not_rise_is_zero_and_of_too_few_steps_unknown() -> None:
+def test_recent_growth_is_zero_when_flat_unknown_when_short() -> None:
     assert recent_growth(series([5] * 20)) == 0
     assert recent_growth(series([step * 100 for step in range(20)])) == 0  # a step's own bookkeeping
     assert recent_growth(series([1000 * KIB * min(step, 6) for step in range(40)])) == 0  # has filled
@@ -52,7 +52,7 @@ def test_micro_batches_that_rise_are_suspected_by_the_fourth(extra: int, count: 
 
 
 @given(st.integers(1, 8), st.lists(st.integers(0, 1 << 28), min_size=8, max_size=8), st.integers(3, 40))
-def test_micro_batches_of_several_backwards_are_suspected_by_the_third(
+def test_several_backwards_are_suspected_by_third_micro_batch(
     backwards: int, within: list[int], microbatches: int
 ) -> None:
     values = [

@@ -35,7 +35,7 @@ def test_one_census_or_none_shows_no_growth(sizes: list[tuple[float, float]]) ->
     assert prove(sizes).certainty is None
 
 
-def test_a_counter_is_asked_for_half_of_the_rate_since_growth_began() -> None:
+def test_counter_must_show_half_of_the_rate_since_onset() -> None:
     asked = []
 
     def contradicted(rate: float, since: float) -> bool:
@@ -59,7 +59,7 @@ def test_what_was_there_before_an_onset_does_not_dilute_the_rate() -> None:
     assert (proof.certainty, proof.rate, proof.since) == ("proven", MIB, 192)
 
 
-def test_an_interval_in_which_growth_began_counts_while_there_are_no_others() -> None:
+def test_interval_of_the_onset_counts_without_others() -> None:
     sizes = [(3.0, 0.0), (192.0, 2.0 * MIB), (194.0, 4.0 * MIB), (198.0, 8.0 * MIB)]
     assert prove(sizes).certainty == "suspected"
 

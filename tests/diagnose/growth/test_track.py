@@ -38,7 +38,7 @@ def test_memory_stays_bounded_and_the_whole_run_is_covered(length: int) -> None:
 
 
 @given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=3000))
-def test_floors_are_the_smallest_readings_and_means_are_within_their_range(values: list[int]) -> None:
+def test_floors_are_minima_and_means_within_range(values: list[int]) -> None:
     points = track(values).points()
     assert points.floors.min() >= min(values)
     assert (points.floors <= points.means * (1 + 1e-12)).all()

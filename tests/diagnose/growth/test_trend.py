@@ -154,7 +154,7 @@ def test_periodic_growth_that_noise_hides_in_part_is_growth() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_what_the_limit_excludes_is_found_whenever_it_begins_and_however_often_it_comes(seed: int) -> None:
+def test_leaks_above_the_limit_are_found_in_any_shape(seed: int) -> None:
     own = noise(20 * KIB, 300, seed)
     limit = detection_limit(points(own))
     assert limit is not None
@@ -164,7 +164,7 @@ def test_what_the_limit_excludes_is_found_whenever_it_begins_and_however_often_i
     assert judged(own + late).state == judged(own + now_and_then).state == "growing"
 
 
-def test_growth_that_ended_does_not_raise_the_limit_for_what_comes_after_it() -> None:
+def test_ended_growth_does_not_raise_the_later_limit() -> None:
     loading = np.minimum(STEP, 60) * 5 * MIB
     limit = detection_limit(points(loading + noise(100, 300)))
     assert limit is not None
@@ -172,7 +172,7 @@ def test_growth_that_ended_does_not_raise_the_limit_for_what_comes_after_it() ->
 
 
 @pytest.mark.parametrize("filled", [0.8, 1.5, 3.0])
-def test_a_cache_that_still_fills_more_and_more_slowly_is_undecided(filled: float) -> None:
+def test_cache_that_fills_more_slowly_is_undecided(filled: float) -> None:
     assert judged(1e9 * (1 - np.exp(-filled * STEP / 300)) + noise(100, 300)).state == "undecided"
 
 

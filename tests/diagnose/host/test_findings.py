@@ -137,7 +137,7 @@ def test_shared_memory_that_others_filled_is_no_finding() -> None:
     assert shared_memory(others) is None
 
 
-def test_the_limit_of_the_control_group_is_nearer_than_free_memory() -> None:
+def test_cgroup_limit_is_nearer_than_free_memory() -> None:
     near = Pressure(usage=15 * GIB, limit=16 * GIB, available=900 * GIB, job=14 * GIB)
     finding = host_limit_rule(HostEvidence(pressure=near))
     assert finding is not None and finding.bytes == 14 * GIB
@@ -180,7 +180,7 @@ def test_what_was_not_rounded_is_not_waste() -> None:
     assert pinned_rounding(None) is None
 
 
-def test_blocks_of_powers_of_two_waste_nothing_and_cached_ones_are_not_rounding() -> None:
+def test_powers_of_two_waste_nothing_and_cache_is_no_rounding() -> None:
     blocks = tuple(PinnedBlock(256 * MIB, None) for _ in range(4))
     assert pinned_rounding(PinnedUse(blocks, 2 * GIB, "2.13.0")) is None
 
@@ -193,7 +193,7 @@ def test_versions_without_the_settings_are_not_told_of_them(version: str) -> Non
 @pytest.mark.parametrize(
     "version", ["2.13.0", "2.13.0+cu130", "2.13.1", "2.14.0", "2.14.1rc1", "2.13.0a0+git1"]
 )
-def test_the_combination_that_overflows_the_heap_is_never_proposed(version: str) -> None:
+def test_combination_that_overflows_the_heap_is_not_proposed(version: str) -> None:
     advice = pinned_remedy(version)
     assert "pinned_max_cached_size_mb:" in advice
     assert "round_threshold" not in advice

@@ -128,7 +128,7 @@ def test_one_rank_with_other_memory_is_named(ranks: int, more: int) -> None:
     assert named(group_ranks(job(levels))) == {ranks // 3: ["allocated", "reserved", "peak"]}
 
 
-def test_among_many_ranks_a_small_difference_counts_and_among_few_it_does_not() -> None:
+def test_small_difference_counts_among_many_ranks_only() -> None:
     many, few = noisy(256), noisy(4)
     many[7] += 2 * GIB
     few[3] += 2 * GIB
@@ -163,7 +163,7 @@ def test_a_rank_that_grows_less_is_no_outlier() -> None:
     assert group_ranks(ranks).differences == {}
 
 
-def test_a_rank_that_stayed_behind_is_named_and_belongs_to_no_group() -> None:
+def test_rank_that_fell_behind_is_named_outside_groups() -> None:
     ranks = job(noisy(64))
     ranks[9] = RankFigures(rank=9, steps=30, marks=120, killed=True)
     grouping = group_ranks(ranks)
@@ -211,7 +211,7 @@ def test_the_numbers_of_the_ranks_do_not_matter(levels: list[int], shuffle: rand
 
 
 @given(_LEVELS)
-def test_groups_share_out_the_ranks_and_outliers_are_fewer_than_half(levels: list[int]) -> None:
+def test_groups_divide_ranks_and_outliers_are_a_minority(levels: list[int]) -> None:
     grouping = group_ranks(job(levels))
     assert sorted(number for group in grouping.groups for number in group) == list(range(len(levels)))
     assert set(grouping.differences) <= set(range(len(levels)))

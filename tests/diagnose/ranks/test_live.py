@@ -80,7 +80,7 @@ def test_states(tmp_path: Path, start: dict[str, Any], after: float, state: str)
     assert only(tmp_path, NOW + after).state == state
 
 
-def test_a_rank_that_has_ended_tells_its_verdict_and_the_allocators_peak(tmp_path: Path) -> None:
+def test_ended_rank_shows_verdict_and_allocator_peak(tmp_path: Path) -> None:
     LiveRank(tmp_path).steps(5).mark("end", 3).end("leak", peak_allocated={"cuda:0": 4000 * MIB})
     line = only(tmp_path)
     assert (line.state, line.verdict, line.peak, line.allocated) == ("ended", "leak", 4000 * MIB, 1000 * MIB)
@@ -165,7 +165,7 @@ def test_the_course_of_a_device_is_that_of_its_steps(tmp_path: Path) -> None:
     assert (name, [mark.step for mark in marks]) == ("step", [1, 2, 3, 4])
 
 
-def test_ranks_are_not_joined_again_and_again_while_a_long_record_is_read(
+def test_long_record_is_read_without_joining_ranks_each_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for rank in range(6):

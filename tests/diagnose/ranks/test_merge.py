@@ -199,11 +199,11 @@ class TestJudged:
     def test_where_the_watch_itself_failed_it_says_so(self):
         assert merged(judged_rank(None, {}, world_size=1, end="error")).verdict == "error"
 
-    def test_a_record_that_does_not_say_what_it_rests_on_keeps_its_word(self):
+    def test_record_without_judgments_keeps_its_verdict(self):
         assert merged(judged_rank(None, None, world_size=1)).verdict == "clean"
         assert merged(judged_rank(None, {}, world_size=1)).verdict == "not_judged"
 
-    def test_findings_that_grow_are_sorted_by_rate_whatever_holds_them(self):
+    def test_growing_findings_are_sorted_by_rate(self):
         cycle = Finding(kind="garbage_cycle", device="cpu", bytes_per_step=GiB)
         slow = leak(bytes_per_second=5)
         record = rank_record(findings=[slow, leak(bytes_per_step=MiB), cycle])
@@ -291,7 +291,7 @@ class TestKilled:
         sample = HostSampleLine(cgroup_usage=64 * GiB, cgroup_limit=64 * GiB)
         assert merged(rank_record(host=[sample])).findings == []
 
-    def test_an_out_of_memory_kill_that_another_rank_of_the_machine_saw(self):
+    def test_oom_kill_seen_by_another_rank_of_the_machine(self):
         killed = rank_record(0, world_size=3, end=None, alive=False, host=[HostSampleLine(oom_kill=1)] * 2)
         same = rank_record(1, world_size=3, host=[HostSampleLine(oom_kill=1), HostSampleLine(oom_kill=2)])
         other = rank_record(2, world_size=3, host=[HostSampleLine(oom_kill=7)])

@@ -125,7 +125,7 @@ WHOLE = next(record for record in RECORDS if record["id"] == "oom-054")
 
 @settings(deadline=None)
 @given(st.integers(0, len(WHOLE["text"])))
-def test_a_cut_message_gives_the_same_sizes_or_says_that_they_are_missing(end: int) -> None:
+def test_truncated_message_has_same_or_missing_sizes(end: int) -> None:
     for each in find(WHOLE["text"][:end]):
         for name, value in each.message.fields.items():
             if name != "processes":

@@ -32,7 +32,7 @@ def test_bytes_of_a_printed_size(number: str, unit: str, nbytes: int | None) -> 
 
 @settings(deadline=None)
 @given(st.integers(0, 2**50))
-def test_what_is_printed_is_read_back_within_half_of_its_last_digit(nbytes: int) -> None:
+def test_printed_sizes_are_read_back_within_half_a_digit(nbytes: int) -> None:
     read = first_size(WHOLE, as_printed(nbytes).replace(" ", ""))
     assert read is not None
     assert abs(read - nbytes) <= printed_unit(nbytes) / 200 + 1
