@@ -236,7 +236,7 @@ def _on_two_scales(first: Finding, second: Finding) -> Finding:
 
 
 def _renamed(total: Finding, parts: Sequence[Finding], held: Mapping[HolderPath, Held]) -> Finding:
-    """The finding with the path that its parts have in common, and the mechanism of that path."""
+    """Return the finding with the path that its parts have in common, and the mechanism of that path."""
     paths = [part.holder_path for part in parts if part.holder_path is not None]
     anchor = reduce(_together, map(anchor_of, paths))
     telling = next((path for path in paths if anchor_of(path) == anchor), paths[0])

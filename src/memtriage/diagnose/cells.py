@@ -29,7 +29,7 @@ class CellRun:
 
 
 def changes(before: Census, after: Census) -> tuple[list[HolderChange], list[HolderChange]]:
-    """Holders that have more than before and those that have less, each largest first."""
+    """Return holders that have more than before and those that have less, each largest first."""
     old = {group.key: group for group in before.groups}
     new = {group.key: group for group in after.groups}
     holder_changes = []
@@ -49,7 +49,7 @@ def changes(before: Census, after: Census) -> tuple[list[HolderChange], list[Hol
 
 
 def holders(census: Census) -> list[HolderChange]:
-    """Every holder of some size with all that it has, largest first."""
+    """Return every holder of some size with all that it has, largest first."""
     return [
         _change(group, group.nbytes, group.count) for group in census.groups if group.nbytes >= _LEAST_CHANGE
     ]
@@ -61,7 +61,7 @@ def _change(group: HolderGroup, nbytes: int, count: int) -> HolderChange:
 
 
 def by_device(census: Census) -> dict[str, int]:
-    """Bytes in live tensors by device."""
+    """Return bytes in live tensors by device."""
     total: dict[str, int] = {}
     for group in census.groups:
         total[group.device] = total.get(group.device, 0) + group.nbytes
@@ -69,7 +69,7 @@ def by_device(census: Census) -> dict[str, int]:
 
 
 def growing(runs: Sequence[CellRun]) -> list[GroupGrowth]:
-    """What grew inside each of the last executions, and stayed from each to the next.
+    """Return what grew inside each of the last executions, and stayed from each to the next.
 
     Args:
         runs: the last executions of one cell, in order; of fewer than two nothing is known.
@@ -93,7 +93,7 @@ def _adds(overall: GroupGrowth, inside: GroupGrowth) -> bool:
 
 
 def run_finding(growth: GroupGrowth, detail: GroupDetail, runs: Sequence[CellRun]) -> Finding | None:
-    """The finding of what grows from run to run; None for what has a bound of its own.
+    """Make the finding of what grows from run to run; None for what has a bound of its own.
 
     Args:
         growth: one of `growing(runs)`.

@@ -65,7 +65,7 @@ class Rates:
 def holder_finding(
     growth: HolderGrowth, detail: GroupDetail, evidence: Evidence, period: int = 1
 ) -> Finding | None:
-    """The finding of a holder that grows; None when that is no leak.
+    """Make the finding of a holder that grows; None when that is no leak.
 
     No leak: a container with a bound of its own, a cycle that the collector will free, and a rise over one
     interval that no counter shows: most programs allocate something once.
@@ -119,7 +119,7 @@ def holder_finding(
 
 
 def held_by(growth: HolderGrowth, detail: GroupDetail, position: TrainingPosition) -> Held:
-    """What the rules of mechanisms look at, of one growing holder."""
+    """Collect what the rules of mechanisms look at, for one growing holder."""
     group = growth.holding.group
     anchor = detail.carrier or group.anchor
     return Held(
@@ -146,7 +146,7 @@ def held_by(growth: HolderGrowth, detail: GroupDetail, position: TrainingPositio
 
 
 def _known_holder(group: HolderGroup) -> str | None:
-    """The entry of the catalogue that keeps more than half of a group."""
+    """Return the entry of the catalogue that keeps more than half of a group."""
     name = max(group.known, key=lambda entry: group.known[entry], default=None)
     return name if name is not None and 2 * group.known[name] > group.nbytes else None
 
@@ -219,7 +219,7 @@ def _said(projection: Projection | None) -> list[str]:
 
 
 def data_finding(growth: DataGrowth, evidence: Evidence) -> Finding | None:
-    """The finding of a growing container of ordinary data; None when that is no leak.
+    """Make the finding of a growing container of ordinary data; None when that is no leak.
 
     A program that is followed by time has no positions that come back: what it gathers while it starts looks
     like a suspicion, so that only proof is told.

@@ -26,7 +26,7 @@ from memtriage.model.paths import (
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What the rules look at.
+    """What the rules look at: facts about one holder.
 
     Attributes:
         path: whole path of what grew most.
@@ -87,7 +87,7 @@ MechanismRule = tuple[Callable[[Held], bool], Callable[[Held], MechanismText]]
 
 
 def explain(held: Held) -> MechanismText:
-    """The mechanism behind a holder path, and the fix."""
+    """Return the mechanism behind a holder path, and the fix."""
     for applies, says in _RULES:
         if applies(held):
             return says(held)
@@ -95,7 +95,7 @@ def explain(held: Held) -> MechanismText:
 
 
 def _subject(held: Held) -> HolderPath:
-    """The variable to talk about: the anchor without its frame, and without a place in the last container."""
+    """Return the variable to name: the anchor without frame, and without its item in the last container."""
     path = held.anchor[1:] if held.anchor[0].kind is SegmentKind.THREAD else held.anchor
     if len(path) > 1 and path[0].kind is SegmentKind.FRAME:
         path = path[1:]
@@ -128,7 +128,7 @@ def _known_holder(held: Held) -> MechanismText:
 
 
 def explain_known(entry: Holder) -> MechanismText:
-    """What an entry of the catalogue of known holders keeps, and what clears it."""
+    """Say what an entry of the catalogue of known holders keeps, and what clears it."""
     action = f"{entry.why}; what clears it: {entry.clears or 'nothing'}"
     if entry.policy != "never":
         action = f"memtriage.clear_caches([{entry.name!r}]) where a phase ends ({entry.clears})"
@@ -338,7 +338,7 @@ def _attached_collection(held: Held) -> MechanismText:
 
 
 def _kept_value(held: Held) -> str:
-    """What the program stores, as an expression that a method can be called on; `loss` of `losses`."""
+    """Return what the program stores, as an expression that a method can be called on; `loss` of `losses`."""
     value = held.stored_value
     if value is not None and value[0] not in "([{":
         return value if re.fullmatch(r"[\w.]+([(\[].*[)\]])?", value) else f"({value})"

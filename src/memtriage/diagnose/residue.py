@@ -78,7 +78,7 @@ def residue_rows(
     variables: bool,
     ours: AbstractSet[int] = frozenset(),
 ) -> list[ResidueRow]:
-    """What of a census is residue, by device and holder, largest first.
+    """Return what of a census is residue, by device and holder, largest first.
 
     Args:
         storages: of the census.
@@ -110,7 +110,7 @@ def residue_rows(
 def residue_findings(
     rows: Sequence[ResidueRow], phase: str, step: int | None, policy: ResiduePolicy = POLICY
 ) -> list[Finding]:
-    """Findings for the holders that keep most of it; none for a device with less than the floor."""
+    """Return findings for the holders that keep most of it; none for a device below the floor."""
     findings: list[Finding] = []
     for device in dict.fromkeys(row.device for row in rows):
         of_device = [row for row in rows if row.device == device]

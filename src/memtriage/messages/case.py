@@ -59,7 +59,7 @@ class Case:
 
 
 def own_process(message: Message) -> int | None:
-    """What this process has on the device, context and libraries included.
+    """Return what this process has on the device, context and libraries included.
 
     Inside of a container its own process id differs from the host's, so that it appears as another one:
     the one that uses at least what the allocator reserved, and nearest to it.
@@ -73,7 +73,7 @@ def own_process(message: Message) -> int | None:
 
 
 def other_processes(message: Message) -> int | None:
-    """What the other processes that the message lists have on the device; None where it lists none."""
+    """Return what other processes in the message have on the device; None where it lists none."""
     uses = _uses(message)
     if not uses:
         return None

@@ -57,7 +57,7 @@ def read_message(text: str) -> OomFields:
 
 
 def _failures(text: str) -> list[Message]:
-    """What the text says of memory that ran out."""
+    """Return what the text says of memory that ran out."""
     # Imported late: the grammar is compiled in some 40 ms, which a program that lives need not pay.
     from memtriage.messages.grammar.find import find
 

@@ -24,7 +24,7 @@ _PHASES: Final = {
 
 
 def evidence(case: Case) -> list[str]:
-    """The sentences for a case, the sums of its figures first."""
+    """Return the sentences for a case, the sums of its figures first."""
     return [*_sums(case), *_deciding(case), *_circumstances(case)]
 
 
@@ -85,7 +85,7 @@ def _processes(case: Case) -> Iterator[str]:
 
 
 def _deciding(case: Case) -> Iterator[str]:
-    """The comparison or the words that decide the label."""
+    """Yield the comparison or the words that decide the label."""
     if case.message.family in ALLOCATORS:
         yield from _deciding_figures(case.label, case.figures, case)
     elif case.label == "absurd_request":

@@ -156,7 +156,7 @@ def _role(each: _Judged, cause: _Judged) -> Role:
 
 
 def _events(judged: Sequence[_Judged], cause: _Judged | None) -> list[LogEvent]:
-    """The events in order, those alike as one; the first failure stands alone."""
+    """Return the events in order, like ones joined; the first failure is always alone."""
     groups: dict[tuple[object, ...], LogEvent] = {}
     for each in judged:
         found = each.found

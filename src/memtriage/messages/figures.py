@@ -66,7 +66,7 @@ _OTHERS: Final[Label] = "other_process_or_outside_allocator"
 
 
 def judge_figures(fields: OomFields, policy: FiguresPolicy = POLICY) -> tuple[Label, ...]:
-    """What the figures prove, then what they cannot rule out: one to three labels.
+    """Return what the figures prove, then what they cannot rule out: one to three labels.
 
     Where only the holes are unknown (a message cut near its end), the answer holds for every value they can
     have, or is `unknown`.

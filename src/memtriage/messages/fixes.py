@@ -24,7 +24,7 @@ class _Choice:
 
 
 def fixes(case: Case) -> list[Fix]:
-    """What can help, the cheapest first. Empty where nothing ran out."""
+    """Return what can help, the cheapest first. Empty where nothing ran out."""
     chosen: dict[str, _Choice] = {}
     for choice in _choices(case):
         chosen.setdefault(choice.key, choice)
@@ -145,7 +145,7 @@ def _cheaper_answers(case: Case) -> Iterator[_Choice]:
 
 
 def _still_missing(case: Case) -> int:
-    """Bytes by which the request exceeds all that is not live; 0 also where that is unknown."""
+    """Return bytes by which the request exceeds all that is not live; 0 also where that is unknown."""
     figures = case.figures
     parts = (figures.requested, figures.free, figures.reserved_unallocated, figures.outside)
     asked, free, holes, outside = (part or 0 for part in parts)
@@ -153,7 +153,7 @@ def _still_missing(case: Case) -> int:
 
 
 def _missing(case: Case) -> int:
-    """Bytes by which the request exceeds what is free; at least 1."""
+    """Return bytes by which the request exceeds what is free; at least 1."""
     figures = case.figures
     return max(1, (figures.requested or 0) - (figures.free or 0))
 
@@ -182,7 +182,7 @@ def _one_tensor(case: Case) -> Iterator[_Choice]:
 
 
 def _ladder(case: Case, gap: int | None) -> Iterator[_Choice]:
-    """The rungs of M4 that can lower this peak."""
+    """Yield the rungs of M4 that can lower this peak."""
     needs = "" if gap is None else f"; {as_printed(gap)} have to go"
     product, asked = case.product, case.figures.requested
     if product is not None and product.is_logits:

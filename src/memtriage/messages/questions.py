@@ -55,7 +55,7 @@ def _users(message: Message) -> str:
 
 
 def settle(case: Case) -> Settle | None:
-    """The further fact that would settle a diagnosis; None where nothing is open."""
+    """Return the further fact that would settle a diagnosis; None where nothing is open."""
     message = case.message
     match case.label:
         case "does_not_fit" | "fragmentation" | "private_pools" if len(case.labels) == 1:

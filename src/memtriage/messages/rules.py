@@ -81,7 +81,7 @@ _CUT_UNIT: Final = 1024**3
 
 
 def judge(message: Message) -> tuple[Label, ...]:
-    """What a message proves, then what it cannot rule out, the likelier first: one to three labels.
+    """Return what a message proves, then what it cannot rule out, the likelier first: one to three labels.
 
     Empty for what other processes say when one has died.
     """
@@ -122,7 +122,7 @@ def _judge_allocation(message: Message) -> tuple[Label, ...]:
 
 
 def _shape_bytes(message: Message) -> int | None:
-    """The request where the message gives a shape instead of a size."""
+    """Return the request where the message gives a shape instead of a size."""
     told = message.facts.get("shape_bytes")
     return told if isinstance(told, int) else None
 

@@ -67,7 +67,7 @@ POLICY: Final = HostPolicy()
 
 
 def host_findings(evidence: HostEvidence, policy: HostPolicy = POLICY) -> list[Finding]:
-    """Every finding about host memory that the evidence supports; an empty list for a healthy process."""
+    """Return every finding about host memory that the evidence supports; none for a healthy process."""
     findings = [
         malloc_retention(evidence, policy),
         worker_copy_on_write(evidence, policy),

@@ -121,7 +121,7 @@ def _read(start: re.Match[str], text: str) -> Message | None:
 
 
 def _figures(line: str) -> tuple[dict[str, Field], dict[str, str | int]]:
-    """The sizes that a line has, and what its shape comes to."""
+    """Return the sizes that a line has, and what its shape comes to."""
     fields: dict[str, Field] = {}
     if used := _USED.search(line):
         fields |= {"used": to_bytes(used[1], used[2]), "total": to_bytes(used[3], used[4])}

@@ -81,7 +81,7 @@ class _Text:
 
 
 def find(text: str | Sequence[LogLine], begin: int = 0) -> list[FoundMessage]:
-    """Every message in a text or in lines of a log, in order of their lines.
+    """Return every message in a text or in lines of a log, in order of their lines.
 
     Lines with another tag in between do not matter: each source's lines are read by themselves. A line
     without a tag goes on with the line before it, unless a message begins on it.
@@ -131,7 +131,7 @@ def _begins_message(before: str, text: str) -> bool:
 
 
 def _find_in(lines: Sequence[LogLine], begin: int) -> list[FoundMessage]:
-    """The messages of one source."""
+    """Yield the messages of one source."""
     skip = next((index for index, line in enumerate(lines) if line.number >= begin), len(lines))
     if skip == len(lines):
         return []
@@ -234,7 +234,7 @@ def _differ(first: Field, second: Field) -> bool:
 
 
 def _frames_above(lines: Sequence[LogLine], at: int) -> tuple[tuple[str, str, int], ...]:
-    """The frames of the traceback that ends at a line, innermost first."""
+    """Return the frames of the traceback that ends at a line, innermost first."""
     frames: list[tuple[str, str, int]] = []
     for line in reversed(lines[max(0, at - _TRACEBACK_LINES) : at]):
         if line.text.lstrip().startswith("Traceback (most recent call last)"):
