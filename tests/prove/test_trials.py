@@ -79,6 +79,18 @@ def test_a_target_without_variant_is_for_all_that_its_limit_does_not_name(tmp_pa
         ('ranks = true\n[[variant]]\nname = "a"', "ranks = True .*a whole number"),
         ('timeout = "soon"\n[[variant]]\nname = "a"', "timeout = 'soon' .*a time span"),
         ('args = "x"\n[[variant]]\nname = "a"', "args = 'x' .*a list"),
+        ('memtriage = [{ phase = true }]\n[[variant]]\nname = "a"', "memtriage = .* in .trials.; .*a table"),
+        ('variant = "a"', "unknown key 'variant' in .trials."),
+        ('name = " "\n[[variant]]\nname = "a"', "name = ' ' in .trials.; .*not empty"),
+        (
+            '[[variant]]\nname = "a"\n[[variant]]\nname = "b"\nargs = [true]',
+            "args = .* in .*variant.* 2; .*texts",
+        ),
+        (
+            '[[variant]]\nname = "a"\n[[target]]\nat_most = []',
+            "at_most = .* in .*target.* 1; .*a text or a number",
+        ),
+        ('[variant]\nname = "a"', r"variant = .* in the file; .*tables, each below its own \[\[variant\]\]"),
         ('env = { A = true }\n[[variant]]\nname = "a"', "for 'A' a text, a number, or false"),
         ('baseline = "z"\n[[variant]]\nname = "a"', "baseline = 'z' .*'a'"),
         ('script = "gone.py"\n[[variant]]\nname = "a"', "names both script and module"),

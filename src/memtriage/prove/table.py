@@ -1,124 +1,135 @@
-"""A TOML table whose keys are taken one by one, so that each mistake in it gets an error that helps."""
+"""The tables of a trials file as typed structs, and one clear line for each mistake in them."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, Final, TypeVar, cast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, Final, get_args, get_origin
 
-T = TypeVar("T")
+import msgspec
+from msgspec import Meta
 
-_WORDS: Final[Mapping[type, str]] = {
-    str: "a text",
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    list: "a list",
-    dict: "a table",
-}
 _TIME: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|h)\s*")
 _SECONDS: Final = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_LONGEST_VALUE: Final = 60
+"""Characters of a wrong value that an error shows: it stays one line of a terminal."""
+
+TIME_SPAN: Final = "a time span such as '90 s', '30 min' or '2 h'"
+
+# The description of a type is what an error says was expected.
+Text = Annotated[str, Meta(pattern=r"\S", description="a text that is not empty")]
+Flag = Annotated[bool, Meta(description="true or false")]
+Count = Annotated[int, Meta(ge=1, description="a whole number of at least 1")]
+Amount = Annotated[float, Meta(ge=0, description="a number of at least 0")]
+TimeSpan = Annotated[str | float, Meta(description=TIME_SPAN)]
+Texts = Annotated[list[str | int | float], Meta(description="a list of texts")]
+AllocatorOptions = Annotated[str | dict[str, Any], Meta(description="a text or a table")]
+LimitText = Annotated[str | int | float, Meta(description="a text or a number")]
+VariantNames = Annotated[str | list[str], Meta(description="a name or a list of names")]
 
 
 class TrialsError(ValueError):
     """A trials file, or what it names, cannot be used. The text is one line: given, expected, what to do."""
 
 
-class Table:
-    """Hands out a table's values by key, checked; `done` refuses the keys that nobody took.
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of the file. Defaults stand for absent keys."""
+
+
+class PolicyTable(_Table, frozen=True):
+    """`memtriage` in `[trials]` and in a variant."""
+
+    phase: Flag | None = None
+    host_tuning: Flag | None = None
+
+
+class CommonTable(_Table, frozen=True):
+    """The keys that `[trials]` gives to all variants, and that a variant may have, too."""
+
+    args: Texts = []
+    env: dict[str, Any] = {}
+    allocator: AllocatorOptions | None = None
+    memtriage: PolicyTable = PolicyTable()
+
+
+class VariantTable(CommonTable, frozen=True):
+    """`[[variant]]`."""
+
+    name: Text | None = None
+
+
+class TrialsTable(CommonTable, frozen=True):
+    """`[trials]`."""
+
+    name: Text | None = None
+    script: Text | None = None
+    module: Text | None = None
+    python: Text | None = None
+    directory: Text = "."
+    ranks: Count = 1
+    repeats: Count | None = None
+    warmup: Count | None = None
+    timeout: TimeSpan | None = None
+    mark: Text | None = None
+    step: Text | None = None
+    baseline: Text | None = None
+    give_up_after: Count | None = None
+
+
+class TargetTable(_Table, frozen=True):
+    """`[[target]]`."""
+
+    metric: Text | None = None
+    variant: VariantNames | None = None
+    at_most: LimitText | None = None
+    at_least: LimitText | None = None
+    equals: Text | None = None
+
+
+class RayTable(_Table, frozen=True):
+    """`[ray]`."""
+
+    address: Text | None = None
+    gpus: Amount | None = None
+    cpus: Amount | None = None
+
+
+class TrialsFile(_Table, frozen=True):
+    """All tables of a trials file. Grammar: docs/compare.md."""
+
+    trials: TrialsTable | None = None
+    variant: list[VariantTable] = []
+    target: list[TargetTable] = []
+    values: dict[str, Any] = {}
+    ray: RayTable = RayTable()
+
+
+def read_tables(document: Mapping[str, Any]) -> TrialsFile:
+    """Return the tables of a decoded trials file.
+
+    Raises:
+        TrialsError: a key is unknown, or its value is of another type; the first such mistake.
+    """
+    try:
+        return msgspec.convert(document, TrialsFile)
+    except msgspec.ValidationError as error:
+        mistake = next(_mistakes(document, TrialsFile, "the file"), None)
+        raise mistake or TrialsError(f"{error}; expected the tables of a trials file: correct it") from None
+
+
+def wrong_value(key: str, value: object, where: str, expected: str) -> TrialsError:
+    """Return the error for a key whose value is not what was expected.
 
     Args:
-        values: the table.
-        where: its place in words, e.g. `[[variant]] 2`.
-        keys: all keys that may occur in it.
+        key: in the table.
+        value: as given; None where the key is absent.
+        where: the table in words, e.g. `[[variant]] 2`.
+        expected: in words.
     """
-
-    def __init__(self, values: Mapping[str, Any], where: str, keys: Iterable[str]) -> None:
-        self.where = where
-        self._values = values
-        known = sorted(keys)
-        for key in values:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, 1)
-                advice = f"did you mean {near[0]!r}?" if near else "take it out"
-                raise TrialsError(
-                    f"unknown key {key!r} in {where}; expected one of {_listed(known)}: {advice}"
-                )
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._values
-
-    def take(self, key: str, kind: type[T], default: T) -> T:
-        """Return the value of a key; the default where it is absent.
-
-        Raises:
-            TrialsError: it is of another type.
-        """
-        if key not in self._values:
-            return default
-        value = self._values[key]
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        # In Python true is a whole number, in TOML it is not.
-        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-            raise self.wrong(key, _WORDS.get(kind, kind.__name__))
-        return value
-
-    def either(self, key: str, *kinds: type) -> Any:
-        """Return the value of a key, which is of one of these types."""
-        value = self._values.get(key)
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            raise self.wrong(key, " or ".join(_WORDS[kind] for kind in kinds))
-        return value
-
-    def text(self, key: str, default: str = "") -> str:
-        """Return a text that is not empty; the default where it is absent."""
-        value = self.take(key, str, default)
-        if key in self and not value.strip():
-            raise self.wrong(key, "a text that is not empty")
-        return value
-
-    def count(self, key: str, default: int, least: int) -> int:
-        """Return a whole number of at least `least`."""
-        value = self.take(key, int, default)
-        if value < least:
-            raise self.wrong(key, f"a whole number of at least {least}")
-        return value
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        """Return a list of texts; numbers in it are taken as they are written. Empty where absent."""
-        items = self.take(key, list, [])
-        if not all(isinstance(item, str | int | float) and not isinstance(item, bool) for item in items):
-            raise self.wrong(key, "a list of texts")
-        return tuple(str(item) for item in items)
-
-    def seconds(self, key: str, default: float | None) -> float | None:
-        """Return a time span of more than 0, given as text (`30 min`) or as a number of seconds."""
-        if key not in self:
-            return default
-        given = self._values[key]
-        span = parse_seconds(given) if isinstance(given, str) else self.take(key, float, 0.0)
-        if not span or span <= 0:
-            raise self.wrong(key, "a time span such as '90 s', '30 min' or '2 h'")
-        return span
-
-    def table(self, key: str) -> dict[str, Any]:
-        """Return a table inside this one; empty where absent."""
-        return cast("dict[str, Any]", self.take(key, dict, {}))
-
-    def tables(self, key: str) -> list[dict[str, Any]]:
-        """Return an array of tables inside this one; empty where absent."""
-        items = self.take(key, list, [])
-        if not all(isinstance(item, dict) for item in items):
-            raise self.wrong(key, f"tables, each below its own [[{key}]]")
-        return cast("list[dict[str, Any]]", items)
-
-    def wrong(self, key: str, expected: str) -> TrialsError:
-        """Return the error for a key whose value is not what was expected."""
-        given = repr(self._values.get(key))
-        shown = given if len(given) <= 60 else f"{given[:59]}…"
-        return TrialsError(f"{key} = {shown} in {self.where}; expected {expected}: correct it")
+    given = repr(value)
+    shown = given if len(given) <= _LONGEST_VALUE else f"{given[: _LONGEST_VALUE - 1]}…"
+    return TrialsError(f"{key} = {shown} in {where}; expected {expected}: correct it")
 
 
 def parse_seconds(text: str) -> float | None:
@@ -131,5 +142,48 @@ def parse_seconds(text: str) -> float | None:
     return None if match is None else float(match[1]) * _SECONDS[match[2]]
 
 
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names)) or "none"
+def _mistakes(values: Mapping[str, Any], table: type[_Table], where: str) -> Iterator[TrialsError]:
+    """Yield what is wrong in a table, in the order of its keys."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(table)}
+    for key, value in values.items():
+        if key not in fields:
+            yield _unknown_key(key, where, sorted(fields))
+            continue
+        kind = fields[key]
+        try:
+            msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            inner, is_array = _inner_table(kind), get_origin(kind) is list
+            if inner is not None and not is_array and isinstance(value, dict):
+                yield from _mistakes(value, inner, f"[{key}]" if table is TrialsFile else f"{where} {key}")
+            elif inner is not None and is_array and _is_array_of_tables(value):
+                for number, row in enumerate(value, 1):
+                    yield from _mistakes(row, inner, f"[[{key}]] {number}")
+            yield wrong_value(key, value, where, _expected(key, kind))
+
+
+def _is_array_of_tables(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(row, dict) for row in value)
+
+
+def _inner_table(kind: Any) -> type[_Table] | None:
+    """Return the struct that a field holds: itself, as an option, or in a list."""
+    if isinstance(kind, type) and issubclass(kind, _Table):
+        return kind
+    return next((inner for part in get_args(kind) if (inner := _inner_table(part)) is not None), None)
+
+
+def _expected(key: str, kind: Any) -> str:
+    """Return in words what a field may be."""
+    for part in (kind, *get_args(kind)):
+        for meta in getattr(part, "__metadata__", ()):
+            return str(meta.description)
+    return f"tables, each below its own [[{key}]]" if get_origin(kind) is list else "a table"
+
+
+def _unknown_key(key: str, where: str, known: Iterable[str]) -> TrialsError:
+    names = list(known)
+    near = difflib.get_close_matches(key, names, 1)
+    advice = f"did you mean {near[0]!r}?" if near else "take it out"
+    expected = ", ".join(map(repr, names))
+    return TrialsError(f"unknown key {key!r} in {where}; expected one of {expected}: {advice}")

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import re
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import msgspec
+
 from memtriage.prove.limits import METRICS, Dimension, Limit, parse_limit
-from memtriage.prove.table import Table, TrialsError
+from memtriage.prove.table import (
+    TIME_SPAN,
+    CommonTable,
+    PolicyTable,
+    TargetTable,
+    TrialsError,
+    TrialsTable,
+    VariantTable,
+    parse_seconds,
+    read_tables,
+    wrong_value,
+)
 
 REPEATS: Final = 5
-"""Default number of processes a variant: the fewest whose lowest and highest enclose the median with a
+"""Default number of processes per variant: the fewest whose lowest and highest enclose the median with a
 confidence above 90 % (1 - 2 x 0.5^5 = 94 %)."""
 WARMUP: Final = 4
 """Default number of steps left out: the first make optimizer state and compile."""
@@ -21,19 +33,11 @@ GIVE_UP_AFTER: Final = 2
 """Default number of failures in a row after which a variant is not tried again."""
 STEP_MARK: Final = "step"
 
-_TRIALS_KEYS: Final = (
-    *("name", "script", "module", "args", "env", "allocator", "python", "directory", "memtriage"),
-    *("ranks", "repeats", "warmup", "timeout", "mark", "step", "baseline", "give_up_after"),
-)
-_VARIANT_KEYS: Final = ("name", "args", "env", "allocator", "memtriage")
-_POLICY_KEYS: Final = ("phase", "host_tuning")
-_RAY_KEYS: Final = ("address", "gpus", "cpus")
 _LONGEST_NAME: Final = 60
 _VALUE_NAME: Final = re.compile(r"[A-Za-z_]\w*")
 
 Sense = Literal["at_most", "at_least", "equals"]
 _SENSES: Final[tuple[Sense, ...]] = ("at_most", "at_least", "equals")
-_TARGET_KEYS: Final = ("metric", "variant", *_SENSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,7 @@ class Trials:
         python: interpreter; None for the one that runs memtriage.
         directory: where the job starts.
         ranks: processes of a trial; more than one run under torchrun.
-        repeats: trials a variant.
+        repeats: trials per variant.
         warmup: steps left out at the start of each trial.
         timeout_s: what a trial may take; None for any time.
         mark: mark at which memory is read.
@@ -165,10 +169,10 @@ def read_trials(path: Path) -> Trials:
         TrialsError: it cannot be read, is no TOML, or says what makes no sense; with the file's name.
     """
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        document = msgspec.toml.decode(path.read_bytes())
     except OSError as error:
         raise TrialsError(f"{path}: {error.strerror}; expected a trials file: check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TrialsError(f"{path}: no valid TOML ({error}); expected a trials file: correct it") from error
     try:
         return parse_trials(document, path)
@@ -182,134 +186,143 @@ def parse_trials(document: Mapping[str, Any], path: Path) -> Trials:
     Raises:
         TrialsError: something in it makes no sense.
     """
-    root = Table(document, "the file", ("trials", "variant", "target", "values", "ray"))
-    if "trials" not in root:
+    tables = read_tables(document)
+    if tables.trials is None:
         raise TrialsError("there is no table [trials]; expected one that names script or module: add it")
-    trials = Table(root.table("trials"), "[trials]", _TRIALS_KEYS)
+    trials = tables.trials
     base = path.absolute().parent
     script, module = _program(trials, base)
-    variants = _variants(root, trials)
+    variants = _variants(tables.variant, trials)
     names = [variant.name for variant in variants]
-    values = _values(root)
+    values = _values(tables.values)
     _refuse_clashes(names, _dimensions(values))
-    baseline = trials.text("baseline", names[0])
+    baseline = trials.baseline or names[0]
     if baseline not in names:
-        raise trials.wrong("baseline", f"the name of a variant ({', '.join(map(repr, names))})")
-    directory = base / trials.text("directory", ".")
+        raise wrong_value("baseline", baseline, "[trials]", f"the name of a variant ({_listed(names)})")
+    directory = base / trials.directory
     if not directory.is_dir():
-        raise trials.wrong("directory", f"a directory that exists, from {base}")
+        raise wrong_value("directory", trials.directory, "[trials]", f"a directory that exists, from {base}")
+    step = trials.step or STEP_MARK
+    targets = [
+        target
+        for number, table in enumerate(tables.target, 1)
+        for target in _targets(table, f"[[target]] {number}", names, values)
+    ]
     return Trials(
         path=path,
-        name=trials.text("name", path.stem),
+        name=trials.name or path.stem,
         script=script,
         module=module,
-        python=trials.text("python") or None,
+        python=trials.python,
         directory=directory.resolve(),
-        ranks=trials.count("ranks", 1, 1),
-        repeats=trials.count("repeats", REPEATS, 1),
-        warmup=trials.count("warmup", WARMUP, 1),
-        timeout_s=trials.seconds("timeout", None),
-        mark=trials.text("mark", trials.text("step", STEP_MARK)),
-        step=trials.text("step", STEP_MARK),
+        ranks=trials.ranks,
+        repeats=REPEATS if trials.repeats is None else trials.repeats,
+        warmup=WARMUP if trials.warmup is None else trials.warmup,
+        timeout_s=_timeout(trials.timeout),
+        mark=trials.mark or step,
+        step=step,
         baseline=baseline,
-        give_up_after=trials.count("give_up_after", GIVE_UP_AFTER, 1),
+        give_up_after=GIVE_UP_AFTER if trials.give_up_after is None else trials.give_up_after,
         variants=variants,
         values=values,
-        targets=tuple(_targets(root, names, values)),
-        ray=_ray(root),
+        targets=tuple(targets),
+        ray=RayOptions(tables.ray.address, tables.ray.gpus, tables.ray.cpus),
     )
 
 
-def _program(trials: Table, base: Path) -> tuple[Path | None, str | None]:
-    script, module = trials.text("script"), trials.text("module")
-    if bool(script) == bool(module):
-        given = "both" if script else "neither"
+def _program(trials: TrialsTable, base: Path) -> tuple[Path | None, str | None]:
+    script, module = trials.script, trials.module
+    if (script is None) == (module is None):
+        given = "neither" if script is None else "both"
         raise TrialsError(f"[trials] names {given} script and module; expected one of them: give one")
-    if not script:
+    if script is None:
         return None, module
     if not (base / script).exists():
-        raise trials.wrong("script", f"a Python file, from {base}")
+        raise wrong_value("script", script, "[trials]", f"a Python file, from {base}")
     return (base / script).resolve(), None
 
 
-def _variants(root: Table, trials: Table) -> tuple[Variant, ...]:
-    tables = root.tables("variant")
+def _timeout(given: str | float | None) -> float | None:
+    if given is None:
+        return None
+    span = parse_seconds(given) if isinstance(given, str) else given
+    if not span or span <= 0:
+        raise wrong_value("timeout", given, "[trials]", TIME_SPAN)
+    return span
+
+
+def _variants(tables: list[VariantTable], trials: TrialsTable) -> tuple[Variant, ...]:
     if not tables:
         raise TrialsError("there is no [[variant]]; expected at least one, with a name: add it")
-    common = _variant(trials, "")
+    common_env = _environment(trials, "[trials]")
+    common_policy = _policy(trials.memtriage, VariantPolicy())
     variants: list[Variant] = []
-    for number, each in enumerate(tables, 1):
-        table = Table(each, f"[[variant]] {number}", _VARIANT_KEYS)
-        name = table.text("name")
-        if not name or len(name) > _LONGEST_NAME or "'" in name or not name.isprintable():
-            raise table.wrong("name", f'a text of at most {_LONGEST_NAME} characters, without "\'"')
+    for number, table in enumerate(tables, 1):
+        where = f"[[variant]] {number}"
+        name = table.name
+        if name is None or len(name) > _LONGEST_NAME or "'" in name or not name.isprintable():
+            expected = f'a text of at most {_LONGEST_NAME} characters, without "\'"'
+            raise wrong_value("name", name, where, expected)
         if name in (other.name for other in variants):
-            raise table.wrong("name", "a name that no other variant has")
-        own = _variant(table, name)
+            raise wrong_value("name", name, where, "a name that no other variant has")
         variants.append(
             Variant(
                 name=name,
-                args=common.args + own.args,
-                env={**common.env, **own.env},
-                allocator=common.allocator if own.allocator is None else own.allocator,
-                policy=_policy(table, common.policy),
+                args=tuple(map(str, trials.args + table.args)),
+                env={**common_env, **_environment(table, where)},
+                allocator=_allocator(trials if table.allocator is None else table),
+                policy=_policy(table.memtriage, common_policy),
             )
         )
     return tuple(variants)
 
 
-def _variant(table: Table, name: str) -> Variant:
-    env = _environment(table)
-    return Variant(name, table.texts("args"), env, _allocator(table), _policy(table, VariantPolicy()))
-
-
-def _environment(table: Table) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
-    for key, value in table.table("env").items():
+def _environment(table: CommonTable, where: str) -> dict[str, str | None]:
+    env: dict[str, str | None] = {}
+    for key, value in table.env.items():
         if value is False:
-            found[key] = None
+            env[key] = None
         elif isinstance(value, str | int | float) and value is not True:
-            found[key] = str(value)
+            env[key] = str(value)
         else:
-            raise table.wrong("env", f"for {key!r} a text, a number, or false for a variable to be absent")
-    return found
+            expected = f"for {key!r} a text, a number, or false for a variable to be absent"
+            raise wrong_value("env", table.env, where, expected)
+    return env
 
 
-def _allocator(table: Table) -> str | None:
-    if "allocator" not in table:
-        return None
-    given = table.either("allocator", str, dict)
-    if isinstance(given, str):
-        return given.strip()
-    return ",".join(f"{key}:{value}" for key, value in given.items())
+def _allocator(table: CommonTable) -> str | None:
+    options = table.allocator
+    if isinstance(options, dict):
+        return ",".join(f"{key}:{value}" for key, value in options.items())
+    return None if options is None else options.strip()
 
 
-def _policy(table: Table, default: VariantPolicy) -> VariantPolicy:
-    policy = Table(table.table("memtriage"), f"{table.where} memtriage", _POLICY_KEYS)
+def _policy(table: PolicyTable, default: VariantPolicy) -> VariantPolicy:
     return VariantPolicy(
-        phase=policy.take("phase", bool, False) if "phase" in policy else default.phase,
-        host_tuning=policy.take("host_tuning", bool, default.host_tuning),
+        phase=default.phase if table.phase is None else table.phase,
+        host_tuning=default.host_tuning if table.host_tuning is None else table.host_tuning,
     )
 
 
-def _values(root: Table) -> dict[str, re.Pattern[str]]:
-    given = root.table("values")
-    table = Table(given, "[values]", given)
-    found = {}
-    for name in given:
+def _values(given: Mapping[str, object]) -> dict[str, re.Pattern[str]]:
+    values = {}
+    for name, expression in given.items():
         if not _VALUE_NAME.fullmatch(name) or name in METRICS:
             raise TrialsError(
                 f"{name!r} in [values] cannot name a value; expected letters, digits and '_', and no "
                 f"metric: choose another"
             )
+        if not isinstance(expression, str) or not expression.strip():
+            raise wrong_value(name, expression, "[values]", "a text that is not empty")
         try:
-            pattern = re.compile(table.text(name))
+            pattern = re.compile(expression)
         except re.error as error:
-            raise table.wrong(name, f"a regular expression ({error})") from None
+            raise wrong_value(name, expression, "[values]", f"a regular expression ({error})") from None
         if pattern.groups != 1:
-            raise table.wrong(name, "a regular expression with one group, e.g. 'loss ([0-9.]+)'")
-        found[name] = pattern
-    return found
+            expected = "a regular expression with one group, e.g. 'loss ([0-9.]+)'"
+            raise wrong_value(name, expression, "[values]", expected)
+        values[name] = pattern
+    return values
 
 
 def _dimensions(values: Mapping[str, object]) -> dict[str, Dimension]:
@@ -322,62 +335,49 @@ def _refuse_clashes(names: list[str], dimensions: Mapping[str, Dimension]) -> No
             raise TrialsError(f"variant {name!r} is named as a metric; expected another name: change it")
 
 
-def _targets(root: Table, names: list[str], values: Mapping[str, object]) -> list[Target]:
-    found: list[Target] = []
+def _targets(table: TargetTable, where: str, names: list[str], values: Mapping[str, object]) -> list[Target]:
+    """Return the targets of a table: one for each variant that it judges."""
     dimensions = _dimensions(values)
-    for number, each in enumerate(root.tables("target"), 1):
-        table = Table(each, f"[[target]] {number}", _TARGET_KEYS)
-        metric = table.text("metric")
-        if metric not in dimensions:
-            raise table.wrong("metric", f"one of {', '.join(map(repr, dimensions))}")
-        senses = [sense for sense in _SENSES if sense in table]
-        if len(senses) != 1:
-            raise TrialsError(
-                f"[[target]] {number} has {' and '.join(senses) or 'no limit'}; expected one of "
-                f"{', '.join(map(repr, _SENSES))}: give one"
-            )
-        sense = senses[0]
-        if sense == "equals":
-            found += _equal(table, metric, names, values)
-            continue
-        text = str(table.either(sense, str, int, float))
-        try:
-            limit = parse_limit(text, metric, names, dimensions)
-        except TrialsError as error:
-            raise TrialsError(f"{sense} in [[target]] {number}: {error}") from None
-        found += [Target(metric, name, sense, limit) for name in _judged(table, names, limit.variants)]
-    return found
+    metric = table.metric
+    if metric is None or metric not in dimensions:
+        raise wrong_value("metric", metric, where, f"one of {_listed(dimensions)}")
+    limits = {sense: limit for sense in _SENSES if (limit := getattr(table, sense)) is not None}
+    if len(limits) != 1:
+        raise TrialsError(
+            f"{where} has {' and '.join(limits) or 'no limit'}; expected one of {_listed(_SENSES)}: give one"
+        )
+    if table.equals is not None:
+        return _equal(table, table.equals, where, metric, names, values)
+    ((sense, text),) = limits.items()
+    try:
+        limit = parse_limit(str(text), metric, names, dimensions)
+    except TrialsError as error:
+        raise TrialsError(f"{sense} in {where}: {error}") from None
+    return [Target(metric, name, sense, limit) for name in _judged(table, where, names, limit.variants)]
 
 
-def _equal(table: Table, metric: str, names: list[str], values: Mapping[str, object]) -> list[Target]:
+def _equal(
+    table: TargetTable, other: str, where: str, metric: str, names: list[str], values: Mapping[str, object]
+) -> list[Target]:
     if metric not in values:
         raise TrialsError(
-            f"equals in {table.where} is for figures read by [values], not for {metric!r}; expected at_most "
+            f"equals in {where} is for figures read by [values], not for {metric!r}; expected at_most "
             f"or at_least: use one of them"
         )
-    other = table.text("equals")
     if other not in names:
-        raise table.wrong("equals", f"the name of a variant ({', '.join(map(repr, names))})")
-    return [Target(metric, name, "equals", equals=other) for name in _judged(table, names, [other])]
+        raise wrong_value("equals", other, where, f"the name of a variant ({_listed(names)})")
+    return [Target(metric, name, "equals", equals=other) for name in _judged(table, where, names, [other])]
 
 
-def _judged(table: Table, names: list[str], spoken_of: list[str]) -> list[str]:
-    """Return the variants that a target is for: those it names, else all that its limit does not."""
-    if "variant" not in table:
-        return [name for name in names if name not in spoken_of]
-    given = table.either("variant", str, list)
-    chosen = [given] if isinstance(given, str) else given
-    if not chosen or not all(name in names for name in chosen):
-        raise table.wrong("variant", f"names of variants ({', '.join(map(repr, names))})")
-    return chosen
+def _judged(table: TargetTable, where: str, names: list[str], others: Collection[str]) -> list[str]:
+    """Return the variants that a target is for: those it names, else all that its limit does not name."""
+    if table.variant is None:
+        return [name for name in names if name not in others]
+    judged = [table.variant] if isinstance(table.variant, str) else table.variant
+    if not judged or not all(name in names for name in judged):
+        raise wrong_value("variant", table.variant, where, f"names of variants ({_listed(names)})")
+    return judged
 
 
-def _ray(root: Table) -> RayOptions:
-    table = Table(root.table("ray"), "[ray]", _RAY_KEYS)
-    amounts = {}
-    for key in ("gpus", "cpus"):
-        if key in table:
-            amounts[key] = table.take(key, float, 0.0)
-            if amounts[key] < 0:
-                raise table.wrong(key, "a number of at least 0")
-    return RayOptions(table.text("address") or None, amounts.get("gpus"), amounts.get("cpus"))
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(map(repr, names))
