@@ -1,4 +1,4 @@
-"""Work beside the calling thread that a signal cannot cut short."""
+"""Work in another thread, which a signal cannot cut short."""
 
 from __future__ import annotations
 
@@ -10,28 +10,27 @@ T = TypeVar("T")
 
 
 class BackgroundTask(Generic[T]):
-    """Does some work in a thread of its own, from now on.
+    """Starts a thread that does some work.
 
     Python runs signal handlers, and raises `KeyboardInterrupt`, in the main thread only: in another one the
-    work cannot be interrupted between two of its steps. What is local to the calling thread is not there
-    either: modes, `torch.cuda.use_mem_pool`, the current stream and device.
+    work cannot be interrupted between two of its steps. What is local to the calling thread does not hold in
+    it: modes, `torch.cuda.use_mem_pool`, the current stream and device.
     """
 
     def __init__(self, work: Callable[[], T]) -> None:
-        self._work = work
         self._results: list[T] = []
         self._errors: list[BaseException] = []
-        self._thread = threading.Thread(target=self._run, name="memtriage-compact")
+        self._thread = threading.Thread(target=self._run, args=(work,), name="memtriage-compact")
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[], T]) -> None:
         try:
-            self._results.append(self._work())
+            self._results.append(work())
         except BaseException as error:
             self._errors.append(error)
 
     def result(self) -> T:
-        """What the work gave; waits for it, whatever signals come.
+        """Wait for the work, whatever signals come, and return its result.
 
         Raises:
             BaseException: what the work raised; else what a signal handler raised meanwhile.
