@@ -10,11 +10,12 @@ from typing import Any, Final
 from memtriage.allocator.settings import parse_conf, parse_version
 from memtriage.model.plan import Cheaper, PassedOver, Plan, PlanStep
 from memtriage.model.units import parse_size
-from memtriage.planning.changes import Build, Changes, Offer, Rung
+from memtriage.planning.changes import Changes, Offer, Rung
 from memtriage.planning.evaluate import Evaluated, Evaluator
 from memtriage.planning.facts import Facts
 from memtriage.planning.ladder import ladder
 from memtriage.planning.search import LadderSearch, SearchResult
+from memtriage.prediction.build import Build
 from memtriage.prediction.gpu_kinds import GpuKind, machine
 from memtriage.prediction.watch import TracedProgram
 

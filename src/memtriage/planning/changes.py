@@ -8,9 +8,7 @@ from typing import Any
 
 from memtriage.model.explanation import Maths
 from memtriage.planning.facts import Facts
-from memtriage.prediction.build import Built, check_built
-
-Build = Callable[..., Any]
+from memtriage.prediction.build import Build, Built, check_built
 
 
 def unchanged(built: Built) -> Built:

@@ -12,10 +12,10 @@ from torch.utils.flop_counter import flop_registry
 from memtriage.allocator.events import OutOfMemory
 from memtriage.allocator.settings import AllocatorSettings, parse_conf
 from memtriage.model.plan import PlannedPeak
-from memtriage.planning.changes import Build, Changes, changed, conf_of
+from memtriage.planning.changes import Changes, changed, conf_of
 from memtriage.planning.facts import UNKNOWN, Facts, Observer
 from memtriage.prediction.api import traced
-from memtriage.prediction.build import Built
+from memtriage.prediction.build import Build, Built
 from memtriage.prediction.gpu_kinds import GpuKind
 from memtriage.prediction.lifetimes import FREE, AllocationTrace, LifetimeEvent
 from memtriage.prediction.owners import owners_at

@@ -12,14 +12,14 @@ from msgspec import UNSET
 from memtriage.allocator.settings import NEWEST, OLDEST, parse_conf, parse_version
 from memtriage.model.prediction import PredictedStep, Prediction
 from memtriage.prediction.against import compare, read_device
-from memtriage.prediction.build import BuildError, failure
+from memtriage.prediction.build import Build, BuildError, failure
 from memtriage.prediction.distributed import nccl
 from memtriage.prediction.distributed.world import check_world
 from memtriage.prediction.gpu_kinds import GpuKind, machine
 from memtriage.prediction.owners import owners_at
 from memtriage.prediction.peak_table import peak_table
 from memtriage.prediction.simulate import phase_at, replay
-from memtriage.prediction.trace import Build, Trace, trace
+from memtriage.prediction.trace import Trace, trace
 from memtriage.prediction.watch import TracedProgram
 
 MEASURED_ON: Final = "NVIDIA H200"

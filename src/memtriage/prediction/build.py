@@ -21,6 +21,9 @@ EXPECTED: Final = (
     "expected `build(device)` to return (model, optimizer, step), where step() runs one optimizer step"
 )
 
+Build = Callable[..., Any]
+"""A user's build function: takes a device, returns model, optimizer and step. See `EXPECTED`."""
+
 
 class BuildError(ValueError):
     """The build function cannot be used. The text says what to change."""

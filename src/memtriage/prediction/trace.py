@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
 from memtriage.allocator.settings import AllocatorSettings
 from memtriage.observe.hooks import TrainingHooks
 from memtriage.prediction.allocator_conf import AllocatorConf
-from memtriage.prediction.build import EXPECTED, BuildError, check_built, check_done, failure
+from memtriage.prediction.build import EXPECTED, Build, BuildError, check_built, check_done, failure
 from memtriage.prediction.distributed.collectives import Collectives
 from memtriage.prediction.distributed.world import fake_world
 from memtriage.prediction.fake_cuda.autocast import Autocast
@@ -29,8 +28,6 @@ from memtriage.prediction.scratch.table import Scratch
 from memtriage.prediction.simulate import LiveReplay
 from memtriage.prediction.values import KnownValues
 from memtriage.prediction.watch import Instant, TracedProgram, TraceWatch
-
-Build = Callable[[Any], Any]
 
 
 @dataclass(slots=True)
