@@ -56,12 +56,15 @@ def test_a_variant_adds_to_what_is_common(tmp_path: Path) -> None:
     assert (trials.timeout_s, trials.mark, trials.baseline) == (90.0, "iteration", "b")
 
 
-def test_a_target_without_variant_is_for_all_that_its_limit_does_not_name(tmp_path: Path) -> None:
+def test_target_without_variant_is_for_all_its_limit_omits(tmp_path: Path) -> None:
     target = '[[target]]\nmetric = "time_per_step"\nat_most = "1.01 x a"\n'
     trials = trials_of(tmp_path, "a", "b", "c", more=target)
-    assert [each.variant for each in trials.targets] == ["b", "c"]
+    assert [target.variant for target in trials.targets] == ["b", "c"]
     target = '[[target]]\nmetric = "reserved"\nvariant = ["c", "a"]\nat_most = "2 GiB"\n'
-    assert [each.variant for each in trials_of(tmp_path, "a", "b", "c", more=target).targets] == ["c", "a"]
+    assert [judged.variant for judged in trials_of(tmp_path, "a", "b", "c", more=target).targets] == [
+        "c",
+        "a",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ class Campaign:
             under_way: others that run at this moment.
             at_once: how many may.
         """
-        left = remaining_s([each for _, each in to_come], self._took)
+        left = remaining_s([variant for _, variant in to_come], self._took)
         # Fewer may come, when a variant is given up.
         eta = "" if left is None else f", about {duration(left / at_once)} for the {len(to_come)} left"
         place = self.ended + under_way + 1
@@ -137,9 +137,9 @@ def termination_raises() -> Iterator[None]:
     def handler(signum: int, _: FrameType | None) -> None:
         raise TerminationRequested(signum)
 
-    found = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGHUP)}
+    previous = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        for number, before in found.items():
+        for number, before in previous.items():
             signal.signal(number, signal.SIG_DFL if before is None else before)

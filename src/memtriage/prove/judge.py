@@ -84,7 +84,7 @@ def _judge_figures(target: Target, limit: Limit, readings: Readings, dimension: 
     rounds = (
         _step_pairs(target, limit, readings) if dimension == "seconds" else _pairs(target, limit, readings)
     )
-    pairs = [pair for each in rounds for pair in each]
+    pairs = [pair for round_pairs in rounds for pair in round_pairs]
     if not pairs:
         return _row(target, "undecided", f"no round in which all have a figure of {target.metric}")
     # Relative where that can be: a step that does twice the work may be over by twice as much.
@@ -94,9 +94,9 @@ def _judge_figures(target: Target, limit: Limit, readings: Readings, dimension: 
     def over(pair: _Pair) -> float:
         return pair.value / pair.limit - 1 if relative else pair.value - pair.limit
 
-    found = paired([[over(pair) for pair in each] for each in rounds])
-    assert found is not None
-    middle, interval = found
+    estimate = paired([[over(pair) for pair in round_pairs] for round_pairs in rounds])
+    assert estimate is not None
+    middle, interval = estimate
     if dimension == "number" and len(rounds) < LEAST_TRIALS:  # a value is what it is: nothing is drawn
         each = [over(pair) for pair in pairs]
         interval = Interval(min(each), max(each), 0.0, "trials")
@@ -106,15 +106,15 @@ def _judge_figures(target: Target, limit: Limit, readings: Readings, dimension: 
         target,
         verdict,
         why,
-        value=median(median(pair.value for pair in each) for each in rounds if each),
-        limit=median(median(pair.limit for pair in each) for each in rounds if each),
+        value=median(median(pair.value for pair in round_pairs) for round_pairs in rounds if round_pairs),
+        limit=median(median(pair.limit for pair in round_pairs) for round_pairs in rounds if round_pairs),
         spread=None if around is None else spread(replace(around, low=1 + around.low, high=1 + around.high)),
     )
 
 
 def _pairs(target: Target, limit: Limit, readings: Readings) -> list[list[_Pair]]:
     """Return figure and limit of every round in which all that the limit needs was measured."""
-    found = []
+    pairs = []
     for number, own in readings[target.variant].items():
 
         def of(term: Term, number: int = number) -> float | None:
@@ -123,14 +123,14 @@ def _pairs(target: Target, limit: Limit, readings: Readings) -> list[list[_Pair]
 
         value, bound = own.figure(target.metric), limit_value(limit, of)
         if value is not None and bound is not None:
-            found.append([_Pair(value, bound)])
-    return found
+            pairs.append([_Pair(value, bound)])
+    return pairs
 
 
 def _step_pairs(target: Target, limit: Limit, readings: Readings) -> list[list[_Pair]]:
     """Return, for every such round, time and limit of each step that all completed."""
     names = {term.variant for term in limit.terms if term.variant is not None} | {target.variant}
-    found = []
+    rounds = []
     for number in readings[target.variant]:
         trials = {name: readings[name].get(number) for name in names}
         steps = {name: trial.steps for name, trial in trials.items() if trial is not None}
@@ -145,8 +145,8 @@ def _step_pairs(target: Target, limit: Limit, readings: Readings) -> list[list[_
             bound = limit_value(limit, of)
             assert bound is not None
             pairs.append(_Pair(steps[target.variant][place], bound))
-        found.append(pairs)
-    return found
+        rounds.append(pairs)
+    return rounds
 
 
 def _by_interval(
@@ -173,18 +173,18 @@ def _by_interval(
 
 
 def _judge_sizes(target: Target, limit: Limit, readings: Readings) -> TargetRow:
-    found = [
+    judged = [
         reading
         for number, trial in readings[target.variant].items()
         for rank in trial.ranks
         for reading in _of_rank(target, limit, rank, number, readings)
     ]
-    if not found:
+    if not judged:
         return _row(target, "undecided", f"{target.metric} was not read, or what its limit needs")
     sign = -1.0 if target.sense == "at_least" else 1.0
-    worst = max(found, key=lambda reading: sign * reading.above)
-    failing = sum(sign * reading.above > 0 for reading in found)
-    readings_of = count(len(found), "reading")
+    worst = max(judged, key=lambda reading: sign * reading.above)
+    failing = sum(sign * reading.above > 0 for reading in judged)
+    readings_of = count(len(judged), "reading")
     if not failing:
         return _row(target, "met", f"holds at all {readings_of}", value=worst.value, limit=worst.limit)
     where = f"rank {worst.rank}, round {worst.round + 1}"
@@ -201,7 +201,7 @@ def _of_rank(
         values: Sequence[float | None] = rank.at_mark[target.metric]
     else:
         values = [rank.figure(target.metric)]
-    found = []
+    judged = []
     for place, value in enumerate(values):
 
         def of(term: Term, place: int = place) -> float | None:
@@ -214,8 +214,8 @@ def _of_rank(
 
         bound = limit_value(limit, of)
         if value is not None and bound is not None:
-            found.append(_Reading(value, bound, rank.rank, number))
-    return found
+            judged.append(_Reading(value, bound, rank.rank, number))
+    return judged
 
 
 def _usual(trials: Mapping[int, TrialReading], metric: str, rank: int) -> float | None:
@@ -223,8 +223,8 @@ def _usual(trials: Mapping[int, TrialReading], metric: str, rank: int) -> float 
     known = [
         value
         for trial in trials.values()
-        for each in trial.ranks
-        if each.rank == rank and (value := each.figure(metric)) is not None
+        for reading in trial.ranks
+        if reading.rank == rank and (value := reading.figure(metric)) is not None
     ]
     return median(known) if known else None
 

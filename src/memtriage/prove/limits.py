@@ -20,7 +20,7 @@ METRICS: Final[Mapping[str, Dimension]] = {
     TIME: "seconds",
     **dict.fromkeys((*AT_MARK, *PEAKS), "bytes"),
 }
-"""What can be compared, beside the figures that `[values]` reads from the output."""
+"""What can be compared, besides the figures that `[values]` reads from the output."""
 
 _TOKEN: Final = re.compile(
     r"\s*(?:(?P<quoted>'[^']*')|(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|(?P<word>[A-Za-z_][\w.-]*)|(?P<sign>[-+*]))"
@@ -94,13 +94,13 @@ class _Reader:
         self._tokens = _tokens(text)
 
     def terms(self) -> tuple[Term, ...]:
-        found = [self._term(1.0)]
+        terms = [self._term(1.0)]
         while self._tokens:
             kind, sign = self._tokens.pop(0)
             if kind != "sign" or sign not in "+-":
                 raise self._error(f"{sign!r} stands where '+' or '-' is expected")
-            found.append(self._term(-1.0 if sign == "-" else 1.0))
-        return tuple(found)
+            terms.append(self._term(-1.0 if sign == "-" else 1.0))
+        return tuple(terms)
 
     def _term(self, sign: float) -> Term:
         kind, value = self._next("a name or an amount")
@@ -171,7 +171,7 @@ class _Reader:
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    tokens: list[tuple[str, str]] = []
     position = 0
     stripped = text.rstrip()
     while position < len(stripped):
@@ -183,9 +183,9 @@ def _tokens(text: str) -> list[tuple[str, str]]:
             )
         kind = match.lastgroup or ""
         value = match[kind]
-        found.append((kind, value[1:-1] if kind == "quoted" else value))
+        tokens.append((kind, value[1:-1] if kind == "quoted" else value))
         position = match.end()
-    return found
+    return tokens
 
 
 def _names(names: Collection[str]) -> str:

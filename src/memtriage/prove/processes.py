@@ -91,9 +91,9 @@ def kill_leftovers(directory: Path) -> int:
     For trials whose runner was killed itself: they would take the device's memory and time from the next.
     """
     inside = f"{directory}{os.sep}"
-    found = [process for process in _own() if _marker(process).startswith(inside)]
-    _kill(found)
-    return len(found)
+    leftovers = [process for process in _own() if _marker(process).startswith(inside)]
+    _kill(leftovers)
+    return len(leftovers)
 
 
 def _stop(process: subprocess.Popen[bytes], marker: str, grace_s: float) -> None:
@@ -142,22 +142,22 @@ def _of_trial(marker: str, leader: int | None) -> set[psutil.Process]:
     own, and orphans no longer descend from anybody.
     """
     own = _own()
-    found = {process for process in own if _marker(process) == marker}
+    members = {process for process in own if _marker(process) == marker}
     if leader is not None:
-        found |= {process for process in own if _session(process) == leader}
+        members |= {process for process in own if _session(process) == leader}
         with suppress(psutil.Error):
-            found |= set(psutil.Process(leader).children(recursive=True))
-    return {process for process in found if process.pid != leader}
+            members |= set(psutil.Process(leader).children(recursive=True))
+    return {process for process in members if process.pid != leader}
 
 
 def _own() -> list[psutil.Process]:
     user = os.getuid()
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.pid != os.getpid() and process.uids().real == user:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 def _marker(process: psutil.Process) -> str:

@@ -110,7 +110,7 @@ def read_trial(trials: Trials, folder: Path) -> TrialReading:
 
 def read_values(lines: Iterable[str], patterns: Mapping[str, re.Pattern[str]]) -> dict[str, list[str]]:
     """Return the course of each value in an output; of several ranks that print it, the lowest one's."""
-    found: dict[str, dict[int, list[str]]] = {name: {} for name in patterns}
+    courses: dict[str, dict[int, list[str]]] = {name: {} for name in patterns}
     for line in lines:
         tag = _RANK_TAG.match(line)
         rank = int(tag[1]) if tag else 0
@@ -118,8 +118,8 @@ def read_values(lines: Iterable[str], patterns: Mapping[str, re.Pattern[str]]) -
         for name, pattern in patterns.items():
             match = pattern.search(text)
             if match is not None and match[1] is not None:
-                found[name].setdefault(rank, []).append(match[1])
-    return {name: by_rank[min(by_rank)] if by_rank else [] for name, by_rank in found.items()}
+                courses[name].setdefault(rank, []).append(match[1])
+    return {name: by_rank[min(by_rank)] if by_rank else [] for name, by_rank in courses.items()}
 
 
 def _lines(log: Path) -> Iterator[str]:
@@ -183,7 +183,7 @@ def _rank(record: RankRecord, trials: Trials, disturbed: Set[int]) -> RankReadin
     return RankReading(
         rank=record.number,
         steps=steps,
-        at_mark={metric: [each[metric] for each in at_mark] for metric in AT_MARK},
+        at_mark={metric: [counters[metric] for counters in at_mark] for metric in AT_MARK},
         peaks=_peaks(record, instants),
     )
 
@@ -201,13 +201,13 @@ def _with_census(record: RankRecord, trials: Trials) -> set[int]:
 def _counters(marks: Sequence[Mark]) -> dict[str, int | None]:
     """Return a mark's counters: summed over the CUDA devices in use, or those of the CPU without any."""
     devices = [mark for mark in marks if mark.device.startswith("cuda:")] or list(marks)
-    found: dict[str, int | None] = {}
+    totals: dict[str, int | None] = {}
     for metric in AT_MARK:
         values = [getattr(mark, metric) for mark in devices]
         of_process = metric.startswith("host_")  # the same on each device's line
         known = [value for value in values if value is not None]
-        found[metric] = None if len(known) < len(values) else max(known) if of_process else sum(known)
-    return found
+        totals[metric] = None if len(known) < len(values) else max(known) if of_process else sum(known)
+    return totals
 
 
 def _peaks(record: RankRecord, instants: Sequence[_Instant]) -> dict[str, int | None]:

@@ -49,12 +49,14 @@ def make_report(trials: Trials, state: ComparisonState) -> TrialsReport:
         if end.outcome == "finished":
             read[name][number] = read_trial(trials, state.folder(name, number))
     readings: Readings = {
-        name: {number: trial for number, trial in each.items() if trial.problem is None}
-        for name, each in read.items()
+        name: {number: trial for number, trial in by_number.items() if trial.problem is None}
+        for name, by_number in read.items()
     }
     to_come = pending(trials, failures(ends, read))
     rows = [_variant_row(trials, state, name, ends, read[name], readings, to_come) for name in trials.names]
-    unknown = {name: _why_unknown(read[name], [each for _, each in to_come], name) for name in trials.names}
+    unknown = {
+        name: _why_unknown(read[name], [variant for _, variant in to_come], name) for name in trials.names
+    }
     targets = [
         judge(target, readings, trials.dimensions[target.metric], unknown[target.variant])
         for target in trials.targets
@@ -70,7 +72,9 @@ def make_report(trials: Trials, state: ComparisonState) -> TrialsReport:
         repeats=trials.repeats,
         ranks=trials.ranks,
         complete=not to_come,
-        device="cuda" if any(trial.cuda for each in read.values() for trial in each.values()) else "cpu",
+        device="cuda"
+        if any(trial.cuda for by_number in read.values() for trial in by_number.values())
+        else "cpu",
         variants=rows,
         targets=targets,
         notes=_notes(trials, readings, ends, len(to_come)),
@@ -99,7 +103,7 @@ def pending(trials: Trials, ended: Mapping[Trial, bool]) -> list[Trial]:
         by_name[name][number] = failed
     gone = {name for name in trials.names if given_up(by_name[name], trials.give_up_after)}
     return [
-        each for each in schedule(trials.names, trials.repeats) if each not in ended and each[1] not in gone
+        turn for turn in schedule(trials.names, trials.repeats) if turn not in ended and turn[1] not in gone
     ]
 
 
@@ -174,29 +178,29 @@ def _by_round(metric: str, trials: Mapping[int, TrialReading]) -> dict[int, floa
 def _by_rank(metric: str, trials: Sequence[TrialReading]) -> dict[int, float]:
     if METRICS.get(metric) != "bytes":
         return {}
-    found: dict[int, list[float]] = {}
+    figures: dict[int, list[float]] = {}
     for trial in trials:
         for rank in trial.ranks:
             value = rank.figure(metric)
             if value is not None:
-                found.setdefault(rank.rank, []).append(value)
-    return {rank: median(values) for rank, values in sorted(found.items())}
+                figures.setdefault(rank.rank, []).append(value)
+    return {rank: median(values) for rank, values in sorted(figures.items())}
 
 
 def _differing(by_rank: Mapping[int, float]) -> list[int]:
     """Return the ranks far from the median of the others; of two ranks the higher."""
-    found = []
+    differing = []
     for rank, value in by_rank.items():
         others = [other for number, other in by_rank.items() if number != rank]
         if not others:
             continue
         usual = median(others)
         if abs(value - usual) > max(_ALIKE_BYTES, _ALIKE_SHARE * abs(usual)):
-            found.append(rank)
-    if len(by_rank) == 2 and found:
+            differing.append(rank)
+    if len(by_rank) == 2 and differing:
         return [max(by_rank, key=lambda rank: by_rank[rank])]
     # Half the ranks on either side are two groups, and none of them stands out.
-    return found if 2 * len(found) < len(by_rank) else []
+    return differing if 2 * len(differing) < len(by_rank) else []
 
 
 def _against(metric: str, name: str, baseline: str, readings: Readings) -> AgainstBaseline | None:
@@ -204,10 +208,10 @@ def _against(metric: str, name: str, baseline: str, readings: Readings) -> Again
     own = [_measurements(metric, readings[name][number]) for number in both]
     other = [_measurements(metric, readings[baseline][number]) for number in both]
     pairs = [(mine, theirs) for mine, theirs in zip(own, other, strict=True) if mine and theirs]
-    found = ratio([mine for mine, _ in pairs], [theirs for _, theirs in pairs])
-    if found is None:
+    estimate = ratio([mine for mine, _ in pairs], [theirs for _, theirs in pairs])
+    if estimate is None:
         return None
-    value, interval = found
+    value, interval = estimate
     within = None if interval is None else interval.low <= 1.0 <= interval.high
     return AgainstBaseline(ratio=value, spread=spread(interval), within_noise=within)
 
@@ -259,12 +263,12 @@ def _failure_rows(
     state: ComparisonState, ended: Mapping[int, TrialEnd], read: Mapping[int, TrialReading]
 ) -> list[Failure]:
     """Return what went wrong, like with like."""
-    found: dict[tuple[FailureKind, str], list[int]] = {}
+    rounds_by_failure: dict[tuple[FailureKind, str], list[int]] = {}
     for number, end in ended.items():
         if end.outcome != "finished":
-            found.setdefault((end.outcome, end.error or ""), []).append(number)
+            rounds_by_failure.setdefault((end.outcome, end.error or ""), []).append(number)
         elif read[number].problem is not None:
-            found.setdefault(("no_figures", read[number].problem or ""), []).append(number)
+            rounds_by_failure.setdefault(("no_figures", read[number].problem or ""), []).append(number)
     return [
         Failure(
             kind=kind,
@@ -272,13 +276,13 @@ def _failure_rows(
             error=error,
             log=str(state.folder(ended[rounds[0]].variant, rounds[0]) / LOG),
         )
-        for (kind, error), rounds in found.items()
+        for (kind, error), rounds in rounds_by_failure.items()
     ]
 
 
 def _findings(trials: Mapping[int, TrialReading]) -> list[str]:
-    found = (_finding(finding) for trial in trials.values() for finding in trial.findings)
-    return list(dict.fromkeys(found))
+    lines = (_finding(finding) for trial in trials.values() for finding in trial.findings)
+    return list(dict.fromkeys(lines))
 
 
 def _finding(finding: Finding) -> str:

@@ -45,10 +45,10 @@ def remaining_s(pending: Sequence[str], took: Mapping[str, Sequence[float]]) -> 
         pending: a variant's name for each trial to come.
         took: seconds of the trials that ended, by variant.
     """
-    everything = [seconds for each in took.values() for seconds in each]
+    everything = [seconds for durations in took.values() for seconds in durations]
     if not everything:
         return None
-    means = {name: _mean(each) for name, each in took.items() if each}
+    means = {name: _mean(durations) for name, durations in took.items() if durations}
     return sum(means.get(name, _mean(everything)) for name in pending)
 
 

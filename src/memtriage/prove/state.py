@@ -45,13 +45,13 @@ class ComparisonState:
 
     def ends(self) -> dict[tuple[int, str], TrialEnd]:
         """Return the trials that ended, by (round, variant), in the file's rounds and order."""
-        found = {}
+        ends = {}
         for number in range(self._trials.repeats):
             for name in self._trials.names:
                 end = read_end(self.folder(name, number))
                 if end is not None:
-                    found[number, name] = end
-        return found
+                    ends[number, name] = end
+        return ends
 
     def forget(self, names: Iterable[str]) -> int:
         """Take back that variants' trials ended, so that they run again; return how many there were."""
@@ -101,7 +101,7 @@ class ComparisonState:
 
 def settings(trials: Trials, variant: Variant) -> dict[str, str]:
     """Return what decides how a variant runs. Its script counts by content, what that imports does not."""
-    found = {
+    own = {
         "program": str(trials.script or trials.module),
         "script's content": _digest(trials.script),
         "args": repr(list(variant.args)),
@@ -112,7 +112,7 @@ def settings(trials: Trials, variant: Variant) -> dict[str, str]:
         "directory": str(trials.directory),
         "python": trials.python or sys.executable,
     }
-    return found | {f"env {name}": repr(value) for name, value in sorted(variant.env.items())}
+    return own | {f"env {name}": repr(value) for name, value in sorted(variant.env.items())}
 
 
 def slug(name: str) -> str:

@@ -68,13 +68,13 @@ def paired(rounds: Sequence[Sequence[float]]) -> tuple[float, Interval | None] |
     Returns:
         None without any.
     """
-    known = [list(each) for each in rounds if each]
+    known = [list(quantities) for quantities in rounds if quantities]
     if not known:
         return None
     if len(known) >= LEAST_TRIALS:
-        medians = [median(each) for each in known]
+        medians = [median(quantities) for quantities in known]
         return median(medians), median_interval(medians)
-    pooled = [quantity for each in known for quantity in each]
+    pooled = [quantity for quantities in known for quantity in quantities]
     interval = median_interval(pooled)
     if interval is not None and len(pooled) > len(known):
         interval = replace(interval, basis="steps")
