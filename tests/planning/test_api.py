@@ -30,14 +30,14 @@ def rungs(plan):
 
 
 def passed(plan):
-    return {each.rung: each for each in plan.passed_over}
+    return {rung.rung: rung for rung in plan.passed_over}
 
 
 def test_a_program_that_fits_needs_no_change(weights):
     plan = memtriage.plan(weights, "100GiB")
     assert plan.fits and plan.steps == [] and plan.next_cheaper is None and plan.short_by == 0
     assert plan.traces == 1
-    assert {each.outcome for each in plan.passed_over} == {"not needed"}
+    assert {rung.outcome for rung in plan.passed_over} == {"not needed"}
     prediction = memtriage.predict(weights)
     assert plan.before.allocated == max(step.peak_allocated for step in prediction.steps)
     assert plan.before.reserved == max(step.peak_reserved for step in prediction.steps)
@@ -67,7 +67,7 @@ def test_without_a_keyword_for_the_batch_blocks_are_checkpointed(activations_fix
     assert [step.rung for step in plan.steps][-1] in ("bf16 autocast", "checkpointing")
 
 
-def test_as_few_blocks_as_suffice_are_checkpointed_and_the_work_is_counted():
+def test_no_more_blocks_than_needed_are_checkpointed():
     """Tanh blocks in bf16, where nothing cheaper helps."""
 
     class Block(nn.Module):
@@ -133,7 +133,7 @@ def test_savings_add_up_and_every_step_names_its_entry(weights):
     plan = memtriage.plan(weights, budget_for(40 * MIB))
     assert plan.before.needs - sum(step.saves for step in plan.steps) == plan.after.needs
     assert all(step.playbook in PLAYBOOK and step.code["torch"] for step in plan.steps)
-    assert all(each.playbook in PLAYBOOK for each in plan.passed_over)
+    assert all(rung.playbook in PLAYBOOK for rung in plan.passed_over)
     assert msgspec.json.decode(msgspec.json.encode(plan), type=Plan) == plan
 
 

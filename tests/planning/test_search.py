@@ -35,7 +35,7 @@ class Made:
 
     def of(self, changes):
         self.asked += 1
-        needs = self.needs([each.action for each in changes])
+        needs = self.needs([item.action for item in changes])
         peak = PlannedPeak(allocated=needs, reserved=needs, needs=needs, phase="backward", by_owner={})
         return Evaluated(peak, needs <= self.limit, 0.0, frozenset())
 
@@ -45,7 +45,7 @@ def found(needs, limit, *rungs, requested=()):
 
 
 def actions(changes):
-    return [each.action for each in changes]
+    return [item.action for item in changes]
 
 
 ways = st.lists(st.integers(2, 100), min_size=1, max_size=4, unique=True).map(sorted)
@@ -71,12 +71,12 @@ def test_where_savings_add_up_the_cheapest_set_is_found(ladder, gap):
         return
     dearest = int(result.changes[-1].rung[1:])
     assert sum(most[:dearest]) < gap, "cheaper rungs alone would do"
-    for each in result.changes:
-        rest = [other for other in actions(result.changes) if other != each.action]
+    for item in result.changes:
+        rest = [other for other in actions(result.changes) if other != item.action]
         assert needs(rest) > limit, "a change is not needed"
-        place = int(each.action.split()[1])
+        place = int(item.action.split()[1])
         if place:
-            assert needs([*rest, f"{each.rung} {place - 1}"]) > limit, "a milder way would do"
+            assert needs([*rest, f"{item.rung} {place - 1}"]) > limit, "a milder way would do"
     assert needs(actions(result.cheaper)) > limit
 
 

@@ -57,10 +57,10 @@ def plan_program(
     rungs = ladder(evaluator.conf(), world_size)
     if isinstance(build, TracedProgram):
         rungs = tuple(rung if rung.configures else replace(rung, offer=_not_for_scripts) for rung in rungs)
-    found = LadderSearch(evaluator, rungs, requested).run(evaluator.facts())
+    result = LadderSearch(evaluator, rungs, requested).run(evaluator.facts())
     before = evaluator.of(())
-    after = found.evaluated
-    steps = _steps(evaluator, found.changes, rungs)
+    after = result.evaluated
+    steps = _steps(evaluator, result.changes, rungs)
     return Plan(
         budget=size,
         margin=MARGIN,
@@ -70,14 +70,14 @@ def plan_program(
         before=before.peak,
         after=after.peak,
         steps=steps,
-        next_cheaper=_cheaper(evaluator, found, size),
-        passed_over=found.passed_over,
+        next_cheaper=_cheaper(evaluator, result, size),
+        passed_over=result.passed_over,
         traces=evaluator.traces,
         seconds=time.perf_counter() - begun,
         notes=[
             *evaluator.notes,
             *([_AS_IT_IS] if isinstance(build, TracedProgram) else []),
-            *_notes(kind, size, after, found.passed_over, world_size),
+            *_notes(kind, size, after, result.passed_over, world_size),
         ],
     )
 
@@ -130,12 +130,12 @@ def _counted(slowdown: float, after: Evaluated) -> str:
     return text
 
 
-def _cheaper(evaluator: Evaluator, found: SearchResult, budget: int) -> Cheaper | None:
-    if found.cheaper is None:
+def _cheaper(evaluator: Evaluator, result: SearchResult, budget: int) -> Cheaper | None:
+    if result.cheaper is None:
         return None
-    needs = evaluator.of(found.cheaper).peak.needs
+    needs = evaluator.of(result.cheaper).peak.needs
     return Cheaper(
-        actions=[change.action for change in found.cheaper], needs=needs, over_budget=needs - budget
+        actions=[change.action for change in result.cheaper], needs=needs, over_budget=needs - budget
     )
 
 

@@ -28,25 +28,25 @@ class RepeatedBlocks:
 
 def levels_of(model: nn.Module) -> tuple[RepeatedBlocks, ...]:
     """The levels of repeated blocks, the outermost first."""
-    found: list[tuple[list[str], list[str]]] = []
-    _visit(model, "", 0, found)
+    levels: list[tuple[list[str], list[str]]] = []
+    _visit(model, "", 0, levels)
     return tuple(
         RepeatedBlocks(
             tuple(containers), tuple(blocks), all(_has_switch(model.get_submodule(name)) for name in blocks)
         )
-        for containers, blocks in found
+        for containers, blocks in levels
     )
 
 
-def _visit(module: nn.Module, name: str, depth: int, found: list[tuple[list[str], list[str]]]) -> None:
+def _visit(module: nn.Module, name: str, depth: int, levels: list[tuple[list[str], list[str]]]) -> None:
     repeated = _repeated(module)
     if repeated:
-        while len(found) <= depth:
-            found.append(([], []))
-        found[depth][0].append(name)
-        found[depth][1].extend(_joined(name, each) for each in repeated)
+        while len(levels) <= depth:
+            levels.append(([], []))
+        levels[depth][0].append(name)
+        levels[depth][1].extend(_joined(name, name_inside) for name_inside in repeated)
     for child_name, child in module.named_children():
-        _visit(child, _joined(name, child_name), depth + (child_name in repeated), found)
+        _visit(child, _joined(name, child_name), depth + (child_name in repeated), levels)
 
 
 def _repeated(module: nn.Module) -> list[str]:

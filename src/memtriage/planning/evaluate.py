@@ -1,4 +1,4 @@
-"""The peak of a program with some changes: traced anew, then given to the simulated allocator."""
+"""The peak of a program with some changes: traced again, then given to the simulated allocator."""
 
 from __future__ import annotations
 
@@ -140,19 +140,22 @@ class Evaluator:
             self._known[key] = self._evaluate(self._traced(changes), settings)
         return self._known[key]
 
-    def _evaluate(self, found: _Traced, settings: AllocatorSettings) -> Evaluated:
-        recording = found.trace.recording
-        counters = replay(recording, settings, self._kind.memory, found.trace.steps)
+    def _evaluate(self, traced_set: _Traced, settings: AllocatorSettings) -> Evaluated:
+        recording = traced_set.trace.recording
+        counters = replay(recording, settings, self._kind.memory, traced_set.trace.steps)
         highest = max(counters, key=lambda counter: counter.peak_allocated)
         reserved = max(counter.peak_reserved for counter in counters)
         peak = PlannedPeak(
             allocated=highest.peak_allocated,
             reserved=reserved,
-            needs=self._needed(found.trace, settings, highest.peak_allocated, reserved) + self._kind.outside,
+            needs=self._needed(traced_set.trace, settings, highest.peak_allocated, reserved)
+            + self._kind.outside,
             phase=phase_at(recording, highest.peak_event),
-            by_owner=owners_at(found.trace, highest),
+            by_owner=owners_at(traced_set.trace, highest),
         )
-        return Evaluated(peak, self._runs(found.trace, settings, self._limit), found.work, found.uncounted)
+        return Evaluated(
+            peak, self._runs(traced_set.trace, settings, self._limit), traced_set.work, traced_set.uncounted
+        )
 
     def _needed(self, trace: Trace, settings: AllocatorSettings, lowest: int, highest: int) -> int:
         """The least limit, between what is allocated and what is reserved without one."""
@@ -185,17 +188,17 @@ class Evaluator:
         program = self._build
         if not isinstance(program, TracedProgram):
             program = self._watched(program, changes, observer, work, counted)
-        found = traced(
+        trace = traced(
             program, self._kind, self._version, self._steps, self._world_size, allocator_conf=self._conf
         )
         if any(change.loads for change in changes):
-            drop_before_training(found.recording)
+            drop_before_training(trace.recording)
         self.traces += 1
-        self.notes.update(dict.fromkeys(found.notes))
+        self.notes.update(dict.fromkeys(trace.notes))
         factor = 1.0
         for change in changes:
             factor *= change.work_factor
-        made = self._traces[key] = _Traced(found, counted[0] * factor, frozenset(work.uncounted))
+        made = self._traces[key] = _Traced(trace, counted[0] * factor, frozenset(work.uncounted))
         while len(self._traces) > KEPT_TRACES:
             self._traces.popitem(last=False)
         return made

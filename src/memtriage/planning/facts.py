@@ -207,7 +207,7 @@ class Observer:
             parameter_types=frozenset(
                 parameter.dtype for parameter in parameters if parameter.is_floating_point()
             ),
-            trained=sum(each.numel() for each in trained),
+            trained=sum(parameter.numel() for parameter in trained),
             frozen=len(trained) < len(parameters),
             levels=self._levels,
             called=frozenset(self._called),
@@ -295,8 +295,8 @@ def huggingface_in(model: nn.Module) -> Any:
     return next((module for module in model.modules() if isinstance(module, kind)), None)
 
 
-def _first(found: Iterable[Knob], names: tuple[str, ...]) -> Knob | None:
-    by_name = {knob.name: knob for knob in found}
+def _first(candidates: Iterable[Knob], names: tuple[str, ...]) -> Knob | None:
+    by_name = {knob.name: knob for knob in candidates}
     return next((by_name[name] for name in names if name in by_name), None)
 
 

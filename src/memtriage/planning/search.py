@@ -42,11 +42,11 @@ class _Set:
     def with_change(self, changes: Changes, change: Change) -> Changes:
         """The set with a change in the place of those of its rung, and of those that it displaces."""
         gone = change.displaces | {change.rung}
-        kept = [each for each in changes if each.rung not in gone]
-        return tuple(sorted((*kept, change), key=lambda each: self._order[each.rung]))
+        kept = [other for other in changes if other.rung not in gone]
+        return tuple(sorted((*kept, change), key=lambda kept_change: self._order[kept_change.rung]))
 
     def without(self, changes: Changes, change: Change) -> Changes:
-        return tuple(each for each in changes if each is not change)
+        return tuple(other for other in changes if other is not change)
 
 
 class LadderSearch:
@@ -80,10 +80,10 @@ class LadderSearch:
                 self._pass(rung, "not needed", "what is cheaper suffices")
                 continue
             changes = self._climb(rung, facts, changes)
-        found = SearchResult(changes, self._evaluator.of(changes))
-        if found.evaluated.fits and changes:
+        result = SearchResult(changes, self._evaluator.of(changes))
+        if result.evaluated.fits and changes:
             changes = self._relaxed(changes)
-            found = SearchResult(changes, self._evaluator.of(changes), self._cheaper(changes))
+            result = SearchResult(changes, self._evaluator.of(changes), self._cheaper(changes))
         for change in changes:
             for rung in self._rungs:
                 if rung.name in change.displaces & self._tracks.keys():
@@ -91,8 +91,8 @@ class LadderSearch:
                         rung, "not needed", f"{change.rung} takes its place", self._passed[rung.name].saves
                     )
         taken = {change.rung for change in changes}
-        found.passed_over = [self._passed[rung.name] for rung in self._rungs if rung.name not in taken]
-        return found
+        result.passed_over = [self._passed[rung.name] for rung in self._rungs if rung.name not in taken]
+        return result
 
     def _climb(self, rung: Rung, facts: Facts, changes: Changes) -> Changes:
         if rung.on_request and rung.name not in self._requested:
@@ -129,7 +129,7 @@ class LadderSearch:
                 continue
             if best is None or needs < best[0]:
                 best = needs, candidate, track
-        self._aside = [each for each in self._aside if each[0] is not rung]
+        self._aside = [entry for entry in self._aside if entry[0] is not rung]
         if best is None:
             self._pass(rung, "fails", f"the changed program cannot be traced: {failure}")
             return None

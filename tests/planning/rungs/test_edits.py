@@ -73,7 +73,7 @@ def model():
 
 
 @pytest.mark.parametrize("zero_first", [False, True])
-def test_accumulated_micro_batches_make_the_step_of_the_whole_batch(model, zero_first):
+def test_accumulated_micro_batches_equal_the_whole_batch(model, zero_first):
     whole = Job(model)
     whole.built().step()
     job = Job(model)
@@ -169,7 +169,7 @@ def test_states_of_8_bits_have_the_sizes_of_the_real_ones():
     }
 
 
-def test_an_offloaded_optimizer_keeps_nothing_here_and_its_steps_are_seen(model):
+def test_offloaded_optimizer_keeps_nothing_on_the_device(model):
     job = Job(model)
     seen = []
     handle = register_optimizer_step_post_hook(lambda *_: seen.append(1))
@@ -191,7 +191,7 @@ def test_only_adam_has_smaller_states(model, rung):
     assert "SGD" in rung.offer(Job(model, torch.optim.SGD).facts()).absent
 
 
-def test_outputs_of_autocast_and_of_a_narrow_model_are_near_those_of_the_whole_one(model):
+def test_autocast_and_narrow_models_have_nearly_the_same_outputs(model):
     job = Job(model)
     expected = job.model(job.rows)
     assert last(WHOLE, job.facts()).edit(job.built()).model(job.rows).dtype is torch.bfloat16
@@ -339,7 +339,7 @@ def test_adapters_alone_are_trained(language_model):
     trained = {name for name, each in language_model.named_parameters() if each.requires_grad}
     assert trained and all("lora" in name for name in trained)
     now = {name.replace(".base_layer", ""): each for name, each in language_model.named_parameters()}
-    assert all(torch.equal(now[name], each) for name, each in before.items())
+    assert all(torch.equal(now[name], tensor) for name, tensor in before.items())
     assert any(now[name].abs().sum() > 0 for name in trained if "lora_B" in name)
     (group,) = job.optimizers[0].param_groups
     assert len(group["params"]) == len(trained)

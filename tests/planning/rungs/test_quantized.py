@@ -75,7 +75,7 @@ def llama(device, micro_batch=1):
     return model, optimizer, step
 
 
-def test_neither_the_whole_weights_nor_their_way_to_the_device_take_room():
+def test_quantized_load_takes_no_room_for_whole_weights():
     pytest.importorskip("peft")
     weights = 2 * (4 + 3 * 4) * WIDTH * WIDTH
     evaluator = Evaluator(llama, machine("h200"), (2, 13), "", 2, 1 << 40)

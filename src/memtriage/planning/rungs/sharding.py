@@ -63,6 +63,6 @@ def _sharded(built: Built, blocks: tuple[str, ...]) -> Built:
     sharded = dict(model.named_parameters())
     for optimizer in map(inner_optimizer, built.optimizers):
         for group in optimizer.param_groups:
-            group["params"] = [sharded[names[id(each)]] for each in group["params"]]
+            group["params"] = [sharded[names[id(parameter)]] for parameter in group["params"]]
         optimizer.state.clear()
     return built
