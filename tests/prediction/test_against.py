@@ -105,7 +105,7 @@ def test_marks_stand_beside_the_same_instants(record):
 def test_a_ledger_is_compared_owner_by_owner(record):
     prediction = predict_program(build, against=record(AT_STEP_END))
     against = prediction.against
-    found = {each.owner: (each.recorded, each.predicted) for each in against.owners}
+    found = {owner.owner: (owner.recorded, owner.predicted) for owner in against.owners}
     for owner, count in (
         ("workspace", WORKSPACE),
         ("parameter", WEIGHT),

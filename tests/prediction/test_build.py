@@ -61,7 +61,7 @@ def opaque(given: torch.Tensor) -> torch.Tensor:
         (lambda device: sys.exit(3), r"sys.exit\(3\)"),
         (lambda device: torch.ones(2, device=device).sum().backward(), "train at least one parameter"),
         (lambda device: later(), "step.* returned a coroutine"),
-        (lambda device: (each for each in "ab"), "step.* returned a generator"),
+        (lambda device: (letter for letter in "ab"), "step.* returned a generator"),
         pytest.param(
             lambda device: torch.cuda.CUDAGraph(),
             "CUDA graphs cannot be traced",

@@ -99,7 +99,7 @@ def test_fsdp2_gathers_whole_layers_and_reduces_into_shares():
     assert sizes(found, UNSHARDED)[LAYER] == 2 * LAYERS
 
 
-def test_fsdp2_gathers_in_the_precision_of_the_policy_and_reduces_in_its_own():
+def test_fsdp2_gathers_and_reduces_in_the_policys_precisions():
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     found = traced(program(lambda device: sharded(device, mp_policy=policy)), steps=1)
     buffers = sizes(found, COMMUNICATION)
@@ -135,7 +135,7 @@ def test_every_rank_keeps_the_largest_share_of_rows(rows, ranks, data):
     assert sizes(found, "parameter") == {share * WIDTH * 4: 1}
 
 
-def test_a_hybrid_mesh_shards_over_one_dimension_and_has_two_communicators():
+def test_hybrid_mesh_shards_one_dimension_with_two_communicators():
     def wrap(device):
         mesh = dist.device_mesh.init_device_mesh("cuda", (2, 2), mesh_dim_names=("replicate", "shard"))
         return sharded(device, mesh=mesh)
@@ -155,7 +155,7 @@ def test_offloaded_shards_take_no_memory_of_the_device():
     assert prediction.by_owner[UNSHARDED] >= LAYER
 
 
-def test_shards_made_on_the_meta_device_are_initialized_on_their_own():
+def test_shards_from_the_meta_device_are_initialized_alone():
     def wrap(device):
         with torch.device("meta"):
             model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)])
@@ -201,14 +201,14 @@ def test_gradient_clipping_and_accumulation_under_fsdp2():
         ({"bucket_cap_mb": 100}, {LAYERS * LAYER: 1}),
     ],
 )
-def test_ddp_has_one_bucket_in_the_first_step_and_smaller_ones_from_then_on(options, rebuilt):
+def test_ddp_has_smaller_buckets_after_the_first_step(options, rebuilt):
     found = traced(program(lambda device: replicated(device, **options)), steps=3)
     buckets = Counter({size: count for size, count in sizes(found, COMMUNICATION).items() if size >= LAYER})
     assert buckets == Counter({LAYERS * LAYER: 1}) + Counter(rebuilt)
     assert found.communicators == 1
 
 
-def test_ddp_has_two_buckets_in_its_second_step_until_the_backward():
+def test_ddp_has_two_buckets_in_its_second_step():
     # Large activations: the peak is at the start of backward.
     prediction = memtriage.predict(program(replicated, rows=1 << 14), steps=3, world_size=RANKS)
     _, second, third = prediction.steps
@@ -227,13 +227,13 @@ def test_a_bucket_that_stays_is_not_said_to_be_replaced():
     assert not any("bucket of the first step" in note for note in prediction.notes)
 
 
-def test_every_communicator_takes_as_much_and_the_first_takes_the_library_too():
+def test_first_communicator_also_takes_the_library():
     assert nccl.outside(0) == 0
     assert nccl.outside(3) - nccl.outside(2) == nccl.outside(2) - nccl.outside(1) == nccl.COMMUNICATOR
     assert nccl.outside(1) == nccl.LIBRARY + nccl.COMMUNICATOR
 
 
-def test_gradients_that_are_views_of_buckets_save_a_copy_of_the_model():
+def test_gradients_as_bucket_views_save_a_copy_of_the_model():
     apart = memtriage.predict(program(replicated), steps=3, world_size=RANKS)
     views = memtriage.predict(
         program(lambda device: replicated(device, gradient_as_bucket_view=True)), steps=3, world_size=RANKS
@@ -324,7 +324,7 @@ def test_nccl_lies_outside_the_allocator():
     assert any("NCCL" in note for note in together.notes)
 
 
-def test_a_block_that_another_stream_uses_is_not_taken_again_before_that_stream_has_passed():
+def test_block_used_by_another_stream_is_not_reused_too_early():
     def build(device, wait):
         model = layers(device)
         side = torch.cuda.Stream()
@@ -362,7 +362,7 @@ def test_a_stream_has_blocks_of_its_own():
     assert three.peak_reserved - one.peak_reserved == 2 * 32 * MIB
 
 
-def test_programs_that_make_the_group_themselves_get_the_rank_that_was_asked_for():
+def test_program_that_makes_its_own_group_gets_the_asked_rank():
     seen = []
 
     def wrap(device):
@@ -376,7 +376,7 @@ def test_programs_that_make_the_group_themselves_get_the_rank_that_was_asked_for
     assert seen == [(2, RANKS, "2", True)]
 
 
-def test_another_number_of_ranks_than_the_program_means_is_refused():
+def test_unexpected_number_of_ranks_is_refused():
     def wrap(device):
         dist.init_process_group("nccl", world_size=8, rank=0)
         return replicated(device)

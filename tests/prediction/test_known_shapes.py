@@ -91,8 +91,15 @@ def laid_out(tensors):
     """Shapes, strides, types, and which tensors share a storage."""
     storages = [tensor.untyped_storage()._cdata for tensor in tensors]
     return [
-        (each.shape, each.stride(), each.storage_offset(), each.dtype, each.device, storages.index(storage))
-        for each, storage in zip(tensors, storages, strict=True)
+        (
+            tensor.shape,
+            tensor.stride(),
+            tensor.storage_offset(),
+            tensor.dtype,
+            tensor.device,
+            storages.index(storage),
+        )
+        for tensor, storage in zip(tensors, storages, strict=True)
     ]
 
 
@@ -140,7 +147,7 @@ def test_sequences_of_operators_have_the_same_shapes_and_storages(data):
             args = tuple(
                 pool[value]
                 if kind == "square"
-                else [pool[each] for each in value]
+                else [pool[item] for item in value]
                 if kind == "squares"
                 else value
                 for kind, value in zip(OPERATORS[func], picked, strict=True)

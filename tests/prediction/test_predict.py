@@ -24,7 +24,7 @@ def test_a_measured_workload_is_predicted_to_the_permille(name, workload, measur
     assert sum(prediction.by_owner.values()) == prediction.peak_allocated
 
 
-def test_the_parts_of_a_model_without_products_are_what_arithmetic_says():
+def test_model_without_products_is_what_arithmetic_says():
     def build(device):
         model = nn.Embedding(1024, 256, device=device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

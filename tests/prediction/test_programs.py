@@ -286,7 +286,7 @@ def test_what_is_assumed_is_said(program, said, net, training):
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
-def test_last_states_of_a_recurrent_layer_can_be_its_next_first_ones(layer, training):
+def test_last_states_of_a_recurrent_layer_can_be_fed_back(layer, training):
     def build(device):
         model = layer(32, 64, 2).to(device)
 

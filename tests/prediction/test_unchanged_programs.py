@@ -11,7 +11,7 @@ from memtriage.prediction.script import Script
 
 PROGRAMS = Path(__file__).parent / "programs"
 BUILDS = runpy.run_path(str(PROGRAMS / "builds.py"))
-NAMES = sorted(each.stem for each in PROGRAMS.glob("*.py") if each.stem != "builds")
+NAMES = sorted(path.stem for path in PROGRAMS.glob("*.py") if path.stem != "builds")
 WITH_A_FOLDER = {"image_net", "resumed"}
 WITH_A_COPY = {"vision_amp"}
 """Parameters of models that a build function does not return count as other tensors there."""

@@ -92,7 +92,7 @@ def test_a_value_of_the_network_is_a_stated_default(look, expected, said):
     assert "test_values.py:" in notes[0]
 
 
-def test_a_large_tensor_of_the_host_stays_there_when_it_is_written_to():
+def test_large_host_tensor_stays_on_the_host_when_written_to():
     def build(device):
         model = nn.Linear(8, 8).to(device)
 

@@ -1,4 +1,4 @@
-"""A prediction beside the record of a real run: at the same marks, and owner by owner."""
+"""A prediction compared with the record of a real run: at the same marks, and owner by owner."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read_device(directory: Path, rank: int) -> tuple[RankRecord, str]:
         run = read_run([directory])
     except RecordError as error:
         raise ValueError(str(error)) from error
-    record = next((each for each in run.ranks if each.number == rank), None)
+    record = next((rank_record for rank_record in run.ranks if rank_record.number == rank), None)
     if record is None:
         raise ValueError(f"{directory} has no record of rank {rank}; expected one of the predicted rank")
     used: Counter[str] = Counter()
@@ -70,7 +70,7 @@ def compare(
     record: RankRecord,
     device: str,
 ) -> Against:
-    """The record beside the trace.
+    """Compare a record with a trace.
 
     Args:
         settings, device_memory: of the simulated allocator.
@@ -117,7 +117,7 @@ def _marks(marks: list[Mark], counters: list[tuple[Instant, StepCounters]], step
     """The last mark of each name in each predicted step; the last step is compared with the last recorded."""
     done = max((mark.step for mark in marks if mark.name == "step"), default=0)
     predicted: dict[tuple[str, int], StepCounters] = {
-        (instant.name, instant.step + 1): found for instant, found in counters
+        (instant.name, instant.step + 1): counted for instant, counted in counters
     }
     compared = []
     for step in range(1, min(steps, done) + 1):
@@ -125,8 +125,8 @@ def _marks(marks: list[Mark], counters: list[tuple[Instant, StepCounters]], step
         for name, offset in (("backward", 1), ("step", 0)):
             # A mark within a step counts the steps before it.
             there = [mark for mark in marks if (mark.name, mark.step) == (name, recorded_step - offset)]
-            found = predicted.get((name, step))
-            if there and found is not None:
+            counted = predicted.get((name, step))
+            if there and counted is not None:
                 compared.append(
                     ComparedMark(
                         name=name,
@@ -134,8 +134,8 @@ def _marks(marks: list[Mark], counters: list[tuple[Instant, StepCounters]], step
                         recorded_step=recorded_step,
                         allocated=there[-1].allocated,
                         reserved=there[-1].reserved,
-                        predicted_allocated=found.end_allocated,
-                        predicted_reserved=found.peak_reserved,
+                        predicted_allocated=counted.end_allocated,
+                        predicted_reserved=counted.peak_reserved,
                     )
                 )
     return compared
@@ -179,8 +179,8 @@ def _owners(
 
 def _summed(parts: Iterable[tuple[str, int]]) -> Counter[str]:
     """Bytes by owner, in the words that a prediction and a ledger share."""
-    found: Counter[str] = Counter()
+    bytes_by_owner: Counter[str] = Counter()
     for owner, count in parts:
         name = _AS_PREDICTED.get(owner, owner)
-        found[name if name in _SAME else OTHER] += count
-    return found
+        bytes_by_owner[name if name in _SAME else OTHER] += count
+    return bytes_by_owner

@@ -68,18 +68,18 @@ def predict_program(
         raise ValueError(f"steps={steps}; expected at least 1, and 2 for a step in steady state")
     # Read first: what is wrong with it is to be known before the trace.
     recorded = None if against is None else read_device(against, rank)
-    found = traced(build, kind, version, steps, world_size, rank, explain, allocator_conf, progress)
-    counters = replay(found.recording, found.settings, kind.memory, found.steps)
+    traced_program = traced(build, kind, version, steps, world_size, rank, explain, allocator_conf, progress)
+    counters = replay(traced_program.recording, traced_program.settings, kind.memory, traced_program.steps)
     # Steps of a script may differ. The first lacks what the optimizer makes in it.
-    settled = (counters[1:] or counters) if found.varies else counters[-1:]
-    highest = max(settled, key=lambda each: each.peak_allocated)
-    reserved = max(each.peak_reserved for each in settled)
-    outside = kind.outside + nccl.outside(found.communicators)
+    settled = (counters[1:] or counters) if traced_program.varies else counters[-1:]
+    highest = max(settled, key=lambda step: step.peak_allocated)
+    reserved = max(step.peak_reserved for step in settled)
+    outside = kind.outside + nccl.outside(traced_program.communicators)
     return Prediction(
         peak_allocated=highest.peak_allocated,
         peak_reserved=reserved,
-        peak_phase=phase_at(found.recording, highest.peak_event),
-        by_owner=owners_at(found, highest),
+        peak_phase=phase_at(traced_program.recording, highest.peak_event),
+        by_owner=owners_at(traced_program, highest),
         outside_allocator=outside,
         steps=[
             PredictedStep(
@@ -89,18 +89,20 @@ def predict_program(
             )
             for counter in counters
         ],
-        cudnn_trials_bound=kind.memory - kind.outside if found.cudnn_tries else UNSET,
+        cudnn_trials_bound=kind.memory - kind.outside if traced_program.cudnn_tries else UNSET,
         seconds=time.perf_counter() - begun,
         notes=[
-            *found.notes,
-            *([_TRIES] if found.cudnn_tries else []),
+            *traced_program.notes,
+            *([_TRIES] if traced_program.cudnn_tries else []),
             *_notes(kind, version, steps, reserved + outside),
-            *nccl.notes(world_size, found.communicators, found.held),
+            *nccl.notes(world_size, traced_program.communicators, traced_program.held),
         ],
-        peak_table=peak_table(found, highest) if explain else UNSET,
+        peak_table=peak_table(traced_program, highest) if explain else UNSET,
         against=UNSET
         if recorded is None
-        else compare(found, found.settings, kind.memory, found.steps, outside, *recorded),
+        else compare(
+            traced_program, traced_program.settings, kind.memory, traced_program.steps, outside, *recorded
+        ),
     )
 
 

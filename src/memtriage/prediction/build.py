@@ -216,5 +216,5 @@ def load(target: str) -> Callable[[Any], Any]:
             if inspect.isfunction(value) and not key.startswith("_")
         )
         raise BuildError(f"{file} has no function {name!r}; it has {there or 'none'}")
-    found: Callable[[Any], Any] = function
-    return found
+    build: Callable[[Any], Any] = function
+    return build

@@ -68,9 +68,9 @@ def _nonzero(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[st
     tensor: torch.Tensor = args[0]
     known = _known(context, tensor)
     if known is not None:
-        found = torch.nonzero(known)
-        result = _make(context, func, found.shape, torch.int64)
-        context.values.note(result, found)
+        positions = torch.nonzero(known)
+        result = _make(context, func, positions.shape, torch.int64)
+        context.values.note(result, positions)
         return result
     context.notes.assume("every element of an unknown mask is taken as true")
     return _make(context, func, (tensor.numel(), tensor.dim()), torch.int64)
@@ -92,8 +92,8 @@ def _index(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str,
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             expanded.append(index)
             continue
-        found = _nonzero(context, aten.nonzero.default, (index,), {})
-        expanded.extend(context.run(aten.unbind.int, (found, 1), {}))
+        positions = _nonzero(context, aten.nonzero.default, (index,), {})
+        expanded.extend(context.run(aten.unbind.int, (positions, 1), {}))
     return context.run(func, (args[0], expanded, *args[2:]), kwargs)
 
 
@@ -105,10 +105,10 @@ def _unique(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[str
         context.notes.assume("unknown elements are taken as all different")
         results = func(torch.arange(args[0].numel()).view(args[0].shape), *args[1:], **kwargs)
     made = []
-    for position, each in enumerate(results):
-        made.append(_make(context, func, each.shape, args[0].dtype if position == 0 else each.dtype))
+    for position, result in enumerate(results):
+        made.append(_make(context, func, result.shape, args[0].dtype if position == 0 else result.dtype))
         if known is not None:
-            context.values.note(made[-1], each)
+            context.values.note(made[-1], result)
     return tuple(made)
 
 
@@ -116,9 +116,9 @@ def _repeat_interleave(context: Context, func: Any, args: tuple[Any, ...], kwarg
     size = kwargs.get("output_size")
     known = _known(context, args[0])
     if known is not None:
-        found = torch.repeat_interleave(known)
-        result = _make(context, func, found.shape, found.dtype)
-        context.values.note(result, found)
+        repeated = torch.repeat_interleave(known)
+        result = _make(context, func, repeated.shape, repeated.dtype)
+        context.values.note(result, repeated)
         return result
     if size is None:
         context.notes.assume(f"unknown repeats are taken as {NUMBER} each")
@@ -130,9 +130,9 @@ def _bincount(context: Context, func: Any, args: tuple[Any, ...], kwargs: dict[s
     known = _known(context, args[0])
     least = args[2] if len(args) > 2 else kwargs.get("minlength", 0)
     if known is not None and (len(args) < 2 or args[1] is None):
-        found = torch.bincount(known, minlength=least)
-        result = _make(context, func, found.shape, found.dtype)
-        context.values.note(result, found)
+        counts = torch.bincount(known, minlength=least)
+        result = _make(context, func, counts.shape, counts.dtype)
+        context.values.note(result, counts)
         return result
     return _make(context, func, (max(least, NUMBER),), torch.int64)
 

@@ -68,7 +68,7 @@ def machine(kind: str) -> GpuKind:
     Raises:
         ValueError: when there is none, naming those that there are.
     """
-    found = MACHINES.get(kind.lower().replace(" ", "").replace("_", "-"))
-    if found is None:
+    kind_of_gpu = MACHINES.get(kind.lower().replace(" ", "").replace("_", "-"))
+    if kind_of_gpu is None:
         raise ValueError(f"no GPU kind {kind!r}; expected one of {', '.join(MACHINES)}")
-    return found
+    return kind_of_gpu

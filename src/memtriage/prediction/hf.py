@@ -261,15 +261,15 @@ _OPTIMIZERS: Final[dict[str, Callable[[types.ModuleType, list[dict[str, Any]]], 
 
 def _without_decay(model: nn.Module) -> set[str]:
     """Names of the parameters in the Trainer's second group: foreach kernels run group by group."""
-    found = set()
+    names = set()
     for path, module in model.named_modules():
         for name, _ in module.named_parameters(recurse=False):
             full = f"{path}.{name}" if path else name
             lower = full.lower()
             norm = any(part == _NORM or part.endswith(f"_{_NORM}") for part in lower.split("."))
-            if isinstance(module, nn.LayerNorm) or norm or any(each in lower for each in _WITHOUT_DECAY):
-                found.add(full)
-    return found
+            if isinstance(module, nn.LayerNorm) or norm or any(word in lower for word in _WITHOUT_DECAY):
+                names.add(full)
+    return names
 
 
 # Inputs
@@ -345,7 +345,11 @@ class _Step:
         self._batches: list[dict[str, torch.Tensor]] = []
         taken = inspect.signature(type(model).forward).parameters.values()
         self._takes_items = bool(
-            getattr(model, "accepts_loss_kwargs", any(each.kind is each.VAR_KEYWORD for each in taken))
+            getattr(
+                model,
+                "accepts_loss_kwargs",
+                any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken),
+            )
         )
 
     def __call__(self) -> None:

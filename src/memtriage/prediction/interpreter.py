@@ -36,7 +36,7 @@ HOST_LIMIT: Final = 1 << 20
 """Tensors of the host are made for real up to this many elements, and without data beyond."""
 
 MULTIPLIES: Final = products.PRODUCTS | convolution.RULES.keys()
-"""Operators that take no tensor of the host beside those of the device."""
+"""Operators that take no tensor of the host together with those of the device."""
 
 
 class Interpreter(TorchDispatchMode):  # type: ignore[misc]
@@ -133,7 +133,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             if made is None:
                 made = shapes.RULES.get(func, func)(*meta_args, **meta_kwargs)
                 self._shapes.keep(key, made, meta_args, meta_kwargs)
-        result = mapped(made, lambda each: as_device(each, device))
+        result = mapped(made, lambda value: as_device(value, device))
         outputs = tensors_in(result)
         self._note(func, operator, args, kwargs, targets, outputs)
         if device.type == "cpu" and not targets and any(map(is_gpu, tensors)):
@@ -207,7 +207,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], targets: list[torch.Tensor]
     ) -> None:
         held = [self.values.of(target) for target in targets]
-        if any(each is None for each in held):
+        if any(value is None for value in held):
             # A fresh buffer that is filled as a whole becomes known by it.
             if (
                 len(targets) == 1
@@ -263,4 +263,4 @@ def _without_data(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_size(argument: Any) -> bool:
-    return isinstance(argument, (list, tuple, torch.Size)) and all(isinstance(each, int) for each in argument)
+    return isinstance(argument, (list, tuple, torch.Size)) and all(isinstance(item, int) for item in argument)

@@ -33,14 +33,14 @@ class KnownShapes:
 
     def find(self, key: Any) -> Any:
         """The results for a key, with new storages; None when it is new."""
-        found = self._made.get(key) if key is not None else None
-        return None if found is None else mapped(found, _like)
+        kept = self._made.get(key) if key is not None else None
+        return None if kept is None else mapped(kept, _like)
 
     def keep(self, key: Any, made: Any, args: Any, kwargs: Any) -> None:
         """Keep the shapes of results."""
         if key is None:
             return
-        taken = {each.untyped_storage()._cdata for each in tensors_in(args, kwargs)}
+        taken = {tensor.untyped_storage()._cdata for tensor in tensors_in(args, kwargs)}
         results = tensors_in(made)
         for result in results:
             storage = result.untyped_storage()

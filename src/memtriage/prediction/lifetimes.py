@@ -146,8 +146,8 @@ class Lifetimes:
 
     def block_of(self, storage: Any) -> int | None:
         """The number of the live block of this storage; None when it is not on the device."""
-        found = self._blocks.get(storage._cdata)
-        return None if found is None else found[0]
+        entry = self._blocks.get(storage._cdata)
+        return None if entry is None else entry[0]
 
     def is_newest(self, storage: Any, made_by: str) -> bool:
         """Whether the latest allocation is this storage, made by an operator with this in its name."""
@@ -168,10 +168,10 @@ class Lifetimes:
 
     def resized(self, storage: Any, op: str) -> None:
         """The storage may have got another size: a new block replaces the old one, as on the device."""
-        found = self._blocks.get(storage._cdata)
-        if found is None or self.recording.blocks[found[0]].size == storage.nbytes():
+        entry = self._blocks.get(storage._cdata)
+        if entry is None or self.recording.blocks[entry[0]].size == storage.nbytes():
             return
-        block, reference = found
+        block, reference = entry
         # CUDA allocates the new data, copies, then frees the old.
         self._blocks[storage._cdata] = (self._allocate(storage.nbytes(), op, self.owner), reference)
         self._free(block)

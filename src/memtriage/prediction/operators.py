@@ -36,11 +36,11 @@ class Operator:
 
     def targets(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors that a call writes."""
-        found = [args[position] for position in self.written if position < len(args)]
-        found += [kwargs[name] for name in self.written_names if name in kwargs]
+        arguments = [args[position] for position in self.written if position < len(args)]
+        arguments += [kwargs[name] for name in self.written_names if name in kwargs]
         flat: list[torch.Tensor] = []
-        for each in found:
-            flat.extend(each if isinstance(each, (list, tuple)) else [each])
+        for argument in arguments:
+            flat.extend(argument if isinstance(argument, (list, tuple)) else [argument])
         return [tensor for tensor in flat if isinstance(tensor, torch.Tensor)]
 
 
@@ -61,7 +61,7 @@ def facts(func: Any) -> Operator:
         written=tuple(written),
         written_names=tuple(names),
         resizes=short.startswith(("resize", "set_")) or any(argument.is_out for argument in schema.arguments),
-        makes=any(each.alias_info is None and "Tensor" in str(each.type) for each in schema.returns),
+        makes=any(result.alias_info is None and "Tensor" in str(result.type) for result in schema.returns),
         has_device=any(argument.name == "device" for argument in schema.arguments),
         composite=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
         collective=schema.name.startswith("c10d::"),
@@ -87,9 +87,9 @@ def mapped(tree: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(tree, torch.Tensor):
         return change(tree)
     if type(tree) in (list, tuple):
-        return type(tree)([mapped(each, change) for each in tree])
+        return type(tree)([mapped(item, change) for item in tree])
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*[mapped(each, change) for each in tree])
+        return type(tree)(*[mapped(item, change) for item in tree])
     if isinstance(tree, dict):
         return {key: mapped(value, change) for key, value in tree.items()}
     return tree

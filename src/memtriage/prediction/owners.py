@@ -15,13 +15,13 @@ TEMPORARY: Final = "temporary"
 
 def owners_at(trace: Trace, counters: StepCounters) -> dict[str, int]:
     """Bytes by owner right after the event of the peak, largest first; sums to the allocated bytes."""
-    found: dict[str, int] = {}
+    bytes_by_owner: dict[str, int] = {}
     for number, owner in owned_at(trace, counters.peak_event):
-        found[owner] = found.get(owner, 0) + trace.recording.blocks[number].size
-    rest = counters.peak_allocated - sum(found.values())
+        bytes_by_owner[owner] = bytes_by_owner.get(owner, 0) + trace.recording.blocks[number].size
+    rest = counters.peak_allocated - sum(bytes_by_owner.values())
     if rest:
-        found[ROUNDING] = rest
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        bytes_by_owner[ROUNDING] = rest
+    return dict(sorted(bytes_by_owner.items(), key=lambda item: -item[1]))
 
 
 def owned_at(trace: Trace, event: int) -> list[tuple[int, str]]:
@@ -45,11 +45,11 @@ def _other(recording: AllocationTrace, number: int, needed: set[int]) -> str:
 
 def _live_at(recording: AllocationTrace, event: int) -> list[int]:
     live: dict[int, None] = {}
-    for each in recording.events[: event + 1]:
-        if each.size == FREE:
-            del live[each.block]
+    for change in recording.events[: event + 1]:
+        if change.size == FREE:
+            del live[change.block]
         else:
-            live[each.block] = None
+            live[change.block] = None
     return list(live)
 
 

@@ -44,20 +44,20 @@ def peak_table(trace: Trace, counters: StepCounters) -> list[PeakRow]:
     for number, owner in owned_at(trace, counters.peak_event):
         block = trace.recording.blocks[number]
         path = trace.modules.get(number) if _OPERATOR in block.op else None
-        found = sums.setdefault((owner, None if path is None else folded(path)), _Sum())
-        found.bytes += block.size
-        found.blocks += 1
-        found.operators[block.op] += block.size
+        total = sums.setdefault((owner, None if path is None else folded(path)), _Sum())
+        total.bytes += block.size
+        total.blocks += 1
+        total.operators[block.op] += block.size
     rows = [
         PeakRow(
             owner=owner,
             module=module,
-            bytes=found.bytes,
-            blocks=found.blocks,
-            operator=found.operators.most_common(1)[0][0],
+            bytes=total.bytes,
+            blocks=total.blocks,
+            operator=total.operators.most_common(1)[0][0],
         )
-        for (owner, module), found in sums.items()
-        if found.bytes
+        for (owner, module), total in sums.items()
+        if total.bytes
     ]
     rest = counters.peak_allocated - sum(row.bytes for row in rows)
     if rest:

@@ -131,12 +131,12 @@ def _check_module(name: str) -> None:
     """
     sys.path.insert(0, os.getcwd())
     try:
-        found = importlib.util.find_spec(name.partition(".")[0])
+        spec = importlib.util.find_spec(name.partition(".")[0])
     except (ImportError, ValueError):
-        found = None
+        spec = None
     finally:
         sys.path.pop(0)
-    if found is None:
+    if spec is None:
         raise BuildError(f"no module named {name!r}; expected one that `python -m` can run here")
 
 
@@ -281,9 +281,11 @@ class ScriptWatch(TraceWatch):
         return tuple(each for reference in self._optimizers if (each := reference()) is not None)
 
     def parameters(self) -> Iterable[torch.Tensor]:
-        found = {id(parameter): parameter for model in self.models() for parameter in model.parameters()}
-        found.update((id(optimizer), optimizer) for optimizer in self._given_to_optimizers())
-        return found.values()
+        by_identity = {
+            id(parameter): parameter for model in self.models() for parameter in model.parameters()
+        }
+        by_identity.update((id(optimizer), optimizer) for optimizer in self._given_to_optimizers())
+        return by_identity.values()
 
     def _given_to_optimizers(self) -> Iterator[torch.Tensor]:
         for optimizer in self.optimizers():
@@ -293,15 +295,15 @@ class ScriptWatch(TraceWatch):
     def _look(self) -> None:
         """Finds what the script has made; references are weak, as it may drop it."""
         modules, optimizers = [], []
-        for made in instances(lambda kind: issubclass(kind, (nn.Module, torch.optim.Optimizer))):
+        for candidate in instances(lambda kind: issubclass(kind, (nn.Module, torch.optim.Optimizer))):
             # What is only half initialized has no attributes yet.
-            if issubclass(type(made), nn.Module):
-                if "_modules" in made.__dict__:
-                    modules.append(made)
-            elif "defaults" in made.__dict__:
-                optimizers.append(made)
+            if issubclass(type(candidate), nn.Module):
+                if "_modules" in candidate.__dict__:
+                    modules.append(candidate)
+            elif "defaults" in candidate.__dict__:
+                optimizers.append(candidate)
         inside = {id(child) for module in modules for child in module.children()}
-        roots = (each for each in modules if id(each) not in inside)
+        roots = (module for module in modules if id(module) not in inside)
         self._models = [ref(root) for root in roots if any(map(self._is_traced, root.parameters()))]
         self._optimizers = [ref(optimizer) for optimizer in optimizers]
         self.note_model()
@@ -482,7 +484,7 @@ class ScriptWatch(TraceWatch):
             for parameter in group["params"]
         }
         self._left_out = sum(
-            any(id(each) not in stepped and self._is_traced(each) for each in group["params"])
+            any(id(parameter) not in stepped and self._is_traced(parameter) for parameter in group["params"])
             for optimizer in self.optimizers()
             if id(optimizer) not in self._ever_stepped
             for group in optimizer.param_groups[:1]

@@ -22,7 +22,8 @@ def _convolution_backward(
     of_source, of_weight, of_bias = aten.convolution_backward.default(gradient, source, weight, *rest)
     layout = memory_format(source, weight)
     of_source, of_weight = (
-        None if each is None else each.contiguous(memory_format=layout) for each in (of_source, of_weight)
+        None if result is None else result.contiguous(memory_format=layout)
+        for result in (of_source, of_weight)
     )
     return of_source, of_weight, of_bias
 
@@ -30,7 +31,7 @@ def _convolution_backward(
 def _layer_norm_backward(*args: Any) -> Any:
     """`layer_norm_backward_cuda` allocates like its contiguous copy of the input."""
     made = aten.native_layer_norm_backward.default(*args)
-    return tuple(None if each is None else each.contiguous() for each in made)
+    return tuple(None if gradient is None else gradient.contiguous() for gradient in made)
 
 
 def _written_in_place(*args: Any, **kwargs: Any) -> None:

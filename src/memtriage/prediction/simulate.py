@@ -130,16 +130,16 @@ class LiveReplay:
     def stats(self) -> dict[str, int]:
         """`torch.cuda.memory_stats`: current and highest bytes of live blocks and segments; others are 0."""
         simulator = self._now()
-        found = dict.fromkeys(_STATISTICS, 0)
+        statistics = dict.fromkeys(_STATISTICS, 0)
         for name, current, peak in (
             ("allocated_bytes", simulator.allocated, simulator.peak_allocated),
             ("active_bytes", simulator.active, max(simulator.active, simulator.peak_allocated)),
             ("reserved_bytes", simulator.reserved, simulator.peak_reserved),
         ):
-            found[f"{name}.all.current"] = current
-            found[f"{name}.all.peak"] = peak
-        found["requested_bytes.all.current"] = simulator.requested
-        return found
+            statistics[f"{name}.all.current"] = current
+            statistics[f"{name}.all.peak"] = peak
+        statistics["requested_bytes.all.current"] = simulator.requested
+        return statistics
 
     def _now(self) -> Simulator:
         if self._replay is None:

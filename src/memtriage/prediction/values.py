@@ -1,7 +1,7 @@
 """Real values of small tensors, so that programs which look at data take the path that they would take.
 
 Tensors on the device have no data in a trace. Where a value follows from what the program itself wrote down
-(indices, masks, lengths, labels drawn at random) the operators are run on the host beside the trace. Values
+(indices, masks, lengths, labels drawn at random) the operators are run on the host as well. Values
 that come out of the network are unknown; a router's choices among experts are drawn at random, as those of a
 freshly initialized network are.
 """

@@ -196,9 +196,11 @@ def test_legacy_types_are_of_the_device():
             x.new_tensor([1.0]),
             x.type(torch.cuda.HalfTensor).float(),
         ]
-        for each in made:
-            assert each.device.type == "cuda" and each.type() == "torch.cuda.FloatTensor"
-            assert isinstance(each, kind) and not isinstance(each, (torch.FloatTensor, torch.cuda.HalfTensor))
+        for tensor in made:
+            assert tensor.device.type == "cuda" and tensor.type() == "torch.cuda.FloatTensor"
+            assert isinstance(tensor, kind) and not isinstance(
+                tensor, (torch.FloatTensor, torch.cuda.HalfTensor)
+            )
         assert isinstance(host, torch.FloatTensor) and not isinstance(host, kind)
         assert x.type(kind) is x and x.type(torch.half).type() == "torch.cuda.HalfTensor"
         assert x.type(torch.DoubleTensor).type() == host.double().type() == "torch.DoubleTensor"
@@ -313,9 +315,9 @@ def test_counters_are_those_of_the_simulated_allocator():
         return model, torch.optim.SGD(model.parameters()), step
 
     found = memtriage.predict(build, steps=2, allocator_conf="expandable_segments:True")
-    expected = [(each.peak_allocated, each.peak_reserved) for each in found.steps for _ in range(2)]
+    expected = [(step.peak_allocated, step.peak_reserved) for step in found.steps for _ in range(2)]
     assert asked == expected
-    assert [each for each, _ in kept] == [each.end_allocated for each in found.steps]
+    assert [each for each, _ in kept] == [step.end_allocated for step in found.steps]
     assert all(reserved >= allocated for allocated, reserved in kept)
 
 
@@ -336,7 +338,7 @@ def test_checkpoints_are_loaded_to_the_device(place, tmp_path):
         before = torch.cuda.memory_allocated()
         loaded = torch.load(file, map_location=place)
         assert torch.cuda.memory_allocated() - before == 512 * 512 * 4 + 512
-        assert {each.device for each in loaded.values()} == {torch.device("cuda", 0)}
+        assert {tensor.device for tensor in loaded.values()} == {torch.device("cuda", 0)}
         assert loaded["a"].data_ptr() == loaded["b"].data_ptr()
         if place is not None:
             assert loaded["step"].item() == 7

@@ -36,10 +36,10 @@ def a_tree(folder: Path) -> Path:
 def contents(folder: Path) -> dict[str, object]:
     """Every path below a folder, with what it is."""
     return {
-        str(each.relative_to(folder)): os.readlink(each)
-        if each.is_symlink()
-        else (each.read_text() if each.is_file() else None)
-        for each in sorted(folder.rglob("*"))
+        str(path.relative_to(folder)): os.readlink(path)
+        if path.is_symlink()
+        else (path.read_text() if path.is_file() else None)
+        for path in sorted(folder.rglob("*"))
     }
 
 

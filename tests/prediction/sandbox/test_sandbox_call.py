@@ -68,10 +68,10 @@ def sandboxed(tmp_path, monkeypatch):
 def tree(folder: Path) -> dict[str, object]:
     """Every path below a folder, with its kind and contents."""
     return {
-        str(each): os.readlink(each)
-        if each.is_symlink()
-        else (hashlib.sha256(each.read_bytes()).hexdigest() if each.is_file() else None)
-        for each in folder.rglob("*")
+        str(path): os.readlink(path)
+        if path.is_symlink()
+        else (hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None)
+        for path in folder.rglob("*")
     }
 
 
@@ -107,7 +107,7 @@ CHECKPOINTS = """
 """
 
 
-def test_checkpoints_are_read_back_and_rotated_and_the_tree_stays_as_it_was(level, sandboxed):
+def test_checkpoints_are_read_back_and_the_tree_stays_as_it_was(level, sandboxed):
     done = run_at(level, sandboxed, CHECKPOINTS)
     assert done.seen == [
         "new",
@@ -218,7 +218,7 @@ def test_hooks_refuse_other_machines(sandboxed):
     assert run_at("python", sandboxed, body).seen == ["True", "True"]
 
 
-def test_a_child_that_leaves_by_itself_is_reported_with_its_last_words(sandboxed):
+def test_child_that_exits_is_reported_with_its_last_output(sandboxed):
     with pytest.raises(TraceFailed, match="with status 3 before") as raised:
         sandboxed("print('last words', flush=True); os._exit(3)")
     assert raised.value.output == "last words"
@@ -226,7 +226,7 @@ def test_a_child_that_leaves_by_itself_is_reported_with_its_last_words(sandboxed
         sandboxed("os.kill(os.getpid(), 9)")
 
 
-def test_a_child_that_leaves_others_behind_does_not_keep_the_caller(sandboxed):
+def test_orphans_of_a_child_do_not_keep_the_caller_waiting(sandboxed):
     body = """
     if os.fork() == 0:
         time.sleep(600)

@@ -6,12 +6,12 @@ def test_nothing_changed_is_no_line():
     assert Changes(written=["/job/__pycache__/a.pyc"]).line("/job") is None
 
 
-def test_files_of_the_working_directory_come_first_by_their_relative_path():
+def test_working_directory_files_come_first_by_relative_path():
     changes = Changes(written=["/tmp/log", "/job/out/model.pt"])
     assert changes.line("/job") == ("2 files that the script wrote were discarded (out/model.pt, /tmp/log)")
 
 
-def test_the_line_names_three_files_and_speaks_of_one_in_the_singular():
+def test_line_names_three_files_and_has_a_singular():
     changes = Changes(written=[f"/job/{name}" for name in "dbca"], deleted=["/job/old.pt"])
     assert changes.line("/job") == (
         "4 files that the script wrote were discarded (a, b, c, …); "

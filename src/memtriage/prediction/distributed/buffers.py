@@ -18,7 +18,7 @@ UNSHARDED: Final = "unsharded parameter"
 
 def replacements(lifetimes: Lifetimes) -> list[tuple[Any, str, Any]]:
     """What allocates them, as attributes to replace for the time of a trace."""
-    found: list[tuple[Any, str, str]] = [
+    allocators: list[tuple[Any, str, str]] = [
         (_fsdp_param_group, "foreach_all_gather", COMMUNICATION),
         (_fsdp_collectives.DefaultAllGather, "allocate", COMMUNICATION),
         (_fsdp_collectives.DefaultReduceScatter, "allocate", COMMUNICATION),
@@ -29,7 +29,7 @@ def replacements(lifetimes: Lifetimes) -> list[tuple[Any, str, Any]]:
     ]
     return [
         (owner, name, _owned(getattr(owner, name), kind, lifetimes))
-        for owner, name, kind in found
+        for owner, name, kind in allocators
         if hasattr(owner, name)  # not every version of torch has all of them
     ]
 

@@ -29,7 +29,7 @@ class Collectives:
     torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, torch 2.8 and newer). DDP's reducer waits for no work,
     only for its future. A trace has no clock: what the reducer put into one step is let go by the first
     collective in a backward of a later step. So the bucket of the first step is there until the second
-    backward, beside those that replace it.
+    backward, next to those that replace it.
 
     How far the host is ahead of the watchdog differs from run to run and from rank to rank: on two H200s
     (torch 2.11) six of eight ranks let the bucket go before the second step, one in its backward, and one in
@@ -63,7 +63,7 @@ class Collectives:
         self._clear_shelves()
         result = func(*mapped(args, stand_in), **mapped(kwargs, stand_in))
         *written, work = result if isinstance(result, (tuple, list)) else (result,)
-        written = mapped(written, lambda each: stands_for.get(id(each), each))
+        written = mapped(written, lambda value: stands_for.get(id(value), value))
         if isinstance(work, torch.ScriptObject):
             work = _done(tensors_in(written)).boxed()
         if called_by_engine():  # of DDP's reducer
@@ -99,7 +99,7 @@ class Collectives:
     def held(self) -> int:
         """Bytes of the first step's buckets that others replaced, while NCCL still held them."""
         first = self._buckets.get(0, {})
-        later = {storage for step, found in self._buckets.items() if step > 0 for storage in found}
+        later = {storage for step, storages in self._buckets.items() if step > 0 for storage in storages}
         return sum(size for storage, size in first.items() if storage not in later) if later else 0
 
 

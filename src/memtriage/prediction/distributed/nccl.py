@@ -31,14 +31,14 @@ def notes(world_size: int, communicators: int, held: int) -> list[str]:
         return [f"world_size={world_size}, but the ranks do not communicate: each is predicted alone"]
     if not communicators:
         return []
-    found = [
+    notes_made = [
         f"NCCL is taken to hold {size(LIBRARY)} outside the allocator and {size(COMMUNICATOR)} more for each "
         f"communicator, of which there {'is' if communicators == 1 else 'are'} {communicators}: measured on "
         "two H200s of one host; more ranks, another network or another version may take more"
     ]
     if held:
-        found.append(
+        notes_made.append(
             f"DDP's bucket of the first step ({size(held)}) is taken to stay into the second, beside those "
             "that replace it: NCCL's watchdog decides, so on a real rank it may go sooner, or later"
         )
-    return found
+    return notes_made

@@ -95,7 +95,7 @@ def _replacements(size: int) -> list[tuple[Any, str, Any]]:
     from torch.nn.parallel import distributed as data_parallel
 
     core = dist.distributed_c10d
-    found: list[tuple[Any, str, Any]] = [
+    replacements: list[tuple[Any, str, Any]] = [
         (torch._C, "_get_accelerator", lambda *args: torch.device("cuda")),
         (torch.cuda.nccl, "version", lambda: NCCL_VERSION),
         # `torch.device` of a number asks C++ for the accelerator.
@@ -108,13 +108,13 @@ def _replacements(size: int) -> list[tuple[Any, str, Any]]:
         (data_parallel, "_verify_param_shape_across_processes", lambda *args: None),
     ]
     for owner in (dist, core):
-        found += [
+        replacements += [
             (owner, "init_process_group", _made_already(size)),
             (owner, "destroy_process_group", lambda group=None: None),
             (owner, "new_group", _without_backend(core.new_group)),
             (owner, "is_nccl_available", lambda: True),
         ]
-    return found
+    return replacements
 
 
 class _Unseeded:

@@ -111,8 +111,8 @@ class Autocast:
     def _widest(self, func: Any) -> Callable[..., Any]:
         def cast_and_run(*args: Any, **kwargs: Any) -> Any:
             widest = torch.get_autocast_dtype("cuda")
-            for each in tensors_in(args, kwargs):
-                if _eligible(each) and each.dtype is torch.float32:
+            for tensor in tensors_in(args, kwargs):
+                if _eligible(tensor) and tensor.dtype is torch.float32:
                     widest = torch.float32
             return _without_autocast(func, *self._cast(args, kwargs, widest))
 
@@ -141,10 +141,10 @@ class Autocast:
         )
         if not kept:
             return tensor.to(dtype)
-        found = self._cache.get(id(tensor))
-        if found is None:
-            found = self._cache[id(tensor)] = (tensor, tensor.to(dtype))
-        return found[1]
+        cached = self._cache.get(id(tensor))
+        if cached is None:
+            cached = self._cache[id(tensor)] = (tensor, tensor.to(dtype))
+        return cached[1]
 
 
 def _eligible(tensor: torch.Tensor) -> bool:

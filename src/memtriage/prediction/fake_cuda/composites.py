@@ -81,14 +81,14 @@ class Composites:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         """`scaled_dot_product_attention` (transformers/attention.cpp)."""
-        needs_grad = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
+        needs_grad = torch.is_grad_enabled() and any(operand.requires_grad for operand in (query, key, value))
         call = AttentionCall(
             dtype=query.dtype,
             query=tuple(query.shape),
             key=tuple(key.shape),
             value=tuple(value.shape),
             strides_end_in_one=all(
-                each is None or each.stride(-1) == 1 for each in (query, key, value, attn_mask)
+                operand is None or operand.stride(-1) == 1 for operand in (query, key, value, attn_mask)
             ),
             masked=attn_mask is not None,
             mask_dim=0 if attn_mask is None else attn_mask.dim(),
@@ -109,7 +109,7 @@ class Composites:
             )[0]
         if chosen is Backend.FLASH:
             size = query.size(-1)
-            padded = [_padded(each, FLASH_ALIGNMENT) for each in (query, key, value)]
+            padded = [_padded(operand, FLASH_ALIGNMENT) for operand in (query, key, value)]
             scale = 1 / math.sqrt(size) if scale is None else scale
             out = aten._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=scale)[
                 0
@@ -146,7 +146,7 @@ class Composites:
             output, *last = overload.decompose(*args, **kwargs)
             # Some versions of PyTorch give the last states of an LSTM a dimension too many.
             first = args[1] if isinstance(args[1], (list, tuple)) else [args[1]]
-            return output, *(each.view(given.shape) for each, given in zip(last, first, strict=True))
+            return output, *(state.view(given.shape) for state, given in zip(last, first, strict=True))
 
         return run
 
@@ -215,7 +215,11 @@ def _switches() -> Switches:
 def _order_asked() -> tuple[Backend, ...] | None:
     """The order that the program set (`sdpa_kernel(..., set_priority=True)`); None where it set none."""
     order = torch._C._get_sdp_priority_order()
-    return None if order == _ORDER_AT_FIRST else tuple(_NUMBERS[each] for each in order if each in _NUMBERS)
+    return (
+        None
+        if order == _ORDER_AT_FIRST
+        else tuple(_NUMBERS[number] for number in order if number in _NUMBERS)
+    )
 
 
 _ORDER_AT_FIRST: Final = torch._C._get_sdp_priority_order()
@@ -265,7 +269,7 @@ def _math_attention(
     weights = aten._safe_softmax(scores, -1)
     if dropout_p > 0:
         weights = torch.dropout(weights, dropout_p, True)
-    returned = weights.to(original)  # beside the result, and made before it
+    returned = weights.to(original)  # next to the result, and made before it
     result = torch.matmul(weights, value).to(original)
     del returned
     return result

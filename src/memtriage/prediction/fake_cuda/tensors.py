@@ -93,7 +93,7 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     if not hasattr(tensor, "__tensor_flatten__"):
         return [tensor]
     held = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-    return [part for each in held if isinstance(each, torch.Tensor) for part in parts(each)]
+    return [part for inner in held if isinstance(inner, torch.Tensor) for part in parts(inner)]
 
 
 @contextmanager

@@ -125,20 +125,20 @@ def _replacements(
         **_of_random(),
     }
     of_accelerator = _of_accelerator(machine, lifetimes, allocator, streams, devices)
-    found: list[tuple[Any, str, Any]] = []
+    attributes: list[tuple[Any, str, Any]] = []
     for owners, answers in (
         ((torch.cuda, torch.cuda.memory, torch.cuda.random), of_cuda),
         ((torch.accelerator, getattr(torch.accelerator, "memory", torch.accelerator)), of_accelerator),
     ):
         # Some functions are known by two names.
-        found += [
+        attributes += [
             (owner, name, value)
             for owner in dict.fromkeys(owners)
             for name, value in answers.items()
             if name in vars(owner)
         ]
-    found += [(torch, "Stream", streams.stream_type), (torch, "Event", streams.event_type)]
-    return [*found, *transfers.replacements(lifetimes), *legacy.replacements(), *_of_torch(notes, conf)]
+    attributes += [(torch, "Stream", streams.stream_type), (torch, "Event", streams.event_type)]
+    return [*attributes, *transfers.replacements(lifetimes), *legacy.replacements(), *_of_torch(notes, conf)]
 
 
 def _always(value: Any) -> Callable[..., Any]:
@@ -360,7 +360,7 @@ def _numbers_are_devices() -> bool:
 @contextmanager
 def _device_pickled(original: Any) -> Iterator[None]:
     """In the block devices are pickled by the name `torch.device`, whatever that is."""
-    copyreg.pickle(original, lambda each: (torch.device, (str(each),)))
+    copyreg.pickle(original, lambda device: (torch.device, (str(device),)))
     try:
         yield
     finally:

@@ -31,7 +31,7 @@ class Changes:
             directory: the working directory; its files are named first, by their relative path.
         """
         parts = []
-        written, deleted = (_named(each, directory) for each in (self.written, self.deleted))
+        written, deleted = (_named(paths, directory) for paths in (self.written, self.deleted))
         if written:
             were = "was" if len(written) == 1 else "were"
             parts.append(f"{_files(written)} that the script wrote {were} discarded ({_some(written)})")
@@ -45,7 +45,7 @@ def _named(paths: list[str], directory: str) -> list[str]:
     inside = directory.rstrip("/") + "/"
     own = sorted(path[len(inside) :] for path in paths if path.startswith(inside))
     other = sorted(path for path in paths if not path.startswith(inside))
-    return [each for each in [*own, *other] if "__pycache__" not in each.split(os.sep)]
+    return [path for path in [*own, *other] if "__pycache__" not in path.split(os.sep)]
 
 
 def _files(paths: list[str]) -> str:

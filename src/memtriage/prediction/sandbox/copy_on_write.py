@@ -102,12 +102,12 @@ class CopyOnWrite:
         copy = self.root + place
         if self.is_exempt(place) or not (self._exists(copy) or self._hidden(place)):
             return [
-                each for each in self._os["listdir"](place) if os.path.join(place, each) not in self._gone
+                name for name in self._os["listdir"](place) if os.path.join(place, name) not in self._gone
             ]
         names = dict.fromkeys(self._os["listdir"](copy))
         if not self._hidden(place) and self._is_directory(place):
             below = self._os["listdir"](place)
-            names.update(dict.fromkeys(each for each in below if os.path.join(place, each) not in self._gone))
+            names.update(dict.fromkeys(name for name in below if os.path.join(place, name) not in self._gone))
         return list(names)
 
     def is_exempt(self, place: str) -> bool:
@@ -120,7 +120,7 @@ class CopyOnWrite:
 
     def changes(self) -> Changes:
         """What was written and deleted up to now."""
-        changes = Changes(deleted=sorted(each for each in self._gone if not self._exists(self.root + each)))
+        changes = Changes(deleted=sorted(path for path in self._gone if not self._exists(self.root + path)))
         folders = [self.root]
         while folders:
             for entry in self._os["scandir"](folders.pop()):

@@ -145,7 +145,7 @@ def _roots(mounts: list[_Mount], wanted: Iterable[str]) -> list[str]:
     roots = {entry.path for entry in os.scandir("/") if entry.is_dir(follow_symlinks=False)}
     roots |= {mount.point for mount in mounts if mount.writable and os.path.isdir(mount.point)}
     roots -= {mount.point for mount in mounts if mount.kind in _NOT_FILES or not mount.writable}
-    roots |= {_highest_owned(each) for each in wanted}
+    roots |= {_highest_owned(directory) for directory in wanted}
     roots = {
         root
         for root in roots
@@ -208,9 +208,9 @@ class _Cover:
         """Mount points below a directory, without those below another of them."""
         inside = sorted(point for point in self._points if point.startswith(directory + "/"))
         return [
-            each
-            for each in inside
-            if not any(each.startswith(other + "/") for other in inside if other != each)
+            point
+            for point in inside
+            if not any(point.startswith(other + "/") for other in inside if other != point)
         ]
 
     def _overlay(self, directory: str) -> bool:
@@ -257,12 +257,12 @@ def _bind(descriptor: int, point: str) -> None:
 
 def _like(directory: str, upper: str) -> None:
     """Give the top of an overlay the owner and the mode of what it covers."""
-    found = os.stat(directory)
+    status = os.stat(directory)
     try:
-        os.chown(upper, found.st_uid, found.st_gid)
+        os.chown(upper, status.st_uid, status.st_gid)
     except OSError:  # of a user that the namespace does not know
         pass
-    os.chmod(upper, stat.S_IMODE(found.st_mode))
+    os.chmod(upper, stat.S_IMODE(status.st_mode))
 
 
 def _subdirectories(directory: str) -> list[str]:
@@ -277,8 +277,8 @@ def _collect(upper: str, covered: str, changes: Changes) -> None:
     for folder, _, names in os.walk(upper):
         place = covered + folder[len(upper) :]
         for name in names:
-            found = os.lstat(os.path.join(folder, name))
-            if stat.S_ISCHR(found.st_mode) and found.st_rdev == 0:
+            status = os.lstat(os.path.join(folder, name))
+            if stat.S_ISCHR(status.st_mode) and status.st_rdev == 0:
                 changes.deleted.append(os.path.join(place, name))
-            elif stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode):
+            elif stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
                 changes.written.append(os.path.join(place, name))

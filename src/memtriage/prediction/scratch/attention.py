@@ -79,7 +79,7 @@ def _efficient_backward(
     elements = tiles * (tile * tile + EFFICIENT_TILE_HEAD)
     if max(size, value.shape[-1]) > EFFICIENT_IN_REGISTERS:
         rows = -(-key.shape[2] // tile) * tile
-        elements += rows * sum(-(-each // tile) * tile for each in (size, value.shape[-1]))
+        elements += rows * sum(-(-width // tile) * tile for width in (size, value.shape[-1]))
     return [batch * heads * elements * _SINGLE, sums]
 
 

@@ -72,7 +72,9 @@ def _backward(
 def _copies(source: torch.Tensor, weight: torch.Tensor, result: torch.Tensor) -> list[int]:
     """What ATen copies before it calls a kernel: all that does not lie as the others do."""
     wanted = memory_format(source, weight)
-    return [each.nbytes for each in (source, weight, result) if not each.is_contiguous(memory_format=wanted)]
+    return [
+        tensor.nbytes for tensor in (source, weight, result) if not tensor.is_contiguous(memory_format=wanted)
+    ]
 
 
 def _with_workspace(

@@ -97,7 +97,7 @@ class Convolution:
 
     @property
     def one_pixel(self) -> bool:
-        return all(each == 1 for each in self.weight[2:])
+        return all(extent == 1 for extent in self.weight[2:])
 
     @property
     def few_channels(self) -> bool:
@@ -163,7 +163,7 @@ def _partial_sums(convolution: Convolution, multiprocessors: int) -> int:
 
 def _copies(convolution: Convolution) -> int:
     return sum(
-        convolution.bytes(each) for each in (convolution.source, convolution.weight, convolution.result)
+        convolution.bytes(shape) for shape in (convolution.source, convolution.weight, convolution.result)
     )
 
 
@@ -208,7 +208,7 @@ def _winograd(convolution: Convolution) -> int:
     samples, filters, *size = convolution.result
     channels = convolution.source[1]
     tiles = samples
-    for each in size:
-        tiles *= -(-each // WINOGRAD_STEP)
+    for extent in size:
+        tiles *= -(-extent // WINOGRAD_STEP)
     elements = tiles * (channels + filters) + channels * filters
     return elements * WINOGRAD_TILE * SINGLE

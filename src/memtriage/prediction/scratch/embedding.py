@@ -42,10 +42,10 @@ def _index_put(
 ) -> list[int]:
     """`index_put_` that accumulates sorts the linear indices (`index_put_with_sort_kernel`)."""
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
-    found = [arg for arg in args[1] if arg is not None]
-    if not accumulate or not found:
+    indices = [arg for arg in args[1] if arg is not None]
+    if not accumulate or not indices:
         return []
-    count = max(each.numel() for each in found)
+    count = max(index.numel() for index in indices)
     return [count * _INDEX] * 4
 
 

@@ -96,7 +96,7 @@ def reduced_dimensions(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     given = args[place] if place < len(args) else kwargs.get("dim")
     if given is None or (isinstance(given, (list, tuple)) and not given):
         return set(range(ndim))
-    return {each % max(ndim, 1) for each in ([given] if isinstance(given, int) else given)}
+    return {dim % max(ndim, 1) for dim in ([given] if isinstance(given, int) else given)}
 
 
 def layout_of(shape: tuple[int, ...], strides: tuple[int, ...], reduced: set[int]) -> Layout:

@@ -42,7 +42,7 @@ class Scratch:
     def __call__(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]
     ) -> Staged:
-        """The buffers that the operator holds beside its results."""
+        """Return the buffers that the operator holds besides its results."""
         if func in convolution.RULES:
             return convolution.RULES[func](args, kwargs, outputs, self._machine)
         if func in products.PRODUCTS:
@@ -70,7 +70,7 @@ class Scratch:
             return
         kind = (
             func,
-            *((each.shape, each.stride(), each.dtype) for each in tensors_in(args)),
+            *((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors_in(args)),
             *(tuple(arg) if isinstance(arg, list) else arg for arg in args if isinstance(arg, (list, int))),
         )
         if kind not in self._tried:
