@@ -51,16 +51,16 @@ def _status(field: str) -> int:
 def measure(weights: list[Parameter], settings: dict[str, Any]) -> dict[str, int]:
     """Growth over the model and its gradients, which are there before."""
     gradients = [torch.ones_like(weight) for weight in weights]
-    for one, gradient in zip(weights, gradients, strict=True):
-        one.grad = gradient
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient
     before = resident()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     optimizer = OffloadedAdamW(weights, tile_elements=TILE, **settings)
     optimizer.load_state_dict(optimizer.state_dict())  # as accelerate does; there is nothing in it yet
     made = resident()
     for _ in range(4):
-        for one, gradient in zip(weights, gradients, strict=True):
-            one.grad = gradient
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient
         optimizer.step()
     stepped = resident()
     highest = peak()

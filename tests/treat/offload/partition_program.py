@@ -188,7 +188,7 @@ def gradients_added_up_on_the_host() -> None:
     masters = masters_of(weights)
     optimizer, expected = make(weights, gradients="host"), reference(masters)
     for step in range(2):
-        sums = [torch.zeros_like(one) for one in masters]
+        sums = [torch.zeros_like(master) for master in masters]
         for micro_batch in range(2):
             added = sums_of_own_gradients(weights, masters, seed=10 * step + micro_batch)
             torch._foreach_add_(sums, added)
@@ -249,7 +249,8 @@ def the_state_is_dealt_out_saved_and_loaded() -> None:
             averaged_gradients(of, masters_of(of), 1)
             one.step()
         assert all(
-            same_bits(one.detach(), two.detach()) for one, two in zip(again_weights, before, strict=True)
+            same_bits(weight.detach(), two.detach())
+            for weight, two in zip(again_weights, before, strict=True)
         )
 
     only_last = optimizer.full_state_dict(to=ranks - 1)
@@ -319,7 +320,7 @@ def shards(model: torch.nn.Module) -> list[torch.Tensor]:
 def fsdp2_shards() -> None:
     for overlap in (False, True):
         model = sharded_model()
-        masters = [Parameter(one.float().cpu().clone()) for one in shards(model)]
+        masters = [Parameter(shard.float().cpu().clone()) for shard in shards(model)]
         optimizer = OffloadedAdamW(
             model.parameters(), tile_elements=64, ring_depth=2, overlap_backward=overlap
         )
@@ -327,14 +328,14 @@ def fsdp2_shards() -> None:
         twin = sharded_model()
         for step in range(3):
             with torch.no_grad():
-                for one, two in zip(twin.parameters(), model.parameters(), strict=True):
-                    one.copy_(two)
+                for parameter, two in zip(twin.parameters(), model.parameters(), strict=True):
+                    parameter.copy_(two)
             backward(model, step)
             backward(twin, step)
-            for one, master in zip(twin.parameters(), masters, strict=True):
-                assert isinstance(one.grad, DTensor)
-                master.grad = one.grad.to_local().float().cpu()
-                one.grad = None
+            for parameter, master in zip(twin.parameters(), masters, strict=True):
+                assert isinstance(parameter.grad, DTensor)
+                master.grad = parameter.grad.to_local().float().cpu()
+                parameter.grad = None
             optimizer.step()
             optimizer.zero_grad()
             expected.step()
@@ -385,8 +386,8 @@ def fsdp2_through_distributed_checkpoint_state_dicts() -> None:
     local = get_optimizer_state_dict(model, optimizer)
     other = sharded_model()
     with torch.no_grad():
-        for one, two in zip(other.parameters(), model.parameters(), strict=True):
-            one.copy_(two)
+        for parameter, two in zip(other.parameters(), model.parameters(), strict=True):
+            parameter.copy_(two)
     again = OffloadedAdamW(other.parameters(), tile_elements=64)
     set_optimizer_state_dict(other, again, local)
     if dist.get_rank() == 0:
@@ -394,8 +395,8 @@ def fsdp2_through_distributed_checkpoint_state_dicts() -> None:
     for of, one in ((model, optimizer), (other, again)):
         backward(of, 1)
         one.step()
-    for one, two in zip(shards(model), shards(other), strict=True):
-        assert same_bits(one, two)
+    for shard, two in zip(shards(model), shards(other), strict=True):
+        assert same_bits(shard, two)
 
 
 @scenario

@@ -93,8 +93,8 @@ def test_a_failure_in_the_middle_of_a_step_ends_the_work(monkeypatch: pytest.Mon
 
     optimizer.load_state_dict(checkpoint)
     with torch.no_grad():
-        for one, value in zip(weights, model, strict=True):
-            one.copy_(value)
+        for weight, value in zip(weights, model, strict=True):
+            weight.copy_(value)
     optimizer.step()
     expected.step()
     assert_same_as_reference(optimizer, weights, expected, masters)
@@ -113,7 +113,7 @@ def test_a_failure_before_the_first_change_can_be_tried_again(monkeypatch: pytes
         patch.setattr(TileSlot, "fetch", refuse)
         with pytest.raises(RuntimeError, match="no copy today"):
             optimizer.step()
-    assert all(same_bits(one, other) for one, other in zip(weights, parameters(), strict=True))
+    assert all(same_bits(weight, other) for weight, other in zip(weights, parameters(), strict=True))
     optimizer.step()
     expected.step()
     assert_same_as_reference(optimizer, weights, expected, masters)
@@ -281,9 +281,9 @@ def test_killed_in_the_middle_of_a_step_and_resumed(tmp_path: Path) -> None:
         if step >= 2:
             give_gradients(resumed, masters_of(resumed), seed=step)
             again.step()
-    for one, two in zip(weights, resumed, strict=True):
-        assert same_bits(one.detach(), two.detach())
-        assert same_bits(optimizer.state[one]["master"], again.state[two]["master"])
+    for weight, two in zip(weights, resumed, strict=True):
+        assert same_bits(weight.detach(), two.detach())
+        assert same_bits(optimizer.state[weight]["master"], again.state[two]["master"])
 
 
 def test_a_limit_on_address_space(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ def test_blocks_and_rests_are_the_parts(lengths: list[int], rounded: bool) -> No
     for both in (blocks, rests):
         assert len(both.masters) == len(both.gradients) == len(both.exp_avgs) == len(both.steps)
         assert len(both.rounded) == (len(both.masters) if rounded else 0)
-    put_together = {int(step): [one] for step, one in zip(blocks.steps, blocks.masters, strict=True)}
-    for step, one in zip(rests.steps, rests.masters, strict=True):
-        put_together.setdefault(int(step), []).append(one)
+    put_together = {int(step): [master] for step, master in zip(blocks.steps, blocks.masters, strict=True)}
+    for step, master in zip(rests.steps, rests.masters, strict=True):
+        put_together.setdefault(int(step), []).append(master)
     for index, part in enumerate(parts):
         assert torch.equal(torch.cat(put_together[index]), part)
         assert put_together[index][0].data_ptr() == part.data_ptr()

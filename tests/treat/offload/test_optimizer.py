@@ -107,10 +107,10 @@ def test_parameters_without_gradient_are_left_alone() -> None:
 def test_a_step_without_any_gradient_does_nothing() -> None:
     weights = parameters()
     make(weights, max_norm=1.0).step()
-    assert all(same_bits(one, other) for one, other in zip(weights, parameters(), strict=True))
+    assert all(same_bits(weight, other) for weight, other in zip(weights, parameters(), strict=True))
 
 
-def test_the_closure_runs_with_gradients_on_and_its_result_comes_back() -> None:
+def test_closure_runs_with_gradients_and_its_result_is_returned() -> None:
     weight = Parameter(torch.ones(4))
     optimizer = make([weight])
 
@@ -150,7 +150,7 @@ def test_global_norm_clipping_in_float32_is_that_of_torch() -> None:
     assert_same_as_reference(optimizer, weights, expected, masters)
 
 
-def test_clipping_of_bfloat16_gradients_rounds_nothing_to_bfloat16() -> None:
+def test_clipping_bfloat16_gradients_rounds_nothing() -> None:
     weights = parameters()
     masters = masters_of(weights)
     optimizer, expected = make(weights, max_norm=0.7), reference(masters)
@@ -252,7 +252,7 @@ def test_zero_grad_drops_gradients_on_the_host() -> None:
     optimizer.offload_gradients()
     optimizer.zero_grad()
     optimizer.step()
-    assert all(same_bits(one, other) for one, other in zip(weights, parameters(), strict=True))
+    assert all(same_bits(weight, other) for weight, other in zip(weights, parameters(), strict=True))
 
 
 def test_steps_behind_the_backward_pass() -> None:
@@ -264,7 +264,7 @@ def test_steps_behind_the_backward_pass() -> None:
         factors = parameters(seed=step + 50)
         sum((w * f).sum() for w, f in zip(weights, factors, strict=True)).backward()
         assert all(weight.grad is None for weight in weights)
-        assert all(same_bits(one.detach(), old) for one, old in zip(weights, before, strict=True))
+        assert all(same_bits(weight.detach(), old) for weight, old in zip(weights, before, strict=True))
         for master, factor in zip(masters, factors, strict=True):
             master.grad = factor.detach().float()
         optimizer.step()
@@ -363,7 +363,7 @@ def test_parameters_that_cannot_be_are_named(
     assert len(optimizer.param_groups) == 1
 
 
-def test_sparse_gradients_are_refused_by_name_before_anything_changes() -> None:
+def test_sparse_gradients_are_refused_before_anything_changes() -> None:
     embedding = torch.nn.Embedding(10, 3, sparse=True)
     other = Parameter(torch.ones(5))
     optimizer = make([("other", other), ("tokens", embedding.weight)])
@@ -441,7 +441,7 @@ def test_close_gives_everything_back() -> None:
 
 def test_an_optimizer_let_go_of_ends_its_thread_and_its_hooks() -> None:
     def threads() -> list[threading.Thread]:
-        return [one for one in threading.enumerate() if one.name.startswith("memtriage-offload")]
+        return [thread for thread in threading.enumerate() if thread.name.startswith("memtriage-offload")]
 
     gc.collect()
     before = threads()
@@ -455,9 +455,9 @@ def test_an_optimizer_let_go_of_ends_its_thread_and_its_hooks() -> None:
     del optimizer
     gc.collect()
     assert gone() is None
-    for one in mine:
-        one.join(timeout=60)
-        assert not one.is_alive()
+    for tensor in mine:
+        tensor.join(timeout=60)
+        assert not tensor.is_alive()
     sum(weight.sum() for weight in weights).backward()
     assert weights[0].grad is not None
 

@@ -41,10 +41,10 @@ def outcomes(
         for rank in range(ranks)
     ]
     try:
-        outputs = [one.communicate(timeout=TIME_LIMIT_S) for one in running]
+        outputs = [process.communicate(timeout=TIME_LIMIT_S) for process in running]
     finally:
-        for one in running:
-            one.kill()
+        for process in running:
+            process.kill()
     for _, errors in outputs:
         sys.stderr.write(errors)
     return [

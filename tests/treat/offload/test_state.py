@@ -62,7 +62,7 @@ def test_the_layout_is_that_of_torch() -> None:
             )
 
 
-def test_it_is_empty_before_the_first_step_and_nothing_is_copied_after() -> None:
+def test_state_is_empty_before_the_first_step_and_never_copied() -> None:
     weights = parameters()
     optimizer = make(weights)
     assert optimizer.state_dict()["state"] == {}
@@ -74,7 +74,7 @@ def test_it_is_empty_before_the_first_step_and_nothing_is_copied_after() -> None
 
 
 @pytest.mark.parametrize("model_first", [True, False])
-def test_training_goes_on_from_a_checkpoint_as_if_never_interrupted(model_first: bool) -> None:
+def test_training_resumes_from_a_checkpoint_bit_for_bit(model_first: bool) -> None:
     weights, optimizer = trained(2)
     checkpoint = saved(optimizer.state_dict())
     model = [weight.detach().clone() for weight in weights]
@@ -97,9 +97,9 @@ def test_training_goes_on_from_a_checkpoint_as_if_never_interrupted(model_first:
         for of, one in ((weights, optimizer), (resumed, other)):
             give_gradients(of, masters_of(of), seed=step)
             one.step()
-    for one, two in zip(weights, resumed, strict=True):
-        assert same_bits(one.detach(), two.detach())
-        for key, value in optimizer.state[one].items():
+    for weight, two in zip(weights, resumed, strict=True):
+        assert same_bits(weight.detach(), two.detach())
+        for key, value in optimizer.state[weight].items():
             assert same_bits(value, other.state[two][key])
 
 
@@ -148,7 +148,7 @@ def test_from_torch_and_back(dtype: torch.dtype) -> None:
     for of, one in ((masters, expected), (after, last)):
         give_gradients(weights, of, seed=4)
         one.step()
-    assert all(same_bits(one.detach(), two.detach()) for one, two in zip(masters, after, strict=True))
+    assert all(same_bits(master.detach(), two.detach()) for master, two in zip(masters, after, strict=True))
 
 
 def test_how_torch_computed_it_is_not_taken_over() -> None:
@@ -183,7 +183,7 @@ def test_moments_of_another_type_are_converted() -> None:
 
 def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     weights, optimizer = trained(1)
-    before = [bits(one["exp_avg"]).clone() for one in optimizer.state.values()]
+    before = [bits(entry["exp_avg"]).clone() for entry in optimizer.state.values()]
 
     def altered(**changes: Any) -> dict[str, Any]:
         state = saved(optimizer.state_dict())
@@ -212,7 +212,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             optimizer.load_state_dict(state)
-        after = [bits(one["exp_avg"]) for one in optimizer.state.values()]
+        after = [bits(entry["exp_avg"]) for entry in optimizer.state.values()]
         assert all(torch.equal(one, two) for one, two in zip(before, after, strict=True))
 
 

@@ -15,7 +15,7 @@ def test_closed_at_rest_it_gives_back_at_once() -> None:
     assert given_back == ["all"]
 
 
-def test_closed_at_work_it_gives_back_behind_that_and_drops_the_rest() -> None:
+def test_close_waits_for_the_running_job_and_drops_the_rest() -> None:
     worker, begun, may_end, given_back = Worker(), threading.Event(), threading.Event(), threading.Event()
     order: list[str] = []
 

@@ -81,7 +81,7 @@ class Bucket:
         """Make the tiles, for a ring of so many elements, and list what the residents keep, once for all."""
         chunks = [resident.share.chunk for resident in self.residents]
         traveling = (self.weight_dtype, self.travels_as or self.weight_dtype)
-        most = capacity(elements, max(one.itemsize for one in traveling))
+        most = capacity(elements, max(dtype.itemsize for dtype in traveling))
         self.tiles = [
             Tile(pieces, tuple(self._parts(pieces)), pieces[-1].end) for pieces in pack(chunks, most)
         ]

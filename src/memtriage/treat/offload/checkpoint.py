@@ -37,18 +37,21 @@ def matched_groups(
     Raises:
         ValueError: when the saved groups have other sizes or were made with amsgrad.
     """
-    ours, theirs = [len(one["params"]) for one in groups], [len(one["params"]) for one in saved]
+    ours, theirs = (
+        [len(own_group["params"]) for own_group in groups],
+        [len(saved_group["params"]) for saved_group in saved],
+    )
     if ours != theirs:
         raise ValueError(f"the loaded state has groups of {theirs} parameters, this optimizer of {ours}")
-    if any(one.get("amsgrad") for one in saved):
+    if any(saved_group.get("amsgrad") for saved_group in saved):
         raise ValueError("the loaded state was made with amsgrad=True, which OffloadedAdamW lacks")
     merged = []
-    for group, one in zip(groups, saved, strict=True):
+    for group, saved_group in zip(groups, saved, strict=True):
         keep = {key: group[key] for key in ("params", *KEPT_SETTINGS) if key in group}
-        settings = deepcopy({key: value for key, value in one.items() if key != "params"})
+        settings = deepcopy({key: value for key, value in saved_group.items() if key != "params"})
         merged.append(group | settings | keep)
-    ids = chain.from_iterable(one["params"] for one in saved)
-    parameters = chain.from_iterable(one["params"] for one in groups)
+    ids = chain.from_iterable(saved_group["params"] for saved_group in saved)
+    parameters = chain.from_iterable(own_group["params"] for own_group in groups)
     return merged, dict(zip(ids, parameters, strict=True))
 
 

@@ -25,8 +25,8 @@ class Engine:
         ring: the pinned tiles.
         arithmetic: the kernel.
         exchange: the partition over a process group, or None.
-        changing: whether anything has been written that a repeated call would not write again; set to False
-            by whoever wants to know.
+        changing: whether anything has been written that a repeated call would not write again; the
+            caller sets it to False first.
     """
 
     def __init__(self, ring: Ring, arithmetic: Arithmetic, exchange: Exchange | None) -> None:
@@ -64,8 +64,8 @@ class Engine:
                     master[other] = weight[other].float()
 
         self.ring.run(bucket.tiles, fetch, lambda *where: self._calling(compare, *where), _nothing)
-        for one in bucket.residents:
-            one.saw()
+        for member in bucket.residents:
+            member.saw()
 
     def reduce(self, bucket: Bucket) -> None:
         """Replace this rank's part of the gradients on the device by the sum over the ranks."""
@@ -136,9 +136,9 @@ class Engine:
                 self._send_weights(bucket, tile, slot)
 
         self.ring.run(bucket.tiles, fetch, prepare, finish)
-        for one, number in zip(residents, numbers, strict=True):
-            one.step.copy_(number)
-            one.has_gradient = False
+        for resident, number in zip(residents, numbers, strict=True):
+            resident.step.copy_(number)
+            resident.has_gradient = False
 
     def upload(self, bucket: Bucket) -> None:
         """Write the masters, rounded to the weights' type, to the device."""

@@ -20,8 +20,8 @@ from memtriage.treat.offload.tiles import TilePiece
 
 def _collective(new: str, old: str) -> Callable[..., Any]:
     """torch 2.13 renamed them; the old names warn there."""
-    found: Callable[..., Any] = getattr(dist, new, None) or getattr(dist, old)
-    return found
+    function: Callable[..., Any] = getattr(dist, new, None) or getattr(dist, old)
+    return function
 
 
 _reduce_scatter = _collective("reduce_scatter_single", "reduce_scatter_tensor")
@@ -46,9 +46,9 @@ class Exchange:
 
     def agree(self, flags: Sequence[bool], device: torch.device) -> list[bool]:
         """Of each flag, whether any rank has it. The host waits for the answer."""
-        told = torch.tensor(flags, dtype=torch.uint8, device=device)
-        dist.all_reduce(told, op=dist.ReduceOp.MAX, group=self.group)
-        return [bool(one) for one in told.tolist()]
+        votes = torch.tensor(flags, dtype=torch.uint8, device=device)
+        dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.group)
+        return [bool(flag) for flag in votes.tolist()]
 
     def reduce(
         self,

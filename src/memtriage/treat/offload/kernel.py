@@ -107,7 +107,7 @@ class FloatRoom:
     @property
     def nbytes(self) -> int:
         """Bytes reserved."""
-        return sum(one.nbytes for one in (self.gradient, *self.moments))
+        return sum(moment.nbytes for moment in (self.gradient, *self.moments))
 
 
 def adamw(operands: Operands, hyper: Hyper, scaling: Scaling, scratch: FloatRoom) -> None:

@@ -117,8 +117,8 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         settings.check(partitioned=process_group is not None)
         self._settings = settings
         self._exchange = None if process_group is None else Exchange(process_group, tile_elements)
-        self._machine = OptimizerResources(settings, self._exchange)
-        self._behind = OverlapBackward(self._machine, weak_callback(self._truth))
+        self._resources = OptimizerResources(settings, self._exchange)
+        self._overlap = OverlapBackward(self._resources, weak_callback(self._sync_state))
         self.grad_norm: Tensor | None = None
         # The last five choose an implementation in torch; a state saved here is torch's to load as it is.
         defaults = {
@@ -138,15 +138,15 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
 
     @property
     def pinned(self) -> bool:
-        return bool(self._machine.pinned)
+        return bool(self._resources.pinned)
 
     @property
     def compiled(self) -> bool:
-        return bool(self._machine.compiled)
+        return bool(self._resources.compiled)
 
     @property
     def host_bytes(self) -> int:
-        return int(self._machine.host_bytes)
+        return int(self._resources.host_bytes)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, as in every optimizer; its host memory is reserved now.
@@ -162,12 +162,12 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
                 f"parameter {index} of group {len(self.param_groups) - 1}"
                 for index in range(len(group["params"]))
             ]
-            new = self._machine.admit(group["params"], names)
+            new = self._resources.admit(group["params"], names)
         except BaseException:
             self.param_groups.pop()
             raise
         if self._settings.overlap_backward:
-            self._behind.follow(new, len(self.param_groups) - 1, group)
+            self._overlap.follow(new, len(self.param_groups) - 1, group)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one step for every parameter that has a gradient; returns what `closure` returned, or None.
@@ -179,7 +179,7 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
             RuntimeError: for gradients or parameters that cannot be used; nothing has changed then. After
                 `close()`, or after a step that failed in the middle.
         """
-        self._machine.check_usable()
+        self._resources.check_usable()
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -189,28 +189,32 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         return loss
 
     def _advance(self) -> None:
-        self._behind.wait()
+        self._overlap.wait()
         scale, skip = self._loss_scaling()
         if self._settings.gradients == "host":
             self._collect()
-            members = [(group, one, None) for group, one in self._members() if one.has_gradient]
-            buckets = self._machine.buckets(members, reduced=True)
+            members = [
+                (group, resident, None) for group, resident in self._members() if resident.has_gradient
+            ]
+            buckets = self._resources.buckets(members, reduced=True)
         else:
             traveling = with_gradients(self._members(), self._exchange)
-            buckets = self._machine.buckets(
+            buckets = self._resources.buckets(
                 traveling, reduced=self._exchange is None or not self._settings.reduce_gradients
             )
         if skip:
             return
-        late = self._machine.buckets(
-            [(group, one, None) for group, one in self._behind.stepped], reduced=True
+        late = self._resources.buckets(
+            [(group, resident, None) for group, resident in self._overlap.stepped], reduced=True
         )
         hypers = [hyper_of(group) for group in self.param_groups]
         self._adopt(buckets)
         scaling = self._scaling(buckets, scale)
-        self._machine.run(buckets, lambda engine, one: engine.step(one, hypers[one.group], scaling))
-        self._machine.run(late, Engine.upload)
-        self._behind.stepped.clear()
+        self._resources.run(
+            buckets, lambda engine, bucket: engine.step(bucket, hypers[bucket.group], scaling)
+        )
+        self._resources.run(late, Engine.upload)
+        self._overlap.stepped.clear()
         for bucket in buckets + late:
             for resident in bucket.residents:
                 resident.saw()
@@ -224,10 +228,10 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         Raises:
             RuntimeError: with `gradients="device"`, and as `step`.
         """
-        self._machine.check_usable()
+        self._resources.check_usable()
         if self._settings.gradients != "host":
             raise RuntimeError('offload_gradients() needs OffloadedAdamW(..., gradients="host")')
-        self._behind.wait()
+        self._overlap.wait()
         self._collect()
 
     @contextmanager
@@ -237,7 +241,7 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         Needed around all but the last micro-batch of a step with `overlap_backward` and gradients on the
         device; without effect otherwise.
         """
-        with self._behind.paused():
+        with self._overlap.paused():
             yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -246,13 +250,13 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         Raises:
             RuntimeError: when `overlap_backward` has already stepped with them.
         """
-        self._behind.wait()
-        if self._behind.stepped:
+        self._overlap.wait()
+        if self._overlap.stepped:
             raise RuntimeError(
-                f"overlap_backward has already stepped {len(self._behind.stepped)} parameters on the host, "
+                f"overlap_backward has already stepped {len(self._overlap.stepped)} parameters on the host, "
                 "behind the last backward pass: call step() to complete that"
             )
-        for resident in self._machine.residents.values():
+        for resident in self._resources.residents.values():
             resident.has_gradient = False
         super().zero_grad(set_to_none)
 
@@ -267,14 +271,14 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         Raises:
             RuntimeError: as `step`; and between a backward with `overlap_backward` and its `step()`.
         """
-        self._machine.check_usable()
-        self._behind.wait()
-        if self._behind.stepped:
+        self._resources.check_usable()
+        self._overlap.wait()
+        if self._overlap.stepped:
             raise RuntimeError("a step is half taken behind the backward pass: call step() first")
-        found: dict[str, Any] = super().state_dict()
+        state: dict[str, Any] = super().state_dict()
         if self._exchange is not None:
-            found[checkpoint.PARTITION] = {"rank": self._exchange.rank, "ranks": self._exchange.ranks}
-        return found
+            state[checkpoint.PARTITION] = {"rank": self._exchange.rank, "ranks": self._exchange.ranks}
+        return state
 
     def full_state_dict(self, to: int | None = 0) -> dict[str, Any]:
         """`state_dict` with whole tensors, gathered parameter by parameter; all ranks of the group call it.
@@ -283,22 +287,22 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
             to: the rank (in the group) that receives it, which needs the host memory; None for all. The other
                 ranks get an empty dict.
         """
-        found = self.state_dict()
+        state = self.state_dict()
         if self._exchange is None:
-            return found
+            return state
         exchange = self._exchange
         keep = to is None or to == exchange.rank
-        order = [one for group in self.param_groups for one in group["params"]]
-        slot = self._machine.engine.ring.slots[0]
+        order = [parameter for group in self.param_groups for parameter in group["params"]]
+        slot = self._resources.engine.ring.slots[0]
         whole: dict[int, dict[str, Tensor]] = {}
-        for index in sorted(found["state"]):
-            resident = self._machine.residents[order[index]]
-            lane = self._machine.lane(resident.weights().device)
-            lane.follow(lane.here())
+        for index in sorted(state["state"]):
+            resident = self._resources.residents[order[index]]
+            lane = self._resources.lane(resident.weights().device)
+            lane.follow(lane.record_event())
             whole[index] = checkpoint.gathered_entry(
                 resident, exchange, lane, slot, capacity(self._settings.tile_elements, WIDE), keep=keep
             )
-        return {"state": whole, "param_groups": found["param_groups"]} if keep else {}
+        return {"state": whole, "param_groups": state["param_groups"]} if keep else {}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state of this class or of `torch.optim.AdamW`, tensor by tensor, into memory at hand.
@@ -310,8 +314,8 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         Raises:
             ValueError: when the state does not fit; nothing has changed then.
         """
-        self._machine.check_open()
-        self._behind.wait()
+        self._resources.check_open()
+        self._overlap.wait()
         given = checkpoint.run_hooks(self._optimizer_load_state_dict_pre_hooks, self, dict(state_dict))
         partitioned = checkpoint.check_partition(given, self._exchange)
         groups, parameters = checkpoint.matched_groups(self.param_groups, given["param_groups"])
@@ -319,7 +323,9 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         if unknown:
             raise ValueError(f"the loaded state is of parameters that no group has: {unknown}")
         entries = {
-            self._machine.residents[parameters[key]]: entry for key, entry in given["state"].items() if entry
+            self._resources.residents[parameters[key]]: entry
+            for key, entry in given["state"].items()
+            if entry
         }
         for resident, entry in entries.items():
             resident.check(entry, partitioned=partitioned)
@@ -328,16 +334,16 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         for group, loaded in zip(self.param_groups, groups, strict=True):
             group.update(loaded)
         self.state.clear()
-        self._behind.stepped.clear()
+        self._overlap.stepped.clear()
         with torch.no_grad():
-            for resident in self._machine.residents.values():
+            for resident in self._resources.residents.values():
                 entry = entries.get(resident)
                 if entry is None:
                     resident.forget()
                     continue
                 resident.load(entry, partitioned=partitioned)
                 self.state[resident.parameter] = resident.publish()
-        self._machine.mended()
+        self._resources.mended()
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
 
@@ -346,8 +352,8 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
 
         Tensors of a `state_dict` taken before stay valid, and keep their memory.
         """
-        self._behind.close()
-        self._machine.close()
+        self._overlap.close()
+        self._resources.close()
         self.state.clear()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -360,37 +366,37 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if scale is None and found_inf is None:
             return None, False
-        if self._settings.gradients == "host" or self._behind.stepped:
+        if self._settings.gradients == "host" or self._overlap.stepped:
             raise RuntimeError(
                 "a GradScaler looks for infinities in gradients on the device, which this optimizer has "
                 'already taken: use it with gradients="device" and without overlap_backward'
             )
         skip = bool(found_inf)
         if self._exchange is not None:
-            skip = self._exchange.agree([skip], next(iter(self._machine.residents)).device)[0]
+            skip = self._exchange.agree([skip], next(iter(self._resources.residents)).device)[0]
         return (None if scale is None else float(scale)), skip
 
     def _collect(self) -> None:
         traveling = with_gradients(self._members(), self._exchange)
-        buckets = self._machine.buckets(
+        buckets = self._resources.buckets(
             traveling, reduced=self._exchange is None or not self._settings.reduce_gradients
         )
-        self._machine.run(buckets, Engine.collect)
+        self._resources.run(buckets, Engine.collect)
         for _, resident, _ in traveling:
             resident.parameter.grad = None
 
     def _adopt(self, buckets: list[Bucket]) -> None:
         for bucket in buckets:
             for resident in bucket.residents:
-                self._truth(resident)
-        unseen = [(b.group, one, None) for b in buckets for one in b.residents if one.unseen()]
-        fresh = self._machine.buckets(unseen, reduced=True)
-        self._machine.run(fresh, Engine.adopt)
+                self._sync_state(resident)
+        unseen = [(b.group, resident, None) for b in buckets for resident in b.residents if resident.unseen()]
+        fresh = self._resources.buckets(unseen, reduced=True)
+        self._resources.run(fresh, Engine.adopt)
 
-    def _truth(self, resident: ResidentParameter) -> None:
-        """Make sure that what stands in `state` is what will be stepped.
+    def _sync_state(self, resident: ResidentParameter) -> None:
+        """Make sure that `state` holds the tensors that will be stepped.
 
-        Users clear it to begin anew, or put tensors of their own there.
+        Users clear it to start over, or put tensors of their own there.
         """
         entry = self.state.get(resident.parameter)
         if not resident.published(entry):
@@ -405,7 +411,7 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         ranks = 1 if self._exchange is None or not self._settings.reduce_gradients else self._exchange.ranks
         if self._settings.max_norm is None:
             return Scaling(ranks, scale)
-        self._machine.run([bucket for bucket in buckets if not bucket.reduced], Engine.reduce)
+        self._resources.run([bucket for bucket in buckets if not bucket.reduced], Engine.reduce)
         norm = total_norm(own_parts(buckets), self._exchange) / ranks
         self.grad_norm = norm if scale is None else norm / scale
         return Scaling(ranks, scale, clip_factor(float(self.grad_norm), self._settings.max_norm))
@@ -415,4 +421,4 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
     def _members(self) -> Iterator[tuple[int, ResidentParameter]]:
         for index, group in enumerate(self.param_groups):
             for parameter in group["params"]:
-                yield index, self._machine.residents[parameter]
+                yield index, self._resources.residents[parameter]

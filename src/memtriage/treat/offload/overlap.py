@@ -26,12 +26,12 @@ class OverlapBackward:
             new weights have not gone up yet, as backward may still need the old ones.
     """
 
-    def __init__(self, machine: OptimizerResources, prepare: Callable[[ResidentParameter], None]) -> None:
+    def __init__(self, resources: OptimizerResources, prepare: Callable[[ResidentParameter], None]) -> None:
         """`prepare` is called, in backward's thread, before a parameter is stepped."""
         self.stepped: list[tuple[int, ResidentParameter]] = []
-        self._machine = machine
+        self._resources = resources
         self._prepare = prepare
-        self._steps = machine.settings.gradients == "device"
+        self._steps = resources.settings.gradients == "device"
         self._paused = False
         self._groups: dict[ResidentParameter, tuple[int, dict[str, Any]]] = {}
         self._hooks: list[Any] = []
@@ -72,10 +72,10 @@ class OverlapBackward:
         self.stepped.clear()
 
     def _on_gradient(self, parameter: Tensor) -> None:
-        self._machine.check_usable()
+        self._resources.check_usable()
         check_not_replicated(parameter)
-        resident = self._machine.residents[parameter]
-        if any(one is resident for _, one in self.stepped):
+        resident = self._resources.residents[parameter]
+        if any(other is resident for _, other in self.stepped):
             raise RuntimeError(
                 f"{resident.name} got a second gradient before step(), after overlap_backward had used the "
                 "first: put `with optimizer.accumulate():` around all but the last backward of a step"
@@ -83,7 +83,7 @@ class OverlapBackward:
         if self._paused and self._steps:
             return
         index, group = self._groups[resident]
-        bucket = self._machine.buckets([(index, resident, resident.device_gradient())], reduced=True)[0]
+        bucket = self._resources.buckets([(index, resident, resident.device_gradient())], reduced=True)[0]
         work: Callable[[Engine, Bucket], None] = Engine.collect
         if self._steps:
             self._prepare(resident)
@@ -91,7 +91,7 @@ class OverlapBackward:
             self.stepped.append((index, resident))
         # The bucket holds the gradient until it has been copied.
         parameter.grad = None
-        self._under_way.append(self._machine.submit(bucket, work))
+        self._under_way.append(self._resources.submit(bucket, work))
 
     def _step_with(self, group: dict[str, Any]) -> Callable[[Engine, Bucket], None]:
         hyper = hyper_of(group)

@@ -1,4 +1,4 @@
-"""The pipeline between device and host: a ring of pinned tiles, a stream each way, one worker thread."""
+"""The pipeline between device and host: a ring of pinned tiles, a stream per direction, one worker thread."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from memtriage.treat.offload.tiles import room
 
 
 class Lane:
-    """The way to a CPU "device"."""
+    """Copies from and to a CPU "device": done when the call returns."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def here(self) -> torch.cuda.Event | None:
-        """The work given so far to the stream that is current in this thread."""
+    def record_event(self) -> torch.cuda.Event | None:
+        """Record what the current stream of this thread has been given so far."""
         return None
 
     def follow(self, event: torch.cuda.Event | None) -> None:
-        """Let both ways wait for that work; the host does not."""
+        """Let both directions wait for that work; the host does not."""
 
     def settle(self) -> None:
-        """Let the stream that is current in this thread wait for both ways; the host does not."""
+        """Let the current stream of this thread wait for both directions; the host does not."""
 
     def down(self) -> AbstractContextManager[Any]:
-        """Copies inside the block go the way down."""
+        """Copies inside the block go to the host."""
         return nullcontext()
 
     def up(self) -> AbstractContextManager[Any]:
-        """Copies inside the block go the way up."""
+        """Copies inside the block go to the device."""
         return nullcontext()
 
 
 class CudaLane(Lane):
-    """The ways to a CUDA device, a stream each."""
+    """Copies from and to a CUDA device, with a stream for each direction."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._down = torch.cuda.Stream(device)
         self._up = torch.cuda.Stream(device)
 
-    def here(self) -> torch.cuda.Event | None:
-        # Whoever waits for it sleeps: spinning would take a core away from the kernel.
+    def record_event(self) -> torch.cuda.Event | None:
+        # A thread that waits for it sleeps: spinning would take a core away from the kernel.
         event = torch.cuda.Event(blocking=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
@@ -78,12 +78,12 @@ class CudaLane(Lane):
 
 
 def lane_to(device: torch.device) -> Lane:
-    """The lane for a device of type `cuda` or `cpu`."""
+    """Return the lane for a device of type `cuda` or `cpu`."""
     return CudaLane(device) if device.type == "cuda" else Lane(device)
 
 
 class Worker:
-    """Runs jobs one after another, in order, behind the work that the caller's streams had at that moment."""
+    """Runs jobs in order, each after the work that the caller's streams had when it was submitted."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="memtriage-offload")
@@ -91,16 +91,16 @@ class Worker:
         self._under_way: list[Future[None]] = []
 
     def submit(self, lanes: Iterable[Lane], job: Callable[[], None]) -> Future[None]:
-        """Queue a job; its copies begin when what the current streams have to do by now is done.
+        """Queue a job; its copies begin when the current streams have done their work so far.
 
         Raises:
             RuntimeError: in a forked child, which has no such thread.
         """
         if os.getpid() != self._owner_pid:
             raise RuntimeError("this OffloadedAdamW belongs to the parent process; make one in this process")
-        behind = [(lane, lane.here()) for lane in lanes]
-        future = self._executor.submit(_after, behind, job)
-        self._under_way = [one for one in self._under_way if not one.done()] + [future]
+        recorded = [(lane, lane.record_event()) for lane in lanes]
+        future = self._executor.submit(_after, recorded, job)
+        self._under_way = [earlier for earlier in self._under_way if not earlier.done()] + [future]
         return future
 
     def run(self, lanes: Iterable[Lane], job: Callable[[], None]) -> None:
@@ -113,7 +113,7 @@ class Worker:
         try:
             future.result()
         finally:
-            # Ctrl-C while waiting: half a step must not stay behind.
+            # Ctrl-C while waiting: no half step may remain.
             wait([future])
             for lane in lanes:
                 lane.settle()
@@ -123,10 +123,10 @@ class Worker:
         if os.getpid() != self._owner_pid:
             return  # a forked child has nothing to give back, and locks that nobody will ever release
         self._executor.shutdown(wait=False, cancel_futures=True)
-        # An optimizer can be let go of, by a collection in any thread, while backward's work is still done.
-        for one in self._under_way:
-            if one.running():
-                one.add_done_callback(lambda _: then())
+        # An optimizer can be collected, in any thread, while backward's work is still running.
+        for earlier in self._under_way:
+            if earlier.running():
+                earlier.add_done_callback(lambda _: then())
                 return
         then()
 
@@ -139,7 +139,7 @@ def _after(before: list[tuple[Lane, torch.cuda.Event | None]], job: Callable[[],
 
 
 def weak_callback(method: Callable[[Any], None]) -> Callable[[Any], None]:
-    """A hook that does not keep the method's object alive, and does nothing once it is gone."""
+    """Return a hook that does not keep the method's object alive, and does nothing once it is gone."""
     reference = weakref.WeakMethod(method)
 
     def hook(argument: Any) -> None:
@@ -152,7 +152,7 @@ def weak_callback(method: Callable[[Any], None]) -> Callable[[Any], None]:
 
 _JOBS_AHEAD: Final = 2  # one that is computed, one that follows it at once
 
-Tile = TypeVar("Tile")
+Item = TypeVar("Item")
 
 
 class Job(Protocol):
@@ -186,14 +186,14 @@ class TileSlot:
         with lane.down():
             for target, source in zip(targets, sources, strict=True):
                 target.copy_(source, non_blocking=True)
-            self._arrived = lane.here()
+            self._arrived = lane.record_event()
 
     def send(self, lane: Lane, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         """Start copies from parts of this slot's `up` to the device."""
         with lane.up():
             for target, source in zip(targets, sources, strict=True):
                 target.copy_(source, non_blocking=True)
-            self._left = lane.here()
+            self._left = lane.record_event()
 
     def arrived(self) -> None:
         """Wait until what was fetched is here."""
@@ -245,7 +245,7 @@ class Ring:
         self.pin_asked = pin
         self._memory = PinnedMemory(2 * depth * run, pin=pin)
         runs = self._memory.bytes.split(run)
-        self.slots = [TileSlot(runs[2 * one], runs[2 * one + 1]) for one in range(depth)]
+        self.slots = [TileSlot(runs[2 * index], runs[2 * index + 1]) for index in range(depth)]
         self.spent = Spent()
 
     @property
@@ -259,10 +259,10 @@ class Ring:
 
     def run(
         self,
-        tiles: Iterable[Tile],
-        fetch: Callable[[Tile, TileSlot], None],
-        prepare: Callable[[Tile, TileSlot], Job],
-        finish: Callable[[Tile, TileSlot], None],
+        tiles: Iterable[Item],
+        fetch: Callable[[Item, TileSlot], None],
+        prepare: Callable[[Item, TileSlot], Job],
+        finish: Callable[[Item, TileSlot], None],
     ) -> None:
         """Take every tile through the ring: fetches run ahead, as far as there are slots.
 
@@ -275,8 +275,8 @@ class Ring:
             finish: starts what goes up; called when the job is done.
         """
         began = perf_counter()
-        arriving: deque[tuple[Tile, TileSlot]] = deque()
-        computing: deque[tuple[Tile, TileSlot, Job]] = deque()
+        arriving: deque[tuple[Item, TileSlot]] = deque()
+        computing: deque[tuple[Item, TileSlot, Job]] = deque()
         free = deque(self.slots)
 
         def advance() -> None:
@@ -303,7 +303,7 @@ class Ring:
             while arriving or computing:
                 advance()
         finally:
-            # After a failure nothing may go on behind the back of whoever is told of it.
+            # No job may still run when the caller gets the error.
             for *_, job in computing:
                 with suppress(Exception):
                     job.wait()

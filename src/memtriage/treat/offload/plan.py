@@ -42,9 +42,11 @@ def with_gradients(
     Raises:
         RuntimeError: for a gradient that cannot be used.
     """
-    candidates = [(group, one, one.device_gradient()) for group, one in members]
+    candidates = [(group, resident, resident.device_gradient()) for group, resident in members]
     if exchange is None or not candidates:
-        return [(group, one, gradient) for group, one, gradient in candidates if gradient is not None]
+        return [
+            (group, resident, gradient) for group, resident, gradient in candidates if gradient is not None
+        ]
     anywhere = exchange.agree(
         [gradient is not None for _, _, gradient in candidates], candidates[0][1].parameter.device
     )
@@ -73,22 +75,22 @@ def buckets_of(
     Raises:
         RuntimeError: for weights that are not what they were.
     """
-    found: dict[tuple[Any, ...], Bucket] = {}
+    buckets: dict[tuple[Any, ...], Bucket] = {}
     for group, resident, gradient in members:
         weights = resident.weights()
         # Sums over ranks are taken in the weights' type, whatever a rank's gradient has.
         travels_as = None if gradient is None else gradient.dtype if reduced else weights.dtype
         key = (group, weights.device, weights.dtype, travels_as)
-        bucket = found.get(key)
+        bucket = buckets.get(key)
         if bucket is None:
-            bucket = found[key] = Bucket(group, lane_to(weights.device), travels_as, reduced=reduced)
+            bucket = buckets[key] = Bucket(group, lane_to(weights.device), travels_as, reduced=reduced)
         bucket.residents.append(resident)
         bucket.weights.append(weights)
         if gradient is not None:
             bucket.gradients.append(gradient)
-    for bucket in found.values():
+    for bucket in buckets.values():
         bucket.cut(elements)
-    return list(found.values())
+    return list(buckets.values())
 
 
 def own_parts(buckets: Iterable[Bucket]) -> Iterator[tuple[ResidentParameter, Tensor]]:

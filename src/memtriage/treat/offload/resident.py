@@ -135,7 +135,7 @@ class ResidentParameter:
         return entry is None or all(entry.get(key) is view for key, view in self._views.items())
 
     def forget(self) -> None:
-        """Begin anew: no moments, no updates taken, the master from the weights."""
+        """Start over: no moments, no updates taken, the master from the weights."""
         if self._written:  # else they are zeros already, on pages that need not exist yet
             self.exp_avg.zero_()
             self.exp_avg_sq.zero_()
@@ -196,15 +196,15 @@ def settle_in(residents: Sequence[ResidentParameter], state_dtype: torch.dtype, 
     Raises:
         MemoryError: when the system refuses the memory; no resident is changed then.
     """
-    counts = [aligned(one.share.length) for one in residents]
+    counts = [aligned(resident.share.length) for resident in residents]
     dtypes = [torch.float32, state_dtype, state_dtype] + ([torch.float32] if gradients else [])
     maps = [host_memory(sum(counts) * dtype.itemsize).view(dtype) for dtype in dtypes]
     at = 0
     for resident, count in zip(residents, counts, strict=True):
-        runs = [one[at : at + resident.share.length] for one in maps]
+        runs = [mapping[at : at + resident.share.length] for mapping in maps]
         resident.place(runs[0], runs[1], runs[2], runs[3] if gradients else None)
         at += count
-    return sum(one.nbytes for one in maps)
+    return sum(mapping.nbytes for mapping in maps)
 
 
 def _signature(parameter: Tensor) -> tuple[int, int]:

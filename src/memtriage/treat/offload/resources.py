@@ -77,11 +77,11 @@ class OptimizerResources:
             ResidentParameter(parameter, name, ranks, rank)
             for parameter, name in zip(parameters, names, strict=True)
         ]
-        self._have_ring(any(one.is_cuda for one in parameters))
+        self._have_ring(any(parameter.is_cuda for parameter in parameters))
         self._reserved += settle_in(
             new, self.settings.state_dtype, gradients=self.settings.gradients == "host"
         )
-        self.residents.update((one.parameter, one) for one in new)
+        self.residents.update((resident.parameter, resident) for resident in new)
         return new
 
     def lane(self, device: torch.device) -> Lane:

@@ -1,7 +1,5 @@
 """The arithmetic of tiles: which elements of which parameters travel together, and to which rank they belong.
 
-Pure: counts of elements in, spans of elements out; no torch.
-
 Torch's fused AdamW works on vectors of 8 or 16 elements and finishes a tensor's last, incomplete vector with
 scalar code, whose bits can differ. Pieces that start at a multiple of 64 elements from the parameter's first
 one, and are such a multiple long unless the parameter ends there, put every element into the same kind of

@@ -45,7 +45,7 @@ def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
 
 
-def test_another_compiler_source_or_processor_gets_a_library_of_its_own(
+def test_compiler_source_and_processor_choose_the_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", pretended(tmp_path, "one", WRITES))

@@ -164,8 +164,8 @@ def test_both_kernels_leave_the_same_bits(settings: dict[str, Any], dtype: torch
         return weights, [value for weight in weights for value in made.state[weight].values()]
 
     ours, theirs = trained("compiled"), trained("torch")
-    for one, other in zip(ours[0] + ours[1], theirs[0] + theirs[1], strict=True):
-        assert same_bits(one.detach(), other.detach())
+    for operand, other in zip(ours[0] + ours[1], theirs[0] + theirs[1], strict=True):
+        assert same_bits(operand.detach(), other.detach())
 
 
 def test_threads_refused(proven: library.Library, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,10 +57,10 @@ def built() -> Path:
 def _compiler() -> list[str]:
     if chosen := shlex.split(os.environ.get("CXX", "")):
         return chosen
-    found = next(filter(None, map(shutil.which, COMPILERS)), None)
-    if found is None:
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
         raise FileNotFoundError(f"none of {', '.join(COMPILERS)} is installed")
-    return [found]
+    return [compiler]
 
 
 def _cache() -> Path:
@@ -87,8 +87,8 @@ def _processor() -> bytes:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:
         lines = []
-    told = (b"flags", b"Features", b"model name", b"CPU part")
-    return platform.machine().encode() + b"".join(sorted({line for line in lines if line.startswith(told)}))
+    fields = (b"flags", b"Features", b"model name", b"CPU part")
+    return platform.machine().encode() + b"".join(sorted({line for line in lines if line.startswith(fields)}))
 
 
 def _compile(compiler: list[str], folder: Path, target: Path) -> None:

@@ -15,6 +15,10 @@ from memtriage.treat.offload.kernel import FloatRoom, Hyper, Operands, Scaling, 
 from memtriage.treat.offload.native.build import NotBuilt, built
 from memtriage.treat.offload.native.library import Crew, CrewJob, Library
 
+_log = logging.getLogger(__name__)
+
+Kernel = Literal["auto", "compiled", "torch"]
+
 LENGTHS: Final = (64, 2048)
 """Multiples of 64, as in use."""
 
@@ -42,15 +46,15 @@ def difference(prepare: Callable[[Operands, Hyper, Scaling], CrewJob]) -> str | 
     for number, (gradient, moment, hyper, scaling) in enumerate(product(DTYPES, DTYPES, _HYPERS, _SCALINGS)):
         for rounded in (*DTYPES, None):
             ours, theirs = (list(_tiles(number, gradient, moment, rounded)) for _ in range(2))
-            for one, other in zip(ours, theirs, strict=True):
-                job = prepare(one, hyper, scaling)
+            for own, other in zip(ours, theirs, strict=True):
+                job = prepare(own, hyper, scaling)
                 job.start()
                 job.wait()
                 adamw(other, hyper, scaling, scratch[moment])
-                if not _same(one, other):
+                if not _same(own, other):
                     return (
                         f"{hyper}, {scaling}, gradients {gradient}, moments {moment}, weights {rounded}, "
-                        f"step {int(one.steps[0])}"
+                        f"step {int(own.steps[0])}"
                     )
     return None
 
@@ -62,18 +66,18 @@ def _tiles(
     generator = torch.Generator().manual_seed(seed)
 
     def random(scale: float) -> list[Tensor]:
-        found = []
+        tensors = []
         for length in LENGTHS:
             values, powers = (torch.rand(length, generator=generator) for _ in range(2))
-            found.append((values - 0.5) * 10 ** ((powers - 1) * _EXPONENTS * scale))
-        return found
+            tensors.append((values - 0.5) * 10 ** ((powers - 1) * _EXPONENTS * scale))
+        return tensors
 
-    masters = [one * 4 for one in random(0.2)]
-    averages = [one.to(moment) for one in random(1)]
-    squares = [one.square().to(moment) for one in random(1)]
+    masters = [values * 4 for values in random(0.2)]
+    averages = [values.to(moment) for values in random(1)]
+    squares = [values.square().to(moment) for values in random(1)]
     weights = [] if rounded is None else [torch.empty_like(master, dtype=rounded) for master in masters]
     for number in range(1, _STEPS + 1):
-        gradients = [one.to(gradient) for one in random(1)]
+        gradients = [values.to(gradient) for values in random(1)]
         gradients[0][:8] = 0
         yield Operands(
             masters, gradients, averages, squares, [torch.tensor(float(number))] * len(LENGTHS), weights
@@ -82,20 +86,15 @@ def _tiles(
 
 def _same(left: Operands, right: Operands) -> bool:
     return all(
-        torch.equal(one.view(torch.int8), other.view(torch.int8))
+        torch.equal(own.view(torch.int8), other.view(torch.int8))
         for ours, theirs in (
             (left.masters, right.masters),
             (left.exp_avgs, right.exp_avgs),
             (left.exp_avg_sqs, right.exp_avg_sqs),
             (left.rounded, right.rounded),
         )
-        for one, other in zip(ours, theirs, strict=True)
+        for own, other in zip(ours, theirs, strict=True)
     )
-
-
-_log = logging.getLogger(__name__)
-
-Kernel = Literal["auto", "compiled", "torch"]
 
 
 class NotProven(RuntimeError):

@@ -165,9 +165,9 @@ def takes(operands: Operands) -> bool:
     return all(not some or some[0].dtype in _KINDS for some in given)
 
 
-def _function(found: Any, result: Any, arguments: list[Any]) -> Any:
-    found.restype, found.argtypes = result, arguments
-    return found
+def _function(function: Any, result: Any, arguments: list[Any]) -> Any:
+    function.restype, function.argtypes = result, arguments
+    return function
 
 
 def _corrections(hyper: Hyper, step: float) -> tuple[float, float]:
