@@ -57,9 +57,15 @@ def test_all_but_the_generic_detectors_are_asked_by_default(stage: Stage) -> Non
 
 def test_kinds_and_names_choose(stage: Stage) -> None:
     fill(stage, "te.causal_mask", "te.fp8_workspaces", "te.flex_attention")
-    assert [one.name for one in memtriage.clear_caches(["weight copies"]).cleared] == ["te.fp8_workspaces"]
-    assert [one.name for one in memtriage.clear_caches("te.flex_attention").cleared] == ["te.flex_attention"]
-    assert [one.name for one in memtriage.clear_caches(iter(["lookup table"])).cleared] == ["te.causal_mask"]
+    assert [outcome.name for outcome in memtriage.clear_caches(["weight copies"]).cleared] == [
+        "te.fp8_workspaces"
+    ]
+    assert [outcome.name for outcome in memtriage.clear_caches("te.flex_attention").cleared] == [
+        "te.flex_attention"
+    ]
+    assert [outcome.name for outcome in memtriage.clear_caches(iter(["lookup table"])).cleared] == [
+        "te.causal_mask"
+    ]
     fill(stage, "te.causal_mask")
     of_te = memtriage.clear_caches(["te"]).entries
     assert of_te and all(one.name.startswith("te.") for one in of_te)
@@ -83,7 +89,7 @@ def test_one_that_fails_does_not_stop_the_others(stage: Stage, monkeypatch: pyte
     (failed,) = report.failed
     assert failed.name == "te.dummy_wgrads" and "OSError: not now" in (failed.reason or "")
     assert (failed.before, failed.after, failed.freed) == ({"cpu": NBYTES}, {"cpu": NBYTES}, {})
-    assert {"te.causal_mask", "torch.offload_pool"} <= {one.name for one in report.cleared}
+    assert {"te.causal_mask", "torch.offload_pool"} <= {outcome.name for outcome in report.cleared}
 
 
 def test_one_that_cannot_be_read_is_told(stage: Stage) -> None:
@@ -94,7 +100,7 @@ def test_one_that_cannot_be_read_is_told(stage: Stage) -> None:
     stage.module("transformer_engine.pytorch.softmax", _default_causal_mask=Odd())
     fill(stage, "megatron.rotary")
     report = memtriage.clear_caches()
-    assert [(one.name, one.reason) for one in report.failed] == [
+    assert [(outcome.name, outcome.reason) for outcome in report.failed] == [
         ("te.causal_mask", "it could not be read: LookupError: of another version")
     ]
     assert named(report.cleared) == ["megatron.rotary"]
@@ -148,7 +154,7 @@ def test_a_generic_cache_is_cleared_only_when_asked_for(stage: Stage) -> None:
     memtriage.clear_caches()
     assert mask.cache_info().currsize == 1
     report = memtriage.clear_caches(["generic"])
-    assert [entry.name for entry in report.entries] == [one.name for one in GENERIC]
+    assert [entry.name for entry in report.entries] == [holder.name for holder in GENERIC]
     assert report.cleared[0].freed == {"cpu": 4000}
     assert mask.cache_info().currsize == 0
 
@@ -170,7 +176,7 @@ def fake_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
     return lambda: calls
 
 
-def test_devices_are_synchronized_first_and_the_figures_are_of_three_instants(
+def test_devices_are_synchronized_and_figures_taken_three_times(
     stage: Stage, fake_device: Callable[[], list[str]]
 ) -> None:
     cache: dict[str, Any] = {}
@@ -178,10 +184,10 @@ def test_devices_are_synchronized_first_and_the_figures_are_of_three_instants(
     cache["a"] = tensor()
     report = memtriage.clear_caches(["te.causal_mask"])
     assert fake_device() == ["synchronize", "empty_cache"]
-    assert [each["cuda:0"].allocated for each in (report.before, report.after_clear, report.after)] == [
+    assert [figures["cuda:0"].allocated for figures in (report.before, report.after_clear, report.after)] == [
         100, 60, 40,
     ]  # fmt: skip
-    assert [each["cuda:0"].reserved for each in (report.before, report.after_clear, report.after)] == [
+    assert [figures["cuda:0"].reserved for figures in (report.before, report.after_clear, report.after)] == [
         200, 199, 198,
     ]  # fmt: skip
     assert report.cache == "emptied"

@@ -116,7 +116,7 @@ def test_the_log_can_go_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     assert said[0].startswith("Host Memory after train: ")
 
 
-def test_what_is_named_is_parked_at_the_end_and_back_at_the_next_beginning() -> None:
+def test_named_objects_are_parked_between_phases() -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.Adam(model.parameters())
     policy = PhasePolicy(unpark=(model, optimizer), park=(model, optimizer), clear=False, residue=None)
@@ -186,7 +186,7 @@ def test_known_caches_are_cleared_and_garbage_is_collected() -> None:
         report = phase_end("train", PhasePolicy(residue=None))
         assert not cache
         assert report.cleared is not None
-        assert [one.name for one in report.cleared.cleared] == ["mine"]
+        assert [outcome.name for outcome in report.cleared.cleared] == ["mine"]
         cache["again"] = torch.ones(1000)
         assert phase_end("train", QUIET).cleared is None
         assert cache
@@ -345,7 +345,7 @@ def test_a_watched_run_has_the_residue_as_its_verdict(tmp_path: Path) -> None:
     table.cache_clear()
     assert watch.report is not None
     found = [finding for finding in watch.report.findings if finding.kind == "residue"]
-    assert [(one.bytes, one.device, one.phase) for one in found] == [(24 * MIB, "cpu", "train")]
+    assert [(line.bytes, line.device, line.phase) for line in found] == [(24 * MIB, "cpu", "train")]
     assert found[0].holder is not None
     assert found[0].holder.startswith("generic.lru_cache: ")
     assert "table" in found[0].holder

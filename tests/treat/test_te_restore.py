@@ -31,7 +31,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 def full_copies() -> int:
     """Quantized copies of this process that have their data."""
-    return sum(type(one) is QuantizedStorage and one._data is not None for one in gc.get_objects())
+    return sum(
+        type(candidate) is QuantizedStorage and candidate._data is not None for candidate in gc.get_objects()
+    )
 
 
 def copies_after_backward(*, checkpointed: bool = False) -> tuple[int, torch.Tensor]:
@@ -54,9 +56,7 @@ def copies_after_backward(*, checkpointed: bool = False) -> tuple[int, torch.Ten
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_copies_go_when_backward_is_done_and_the_gradient_is_the_same(
-    library: ModuleType, checkpointed: bool
-) -> None:
+def test_copies_are_released_after_backward(library: ModuleType, checkpointed: bool) -> None:
     gc.collect()
     left, gradient = copies_after_backward(checkpointed=checkpointed)
     assert left == LAYERS

@@ -65,19 +65,19 @@ def clear_holders(
     work, situation = _look(chosen, between_steps)
     if not idle:
         synchronize()
-    for each in work:
-        if not each.holder.after_collection:
-            _treat(each, situation, asked)
+    for entry in work:
+        if not entry.holder.after_collection:
+            _treat(entry, situation, asked)
     after_clear = allocator_figures()
     collected = gc.collect()
-    for each in work:
-        if each.holder.after_collection:
-            _treat(each, situation, asked)
+    for entry in work:
+        if entry.holder.after_collection:
+            _treat(entry, situation, asked)
     cache = _empty_cache() if empty_cache else "left as it was"
-    for each in work:
-        _settle(each)
+    for entry in work:
+        _settle(entry)
     return Cleared(
-        entries=[each.outcome for each in work],
+        entries=[entry.outcome for entry in work],
         before=before,
         after_clear=after_clear,
         after=allocator_figures(),
@@ -89,11 +89,11 @@ def clear_holders(
 
 def allocator_figures() -> dict[str, AllocatorFigures]:
     """Allocated and reserved bytes of each CUDA device in use; empty without CUDA."""
-    found = {}
+    figures = {}
     for index in cuda.devices():
         counters = cuda.counters(index)
-        found[f"cuda:{index}"] = AllocatorFigures(allocated=counters.allocated, reserved=counters.reserved)
-    return found
+        figures[f"cuda:{index}"] = AllocatorFigures(allocated=counters.allocated, reserved=counters.reserved)
+    return figures
 
 
 def _nothing_done(chosen: Sequence[Holder], before: dict[str, AllocatorFigures], started: float) -> Cleared:
@@ -118,15 +118,15 @@ def _look(chosen: Sequence[Holder], between_steps: bool) -> tuple[list[_Work], S
         _Work(holder, HolderOutcome(name=holder.name, kind=holder.kind, status="absent")) for holder in chosen
     ]
     with Scene() as scene:
-        for each in work:
-            _find(each, scene)
+        for entry in work:
+            _find(entry, scene)
         leftovers = _leftovers(scene)
         segments = cuda.segments()
         with undisturbed():
             situation = read_situation(scene, segments, leftovers, between_steps=between_steps)
-    for each in work:
-        if segments and each.outcome.before:
-            each.outcome.pins = pinned_by(segments, each.addresses)
+    for entry in work:
+        if segments and entry.outcome.before:
+            entry.outcome.pins = pinned_by(segments, entry.addresses)
     return work, situation
 
 
@@ -157,15 +157,15 @@ def _read(work: _Work) -> HolderReading:
 
 def _leftovers(scene: Scene) -> set[int]:
     """Ids of tensors that entries hold which outlive the step that made them."""
-    found: set[int] = set()
+    identities: set[int] = set()
     for holder in holders(generic=False):
         try:
             places = find_places(holder, scene) if holder.transient else []
         except Exception:  # it cannot be read, which its own entry tells
             _log.debug("holder %s cannot be read", holder.name, exc_info=True)
             continue
-        found.update(id(value) for place in places for value in place.values())
-    return found
+        identities.update(id(value) for place in places for value in place.values())
+    return identities
 
 
 def _treat(work: _Work, situation: Situation, asked: bool) -> None:
@@ -222,7 +222,7 @@ def _read_after(work: _Work) -> None:
 
 
 def _again(work: _Work) -> list[Place]:
-    """The same places; figures that are no storages' are asked for anew."""
+    """The same places; figures that are no storages' are read again."""
     if not work.other:
         return work.places
     with Scene(()) as nothing:

@@ -335,7 +335,7 @@ def _census_rows(devices: set[str], *, variables: bool) -> list[ResidueRow]:
     from memtriage.treat.parking.api import addresses
 
     with Scene() as scene:
-        readings = read_holders(scene, [one for one in GENERIC if one.name not in _VARIABLES])
+        readings = read_holders(scene, [holder for holder in GENERIC if holder.name not in _VARIABLES])
     generic = {
         (place, address): reading.name for reading in readings for place, address, _ in reading.storages
     }

@@ -48,17 +48,17 @@ class EmptyAfterRestore:
 
     def apply(self) -> Self:
         """Put the wrapper into every loaded module of TransformerEngine that has the function."""
-        found = _modules_with(self._package, callable)
-        if not found:
+        modules = _modules_with(self._package, callable)
+        if not modules:
             raise RuntimeError(
                 f"no loaded module of {self._package} has {_NAME}: import transformer_engine.pytorch first, "
                 "or give the package that has it"
             )
-        original = found[0].__dict__[_NAME]
+        original = modules[0].__dict__[_NAME]
         if hasattr(original, _MARK):
             raise RuntimeError("EmptyAfterRestore is applied already: undo() that one first")
         wrapper = _emptying(original)
-        for module in found:
+        for module in modules:
             if module.__dict__[_NAME] is original:
                 setattr(module, _NAME, wrapper)
         self._wrapper = wrapper

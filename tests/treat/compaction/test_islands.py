@@ -60,20 +60,20 @@ def test_islands_and_full_segments_are_what_is_in_use(layout: DeviceLayout) -> N
 
 @given(layouts())
 def test_an_island_holds_its_blocks_and_its_holes_touch_it(layout: DeviceLayout) -> None:
-    for one in islands_of(layout):
-        assert sum(int(layout.size[block]) for block in one.blocks) == one.live
+    for island in islands_of(layout):
+        assert sum(int(layout.size[block]) for block in island.blocks) == island.live
         assert all(
-            one.start <= layout.address[block] and layout.address[block] + layout.size[block] <= one.end
-            for block in one.blocks
+            island.start <= layout.address[block] and layout.address[block] + layout.size[block] <= island.end
+            for block in island.blocks
         )
-        holes = list(zip(*(column.tolist() for column in holes_of(layout, [one])), strict=True))
-        assert all(address < one.end and address + size > one.start for address, size in holes) or (
-            one.place.expandable
+        holes = list(zip(*(column.tolist() for column in holes_of(layout, [island])), strict=True))
+        assert all(address < island.end and address + size > island.start for address, size in holes) or (
+            island.place.expandable
         )
-        if not one.place.expandable:
+        if not island.place.expandable:
             assert (
-                sum(min(address + size, one.end) - max(address, one.start) for address, size in holes)
-                == one.stranded
+                sum(min(address + size, island.end) - max(address, island.start) for address, size in holes)
+                == island.stranded
             )
 
 

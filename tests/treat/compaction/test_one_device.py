@@ -75,7 +75,7 @@ def test_what_is_whole_is_not_looked_for() -> None:
     assert compact_device(world.device, lambda: nullcontext(find)).moved == 0
 
 
-def test_a_large_block_that_is_alone_goes_to_a_segment_of_its_size() -> None:
+def test_lone_large_block_moves_to_a_segment_of_its_size() -> None:
     world = make_world()
     halves = [world.allocate(size * MIB) for size in (200, 11)]
     world.free(halves[:1])
@@ -146,7 +146,7 @@ def test_blocks_of_every_stream_stay_with_their_stream() -> None:
     world = make_world()
     for stream in (0, 7):
         made = [world.allocate(size, stream) for size in SMALL + LARGE]
-        world.free([one for index, one in enumerate(made) if index % 6])
+        world.free([storage for index, storage in enumerate(made) if index % 6])
     streams = [storage.block.arena.stream for storage in world.storages if storage.block is not None]
     done = compact_device(world.device, world.finder)
     assert done.moved > 0
@@ -170,7 +170,7 @@ def test_private_pools_stay_and_are_told() -> None:
 def test_a_block_that_is_nobodys_keeps_its_segment_and_no_other() -> None:
     world = make_world()
     made = [world.allocate(9 * MIB) for _ in range(20)]
-    world.free([one for index, one in enumerate(made) if index % 2])
+    world.free([storage for index, storage in enumerate(made) if index % 2])
     stranger = made[0]
     movable = World(world.device, world.storages[1:], world.values[1:])
     address = stranger.data_ptr()
@@ -183,7 +183,7 @@ def test_a_block_that_is_nobodys_keeps_its_segment_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("sizes", [SMALL, LARGE], ids=["small", "large"])
-def test_with_no_device_memory_left_it_goes_by_way_of_what_there_is(sizes: list[int]) -> None:
+def test_compaction_works_without_free_device_memory(sizes: list[int]) -> None:
     world = fragmented(sizes, 3)
     world.device.empty_cache()
     reserved = world.device.use().reserved
@@ -326,7 +326,7 @@ def test_memory_taken_by_others_meanwhile_costs_no_value(world: World, when: int
     assert world.intact()
 
 
-def test_the_copy_does_not_grow_from_a_hole_of_an_expandable_segment() -> None:
+def test_copy_does_not_grow_from_a_hole_of_an_expandable_segment() -> None:
     """A hole before unmapped pages is too small for the copy, which would begin in it and keep its page."""
     world = make_world("expandable_segments:True")
     made = [world.allocate(size) for size in (5 * MIB, 9 * MIB + 77, 9 * MIB + 77, 5 * MIB)]

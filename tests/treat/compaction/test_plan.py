@@ -52,7 +52,7 @@ def test_most_stranded_for_each_byte_moved_goes_first() -> None:
     layout, plan = plan_of(world)
     ratios = [island.stranded / island.live for group in plan.groups for island in group.islands]
     assert ratios == sorted(ratios, reverse=True)
-    left = sum(one.stranded for one in islands_of(layout)) - sum(
+    left = sum(island.stranded for island in islands_of(layout)) - sum(
         island.stranded for group in plan.groups for island in group.islands
     )
     assert left <= tolerated(world.device.use().allocated)
@@ -63,23 +63,23 @@ def test_small_blocks_go_where_the_densest_islands_have_room() -> None:
     layout, plan = plan_of(world)
     (group,) = plan.groups
     going = {island.start for island in group.islands}
-    staying = [one for one in islands_of(layout) if one.start not in going]
+    staying = [island for island in islands_of(layout) if island.start not in going]
     assert staying
-    assert max(island.live for island in group.islands) <= min(one.live for one in staying)
-    assert sum(island.live for island in group.islands) <= sum(one.stranded for one in staying)
+    assert max(island.live for island in group.islands) <= min(storage.live for storage in staying)
+    assert sum(island.live for island in group.islands) <= sum(storage.stranded for storage in staying)
     done = compact_device(world.device, world.finder)
     assert done.after is not None
     assert done.after.reserved - done.after.allocated <= tolerated(done.after.allocated)
 
 
-def test_small_blocks_may_claim_most_of_what_may_stay_beside_large_ones() -> None:
+def test_small_blocks_may_claim_most_of_what_may_stay() -> None:
     """Half each would be too little for the holes that they leave, and all of them would have to move."""
     small = [300_000 + 37 * index % 400_000 for index in range(0, 120_000, 85)]
     world = fragmented(small + LARGE, 3)
     layout, plan = plan_of(world)
     live = dict.fromkeys((True, False), 0)
-    for one in islands_of(layout):
-        live[one.place.small] += one.live
+    for island in islands_of(layout):
+        live[island.place.small] += island.live
     wanted = live[True] / planning.FILL - live[True]
     allowed = tolerated(world.device.use().allocated)
     assert allowed / 2 < wanted <= planning.FILL_SHARE * allowed
@@ -103,11 +103,11 @@ def test_bins_fit_what_lies_in_them_and_keep_to_their_limit() -> None:
     limit = 40 * MIB
     layout, plan = plan_of(fragmented(LARGE, 3), bin_limit=limit)
     (group,) = plan.groups
-    bins = [one for one in group.bins if one.size]
+    bins = [target for target in group.bins if target.size]
     assert len(bins) > 1
-    for one in bins:
-        needs = [layout.settings.round_size(int(layout.requested[block])) for block in one.blocks]
-        assert max(sum(needs), OWN_SEGMENT) == one.size <= limit
+    for target in bins:
+        needs = [layout.settings.round_size(int(layout.requested[block])) for block in target.blocks]
+        assert max(sum(needs), OWN_SEGMENT) == target.size <= limit
         assert needs == sorted(needs, reverse=True)
 
 
@@ -119,8 +119,8 @@ def test_blocks_too_large_to_be_split_get_bins_of_their_own() -> None:
     world.free(made[::2])
     _, plan = plan_of(world)
     for group in plan.groups:
-        for one in group.bins:
-            assert one.size < 24 * MIB or len(one.blocks) == 1
+        for target in group.bins:
+            assert target.size < 24 * MIB or len(target.blocks) == 1
 
 
 @pytest.mark.parametrize(("size", "way"), [(3 * MIB, "scratch"), (15 * MIB, "direct")])
@@ -129,7 +129,7 @@ def test_few_large_blocks_move_directly(size: int, way: str) -> None:
     cached = [world.allocate(200 * MIB) for _ in range(3)]
     world.free(cached)
     made = [world.allocate(size) for _ in range(36)]
-    world.free([one for index, one in enumerate(made) if index % 9])
+    world.free([storage for index, storage in enumerate(made) if index % 9])
     _, plan = plan_of(world)
     assert [group.way for group in plan.groups] == [way]
 

@@ -159,7 +159,7 @@ def pair_and_addresses() -> tuple[Pair, list[int]]:
     return Pair(first, second), [address_of(first), address_of(second)]
 
 
-def test_the_parts_of_a_wrapper_are_found_without_running_its_code() -> None:
+def test_parts_of_a_wrapper_are_found_without_running_its_code() -> None:
     pair, addresses = pair_and_addresses()
     for address in addresses:
         assert_found(address)

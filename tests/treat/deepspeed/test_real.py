@@ -26,7 +26,7 @@ def test_the_bits_are_those_of_deepspeed_alone() -> None:
         assert not any(found["shared after"]), way
 
 
-def test_the_staging_copy_and_the_unused_buffer_are_gone_from_the_resident_set() -> None:
+def test_staging_copy_and_unused_buffer_leave_the_resident_set() -> None:
     without, with_remedy = run("cpu", "bytes", str(WIDTH), "none"), run("cpu", "bytes", str(WIDTH), "remedy")
     saved = 2 * with_remedy["parameters"] + 2 * WIDTH * WIDTH
     for when in ("made", "stepped"):

@@ -98,7 +98,7 @@ def without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remedy, "locked_memory", host_memory)
 
 
-def test_large_buffers_are_pinned_exactly_and_small_ones_as_before(install: Install) -> None:
+def test_only_large_buffers_are_pinned_exactly(install: Install) -> None:
     accelerator, _ = install()
     template = torch.zeros(0, dtype=torch.float32)
     with memtriage.deepspeed_exact_host_memory() as handle:
@@ -160,7 +160,7 @@ def test_the_staging_copy_goes_and_the_weights_are_the_same(
     assert torch.equal(optimizer.on_device, torch.full((1000,), 1.25**4).bfloat16())
 
 
-def test_optimizers_that_do_not_offload_or_step_in_their_own_way_are_left_alone(install: Install) -> None:
+def test_optimizers_without_offload_are_left_alone(install: Install) -> None:
     _, kind = install()
 
     class Other(kind):

@@ -100,7 +100,7 @@ def test_sums_lie_in_the_gradients_where_they_fit() -> None:
     assert sums[2].untyped_storage().data_ptr() != gradient.untyped_storage().data_ptr()
 
 
-def test_a_parameter_that_is_new_in_the_second_micro_batch_begins_at_nothing() -> None:
+def test_parameter_new_in_the_second_micro_batch_begins_at_zero() -> None:
     plain, sharing = Trainer(share=False), Trainer(share=True)
     for trainer in (plain, sharing):
         trainer.micro_batch(last=False, used=(0,))

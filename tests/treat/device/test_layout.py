@@ -84,7 +84,10 @@ def test_a_segment_without_blocks_has_none() -> None:
     world = fragmented([3000, 9 * MIB], 1)
     dictionaries = [raw(segment) for segment in world.device.simulator.snapshot()]
     for empty in range(len(dictionaries)):
-        some = [{**one, "blocks": []} if at == empty else one for at, one in enumerate(dictionaries)]
+        some = [
+            {**dictionary, "blocks": []} if at == empty else dictionary
+            for at, dictionary in enumerate(dictionaries)
+        ]
         layout = layout_of_raw(some, 0, AllocatorSettings())
         assert layout.first.tolist()[-1] == len(layout.address) == len(layout.state)
         assert np.diff(layout.first).tolist() == [len(one["blocks"]) for one in some]

@@ -42,7 +42,7 @@ def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def everything(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    state = [each for part in optimizer.state.values() for each in part.values()]
+    state = [tensor for part in optimizer.state.values() for tensor in part.values()]
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     return [*model.parameters(), *gradients, *model.buffers(), *state]
 
@@ -59,7 +59,7 @@ def test_values_leave_and_come_back_bit_for_bit() -> None:
     assert sum(parked.owners.values()) == nbytes
     assert device_bytes(*tensors) == 0
     assert memtriage.unpark().nbytes == nbytes
-    assert all(torch.equal(one, then) for one, then in zip(tensors, before, strict=True))
+    assert all(torch.equal(tensor, then) for tensor, then in zip(tensors, before, strict=True))
 
 
 @pytest.mark.parametrize("every", [1, 2])
@@ -206,11 +206,11 @@ def test_memory_of_somebody_else_stays_and_is_told() -> None:
     with pytest.warns(ParkRefused, match="1 storages .* stay where they are, e.g. tensor"):
         parked = memtriage.park(ours, theirs)
     assert parked.storages == 1
-    assert [(one.nbytes, one.name) for one in parked.refused] == [(8, "tensor")]
+    assert [(storage.nbytes, storage.name) for storage in parked.refused] == [(8, "tensor")]
     assert theirs.sum() == 0
 
 
-def test_a_storage_that_somebody_else_refilled_is_not_written_over() -> None:
+def test_refilled_storage_is_not_overwritten() -> None:
     mine = torch.arange(10.0)
     storage = mine.untyped_storage()
     memtriage.park(mine)
@@ -234,7 +234,7 @@ def test_what_nobody_holds_any_more_is_dropped() -> None:
     assert ARENAS[False].used == 0
 
 
-def test_what_died_while_it_was_parked_leaves_its_host_memory_to_the_next() -> None:
+def test_storage_that_died_while_parked_frees_its_host_memory() -> None:
     memtriage.release_parking()
     owned = set()
     for _ in range(3):  # a model a cycle, none of them brought back
@@ -245,7 +245,7 @@ def test_what_died_while_it_was_parked_leaves_its_host_memory_to_the_next() -> N
     assert ARENAS[False].owned == 0
 
 
-def test_a_storage_without_tensors_is_wanted_while_the_program_has_it() -> None:
+def test_storage_without_tensors_is_kept_while_referenced() -> None:
     tensor = torch.arange(10.0)
     storage = tensor.untyped_storage()
     memtriage.park(storage)
@@ -261,7 +261,7 @@ def test_gradients_can_be_dropped_while_they_are_parked() -> None:
     assert "gradient" not in memtriage.unpark().owners
 
 
-def test_host_memory_is_kept_for_the_next_cycle_until_it_is_released() -> None:
+def test_host_memory_is_kept_for_the_next_cycle_until_released() -> None:
     tensor = torch.ones(1 << 18)
     memtriage.release_parking()
     memtriage.park(tensor)

@@ -84,7 +84,7 @@ def look(chip: Chip, *tensors: torch.Tensor) -> list[str | None]:
     return [spot.reason for spot in ways.look([tensor.untyped_storage() for tensor in tensors], graphs=False)]
 
 
-def test_memory_of_others_and_storages_that_cannot_be_resized_stay() -> None:
+def test_foreign_memory_and_fixed_storages_stay() -> None:
     ours, theirs = torch.zeros(4096, dtype=torch.uint8), torch.zeros(4096, dtype=torch.uint8)
     fixed = torch.frombuffer(bytearray(4096), dtype=torch.uint8)
     chip = Chip(ours, fixed)

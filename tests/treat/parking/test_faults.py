@@ -39,7 +39,7 @@ def whole(tensors: list[Tensor]) -> None:
     """What is not parked is right; what is comes back right."""
     if PARKED:
         unpark_entries(list(PARKED.values()))
-    assert all(torch.equal(one, there) for one, there in zip(tensors, some(), strict=True))
+    assert all(torch.equal(tensor, there) for tensor, there in zip(tensors, some(), strict=True))
     assert [type(tensor) for tensor in tensors] == [Tensor] * len(tensors)
 
 
@@ -121,7 +121,9 @@ def test_bringing_back_fails_at_every_operation_and_goes_on(at: int, error: type
     assert note.startswith(f"memtriage.unpark: {len(back)} of 7 storages")
     assert len(PARKED) == 7 - len(back)
     intact = [
-        torch.equal(one, there) for one, there in zip(tensors, some(), strict=True) if type(one) is Tensor
+        torch.equal(tensor, there)
+        for tensor, there in zip(tensors, some(), strict=True)
+        if type(tensor) is Tensor
     ]
     assert all(intact)
     whole(tensors)

@@ -144,7 +144,7 @@ def test_an_optimizer_with_parked_state_does_not_step() -> None:
     assert torch.equal(model.weight, weight)
 
 
-def test_an_object_that_only_autograd_kept_is_itself_again_when_it_is_seen() -> None:
+def test_object_kept_only_by_autograd_is_restored_when_seen() -> None:
     leaf = torch.ones(3, requires_grad=True)
     product = leaf.exp()
     memtriage.park(leaf)

@@ -82,7 +82,7 @@ def _chosen(devices: Which | Iterable[Which] | None) -> list[int]:
     if devices is None:
         return used
     asked = [devices] if isinstance(devices, (int, str, torch.device)) else list(devices)
-    indices = [one if isinstance(one, int) else _index(torch.device(one)) for one in asked]
+    indices = [device if isinstance(device, int) else _index(torch.device(device)) for device in asked]
     count = torch.cuda.device_count()
     for index in indices:
         if not 0 <= index < count:

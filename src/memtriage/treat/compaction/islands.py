@@ -62,18 +62,18 @@ def islands_of(layout: DeviceLayout) -> list[Island]:
     # Plain lists: segments are many and small, and an array operation costs more than a segment's blocks.
     in_use, upto = index.tolist(), np.searchsorted(index, layout.first).tolist()
     first = layout.first.tolist()
-    found: list[Island] = []
+    islands: list[Island] = []
     for at, place in enumerate(layout.places):
         if not 0 < live[at] < place.size:
             continue
         around = first[at], first[at + 1]
         blocks = tuple(in_use[upto[at] : upto[at + 1]])
         if place.expandable:
-            found += _runs(layout, place, blocks, around)
+            islands += _runs(layout, place, blocks, around)
         else:
             end = place.address + place.size
-            found.append(Island(place, place.address, end, live[at], blocks, around))
-    return found
+            islands.append(Island(place, place.address, end, live[at], blocks, around))
+    return islands
 
 
 def _sums(values: Int64s, first: Int64s) -> list[int]:

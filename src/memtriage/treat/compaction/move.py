@@ -100,11 +100,11 @@ class Mover:
         left: set[int] = set()
         with Holds(self._device, group.stream, self._layout.settings) as holds:
             holds.take_holes(self._layout, group.islands)
-            for index, one in enumerate(group.bins):
+            for index, target in enumerate(group.bins):
                 if not self._open_bin(number, group, index, holds):
-                    left.update(one.blocks)
+                    left.update(target.blocks)
                     continue
-                left.update(self._move_into(group, one, holds))
+                left.update(self._move_into(group, target, holds))
         if left:
             self._device.synchronize()
             self._device.empty_cache()
@@ -215,13 +215,13 @@ class Mover:
             if group.expandable:
                 return
             done = 0
-            for index, one in enumerate(bins):
+            for index, target in enumerate(bins):
                 made = self._prepared.take(number, index) if number is not None else None
                 if made is not None:
                     self._device.release(made)
-                elif one.size:
-                    self._reserve(one.size, group.stream)
-                until = done + len(one.blocks)
+                elif target.size:
+                    self._reserve(target.size, group.stream)
+                until = done + len(target.blocks)
                 self._device.resize(storages[done:until], sizes[done:until], group.stream)
                 done = until
 

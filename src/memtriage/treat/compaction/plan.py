@@ -89,7 +89,7 @@ class Group:
     @property
     def blocks(self) -> list[int]:
         """Indices of all blocks to move, in the order in which they are to be allocated."""
-        return [block for one in self.bins for block in one.blocks]
+        return [block for target in self.bins for block in target.blocks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class CompactionPlan:
 
     Attributes:
         groups: in the order in which they are to be done.
-        freed: bytes of the islands emptied, less what their blocks will need anew.
+        freed: bytes of the islands emptied, less what their blocks will need again.
     """
 
     groups: tuple[Group, ...] = ()
@@ -147,8 +147,8 @@ def make_plan(
     """
     able = _able(layout, islands, movable)
     kinds: dict[tuple[int, bool], list[Island]] = defaultdict(list)
-    for one in able:
-        kinds[one.place.stream, one.place.small].append(one)
+    for island in able:
+        kinds[island.place.stream, island.place.small].append(island)
     chosen: list[Island] = []
     left = tolerated(allocated)
     for number, (kind, group) in enumerate(sorted(kinds.items(), key=lambda item: not item[0][1])):
@@ -207,16 +207,16 @@ def _worst(
     least = int(live / FILL)
     fills = islands[0].place.small and not (settings.expandable_segments or islands[0].place.expandable)
     if fills and least - live <= max(share, FILL_SHARE * most):
-        for count, one in enumerate(islands):
-            size = one.end - one.start
+        for count, island in enumerate(islands):
+            size = island.end - island.start
             if left <= share or room - size < least:
                 return islands[:count], left
             room, left = room - size, left - size
         return islands, left
-    for count, one in enumerate(islands):
-        if left <= share or one.stranded < LEAST_RATIO * one.live:
+    for count, island in enumerate(islands):
+        if left <= share or island.stranded < LEAST_RATIO * island.live:
             return islands[:count], left
-        left -= one.stranded
+        left -= island.stranded
     return islands, left
 
 
@@ -245,13 +245,13 @@ def _plan_kind(
     if place.small or expandable:
         bins = [Bin(0, tuple(blocks))]
         page = SMALL_SEGMENT if place.small else settings.large_segment_size
-        # Small blocks find room in most holes; the pages of expandable segments are counted anew.
+        # Small blocks find room in most holes; the pages of expandable segments are counted again.
         room = 0 if expandable else sum(holes)
         needed = -(-max(0, total - room) // page) * page
         way: Way = "scratch"
     else:
         bins = _bins(blocks, sizes, holes, settings, bin_limit)
-        needed = sum(_segment(one.size, settings) for one in bins if one.size)
+        needed = sum(_segment(target.size, settings) for target in bins if target.size)
         way = "direct" if total >= DIRECT_FROM * len(blocks) else "scratch"
     freed = sum(island.end - island.start for island in islands) - needed
     group = Group(

@@ -1,4 +1,4 @@
-"""What can be done for a plan before it is known whose the blocks are: driver calls, beside the search.
+"""What can be done for a plan before it is known whose the blocks are: driver calls, during the search.
 
 Both take about as long, and the driver's calls need no Python.
 """
@@ -56,7 +56,7 @@ def make_bins(prepared: Prepared, layout: DeviceLayout, plan: CompactionPlan, sp
         plan: what is to be done.
         spare: device memory to leave alone.
     """
-    wanted = sum(one.size for group in plan.groups for one in group.bins)
+    wanted = sum(target.size for group in plan.groups for target in group.bins)
     # A scratch copy takes as much again.
     if wanted == 0 or prepared.device.available() < 2 * wanted + spare:
         return
@@ -70,7 +70,7 @@ def make_bins(prepared: Prepared, layout: DeviceLayout, plan: CompactionPlan, sp
 
 
 def _make_bins(prepared: Prepared, layout: DeviceLayout, number: int, group: Group) -> None:
-    sizes = {index: one.size for index, one in enumerate(group.bins) if one.size}
+    sizes = {index: target.size for index, target in enumerate(group.bins) if target.size}
     if not sizes:
         return
     with Holds(prepared.device, group.stream, layout.settings) as holds:

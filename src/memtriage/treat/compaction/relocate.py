@@ -1,7 +1,7 @@
 """Emptying storages, and filling them again elsewhere, so that no failure can lose a value.
 
 The values are copied first. From then on, until all are back, the copy is the truth: bringing back may be
-tried again from any point, for it only gives memory to storages that have none and copies everything anew.
+tried again from any point, for it only gives memory to storages that have none and copies everything again.
 If the device has no room any more (another thread took it), the copy goes to the host and its memory to the
 storages. If even that fails, the error that is raised holds the copy, and can bring it back later.
 """

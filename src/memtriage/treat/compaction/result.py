@@ -122,4 +122,4 @@ class Compaction:
 
 
 def _total(uses: list[Use]) -> Use:
-    return Use(sum(use.allocated for use in uses), sum(one.reserved for one in uses))
+    return Use(sum(use.allocated for use in uses), sum(use.reserved for use in uses))

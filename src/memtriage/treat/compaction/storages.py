@@ -77,7 +77,7 @@ class StorageFinder:
             return self._find(_Search(layout, np.array(sorted(blocks), np.int64)))
 
     def _find(self, search: _Search) -> Movable:
-        found = Movable()
+        movable = Movable()
         objects = self._objects
         if self._heap is None:
             assert objects is not None, "it has not been entered"
@@ -85,15 +85,15 @@ class StorageFinder:
         else:
             self._objects = None  # Not when the first question is answered: letting go of them takes a while.
         if self._heap.captured:
-            found.reasons = dict.fromkeys(search.blocks.tolist(), GRAPH)
-            return found
+            movable.reasons = dict.fromkeys(search.blocks.tolist(), GRAPH)
+            return movable
         for some in self._heap.met:
             search.meet(some)
         if search.missing():
             for some in self._heap.hidden(objects):
                 search.meet(some)
-        search.judge(found, set(chain.from_iterable(map(_kept_addresses, self._keep))))
-        return found
+        search.judge(movable, set(chain.from_iterable(map(_kept_addresses, self._keep))))
+        return movable
 
 
 class _Heap:
@@ -115,8 +115,8 @@ class _Heap:
         ordinary = list(map(kinds.__contains__, map(type, listed)))
         known, others = list(compress(listed, ordinary)), list(compress(listed, map(not_, ordinary)))
         markers = [other for other in others if type(other) is _Marker]
-        for one in _frozen.objects(markers, known, kinds | graph_kinds):
-            (known if type(one) in kinds else others).append(one)
+        for candidate in _frozen.objects(markers, known, kinds | graph_kinds):
+            (known if type(candidate) in kinds else others).append(candidate)
         self.captured = any(is_captured(other) for other in others if type(other) in graph_kinds)
         self.met = [] if self.captured else _by_address(known)
         self._known = known
@@ -129,8 +129,8 @@ class _Heap:
             objects: all that the collector lists, where they are at hand.
         """
         if self._hidden is None:
-            beside = _with_referents_of_their_own(tracked_objects() if objects is None else objects)
-            self._hidden = _by_address(list(_hidden(self._known, beside)))
+            others = _with_referents_of_their_own(tracked_objects() if objects is None else objects)
+            self._hidden = _by_address(list(_hidden(self._known, others)))
         return self._hidden
 
 
@@ -156,8 +156,8 @@ def _by_address(objects: list[Any]) -> list[_ByAddress]:
     storages: list[Any] = []
     tensors = objects
     if _Storage in set(map(type, objects)):
-        storages = [one for one in objects if type(one) is _Storage]
-        tensors = [one for one in objects if type(one) is not _Storage]
+        storages = [candidate for candidate in objects if type(candidate) is _Storage]
+        tensors = [candidate for candidate in objects if type(candidate) is not _Storage]
     return [
         _sorted(tensors, _Tensor.data_ptr, _Tensor.untyped_storage),
         _sorted(storages, _Storage.data_ptr, _itself),
@@ -201,7 +201,7 @@ class _Frozen:
             met = set(map(id, listed))
             with HeapWalk() as graph:
                 self._known = [
-                    weakref.ref(one) for one in graph.objects if type(one) in kinds and id(one) not in met
+                    weakref.ref(node) for node in graph.objects if type(node) in kinds and id(node) not in met
                 ]
         if frozen or self._marker is None:
             self._marker = _Marker()
@@ -236,13 +236,13 @@ class _Search:
         self._met[position] = True
         self._position.append(position)
         self._address.append(some.address[inside])
-        found = map(some.objects.__getitem__, some.order[inside].tolist())
-        self._storage += map(some.storage_of, found)
+        objects = map(some.objects.__getitem__, some.order[inside].tolist())
+        self._storage += map(some.storage_of, objects)
 
-    def judge(self, found: Movable, kept: set[int]) -> None:
+    def judge(self, movable: Movable, kept: set[int]) -> None:
         """Fill in what can move and why not."""
         for block in self.blocks[~self._met].tolist():
-            found.reasons[block] = CPP_ONLY
+            movable.reasons[block] = CPP_ONLY
         if not self._storage:
             return
         position, address = np.concatenate(self._position), np.concatenate(self._address)
@@ -282,20 +282,20 @@ class _Search:
                 continue
             hindered |= obstacle
             for block in blocks[obstacle].tolist():
-                found.reasons.setdefault(block, why)
+                movable.reasons.setdefault(block, why)
         free: Iterable[tuple[int, torch.UntypedStorage]] = zip(blocks.tolist(), storages, strict=True)
-        found.storages.update(compress(free, (~hindered).tolist()) if hindered.any() else free)
+        movable.storages.update(compress(free, (~hindered).tolist()) if hindered.any() else free)
 
 
 def _classes_below(root: type) -> set[type]:
     """A class and all that derive from it."""
-    found: set[type] = set()
+    classes: set[type] = set()
     todo = [root]
     for kind in todo:
-        if kind not in found:
-            found.add(kind)
+        if kind not in classes:
+            classes.add(kind)
             todo += type.__subclasses__(kind)
-    return found
+    return classes
 
 
 def _addresses(objects: list[Any], address_of: Callable[[Any], int]) -> Int64s:
@@ -303,7 +303,9 @@ def _addresses(objects: list[Any], address_of: Callable[[Any], int]) -> Int64s:
     try:
         return np.fromiter(map(address_of, objects), np.uint64, len(objects)).astype(np.int64)
     except (RuntimeError, NotImplementedError, ReferenceError):
-        return np.array([_address(one, address_of) for one in objects], np.uint64).astype(np.int64)
+        return np.array([_address(candidate, address_of) for candidate in objects], np.uint64).astype(
+            np.int64
+        )
 
 
 def _address(one: Any, address_of: Callable[[Any], int]) -> int:
@@ -358,21 +360,21 @@ def _hidden(tensors: Sequence[Any], others: Sequence[Any]) -> Iterator[Any]:
     """
     kinds, reader = KindTable(), NodeReader()
     walked = (TENSOR, NODE, FUTURE, SAVED)
-    queue = [one for one in chain(tensors, others) if kinds[type(one)] in walked]
+    queue = [holder for holder in chain(tensors, others) if kinds[type(holder)] in walked]
     met = set(map(id, tensors))
     known = set(map(id, queue))
-    for one in queue:  # Grows as it goes, and keeps alive what `known` knows by address.
-        kind = kinds[type(one)]
+    for holder in queue:  # Grows as it goes, and keeps alive what `known` knows by address.
+        kind = kinds[type(holder)]
         if kind == TENSOR:
-            if id(one) not in met:
-                yield one
-            more = tensor_referents(one)
+            if id(holder) not in met:
+                yield holder
+            more = tensor_referents(holder)
         elif kind == NODE:
-            more = reader.referents(one)
+            more = reader.referents(holder)
         elif kind == FUTURE:
-            more = future_referents(one)
+            more = future_referents(holder)
         else:
-            more = reader.saved_tensor_referents(one)
+            more = reader.saved_tensor_referents(holder)
         for other in more:
             if id(other) not in known and kinds[type(other)] in walked:
                 known.add(id(other))

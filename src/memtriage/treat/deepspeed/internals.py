@@ -115,9 +115,9 @@ def _wrong_sums(optimizer: type) -> Iterator[str]:
 
 
 def _wrong_readers(optimizer: type, name: str, least: Set[str], most: Set[str]) -> Iterator[str]:
-    found = _readers(optimizer, name)
-    if not least <= found <= most:
-        where = ", ".join(sorted(found)) or "nothing"
+    readers = _readers(optimizer, name)
+    if not least <= readers <= most:
+        where = ", ".join(sorted(readers)) or "nothing"
         yield f"{where} of DeepSpeedZeroOptimizer uses {name}, expected {', '.join(sorted(most))}"
 
 
@@ -131,11 +131,11 @@ def _readers(owner: type, name: str) -> set[str]:
 
 
 def _mentioned(function: Callable[..., Any]) -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     codes = [function.__code__]
     while codes:
         code = codes.pop()
-        found.update(code.co_names)
-        found.update(const for const in code.co_consts if isinstance(const, str))
+        names.update(code.co_names)
+        names.update(const for const in code.co_consts if isinstance(const, str))
         codes.extend(const for const in code.co_consts if isinstance(const, CodeType))
-    return found
+    return names

@@ -12,8 +12,8 @@ from memtriage.treat.deepspeed.internals import GRADIENT_BUFFER, STAGING
 from memtriage.treat.offload.pinned import host_memory, locked_memory
 
 TILE_BYTES: Final = 8 << 20
-"""Long enough beside the start of a copy and of the CPU's threads (8 MiB take 0.15 ms at 55 GB/s), and small
-beside any model."""
+"""Long compared with the start of a copy and of the CPU's threads (8 MiB take 0.15 ms at 55 GB/s), and small
+compared with any model."""
 
 _TILES: Final = 2
 
@@ -167,7 +167,7 @@ def slim(optimizer: Any, tiles: Tiles, *, drop_buffer: bool) -> tuple[int, int]:
 
 
 def restore(optimizer: Any, accelerator: Any, elements: int) -> None:
-    """Make anew what `slim` took away."""
+    """Make again what `slim` took away."""
 
     def made(shape: Any, dtype: torch.dtype) -> Tensor:
         memory = torch.zeros(shape, dtype=dtype)

@@ -102,7 +102,7 @@ class CopyKernel:
             RuntimeError: the launch was refused.
         """
         given = ctypes.c_uint64(table), ctypes.c_uint64(ranges)
-        arguments = (ctypes.c_void_p * 2)(*(ctypes.addressof(one) for one in given))
+        arguments = (ctypes.c_void_p * 2)(*(ctypes.addressof(argument) for argument in given))
         grid = (ctypes.c_uint(tiles), 1, 1)
         block = (THREADS, 1, 1)
         status = self._driver.cuLaunchKernel(

@@ -168,7 +168,7 @@ class CudaDevice:
 def _snapshot() -> dict[str, Any]:
     snapshot = torch._C._cuda_memorySnapshot
     if "include_traces" in inspect.signature(torch.cuda.memory_snapshot).parameters:
-        found: dict[str, Any] = snapshot((0, 0, False))
+        state: dict[str, Any] = snapshot((0, 0, False))
     else:
-        found = snapshot(None)
-    return found
+        state = snapshot(None)
+    return state

@@ -70,7 +70,7 @@ class DeviceLayout:
     settings: AllocatorSettings
 
     def needs_of(self, blocks: Int64s) -> Int64s:
-        """Sizes if allocated anew: without the rest of up to 1 MiB that a block of the large pool keeps."""
+        """Sizes if allocated again: without the rest of up to 1 MiB that a block of the large pool keeps."""
         asked = self.requested[blocks]
         if divides(self.settings):
             return np.array(list(map(self.settings.round_size, asked.tolist())), np.int64)
@@ -87,24 +87,26 @@ def layout_of_raw(raw: Iterable[Mapping[str, Any]], device: int, settings: Alloc
 
     The blocks of a segment follow one another without a gap, so their sizes tell their addresses.
     """
-    mine = sorted((one for one in raw if one.get("device", 0) == device), key=itemgetter("address"))
+    mine = sorted(
+        (segment for segment in raw if segment.get("device", 0) == device), key=itemgetter("address")
+    )
     blocks = list(chain.from_iterable(map(itemgetter("blocks"), mine)))
     return _layout(
         tuple(
             [
                 SegmentPlace(
-                    one["address"],
-                    one["total_size"],
-                    one["stream"],
-                    tuple(one.get("segment_pool_id", DEFAULT_POOL)),
-                    one["segment_type"] == "small",
-                    bool(one.get("is_expandable", False)),
-                    one.get("registration_counter", -1) >= 0,
+                    segment["address"],
+                    segment["total_size"],
+                    segment["stream"],
+                    tuple(segment.get("segment_pool_id", DEFAULT_POOL)),
+                    segment["segment_type"] == "small",
+                    bool(segment.get("is_expandable", False)),
+                    segment.get("registration_counter", -1) >= 0,
                 )
-                for one in mine
+                for segment in mine
             ]
         ),
-        [len(one["blocks"]) for one in mine],
+        [len(segment["blocks"]) for segment in mine],
         map(itemgetter("size"), blocks),
         map(itemgetter("requested_size"), blocks),
         # Bytes are made faster than any array.
@@ -116,20 +118,22 @@ def layout_of_raw(raw: Iterable[Mapping[str, Any]], device: int, settings: Alloc
 def layout_of_segments(segments: Iterable[Segment], settings: AllocatorSettings) -> DeviceLayout:
     """A layout from plain segments of one device."""
     ordered = sorted(segments, key=lambda segment: segment.address)
-    blocks = [block for one in ordered for block in one.blocks]
+    blocks = [block for simulated in ordered for block in simulated.blocks]
     return _layout(
         tuple(
             SegmentPlace(
-                address=one.address,
-                size=one.size,
-                stream=one.stream,
-                pool=one.pool,
-                small=one.size <= SMALL_SEGMENT if one.page is None else one.page == SMALL_SEGMENT,
-                expandable=one.expandable,
+                address=simulated.address,
+                size=simulated.size,
+                stream=simulated.stream,
+                pool=simulated.pool,
+                small=simulated.size <= SMALL_SEGMENT
+                if simulated.page is None
+                else simulated.page == SMALL_SEGMENT,
+                expandable=simulated.expandable,
             )
-            for one in ordered
+            for simulated in ordered
         ),
-        [len(one.blocks) for one in ordered],
+        [len(simulated.blocks) for simulated in ordered],
         map(attrgetter("size"), blocks),
         map(attrgetter("requested"), blocks),
         np.frombuffer(bytes([_MODEL_STATES[block.state] for block in blocks]), np.int8),

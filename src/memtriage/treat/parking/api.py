@@ -67,7 +67,7 @@ def park_rest(
 def _warn_refused(parked: Parked) -> Parked:
     if parked.refused:
         first = parked.refused[0]
-        total = sum(one.nbytes for one in parked.refused)
+        total = sum(storage.nbytes for storage in parked.refused)
         warnings.warn(
             f"{len(parked.refused)} storages ({size(total)}) stay where they are, e.g. {first.name}: "
             f"{first.reason}",
@@ -125,9 +125,9 @@ def _entries(what: tuple[Any, ...]) -> list[ParkedStorage]:
     """Those that are parked of what was given, in the order in which they were parked."""
     if not what:
         return list(PARKED.values())
-    serials = {serial for one in what if isinstance(one, Parked) for serial in one.serials}
+    serials = {serial for item in what if isinstance(item, Parked) for serial in item.serials}
     keys = {
         storage.storage._cdata
-        for storage in choose(one for one in what if not isinstance(one, Parked)).storages
+        for storage in choose(item for item in what if not isinstance(item, Parked)).storages
     }
     return [entry for key, entry in PARKED.items() if entry.serial in serials or key in keys]

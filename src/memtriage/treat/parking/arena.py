@@ -48,7 +48,7 @@ Home = tuple[ArenaPiece, ...]
 
 
 class Chunk:
-    """One mapping with its free runs, by start, none beside another."""
+    """One mapping with its free runs, by start; no two of them adjoin."""
 
     def __init__(self, nbytes: int, *, pin: bool) -> None:
         self.memory = PinnedMemory(nbytes, pin=pin)
@@ -75,7 +75,7 @@ class Chunk:
         return taken
 
     def give(self, piece: ArenaPiece) -> None:
-        """Take a piece back, and join it with the free runs beside it."""
+        """Take a piece back, and join it with the free runs next to it."""
         runs = sorted([*self.free, (piece.start, piece.length)])
         joined = [runs[0]]
         for start, length in runs[1:]:
@@ -122,11 +122,11 @@ class HostArena:
             MemoryError: the host has not that much. Nothing is taken then, and nothing new is kept.
         """
         with self._lock:
-            rounded = [_aligned(each) for each in sizes]
+            rounded = [_aligned(nbytes) for nbytes in sizes]
             missing = sum(rounded) - sum(chunk.unused for chunk in self._chunks)
             if missing > 0:
                 self._chunks += self._new_chunks(missing)
-            return [self._home(each) for each in rounded]
+            return [self._home(nbytes) for nbytes in rounded]
 
     def give(self, homes: Iterable[Home]) -> None:
         """Take homes back: their values are no longer needed, no copy is under way."""
@@ -149,9 +149,9 @@ class HostArena:
         for chunk in self._chunks:
             if not wanted:
                 break
-            found = chunk.take(wanted)
-            wanted -= sum(piece.length for piece in found)
-            pieces += found
+            taken = chunk.take(wanted)
+            wanted -= sum(piece.length for piece in taken)
+            pieces += taken
         return tuple(pieces)
 
     def _new_chunks(self, missing: int) -> list[Chunk]:
@@ -162,7 +162,7 @@ class HostArena:
         futures: list[Future[Chunk]] = []
         try:
             with ThreadPoolExecutor(workers, thread_name_prefix="memtriage-pin") as pool:
-                futures += [pool.submit(Chunk, each, pin=self.pin) for each in sizes]
+                futures += [pool.submit(Chunk, nbytes, pin=self.pin) for nbytes in sizes]
             return [future.result() for future in futures]
         except BaseException:
             for future in futures:  # all are done: leaving the pool has waited for them

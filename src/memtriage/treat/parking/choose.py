@@ -81,29 +81,29 @@ def choose(what: Iterable[Any]) -> Selection:
             optimizer.
     """
     given = list(_flat(what, 0))
-    names = {one for one in given if isinstance(one, str)}
+    names = {item for item in given if isinstance(item, str)}
     unknown = sorted(names - set(OWNER_NAMES))
     if unknown:
         raise ParkError(f"no owner is called {unknown[0]!r}: names are {', '.join(OWNER_NAMES)}")
-    holders = [one for one in given if isinstance(one, nn.Module) or is_optimizer(one)]
+    holders = [item for item in given if isinstance(item, nn.Module) or is_optimizer(item)]
     if names and not holders:
         raise ParkError(f"{', '.join(sorted(names))}: of which model or optimizer? Give it beside the name")
-    found: dict[int, Chosen] = {}
+    storages: dict[int, Chosen] = {}
     modules: list[nn.Module] = []
     leaves: list[Tensor] = []
-    for one in given:
-        if isinstance(one, str):
+    for item in given:
+        if isinstance(item, str):
             continue
-        if isinstance(one, torch.UntypedStorage | torch.TypedStorage):
-            _add_storage(found, one)
+        if isinstance(item, torch.UntypedStorage | torch.TypedStorage):
+            _add_storage(storages, item)
             continue
-        for owner, name, tensor in _tensors_of(one, names):
-            _add(found, owner, name, tensor)
-        if isinstance(one, nn.Module) and (not names or names & {"parameters", "buffers"}):
-            modules += one.modules()
-        if not isinstance(one, Tensor) and "gradients" in _wanted(one, names):
-            leaves += [leaf for _, leaf in _parameters_of(one) if leaf.requires_grad and leaf.is_leaf]
-    return Selection(list(found.values()), modules, leaves)
+        for owner, name, tensor in _tensors_of(item, names):
+            _add(storages, owner, name, tensor)
+        if isinstance(item, nn.Module) and (not names or names & {"parameters", "buffers"}):
+            modules += item.modules()
+        if not isinstance(item, Tensor) and "gradients" in _wanted(item, names):
+            leaves += [leaf for _, leaf in _parameters_of(item) if leaf.requires_grad and leaf.is_leaf]
+    return Selection(list(storages.values()), modules, leaves)
 
 
 def is_optimizer(value: Any) -> bool:
@@ -198,7 +198,7 @@ def _state_of(optimizer: Any, seen: set[int]) -> Iterator[tuple[str, str, Tensor
     if isinstance(optimizer, torch.optim.Optimizer):
         stepped = {id(parameter) for _, parameter in _stepped_by(optimizer)}
         rest = {name: value for name, value in own.items() if name not in ("param_groups", "state")}
-        state = ((str(key), each) for each in optimizer.state.values() for key, each in _items(each))
+        state = ((str(key), value) for entry in optimizer.state.values() for key, value in _items(entry))
         for name, value in (*state, *rest.items()):
             for tensor in _tensors_in(value):
                 if id(tensor) not in stepped:
@@ -208,9 +208,9 @@ def _state_of(optimizer: Any, seen: set[int]) -> Iterator[tuple[str, str, Tensor
             yield "optimizer state", name, tensor
     for name in _WRAPPED:
         inside = own.get(name)
-        for each in inside if isinstance(inside, list | tuple) else [inside]:
-            if each is not None and is_optimizer(each):
-                yield from _state_of(each, seen)
+        for item in inside if isinstance(inside, list | tuple) else [inside]:
+            if item is not None and is_optimizer(item):
+                yield from _state_of(item, seen)
 
 
 def _items(value: Any) -> Iterable[tuple[Any, Any]]:
@@ -221,27 +221,27 @@ def _tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif depth < _DEPTH and isinstance(value, Mapping):
-        for each in value.values():
-            yield from _tensors_in(each, depth + 1)
+        for item in value.values():
+            yield from _tensors_in(item, depth + 1)
     elif depth < _DEPTH and isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors_in(each, depth + 1)
+        for item in value:
+            yield from _tensors_in(item, depth + 1)
 
 
-def _add(found: dict[int, Chosen], owner: str, name: str, tensor: Tensor) -> None:
+def _add(storages: dict[int, Chosen], owner: str, name: str, tensor: Tensor) -> None:
     for part in inner_tensors(tensor):
         storage = _storage_of(part)
         if storage is None:
             continue
-        chosen = found.setdefault(storage._cdata, Chosen(storage, owner, name))
-        for each in (tensor, part):
-            if not any(each is known for known in chosen.tensors):
-                chosen.tensors.append(each)
+        chosen = storages.setdefault(storage._cdata, Chosen(storage, owner, name))
+        for holder in (tensor, part):
+            if not any(holder is known for known in chosen.tensors):
+                chosen.tensors.append(holder)
 
 
-def _add_storage(found: dict[int, Chosen], storage: Any) -> None:
+def _add_storage(storages: dict[int, Chosen], storage: Any) -> None:
     untyped = storage if isinstance(storage, torch.UntypedStorage) else storage.untyped()
-    found.setdefault(untyped._cdata, Chosen(untyped, "storage", ""))
+    storages.setdefault(untyped._cdata, Chosen(untyped, "storage", ""))
 
 
 def _storage_of(tensor: Tensor) -> torch.UntypedStorage | None:

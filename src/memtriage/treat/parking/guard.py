@@ -102,7 +102,9 @@ class Guard:
 
     def _unhooked(self, objects: Iterable[_Hookable]) -> list[_Hookable]:
         hooked = {id(hook.on()) for hook in self._hooks}
-        return list({id(one): one for one in objects if id(one) not in hooked}.values())
+        return list(
+            {id(candidate): candidate for candidate in objects if id(candidate) not in hooked}.values()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ class _Parked:
         cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        guarded = [each for each in _tensors_in((args, kwargs), 0) if isinstance(each, _Parked)]
+        guarded = [tensor for tensor in _tensors_in((args, kwargs), 0) if isinstance(tensor, _Parked)]
         parked = None
         for tensor in guarded:
             title = title_of(tensor)
@@ -213,11 +215,11 @@ def _tensors_in(value: Any, depth: int) -> Iterable[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple) and depth < _DEPTH:
-        for each in value:
-            yield from _tensors_in(each, depth + 1)
+        for item in value:
+            yield from _tensors_in(item, depth + 1)
     elif isinstance(value, dict) and depth < _DEPTH:
-        for each in value.values():
-            yield from _tensors_in(each, depth + 1)
+        for item in value.values():
+            yield from _tensors_in(item, depth + 1)
 
 
 def _reads_nothing(function: Any) -> bool:

@@ -1,6 +1,6 @@
 """Which storages of this process are parked: the one record that all parts of parking ask.
 
-A storage can be parked once, whoever asked for it, so this is state of the process like the storages
+A storage can be parked once, no matter who asked for it, so this is state of the process like the storages
 themselves.
 """
 
@@ -104,11 +104,11 @@ def entry_of(tensor: Tensor) -> ParkedStorage | None:
     for part in inner_tensors(tensor):
         try:
             with torch._C.DisableTorchFunctionSubclass():
-                found = PARKED.get(part.untyped_storage()._cdata)
+                entry = PARKED.get(part.untyped_storage()._cdata)
         except (RuntimeError, NotImplementedError):  # sparse: it has no storage of its own
             continue
-        if found is not None:
-            return found
+        if entry is not None:
+            return entry
     return None
 
 

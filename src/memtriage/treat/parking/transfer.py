@@ -61,7 +61,9 @@ def park_choice(
         started = time.perf_counter()
         forget_unwanted()
         asked = _movable(choice.storages)
-        ways = {device: find_ways(device) for device in dict.fromkeys(one.storage.device for one in asked)}
+        ways = {
+            device: find_ways(device) for device in dict.fromkeys(entry.storage.device for entry in asked)
+        }
         to_park, refused = _sorted_out(asked, ways, graphs)
         entries = _homes_for(to_park, ways)
         housed = time.perf_counter()
@@ -131,21 +133,22 @@ def _movable(chosen: Sequence[Chosen]) -> list[Chosen]:
     Raises:
         ParkError: some of it is parked already, or is on a device that is not supported.
     """
-    known = [PARKED[one.storage._cdata] for one in chosen if one.storage._cdata in PARKED]
+    known = [PARKED[candidate.storage._cdata] for candidate in chosen if candidate.storage._cdata in PARKED]
     if known:
         raise ParkError(
             f"{_listed(known)} {'is' if len(known) == 1 else 'are'} parked already; nothing was moved. Call "
             "unpark() first, or park what is left"
         )
-    there = [one for one in chosen if one.storage.nbytes()]
-    strange = [one for one in there if one.storage.device.type not in ("cpu", "cuda")]
+    there = [candidate for candidate in chosen if candidate.storage.nbytes()]
+    strange = [candidate for candidate in there if candidate.storage.device.type not in ("cpu", "cuda")]
     if strange:
         raise ParkError(
             f"{strange[0].title} is on {strange[0].storage.device}: only CUDA devices are supported"
         )
     if not cuda.initialized():
         return there
-    return [one for one in there if one.storage.device.type != "cpu"]  # the others are where they belong
+    # Storages of the CPU are where they belong.
+    return [candidate for candidate in there if candidate.storage.device.type != "cpu"]
 
 
 def _sorted_out(
@@ -155,14 +158,14 @@ def _sorted_out(
     to_park: list[Chosen] = []
     refused: list[NotParked] = []
     for device, way in ways.items():
-        mine = [one for one in chosen if one.storage.device == device]
-        spots = way.look([one.storage for one in mine], graphs=graphs)
-        for one, spot in zip(mine, spots, strict=True):
-            one.stream = spot.stream
+        mine = [candidate for candidate in chosen if candidate.storage.device == device]
+        spots = way.look([candidate.storage for candidate in mine], graphs=graphs)
+        for candidate, spot in zip(mine, spots, strict=True):
+            candidate.stream = spot.stream
             if spot.reason is None:
-                to_park.append(one)
+                to_park.append(candidate)
             else:
-                refused.append(NotParked(one.title, one.storage.nbytes(), spot.reason))
+                refused.append(NotParked(candidate.title, candidate.storage.nbytes(), spot.reason))
     return to_park, tuple(refused)
 
 
@@ -175,14 +178,16 @@ def _homes_for(chosen: Sequence[Chosen], ways: dict[torch.device, Ways]) -> list
     entries: list[ParkedStorage] = []
     try:
         for pin, arena in ARENAS.items():
-            mine = [one for one in chosen if ways[one.storage.device].pins == pin]
-            homes = arena.take([one.storage.nbytes() for one in mine])
-            entries += [entry_for(one, home, arena) for one, home in zip(mine, homes, strict=True)]
+            mine = [candidate for candidate in chosen if ways[candidate.storage.device].pins == pin]
+            homes = arena.take([candidate.storage.nbytes() for candidate in mine])
+            entries += [
+                entry_for(candidate, home, arena) for candidate, home in zip(mine, homes, strict=True)
+            ]
     except BaseException as error:
         _give_homes(entries)
         error.add_note(f"memtriage.park: {_NOTHING_MOVED}")
         raise
-    order = {one.storage._cdata: number for number, one in enumerate(chosen)}
+    order = {candidate.storage._cdata: number for number, candidate in enumerate(chosen)}
     return sorted(entries, key=lambda entry: order[entry.key])
 
 
@@ -215,7 +220,7 @@ def _let_go(
     ways: dict[torch.device, Ways],
 ) -> None:
     """Record each as parked, then give its device memory back."""
-    tensors = {one.storage._cdata: one.tensors for one in chosen}
+    tensors = {candidate.storage._cdata: candidate.tensors for candidate in chosen}
     try:
         for entry in entries:
             PARKED[entry.key] = entry
