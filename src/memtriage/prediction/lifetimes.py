@@ -34,7 +34,7 @@ class TracedBlock:
         op: the operator that made it, e.g. `aten::mm`.
         phase: the phase in which it was made.
         recorded: whether autograd was recording when it was made.
-        owner: a fixed owner (workspace), or None: told from what it becomes.
+        owner: a fixed owner (workspace), or None: inferred from what it becomes.
         stream: number of the stream that was current.
     """
 
@@ -108,13 +108,13 @@ class Lifetimes:
         recording: what was recorded.
         phase, step: where the program is.
         stream: number of the current stream.
-        owner: the owner of what is allocated now, where it is fixed; None: told from what it becomes.
+        owner: the owner of what is allocated now, where it is fixed; None: inferred from what it becomes.
         live: bytes asked for and not freed.
         highest: the most that `live` has been.
         over: called before each operator that makes a tensor from or on the device, once the last step is
             done; None until then.
-        freed: told the identity of each storage that goes.
-        allocated: told the number of each new block.
+        freed: called with the identity of each storage that goes.
+        allocated: called with the number of each new block.
         begun: called before the first block.
     """
 

@@ -1,8 +1,8 @@
 """Which module of the program makes which allocation.
 
 Hooks for all modules are there for the time of a trace only (a trace has no compiled code that they could
-break). In backward the module is the one in which the running node was made, told by its sequence number;
-a checkpointed module that runs again says so itself.
+break). In backward the module is the one in which the running node was made, known by its sequence number; a
+checkpointed module that runs again says so itself.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class TraceWatch:
         homes: module paths of blocks with an owner that belongs to a parameter or buffer.
         instants: where a watched run makes marks.
         built: the model and its optimizers, once they are known.
-        places: which module makes what; None when nobody asks.
+        places: which module makes what; None unless asked for.
         step: the step, counted from 0; -1 while building.
         progress: called with the number of each step that begins, from 1, and how many are wanted.
     """

@@ -1,4 +1,4 @@
-"""Collectives on tensors without data: what they hold, and whose they are."""
+"""Collectives on tensors without data: what they hold, and for which owner."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ HOLDS_UNTIL_STEP: int | float = math.inf
 class Collectives:
     """The collectives of one trace.
 
-    NCCL keeps the tensors of a collective that nobody waits for: its watchdog looks every 100 ms which ones
-    are complete, and the process group's next collective lets their tensors go (`shelvesToUnstash_` in
+    NCCL keeps the tensors of a collective that is never waited for: every 100 ms its watchdog looks which
+    ones are complete, and the process group's next collective lets their tensors go (`shelvesToUnstash_` in
     torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, torch 2.8 and newer). DDP's reducer waits for no work,
-    only for its future. A trace has no clock: what the reducer put into one step is let go by the first
+    only for its future. A trace has no clock: what the reducer put into one step is released by the first
     collective in a backward of a later step. So the bucket of the first step is there until the second
     backward, next to those that replace it.
 

@@ -102,7 +102,7 @@ def _replacements(size: int) -> list[tuple[Any, str, Any]]:
         (_init_utils, "_get_compute_device", lambda *args: gpu()),
         (random_of_shards, "_rng_tracker", _Unseeded()),
         (ShardingPropagator, _SHAPES, _unwatched(getattr(ShardingPropagator, _SHAPES))),
-        # A build for CUDA would make a tensor there, where it is told that there is a GPU.
+        # A build for CUDA would make a tensor there, as the fake GPU is reported as present.
         (fake_tensor, "init_gpu_context", lambda device: None),
         # Compares shapes between ranks, by values of the device.
         (data_parallel, "_verify_param_shape_across_processes", lambda *args: None),

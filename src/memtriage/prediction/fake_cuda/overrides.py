@@ -10,13 +10,13 @@ import torch
 
 
 class Overrides:
-    """A set of registrations that one call takes away again."""
+    """A set of registrations that one call removes."""
 
     def __init__(self) -> None:
         self._library = torch.library.Library("aten", "IMPL")
 
     def put(self, name: str, key: str, make: Callable[[Any], Callable[..., Any]]) -> Any:
-        """Registers `make(overload)` as the kernel of `aten::name` at a dispatch key.
+        """Register `make(overload)` as the kernel of `aten::name` at a dispatch key.
 
         Returns the overload; None for an operator that this version of torch does not have.
         """
@@ -31,5 +31,5 @@ class Overrides:
         return overload
 
     def remove(self) -> None:
-        """Every kernel is again what it was."""
+        """Restore every kernel."""
         self._library._destroy()

@@ -27,7 +27,7 @@ def replacements(lifetimes: Lifetimes) -> list[tuple[Any, str, Any]]:
     def data_ptr(self: Any) -> int:
         if self.device.type != "meta":
             return int(address(self))
-        return int(self._cdata) if self.nbytes() else 0  # told apart by it, never read
+        return int(self._cdata) if self.nbytes() else 0  # identified by it, never read
 
     def record_stream(self: torch.Tensor, stream: Any) -> None:
         lifetimes.used_on(self.untyped_storage(), stream.stream_id)

@@ -28,14 +28,14 @@ def main() -> None:
         syscalls.die_with_parent(signal.SIGKILL)
     asked = msgspec.json.decode(request, type=ChildCall)
     protection = protect(asked.scratch, asked.wanted, asked.network, asked.levels)
-    here = os.getcwd()
+    directory = os.getcwd()
     module, _, name = asked.function.partition(":")
     try:
         result = getattr(importlib.import_module(module), name)(**asked.arguments)
     except ValueError as error:
         _send(Refused(" ".join(str(error).split())))
     else:
-        result.notes += [*protection.notes, *filter(None, [protection.changes().line(here)])]
+        result.notes += [*protection.notes, *filter(None, [protection.changes().line(directory)])]
         _send(Returned(msgspec.Raw(msgspec.json.encode(result))))
     # At once: threads and exit handlers that the program has left cannot keep the process.
     sys.stdout.flush()

@@ -72,10 +72,10 @@ class CopyOnWrite:
                 self._check_directory(place, text)
                 place = os.path.dirname(place)
                 continue
-            here = os.path.join(place, part)
-            target = self._target(here) if follow or any(parts) else None
+            longer = os.path.join(place, part)
+            target = self._target(longer) if follow or any(parts) else None
             if target is None:
-                place = here
+                place = longer
                 continue
             links += 1
             if links > _LINKS_FOLLOWED:

@@ -128,6 +128,6 @@ def _works_in_a_fork(enter: Callable[[], object]) -> bool:
 
 
 def _tell_clients_that_the_network_is_off() -> None:
-    """Libraries that would wait for an answer are told so by their own settings, unless the user set them."""
+    """Tell libraries that would wait for an answer, by their own settings, unless the user set them."""
     for name, value in (("HF_HUB_OFFLINE", "1"), ("WANDB_MODE", "offline")):
         os.environ.setdefault(name, value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -12,7 +12,6 @@ from memtriage.prediction.operators import tensors_in
 from memtriage.prediction.scratch import (
     attention,
     convolution,
-    copies,
     embedding,
     normalization,
     products,
@@ -20,6 +19,25 @@ from memtriage.prediction.scratch import (
 )
 from memtriage.prediction.scratch.products import Workspaces
 from memtriage.prediction.scratch.stages import AT_THE_END, Staged
+
+aten: Final = torch.ops.aten
+
+CONTIGUOUS: Final[dict[Any, tuple[int, ...]]] = {
+    aten.native_layer_norm.default: (0,),
+    aten.native_layer_norm_backward.default: (0, 1),
+    aten.native_group_norm.default: (0,),
+    aten.native_group_norm_backward.default: (0, 1),
+    aten._softmax.default: (0,),
+    aten._log_softmax.default: (0,),
+    aten._softmax_backward_data.default: (0, 1),
+    aten._log_softmax_backward_data.default: (0, 1),
+    aten.embedding_dense_backward.default: (0,),
+    aten.sort.default: (0,),
+    aten.sort.stable: (0,),
+    aten.topk.default: (0,),
+}
+"""Positions of the arguments that are made contiguous, in layer_norm_kernel.cu, group_norm_kernel.cu,
+SoftMax.cu, Embedding.cu, Sort.cpp and TensorTopK.cu of ATen/native/cuda."""
 
 
 class Scratch:
@@ -52,7 +70,7 @@ class Scratch:
         else:
             rule = self._rules.get(func)
             buffers = [] if rule is None else rule(args, kwargs, outputs, self._machine)
-            buffers = copies.buffers(func, args) + buffers
+            buffers = _contiguous_copies(func, args) + buffers
         return {AT_THE_END: buffers} if buffers else {}
 
     @property
@@ -76,3 +94,12 @@ class Scratch:
         if kind not in self._tried:
             self._tried.add(kind)
             self._lifetimes.cache_emptied()
+
+
+def _contiguous_copies(func: Any, args: tuple[Any, ...]) -> list[int]:
+    """Return the bytes of each copy that a kernel makes because it reads contiguous memory only."""
+    return [
+        args[place].numel() * args[place].element_size()
+        for place in CONTIGUOUS.get(func, ())
+        if not args[place].is_contiguous()
+    ]
