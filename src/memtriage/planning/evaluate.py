@@ -27,7 +27,7 @@ KEPT_TRACES: Final = 3
 """Traces that stay for another allocator setting: the last ones serve, and each may take tens of MB."""
 SMALLEST: Final = 1
 FINENESS: Final = 2 << 20
-"""To this many bytes `needs` is found: segments are multiples of it."""
+"""`needs` is accurate to this many bytes: segments are multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Evaluator:
     Args:
         build: the program; of a script only options of the allocator can be changed.
         kind: the GPU.
-        version: whose torch is meant.
+        version: of torch.
         conf: the allocator's options, as given; None for what the environment and the program set.
         steps: optimizer steps to trace.
         limit: bytes that the allocator may reserve.

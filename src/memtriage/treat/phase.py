@@ -2,7 +2,7 @@
 is left.
 
 The order is: park, and while the copies are under way collect garbage and clear what the catalogue of
-holders allows; then compact. Each does its part alone; one that fails is told, and the rest goes on.
+holders allows; then compact. Each does its part alone; one that fails is reported, and the rest goes on.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class OnDevice:
     def __init__(self, device: Device, offsets: Int64s, sizes: Int64s, stream: int, page: int) -> None:
         self._device = device
         self._offsets, self._sizes = offsets, sizes
-        # Whole segments: a rest behind the copy would draw storages, and they would pin it.
+        # Whole segments: a rest after the copy would attract storages, and they would pin it.
         whole = -(-int(offsets[-1] + sizes[-1]) // page) * page
         self._stream = stream
         self._address = device.allocate(max(whole, OWN_SEGMENT), stream)

@@ -51,7 +51,7 @@ class Mover:
         layout: as the plan was made from.
         storages: of the blocks to move, by index in the layout.
         prepared: bins that are there already.
-        emptying: told when the driver is about to take emptied segments back, which may take long.
+        emptying: called when the driver is about to take emptied segments back, which may take long.
     """
 
     def __init__(
@@ -171,14 +171,14 @@ class Mover:
         batches = list(_batches(islands, room))
         for at, batch in enumerate(batches):
             # Some may have moved directly before memory ran out.
-            here = [block for island in batch for block in island.blocks if not self._has_left(block)]
-            if not here:
+            blocks = [block for island in batch for block in island.blocks if not self._has_left(block)]
+            if not blocks:
                 continue
-            here, sizes = by_size(self._layout, here)
+            blocks, sizes = by_size(self._layout, blocks)
             with Holds(self._device, group.stream, self._layout.settings) as holds:
                 holds.take_holes(self._layout, [island for later in batches[at + 1 :] for island in later])
-                bins = bins_for(self._layout, here, sizes)
-                self._relocate(group, batch, self._moving(here), bins, on_host=sum(sizes) > room)
+                bins = bins_for(self._layout, blocks, sizes)
+                self._relocate(group, batch, self._moving(blocks), bins, on_host=sum(sizes) > room)
 
     def _relocate(
         self,

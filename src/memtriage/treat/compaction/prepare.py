@@ -1,4 +1,4 @@
-"""What can be done for a plan before it is known whose the blocks are: driver calls, during the search.
+"""What can be done for a plan before the storages of its blocks are known: driver calls, during the search.
 
 Both take about as long, and the driver's calls need no Python.
 """

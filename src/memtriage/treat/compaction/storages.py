@@ -1,7 +1,7 @@
 """Finds the storages of chosen blocks, and says of the others why they cannot move.
 
 Two stages. First the tensors and storages that Python's collector knows: one pass of C code over its list,
-and addresses compared in numpy. Only for blocks that are then still nobody's, what Python does not see is
+and addresses compared in numpy. Only for blocks without a storage by then, what Python does not see is
 looked up: gradients, what autograd nodes saved for backward, futures, the parts of sparse tensors.
 """
 
@@ -83,7 +83,7 @@ class StorageFinder:
             assert objects is not None, "it has not been entered"
             self._heap = _Heap(objects)
         else:
-            self._objects = None  # Not when the first question is answered: letting go of them takes a while.
+            self._objects = None  # Not when the first question is answered: releasing them takes a while.
         if self._heap.captured:
             movable.reasons = dict.fromkeys(search.blocks.tolist(), GRAPH)
             return movable

@@ -32,7 +32,7 @@ _SUMS_READERS: Final = frozenset(
 )
 _KEEPERS: Final = frozenset({"__init__", "_unpin_offload_buffers"})
 _PINNING: Final = {"_torch_pin_memory": 1, "_torch_empty_pinned": 2}
-"""The accelerator's methods behind all of DeepSpeed's pinning with torch, and their number of arguments."""
+"""The accelerator's methods that DeepSpeed pins memory with, and their number of arguments."""
 
 
 class UnknownDeepSpeed(RuntimeError):

@@ -1,4 +1,4 @@
-"""A CUDA device behind the protocol, by way of PyTorch's own allocator calls.
+"""A CUDA device that implements the protocol, by way of PyTorch's own allocator calls.
 
 Known limitations: the native allocator only (`backend:cudaMallocAsync` and pluggable ones keep no segments);
 called inside `torch.cuda.use_mem_pool`, allocations would land in that pool.

@@ -1,7 +1,7 @@
 """What remedies ask of a device: its memory's layout, and the few operations that change it.
 
 `CudaDevice` does it on a GPU. `SimulatedDevice` does it over the allocator's simulator: tests use it with
-bytes behind every address, a dry run without them.
+bytes at every address, a dry run without them.
 
 Everything is by address: no tensor is made for a storage, so no version counter moves and no hook runs.
 """

@@ -1,4 +1,4 @@
-"""A simulated device: the allocator's simulator with storages, and with bytes behind every address if wanted.
+"""A simulated device: the allocator's simulator with storages, and with bytes at every address if wanted.
 
 Without bytes it predicts what a remedy would do. With them it shows what a remedy does to values: memory is
 overwritten when it is handed out and when it is freed, and what was given back to the driver cannot be read.
@@ -26,7 +26,7 @@ from memtriage.treat.device.layout import ACTIVE, AWAITING, DeviceLayout, layout
 from memtriage.treat.device.protocol import Use
 
 STALE: Final = 0xDD
-"""What memory reads as when nobody has written it since it changed hands."""
+"""What memory reads as that was not written since it changed hands."""
 
 Before = Callable[[str], None]
 """Called with an operation's name before it is done; may raise in its place, or change the simulator."""

@@ -121,7 +121,7 @@ class Worker:
     def close(self, then: Callable[[], None]) -> None:
         """Take no more jobs, drop those that wait, call `then` once no job is under way: now, or later."""
         if os.getpid() != self._owner_pid:
-            return  # a forked child has nothing to give back, and locks that nobody will ever release
+            return  # a forked child has nothing to give back, and locks that are never released
         self._executor.shutdown(wait=False, cancel_futures=True)
         # An optimizer can be collected, in any thread, while backward's work is still running.
         for earlier in self._under_way:
@@ -232,7 +232,7 @@ class Ring:
         slots: the room for tiles.
         pin_asked: whether page-locking was wanted.
         pinned: whether the slots are page-locked.
-        spent: since the ring was made, or since somebody put a new one there.
+        spent: since the ring was made, or since it was replaced.
     """
 
     def __init__(self, elements: int, depth: int, *, pin: bool) -> None:

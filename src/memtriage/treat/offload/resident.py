@@ -97,15 +97,15 @@ class ResidentParameter:
                 f"the gradient of {self.name} is sparse, which OffloadedAdamW does not support: "
                 "make the embedding with sparse=False, or give it torch.optim.SparseAdam"
             )
-        here = local(gradient)
+        own = local(gradient)
         weights = local(self.parameter)
-        if here.dtype not in WEIGHT_DTYPES or here.device != weights.device or here.shape != weights.shape:
+        if own.dtype not in WEIGHT_DTYPES or own.device != weights.device or own.shape != weights.shape:
             raise RuntimeError(
-                f"the gradient of {self.name} is {tuple(here.shape)} {here.dtype} on {here.device}; expected "
+                f"the gradient of {self.name} is {tuple(own.shape)} {own.dtype} on {own.device}; expected "
                 f"{tuple(weights.shape)} on {weights.device}, of a type among {WEIGHT_DTYPES}"
             )
-        _check_alive(here, f"the gradient of {self.name}")
-        return ordered_as(here, weights)
+        _check_alive(own, f"the gradient of {self.name}")
+        return ordered_as(own, weights)
 
     def unseen(self) -> bool:
         """Whether the master may differ from the weights, because somebody else has written to them."""

@@ -1,4 +1,4 @@
-"""What an `OffloadedAdamW` is told once, checked."""
+"""The settings of an `OffloadedAdamW`, checked."""
 
 from __future__ import annotations
 

@@ -64,14 +64,14 @@ class Ways:
     def down(self, storage: torch.UntypedStorage, home: Home) -> None:
         """Begin to copy a storage to the host."""
         with self.lane.down():
-            for there, here in pairs(storage, home):
-                here.copy_(there, non_blocking=True)
+            for on_device, on_host in pairs(storage, home):
+                on_host.copy_(on_device, non_blocking=True)
 
     def up(self, storage: torch.UntypedStorage, home: Home) -> None:
         """Begin to copy a storage's values to it."""
         with self.lane.up():
-            for there, here in pairs(storage, home):
-                there.copy_(here, non_blocking=True)
+            for on_device, on_host in pairs(storage, home):
+                on_device.copy_(on_host, non_blocking=True)
 
     def release(self) -> None:
         """Give what the allocator keeps unused back to the driver."""
@@ -92,7 +92,7 @@ class CudaWays(Ways):
                 return [Spot(GRAPH)] * len(storages)
             layout = self._chip.layout()
         addresses = np.array([storage.data_ptr() for storage in storages], np.uint64).astype(np.int64)
-        # What was sent to other processes can go: torch keeps its memory until they have let go of it.
+        # What was sent to other processes can go: torch keeps its memory until they have released it.
         spots = spots_in(layout, addresses, graphs=graphs)
         fixed = super().look(storages, graphs=graphs)
         return [
@@ -108,7 +108,7 @@ class CudaWays(Ways):
 
     def release(self) -> None:
         with self._chip.entered():
-            torch.cuda.ipc_collect()  # what was sent to other processes, and they have let go of
+            torch.cuda.ipc_collect()  # what was sent to other processes, and released by them
             self._chip.empty_cache()
 
 

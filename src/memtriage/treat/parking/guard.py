@@ -172,7 +172,7 @@ class _Parked:
         parked = None
         for tensor in guarded:
             title = title_of(tensor)
-            if title is None:  # brought back while nobody had a reference to this object
+            if title is None:  # brought back while nothing referred to this object
                 _restore(tensor)
             elif parked is None:
                 parked = title

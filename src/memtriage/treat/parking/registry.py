@@ -77,7 +77,7 @@ def _references(holder: Any) -> int:
 
 
 _ALONE: Final = _references(SimpleNamespace(storage=object()))
-"""What it says of an object that nobody else has; versions of Python differ."""
+"""Its count of an object without other references; versions of Python differ."""
 _SERIALS: Final = itertools.count()
 
 

@@ -69,7 +69,7 @@ def park_choice(
         housed = time.perf_counter()
         _copy_down(entries, ways, meanwhile)
         copied = time.perf_counter()
-        _let_go(entries, to_park, choice, ways)
+        _release(entries, to_park, choice, ways)
         ended = time.perf_counter()
         return Parked(
             serials=frozenset(entry.serial for entry in entries),
@@ -133,22 +133,22 @@ def _movable(chosen: Sequence[Chosen]) -> list[Chosen]:
     Raises:
         ParkError: some of it is parked already, or is on a device that is not supported.
     """
-    known = [PARKED[candidate.storage._cdata] for candidate in chosen if candidate.storage._cdata in PARKED]
-    if known:
+    parked = [PARKED[candidate.storage._cdata] for candidate in chosen if candidate.storage._cdata in PARKED]
+    if parked:
         raise ParkError(
-            f"{_listed(known)} {'is' if len(known) == 1 else 'are'} parked already; nothing was moved. Call "
-            "unpark() first, or park what is left"
+            f"{_listed(parked)} {'is' if len(parked) == 1 else 'are'} parked already; nothing was moved. "
+            "Call unpark() first, or park what is left"
         )
-    there = [candidate for candidate in chosen if candidate.storage.nbytes()]
-    strange = [candidate for candidate in there if candidate.storage.device.type not in ("cpu", "cuda")]
+    present = [candidate for candidate in chosen if candidate.storage.nbytes()]
+    strange = [candidate for candidate in present if candidate.storage.device.type not in ("cpu", "cuda")]
     if strange:
         raise ParkError(
             f"{strange[0].title} is on {strange[0].storage.device}: only CUDA devices are supported"
         )
     if not cuda.initialized():
-        return there
+        return present
     # Storages of the CPU are where they belong.
-    return [candidate for candidate in there if candidate.storage.device.type != "cpu"]
+    return [candidate for candidate in present if candidate.storage.device.type != "cpu"]
 
 
 def _sorted_out(
@@ -158,9 +158,9 @@ def _sorted_out(
     to_park: list[Chosen] = []
     refused: list[NotParked] = []
     for device, way in ways.items():
-        mine = [candidate for candidate in chosen if candidate.storage.device == device]
-        spots = way.look([candidate.storage for candidate in mine], graphs=graphs)
-        for candidate, spot in zip(mine, spots, strict=True):
+        on_device = [candidate for candidate in chosen if candidate.storage.device == device]
+        spots = way.look([candidate.storage for candidate in on_device], graphs=graphs)
+        for candidate, spot in zip(on_device, spots, strict=True):
             candidate.stream = spot.stream
             if spot.reason is None:
                 to_park.append(candidate)
@@ -178,10 +178,10 @@ def _homes_for(chosen: Sequence[Chosen], ways: dict[torch.device, Ways]) -> list
     entries: list[ParkedStorage] = []
     try:
         for pin, arena in ARENAS.items():
-            mine = [candidate for candidate in chosen if ways[candidate.storage.device].pins == pin]
-            homes = arena.take([candidate.storage.nbytes() for candidate in mine])
+            alike = [candidate for candidate in chosen if ways[candidate.storage.device].pins == pin]
+            homes = arena.take([candidate.storage.nbytes() for candidate in alike])
             entries += [
-                entry_for(candidate, home, arena) for candidate, home in zip(mine, homes, strict=True)
+                entry_for(candidate, home, arena) for candidate, home in zip(alike, homes, strict=True)
             ]
     except BaseException as error:
         _give_homes(entries)
@@ -213,7 +213,7 @@ def _copy_down(
         raise
 
 
-def _let_go(
+def _release(
     entries: Sequence[ParkedStorage],
     chosen: Sequence[Chosen],
     choice: Selection,
@@ -231,12 +231,12 @@ def _let_go(
         for way in ways.values():
             way.release()
     except BaseException as error:
-        here = [entry for entry in entries if entry.storage.nbytes()]
-        gone = [entry for entry in entries if entry not in here]
-        _forget(here)
+        unparked = [entry for entry in entries if entry.storage.nbytes()]
+        parked = [entry for entry in entries if entry not in unparked]
+        _forget(unparked)
         error.add_note(
-            f"memtriage.park: {len(gone)} of {len(entries)} storages ({size(parked_bytes(gone))}) are parked "
-            "(unpark() brings them back); what is not is on the device, as it was"
+            f"memtriage.park: {len(parked)} of {len(entries)} storages ({size(parked_bytes(parked))}) are "
+            "parked (unpark() brings them back); what is not is on the device, as it was"
         )
         raise
 

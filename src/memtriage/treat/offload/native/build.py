@@ -1,7 +1,7 @@
 """`adamw.cpp` compiled for this machine's processor, once, and kept in the user's cache.
 
 The library calls neither Python nor torch, so a compiler is all it needs. (torch's extension loader needs
-ninja and torch's headers as well, and a build that is killed leaves a lock behind that later ones wait for.)
+ninja and torch's headers as well, and a build that is killed leaves a lock that later ones wait for.)
 """
 
 from __future__ import annotations
