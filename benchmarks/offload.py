@@ -193,7 +193,8 @@ def masters(job: Job, model: Any) -> Trainer:
     on_gpu = job.variant == "GPU"
     weights = list(model.parameters())
     copies = [
-        torch.nn.Parameter(one.detach().to("cuda" if on_gpu else "cpu", torch.float32)) for one in weights
+        torch.nn.Parameter(weight.detach().to("cuda" if on_gpu else "cpu", torch.float32))
+        for weight in weights
     ]
     optimizer = torch.optim.AdamW(copies, lr=1e-4, fused=True)
     if not on_gpu:
@@ -202,8 +203,8 @@ def masters(job: Job, model: Any) -> Trainer:
 
     def step() -> None:
         if on_gpu:
-            for one, weight in zip(copies, weights, strict=True):
-                one.grad = weight.grad.float()
+            for buffer, weight in zip(copies, weights, strict=True):
+                buffer.grad = weight.grad.float()
                 weight.grad = None
         optimizer.step()
         if on_gpu:

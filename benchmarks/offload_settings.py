@@ -183,8 +183,8 @@ def stepping(candidate: Candidate, weights: list[Any], steps: int, library: Libr
     gradients = [weight.grad for weight in weights]
     times, spent = [], []
     for _ in range(UNTIMED_STEPS + steps):
-        for one, gradient in zip(weights, gradients, strict=True):
-            one.grad = gradient
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         engine.ring.spent = Spent()
@@ -194,8 +194,8 @@ def stepping(candidate: Candidate, weights: list[Any], steps: int, library: Libr
             torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
         spent.append(asdict(engine.ring.spent))
-    for one, gradient in zip(weights, gradients, strict=True):
-        one.grad = gradient
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient
     found: dict[str, Any] = {"first_s": times[0], "step_s": statistics.median(times[UNTIMED_STEPS:])}
     for key in spent[0]:
         found[f"{key}_s"] = statistics.median(one[key] for one in spent[UNTIMED_STEPS:])

@@ -75,7 +75,7 @@ def _one(name: str, families: bool) -> dict[str, Any]:
     workloads = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(workloads)
     specs = workloads.SPECS if families else json.loads((GROUND_TRUTH / "specs.json").read_text())
-    spec = next(each for each in specs if each["name"] == name)
+    spec = next(spec for spec in specs if spec["name"] == name)
     prediction = memtriage.predict(lambda device: workloads.build(spec, device), torch_version=MEASURED_WITH)
     return {
         "peak_allocated": prediction.peak_allocated,

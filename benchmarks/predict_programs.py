@@ -99,7 +99,7 @@ def _predicted(program: dict[str, Any], directory: Path, steps: int) -> dict[str
         return result
     prediction = json.loads(result["printed"].splitlines()[-1])
     peaks = [
-        {kind: each[kind] for kind in ("peak_allocated", "peak_reserved")} for each in prediction["steps"]
+        {kind: step[kind] for kind in ("peak_allocated", "peak_reserved")} for step in prediction["steps"]
     ]
     return {
         "steps": peaks,
@@ -238,7 +238,7 @@ def _by_step(peaks: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
 
 
 def _after_first(result: dict[str, Any], kind: str) -> int:
-    return max(each[kind] for each in result["steps"][1:] or result["steps"])
+    return max(step[kind] for step in result["steps"][1:] or result["steps"])
 
 
 def _line(result: dict[str, Any]) -> str:

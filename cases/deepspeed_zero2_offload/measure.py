@@ -234,21 +234,23 @@ def prepare(job: Job) -> None:
 
 def known_buffers(model: torch.nn.Module, owned: Any) -> dict[int, str]:
     """What large tensors on the host are, by address: DeepSpeed's attributes and the model's weights."""
-    known = {one.untyped_storage().data_ptr(): "weights" for one in model.parameters()}
+    known = {parameter.untyped_storage().data_ptr(): "weights" for parameter in model.parameters()}
     zero = getattr(owned, "optimizer", None)
     if not hasattr(zero, "single_partition_of_fp32_groups"):
         return known
 
     def add(tensors: Iterable[Any], label: str) -> None:
         known.update(
-            (one.untyped_storage().data_ptr(), label) for one in tensors if isinstance(one, torch.Tensor)
+            (tensor.untyped_storage().data_ptr(), label)
+            for tensor in tensors
+            if isinstance(tensor, torch.Tensor)
         )
 
     # First: they may lie in the gradients, which are named then.
     add(zero.accumulated_grads_in_cpu.values(), "16-bit gradient sums of micro-batches")
     masters = zero.single_partition_of_fp32_groups
     add(masters, "fp32 master weights")
-    add((one.grad for one in masters), "fp32 gradients")
+    add((master.grad for master in masters), "fp32 gradients")
     for moment in ("exp_avg", "exp_avg_sq"):
         add((state.get(moment) for state in zero.optimizer.state.values()), moment)
     add(zero.param_buffer_of_bit16_for_cpu_offload_groups, "16-bit staging copy")
@@ -264,10 +266,10 @@ def ledger_rows(model: torch.nn.Module, owned: Any) -> tuple[dict[str, int], int
     """
     reading = read_host()
     assert reading is not None, "needs /proc/self/smaps"
-    on_host = [one for one in memtriage.census().storages if one.device == "cpu"]
+    on_host = [storage for storage in memtriage.census().storages if storage.device == "cpu"]
     known = known_buffers(model, owned)
     rows: dict[str, int] = defaultdict(int)
-    parameters = sum(one.numel() for one in model.parameters())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     ledger = reading.ledger(on_host)
     for row in ledger.rows:
         if row.row not in TENSORS:
@@ -285,8 +287,8 @@ def ledger_rows(model: torch.nn.Module, owned: Any) -> tuple[dict[str, int], int
 
 def weights_digest(model: torch.nn.Module) -> str:
     sums = hashlib.sha256()
-    for one in model.parameters():
-        sums.update(one.detach().cpu().view(torch.uint8).numpy().tobytes())
+    for parameter in model.parameters():
+        sums.update(parameter.detach().cpu().view(torch.uint8).numpy().tobytes())
     return sums.hexdigest()[:16]
 
 
@@ -297,7 +299,9 @@ def plain(call: HostStep) -> dict[str, Any]:
         "added": call.added,
         "transient": call.transient,
         "text": str(call),
-        "rows": {f"{one.row} ({one.owner})" if one.owner else one.row: one.bytes for one in call.deltas},
+        "rows": {
+            f"{delta.row} ({delta.owner})" if delta.owner else delta.row: delta.bytes for delta in call.deltas
+        },
     }
 
 

@@ -30,9 +30,9 @@ def jobs_of(results: Mapping[str, Any], where: str) -> dict[str, Any]:
 def sources(results: Mapping[str, Any], where: str) -> str:
     """On what the files' runs were made."""
     lines = [
-        f"- `results/{stem}.json`: {measured_on(one['about'])}"
-        for stem, one in results.items()
-        if "jobs" in one and (stem == "cpu") == (where == "cpu")
+        f"- `results/{stem}.json`: {measured_on(result['about'])}"
+        for stem, result in results.items()
+        if "jobs" in result and (stem == "cpu") == (where == "cpu")
     ]
     return "\n".join(lines)
 
@@ -44,7 +44,7 @@ def millions(job: Mapping[str, Any]) -> str:
 def summed(ranks: Iterable[Mapping[str, Any]], name: str, key: str) -> float:
     """Bytes a parameter, summed over the ranks."""
     ranks = list(ranks)
-    total: int = sum(one[name][key] for one in ranks)
+    total: int = sum(rank[name][key] for rank in ranks)
     return total / int(ranks[0]["parameters"])
 
 
@@ -52,11 +52,11 @@ def growth(name: str, ranks: list[dict[str, Any]]) -> list[str]:
     """A row: after `initialize` and its peak, after the last step and the highest peak."""
     kind, _, _ = name.rpartition(",")
     parameters = ranks[0]["parameters"]
-    peaks = [sum(one["peak"][key] for one in ranks) for key in ranks[0]["peak"] if key != "initialize"]
+    peaks = [sum(rank["peak"][key] for rank in ranks) for key in ranks[0]["peak"] if key != "initialize"]
     figures = (
         summed(ranks, "after", "initialize"), summed(ranks, "peak", "initialize"),
         summed(ranks, "after", "step 4"), max(peaks) / parameters,
-        sum(one["trimmed"] for one in ranks) / parameters,
+        sum(rank["trimmed"] for rank in ranks) / parameters,
     )  # fmt: skip
     return [kind, millions(ranks[0]), *(f"{figure:.2f}" for figure in figures)]
 
@@ -118,7 +118,7 @@ def slopes(jobs: Jobs) -> dict[str, tuple[float, float]]:
     kinds: dict[str, list[tuple[int, int]]] = {}
     for name, ranks in jobs.items():
         if isinstance(ranks, list) and not rounded(ranks[0]["job"]):
-            held = sum(one["trimmed"] for one in ranks)
+            held = sum(rank["trimmed"] for rank in ranks)
             kinds.setdefault(name.rpartition(",")[0], []).append((ranks[0]["parameters"], held))
     found = {}
     for kind, points in kinds.items():

@@ -244,10 +244,10 @@ def main() -> None:
             options.out.write_text(json.dumps(results, indent=1))
 
     columns = ("init", "init peak", "held", "peak", "trimmed", "- ledger")
-    say(f"{'growth in bytes a parameter':52}" + "".join(f"{one:>10}" for one in columns))
+    say(f"{'growth in bytes a parameter':52}" + "".join(f"{column:>10}" for column in columns))
     groups = [
-        [one for one in jobs if one.optimizer != "deepspeed"],
-        [one for one in jobs if one.optimizer == "deepspeed"],
+        [job for job in jobs if job.optimizer != "deepspeed"],
+        [job for job in jobs if job.optimizer == "deepspeed"],
     ]
     with ThreadPoolExecutor(1) as builder, ThreadPoolExecutor(options.at_a_time) as pool:
         built = builder.submit(build, "cuda" if gpus else "cpu") if groups[1] else None
@@ -266,7 +266,7 @@ def main() -> None:
             say("", f"{name}, by buffer:", *table(outcome))
             say(*(call["text"] for call in outcome[0]["calls"]))
     say("", "weights after the last step:")
-    say(*(f"{name:52} {one[0]['digest']}" for name, one in results.items() if isinstance(one, list)))
+    say(*(f"{name:52} {result[0]['digest']}" for name, result in results.items() if isinstance(result, list)))
     say(f"{time.perf_counter() - began:.0f} s")
 
 

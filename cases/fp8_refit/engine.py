@@ -54,15 +54,15 @@ class Engine:
     def wake_weights(self, pieces: list[Piece]) -> None:
         """Make room for all weights."""
         self._weights = {
-            one.name: torch.empty(one.shape, dtype=one.dtype, device=self._device) for one in pieces
+            piece.name: torch.empty(piece.shape, dtype=piece.dtype, device=self._device) for piece in pieces
         }
         self._settle()
 
     def take(self, bucket: Tensor, pieces: list[Piece]) -> None:
         """Copy a bucket's weights into the engine's own."""
-        for one in pieces:
-            source = bucket[one.start : one.start + one.nbytes].view(one.dtype).view(one.shape)
-            self._weights[one.name].copy_(source)
+        for piece in pieces:
+            source = bucket[piece.start : piece.start + piece.nbytes].view(piece.dtype).view(piece.shape)
+            self._weights[piece.name].copy_(source)
         self._settle()
 
     def wake_cache(self) -> int:

@@ -99,7 +99,7 @@ class Trainer:
             self.treatment = treatment.InTurns((self.treatment, self._treatment(asked.against)))
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        count = sum(one.numel() for one in parameters)
+        count = sum(parameter.numel() for parameter in parameters)
         self._say(f"{count / 1e9:.2f} billion parameters, {library}, {asked.precision}, {asked.treatment}")
 
     def run(self) -> None:
@@ -164,8 +164,8 @@ class Trainer:
         self.model.eval()
         with torch.no_grad():
             return [
-                self._log_probabilities(self._tokens(one), first=index == 0).cpu()
-                for index, one in enumerate(batches)
+                self._log_probabilities(self._tokens(batch), first=index == 0).cpu()
+                for index, batch in enumerate(batches)
             ]
 
     def train(self, batches: list[MicroBatch], old: list[Tensor]) -> float:

@@ -179,17 +179,19 @@ def slim(compared: dict[str, Any]) -> dict[str, Any]:
         **{name: compared.get(name) for name in kept},
         "variants": [
             {
-                "name": one["name"],
-                "finished": one["finished"],
+                "name": variant["name"],
+                "finished": variant["finished"],
                 "figures": {
-                    name: {part: one["figures"][name][part] for part in figure}
+                    name: {part: variant["figures"][name][part] for part in figure}
                     for name in FIGURES
-                    if name in one["figures"]
+                    if name in variant["figures"]
                 },
-                "values": one["values"],
-                "failures": [{"kind": each["kind"], "error": each["error"]} for each in one["failures"]],
+                "values": variant["values"],
+                "failures": [
+                    {"kind": failure["kind"], "error": failure["error"]} for failure in variant["failures"]
+                ],
             }
-            for one in compared["variants"]
+            for variant in compared["variants"]
         ],
         "targets": compared["targets"],
     }

@@ -25,19 +25,19 @@ class Gradients:
     def __init__(self, parameters: Iterable[nn.Parameter], decoupled: bool) -> None:
         self._parameters = list(parameters)
         self._decoupled = decoupled
-        total = sum(one.numel() for one in self._parameters)
+        total = sum(parameter.numel() for parameter in self._parameters)
         some = self._parameters[0]
         self.buffer = torch.zeros(total, dtype=torch.float32 if decoupled else some.dtype, device=some.device)
         self._nbytes = self.buffer.untyped_storage().nbytes()
         self._views = []
         start = 0
-        for one in self._parameters:
-            self._views.append(self.buffer[start : start + one.numel()].view_as(one))
-            start += one.numel()
+        for parameter in self._parameters:
+            self._views.append(self.buffer[start : start + parameter.numel()].view_as(parameter))
+            start += parameter.numel()
         if decoupled:
-            for one, view in zip(self._parameters, self._views, strict=True):
-                one.decoupled_grad = view
-                one.register_post_accumulate_grad_hook(_add_to_view)
+            for parameter, view in zip(self._parameters, self._views, strict=True):
+                parameter.decoupled_grad = view
+                parameter.register_post_accumulate_grad_hook(_add_to_view)
         self.release()
 
     def restore(self) -> None:
@@ -45,13 +45,13 @@ class Gradients:
         self.buffer.untyped_storage().resize_(self._nbytes)
         self.buffer.zero_()
         if not self._decoupled:
-            for one, view in zip(self._parameters, self._views, strict=True):
-                one.grad = view
+            for parameter, view in zip(self._parameters, self._views, strict=True):
+                parameter.grad = view
 
     def release(self) -> None:
         """Give the buffer's memory back; its values are gone."""
-        for one in self._parameters:
-            one.grad = None
+        for parameter in self._parameters:
+            parameter.grad = None
         self.buffer.untyped_storage().resize_(0)
 
 
@@ -102,9 +102,9 @@ class Offload:
             raise RuntimeError("to_host was called twice without to_device")
         # By the tensor's device: where a trace plays CUDA, the storage has none.
         found = {
-            one.untyped_storage().data_ptr(): (one.untyped_storage(), one.device)
-            for one in tensors
-            if one.device.type == "cuda"
+            tensor.untyped_storage().data_ptr(): (tensor.untyped_storage(), tensor.device)
+            for tensor in tensors
+            if tensor.device.type == "cuda"
         }
         sizes = [_aligned(storage.nbytes()) for storage, _ in found.values()]
         if not sizes:

@@ -30,10 +30,10 @@ def owners(results: Mapping[str, Any]) -> str:
         in_use = f"{size(found['allocated'])} allocated, {size(found['reserved'])} reserved"
         shares = [
             [
-                one["owner"], f"{one['blocks']:,}", size(one["nbytes"]), str(one["segments"]),
-                size(one["strands_alone"]), size(one["strands_with_others"]),
+                share["owner"], f"{share['blocks']:,}", size(share["nbytes"]), str(share["segments"]),
+                size(share["strands_alone"]), size(share["strands_with_others"]),
             ]
-            for one in found["shares"]
+            for share in found["shares"]
         ]  # fmt: skip
         parts.append(f"{row}: {in_use} after the refit.\n\n{markdown(columns, shares)}")
     return "\n\n".join(parts)
@@ -55,8 +55,8 @@ def segments(results: Mapping[str, Any]) -> str:
 
 def simulated(results: Mapping[str, Any]) -> str:
     rows = [
-        [one["row"], size(one["steps"][-1]["allocated"]), size(one["steps"][-1]["reserved"])]
-        for one in results["rows"]
+        [row["row"], size(row["steps"][-1]["allocated"]), size(row["steps"][-1]["reserved"])]
+        for row in results["rows"]
     ]
     arguments = " ".join(results["arguments"])
     return (
@@ -87,18 +87,18 @@ def span(figure: Mapping[str, Any] | None) -> str:
 def trials(results: Mapping[str, Any]) -> str:
     """The variants of a comparison."""
     rows = []
-    for one in results["compare"]["variants"]:
-        figures = one["figures"]
-        if not one["finished"]:
-            why = one["failures"][0]["error"] if one["failures"] else "not run"
-            rows.append([f"`{one['name']}`", why, "", "", "", "", ""])
+    for variant in results["compare"]["variants"]:
+        figures = variant["figures"]
+        if not variant["finished"]:
+            why = variant["failures"][0]["error"] if variant["failures"] else "not run"
+            rows.append([f"`{variant['name']}`", why, "", "", "", "", ""])
             continue
         time = figures["time_per_step"]
         against = time["against_baseline"]
         shortest, longest = f"{time['lowest']:.1f} s", f"{time['highest']:.1f} s"
         rows.append(
             [
-                f"`{one['name']}`", str(one["finished"]),
+                f"`{variant['name']}`", str(variant["finished"]),
                 shortest if shortest == longest else f"{shortest} to {longest}",
                 "" if against is None else f"{against['ratio']:.3f}",
                 span(figures["allocated"]), span(figures["reserved"]), span(figures["peak_reserved"]),
@@ -117,7 +117,7 @@ def trials(results: Mapping[str, Any]) -> str:
 
 
 def targets(results: Mapping[str, Any]) -> str:
-    found = [(one, "") for one in results["compare"]["targets"]]
+    found = [(row, "") for row in results["compare"]["targets"]]
     later = results.get("later")
     if later is not None:
         since = f", from step {later['warmup'] + 1} on"
@@ -164,8 +164,8 @@ class _Run(NamedTuple):
 
 def _sides(turns: Sequence[Mapping[str, Any]]) -> tuple[list[float], list[float]]:
     """Seconds of both treatments' turns, which make pairs in order."""
-    plain = [one["seconds"] for one in turns if one["treatment"] == "none"]
-    treated = [one["seconds"] for one in turns if one["treatment"] == "memtriage"]
+    plain = [turn["seconds"] for turn in turns if turn["treatment"] == "none"]
+    treated = [turn["seconds"] for turn in turns if turn["treatment"] == "memtriage"]
     pairs = min(len(plain), len(treated))
     return plain[:pairs], treated[:pairs]
 

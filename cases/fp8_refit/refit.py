@@ -30,14 +30,14 @@ def pack(pieces: Iterable[Piece], room: int) -> Iterator[list[Piece]]:
     """
     bucket: list[Piece] = []
     start = 0
-    for one in pieces:
-        if one.nbytes > room:
-            raise ValueError(f"{one.name} takes {one.nbytes} bytes; a bucket has {room}: make it larger")
-        if start + one.nbytes > room:
+    for piece in pieces:
+        if piece.nbytes > room:
+            raise ValueError(f"{piece.name} takes {piece.nbytes} bytes; a bucket has {room}: make it larger")
+        if start + piece.nbytes > room:
             yield bucket
             bucket, start = [], 0
-        bucket.append(Piece(one.name, start, one.shape, one.dtype))
-        start += -(-one.nbytes // _ALIGNMENT) * _ALIGNMENT
+        bucket.append(Piece(piece.name, start, piece.shape, piece.dtype))
+        start += -(-piece.nbytes // _ALIGNMENT) * _ALIGNMENT
     if bucket:
         yield bucket
 
@@ -55,9 +55,9 @@ def stream(weights: dict[str, Tensor], engine: Generation, room: int) -> int:
         if sent >= len(buckets):
             engine.acknowledged()
         bucket = buckets[sent % len(buckets)]
-        for one in pieces:
-            target = bucket[one.start : one.start + one.nbytes].view(one.dtype).view(one.shape)
-            target.copy_(weights[one.name].detach())
+        for piece in pieces:
+            target = bucket[piece.start : piece.start + piece.nbytes].view(piece.dtype).view(piece.shape)
+            target.copy_(weights[piece.name].detach())
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         engine.send(bucket, pieces)

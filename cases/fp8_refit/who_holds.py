@@ -107,7 +107,7 @@ def owner_of(record: StorageRecord) -> str:
 
 def table(instant: str, segments: Sequence[Segment], records: Iterable[StorageRecord]) -> Table:
     """Join segments with the storages in them. Pure."""
-    named = sorted((one.address, owner_of(one)) for one in records if one.address)
+    named = sorted((record.address, owner_of(record)) for record in records if record.address)
     addresses = [address for address, _ in named]
 
     def name(block: Block) -> str:
@@ -143,7 +143,7 @@ def table(instant: str, segments: Sequence[Segment], records: Iterable[StorageRe
     return Table(
         instant=instant,
         allocated=sum(nbytes.values()),
-        reserved=sum(one.size for one in segments),
+        reserved=sum(segment.size for segment in segments),
         shares=shares,
         worst=sorted(pinned, key=lambda one: -one.free)[:_WORST],
     )
@@ -174,7 +174,7 @@ def write_tables(path: str, instant: str) -> None:
     device = torch.cuda.current_device()
     torch.cuda.synchronize(device)
     segments = cuda.segments(device) or []
-    records = [one for one in memtriage.census().storages if one.device == f"cuda:{device}"]
+    records = [storage for storage in memtriage.census().storages if storage.device == f"cuda:{device}"]
     made = table(instant, segments, records)
     print("\n".join(lines(made)), flush=True)
     Path(path).write_text(json.dumps(asdict(made), indent=1), encoding="utf-8")

@@ -27,7 +27,7 @@ def line(found: dict[str, Any] | str) -> str:
     """What came of a run, in a line."""
     if isinstance(found, str):
         return found
-    said = next((one["holder"] for one in found["findings"] if one["holder"]), None)
+    said = next((finding["holder"] for finding in found["findings"] if finding["holder"]), None)
     more = "" if said is None else f": {said}"
     return f"{size(found['stays'])} go with the loss, {found['verdict']}{more} ({found['seconds']} s)"
 
@@ -59,7 +59,7 @@ def row(name: str, runs: Mapping[str, Any]) -> list[str]:
 
 def losses(runs: Mapping[str, Any]) -> str:
     """Whether the cures leave each step's loss as it was, to the last digit printed."""
-    known = [one["losses"] for one in runs.values() if not isinstance(one, str)]
+    known = [run["losses"] for run in runs.values() if not isinstance(run, str)]
     if len(known) < 2:
         return ""
     return "the same" if all(one == known[0] for one in known) else "differ"
@@ -67,20 +67,20 @@ def losses(runs: Mapping[str, Any]) -> str:
 
 def table(results: Mapping[str, Any]) -> str:
     """The rows of one machine."""
-    return markdown(COLUMNS, [row(name, one["runs"]) for name, one in results["rows"].items()])
+    return markdown(COLUMNS, [row(name, entry["runs"]) for name, entry in results["rows"].items()])
 
 
 def said(results: Mapping[str, Any]) -> str:
     """What memtriage said of the plain runs, word for word."""
     launch = "" if results["ranks"] == 1 else f"torchrun --nproc-per-node {results['ranks']} -m "
     lines = []
-    for one in results["rows"].values():
-        found = one["runs"].get(PLAIN)
+    for entry in results["rows"].values():
+        found = entry["runs"].get(PLAIN)
         if found is None or isinstance(found, str) or found["verdict"] is None:
             continue
-        lines.append(f"$ {launch}memtriage run train.py {' '.join(one['arguments'])}")
+        lines.append(f"$ {launch}memtriage run train.py {' '.join(entry['arguments'])}")
         lines.append(f"  {found['verdict']}")
-        lines += [f"  {size(one['bytes'])}  {one['holder']}" for one in found["findings"]]
+        lines += [f"  {size(finding['bytes'])}  {finding['holder']}" for finding in found["findings"]]
     return verbatim("\n".join(lines))
 
 
@@ -88,8 +88,8 @@ def beside_the_issue(results: Mapping[str, Any]) -> str:
     """Bytes allocated after the step, in the issue and here."""
     before, after = IN_THE_ISSUE["before"], IN_THE_ISSUE["after"]
     rows = [["the issue", *map(mebibytes, (before, after, before - after))]]
-    for name, one in results["rows"].items():
-        plain, cured = (one["runs"].get(cure) for cure in (PLAIN, REMEDY))
+    for name, entry in results["rows"].items():
+        plain, cured = (entry["runs"].get(cure) for cure in (PLAIN, REMEDY))
         if isinstance(plain, dict) and isinstance(cured, dict):
             had, has = most(plain, "allocated"), most(cured, "allocated")
             assert had is not None and has is not None
@@ -100,13 +100,14 @@ def beside_the_issue(results: Mapping[str, Any]) -> str:
 def probed(results: Mapping[str, Any]) -> str:
     """Which arguments fill the list."""
     rows = []
-    for one in results["rows"]:
+    for entry in results["rows"]:
         yes = {True: "yes", False: "no"}
         rows.append(
             [
-                one["layer"], one["recipe"], yes[one["quantised parameters"]], yes[one["checkpointed"]],
-                *([one["failed"], ""] if "failed" in one else
-                  [size(one["on contexts after backward"]), f"{one['MiB that go with the nodes']} MiB"]),
+                entry["layer"], entry["recipe"],
+                yes[entry["quantised parameters"]], yes[entry["checkpointed"]],
+                *([entry["failed"], ""] if "failed" in entry else
+                  [size(entry["on contexts after backward"]), f"{entry['MiB that go with the nodes']} MiB"]),
             ]
         )  # fmt: skip
     columns = ("layer", "recipe", "quantised parameters", "checkpointed")

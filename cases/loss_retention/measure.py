@@ -91,9 +91,9 @@ def told(variant: Variant, outcome: measuring.Outcome) -> dict[str, Any]:
     named = next((at for at, line in enumerate(lines) if "memtriage: grows by" in line), None)
     before = [] if named is None else [line for line in lines[:named] if line in set(counted)]
     projected = None if named is None else re.search(r"is full ([\d,]+) micro-batches into", lines[named])
-    marks = [one for one in report["marks"] if one["name"] == "backward"]
-    marks = [one for one in marks if one["device"] != "cpu"] or marks
-    first = next((one["allocated"] for one in marks if one["microbatch"] == FIRST), None)
+    marks = [mark for mark in report["marks"] if mark["name"] == "backward"]
+    marks = [mark for mark in marks if mark["device"] != "cpu"] or marks
+    first = next((mark["allocated"] for mark in marks if mark["microbatch"] == FIRST), None)
     named_at = None if not before else int(re.findall(r"micro-batch (\d+):", before[-1])[0])
     return {
         "variant": variant.name,
@@ -133,7 +133,7 @@ def main() -> None:
         measuring.write(options.out, results)
 
     for job, outcome in measuring.run_all(
-        [one.job(number) for number, one in enumerate(rows)], limit_s=options.limit, within_s=options.within,
+        [row.job(number) for number, row in enumerate(rows)], limit_s=options.limit, within_s=options.within,
         at_a_time=options.at_a_time or (6 if on_gpu else 1),
     ):  # fmt: skip
         variant = rows[int(job.name)]

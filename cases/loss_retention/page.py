@@ -22,7 +22,7 @@ def in_use(nbytes: int | None) -> str:
 
 def leak_of(found: Mapping[str, Any]) -> dict[str, Any] | None:
     """The finding of growth."""
-    return next((one for one in found["findings"] if one["kind"] == "leak"), None)
+    return next((finding for finding in found["findings"] if finding["kind"] == "leak"), None)
 
 
 def line(found: Mapping[str, Any]) -> str:
@@ -53,7 +53,7 @@ def row(found: Mapping[str, Any]) -> list[str]:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    return markdown(COLUMNS, [row(one) for one in results["rows"] if one is not None])
+    return markdown(COLUMNS, [row(entry) for entry in results["rows"] if entry is not None])
 
 
 def speed(results: Mapping[str, Any]) -> str:
@@ -80,7 +80,7 @@ def speed(results: Mapping[str, Any]) -> str:
 
 def said(results: Mapping[str, Any]) -> str:
     """The lines of the first variant's first micro-batches, and the finding, word for word."""
-    first = next((one for one in results["rows"] if one is not None and one.get("findings")), None)
+    first = next((entry for entry in results["rows"] if entry is not None and entry.get("findings")), None)
     if first is None:
         return ""
     arguments = " ".join(["--micro-batches", str(first["micro_batches"]), *first["arguments"]])

@@ -156,7 +156,9 @@ def _training(size: Size, changes: Collection[Change], device: Any, batch: int, 
         checkpoint_blocks(model)
     if "bf16 autocast" in changes:
         model.forward = torch.autocast(device.type, dtype=torch.bfloat16)(model.forward)
-    optimizer = _optimizer([each for each in model.parameters() if each.requires_grad], changes)
+    optimizer = _optimizer(
+        [parameter for parameter in model.parameters() if parameter.requires_grad], changes
+    )
     lengths: Sequence[int] = size.lengths or (size.length,) * accumulate
 
     def step() -> None:

@@ -50,7 +50,7 @@ class Watched:
                 return finding
         raise LookupError(
             f"memtriage made no finding of kind {kind!r}: verdict {self.report['verdict']}, findings "
-            f"{[(each['kind'], each['playbook']) for each in self.findings]}"
+            f"{[(finding['kind'], finding['playbook']) for finding in self.findings]}"
         )
 
 

@@ -29,7 +29,7 @@ class MasterAdamW(torch.optim.AdamW):
 
     def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
         self.weights = parameters
-        self.master = [each.detach().float().requires_grad_() for each in parameters]
+        self.master = [parameter.detach().float().requires_grad_() for parameter in parameters]
         super().__init__(self.master, foreach=False)
         for weight, master in zip(self.weights, self.master, strict=True):
             weight.register_post_accumulate_grad_hook(lambda weight, master=master: _widen(weight, master))
@@ -74,7 +74,7 @@ def main() -> None:
         return
     torch.manual_seed(0)
     model, optimizer, step = build(options.device, size=size, cured=options.cured)
-    count = sum(each.numel() for each in model.parameters())
+    count = sum(parameter.numel() for parameter in model.parameters())
     for _ in range(2):
         step()
     which = "cuda:0" if options.device == "cuda" else "host"

@@ -183,7 +183,7 @@ def predict(case: Case, *, cured: bool) -> None:
         if dies is None and needed > case.limit:
             dies = number + 1
     say(
-        peaks={length: [each.peak_allocated for each in found.steps] for length, found in by_length.items()},
+        peaks={length: [step.peak_allocated for step in found.steps] for length, found in by_length.items()},
         phase=by_length[max(by_length)].peak_phase, dies_at=dies, limit=case.limit,
     )  # fmt: skip
 

@@ -49,8 +49,12 @@ class Beforehand:
 
         Last come those that need a process of their own, or are not measured at all.
         """
-        alone = [one for one in entries if RUNGS[one].conf or (device == "cpu" and RUNGS[one].absent_on_cpu)]
-        shared = [one for one in entries if one not in alone]
+        alone = [
+            entry
+            for entry in entries
+            if RUNGS[entry].conf or (device == "cpu" and RUNGS[entry].absent_on_cpu)
+        ]
+        shared = [entry for entry in entries if entry not in alone]
         arguments = ["measure.py", *shared, *(("--tiny",) if device == "cpu" else ())]
         # M10 steps on the host. Either of these two holds torch to the fewer threads.
         cores = "1" if device == "cpu" else str(len(os.sched_getaffinity(0)))
