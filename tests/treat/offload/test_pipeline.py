@@ -1,7 +1,8 @@
-"""The pipeline over the ring: fetches run ahead, tiles finish in order, no slot has two tiles."""
+"""The ring: fetches run ahead, tiles finish in order, no slot has two tiles. The worker: how it closes."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.treat.offload.pipeline import Ring, TileSlot, lane_to
+from memtriage.treat.offload.pipeline import Ring, TileSlot, Worker, lane_to
 
 
 class Done:
@@ -99,3 +100,38 @@ def test_a_slot_carries_both_ways_at_once_in_any_type() -> None:
     assert not ring.pinned
     ring.close()
     ring.close()
+
+
+# Worker
+
+
+def test_idle_worker_closes_at_once() -> None:
+    worker = Worker()
+    worker.run([], lambda: None)
+    given_back: list[str] = []
+    worker.close(lambda: given_back.append("all"))
+    assert given_back == ["all"]
+
+
+def test_close_waits_for_the_running_job_and_drops_the_rest() -> None:
+    worker, begun, may_end, given_back = Worker(), threading.Event(), threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def job() -> None:
+        begun.set()
+        may_end.wait()
+        order.append("job")
+
+    def give_back() -> None:
+        order.append("given back")
+        given_back.set()
+
+    worker.submit([], job)
+    dropped = worker.submit([], lambda: order.append("dropped"))
+    begun.wait()
+    worker.close(give_back)
+    assert not given_back.is_set()
+    may_end.set()
+    assert given_back.wait(60)
+    assert order == ["job", "given back"]
+    assert dropped.cancelled()

@@ -1,3 +1,5 @@
+"""What a traced step counts as work."""
+
 import torch
 
 from memtriage.planning.evaluate import Work
