@@ -29,10 +29,8 @@ class FusedAttnFunc(torch.autograd.Function):
         *operands, _ = restore_from_saved(ctx.tensor_objects, ctx.saved_tensors)
         with torch.enable_grad():
             sources = [
-                (
-                    operand.dequantise() if isinstance(operand, Quantised) else operand.detach()
-                ).requires_grad_()
-                for operand in operands
+                (one.dequantise() if isinstance(one, Quantised) else one.detach()).requires_grad_()
+                for one in operands
             ]
             out = functional.scaled_dot_product_attention(*sources, is_causal=True)
         return (*torch.autograd.grad(out, sources, gradients[0]), None)
