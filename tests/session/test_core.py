@@ -241,7 +241,7 @@ def test_an_ordinary_end_takes_one_for_the_ledger(session: Session, asked: list[
 
 
 def test_findings_so_far_are_replaced_by_the_last_word(session: Session) -> None:
-    session._suspected([Finding(kind="leak", device="cpu", holder="train.kept[*]")])
+    session._report_suspects([Finding(kind="leak", device="cpu", holder="train.kept[*]")])
     (suspicion,) = lines(session, "finding")
     assert (suspicion["holder"], suspicion["final"]) == ("train.kept[*]", False)
     session.finish(MemoryError(), 1)

@@ -235,7 +235,7 @@ def test_a_session_tells_where_training_stands(session: Session) -> None:
 
 def test_it_tells_what_has_been_found_to_grow(session: Session) -> None:
     leak = Finding(kind="leak", device="cpu", bytes_per_step=4096, holder="train.kept[*]")
-    session._suspected([leak])
+    session._report_suspects([leak])
     (found,) = session.statuses()
     assert found.leaks == (leak,)
 
@@ -248,7 +248,7 @@ def test_nothing_is_told_once_it_has_ended(session: Session) -> None:
 def test_a_long_mark_of_the_program_does_not_hold_up_who_asks(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(core, "_ASK_WITHIN_S", 0.001)
+    monkeypatch.setattr(core, "_STATUS_WAIT_S", 0.001)
     train(12)
     answered: list[list[RunStatus]] = []
     with session._lock:  # as in a census

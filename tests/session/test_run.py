@@ -211,8 +211,8 @@ def test_without_a_record_the_rank_s_own_findings_are_reported(
     session = finished(Path("/proc/no/such"), identity(0, 2))
     for _ in range(5):
         session.user_step()
-    session.died_of_memory = True
-    session.exception_text = "MemoryError"
+    monkeypatch.setattr(Session, "verdict", "out_of_memory")
+    monkeypatch.setattr(Session, "exception_text", "MemoryError")
     report = certain(run.report_run(session, tmp_path / "report.json", 2.0, Messages()))
     assert (report.verdict, report.steps, report.exception) == ("out_of_memory", 5, "MemoryError")
     assert (report.ranks.seen, report.ranks.of) == (1, 2)

@@ -46,7 +46,7 @@ class GrowthWatch:
         ledgers: takes the ledgers while a census is open.
         script_root: folder of the user's script, for allocation sites.
         say: takes one line about what takes time.
-        found: given what grows so far, whenever that may have changed.
+        report: takes what grows so far, whenever that may have changed.
         rank: whose findings they are.
         batches_vary: says whether the program has trained on batches of several sizes.
     """
@@ -59,7 +59,7 @@ class GrowthWatch:
         *,
         script_root: str | None,
         say: Callable[[str], None],
-        found: Callable[[list[Finding]], None],
+        report: Callable[[list[Finding]], None],
         rank: int | None,
         batches_vary: Callable[[], bool],
     ) -> None:
@@ -71,7 +71,7 @@ class GrowthWatch:
         self._rank = rank
         self._batches_vary = batches_vary
         self._investigator = Investigator(script_root, say, ledgers.before_census)
-        self.scheduler = CensusScheduler(self._investigator, ledgers.take, lambda: found(self.leaks()))
+        self.scheduler = CensusScheduler(self._investigator, ledgers.take, lambda: report(self.leaks()))
         self._own: dict[str, int] = {}
         self._code_readings = 0
         self._code_due_s = 0.0

@@ -1,17 +1,22 @@
-"""A rank's record as the session writes it: findings, notes, and what failed."""
+"""A rank's record as the session writes it: findings, notes, and which parts of the watch failed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from memtriage.model.findings import Finding
+from memtriage.observe.foreign import is_programs_exception
+from memtriage.session.signals.own_work import OwnWork
 from memtriage.store.records import Note, RecordedFinding
 from memtriage.store.writer import RankWriter
 
 
 class SessionRecord(RankWriter):
-    """A `RankWriter` that the parts of a session share."""
+    """A `RankWriter` shared by the parts of a session."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -21,17 +26,44 @@ class SessionRecord(RankWriter):
         self.write("note", Note(text=text))
 
     def note_once(self, text: str) -> None:
-        """Note something that may happen again, once for each text."""
+        """Write a note unless the record already has one with this text."""
         if text not in self._noted:
             self._noted.add(text)
             self.note(text)
 
     def failed(self, where: str, error: BaseException) -> None:
-        """Note that a part of the watch failed, once for each text."""
+        """Note that a part of the watch failed, once per text."""
         self.note_once(f"memtriage could not do all of its work ({where}): {type(error).__name__}: {error}")
 
     def findings(self, findings: Iterable[Finding], *, final: bool) -> None:
-        """Write findings; those that are not final may still turn out to be none."""
+        """Write findings; one that is not final may be withdrawn by the end of the run."""
         for finding in findings:
             fields = {name: getattr(finding, name) for name in finding.__struct_fields__}
             self.write("finding", RecordedFinding(**fields, final=final))
+
+
+class HasRecord(Protocol):
+    """A part of the watch that notes its failures in the record."""
+
+    _record: SessionRecord
+
+
+Part = TypeVar("Part", bound=HasRecord)
+P = ParamSpec("P")
+
+
+def never_raises(method: Callable[Concatenate[Part, P], None]) -> Callable[Concatenate[Part, P], None]:
+    """Turn exceptions of a method into notes: the watched program must not fail because of the watch."""
+
+    @functools.wraps(method)
+    def guarded(part: Part, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        with OwnWork():
+            try:
+                method(part, *args, **kwargs)
+            except (Exception, SystemExit) as error:
+                if is_programs_exception(error):
+                    raise
+                with suppress(Exception):  # the program goes on even where no note can be written
+                    part._record.failed(method.__name__.strip("_").replace("_", " "), error)
+
+    return guarded

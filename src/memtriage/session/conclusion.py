@@ -1,0 +1,140 @@
+"""The end of a watch: the judgments, the verdict, and the last lines of the record."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+from memtriage.diagnose.growth.judged import with_circumstances
+from memtriage.diagnose.host.findings import host_findings, host_notes
+from memtriage.diagnose.verdict import verdict
+from memtriage.model.findings import Finding, Verdict
+from memtriage.model.judged import Judged
+from memtriage.observe.host import host_peak
+from memtriage.session.death_watch import DeathWatch
+from memtriage.session.ends import Terminated, allocator_peaks, exception_text
+from memtriage.session.growth_watch import GrowthWatch
+from memtriage.session.host_watch import HostWatch
+from memtriage.session.live_state import LiveState
+from memtriage.session.progress import TrainingProgress
+from memtriage.session.record import SessionRecord, never_raises
+from memtriage.session.residue import PhaseResidue
+from memtriage.store.records import End
+
+
+class Conclusion:
+    """Judges what the parts of a watch have gathered, once the program has ended.
+
+    Attributes:
+        findings: what is wrong, the cause of death first; empty before `judge`.
+        judged: by device, whether growth could be judged and how small a leak would have been found.
+        exception_text: the exception or signal that ended the program; None when it completed.
+        died_of_memory: it ended because memory ran out.
+
+    Args:
+        rank: whose findings they are.
+        progress: where training stands.
+        record: gets the findings and the end.
+        live: gets the leaks.
+        growth, host, death, residue: the evidence.
+    """
+
+    def __init__(
+        self,
+        rank: int | None,
+        progress: TrainingProgress,
+        record: SessionRecord,
+        live: LiveState,
+        *,
+        growth: GrowthWatch,
+        host: HostWatch,
+        death: DeathWatch,
+        residue: PhaseResidue,
+    ) -> None:
+        self.findings: list[Finding] = []
+        self.judged: dict[str, Judged] = {}
+        self.exception_text: str | None = None
+        self.died_of_memory = False
+        self._rank = rank
+        self._progress = progress
+        self._record = record
+        self._live = live
+        self._growth = growth
+        self._host = host
+        self._death = death
+        self._residue = residue
+        self._failed_to_judge = True
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on this rank; `error` where growth could not be judged because the watch failed."""
+        word = verdict(self.findings, self.died_of_memory, self.judged)
+        return "error" if word == "not_judged" and self._failed_to_judge else word
+
+    def judge(self, exception: BaseException | None, memory_error: BaseException | None) -> None:
+        """Make the findings. A judgment that fails leaves the others as they are.
+
+        Args:
+            exception: what ended the program.
+            memory_error: the out-of-memory error in it, if there is one.
+        """
+        self.exception_text = None if exception is None else exception_text(exception)
+        self.died_of_memory = memory_error is not None
+        self._judge_growth(isinstance(exception, Exception) and not isinstance(exception, Terminated))
+        self.findings += self._residue.findings()
+        self._judge_host()
+        if memory_error is not None:
+            self._judge_death(memory_error)
+
+    def write(self, exit_code: int | None, devices: Iterable[str]) -> None:
+        """Write the findings and the last line of the record.
+
+        Args:
+            exit_code: status that the program ends with.
+            devices: those whose peaks belong into the record.
+        """
+        self._record.findings(self.findings, final=True)
+        end = End(
+            verdict=self.verdict,
+            steps=self._progress.position.step,
+            exception=self.exception_text,
+            exit_code=exit_code,
+            time_s=round(self._progress.elapsed(), 3),
+            device_limits=self._growth.limits,
+            passing=self._growth.transient.most(),
+            peak_rss=host_peak(),
+            judged=self.judged,
+        )
+        try:
+            end.peak_allocated, end.peak_reserved = allocator_peaks(devices)
+        except Exception as error:
+            self._record.failed("read peaks", error)
+        self._record.write("end", end)
+
+    @never_raises
+    def _judge_growth(self, failed: bool) -> None:
+        self.findings = self._growth.leaks()
+        self._live.leaks(self.findings)
+        self.judged = with_circumstances(
+            self._growth.judged(),
+            failed=failed,
+            steps=self._progress.position.step,
+            torch="torch" in sys.modules,
+        )
+        self._failed_to_judge = False
+
+    @never_raises
+    def _judge_host(self) -> None:
+        evidence = self._host.conclude()
+        for finding in host_findings(evidence):
+            finding.rank = self._rank
+            finding.step = self._progress.position.step if finding.step is None else finding.step
+            self.findings.append(finding)
+        for note in host_notes(evidence):
+            self._record.note(note)
+
+    @never_raises
+    def _judge_death(self, error: BaseException) -> None:
+        finding = self._death.finding(error, self.findings)
+        finding.rank = self._rank
+        self.findings.insert(0, finding)
