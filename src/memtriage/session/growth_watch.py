@@ -1,8 +1,9 @@
-"""What grows: follows the counters at marks, takes the censuses that this asks for, and judges."""
+"""What grows: passes the counters of marks to the census scheduler, and judges what it gathers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Final
 
@@ -24,31 +25,45 @@ from memtriage.session.schedule.judgment import find_leaks, judge_devices, limit
 from memtriage.session.schedule.scheduler import CensusScheduler
 from memtriage.session.transient_peak import TransientPeak
 
-_CODE_SHARES: Final = (0.02, 0.005)
-"""Part of the time that readings of the generated code's size may take: the first ones, and all later."""
-_CODE_FIRST: Final = 64
-"""First readings, of 1 ms each: a run of a few seconds is to have enough of them."""
-_WORK_S: Final = 0.5e-3
-"""Seconds from which on a mark has done more than to read counters."""
+
+@dataclass(frozen=True, slots=True)
+class ReadingPolicy:
+    """How often the size of generated code is read, and which marks leave memory of the watch behind.
+
+    Attributes:
+        first: readings that may come close together. Each takes 1 ms, and a run of a few seconds needs
+            enough of them.
+        first_share: part of the time that these may take.
+        later_share: part of the time that all later readings may take.
+        work_s: a mark that takes longer than this has done more than read counters.
+    """
+
+    first: int = 64
+    first_share: float = 0.02
+    later_share: float = 0.005
+    work_s: float = 0.5e-3
+
+
+READING: Final = ReadingPolicy()
 
 
 class GrowthWatch:
-    """Gathers evidence of growth, and says what grows whenever it is asked.
+    """Gathers evidence of growth, and judges at any time what grows.
 
     Attributes:
         limits: bytes at which memory runs out, by device, as of the last judgment.
-        scheduler: decides on the censuses, and has the counters.
-        transient: what comes and goes between marks.
+        scheduler: decides when to take a census, and has the counters.
+        transient: memory that comes and goes between marks.
 
     Args:
         reader: of the counters.
         progress: where training stands.
         ledgers: takes the ledgers while a census is open.
         script_root: folder of the user's script, for allocation sites.
-        say: takes one line about what takes time.
+        say: takes one line of text about what takes time.
         report: takes what grows so far, whenever that may have changed.
         rank: whose findings they are.
-        batches_vary: says whether the program has trained on batches of several sizes.
+        batches_vary: returns whether the program has trained on batches of several sizes.
     """
 
     def __init__(
@@ -72,10 +87,10 @@ class GrowthWatch:
         self._batches_vary = batches_vary
         self._investigator = Investigator(script_root, say, ledgers.before_census)
         self.scheduler = CensusScheduler(self._investigator, ledgers.take, lambda: report(self.leaks()))
-        self._own: dict[str, int] = {}
+        self._own_bytes: dict[str, int] = {}
         self._code_readings = 0
         self._code_due_s = 0.0
-        self._read: dict[str, bool] = {}
+        self._readable: dict[str, bool] = {}
         self._in_use: InUse | None = None
         self._readings: Sequence[Reading] = ()
 
@@ -90,60 +105,60 @@ class GrowthWatch:
         self._investigator.in_backward(inside)
 
     def at_mark(self, mark: MarkPoint) -> None:
-        """Follow the counters of a mark, and take a census where it is time for one."""
+        """Follow the counters of a mark, and take a census if one is due."""
         if mark.name != "end":  # by then the program's functions have returned, and their memory is gone
             self._in_use, self._readings = self._reader.in_use(), mark.readings
             self.transient.at_mark(mark.readings)
         for reading in mark.readings:
-            self._read[reading.device] = reading.allocated is not None or self._read.get(
-                reading.device, False
-            )
+            readable_before = self._readable.get(reading.device, False)
+            self._readable[reading.device] = reading.allocated is not None or readable_before
         if mark.name in ("step", "backward", "time"):
             values, started = self._values(mark), time.perf_counter()
             self.scheduler.at_mark(mark.name, mark.position, values)
-            if self._ledgers.due():
+            if self._ledgers.is_due():
                 self.scheduler.census(mark.position)
-            if time.perf_counter() - started > _WORK_S:
-                self._leave_out_own(values)
+            if time.perf_counter() - started > READING.work_s:
+                self._subtract_own(values)
 
     def judged(self) -> dict[str, Judged]:
         """Return by device whether growth could be judged, and how small a leak would have been found."""
-        return judge_devices(self.scheduler.judged_on, self._read)
+        return judge_devices(self.scheduler.judged_on, self._readable)
 
     def _values(self, mark: MarkPoint) -> dict[str, int]:
-        """Bytes by counter; what cannot be read, or is disturbed, is left out."""
+        """Return bytes by counter, without counters that cannot be read or are disturbed."""
         values = {}
         for reading in mark.readings:
-            # What the recorders of an investigation take themselves is in malloc's counter.
+            # Malloc's counter includes what the recorders of allocation sites use.
             disturbed = reading.device == "cpu" and self._investigator.recording
             if reading.allocated is not None and not disturbed:
                 values[reading.device] = reading.allocated
-        own = self._own
+        own = self._own_bytes
         values = {name: value - own.get(name, 0) for name, value in (values | self._resident()).items()}
         within_step = mark.name == "backward" and mark.position.step > 0
-        return values if within_step else values | self._code()
+        return values if within_step else values | self._generated_code()
 
-    def _leave_out_own(self, before: Mapping[str, int]) -> None:
-        """Leave out of all readings to come what a census, or the first estimate, has left behind."""
+    def _subtract_own(self, before: Mapping[str, int]) -> None:
+        """Subtract from later readings the memory that a census, or the first estimate, did not give back."""
         malloc = self._reader.in_malloc()
         now = self._resident() | ({} if malloc is None else {"cpu": malloc})
         for name, value in now.items():
             if name in before:
-                self._own[name] = value - before[name]
+                self._own_bytes[name] = value - before[name]
 
-    def _code(self) -> dict[str, int]:
-        """How much code was generated, now and then, where it may be for new shapes."""
+    def _generated_code(self) -> dict[str, int]:
+        """Return the size of generated code, now and then, where new shapes may cause more of it."""
         now = time.perf_counter()
         if now < self._code_due_s or cuda.initialized() or not self._shapes_vary():
             return {}
         started = time.thread_time()
         code = generated_code()
-        took, share = time.thread_time() - started, _CODE_SHARES[self._code_readings >= _CODE_FIRST]
+        took = time.thread_time() - started
+        share = READING.first_share if self._code_readings < READING.first else READING.later_share
         self._code_due_s, self._code_readings = now + took / share, self._code_readings + 1
         return {} if code is None else {CODE: code}
 
     def _shapes_vary(self) -> bool:
-        """Whether shapes of the input vary, or are not known: a program without backwards shows none."""
+        """Whether input shapes vary, or may: without backwards they are not known."""
         return self.scheduler.main.scale == "second" or self._batches_vary()
 
     def _resident(self) -> dict[str, int]:
@@ -151,7 +166,7 @@ class GrowthWatch:
         return {name: value for name, value in resident.items() if value is not None}
 
     def leaks(self) -> list[Finding]:
-        """Return what grows as far as is known, largest first."""
+        """Return what grows, as far as is known now, largest first."""
         self.limits, used = limits_and_use(self._in_use, self._readings, self.transient.most())
         main = self.scheduler.main
         evidence = Evidence(
@@ -171,15 +186,15 @@ class GrowthWatch:
     # --- when memory runs out, and at the end ---------------------------------------------------------------
 
     def interrupted(self, frames: Sequence[FrameType]) -> CensusPoint:
-        """Take a census in the middle of what failed; `frames` as `CensusScheduler.census` has them."""
+        """Take a census where memory has run out; `frames` as `CensusScheduler.census` has them."""
         return self.scheduler.census(self._progress.now(), frames)
 
     def end(self, frames: Sequence[FrameType] | None) -> None:
-        """Look once more at what is suspected; `frames` as `Follower.end` has them."""
+        """Take a last census of what is suspected; `frames` as `ScaleScheduler.end` has them."""
         self.scheduler.main.end(self._progress.now(), frames)
 
     def remove(self) -> None:
-        """Recorders go off for good."""
+        """Remove the recorders of allocation sites."""
         self._investigator.remove()
 
     def take_ledgers(self) -> None:

@@ -21,19 +21,19 @@ from memtriage.session.progress import TrainingProgress
 from memtriage.session.record import SessionRecord
 
 _LEDGER_SHARE: Final = 0.002
-"""Share of the time that censuses for ledgers alone may take."""
+"""Part of the time that censuses for ledgers alone may take."""
 
 
 class LedgerKeeper:
     """Takes the ledgers of every device in use, and of the host, while a census is open.
 
     Attributes:
-        baselines: by CUDA device, bytes that were in use outside of this process's allocator at first.
+        baselines: by CUDA device, bytes in use outside of this process's allocator at the first mark.
 
     Args:
         script_root: folder of the user's script, for allocation sites.
         progress: where training stands.
-        record, live, host: where the ledgers go.
+        record, live, host: take the ledgers.
         residue: takes what stays on the devices after a backward.
     """
 
@@ -53,16 +53,16 @@ class LedgerKeeper:
         self._live = live
         self._host = host
         self._residue = residue
-        self._on_host: HostReading | None = None
+        self._host_reading: HostReading | None = None
         self._due_s: float | None = None
 
     @property
     def taken(self) -> bool:
-        """Return whether there was a ledger yet."""
+        """Whether ledgers have been taken."""
         return self._due_s is not None
 
-    def due(self) -> bool:
-        """Return whether it is time for another one; the first waits for a census that has another reason."""
+    def is_due(self) -> bool:
+        """Return whether new ledgers are due. The first ones come with a census that has another reason."""
         return self._due_s is not None and self._progress.elapsed() >= self._due_s
 
     def at_mark(self, readings: Iterable[Reading]) -> None:
@@ -73,29 +73,29 @@ class LedgerKeeper:
 
     def before_census(self) -> None:
         """Read the host's classes of memory, which a census would disturb."""
-        self._on_host = None  # an old reading must not be taken for one that fails
+        self._host_reading = None  # an old reading must not be taken for one that fails
         try:
-            self._on_host = read_host()
+            self._host_reading = read_host()
         except Exception as error:
             if is_programs_exception(error):
                 raise
             self._record.failed("read host", error)
 
     def take(self, view: CensusView) -> None:
-        """Take the ledgers by the census that is open."""
+        """Take the ledgers from an open census."""
         started = time.perf_counter()
         census = view.census()
         if census.partial is not None:
             self._record.note_once(f"a census is partial: {census.partial}; some holders are unknown")
         ledgers = take_ledgers(
-            census.storages, self.baselines, self._script_root, self._on_host, census.parameters
+            census.storages, self.baselines, self._script_root, self._host_reading, census.parameters
         )
         self._live.ledgers(ledgers, self._progress.elapsed())
         job = [take_job_ledger()] if has_children() else []
         for ledger in [*ledgers, *job]:
             ledger.step = self._progress.position.step
             self._record.write("ledger", ledger)
-        self._host.at_census(view, self._on_host)
+        self._host.at_census(view, self._host_reading)
         self._residue(left_after_backward(census.storages, self._progress.position.step))
         cost = census.seconds + time.perf_counter() - started
         self._due_s = self._progress.elapsed() + cost / _LEDGER_SHARE

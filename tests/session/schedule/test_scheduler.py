@@ -20,7 +20,7 @@ from memtriage.model.census import HolderGroup
 from memtriage.model.findings import Finding
 from memtriage.model.judged import Judged
 from memtriage.model.position import TrainingPosition
-from memtriage.session.schedule import scale as follower
+from memtriage.session.schedule import scale as scale_module
 from memtriage.session.schedule.investigation import Investigator
 from memtriage.session.schedule.judgment import find_leaks, judge_devices
 from memtriage.session.schedule.scheduler import CensusScheduler
@@ -341,7 +341,7 @@ def test_data_that_begins_late_is_found_by_the_resident_set() -> None:
 def slow(monkeypatch: pytest.MonkeyPatch) -> Loop:
     """A program in which each census takes half a minute."""
     notes = Notes(seconds=30)
-    monkeypatch.setattr(follower, "time", SimpleNamespace(perf_counter=lambda: notes.seconds))
+    monkeypatch.setattr(scale_module, "time", SimpleNamespace(perf_counter=lambda: notes.seconds))
     return Loop(notes)
 
 
@@ -527,11 +527,11 @@ def test_memory_that_runs_out_within_a_step_ends_what_was_under_way() -> None:
     for value in range(1, 7):
         loop.notes.held = {LOSSES: value}
         loop.backward(cpu=(100 + value) * MIB)
-    assert loop.scheduler.within_steps.under_way
+    assert loop.scheduler.within_steps.investigating
     loop.notes.held = {LOSSES: 7}
     loop.scheduler.census(loop.position, ())
     assert loop.notes.took[-1] == ("microbatch", 7)
-    assert not loop.scheduler.within_steps.under_way
+    assert not loop.scheduler.within_steps.investigating
     assert inside(loop) == [LOSSES]
 
 

@@ -1,4 +1,4 @@
-"""Following what grows: censuses some marks apart, with allocation sites recorded shortly before them."""
+"""Censuses of what grows, with allocation sites recorded shortly before each."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import Final
 
 from memtriage.account.census import CensusView, Look
 from memtriage.allocator.settings import MIN_BLOCK
@@ -21,29 +22,30 @@ from memtriage.observe.identity import Identities
 from memtriage.observe.sites import SiteRecorder
 from memtriage.process.stdlib import gc
 
-_CLOSER_LOOK_AT = 12
-_RECORDED_AT_MOST = 3
-"""Censuses with sites recorded before them: what has none by then is made elsewhere, or seldom."""
+_MOST_DETAILED: Final = 12
+"""Growing holders whose details are read at a census."""
+_MOST_RECORDED: Final = 3
+"""Censuses with sites recorded before them: what has no site by then is allocated elsewhere, or seldom."""
 
 
 @dataclass(slots=True)
 class Investigation:
-    """What the censuses on one scale brought to light.
+    """What the censuses on one scale showed.
 
     Attributes:
         scale: what positions and rates count.
         history: what each holder kept at each of them.
         taken: their positions.
         data: containers of ordinary data that grow, by address.
-        details: a closer look at the holders that grew.
-        waiting: what awaited the collector.
+        details: of the holders that grew.
+        waiting: what waited for the cyclic collector at each census.
         totals: bytes by device that all holders together kept at each census, with its position.
         collector_off: Python's cyclic collector was off at all of them.
         step: completed steps when it began.
         period: positions from rise to rise, where growth is periodic: within a step, the backwards that a
             micro-batch consists of.
         recorded: censuses before which allocation sites were recorded.
-        stopped: holders that grew within a step, and did not go on to its end or in a later step.
+        stopped: holders that grew within a step, but not until its end nor in a later step.
     """
 
     scale: Scale
@@ -67,65 +69,65 @@ class Investigation:
         return "shared" if detail is not None and detail.shared else holding.group.device
 
     def growing(self) -> list[Holding]:
-        """Return holders that grew and went on, largest growth first."""
-        return [each for each in self.history.growing(self.period) if each.key not in self.stopped]
+        """Return holders that grew and have not stopped, largest growth first."""
+        return [holding for holding in self.history.growing(self.period) if holding.key not in self.stopped]
 
     def held_rate(self, device: str, since: float) -> float | None:
-        """Return bytes a position by which all that has a holder grew; None without two censuses.
+        """Return bytes per position by which all that has a holder grew; None without two censuses.
 
-        The last census before that position counts, too.
+        The last census before `since` counts, too.
         """
         before = max((position for position, _ in self.totals if position < since), default=since)
-        seen = [(position, totals.get(device, 0)) for position, totals in self.totals if position >= before]
-        if len(seen) < 2:
+        held = [(position, totals.get(device, 0)) for position, totals in self.totals if position >= before]
+        if len(held) < 2:
             return None
-        (start, least), (end, most) = seen[0], seen[-1]
-        return (most - least) / (end - start)
+        (start, held_at_start), (end, held_at_end) = held[0], held[-1]
+        return (held_at_end - held_at_start) / (end - start)
 
     def harmless_rate(self, device: str, since: float) -> float:
-        """Return bytes a position by which containers with a bound, and logs, grew together."""
+        """Return bytes per position by which bounded containers and logs grew together."""
         return sum(
-            each.rate(since)
-            for each in self.history
-            if each.group.device == device
-            and (each.logs or self.details.get(each.key, GroupDetail()).bound is not None)
+            holding.rate(since)
+            for holding in self.history
+            if holding.group.device == device
+            and (holding.logs or self.details.get(holding.key, GroupDetail()).bound is not None)
         )
 
     @property
     def lacks_sites(self) -> bool:
-        """Whether something grows whose allocation site is not known yet, and was not looked for in vain."""
-        lacking = any(
-            each.key not in self.details or self.details[each.key].allocated_at is None
-            for each in self.growing()[:_CLOSER_LOOK_AT]
+        """Whether something grows whose allocation site is unknown and may still be found."""
+        lacks = any(
+            holding.key not in self.details or self.details[holding.key].allocated_at is None
+            for holding in self.growing()[:_MOST_DETAILED]
         )
-        lacking = lacking or any(each.allocated_at is None for each in self.data.values())
-        return lacking and self.recorded < _RECORDED_AT_MOST
+        lacks = lacks or any(container.allocated_at is None for container in self.data.values())
+        return lacks and self.recorded < _MOST_RECORDED
 
 
 class Investigator:
-    """Takes censuses. Costs nothing in between.
+    """Takes censuses, and records allocation sites. Costs nothing in between.
 
     Args:
         script_root: folder of the user's script, for allocation sites.
-        progress: given in a few words what takes time, once in a run.
-        before: called before each census, for what a census itself would disturb.
+        say: takes one line of text about what takes time, once per run.
+        before: called before each census, for readings that a census would disturb.
     """
 
     def __init__(
         self,
         script_root: str | None,
-        progress: Callable[[str], None],
+        say: Callable[[str], None],
         before: Callable[[], None] | None = None,
     ) -> None:
         self._sites = SiteRecorder(script_root)
         self._identities = Identities()
-        self._progress = progress
+        self._say = say
         self._before = before
         self._announced = False
 
     @property
     def recording(self) -> bool:
-        """Whether recorders are on, which themselves take host memory."""
+        """Whether recorders are on. They take host memory of their own."""
         return self._sites.recording
 
     def census(
@@ -138,12 +140,12 @@ class Investigator:
 
         Args:
             position: when it is taken.
-            also: asked for more while the view is valid.
+            also: called while the view is valid.
             frames: given when memory has just run out: the frames of the error (empty inside the failing
                 allocation, whose frames still run). Nothing is read from the device then.
         """
         if not self._announced:
-            self._progress("taking a census")
+            self._say("taking a census")
             self._announced = True
         if self._before is not None:
             self._before()
@@ -157,10 +159,10 @@ class Investigator:
     def record(self, remaining: int) -> None:
         """Record allocation sites over the last two positions before a census.
 
-        They cost much more than the step that they are recorded in, so no sooner.
+        Not earlier: recording costs much more than the step that it is done in.
 
         Args:
-            remaining: steps (micro-batches, ...) until that census.
+            remaining: positions (steps, micro-batches, ...) until that census.
         """
         if not 0 < remaining <= 2:
             if self.recording:
@@ -181,12 +183,12 @@ class Investigator:
         *,
         between: bool = True,
     ) -> CensusPoint:
-        """Take the next census of an investigation, with a closer look at what grew; recorders go off.
+        """Take the next census of an investigation, with details of what grew; then stop recording.
 
         Args:
-            investigation: gets what the census shows.
+            investigation: takes in what the census shows.
             position: when it is taken, later than those before.
-            also: asked for more while the view is valid.
+            also: called while the view is valid.
             frames: as `census` has them.
             between: as `HolderHistory.add` has it.
         """
@@ -195,21 +197,21 @@ class Investigator:
         self._sites.collect()
         investigation.collector_off = investigation.collector_off and not gc.isenabled()
 
-        def look_closer(view: CensusView, point: CensusPoint) -> None:
+        def add(view: CensusView, point: CensusPoint) -> None:
             try:
-                self._look_closer(investigation, view, point, between, recorded)
-            except MemoryError:  # near the limit: what grew is known, and a closer look is not
-                self._progress("too little host memory for a closer look")
+                self._add(investigation, view, point, between, recorded)
+            except MemoryError:  # near the limit: what grew is known, its details are not
+                self._say("too little host memory for a closer look")
             if also is not None:
                 also(view)
 
         try:
-            return self.census(position, look_closer, frames)
+            return self.census(position, add, frames)
         finally:
             self.stop()
 
     def in_backward(self, inside: bool) -> None:
-        """A backward begins or has ended."""
+        """Pause the recorders inside a backward."""
         if self._sites.recording:
             self._sites.in_backward(inside)
 
@@ -218,18 +220,18 @@ class Investigator:
         self._sites.install()
 
     def remove(self) -> None:
-        """Recorders off for good, and nothing of them left."""
+        """Stop recording and remove the recorders."""
         self.stop()
         self._sites.remove()
 
     def stop(self) -> None:
-        """Recorders off; what they recorded is let go."""
+        """Stop recording and release what was recorded."""
         self._sites.stop()
         self._sites.forget()
 
     # --- at one census --------------------------------------------------------------------------------------
 
-    def _look_closer(
+    def _add(
         self,
         investigation: Investigation,
         view: CensusView,
@@ -237,47 +239,62 @@ class Investigator:
         between: bool,
         recorded: bool,
     ) -> None:
+        """Add a census to an investigation."""
         between = between and point.census.partial is None and not point.interrupted
         investigation.history.add(point, between=between)
         investigation.taken.append(point.position)
         investigation.waiting.append(_waiting(point))
         if between:
             investigation.totals.append((point.position, _totals(point)))
-        here = {group.key for group in point.census.groups}
-        growing = [each for each in investigation.growing() if each.key in here][:_CLOSER_LOOK_AT]
+        present = {group.key for group in point.census.groups}
+        growing = [holding for holding in investigation.growing() if holding.key in present]
         if growing:
-            details = view.details(
-                [each.key for each in growing],
-                self._sites.site_of,
-                {each.key: each.path for each in growing},
-                self._sites.named,
-                alone=_to_work_out(investigation, growing, last=not between),
+            self._add_details(
+                investigation, view, growing[:_MOST_DETAILED], last=not between, recorded=recorded
             )
-            for key, detail in details.items():
-                earlier = investigation.details.get(key)
-                if earlier is None:
-                    continue
-                if earlier.allocated_at is not None and (detail.allocated_at is None or not recorded):
-                    detail.allocated_at = earlier.allocated_at  # without recorders few old nodes know a line
-                if detail.retained is None:
-                    detail.retained, detail.retained_of = earlier.retained, earlier.retained_of
-                    detail.also_held_by = earlier.also_held_by
-            investigation.details |= details
         if between:
-            self._follow_data(investigation, view, point.position)
+            self._add_data(investigation, view, point.position)
 
-    def _follow_data(self, investigation: Investigation, view: CensusView, position: float) -> None:
-        """See which containers of ordinary data have more entries than at the census before."""
+    def _add_details(
+        self,
+        investigation: Investigation,
+        view: CensusView,
+        growing: Sequence[Holding],
+        *,
+        last: bool,
+        recorded: bool,
+    ) -> None:
+        """Read the details of growing holders, and keep earlier ones that this census cannot give."""
+        details = view.details(
+            [holding.key for holding in growing],
+            self._sites.site_of,
+            {holding.key: holding.path for holding in growing},
+            self._sites.named,
+            alone=_retention_needed(investigation, growing, last=last),
+        )
+        for key, detail in details.items():
+            earlier = investigation.details.get(key)
+            if earlier is None:
+                continue
+            if earlier.allocated_at is not None and (detail.allocated_at is None or not recorded):
+                detail.allocated_at = earlier.allocated_at  # without recorders few old nodes know a line
+            if detail.retained is None:
+                detail.retained, detail.retained_of = earlier.retained, earlier.retained_of
+                detail.also_held_by = earlier.also_held_by
+        investigation.details |= details
+
+    def _add_data(self, investigation: Investigation, view: CensusView, position: float) -> None:
+        """Find containers of ordinary data that have more entries than at the previous census."""
         lengths, before = ContainerLengths(view.graph), investigation._lengths
         grown = [] if before is None else grown_containers(view.graph, before)
         by_line = self._sites.live_by_line() if grown else {}
-        found = {}
+        data = {}
         for container in grown:
             address = id(view.graph.objects[container.position])
-            found[address] = self._data(investigation, view, container, address, position, by_line)
-        investigation.data, investigation._lengths, investigation._lengths_at = found, lengths, position
+            data[address] = self._growing_data(investigation, view, container, address, position, by_line)
+        investigation.data, investigation._lengths, investigation._lengths_at = data, lengths, position
 
-    def _data(
+    def _growing_data(
         self,
         investigation: Investigation,
         view: CensusView,
@@ -291,11 +308,11 @@ class Investigator:
         earlier = ((investigation._lengths_at, now - container.more),) if before is None else before.entries
         entries = (*earlier, (position, now))
         last_at, last = entries[-2]
-        wanted = container.entry_bytes * (now - last) / (position - last_at)
-        # Sites were recorded over one position.
-        line = min(by_line, key=lambda each: abs(by_line[each] - wanted), default=None)
-        known = line is not None and 0.5 * wanted <= by_line[line] <= 2 * wanted
-        site = self._sites.named([line]) if line is not None and known else None
+        # Sites were recorded over one position. The line whose allocations match the growth made the entries.
+        rate = container.entry_bytes * (now - last) / (position - last_at)
+        line = min(by_line, key=lambda line: abs(by_line[line] - rate), default=None)
+        matches = line is not None and 0.5 * rate <= by_line[line] <= 2 * rate
+        site = self._sites.named([line]) if line is not None and matches else None
         site = site or (None if before is None else before.allocated_at)
         return GrowingData(
             path=(*view.path(container.position), ANY_ITEM),
@@ -309,13 +326,13 @@ class Investigator:
         )
 
 
-def _to_work_out(
+def _retention_needed(
     investigation: Investigation, growing: Sequence[Holding], *, last: bool
 ) -> frozenset[GroupKey]:
-    """Return the holders of which to work out what they alone retain: once, when their growth may be proven.
+    """Return the holders whose retained size is to be computed: once, when their growth may be proven.
 
     Args:
-        investigation: has what is known of them.
+        investigation: has the details known so far.
         growing: the holders that grew.
         last: no census follows this one.
     """
@@ -328,25 +345,26 @@ def _to_work_out(
 
 
 def _waiting(point: CensusPoint) -> AwaitingCollector:
-    found: dict[str, Counter[str]] = {}
+    """Return what waits for the cyclic collector at a census."""
+    by_class: dict[str, Counter[str]] = {}
     for group in point.census.groups:
         if has(group.anchor, SegmentKind.GARBAGE_CYCLE):
-            found.setdefault(group.device, Counter())[group.anchor[0].name] += group.nbytes
-            found.setdefault("cpu", Counter())[group.anchor[0].name] += group.kept
+            by_class.setdefault(group.device, Counter())[group.anchor[0].name] += group.nbytes
+            by_class.setdefault("cpu", Counter())[group.anchor[0].name] += group.kept
     return AwaitingCollector(
         point.position,
-        {device: classes.total() for device, classes in found.items()},
-        {device: classes.most_common(1)[0][0] for device, classes in found.items()},
+        {device: classes.total() for device, classes in by_class.items()},
+        {device: classes.most_common(1)[0][0] for device, classes in by_class.items()},
     )
 
 
 def _totals(point: CensusPoint) -> dict[str, int]:
-    """Bytes by device, as the counters count them, of what has a holder."""
-    found: dict[str, int] = {}
+    """Return bytes by device, as the counters count them, of all that has a holder."""
+    totals: dict[str, int] = {}
     for storage in point.census.storages:
         if storage.path is not None and not is_native(storage.path):
             on_gpu = storage.device.startswith("cuda:")
             nbytes = -(-storage.nbytes // MIN_BLOCK) * MIN_BLOCK if on_gpu else storage.nbytes
-            found[storage.device] = found.get(storage.device, 0) + nbytes
+            totals[storage.device] = totals.get(storage.device, 0) + nbytes
     kept = sum(group.kept for group in point.census.groups if not is_native(group.anchor))
-    return found | {"cpu": found.get("cpu", 0) + kept}
+    return totals | {"cpu": totals.get("cpu", 0) + kept}

@@ -1,10 +1,10 @@
-"""From what was followed during a run to its leaks, and how long memory will last."""
+"""From counters and censuses to leaks, and to how small a leak would have been seen."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import msgspec
@@ -31,107 +31,119 @@ from memtriage.session.schedule.scale import ScaleScheduler
 from memtriage.session.schedule.scheduler import CensusScheduler
 
 
+@dataclass(frozen=True, slots=True)
+class JudgmentPolicy:
+    """What it takes to believe a counter, and to mention the garbage collector.
+
+    Attributes:
+        resident: part of native growth that the resident set has to show. Not all: malloc may fill what
+            others have freed.
+        explained: part of a counter's rate that harmless holders must explain. Not all: malloc rounds.
+        noted: bytes waiting for the collector from which on a program may run out of memory without a leak.
+    """
+
+    resident: float = 0.5
+    explained: float = 0.7
+    noted: int = 2**20
+
+
+POLICY: Final = JudgmentPolicy()
+
+
 def find_leaks(scheduler: CensusScheduler, evidence: Evidence) -> list[Finding]:
-    """What grows, largest first; what the counters say and no census names comes last.
+    """Return what grows, largest first; growth of counters that no holder explains comes last.
 
     Args:
-        scheduler: has what was followed.
-        evidence: what the counters say, on its main scale.
+        scheduler: has the counters and the investigations.
+        evidence: estimates of the counters, on its main scale.
     """
     main, within = scheduler.main, scheduler.within_steps
     data = main.data()
-    held = [*_held(main.investigation, main.growths(), evidence)]
+    held = [*_held_findings(main.investigation, main.growths(), evidence)]
     for investigation in within.done:
         of_microbatches = replace(evidence, scale="microbatch", collector_off=investigation.collector_off)
-        held += _held(investigation, within.growths(investigation), of_microbatches)
-    held = _with_host_part(held)
-    found = [finding for finding, _ in held]
-    found += (finding for growth in data if (finding := data_finding(growth, evidence)) is not None)
-    named = one_a_cause(found, {path: facts for one, facts in held if (path := one.holder_path) is not None})
+        held += _held_findings(investigation, within.growths(investigation), of_microbatches)
+    held = _join_host_part(held)
+    findings = [finding for finding, _ in held]
+    findings += (finding for growth in data if (finding := data_finding(growth, evidence)) is not None)
+    facts_by_path = {path: facts for finding, facts in held if (path := finding.holder_path) is not None}
+    leaks = one_a_cause(findings, facts_by_path)
     for counter, estimate in sorted(evidence.estimates.items()):
         if counter in WITNESSES or _ends_by_itself(main, counter, estimate):
             continue
         since = estimate.onset or 0.0
-        contradicts = main.contradicts("host", _RESIDENT_SHARE * estimate.rate, since)
+        contradicts = main.contradicts("host", POLICY.resident * estimate.rate, since)
         native = counter == "cpu"
         held_rate = main.held_rate(counter)
-        unnamed = unnamed_growth(counter, evidence, named, held_rate, native and contradicts, data)
+        unnamed = unnamed_growth(counter, evidence, leaks, held_rate, native and contradicts, data)
         if unnamed is not None:
-            named.append(unnamed)
-    return named
+            leaks.append(unnamed)
+    return leaks
 
 
-_RESIDENT_SHARE: Final = 0.5
-"""Part of native growth that the resident set has to show: malloc may fill what others have freed."""
-
-
-_EXPLAINED: Final = 0.7
-"""Part of a counter's rate that what has a holder must explain: malloc rounds."""
 _SCALES: Final[Mapping[Scale, JudgedScale]] = {"step": "step", "microbatch": "microbatch", "second": "time"}
 
 
-def judge_devices(followed: ScaleScheduler, read: Mapping[str, bool]) -> dict[str, Judged]:
+def judge_devices(schedule: ScaleScheduler, readable: Mapping[str, bool]) -> dict[str, Judged]:
     """Return by device whether growth could be judged, and how small a leak would have been found.
 
-    Where what awaits the cyclic collector makes a counter rise, a cache of generated code that fills, or what
-    holders keep without a leak (log entries, containers with a bound), a leak that is larger than that would
-    show. What else has a holder and was not proven to be a leak leaves the device without a limit.
+    A counter may rise without a leak: objects wait for the cyclic collector, a cache of generated code fills,
+    or holders keep log entries and bounded containers. Then only a leak larger than that would have been
+    seen. Any other growth that has a holder and is not a proven leak leaves the device without a limit.
 
     Args:
-        followed: has the counters.
-        read: by device, whether its counter could be read at a mark.
+        schedule: has the counters.
+        readable: by device, whether its counter could be read at a mark.
     """
-    found = {}
-    scale = _SCALES[followed.scale]
-    for device, readable in read.items():
-        if not readable:
-            found[device] = NO_COUNTER
+    judged = {}
+    scale = _SCALES[schedule.scale]
+    for device, has_counter in readable.items():
+        if not has_counter:
+            judged[device] = NO_COUNTER
             continue
-        counter = followed.counters.get(device) or Counter(device)
-        estimate, said = judge_counter(counter.track, scale, counter.policy)
+        counter = schedule.counters.get(device) or Counter(device)
+        estimate, judgment = judge_counter(counter.track, scale, counter.policy)
         rises = estimate.state in ("growing", "undecided")
-        harmless = followed.investigation.harmless_rate(device, estimate.onset or 0.0)
-        explained = harmless >= _EXPLAINED * estimate.rate
-        if rises and (explained or _ends_by_itself(followed, device, estimate)):
+        harmless = schedule.investigation.harmless_rate(device, estimate.onset or 0.0)
+        explained = harmless >= POLICY.explained * estimate.rate
+        if rises and (explained or _ends_by_itself(schedule, device, estimate)):
             limit = DetectionLimit(math.ceil(estimate.high), "second" if scale == "time" else "step")
-            said = Judged(scale=scale, points=said.points, detection_limit=limit)
-        found[device] = msgspec.structs.replace(said, note=_awaits_collector(followed.investigation, device))
-    return found
+            judgment = Judged(scale=scale, points=judgment.points, detection_limit=limit)
+        note = _collector_note(schedule.investigation, device)
+        judged[device] = msgspec.structs.replace(judgment, note=note)
+    return judged
 
 
-_WORTH_A_NOTE: Final = 2**20
-"""Bytes that await the collector from which on a program may run out of memory without a leak."""
-
-
-def _awaits_collector(investigation: Investigation, device: str) -> str | None:
-    most = max(investigation.waiting, key=lambda one: one.nbytes.get(device, 0), default=None)
+def _collector_note(investigation: Investigation, device: str) -> str | None:
+    """Return a note on the most memory that waited for the cyclic collector, if that was much."""
+    most = max(investigation.waiting, key=lambda waiting: waiting.nbytes.get(device, 0), default=None)
     nbytes = 0 if most is None else most.nbytes.get(device, 0)
-    if most is None or nbytes < _WORTH_A_NOTE or investigation.collector_off:
+    if most is None or nbytes < POLICY.noted or investigation.collector_off:
         return None
     when = f"{SPANS[investigation.scale].removesuffix('s')} {most.position:.4g}"
     return f"{size(nbytes)} in garbage cycles of {most.of[device]} awaited the collector at {when}"
 
 
-def _ends_by_itself(followed: ScaleScheduler, device: str, estimate: GrowthEstimate) -> bool:
-    """Whether what seems to grow awaits the cyclic collector, or fills a native cache that has a bound."""
-    if _waits(followed.investigation, device, estimate.rate):
+def _ends_by_itself(schedule: ScaleScheduler, device: str, estimate: GrowthEstimate) -> bool:
+    """Whether what seems to grow waits for the cyclic collector, or fills a bounded native cache."""
+    if _awaits_collector(schedule.investigation, device, estimate.rate):
         return True
-    return device == "cpu" and followed.fills_with_code(estimate.onset or 0.0)
+    return device == "cpu" and schedule.fills_with_code(estimate.onset or 0.0)
 
 
-def _waits(investigation: Investigation, device: str, rate: float) -> bool:
-    """Whether what seems to grow awaits the cyclic collector, which will free it."""
+def _awaits_collector(investigation: Investigation, device: str, rate: float) -> bool:
+    """Whether what seems to grow waits for the cyclic collector, which will free it."""
     return not investigation.collector_off and waits_for_collector(investigation.waiting, device, rate)
 
 
-def _held(
-    investigation: Investigation, grown: Sequence[HolderGrowth], evidence: Evidence
+def _held_findings(
+    investigation: Investigation, growths: Sequence[HolderGrowth], evidence: Evidence
 ) -> Iterator[tuple[Finding, Held]]:
-    """Findings of holders, each with what its mechanism was told by."""
+    """Yield findings of holders, each with the facts that its mechanism was inferred from."""
     period = round(investigation.period or 1) if investigation.scale == "microbatch" else 1
-    for growth in grown:
+    for growth in growths:
         group = growth.holding.group
-        if is_native(group.anchor) and _waits(investigation, group.device, growth.proof.rate):
+        if is_native(group.anchor) and _awaits_collector(investigation, group.device, growth.proof.rate):
             continue
         detail = investigation.details.get(group.key, GroupDetail())
         finding = holder_finding(growth, detail, evidence, period)
@@ -139,34 +151,33 @@ def _held(
             yield finding, held_by(growth, detail, evidence.position)
 
 
-def _with_host_part(held: Iterable[tuple[Finding, Held]]) -> list[tuple[Finding, Held]]:
-    """Tell what a holder of storages on a GPU keeps in host memory with these, as it is the same leak."""
-    whole = [*held]
-    on_gpu = {facts.anchor: finding for finding, facts in whole if finding.device.startswith("cuda:")}
-    kept = []
-    for finding, facts in whole:
-        other = on_gpu.get(facts.anchor) if finding.device == DEVICE_HOST else None
-        if other is None:
-            kept.append((finding, facts))
+def _join_host_part(held: Sequence[tuple[Finding, Held]]) -> list[tuple[Finding, Held]]:
+    """Join a holder's finding on the host with the one on a GPU: both are the same leak."""
+    on_gpu = {facts.anchor: finding for finding, facts in held if finding.device.startswith("cuda:")}
+    joined = []
+    for finding, facts in held:
+        gpu_finding = on_gpu.get(facts.anchor) if finding.device == DEVICE_HOST else None
+        if gpu_finding is None:
+            joined.append((finding, facts))
         else:
-            other.evidence.append(
+            gpu_finding.evidence.append(
                 f"beside it {size(finding.bytes)} of host memory: nodes of the autograd graph"
             )
-    return kept
+    return joined
 
 
 def limits_and_use(
     host: InUse | None, readings: Iterable[Reading], passing: Mapping[str, int]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Bytes at which memory runs out, and bytes in use as that limit counts them, by device.
+    """Return by device the bytes at which memory runs out, and the bytes in use as that limit counts them.
 
-    On a GPU memory runs out in the middle of a step, so that what only passes counts as in use. What the
-    allocator has reserved and nobody uses does not: it is given back before an allocation fails.
+    A GPU runs out of memory in the middle of a step, so that memory which comes and goes counts as in use.
+    Unused reserved memory does not: the allocator gives it back before an allocation fails.
 
     Args:
         host: what the process had of the host's memory at a mark while the program ran.
         readings: the counters of that mark.
-        passing: what comes and goes between marks, by device (`session.transient_peak`).
+        passing: memory that comes and goes between marks, by device (`session.transient_peak`).
     """
     limits: dict[str, int] = {}
     used: dict[str, int] = {}
@@ -184,7 +195,7 @@ def limits_and_use(
 
 
 def device_limit(device: int) -> int | None:
-    """Bytes that this process's allocator may have of a device: the cap set, else what nobody else uses."""
+    """Return the bytes of a device that this process's allocator may have: its cap, or what others leave."""
     cap = cuda.per_process_limit(device)
     total = cuda.capacity(device)
     used, reserved = driver.used(device), cuda.counters(device).reserved

@@ -27,9 +27,9 @@ class WithinStepPolicy:
     Attributes:
         first: micro-batch of the first, where the step is long enough: gradients exist, and three rises show.
         censuses: taken in one step: three intervals.
-        tries: investigations within steps, in a run. What rises in every step and is gone at its end (a
-            pipeline that fills) would otherwise be looked at in each.
-        kept: investigations that are remembered.
+        tries: investigations in a run. Otherwise what rises in every step and is gone at its end (a pipeline
+            that fills) would be investigated in each.
+        kept: completed investigations that are kept.
     """
 
     first: int = 4
@@ -45,18 +45,18 @@ class MicrobatchScheduler:
     """Follows counters from backward to backward of one step, and takes four censuses where they rise.
 
     Attributes:
-        done: investigations that came to their last census, latest last.
+        done: completed investigations, latest last.
 
     Args:
         investigator: takes the censuses.
-        found: called whenever what is known to grow may have changed.
+        report: called whenever what is known to grow may have changed.
     """
 
-    def __init__(self, investigator: Investigator, found: Callable[[], None]) -> None:
+    def __init__(self, investigator: Investigator, report: Callable[[], None]) -> None:
         self.done: list[Investigation] = []
         self._investigator = investigator
-        self._found = found
-        self._open: Investigation | None = None
+        self._report = report
+        self._current: Investigation | None = None
         self._due = 0
         self._gap = self._period = 1
         self._step = 0
@@ -65,32 +65,32 @@ class MicrobatchScheduler:
         self._tries = 0
 
     @property
-    def under_way(self) -> bool:
-        """Return whether an investigation is."""
-        return self._open is not None
+    def investigating(self) -> bool:
+        """Whether an investigation is open."""
+        return self._current is not None
 
     def at_mark(self, position: TrainingPosition, values: Mapping[str, int]) -> None:
-        """Take the counters at the end of a backward, and a census where it is time for one."""
+        """Take the counters at the end of a backward, and a census if one is due."""
         if position.step != self._step:
             self._abandon()  # the step ended before its last census
             self._step = position.step
-            self._period_of_last_step = self._rises_every()
+            self._period_of_last_step = self._period_of_rise()
             self._series.clear()
         for counter, value in values.items():
             self._series.setdefault(counter, Series()).add(position.microbatch, value)
-        if self._open is None:
-            self._begin_where_it_rises(position)
+        if self._current is None:
+            self._begin_if_rising(position)
         elif position.microbatch >= self._due:
-            if self._fell_since(self._open.taken[0]):
+            if self._fell_since(self._current.taken[0]):
                 self._abandon()  # backwards of one micro-batch: the same instant of two is compared
-                self._begin_where_it_rises(position)
+                self._begin_if_rising(position)
             else:
-                self._follow(self._open, position)
+                self._follow(self._current, position)
         else:
             self._investigator.record(self._due - position.microbatch)
 
     def step_completes(self, position: TrainingPosition) -> None:
-        """Clear what had grown within this step, or within an earlier one, and stopped."""
+        """Note which growth, of this step or an earlier one, has stopped."""
         for investigation in self.done:
             same_step = investigation.step == position.step - 1
             since = investigation.taken[-1] if same_step else POLICY.microbatch_warm_up
@@ -101,15 +101,15 @@ class MicrobatchScheduler:
 
     def interrupted(self, position: TrainingPosition, frames: Sequence[FrameType]) -> CensusPoint:
         """Take the last census of the investigation under way, in the middle of what failed."""
-        investigation = self._open
+        investigation = self._current
         assert investigation is not None
-        self._open = None
+        self._current = None
         self.done = [*self.done, investigation][-WITHIN_STEP.kept :]
-        here = max(position.into_step, investigation.taken[-1]) + 1
-        return self._investigator.follow(investigation, here, None, frames)
+        microbatch = max(position.into_step, investigation.taken[-1]) + 1
+        return self._investigator.follow(investigation, microbatch, None, frames)
 
     def growths(self, investigation: Investigation) -> list[HolderGrowth]:
-        """Return what one of `done` saw grow. The counters are those that asked for it: none contradicts."""
+        """Return what grew in one of `done`. Its counters asked for it, so that none contradicts."""
         return growths(
             investigation.growing(),
             investigation.counter_of,
@@ -117,7 +117,7 @@ class MicrobatchScheduler:
             investigation.period,
         )
 
-    def _begin_where_it_rises(self, position: TrainingPosition) -> None:
+    def _begin_if_rising(self, position: TrainingPosition) -> None:
         if self._tries >= WITHIN_STEP.tries or any(done.growing() for done in self.done):
             return  # following a known leak again would show nothing new
         usual, more = position.microbatches_per_step, WITHIN_STEP.censuses - 1
@@ -131,7 +131,7 @@ class MicrobatchScheduler:
         if position.microbatch < first:
             return
         if first >= WITHIN_STEP.first:
-            risen = self._rises_every()
+            risen = self._period_of_rise()
             if risen is None:
                 return
             period = risen
@@ -142,35 +142,42 @@ class MicrobatchScheduler:
         # twice as long where there is room, so that objects' sites can be recorded in it, and nodes' after.
         room = not usual or position.microbatch + (more + 1) * period <= usual
         self._period, self._gap = period, (2 if room else 1) * period
-        self._open = Investigation("microbatch", step=position.step, period=period)
-        self._follow(self._open, position)
+        self._current = Investigation("microbatch", step=position.step, period=period)
+        self._follow(self._current, position)
 
     def _follow(self, investigation: Investigation, position: TrainingPosition) -> None:
         self._investigator.follow(investigation, position.microbatch)
         self._due = position.microbatch + self._gap
         remaining, self._gap = self._gap, self._period
         if len(investigation.taken) >= WITHIN_STEP.censuses:
-            self._open = None
+            self._current = None
             self.done = [*self.done, investigation][-WITHIN_STEP.kept :]
             if investigation.growing():
-                self._found()
+                self._report()
         else:
             self._investigator.record(remaining)
 
     def _abandon(self) -> None:
-        if self._open is not None:
-            self._open = None
+        if self._current is not None:
+            self._current = None
             self._investigator.stop()
 
     def _fell_since(self, microbatch: float) -> bool:
         """Return whether no counter stayed at or above what it was at a backward of this step."""
         fell = []
         for series in self._series.values():
-            before = [v for p, v in zip(series.positions, series.values, strict=True) if p <= microbatch][-1:]
+            before = [
+                value
+                for position, value in zip(series.positions, series.values, strict=True)
+                if position <= microbatch
+            ]
             after = series.after(microbatch).values
-            fell.append(min(after, default=0) < before[0] if before else True)
+            fell.append(min(after, default=0) < before[-1] if before else True)
         return all(fell)
 
-    def _rises_every(self) -> int | None:
-        found = [period_within_step(s.values, policy_for(key)) for key, s in self._series.items()]
-        return min((period for period in found if period is not None), default=None)
+    def _period_of_rise(self) -> int | None:
+        """Return after how many backwards a counter rises each time; None where none does."""
+        periods = [
+            period_within_step(series.values, policy_for(counter)) for counter, series in self._series.items()
+        ]
+        return min((period for period in periods if period is not None), default=None)

@@ -1,11 +1,12 @@
-"""Growth over the whole run on one scale: by the counters at every mark, and by censuses where they ask."""
+"""Growth over the whole run on one scale: counters at every mark, censuses where they are suspicious."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import FrameType
+from typing import Final
 
 from memtriage.account.census import CensusView
 from memtriage.diagnose.code_cache import fills_with_code
@@ -19,15 +20,31 @@ from memtriage.model.position import Scale, TrainingPosition
 from memtriage.process.stdlib import time
 from memtriage.session.schedule.investigation import Investigation, Investigator
 
-_LOOK_AGAIN = 1.1
-"""The counters are estimated again when there are so many times as many readings: a millisecond for each."""
+
+@dataclass(frozen=True, slots=True)
+class SuspicionPolicy:
+    """When the counters are estimated again, and when a suspicion ends.
+
+    Attributes:
+        estimate_again: estimate at so many times as many readings as the last time. An estimate takes a
+            millisecond per counter.
+        explained: part of a counter's rate that proven growth has to explain to end the suspicion.
+    """
+
+    estimate_again: float = 1.1
+    explained: float = 0.5
+
+
+SUSPICION: Final = SuspicionPolicy()
 
 
 class ScaleScheduler:
     """Follows the counters from mark to mark and takes the censuses that name and prove what grows.
 
+    A place on the scale is a number of steps, of backwards, or of seconds of the program's own.
+
     Attributes:
-        counters: by name. Beside devices, `shared`: resident memory that is shared or mapped, in which
+        counters: by name. Besides devices, `shared`: resident memory that is shared or mapped, in which
             malloc's counter has no part; `host`, the resident set; and `code`, generated code.
         investigation: what its censuses showed.
         marks: how many it was given.
@@ -35,16 +52,16 @@ class ScaleScheduler:
     Args:
         scale: what marks of this kind are counted in.
         investigator: takes the censuses.
-        look: asked for the ledger while a census is open.
-        found: called whenever what is known to grow may have changed.
+        take_ledgers: called while a census is open.
+        report: called whenever what is known to grow may have changed.
     """
 
     def __init__(
         self,
         scale: Scale,
         investigator: Investigator,
-        look: Callable[[CensusView], None],
-        found: Callable[[], None],
+        take_ledgers: Callable[[CensusView], None],
+        report: Callable[[], None],
     ) -> None:
         self.counters: dict[str, Counter] = {}
         self.investigation = Investigation(scale)
@@ -52,20 +69,22 @@ class ScaleScheduler:
         self._plan = PLANS[scale]
         self._proof = BY_TIME if scale == "second" else POLICY
         self._investigator = investigator
-        self._look = look
-        self._found = found
-        self._begun = self._here = 0.0
-        self._distance = 1.0
-        self._look_at = float(self._plan.first)
-        self._due = float(self._plan.first)
+        self._take_ledgers = take_ledgers
+        self._report = report
+        self._reported_growth = False
+        # Places on the scale: of the first mark and the latest, and how far apart the last two were.
+        self._began = self._now = 0.0
+        self._spacing = 1.0
+        # When to act next: estimate from so many marks on, take a census from that place on.
+        self._estimate_at = float(self._plan.first)
+        self._census_due = float(self._plan.first)
+        self._not_before = 0.0
+        # The suspicion, the place of its onset, and from where on its censuses count as those of a proof.
         self._suspicion: GrowthEstimate | None = None
         self._onset: float | None = None
-        self._open = False
+        self._proof_from = self._proof_begun = 0.0
         self._grows = False
-        self._granted = self._granted_at = 0.0
         self._spent_s = 0.0
-        self._breath = 0.0
-        self._told = False
 
     @property
     def scale(self) -> Scale:
@@ -74,93 +93,94 @@ class ScaleScheduler:
     def at_mark(
         self, position: TrainingPosition, values: Mapping[str, int], *, censuses: bool = True
     ) -> None:
-        """Take the counters of a mark, and a census where it is time for one.
+        """Take the counters of a mark, and a census if one is due.
 
         Args:
             position: where training stands.
             values: bytes by counter; what could not be read is left out.
             censuses: take any. Otherwise the counters are followed alone.
         """
-        here = self._place(position)
+        now = self._on_scale(position)
         if self.marks == 0 and self.scale == "second":
-            self._begun, self._due = here, here + self._plan.first
-        self._distance, self._here = max(here - self._here, 1e-3), here
+            self._began, self._census_due = now, now + self._plan.first
+        self._spacing, self._now = max(now - self._now, 1e-3), now
         self.marks += 1
         for name, value in values.items():
-            self.counters.setdefault(name, Counter(name)).add(here, value)
+            self.counters.setdefault(name, Counter(name)).add(now, value)
         if not censuses:
             return
-        if self.marks >= self._look_at:
-            self._look_at = max(self.marks + 2, self.marks * _LOOK_AGAIN)
+        if self.marks >= self._estimate_at:
+            self._estimate_at = max(self.marks + 2, self.marks * SUSPICION.estimate_again)
             self._plan_next()
-        if here >= self._due and self._affordable(position.time_s):
+        if now >= self._census_due and self._affordable(position.time_s):
             self.census(position)
-        wanted = self._suspicion is not None and self.investigation.lacks_sites
-        if wanted and self._affordable(position.time_s):
-            self._investigator.record(math.ceil((self._due - here) / self._distance))
+        needs_sites = self._suspicion is not None and self.investigation.lacks_sites
+        if needs_sites and self._affordable(position.time_s):
+            self._investigator.record(math.ceil((self._census_due - now) / self._spacing))
 
     def census(self, position: TrainingPosition, frames: Sequence[FrameType] | None = None) -> CensusPoint:
         """Take a census now, with the ledger.
 
         Args:
             position: where training stands.
-            frames: as `Investigator.census` has them, where memory has run out: in the middle of a position,
-                so that the census counts for the one that has begun.
+            frames: as `Investigator.census` has them, where memory has run out: in the middle of a step, so
+                that the census counts for the step that has begun.
         """
-        here = self._place(position)
+        now = self._on_scale(position)
         if frames is not None and self.scale != "second":
-            here += 1
-        if self.investigation.taken and here <= self.investigation.taken[-1]:
-            return self._investigator.census(here, lambda view, _: self._look(view), frames)
-        started, self._due = time.perf_counter(), 2 * here + self._plan.gap  # should this one fail
+            now += 1
+        if self.investigation.taken and now <= self.investigation.taken[-1]:
+            return self._investigator.census(now, lambda view, _: self._take_ledgers(view), frames)
+        started, self._census_due = time.perf_counter(), 2 * now + self._plan.gap  # should this one fail
         try:
-            point = self._investigator.follow(self.investigation, here, self._look, frames)
+            point = self._investigator.follow(self.investigation, now, self._take_ledgers, frames)
         finally:
             took = time.perf_counter() - started
             self._spent_s += took
             # Two censuses with no work of the program between them show nothing.
-            self._breath = here + took if self.scale == "second" else 0.0
+            self._not_before = now + took if self.scale == "second" else 0.0
         if frames is None:
             self._plan_next()
-            self._tell()
+            self._report_growth()
         return point
 
-    def _tell(self) -> None:
-        """Tell what grows, and once more when nothing does any longer."""
+    def _report_growth(self) -> None:
+        """Report while something grows, and once more when nothing does any longer."""
         grows = bool(self.investigation.growing() or self.investigation.data)
-        if grows or self._told:
-            self._found()
-        self._told = grows
+        if grows or self._reported_growth:
+            self._report()
+        self._reported_growth = grows
 
     def end(self, position: TrainingPosition, frames: Sequence[FrameType] | None) -> None:
-        """Take one more census of a program that has ended, where something is suspected to grow.
+        """Take one more census of a program that has ended, if something is suspected to grow.
 
         Args:
             position: where training stood.
-            frames: of the exception that ended it, innermost first; None when it came to its end.
+            frames: of the exception that ended it, innermost first; None when it completed.
         """
-        here = self._place(position)
+        now = self._on_scale(position)
         taken = self.investigation.taken
-        if self._suspicion is not None and taken and here > taken[-1]:
-            self._investigator.follow(self.investigation, here, self._look, frames, between=False)
+        if self._suspicion is not None and taken and now > taken[-1]:
+            self._investigator.follow(self.investigation, now, self._take_ledgers, frames, between=False)
 
-    def _place(self, position: TrainingPosition) -> float:
-        """Where the program stands; of time, what it had for itself."""
+    def _on_scale(self, position: TrainingPosition) -> float:
+        """Return the place on this scale. Time is without what censuses took."""
         if self.scale == "second":
             return position.time_s - self._spent_s
         return position.backwards if self.scale == "microbatch" else position.step
 
+    # --- what grows -----------------------------------------------------------------------------------------
+
     def growths(self) -> list[HolderGrowth]:
         """Return the holders that grew up to the last census, and what that amounts to, largest first."""
-        followed = self.investigation
         return growths(
-            followed.growing(),
-            followed.counter_of,
+            self.investigation.growing(),
+            self.investigation.counter_of,
             self.contradicts,
-            followed.period,
-            self._here,
+            self.investigation.period,
+            self._now,
             self._confirms,
-            self._ended,
+            self._has_ended,
             self._proof,
         )
 
@@ -169,19 +189,27 @@ class ScaleScheduler:
         return data_growths(
             self.investigation.data.values(),
             self.contradicts,
-            self._here,
+            self._now,
             self._confirms,
-            self._ended,
+            self._has_ended,
             self._proof,
         )
 
-    def contradicts(self, counter: str, rate: float, since: float) -> bool:
+    def contradicts(self, name: str, rate: float, since: float) -> bool:
         """As `Counter.contradicts`; False where there is no such counter."""
-        found = self.counters.get(counter)
-        return found is not None and found.contradicts(rate, since)
+        counter = self.counters.get(name)
+        return counter is not None and counter.contradicts(rate, since)
+
+    def _confirms(self, name: str, rate: float) -> bool:
+        counter = self.counters.get(name)
+        return counter is not None and counter.confirms(rate)
+
+    def _has_ended(self, name: str, rate: float) -> bool:
+        counter = self.counters.get(name)
+        return counter is not None and counter.ended(rate)
 
     def fills_with_code(self, since: float) -> bool:
-        """Whether what malloc's counter shows since a position is a cache of generated code that fills."""
+        """Whether malloc's counter rises, since a place, because a cache of generated code fills."""
         memory, code = self.counters.get("cpu"), self.counters.get(CODE)
         return (
             memory is not None
@@ -189,76 +217,83 @@ class ScaleScheduler:
             and fills_with_code(memory.track.points(), code.track.points(), since)
         )
 
-    def held_rate(self, counter: str) -> float | None:
-        """Return bytes a position by which all that has a holder grew while a counter did; None if not known.
+    def held_rate(self, name: str) -> float | None:
+        """Return the rate at which all that has a holder grew while a counter did; None if not known.
 
-        Where no two censuses fall into the time since its onset, which is an estimate, those before count if
-        the counter rose as fast then.
+        The counter's onset is an estimate. Where fewer than two censuses follow it, earlier ones count if the
+        counter rose as fast then.
         """
-        found, investigation = self.counters[counter].estimate(), self.investigation
-        since = investigation.held_rate(counter, found.onset or 0.0)
-        seen = [position for position, _ in investigation.totals]
-        if since is None and seen and self.counters[counter].rose(found.rate, seen[0], seen[-1]):
-            return investigation.held_rate(counter, 0.0)
-        return since
-
-    def _confirms(self, counter: str, rate: float) -> bool:
-        found = self.counters.get(counter)
-        return found is not None and found.confirms(rate)
-
-    def _ended(self, counter: str, rate: float) -> bool:
-        found = self.counters.get(counter)
-        return found is not None and found.ended(rate)
+        counter, investigation = self.counters[name], self.investigation
+        estimate = counter.estimate()
+        held = investigation.held_rate(name, estimate.onset or 0.0)
+        places = [place for place, _ in investigation.totals]
+        if held is None and places and counter.rose(estimate.rate, places[0], places[-1]):
+            return investigation.held_rate(name, 0.0)
+        return held
 
     # --- when the next census is due ------------------------------------------------------------------------
 
     def _plan_next(self) -> None:
-        periods = [one.estimate().period or 0.0 for name, one in self.counters.items() if name != CODE]
+        """Decide whether something is suspected to grow, and when the next census is due."""
+        periods = [
+            counter.estimate().period or 0.0 for name, counter in self.counters.items() if name != CODE
+        ]
         self.investigation.period = max(periods, default=0.0) or None
         held, data = self.growths(), self.data()
-        proofs = [*(one.proof for one in held), *(one.proof for one in data)]
-        suspicions = [*self._by_counters(held, data), *_by_holders(proofs)]
-        self._suspicion = max(
-            suspicions, key=lambda suspicion: (suspicion.state == "growing", suspicion.rate), default=None
+        proofs = [*(growth.proof for growth in held), *(growth.proof for growth in data)]
+        proven_since = [proof.since for proof in proofs if proof.certainty == "proven"]
+        suspicion = max(
+            [*self._suspected_by_counters(held, data), *_suspected_by_holders(proofs)],
+            key=lambda estimate: (estimate.state == "growing", estimate.rate),
+            default=None,
         )
-        proven = [proof.since for proof in proofs if proof.certainty == "proven"]
-        settled = self._suspicion is None and bool(proven)
-        self._grows = bool(proven) or (self._suspicion is not None and self._suspicion.state == "growing")
-        if self._suspicion is not None:
-            # Growth that comes and goes is one suspicion, and its censuses get farther and farther apart.
-            onset = self._suspicion.onset or 0.0
-            self._onset = onset if self._onset is None else min(onset, self._onset)
-            self._suspicion = replace(self._suspicion, onset=self._onset)
-            if not self._open and self._here >= 2 * self._granted_at:
-                # A false alarm early in the run must not use up what a leak later in it needs.
-                self._granted = self._here if self._granted_at else onset
-                self._granted_at = self._here
+        self._grows = bool(proven_since) or (suspicion is not None and suspicion.state == "growing")
+        settled = suspicion is None and bool(proven_since)
+        if suspicion is None:
+            self._suspicion, self._onset = None, min(proven_since, default=None)
         else:
-            self._onset = min(proven, default=None)
-        self._open = self._suspicion is not None
-        found = self._suspicion or GrowthEstimate("growing" if settled else "flat", onset=self._onset)
+            self._suspect(suspicion)
+        estimate = self._suspicion or GrowthEstimate("growing" if settled else "flat", onset=self._onset)
         shown = not not_shown(held, self._confirms) and not not_shown(data, self._confirms)
-        due = next_census(self.investigation.taken, found, settled, self._plan, self._begun, shown=shown)
-        self._due = max(self._breath, due)
+        due = next_census(self.investigation.taken, estimate, settled, self._plan, self._began, shown=shown)
+        self._census_due = max(self._not_before, due)
 
-    def _by_counters(
+    def _suspect(self, suspicion: GrowthEstimate) -> None:
+        """Begin a suspicion, or carry on the one there is."""
+        onset = suspicion.onset or 0.0
+        # Growth that comes and goes is one suspicion, and its censuses get farther and farther apart.
+        self._onset = onset if self._onset is None else min(onset, self._onset)
+        if self._suspicion is None and self._now >= 2 * self._proof_begun:
+            # A false alarm early in the run must not use up what a leak later in it needs.
+            self._proof_from = self._now if self._proof_begun else onset
+            self._proof_begun = self._now
+        self._suspicion = replace(suspicion, onset=self._onset)
+
+    def _suspected_by_counters(
         self, held: Sequence[HolderGrowth], data: Sequence[DataGrowth]
     ) -> Iterator[GrowthEstimate]:
-        """What counters show and no proven growth explains.
+        """Yield what counters show and no proven growth explains.
 
         The resident set rises with each page that is touched for the first time. It asks for censuses only
         where it surely grows, and much more than malloc's counter does.
         """
-        proven = [(growth.device, growth.proof) for growth in held] + [("cpu", one.proof) for one in data]
+        proven = [
+            (name, proof.rate)
+            for name, proof in [
+                *((growth.device, growth.proof) for growth in held),
+                *(("cpu", growth.proof) for growth in data),
+            ]
+            if proof.certainty == "proven"
+        ]
         for name, counter in self.counters.items():
-            found = counter.estimate()
-            known = sum(p.rate for where, p in proven if where == name and p.certainty == "proven")
-            grows = found.state in ("growing", "undecided") and name not in WITNESSES
-            if grows and known < _EXPLAINED * found.rate:
-                yield found
+            estimate = counter.estimate()
+            known = sum(rate for device, rate in proven if device == name)
+            grows = estimate.state in ("growing", "undecided") and name not in WITNESSES
+            if grows and known < SUSPICION.explained * estimate.rate:
+                yield estimate
         resident = self._estimate("host")
-        known = max(self._estimate("cpu").rate, sum(p.rate for _, p in proven if p.certainty == "proven"))
-        if resident.state == "growing" and known < _EXPLAINED * resident.rate:
+        known = max(self._estimate("cpu").rate, sum(rate for _, rate in proven))
+        if resident.state == "growing" and known < SUSPICION.explained * resident.rate:
             yield resident
 
     def _estimate(self, name: str) -> GrowthEstimate:
@@ -268,7 +303,7 @@ class ScaleScheduler:
     def _affordable(self, elapsed_s: float) -> bool:
         return affordable(
             self.investigation.taken,
-            self._granted if self._onset is not None else None,
+            self._proof_from if self._onset is not None else None,
             self._spent_s,
             elapsed_s,
             self._plan,
@@ -276,12 +311,8 @@ class ScaleScheduler:
         )
 
 
-_EXPLAINED = 0.5
-"""Part of a counter's rate that proven growth has to explain before the search goes on no longer."""
-
-
-def _by_holders(proofs: Sequence[Proof]) -> Iterator[GrowthEstimate]:
-    """Growth up to the last census that no counter contradicts, and that is not proven yet."""
+def _suspected_by_holders(proofs: Sequence[Proof]) -> Iterator[GrowthEstimate]:
+    """Yield growth up to the last census that no counter contradicts, and that is not proven yet."""
     for proof in proofs:
         if proof.certainty == "suspected":
             yield GrowthEstimate("undecided", proof.rate, onset=proof.since)

@@ -1,4 +1,4 @@
-"""When to take a census: the marks of each kind go to what follows growth on their scale."""
+"""When to take a census: the marks of each kind go to the scheduler of their scale."""
 
 from __future__ import annotations
 
@@ -19,22 +19,28 @@ _ENOUGH_MARKS: Final = 12
 
 
 class CensusScheduler:
-    """Hands marks on: to followers of steps, of backwards where there are no steps, and of time without both.
+    """Passes marks on to one scheduler for steps, one for backwards and one for time.
+
+    Censuses are taken on the scale of steps, on that of backwards while there are no steps, and on that of
+    time without both.
 
     Attributes:
         within_steps: follows growth from micro-batch to micro-batch of one step.
 
     Args:
-        investigator, look, found: as `ScaleScheduler` has them.
+        investigator, take_ledgers, report: as `ScaleScheduler` has them.
     """
 
     def __init__(
-        self, investigator: Investigator, look: Callable[[CensusView], None], found: Callable[[], None]
+        self,
+        investigator: Investigator,
+        take_ledgers: Callable[[CensusView], None],
+        report: Callable[[], None],
     ) -> None:
-        self._steps = ScaleScheduler("step", investigator, look, found)
-        self._backwards = ScaleScheduler("microbatch", investigator, look, found)
-        self._time = ScaleScheduler("second", investigator, look, found)
-        self.within_steps = MicrobatchScheduler(investigator, found)
+        self._steps = ScaleScheduler("step", investigator, take_ledgers, report)
+        self._backwards = ScaleScheduler("microbatch", investigator, take_ledgers, report)
+        self._time = ScaleScheduler("second", investigator, take_ledgers, report)
+        self.within_steps = MicrobatchScheduler(investigator, report)
 
     @property
     def main(self) -> ScaleScheduler:
@@ -45,7 +51,7 @@ class CensusScheduler:
         if self._steps.marks:
             return self._steps
         return self._first_with_enough(self._backwards, self._time) or max(
-            self._time, self._backwards, key=lambda each: each.marks
+            self._time, self._backwards, key=lambda scale: scale.marks
         )
 
     @property
@@ -57,18 +63,18 @@ class CensusScheduler:
         return next((scale for scale in scales if scale.marks >= _ENOUGH_MARKS), None)
 
     def growing(self) -> dict[str, float]:
-        """Return by how many bytes a step (backward, second) each device's counter grows so far."""
-        found = {
+        """Return by device how many bytes per step (backward, second) its counter grows so far."""
+        estimates = {
             name: counter.estimate() for name, counter in self.main.counters.items() if name not in WITNESSES
         }
         return {
-            name: each.rate if each.state == "growing" else 0.0
-            for name, each in found.items()
-            if each.state != "too_short"
+            name: estimate.rate if estimate.state == "growing" else 0.0
+            for name, estimate in estimates.items()
+            if estimate.state != "too_short"
         }
 
     def at_mark(self, name: str, position: TrainingPosition, values: Mapping[str, int]) -> None:
-        """Take the counters of a `step`, `backward` or `time` mark, and act on what they show.
+        """Take the counters of a `step`, `backward` or `time` mark, and a census if one is due.
 
         Args:
             name: of the mark.
@@ -82,20 +88,20 @@ class CensusScheduler:
             self.within_steps.at_mark(
                 position, {counter: value for counter, value in values.items() if counter != CODE}
             )
-            censuses = position.step == 0 and not self.within_steps.under_way
+            censuses = position.step == 0 and not self.within_steps.investigating
             self._backwards.at_mark(position, values, censuses=censuses)
         else:
             self.within_steps.step_completes(position)
             self._steps.at_mark(position, values)
 
     def census(self, position: TrainingPosition, frames: Sequence[FrameType] | None = None) -> CensusPoint:
-        """Take a census whatever is due, with the ledger.
+        """Take a census now, whether one is due or not, with the ledger.
 
         Args:
             position: where training stands.
             frames: of the error, innermost first, where memory has run out; empty inside the failing
                 allocation. None for a census between steps.
         """
-        if frames is not None and self.within_steps.under_way:
+        if frames is not None and self.within_steps.investigating:
             return self.within_steps.interrupted(position, frames)
         return self.main.census(position, frames)
