@@ -22,11 +22,12 @@ import msgspec
 import typer
 
 from memtriage.model.units import UNKNOWN, size
+from memtriage.report.styles import BAD, GOOD, PLAIN_WARN
 
 FactStatus = Literal["ok", "note", "bad"]
 """`note` is worth knowing, `bad` should be changed."""
 
-_STYLES: Final[dict[FactStatus, str]] = {"ok": "", "note": "yellow", "bad": "bold red"}
+_STYLES: Final[dict[FactStatus, str]] = {"ok": "", "note": PLAIN_WARN, "bad": BAD}
 _NAMES: Final = 35  # columns of the longest name
 _SMALL_SHM: Final = 1 << 30
 _MEMLOCK_ENOUGH: Final = 1 << 30
@@ -494,4 +495,4 @@ def _print(facts: list[Fact]) -> None:
                 page.field("", f"{arrow} {fact.advice}", labels=_NAMES)
     bad = sum(fact.status == "bad" for fact in facts)
     page.gap()
-    page.line((f"{bad} to change" if bad else "nothing to change", "bold red" if bad else "bold green"))
+    page.line((f"{bad} to change" if bad else "nothing to change", BAD if bad else GOOD))

@@ -13,6 +13,7 @@ from memtriage.model.asked import Answer, HeldHere, Unanswered
 from memtriage.model.report import RankCount, RunReport
 from memtriage.report.console import BULLET, Page
 from memtriage.report.run.terminal import ledger_blocks
+from memtriage.report.styles import GOOD, HOLDER
 from memtriage.report.text import count, duration, size
 
 _SIZE_WIDTH: Final = 12
@@ -48,7 +49,7 @@ def _plain(answer: Answer) -> dict[str, Any]:
 
 def _one(page: Page, answer: Answer, rows: int) -> None:
     who = f"process {answer.pid}" if answer.rank is None else f"rank {answer.rank}"
-    page.line(("CENSUS", "bold green"), ("  ", ""), (f"{who}{_instant(answer)}", "bold"))
+    page.line(("CENSUS", GOOD), ("  ", ""), (f"{who}{_instant(answer)}", "bold"))
     page.line((page.dot.join(_facts(answer)), "dim"))
     for note in answer.notes:
         page.line((f"  {BULLET}", "dim"), (note, ""), indent=4)
@@ -93,7 +94,7 @@ def _holders(page: Page, device: str, held: Sequence[HeldHere], rows: int) -> No
         owners = ", ".join(sorted(one.owners, key=lambda owner: -one.owners[owner]))
         known = f"{', '.join(one.known)}: " if one.known else ""
         detail = Text.assemble(
-            (page.plain(f"{known}{holder}"), "cyan" if one.holder else ""),
+            (page.plain(f"{known}{holder}"), HOLDER if one.holder else ""),
             (page.plain(f"{page.dot}{owners}{page.dot}{count(one.count, 'storage')}"), "dim"),
         )
         page.hanging(Text(f"  {size(one.bytes):>{_SIZE_WIDTH}}  "), detail, whole=True)

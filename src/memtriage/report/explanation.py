@@ -17,6 +17,7 @@ from memtriage.messages.grammar.sizes import as_printed
 from memtriage.model.explanation import Explanation, Fix, Label, LogEvent, Maths
 from memtriage.playbook.entries import PlaybookAction, PlaybookEntry
 from memtriage.report.console import BULLET, Page
+from memtriage.report.styles import BAD, GOOD, PLAIN_WARN, WARN
 from memtriage.report.text import count, rank_list
 
 _LABELS: Final = 16
@@ -57,8 +58,8 @@ _MATHS: Final[dict[Maths, str]] = {
 _MATHS_STYLES: Final[dict[Maths, str]] = {
     "same": "dim",
     "rounding": "dim",
-    "approximate": "yellow",
-    "different": "bold yellow",
+    "approximate": PLAIN_WARN,
+    "different": WARN,
 }
 
 
@@ -87,7 +88,7 @@ def render(explanation: Explanation, console: Console) -> None:
 
 def _verdict(page: Page, explanation: Explanation) -> None:
     word, sentence = _SENTENCES[explanation.diagnosis]
-    style = "bold green" if explanation.diagnosis in _CALM else "bold red"
+    style = GOOD if explanation.diagnosis in _CALM else BAD
     page.line((word, style), ("  ", ""), (sentence, "bold"))
     sure = explanation.confidence
     how = "proven by the text" if sure >= _SURE else "likely" if sure >= _LIKELY else "one of several"
@@ -135,7 +136,7 @@ def _events(page: Page, events: Sequence[LogEvent]) -> None:
     width = max(len(f"{event.line:,}") for event in shown)
     for event in shown:
         mark = "->" if event.role == "cause" else "  "
-        style = "bold red" if event.role == "cause" else "dim"
+        style = BAD if event.role == "cause" else "dim"
         who = f"{_who(event)}: " if _who(event) else ""
         times = f" x {event.count:,}" if event.count > 1 else ""
         what = "followed" if event.diagnosis is None else event.diagnosis.replace("_", " ")

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from memtriage.model.plan import PassedOver, Plan, PlanStep
 from memtriage.report.console import BULLET, Page
+from memtriage.report.styles import BAD, GOOD
 from memtriage.report.text import count, duration, size
 
 _INDENT: Final = "     "
@@ -48,13 +49,13 @@ def _verdict(page: Page, plan: Plan) -> None:
     before, after = plan.before, plan.after
     if not plan.fits:
         page.line(
-            ("DOES NOT FIT", "bold red"),
+            ("DOES NOT FIT", BAD),
             (f"  {size(plan.short_by)} are missing with every change that helps", "bold"),
         )
     elif plan.steps:
-        page.line(("FITS", "bold green"), (f"  with {count(len(plan.steps), 'change')}", "bold"))
+        page.line(("FITS", GOOD), (f"  with {count(len(plan.steps), 'change')}", "bold"))
     else:
-        page.line(("FITS", "bold green"), ("  as it is", "bold"))
+        page.line(("FITS", GOOD), ("  as it is", "bold"))
     if not plan.fits:
         owners = [f"{owner} {size(held)}" for owner, held in after.by_owner.items()][:_OWNERS]
         page.line((f"what remains at the peak: {', '.join(owners)}", ""))

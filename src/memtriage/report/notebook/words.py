@@ -10,7 +10,8 @@ from memtriage.diagnose.verdict import reasons_not_judged
 from memtriage.model.cell import CellReport, DeviceUse, Freed, HolderChange, OutputHold, Rebinding
 from memtriage.model.findings import GROWING, Finding
 from memtriage.model.paths import SegmentKind, has
-from memtriage.report.run.words import VERDICTS, FindingGroup, Severity, fold, sentence
+from memtriage.report.run.words import VERDICTS, FindingGroup, fold, sentence
+from memtriage.report.styles import Severity
 from memtriage.report.text import UNKNOWN, count, duration, size
 
 _LEAST_TOLD: Final = 1024

@@ -34,6 +34,7 @@ from memtriage.report.run.words import (
     playbook_entry,
     sentence,
 )
+from memtriage.report.styles import BAD, FIX, HOLDER, SEVERITY_STYLES
 from memtriage.report.text import UNKNOWN, count, duration, size
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from memtriage.model.ledger import LedgerRow
     from memtriage.model.marks import Mark
     from memtriage.model.report import RunReport
-from memtriage.report.run.words import SEVERITY_STYLES
 
 __all__ = ["console_for", "finding_block", "findings_text", "ledger_blocks", "render"]
 
@@ -112,7 +112,7 @@ def _verdict_block(
 def finding_block(page: Page, number: int, group: FindingGroup, report: RunReport) -> None:
     """Print a finding, under its number."""
     page.gap()
-    style = "bold red" if group.severe else "bold"
+    style = BAD if group.severe else "bold"
     page.line((f"{number}  ", "dim"), (group.title(report), "bold"), (f"   {group.amount}", style), indent=3)
     known = list(_fields(page, group))
     labels = max((len(label) for label, _, _ in known), default=0) + 4
@@ -124,9 +124,9 @@ def _fields(page: Page, group: FindingGroup) -> Iterator[tuple[str, Sequence[str
     """Yield what is known of a finding: label, values and style."""
     finding = group.first
     if finding.holder is not None or finding.kind in GROWING:
-        yield "kept alive by", [finding.holder or UNKNOWN], "cyan"
+        yield "kept alive by", [finding.holder or UNKNOWN], HOLDER
     if finding.also_held_by:
-        yield "also kept alive by", finding.also_held_by, "cyan"
+        yield "also kept alive by", finding.also_held_by, HOLDER
     if finding.stored_at is not None:
         yield "stored at", [finding.stored_at], ""
     if finding.allocated_at is not None:
@@ -139,7 +139,7 @@ def _fields(page: Page, group: FindingGroup) -> Iterator[tuple[str, Sequence[str
     if finding.mechanism is not None:
         yield "why", [finding.mechanism], ""
     if finding.fix is not None:
-        yield "fix", [finding.fix], "green"
+        yield "fix", [finding.fix], FIX
     if group.suspected:
         yield "To confirm", [TO_CONFIRM], ""
     if evidence := group.evidence:

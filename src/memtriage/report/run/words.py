@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 from memtriage.diagnose.growth.judged import stated_limit
 from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.diagnose.verdict import reasons_not_judged
 from memtriage.model.findings import GROWING
 from memtriage.playbook.entries import PLAYBOOK
+from memtriage.report.styles import Severity
 from memtriage.report.text import (
     KINDS,
     SEVERE,
@@ -28,12 +29,6 @@ if TYPE_CHECKING:
     from memtriage.model.ledger import LedgerRow
     from memtriage.model.report import RunReport
 
-
-SEVERITY_STYLES: Final[dict[Severity, str]] = {"good": "bold green", "warn": "bold yellow", "bad": "bold red"}
-
-
-Severity = Literal["good", "warn", "bad"]
-"""How much a verdict matters."""
 
 VERDICTS: Final[dict[Verdict, tuple[str, Severity]]] = {
     "clean": ("clean", "good"),

@@ -12,6 +12,7 @@ from memtriage.model.comparison import Change, DeviceChange, RecordingChange, Si
 from memtriage.model.findings import Finding
 from memtriage.report.console import Page
 from memtriage.report.snapshot.words import amount
+from memtriage.report.styles import PLAIN_BAD, PLAIN_GOOD, PLAIN_WARN
 from memtriage.report.text import KINDS, UNKNOWN, count, size
 
 _SITES: Final = 20
@@ -38,9 +39,9 @@ def render(change: RecordingChange, console: Console) -> None:
 def _device(page: Page, device: DeviceChange) -> None:
     page.heading(device.device, _presence(device))
     for word, style, findings in (
-        ("gone", "green", device.gone),
-        ("new", "red", device.new),
-        ("still there", "yellow", device.same),
+        ("gone", PLAIN_GOOD, device.gone),
+        ("new", PLAIN_BAD, device.new),
+        ("still there", PLAIN_WARN, device.same),
     ):
         for finding in findings:
             page.field(word, _finding(finding), style=style, labels=_LABELS)

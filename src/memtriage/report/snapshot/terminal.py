@@ -16,6 +16,7 @@ from memtriage.playbook.entries import PLAYBOOK
 from memtriage.report.console import BULLET, Page
 from memtriage.report.plot import area
 from memtriage.report.snapshot.json_form import stranded_by
+from memtriage.report.styles import BAD, PLAIN_GOOD
 from memtriage.report.text import KINDS, count, rate, size
 
 _LABELS: Final = 20
@@ -43,7 +44,7 @@ def _device(page: Page, device: DeviceRecording) -> None:
         facts.append(f"{count(device.steps.count, 'step')} (by {device.steps.source})")
     page.heading(device.device, page.dot.join(facts))
     if not device.findings:
-        page.line(("  nothing wrong found", "green"))
+        page.line(("  nothing wrong found", PLAIN_GOOD))
     for number, finding in enumerate(device.findings, start=1):
         _finding(page, number, finding)
     _figures(page, device)
@@ -61,7 +62,7 @@ def _finding(page: Page, number: int, finding: Finding) -> None:
     amounts = [size(finding.bytes)]
     if finding.bytes_per_step:
         amounts.append(f"+{rate(finding.bytes_per_step, 'step')}")
-    page.line((f"  {number}. {KINDS[finding.kind]}", "bold red"), (f"  {page.dot.join(amounts)}", ""))
+    page.line((f"  {number}. {KINDS[finding.kind]}", BAD), (f"  {page.dot.join(amounts)}", ""))
     if finding.allocated_at:
         page.field("allocated at", finding.allocated_at, labels=_LABELS, whole=True)
     if finding.mechanism:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from memtriage.allocator.what_if import Scenario, WhatIfOutcome
 from memtriage.report.console import Page
+from memtriage.report.styles import PLAIN_BAD
 from memtriage.report.text import count, size
 
 Devices = Sequence[tuple[str, Sequence[Scenario]]]
@@ -35,7 +36,7 @@ def render(devices: Devices, console: Console) -> None:
     for device, scenarios in devices:
         page.heading(device, "the recorded allocations and frees, replayed under other settings")
         for scenario in scenarios:
-            style = "" if scenario.outcome.fits else "red"
+            style = "" if scenario.outcome.fits else PLAIN_BAD
             page.field(scenario.name, _in_words(scenario.outcome), style=style, whole=True, labels=_LABELS)
 
 

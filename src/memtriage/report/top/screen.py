@@ -24,7 +24,7 @@ from memtriage.model.units import count
 from memtriage.report import plot
 from memtriage.report.console import Page
 from memtriage.report.run.terminal import finding_block, ledger_blocks
-from memtriage.report.run.words import SEVERITY_STYLES
+from memtriage.report.styles import BAD, PLAIN_BAD, PLAIN_GOOD, SEVERITY_STYLES, WARN, color_of
 from memtriage.report.text import size
 from memtriage.report.top.words import (
     BY_KEY,
@@ -182,7 +182,7 @@ class TopScreen(App[None]):
         if view.behind:
             more.append(f"reading the record: {size(view.behind)} to go")
         if self.paused:
-            text.append("   PAUSED", style="bold yellow reverse")
+            text.append("   PAUSED", style=f"{WARN} reverse")
         for line in more:
             if line:
                 text.append(f"\n{line}", style="dim")
@@ -265,7 +265,7 @@ class TopScreen(App[None]):
         line = next((line for line in self.view.lines if (line.rank or 0) == record.number), None)
         grows = line is not None and line.device == device and bool(line.growth)
         steps = f"step {first:,} to {last:,}"
-        course.update(_chart(values, steps, "red" if grows else "green", *_room(course)))
+        course.update(_chart(values, steps, PLAIN_BAD if grows else PLAIN_GOOD, *_room(course)))
         panel = self.query_one("#ledger")
         panel.border_title = f"ledger{of}, as of its last census"
         ledger.update(_ledgers(record, _room(panel)[0]))
@@ -285,9 +285,9 @@ class TopScreen(App[None]):
 def _cell(column: Column, line: RankLine) -> Text:
     style = ""
     if column.key == "growth" and line.growth:
-        style = "bold red"
+        style = BAD
     elif column.key == "state":
-        style = SEVERITY_STYLES[level(line)].removeprefix("bold ")
+        style = color_of(level(line))
     return Text(column.text(line), style=style, justify="left" if column.left else "right")
 
 

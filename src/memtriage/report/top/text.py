@@ -12,7 +12,8 @@ from rich.text import Text
 from memtriage.diagnose.ranks.live import LiveView, RankLine
 from memtriage.report.console import BULLET, Page
 from memtriage.report.run.terminal import finding_block
-from memtriage.report.run.words import SEVERITY_STYLES, notes
+from memtriage.report.run.words import notes
+from memtriage.report.styles import BAD, SEVERITY_STYLES, color_of
 from memtriage.report.top.words import (
     Column,
     columns_for,
@@ -104,7 +105,7 @@ def _cell(column: Column, text: str, widths: dict[str, int]) -> str:
 
 def _style(column: Column, line: RankLine) -> str:
     if column.key == "growth" and line.growth:
-        return "bold red"
+        return BAD
     if column.key == "state":
-        return SEVERITY_STYLES[level(line)].removeprefix("bold ")
+        return color_of(level(line))
     return ""

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from memtriage.model.trials import TargetVerdict, TrialsReport, VariantRow
 from memtriage.report.console import BULLET, Page
+from memtriage.report.styles import BAD, PLAIN_GOOD, PLAIN_WARN, SEVERITY_STYLES
 from memtriage.report.trials.words import (
     TIME,
     VERDICTS,
@@ -32,11 +33,10 @@ from memtriage.report.trials.words import (
     what_is_missing,
 )
 
-_STYLES: Final = {"good": "bold green", "warn": "bold yellow", "bad": "bold red"}
 _TARGET_STYLES: Final[dict[TargetVerdict, str]] = {
-    "met": "green",
-    "missed": "bold red",
-    "undecided": "yellow",
+    "met": PLAIN_GOOD,
+    "missed": BAD,
+    "undecided": PLAIN_WARN,
 }
 _LABELS: Final = 18
 _GAP: Final = 2
@@ -51,7 +51,7 @@ def render(report: TrialsReport, console: Console) -> None:
     """Print a comparison."""
     page = Page(console)
     word, level = VERDICTS[report.verdict]
-    page.line((word.upper(), _STYLES[level]), (f"  {sentence(report)}", "bold"))
+    page.line((word.upper(), SEVERITY_STYLES[level]), (f"  {sentence(report)}", "bold"))
     page.line((f"{report.name}: {'; '.join(facts(report))}", "dim"))
     page.gap()
     table = _table(page, report)

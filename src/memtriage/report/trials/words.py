@@ -16,10 +16,11 @@ from memtriage.model.trials import (
     VariantRow,
 )
 from memtriage.model.units import four_digits, measured_time
+from memtriage.report.styles import Severity
 from memtriage.report.text import UNKNOWN, count, rank_list, size
 
 TIME: Final = "time_per_step"
-VERDICTS: Final[dict[TrialsVerdict, tuple[str, str]]] = {
+VERDICTS: Final[dict[TrialsVerdict, tuple[str, Severity]]] = {
     "met": ("targets met", "good"),
     "missed": ("target missed", "bad"),
     "undecided": ("undecided", "warn"),
