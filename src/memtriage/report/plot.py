@@ -1,4 +1,4 @@
-"""A small area chart made of characters."""
+"""Small area charts made of characters, and what charts of every kind share."""
 
 from __future__ import annotations
 
@@ -6,8 +6,30 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
+FLAT_SHARE: Final = 0.02
+"""A course within this share of its highest value is flat: drawn large, its noise would look like growth."""
 _BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 _ASCII: Final = " ._-=#"
+
+
+def is_flat(values: Sequence[int]) -> bool:
+    """Return whether values vary too little for a chart."""
+    return max(values) - min(values) < FLAT_SHARE * max(values)
+
+
+def thin(values: Sequence[int], most: int) -> list[int]:
+    """Return at most `most` values: the highest of each of so many equal stretches."""
+    if len(values) <= most:
+        return list(values)
+    bounds = [index * len(values) // most for index in range(most + 1)]
+    return [max(values[start:end]) for start, end in pairwise(bounds)]
+
+
+def axis_labels(lines: int, high: str, low: str) -> list[str]:
+    """Return the label of each line of a chart, padded: the highest value at the top, the lowest below."""
+    width = max(len(high), len(low))
+    labels = [high, *[""] * (lines - 2), low][:lines]
+    return [f"{label:>{width}}" for label in labels]
 
 
 def area(
@@ -33,10 +55,8 @@ def area(
 
 
 def _columns(values: Sequence[int], width: int) -> list[int]:
-    if len(values) <= width:
-        return [value for value in values for _ in range(width // len(values))]
-    bounds = [index * len(values) // width for index in range(width + 1)]
-    return [max(values[start:end]) for start, end in pairwise(bounds)]
+    drawn = thin(values, width)
+    return [value for value in drawn for _ in range(width // len(drawn))]
 
 
 def _line(columns: Sequence[int], row: int, marks: str) -> str:

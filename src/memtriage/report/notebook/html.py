@@ -16,6 +16,7 @@ from memtriage.model.cell import CellReport, Freed, HolderChange, MemoryNow, Out
 from memtriage.model.findings import GROWING
 from memtriage.model.ledger import Ledger
 from memtriage.model.marks import Mark
+from memtriage.report import plot
 from memtriage.report.html.shell import asset
 from memtriage.report.notebook.words import (
     change_in_words,
@@ -41,7 +42,6 @@ _FEWEST_POINTS: Final = 3
 _MOST_POINTS: Final = 400
 _WIDTH: Final = 1000
 _HEIGHT: Final = 100
-_FLAT: Final = 0.02  # a course within this share of its top is no picture
 _FINDINGS: Final = 6
 _FIX: Final = ' class="fix"'
 _LEDGER_ROWS: Final = 10
@@ -200,23 +200,17 @@ def _course(marks: Sequence[Mark], wanted: str | None) -> str:
             break
     else:
         return ""
-    low, high = min(values), max(values)
-    if high - low < _FLAT * high:
+    if plot.is_flat(values):
         return ""
+    low, high = min(values), max(values)
     what = "malloc in use" if device == "cpu" else "allocated"
     ends = f"step {points[0][0]}", f"{size(low)} to {size(high)}", f"step {points[-1][0]}"
     return _part(
         f"{what} on {device}",
-        _area(_thinned(values), low, high)
+        _area(plot.thin(values, _MOST_POINTS), low, high)
         + f'<div class="ends">{"".join(f"<span>{_text(e)}</span>" for e in ends)}</div>',
         f"at each {name}",
     )
-
-
-def _thinned(values: Sequence[int]) -> list[int]:
-    """At most `_MOST_POINTS` of them, the highest of each stretch."""
-    stretch = -(-len(values) // _MOST_POINTS)
-    return [max(values[at : at + stretch]) for at in range(0, len(values), stretch)]
 
 
 def _area(values: Sequence[int], low: int, high: int) -> str:

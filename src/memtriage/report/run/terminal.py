@@ -50,7 +50,6 @@ _WHOLE: Final = frozenset({"kept alive by", "also kept alive by", "stored at", "
 _RANK_LINES: Final = 12
 _DETAILED: Final = 90
 _CHART_WIDTH: Final = 72
-_FLAT: Final = 0.02  # a course within this share of its top is told in words
 _BAR_WIDTH: Final = 10
 _SIZE_WIDTH: Final = 12
 _SHARE_WIDTH: Final = 6
@@ -229,10 +228,9 @@ def _course_block(
         return
     of = "" if rank is None else f" of rank {rank}"
     page.heading(f"{_COURSE.get(device or '', 'allocated')} on {device}{of}", _AT[what])
-    low, high = min(values), max(values)
     span = _span(marks[0], marks[-1])
-    if high - low < _FLAT * high and not any(group.kind in GROWING for group in groups):
-        page.line((f"  {size(high)}, flat", ""), (f"  {span}", "dim"))
+    if plot.is_flat(values) and not any(group.kind in GROWING for group in groups):
+        page.line((f"  {size(max(values))}, flat", ""), (f"  {span}", "dim"))
     else:
         _chart(page, values, span)
 
@@ -251,9 +249,8 @@ def _chart(page: Page, values: Sequence[int], span: str) -> None:
     label = 2 + max(len(low), len(high))
     lines = plot.area(values, width=min(_CHART_WIDTH, page.width - label - 3), ascii_only=page.ascii_only)
     edge = "|" if page.ascii_only else "│"
-    for number, line in enumerate(lines):
-        name = high if number == 0 else low if number == len(lines) - 1 else ""
-        page.raw(Text(f"{name:>{label}} {edge}{line}"))
+    for name, line in zip(plot.axis_labels(len(lines), high, low), lines, strict=True):
+        page.raw(Text(f"  {name} {edge}{line}"))
     page.raw(Text(f"{'':>{label}}  {span}", style="dim"))
 
 

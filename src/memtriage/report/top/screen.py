@@ -42,7 +42,6 @@ from memtriage.store.reader import RankRecord
 _READ_LIMIT_S: Final = 0.5
 _LEAST_CHART: Final = (12, 3)
 _UNKNOWN_WIDTH: Final = 80
-_FLAT: Final = 0.02
 
 
 class TopScreen(App[None]):
@@ -301,17 +300,15 @@ def _chart(values: list[int], steps: str, style: str, width: int, height: int) -
     """A course as large as its panel, its highest and lowest value beside it, what it is now below."""
     if not values:
         return Text("no figures yet", style="dim")
-    # On an axis that begins at the lowest value the noise of a flat course would look like much.
-    flat = max(values) - min(values) < _FLAT * max(values)
+    flat = plot.is_flat(values)  # then the axis begins at 0, so that noise does not look like growth
     high, low = size(max(values)), size(0 if flat else min(values))
     label = max(len(high), len(low))
     columns, lines = width - label - 2, height - 2
     text = Text()
     if columns >= _LEAST_CHART[0] and lines >= _LEAST_CHART[1]:
         drawn = plot.area(values, width=columns, height=lines, low=0 if flat else None)
-        for number, line in enumerate(drawn):
-            name = high if number == 0 else low if number == len(drawn) - 1 else ""
-            text.append(f"{name:>{label}} │", style="dim").append(f"{line}\n", style=style)
+        for name, line in zip(plot.axis_labels(lines, high, low), drawn, strict=True):
+            text.append(f"{name} │", style="dim").append(f"{line}\n", style=style)
     return text.append(f"{'':>{label}} now {size(values[-1])}, {steps}", style="dim")
 
 
