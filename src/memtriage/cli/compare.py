@@ -154,9 +154,10 @@ def _print_report(trials: Trials, state: ComparisonState, json: bool, html: Path
 
     made = make_report(trials, state)
     if html is not None:
-        from memtriage.report.trials.page import write_html
+        from memtriage.report.html.shell import write_page
+        from memtriage.report.trials import page
 
-        write_html(made, html)
+        write_page(page.html(made), html)
     if json:
         sys.stdout.write(msgspec.json.encode(made).decode() + "\n")
     else:

@@ -53,10 +53,11 @@ def _report(directories: list[Path], json: bool, html: Path | None, prometheus: 
     merged = merge(run)
     told = context(run, merged)
     if html is not None:
-        from memtriage.report.run.page import write_html
+        from memtriage.report.html.shell import write_page
+        from memtriage.report.run import page
 
         try:
-            write_html(run, merged, told, html)
+            write_page(page.html(run, merged, told), html)
         except OSError as error:
             complain("memtriage report", f"{html}: {error.strerror or error}")
             return 2

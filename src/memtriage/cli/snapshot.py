@@ -76,9 +76,10 @@ def _refuse(reason: str) -> int:
 
 def _write_files(recording: Recording, html: Path | None, perfetto: Path | None) -> None:
     if html is not None:
-        from memtriage.report.snapshot.page import write_html
+        from memtriage.report.html.shell import write_page
+        from memtriage.report.snapshot import page
 
-        write_html(recording, html)
+        write_page(page.html(recording), html)
     if perfetto is not None:
         from memtriage.report.snapshot.perfetto import write_trace
 

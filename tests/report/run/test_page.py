@@ -12,7 +12,7 @@ import pytest
 from memtriage.diagnose.ranks.merge import context, merge
 from memtriage.model.findings import Finding
 from memtriage.report.html.shell import LARGEST
-from memtriage.report.run.page import html, write_html
+from memtriage.report.run.page import html
 from memtriage.store.reader import RankRecord, RunRecord
 from memtriage.store.records import End
 from support.chromium import Chromium, find
@@ -330,10 +330,3 @@ def test_thousands_of_findings_and_notes_fit() -> None:
     page = page_of(run(rank))
     assert len(page.encode()) < LARGEST
     assert data_in(page)["more"] == "and 960 more findings: `memtriage report` lists them all"
-
-
-def test_the_file_is_the_page(tmp_path: Path) -> None:
-    recorded = leaking()
-    report = merge(recorded)
-    write_html(recorded, report, context(recorded, report), tmp_path / "run.html")
-    assert (tmp_path / "run.html").read_text(encoding="utf-8") == page_of(recorded)

@@ -13,6 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final
 
 DATA_ID: Final = "data"
@@ -42,13 +43,22 @@ def asset(name: str) -> str:
     return _ASSETS.joinpath(*name.split("/")).read_text("utf-8")
 
 
+def write_page(page: str, path: Path) -> None:
+    """Write a page to a file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path.write_text(page, encoding="utf-8")
+
+
 def report_page(name: str, data: Mapping[str, Any], *scripts: str) -> str:
     """Return the page of a report on what is called `name`.
 
     Args:
         name: plain text.
         data: what the scripts draw.
-        scripts: names of the assets that draw this report, to run behind those that every report has.
+        scripts: names of the assets that draw this report, to run after those that every report has.
 
     Raises:
         ValueError: `data` holds a number that is not finite.
@@ -57,8 +67,8 @@ def report_page(name: str, data: Mapping[str, Any], *scripts: str) -> str:
         f"{name} · memtriage",
         _BODY,
         data,
-        styles=[asset(one) for one in _STYLES],
-        scripts=[asset(one) for one in (*_SCRIPTS, *scripts)],
+        styles=[asset(style) for style in _STYLES],
+        scripts=[asset(script) for script in (*_SCRIPTS, *scripts)],
     )
 
 

@@ -55,22 +55,13 @@ _ABOUT: Final = (
 )
 
 
-def write_html(run: RunRecord, report: RunReport, context: RunContext, path: Path) -> None:
-    """Write the page of a run.
+def html(run: RunRecord, report: RunReport, context: RunContext) -> str:
+    """Return the page of a run, of at most `html.shell.LARGEST` bytes.
 
     Args:
         run: the ranks' records.
         report, context: what `memtriage.diagnose.ranks.merge` made of them.
-        path: where to.
-
-    Raises:
-        OSError: the file cannot be written.
     """
-    path.write_text(html(run, report, context), encoding="utf-8")
-
-
-def html(run: RunRecord, report: RunReport, context: RunContext) -> str:
-    """Return the page of a run, of at most `html.shell.LARGEST` bytes."""
     title = Path(context.argv[0]).name if context.argv else "a run"
     return report_page(title, _data(run, report, context, title), "ranks.js", "run.js")
 

@@ -50,15 +50,6 @@ _ABOUT: Final = (
 )
 
 
-def write_html(recording: Recording, path: Path) -> None:
-    """Write the page of a recording.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    path.write_text(html(recording), encoding="utf-8")
-
-
 def html(recording: Recording) -> str:
     """Return the page of a recording: at most `html.shell.LARGEST` bytes for a million events."""
     name = Path(recording.path).name

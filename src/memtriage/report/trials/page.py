@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from importlib.metadata import version
 from itertools import islice
-from pathlib import Path
 from typing import Any, Final
 
 from memtriage.model.trials import Figure, TargetRow, TrialRow, TrialsReport, VariantRow
@@ -45,15 +44,6 @@ _ABOUT: Final = (
     "Sizes are the highest after the warm-up, of the highest rank, in binary units.",
     "Everything on this page is in this file; it loads nothing.",
 )
-
-
-def write_html(report: TrialsReport, path: Path) -> None:
-    """Write the page of a comparison.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    path.write_text(html(report), encoding="utf-8")
 
 
 def html(report: TrialsReport) -> str:
