@@ -117,7 +117,7 @@ def test_a_process_killed_in_mid_write_is_read_up_to_its_last_line(tmp_path, cap
     code = f"""
 import os, signal, socket, sys
 from pathlib import Path
-from memtriage.model import Mark
+from memtriage.model.marks import Mark
 from memtriage.store.records import Start
 from memtriage.store.writer import RankWriter
 writer = RankWriter(Path({str(tmp_path)!r}) / "run" / "0" / "rank-00000.jsonl")
