@@ -43,8 +43,8 @@ def census(
     except AskError as error:
         return _refused(str(error))
     answers, failed = ask_all(pids or [pid], timeout, ask if pids else inject)
-    for one in failed:
-        _refused(one.why)
+    for unanswered in failed:
+        _refused(unanswered.why)
     if not answers:
         return 2
     from memtriage.report.census_text import as_json, render

@@ -51,13 +51,13 @@ def _report(directories: list[Path], json: bool, html: Path | None, prometheus: 
         complain("memtriage report", error)
         return 2
     merged = merge(run)
-    told = context(run, merged)
+    known = context(run, merged)
     if html is not None:
         from memtriage.report.html.shell import write_page
         from memtriage.report.run import page
 
         try:
-            write_page(page.html(run, merged, told), html)
+            write_page(page.html(run, merged, known), html)
         except OSError as error:
             complain("memtriage report", f"{html}: {error.strerror or error}")
             return 2
@@ -70,7 +70,7 @@ def _report(directories: list[Path], json: bool, html: Path | None, prometheus: 
     else:
         from memtriage.report.run.terminal import console_for, render
 
-        render(merged, console_for(sys.stdout), told)
+        render(merged, console_for(sys.stdout), known)
     return 0
 
 

@@ -107,7 +107,9 @@ def target_of(
     if module is not None:
         rest, name = [*([] if name is None else [name]), *rest], None
     named = [
-        each for each in (name, module, None if hf_config is None else "--hf-config") if each is not None
+        target
+        for target in (name, module, None if hf_config is None else "--hf-config")
+        if target is not None
     ]
     if len(named) > 1:
         raise ValueError(f"{' and '.join(map(repr, named))} are both given; expected one of them")

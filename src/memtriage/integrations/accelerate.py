@@ -73,7 +73,7 @@ class WatchedAccelerator:
 
 
 def watched(accelerator: Any, *, directory: str | os.PathLike[str] | None = None) -> WatchedAccelerator:
-    """A context manager that watches the block inside it, on every process of the job.
+    """Return a context manager that watches the block inside it, on every process of the job.
 
     Marks are made when `prepare`, `save_state`, `load_state` and `free_memory` have returned, besides those
     of every step and micro-batch; under `accumulate` a step is one of the optimizer. The report goes to the

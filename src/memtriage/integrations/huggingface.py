@@ -76,7 +76,7 @@ _ONCE_A_STEP: Final = frozenset({"dvclive"})
 
 
 def _reporters(frame: FrameType | None) -> list[TrainerCallback]:
-    """The callbacks that `report_to` stands for, of the Trainer that is calling from this frame.
+    """Return the callbacks that `report_to` stands for, of the Trainer that is calling from this frame.
 
     Trainer tells a callback neither of itself nor of the others; and those have had the logs, when this one
     gets them, so that adding to the logs would reach no one but the progress bar, which prints them.

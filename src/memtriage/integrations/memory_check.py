@@ -82,7 +82,7 @@ class MemoryCheck:
             self._allocated = _restart_peaks()
 
     def end(self, *, judge: bool = True) -> list[str]:
-        """The block has ended: what it did against the demands, a text for each; none when all hold.
+        """Return what the block did against the demands, a text for each; none when all hold.
 
         Args:
             judge: False where the block failed by itself: everything is put back, nothing is said.
@@ -121,7 +121,7 @@ class MemoryCheck:
         if growing:
             from memtriage.report.run.terminal import findings_text
 
-            proven = any(one.certainty != "suspected" for one in growing)
+            proven = any(finding.certainty != "suspected" for finding in growing)
             grows = "memory grows" if proven else "memory seems to grow"
             return [f"{grows}, and the test demands that nothing does\n{findings_text(report, growing)}"]
         return [] if _judged(report) else [_too_short(report)]
@@ -182,7 +182,7 @@ class MemoryProbe:
 def _residue_failures(before: CensusPoint) -> list[str]:
     gc.collect()
     grown = growth_between(before, CensusPoint(1, take_census()))
-    findings = [_residue(one) for one in grown if one.nbytes >= RESIDUE_FLOOR]
+    findings = [_residue(group) for group in grown if group.nbytes >= RESIDUE_FLOOR]
     if not findings:
         return []
     return [f"memory stays, and the test demands that nothing does\n{_in_words(findings)}"]

@@ -41,12 +41,12 @@ class MetricWriter:
             raise ValueError(f"every must be at least 1, not {every!r}")
         if not to:
             raise TypeError(f"MetricWriter needs something to write to: {_EXPECTED}")
-        self._sinks = [_sink(one) for one in to]
+        self._sinks = [_sink(target) for target in to]
         self._every = every
         self._calls = 0
 
     def write(self, step: int | None = None) -> None:
-        """Writes the values of now.
+        """Write the values of now.
 
         Args:
             step: that they belong to; the optimizer steps that the watch has counted when left out.

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def statuses() -> list[RunStatus]:
-    """Where the rank of this process stands; empty while nothing watches it."""
+    """Return where the rank of this process stands; empty while nothing watches it."""
     return [] if active.session is None else active.session.statuses()
 
 
 def metrics() -> dict[str, float]:
-    """Where memory stands, by name, for whatever a training loop logs to. Empty without a watch.
+    """Return where memory stands, by name, for whatever a training loop logs to. Empty without a watch.
 
         wandb.log({"loss": loss, **memtriage.metrics()})
 
@@ -38,7 +38,7 @@ def metrics() -> dict[str, float]:
 
 
 def serve_metrics(port: int, host: str) -> MetricsServer | None:
-    """Serves Prometheus metrics of this process over HTTP, until the process ends or `close()` is called.
+    """Serve Prometheus metrics of this process over HTTP, until the process ends or `close()` is called.
 
     While nothing watches the process (`memtriage run`, `memtriage.watch()`) the page is empty. `memtriage run
     --metrics PORT` does the same without code.
@@ -59,7 +59,7 @@ def serve_metrics(port: int, host: str) -> MetricsServer | None:
 
 
 def otel_gauges(provider: MeterProvider | None) -> None:
-    """Makes an OpenTelemetry observable gauge of each metric. Call it once in a process.
+    """Make an OpenTelemetry observable gauge of each metric. Call it once in a process.
 
     Args:
         meter_provider: yours, with its readers and exporters; None for the global one.

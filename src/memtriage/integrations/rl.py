@@ -105,7 +105,7 @@ class Attachment:
 
 
 def attach(worker: Any, *, policy: PhasePolicy | None = None, park: bool = True) -> Attachment:
-    """Ends a phase at each of a worker's boundaries (see the module).
+    """End a phase at each of a worker's boundaries (see the module).
 
     Args:
         worker: the object whose methods the framework calls, in its own process; or its class. With Ray it
@@ -130,12 +130,12 @@ def attach(worker: Any, *, policy: PhasePolicy | None = None, park: bool = True)
     name = worker.__name__ if isinstance(worker, type) else type(worker).__name__
     if getattr(worker, _ATTACHED, False):
         raise ValueError(f"{name} is attached already: detach() first")
-    found = [one for one in BOUNDARIES if callable(getattr(worker, one.method, None))]
+    found = [boundary for boundary in BOUNDARIES if callable(getattr(worker, boundary.method, None))]
     if not found:
-        known = ", ".join(one.method for one in BOUNDARIES)
+        known = ", ".join(boundary.method for boundary in BOUNDARIES)
         raise ValueError(f"{name} has none of the methods {known}: use memtriage.phase()")
     chosen = PhasePolicy() if policy is None else policy
-    builds: dict[str, Build] = {one.method: _with_phase(one, chosen) for one in found}
+    builds: dict[str, Build] = {boundary.method: _with_phase(boundary, chosen) for boundary in found}
     if park:
         moves = {
             "move_model": _move_model,

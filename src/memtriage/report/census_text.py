@@ -35,7 +35,7 @@ def render(answers: Sequence[Answer], console: Console, rows: int) -> None:
 
 
 def as_json(answers: Sequence[Answer], failed: Sequence[Unanswered]) -> bytes:
-    """The same as one line of JSON, with every holder."""
+    """Return the same as one line of JSON, with every holder."""
     said = {"schema": 1, "answers": [_plain(answer) for answer in answers], "failed": list(failed)}
     return msgspec.json.encode(said) + b"\n"
 
@@ -85,19 +85,19 @@ def _facts(answer: Answer) -> list[str]:
 
 
 def _holders(page: Page, device: str, held: Sequence[HeldHere], rows: int) -> None:
-    storages = sum(one.count for one in held)
-    total = sum(one.bytes for one in held)
+    storages = sum(row.count for row in held)
+    total = sum(row.bytes for row in held)
     page.heading(f"held on {device}", f"{size(total)} in {count(storages, 'storage')}")
     shown = list(held[:rows])
-    for one in shown:
-        holder = one.holder or f"{count(one.count, 'storage')} of smaller holders"
-        owners = ", ".join(sorted(one.owners, key=lambda owner: -one.owners[owner]))
-        known = f"{', '.join(one.known)}: " if one.known else ""
+    for row in shown:
+        holder = row.holder or f"{count(row.count, 'storage')} of smaller holders"
+        owners = ", ".join(sorted(row.owners, key=lambda owner: -row.owners[owner]))
+        known = f"{', '.join(row.known)}: " if row.known else ""
         detail = Text.assemble(
-            (page.plain(f"{known}{holder}"), HOLDER if one.holder else ""),
-            (page.plain(f"{page.dot}{owners}{page.dot}{count(one.count, 'storage')}"), "dim"),
+            (page.plain(f"{known}{holder}"), HOLDER if row.holder else ""),
+            (page.plain(f"{page.dot}{owners}{page.dot}{count(row.count, 'storage')}"), "dim"),
         )
-        page.hanging(Text(f"  {size(one.bytes):>{_SIZE_WIDTH}}  "), detail, whole=True)
+        page.hanging(Text(f"  {size(row.bytes):>{_SIZE_WIDTH}}  "), detail, whole=True)
     if rest := held[rows:]:
-        nbytes, more = sum(one.bytes for one in rest), sum(one.count for one in rest)
+        nbytes, more = sum(row.bytes for row in rest), sum(row.count for row in rest)
         page.line((f"  {size(nbytes):>{_SIZE_WIDTH}}  ", ""), (f"{count(more, 'storage')} of others", "dim"))

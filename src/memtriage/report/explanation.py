@@ -156,7 +156,7 @@ def _who(event: LogEvent) -> str:
 
 
 def _sentence(action: str) -> str:
-    """An action with a capital, unless it begins with code."""
+    """Return an action with a capital, unless it begins with code."""
     return action if not action.split()[0].isalpha() else action[:1].upper() + action[1:]
 
 
@@ -177,7 +177,7 @@ def render_entry(entry: PlaybookEntry, console: Console) -> None:
 
 
 def describe_rung(rung: PlaybookAction) -> list[tuple[str, str]]:
-    """What there is to say of a change, each with its heading."""
+    """Return what there is to say of a change, each with its heading."""
     maths = rung.maths if rung.maths_note is None else f"{rung.maths}; {rung.maths_note}"
     return [("saves", rung.saves), ("speed", rung.costs), ("result", maths), ("no help when", rung.no_help)]
 

@@ -169,7 +169,7 @@ _TABLE_HEAD: Final = (
 
 
 def markdown() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join(_lines())
 
 

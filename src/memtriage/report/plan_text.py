@@ -37,8 +37,8 @@ def render(plan: Plan, console: Console) -> None:
         page.field("", f"{actions}: needs {size(plan.next_cheaper.needs)}", labels=2)
     if plan.passed_over:
         page.heading("Passed over")
-        for each in plan.passed_over:
-            page.field(each.rung, _why(each), labels=_NAME_WIDTH)
+        for passed in plan.passed_over:
+            page.field(passed.rung, _why(passed), labels=_NAME_WIDTH)
     if plan.notes:
         page.heading("Assumed")
         for note in plan.notes:
@@ -88,6 +88,8 @@ def _step(page: Page, number: int, step: PlanStep) -> None:
             page.hanging(Text(f"{_INDENT}  "), Text(page.plain(line)), whole=True)
 
 
-def _why(each: PassedOver) -> str:
-    saved = f" ({size(each.saves)} when it was tried)" if each.saves is not None and each.saves > 0 else ""
-    return f"{each.outcome}: {each.why}{saved}"
+def _why(passed: PassedOver) -> str:
+    saved = (
+        f" ({size(passed.saves)} when it was tried)" if passed.saves is not None and passed.saves > 0 else ""
+    )
+    return f"{passed.outcome}: {passed.why}{saved}"

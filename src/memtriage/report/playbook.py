@@ -26,7 +26,7 @@ other rounding, an approximation, or another task (different).
 
 
 def markdown() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join(_lines())
 
 

@@ -78,7 +78,7 @@ def lifted_limit() -> Iterator[None]:
 
 
 def error_text(error: BaseException) -> str:
-    """The error's message; empty where its class fails to make one."""
+    """Return the error's message; empty where its class fails to make one."""
     try:
         return str(error)
     except Exception:  # the program's own code
@@ -86,7 +86,7 @@ def error_text(error: BaseException) -> str:
 
 
 def device_of(error: BaseException) -> str:
-    """The device that the error's message names, `cpu` for all of the host."""
+    """Return the device that the error's message names, `cpu` for all of the host."""
     device = read_message(f"{type(error).__name__}: {error_text(error)}").device
     return "cpu" if device in (None, DEVICE_HOST) else device
 
@@ -104,7 +104,7 @@ def died_of_memory(
     limit_source: str | None,
     leaks: Sequence[Finding] = (),
 ) -> Finding:
-    """The finding of a program that ended because memory ran out.
+    """Return the finding of a program that ended because memory ran out.
 
     Args:
         error: the error, with its traceback.

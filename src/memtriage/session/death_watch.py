@@ -36,7 +36,7 @@ _MOST_LOOKED_AT: Final = 3
 
 
 class DeathWatch:
-    """Waits for memory to run out.
+    """Notes what a program does, so that an out-of-memory error can be explained.
 
     Attributes:
         batch_elements: elements of the batch in work; None where unknown.
@@ -73,17 +73,17 @@ class DeathWatch:
     # --- while the program runs -----------------------------------------------------------------------------
 
     def observe(self) -> None:
-        """Has torch tell of failing allocations, from the time on at which CUDA is initialized."""
+        """Have torch report failing allocations, as soon as CUDA is initialized."""
         if not self._observing and cuda.initialized():
             self._observing = cuda.attach_oom_observer(self._out_of_memory)
 
     def stop(self) -> None:
-        """Takes the observer away."""
+        """Remove the observer."""
         if self._observing:
             cuda.attach_oom_observer(None)
 
     def backward_begins(self) -> None:
-        """Reads, now and then, how large the batch is. Called by the session."""
+        """Read, now and then, how large the batch is. Called by the session."""
         now = time.perf_counter()
         if now < self._input_due_s:
             return
@@ -134,7 +134,7 @@ class DeathWatch:
             self._note_failure("census at the out-of-memory error", error)
 
     def look_at(self, error: BaseException) -> bool:
-        """Looks at what the program had when an error ended it, where no observer has.
+        """Look at what the program had when an error ended it, where no observer has.
 
         Args:
             error: of memory, with its traceback.
@@ -150,7 +150,7 @@ class DeathWatch:
         return True
 
     def finding(self, error: BaseException, leaks: Sequence[Finding]) -> Finding:
-        """What is told of a program that an error of memory has ended, and that was found to leak."""
+        """Return the finding on an out-of-memory error, given the leaks that were found."""
         limit = host_limit()
         source = f"{limit.source}, {size(limit.bytes)}"
         return died_of_memory(error, self._failed, self._here(), self._owners, source, leaks)

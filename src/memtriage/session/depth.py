@@ -62,9 +62,9 @@ class RecursionRoom:
         try:
             self._set(1)
         except RecursionError as refused:
-            told = re.search(r"recursion depth (\d+)", str(refused))
+            match = re.search(r"recursion depth (\d+)", str(refused))
             inside = 2 + _BUILT_IN_COUNTS  # this function, `make`, and what is called here
-            return int(told[1]) - inside if told is not None else 0
+            return int(match[1]) - inside if match is not None else 0
         return 0
 
 

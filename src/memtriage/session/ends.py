@@ -16,7 +16,7 @@ from memtriage.store.records import Start
 
 
 def start_record(identity: RankIdentity, argv: list[str], pid: int, started_at: float) -> Start:
-    """The first line of a rank's record.
+    """Return the first line of a rank's record.
 
     Args:
         identity: which rank of which run this is.
@@ -59,7 +59,7 @@ class Terminated(Exception):
 
 
 def exception_text(exception: BaseException) -> str:
-    """What ended the program: its type and message, or the signal."""
+    """Return what ended the program: its type and message, or the signal."""
     if isinstance(exception, Terminated):
         return str(exception)
     name, text = type(exception).__name__, error_text(exception)

@@ -158,7 +158,7 @@ class GrowthWatch:
         return {} if code is None else {CODE: code}
 
     def _shapes_vary(self) -> bool:
-        """Whether input shapes vary, or may: without backwards they are not known."""
+        """Return whether input shapes vary, or may. Without backwards they are not known."""
         return self.scheduler.main.scale == "second" or self._batches_vary()
 
     def _resident(self) -> dict[str, int]:

@@ -48,7 +48,7 @@ class HostWatch:
     # --- at marks -------------------------------------------------------------------------------------------
 
     def at_mark(self, readings: Iterable[Reading], rss: int | None, step: int) -> None:
-        """Looks whether malloc keeps much between steps; if so, now and then, how much of it is resident."""
+        """Look whether malloc keeps much between steps; if so, now and then, how much of it is resident."""
         evidence = self.evidence
         if rss is None:
             return
@@ -68,7 +68,7 @@ class HostWatch:
         self._reading_due_s = now + took / _READING_SHARE
 
     def while_training(self) -> None:
-        """Notes how much malloc has handed out, in the middle of a step: that much is needed again.
+        """Note how much malloc has handed out, in the middle of a step: that much is needed again.
 
         Does nothing until malloc was seen to keep much. Such a heap may be slow to read: that takes
         no more than a share of the time, too.
@@ -96,7 +96,7 @@ class HostWatch:
     # --- at censuses ----------------------------------------------------------------------------------------
 
     def at_census(self, view: CensusView, reading: HostReading | None) -> None:
-        """Notes page-locked tensors, mapped files, and what workers may un-share."""
+        """Note page-locked tensors, mapped files, and what workers may un-share."""
         evidence = self.evidence
         if reading is not None:
             evidence.mapped_files = reading.classes.resident("file")
@@ -113,7 +113,7 @@ class HostWatch:
     def at_sample(
         self, own: HostSample, below: list[ChildSample], group: CgroupMemory | None, available: int
     ) -> None:
-        """Notes what children un-shared, and how near limits are."""
+        """Note what children un-shared, and how near limits are."""
         with self._lock:
             evidence = self.evidence
             # A peak that stands as it did at the start is of what came before. `host_step` resets it, so the
@@ -133,7 +133,7 @@ class HostWatch:
                 evidence.pressure = pressure
 
     def at_shared_memory(self, use: ShmUse | None) -> None:
-        """Notes the fullest `/dev/shm`."""
+        """Note the fullest `/dev/shm`."""
         if use is None:
             return
         if self._shm_first is None:
@@ -158,7 +158,7 @@ class HostWatch:
     # --- at the end -----------------------------------------------------------------------------------------
 
     def conclude(self) -> HostEvidence:
-        """The evidence. What was kept and has gone back since is no longer held against malloc."""
+        """Return the evidence. What was kept and has gone back since is no longer held against malloc."""
         if not self._much_kept:
             self.evidence.retention = None
         return self.evidence

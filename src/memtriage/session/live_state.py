@@ -79,7 +79,7 @@ class LiveState:
     # --- for whoever asks -----------------------------------------------------------------------------------
 
     def statuses(self) -> list[RunStatus]:
-        """What is known now; nothing before the first mark.
+        """Return what is known now; nothing before the first mark.
 
         The resident set, page-locked memory, limits and now and then the classes of host memory are read
         here; all else is as of the last mark, growth as of the last call of `growth`.
@@ -120,7 +120,7 @@ class LiveState:
         return [status]
 
     def _host_classes(self) -> dict[str, int]:
-        """The host ledger without a census: new, or the last one while another would cost too much."""
+        """Return the host ledger without a census: new, or the last one while another would cost too much."""
         now = time.perf_counter()
         if now >= self._classes_due_s:
             reading = read_host()

@@ -37,7 +37,7 @@ class TrainingProgress:
         return time.perf_counter() - self._started
 
     def now(self) -> TrainingPosition:
-        """The position, with the time."""
+        """Return the position, with the time."""
         return replace(self.position, time_s=self.elapsed())
 
     def backward_begins(self) -> None:

@@ -45,7 +45,7 @@ def run_watched(
     listen: bool = False,
     fail_on: Collection[Verdict] = (),
 ) -> int:
-    """Runs a program under a watch; prints the report and writes the JSON at its end.
+    """Run a program under a watch; print the report and write the JSON at its end.
 
     Args:
         target: what to run.
@@ -115,7 +115,7 @@ def run_watched(
 
 
 def _serve_metrics(session: Session, address: Address, messages: Messages) -> MetricsServer | None:
-    """The endpoint of this rank. The first rank says where; with port 0 every rank has to."""
+    """Return the endpoint of this rank. The first rank says where; with port 0 every rank has to."""
     from memtriage.report.monitoring.prometheus import rank_address, serve
 
     identity = session.identity
@@ -129,7 +129,7 @@ def _serve_metrics(session: Session, address: Address, messages: Messages) -> Me
 def report_run(
     session: Session, json_path: Path | None, wait_s: float, messages: Messages | None = None
 ) -> RunReport | None:
-    """Joins the ranks' records, prints the report to stderr and writes the JSON. Never raises.
+    """Join the ranks' records, print the report to stderr and write the JSON. Never raises.
 
     Args:
         session: this rank's, finished.
@@ -141,11 +141,11 @@ def report_run(
         from memtriage.report.run.json_file import write
 
         with lifted_limit():  # reading and judging take memory, and so does the stack of a thread
-            report, told = _joined(session, wait_s)
+            report, known = _joined(session, wait_s)
             if messages is not None:
                 from memtriage.report.run.terminal import console_for, render
 
-                render(report, console_for(cast(TextIO, messages)), told)
+                render(report, console_for(cast(TextIO, messages)), known)
             if json_path is not None:
                 write(report, json_path)
         return report
@@ -191,12 +191,12 @@ def _remembered(session: Session) -> tuple[RunReport, RunContext]:
     )
     note = f"{session.path} could not be written ({session.record_error}): no marks, no ledger"
     unknown: list[int | None] = [None for _ in report.findings]
-    told = RunContext(session.argv, duration_s=session.elapsed(), runs_out_in=unknown, notes=[note])
-    return report, told
+    known = RunContext(session.argv, duration_s=session.elapsed(), runs_out_in=unknown, notes=[note])
+    return report, known
 
 
 def wait_for_ranks(folder: Path, world_size: int, wait_s: float) -> None:
-    """Waits until every rank's record in a folder has its end, or the time is over.
+    """Wait until every rank's record in a folder has its end, or the time is over.
 
     A rank without a record is waited for only `_ABSENT_S`: one that began wrote its first line long ago.
     It writes to another node's disk, or never was: environments leave `RANK` and `WORLD_SIZE` behind.

@@ -81,7 +81,7 @@ class ProgramEnd:
 
 
 def execute(target: ScriptTarget) -> ProgramEnd:
-    """Runs the program to its end and prints what the interpreter would print about that end.
+    """Run the program to its end and print what the interpreter would print about that end.
 
     Changes `sys.argv`, `sys.path[0]` and `sys.modules["__main__"]` for good: exit handlers and threads of
     the program that outlive this call need them as they are. Call it from the main thread and outside any
@@ -99,7 +99,7 @@ def execute(target: ScriptTarget) -> ProgramEnd:
 
 
 def finish(outcome: ProgramEnd) -> int:
-    """Returns the status to exit with; does not return when Ctrl-C ended the program. Call it last.
+    """Return the status to exit with; does not return when Ctrl-C ended the program. Call it last.
 
     Raises:
         KeyboardInterrupt: when the program ended with it. Let it reach the top of the process: the
@@ -112,7 +112,7 @@ def finish(outcome: ProgramEnd) -> int:
 
 
 def program_folder(target: ScriptTarget) -> str | None:
-    """Where the program's imports are looked for first; None where that is not its own place."""
+    """Return where the program's imports are looked for first; None where that is not its own place."""
     if sys.flags.safe_path:
         return None
     if target.kind == "module":
@@ -122,12 +122,12 @@ def program_folder(target: ScriptTarget) -> str | None:
 
 
 def absolute(name: str) -> str:
-    """A script's path as the interpreter makes it absolute: not normalized."""
+    """Return a script's path as the interpreter makes it absolute: not normalized."""
     return name if os.path.isabs(name) else os.path.join(_current_folder(), name)
 
 
 def _current_folder() -> str:
-    """The current directory; empty when it was removed, as the interpreter has it."""
+    """Return the current directory; empty when it was removed, as the interpreter has it."""
     try:
         return os.getcwd()
     except OSError:
@@ -135,7 +135,7 @@ def _current_folder() -> str:
 
 
 def _install_main() -> types.ModuleType:
-    """Makes an empty module `__main__`, with the names that the interpreter gives it."""
+    """Make an empty module `__main__`, with the names that the interpreter gives it."""
     main = types.ModuleType("__main__")
     namespace = main.__dict__
     if sys.version_info < (3, 14):
@@ -146,7 +146,7 @@ def _install_main() -> types.ModuleType:
 
 
 def _run(target: ScriptTarget, room: RecursionRoom) -> BaseException | None:
-    """Runs the program and returns what it raised, so that the caller handles no exception meanwhile."""
+    """Run the program and return what it raised, so that the caller handles no exception meanwhile."""
     try:
         if target.kind == "module":
             _run_module(target, room)
@@ -180,7 +180,7 @@ def _run_script(target: ScriptTarget, room: RecursionRoom) -> None:
 
 
 def _run_location(path: str, room: RecursionRoom) -> None:
-    """Runs the `__main__` of a directory or zip file, which goes into `sys.path` even under -P."""
+    """Run the `__main__` of a directory or zip file, which goes into `sys.path` even under -P."""
     if sys.flags.safe_path:
         sys.path.insert(0, path)
     else:
@@ -215,12 +215,12 @@ def _compile_main(path: str, content: bytes) -> tuple[types.CodeType, Any]:
 
 
 def _replace_launcher_path(entry: str) -> None:
-    """Puts the program's directory where the interpreter had put that of memtriage's own start."""
+    """Put the program's directory where the interpreter had put that of memtriage's own start."""
     sys.path[:1] = [entry]
 
 
 def _conclude(outcome: ProgramEnd, error: BaseException | None) -> None:
-    """Prints what the interpreter would print about the end, and notes the exit status."""
+    """Print what the interpreter would print about the end, and note the exit status."""
     if isinstance(error, SystemExit):
         outcome.exit_code = _exit_status(error)
     elif error is not None:
@@ -241,7 +241,7 @@ def _flush_streams() -> None:
 
 
 def _without_own_frames(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback from the first frame on that is not of this file."""
+    """Return the traceback from the first frame on that is not of this file."""
     while trace is not None and trace.tb_frame.f_code.co_filename == _run.__code__.co_filename:
         trace = trace.tb_next
     return trace
@@ -295,7 +295,7 @@ def _print_uncaught(error: BaseException) -> int | None:
 
 
 def _raise_printed_interrupt() -> NoReturn:
-    """Raises a `KeyboardInterrupt` that ends the process as one does, but that nobody prints."""
+    """Raise a `KeyboardInterrupt` that ends the process as one does, but that nobody prints."""
     interrupt = KeyboardInterrupt()
     usual_hook = sys.excepthook
 

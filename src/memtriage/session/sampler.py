@@ -96,7 +96,7 @@ class Sampler:
             self._failed("host sample", error)
 
     def sample(self) -> HostSampleLine:
-        """The host now: this process, its children, the control group."""
+        """Return the host now: this process, its children, the control group."""
         own = host_sample()
         group = cgroup_memory()
         found = children()

@@ -51,7 +51,7 @@ def stepped(optimizer: object) -> Stepped:
     if type(groups) is not list:
         return Stepped(weakref.ref(optimizer), None)
     lists = [group.get("params") for group in groups if type(group) is dict]
-    parameters = [each for each in lists if type(each) is list and each]
+    parameters = [listed for listed in lists if type(listed) is list and listed]
     if not parameters:
         return Stepped(weakref.ref(optimizer), None)
     trains = id(parameters[0][0]), id(parameters[-1][-1]), sum(map(len, parameters))
@@ -114,24 +114,24 @@ class StepPattern:
         if completes and comes_round:
             self._since.clear()
             self._trained.clear()
-        for each in group:
-            self._since[id(each.ref())] = each.ref
-            if each.trains is not None:
-                self._trained.add(each.trains)
+        for stepped in group:
+            self._since[id(stepped.ref())] = stepped.ref
+            if stepped.trains is not None:
+                self._trained.add(stepped.trains)
         if new:
             self._latest.extend(group)
         return completes
 
-    def _is_known(self, one: Stepped) -> bool:
-        optimizer = one.ref()
+    def _is_known(self, stepped: Stepped) -> bool:
+        optimizer = stepped.ref()
         return any(
-            known.ref() is optimizer or (one.trains is not None and known.trains == one.trains)
+            known.ref() is optimizer or (stepped.trains is not None and known.trains == stepped.trains)
             for known in self._latest
         )
 
-    def _came_before(self, one: Stepped) -> bool:
-        if one.trains in self._trained:
+    def _came_before(self, stepped: Stepped) -> bool:
+        if stepped.trains in self._trained:
             return True
-        optimizer = one.ref()
+        optimizer = stepped.ref()
         known = self._since.get(id(optimizer))
         return known is not None and known() is optimizer is not None

@@ -9,14 +9,14 @@ from typing import Final
 from memtriage.observe.counters import Reading
 
 _RISES: Final = 64
-"""So many rises of the peak are remembered: what only the beginning needed does not count for ever."""
+"""Rises of the peak that are kept. What only the beginning of a run needed is forgotten."""
 
 
 class TransientPeak:
     """Follows the allocator's peak from mark to mark.
 
-    Only a stretch in which the peak rises tells what it needed: where memory leaks, that is nearly every one.
-    What a stretch leaves behind (gradients, the optimizer's state) is no part of what passes.
+    Only a stretch in which the peak rises shows what it needed; while memory leaks, that is nearly every one.
+    What a stretch leaves allocated (gradients, the optimizer's state) is not transient.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class TransientPeak:
         self._rises: dict[str, deque[int]] = {}
 
     def at_mark(self, readings: Iterable[Reading]) -> None:
-        """Takes in the counters of a mark."""
+        """Take the counters of a mark."""
         for reading in readings:
             peak = None if reading.counters is None else reading.counters.peak_allocated
             if peak is None or reading.allocated is None:
@@ -34,11 +34,11 @@ class TransientPeak:
             if before is None:
                 continue
             allocated_before, peak_before = before
-            # A lower peak than before: the program has reset it, and it is of what came since.
+            # A lower peak than before: the program has reset it since.
             if peak != peak_before:
-                passed = max(0, peak - max(allocated_before, reading.allocated))
-                self._rises.setdefault(reading.device, deque(maxlen=_RISES)).append(passed)
+                transient = max(0, peak - max(allocated_before, reading.allocated))
+                self._rises.setdefault(reading.device, deque(maxlen=_RISES)).append(transient)
 
     def most(self) -> dict[str, int]:
-        """The most that came and went, in bytes, by device; devices whose peak has not risen are left out."""
+        """Return the largest transient bytes by device, without devices whose peak has not risen."""
         return {device: max(rises) for device, rises in self._rises.items()}

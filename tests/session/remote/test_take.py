@@ -1,4 +1,4 @@
-"""A census that somebody outside has asked for: what is told of it, and when there is none."""
+"""A census that another process has asked for: what it answers, and when there is none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from memtriage.model.asked import Answer
 from memtriage.model.census import HolderGroup
 from memtriage.session.remote import take
-from memtriage.session.remote.take import take_answer, told
+from memtriage.session.remote.take import held_rows, take_answer
 from support.paths import named
 
 torch = pytest.importorskip("torch")
@@ -33,7 +33,7 @@ def group(nbytes: int, device: str = "cpu") -> HolderGroup:
 
 def test_small_holders_are_told_together_so_that_the_sum_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(take, "MOST_HOLDERS", 2)
-    rows = told([group(1), group(30), group(2), group(20), group(5, "cuda:0")])
+    rows = held_rows([group(1), group(30), group(2), group(20), group(5, "cuda:0")])
     assert [(row.holder, row.bytes) for row in rows] == [
         ("kept[30]", 30),
         ("kept[20]", 20),

@@ -13,7 +13,7 @@ _LINE: Final = re.compile(r"%%memtriage(?:[ \t]+(?P<options>.*?))?[ \t]*\r?\n?")
 
 
 def find_header(lines: Sequence[str]) -> tuple[int, str] | None:
-    """Where the line is, and its options; None where the first line with text is another."""
+    """Return where the line is, and its options; None where the first line with text is another."""
     for at, line in enumerate(lines):
         if line.strip():
             match = _LINE.fullmatch(line)
@@ -22,7 +22,7 @@ def find_header(lines: Sequence[str]) -> tuple[int, str] | None:
 
 
 def chosen_in(lines: Sequence[str], parser: argparse.ArgumentParser) -> argparse.Namespace | None:
-    """The options in the first line; None where there is no such line, or nothing to run under it."""
+    """Return the options in the first line; None where there is no such line, or nothing to run under it."""
     header = find_header(lines)
     if header is None:
         return None

@@ -18,7 +18,7 @@ from memtriage.model.census import Census
 
 
 def look(shell: Any) -> tuple[Census, list[OutputHold]]:
-    """A census of this instant, under a notebook's names, and what `Out` alone holds."""
+    """Return a census of this instant, under a notebook's names, and what `Out` alone holds."""
     behind_variables(shell.user_ns)
     gc.collect()
     with Look() as view:
@@ -26,7 +26,7 @@ def look(shell: Any) -> tuple[Census, list[OutputHold]]:
 
 
 def memory_now(shell: Any, top: int) -> MemoryNow:
-    """The ledgers, and the `top` largest holders."""
+    """Return the ledgers, and the `top` largest holders."""
     on_host = read_host()  # before the census, which takes memory itself
     census, outputs = look(shell)
     found = cells.holders(census)
@@ -45,7 +45,7 @@ def memory_now(shell: Any, top: int) -> MemoryNow:
 def free_now(shell: Any, *, outputs: bool) -> tuple[Freed, list[OutputHold]]:
     """Free the last traceback, and where asked the outputs that alone hold tensors; with what others hold."""
     before, held = look(shell)
-    numbers = [one.number for one in held] if outputs else []
+    numbers = [output.number for output in held] if outputs else []
     frames = free_tracebacks(shell)
     drop_outputs(shell, numbers)
     freed, _ = freed_since(before, frames)

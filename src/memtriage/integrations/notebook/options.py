@@ -102,7 +102,7 @@ def free_parser() -> argparse.ArgumentParser:
 
 
 def parse(parser: argparse.ArgumentParser, line: str) -> Any:
-    """The options in a line.
+    """Return the options in a line.
 
     Raises:
         UsageProblem: the line is wrong.

@@ -57,11 +57,11 @@ def output_holds(view: CensusView, outputs: Mapping[int, Any]) -> list[OutputHol
         for number, held in sizes.items()
         if sum(held.values()) >= _LEAST_HELD
     ]
-    return sorted(found, key=lambda one: -sum(one.bytes.values()))
+    return sorted(found, key=lambda hold: -sum(hold.bytes.values()))
 
 
 def _above(graph: HeapGraph, position: int, numbers: Mapping[int, int]) -> int | None:
-    """The output through which an object was reached."""
+    """Return the output through which an object was reached."""
     at = position
     while at >= 0:
         number = numbers.get(id(graph.objects[at]))

@@ -24,7 +24,7 @@ _MAY_SUSPEND: Final = 0x0020 | 0x0080 | 0x0200  # CO_GENERATOR, CO_COROUTINE, CO
 
 
 def last_errors(shell: Any) -> list[BaseException]:
-    """The errors that the interpreter and IPython keep, and those that they came from; each once."""
+    """Return the errors that the interpreter and IPython keep, and those that they came from; each once."""
     result = shell.last_execution_result
     waiting = [getattr(sys, name, None) for name in ("last_exc", "last_value")]
     waiting += [getattr(result, name, None) for name in ("error_in_exec", "error_before_exec")]

@@ -109,11 +109,11 @@ class Variables:
                 holders = _other_holders(view, old)
                 if holders:
                     found.append(msgspec.structs.replace(rebinding, still_held_by_paths=holders))
-        return sorted(found, key=lambda one: -one.old)
+        return sorted(found, key=lambda rebinding: -rebinding.old)
 
 
 def _other_holders(view: CensusView, old: _Old) -> list[HolderPath]:
-    """What holds an old value; nothing where it is the variable itself, which has not changed then."""
+    """Return what holds an old value; nothing where it is the variable itself, which has not changed then."""
     graph, tensor = view.graph, old.ref()
     position = graph.index.get(id(tensor), -1)
     if position < 0:

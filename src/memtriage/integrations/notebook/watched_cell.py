@@ -70,7 +70,7 @@ class CellHistory:
         self._count: dict[str, int] = {}
 
     def begin(self, cell: str) -> int:
-        """The number of the execution that begins."""
+        """Return the number of the execution that begins."""
         self._count[cell] = self._count.pop(cell, 0) + 1
         for old in list(self._count)[:-_CELLS_KEPT]:
             del self._count[old]
@@ -78,7 +78,7 @@ class CellHistory:
         return self._count[cell]
 
     def add(self, cell: str, run: CellRun) -> list[CellRun]:
-        """The executions that are known, this one last."""
+        """Return the executions that are known, this one last."""
         runs = [*self._runs.get(cell, ()), run][-_RUNS_KEPT:]
         self._runs[cell] = runs
         return runs
@@ -241,9 +241,9 @@ class WatchedCell:
         runs: list[CellRun],
         notes: list[str],
     ) -> tuple[RunReport, list[int | None]]:
-        """The watch's report with what grows from run to run."""
+        """Return the watch's report with what grows from run to run."""
         findings, told = list(report.findings), list(runs_out)
-        known = {(one.device, one.held_at) for one in findings}
+        known = {(finding.device, finding.held_at) for finding in findings}
         for growth, finding in grown:
             if (growth.group.device, growth.path) in known:
                 continue
@@ -278,7 +278,7 @@ class WatchedCell:
 
 
 def _context(watch: Watch, report: RunReport) -> tuple[list[int | None], list[str]]:
-    """What the record tells beside the report: steps until memory is used up, and notes."""
+    """Return what the record tells beside the report: steps until memory is used up, and notes."""
     from memtriage.diagnose.ranks.merge import context
     from memtriage.store.reader import read_run
 
@@ -298,7 +298,7 @@ def held_by_traceback(census: Census) -> dict[str, int]:
 
 
 def freed_since(before: Census, frames: int) -> tuple[Freed, Census]:
-    """What has gone since a census, and what is there now."""
+    """Return what has gone since a census, and what is there now."""
     with Look() as view:
         after = census_in_words(view.census())
     _, went = cells.changes(before, after)

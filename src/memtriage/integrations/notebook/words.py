@@ -33,7 +33,7 @@ _SITE: Final = re.compile(r"(?:ipykernel_\d+/)?(?P<file>[^\s/]+?\.py|<ipython-in
 
 
 def cell_path(path: HolderPath) -> HolderPath:
-    """A path under a notebook's names."""
+    """Return a path under a notebook's names."""
     replaced, root = _root(path)
     return root + path[replaced:]
 
@@ -71,7 +71,7 @@ def _remembered_error(path: HolderPath) -> int:
 
 
 def census_in_words(census: Census) -> Census:
-    """The census under a notebook's names; groups that get the same name become one."""
+    """Return the census under a notebook's names; groups that get the same name become one."""
     groups: dict[GroupKey, HolderGroup] = {}
     for group in census.groups:
         own = msgspec.structs.replace(
@@ -90,22 +90,22 @@ def census_in_words(census: Census) -> Census:
     return msgspec.structs.replace(census, storages=storages, groups=ordered)
 
 
-def _together(one: HolderGroup, other: HolderGroup) -> HolderGroup:
-    tails = _summed((one.tails, other.tails))
+def _together(first: HolderGroup, second: HolderGroup) -> HolderGroup:
+    tails = _summed((first.tails, second.tails))
     return HolderGroup(
-        device=one.device,
-        anchor=one.anchor,
+        device=first.device,
+        anchor=first.anchor,
         path=max(tails, key=lambda path: tails[path]),
-        count=one.count + other.count,
-        nbytes=one.nbytes + other.nbytes,
+        count=first.count + second.count,
+        nbytes=first.nbytes + second.nbytes,
         tails=tails,
-        owners=_summed((one.owners, other.owners)),
-        attached=one.attached or other.attached,
-        known=_summed((one.known, other.known)),
-        holders=_summed((one.holders, other.holders)),
-        kept=one.kept + other.kept,
-        objects=one.objects + other.objects,
-        entries=one.entries + other.entries,
+        owners=_summed((first.owners, second.owners)),
+        attached=first.attached or second.attached,
+        known=_summed((first.known, second.known)),
+        holders=_summed((first.holders, second.holders)),
+        kept=first.kept + second.kept,
+        objects=first.objects + second.objects,
+        entries=first.entries + second.entries,
     )
 
 
@@ -117,7 +117,7 @@ def _summed(parts: Iterable[Mapping[_Key, int]]) -> dict[_Key, int]:
 
 
 def finding_in_words(finding: Finding, cell_of: Callable[[str], str | None]) -> Finding:
-    """The finding under a notebook's names.
+    """Return the finding under a notebook's names.
 
     Args:
         finding: as the watch made it.
@@ -145,15 +145,15 @@ def finding_in_words(finding: Finding, cell_of: Callable[[str], str | None]) -> 
         holder=None if path is not None else text(finding.holder),
         holder_path=None if path is None else cell_path(path),
         also_held_by=[],
-        also_held_by_paths=[cell_path(one) for one in finding.also_held_by_paths],
+        also_held_by_paths=[cell_path(path) for path in finding.also_held_by_paths],
         allocated_at=text(finding.allocated_at),
         stored_at=text(finding.stored_at),
         mechanism=text(finding.mechanism),
         fix=text(finding.fix),
-        evidence=[sentence(one) for one in finding.evidence],
+        evidence=[sentence(line) for line in finding.evidence],
     )
 
 
 def main_left_out(text: str) -> str:
-    """A sentence that names the notebook's variables without their module."""
+    """Return a sentence that names the notebook's variables without their module."""
     return _MAIN_IN_TEXT.sub("", text)

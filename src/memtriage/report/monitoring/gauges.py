@@ -153,7 +153,7 @@ LABELS: Final[tuple[GaugeLabel, ...]] = get_args(GaugeLabel)
 
 
 def markdown_table() -> str:
-    """The table of docs/metrics.md."""
+    """Return the table of docs/metrics.md."""
     lines = ["| Prometheus | OpenTelemetry | labels | scalar | meaning |", "|---|---|---|---|---|"]
     for gauge in GAUGES:
         scalar = "" if gauge.scalar is None else f"`{gauge.scalar_name}`"
@@ -163,5 +163,5 @@ def markdown_table() -> str:
 
 
 def dashboard() -> str:
-    """The dashboard as JSON, to import into Grafana."""
+    """Return the dashboard as JSON, to import into Grafana."""
     return (files(__package__) / "grafana.json").read_text(encoding="utf-8")

@@ -19,7 +19,7 @@ _SAME_COLLECTION_S: Final = 0.5
 
 
 def observe(source: Callable[[], Iterable[RunStatus]], provider: MeterProvider | None, version: str) -> None:
-    """Makes an observable gauge of every entry of the table.
+    """Make an observable gauge of every entry of the table.
 
     Args:
         source: where ranks stand, asked once for each collection.

@@ -48,7 +48,7 @@ class Collector:
         self._source = source
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
-        """The gauges without values: registering asks for them, so that names clash early."""
+        """Return the gauges without values: registering asks for them, so that names clash early."""
         return _families(()).values()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
@@ -69,7 +69,7 @@ def _families(found: Iterable[Sample]) -> dict[str, GaugeMetricFamily]:
 
 
 def registry_of(source: StatusSource) -> CollectorRegistry:
-    """A registry with nothing but memtriage's gauges.
+    """Return a registry with nothing but memtriage's gauges.
 
     Raises:
         ImportError: prometheus-client is not installed; the text is one line for the user.
@@ -82,7 +82,7 @@ def registry_of(source: StatusSource) -> CollectorRegistry:
 
 
 def exposition(statuses: Iterable[RunStatus]) -> str:
-    """The gauges of these ranks in Prometheus's text format, as its textfile collector reads it.
+    """Return the gauges of these ranks in Prometheus's text format, as its textfile collector reads it.
 
     Raises:
         ImportError: prometheus-client is not installed.
@@ -102,7 +102,7 @@ class Address:
     port: int
 
     def url(self) -> str:
-        """Where the metrics are."""
+        """Return where the metrics are."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}/metrics"
 
@@ -176,7 +176,7 @@ class MetricsServer:
 
 
 def serve(source: StatusSource, address: Address, say: Callable[[str], None]) -> MetricsServer | None:
-    """A server, or None and one line that says why: nobody's training ends because a port is taken."""
+    """Return a server, or None and one line that says why: nobody's training ends because a port is taken."""
     try:
         return MetricsServer(source, address)
     except ImportError as error:
@@ -193,7 +193,7 @@ class _Server(WSGIServer):
     closing = False
 
     def server_bind(self) -> None:
-        """Binds without asking for the host's name, as the base class does: that may take seconds."""
+        """Bind without asking for the host's name, as the base class does: that may take seconds."""
         TCPServer.server_bind(self)
         host, self.server_port = self.server_address[:2]
         self.server_name = str(host)
@@ -201,7 +201,7 @@ class _Server(WSGIServer):
         self.socket, self._descriptor = own_socket(self.socket)
 
     def is_open(self) -> bool:
-        """Whether the program has left the socket's descriptor alone."""
+        """Return whether the program has left the socket's descriptor alone."""
         return self._descriptor is not None and self._descriptor.ours
 
     def server_close(self) -> None:

@@ -12,7 +12,7 @@ from memtriage.store.reader import RankRecord
 
 
 def status_of(rank: RankRecord) -> RunStatus:
-    """Where a rank stood when it wrote its last line; ledgers are those of its last census."""
+    """Return where a rank stood when it wrote its last line; ledgers are those of its last census."""
     latest: dict[str, Mark] = {}
     named: dict[tuple[str, str], Mark] = {}
     names: set[str] = set()

@@ -24,12 +24,12 @@ class Sample(NamedTuple):
     value: float
 
     def named_labels(self) -> dict[GaugeLabel, str]:
-        """The values of the labels by name."""
+        """Return the values of the labels by name."""
         return dict(zip(self.gauge.labels, self.labels, strict=True))
 
 
 def samples(status: RunStatus) -> list[Sample]:
-    """The value of every gauge that is known. What is unknown has no sample, rather than one of 0."""
+    """Return the value of every gauge that is known. What is unknown has no sample, rather than one of 0."""
     rank = str(status.rank or 0)
     return [
         Sample(gauge, (rank, *labels), value) for gauge, labels, value in _values(status) if value is not None

@@ -51,7 +51,7 @@ class _Text:
 
 
 def cell_text(report: CellReport) -> str:
-    """The report of a cell."""
+    """Return the report of a cell."""
     out = _Text()
     word, _, sentence = headline(report)
     out.line(f"memtriage  {word.upper()}  {sentence}", indent=2)
@@ -76,7 +76,7 @@ def cell_text(report: CellReport) -> str:
 
 
 def now_text(now: MemoryNow) -> str:
-    """What holds memory now."""
+    """Return what holds memory now."""
     out = _Text()
     for ledger in now.ledgers:
         out.page.heading(ledger.device, f"{size(ledger.total)} in use")
@@ -91,7 +91,7 @@ def now_text(now: MemoryNow) -> str:
 
 
 def freed_text(freed: Freed, left: Sequence[OutputHold]) -> str:
-    """What was let go of, and what outputs still hold."""
+    """Return what was let go of, and what outputs still hold."""
     out = _Text()
     out.line(f"memtriage  {freed_in_words(freed)}", indent=2)
     _changes(out, "less than before", freed.holders)

@@ -26,13 +26,13 @@ def title(report: CellReport) -> str:
 
 
 def groups_of(report: CellReport) -> list[FindingGroup]:
-    """The findings, as pages show them."""
+    """Return the findings, as pages show them."""
     found = [] if report.run_report is None else report.run_report.findings
     return fold(found, [*report.runs_out_in, *[None] * (len(found) - len(report.runs_out_in))])
 
 
 def headline(report: CellReport) -> tuple[str, Severity, str]:
-    """The verdict's word, how much it matters, and what stands behind it."""
+    """Return the verdict's word, how much it matters, and what stands behind it."""
     run = report.run_report
     if run is None:
         return "cell", "good", tensors_in_words(report)
@@ -51,7 +51,7 @@ def headline(report: CellReport) -> tuple[str, Severity, str]:
 
 
 def _of_runs(finding: Finding) -> bool:
-    """Whether it is growth from run to run of the cell, which has no rate by step."""
+    """Return whether it is growth from run to run of the cell, which has no rate by step."""
     return finding.bytes_per_step is None and finding.bytes_per_microbatch is None
 
 
@@ -64,7 +64,7 @@ def tensors_in_words(report: CellReport) -> str:
 
 
 def signed(nbytes: int) -> str:
-    """A difference: `+4.0 MiB`.
+    """Return a difference: `+4.0 MiB`.
 
     >>> signed(4 << 20), signed(-512), signed(0)
     ('+4.0 MiB', '-512 B', '0 B')
@@ -73,7 +73,7 @@ def signed(nbytes: int) -> str:
 
 
 def peak_in_words(use: DeviceUse) -> str:
-    """The most that was in use, and of what."""
+    """Return the most that was in use, and of what."""
     if use.peak is None:
         return UNKNOWN
     return f"{size(use.peak)} resident" if use.device == "cpu" else f"{size(use.peak)} allocated"
@@ -92,7 +92,7 @@ def devices_in_words(nbytes: Mapping[str, int]) -> str:
 
 
 def rebinding_in_words(one: Rebinding) -> str:
-    """What happened, and what to do."""
+    """Return what happened, and what to do."""
     if one.still_held_by:
         shown = all(has(path, SegmentKind.OUTPUT) for path in one.still_held_by_paths)
         cure = f"`{_FREE_OUT}` lets go of it" if shown else "Make those anew as well, or `del` them"
@@ -109,7 +109,7 @@ def rebinding_in_words(one: Rebinding) -> str:
 
 
 def outputs_in_words(outputs: Sequence[OutputHold]) -> list[str]:
-    """What `Out` alone keeps, and how it lets go."""
+    """Return what `Out` alone keeps, and how it lets go."""
     if not outputs:
         return []
     held = [
@@ -120,7 +120,7 @@ def outputs_in_words(outputs: Sequence[OutputHold]) -> list[str]:
 
 
 def traceback_in_words(nbytes: Mapping[str, int]) -> list[str]:
-    """What the last traceback keeps, and how it lets go; nothing where it keeps none."""
+    """Return what the last traceback keeps, and how it lets go; nothing where it keeps none."""
     if not nbytes:
         return []
     return [
@@ -130,7 +130,7 @@ def traceback_in_words(nbytes: Mapping[str, int]) -> list[str]:
 
 
 def freed_in_words(freed: Freed) -> str:
-    """What was let go of."""
+    """Return what was let go of."""
     parts = []
     if freed.frames:
         parts.append(f"the traceback's variables ({count(freed.frames, 'function')})")

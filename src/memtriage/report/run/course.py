@@ -170,7 +170,7 @@ class _Lane:
         return {
             **columns,
             "values": values,
-            "characters": sum(len(one["base64"]) for one in (*columns.values(), *values.values())),
+            "characters": sum(len(packed["base64"]) for packed in (*columns.values(), *values.values())),
             "left_out": None if len(rows) == len(self.at) else few,
             "rank": self.course.rank.start.rank,
             "device": self.course.device,
@@ -204,7 +204,9 @@ class _Plan:
 def _plan(courses: Sequence[_Course]) -> _Plan | None:
     """Return what to draw of courses on one chart; None where that is nothing, or no more than a point."""
     known = _OF_HOST if courses[0].device == HOST else _DEVICE
-    measures = [one for one in known if any(one.read(mark) for course in courses for mark in course.marks)]
+    measures = [
+        measure for measure in known if any(measure.read(mark) for course in courses for mark in course.marks)
+    ]
     if not measures or all(len(course.marks) < 2 for course in courses):
         return None
     counts = _names(courses)
@@ -379,7 +381,8 @@ class _Band:
         places = steps // wide
         stretches = np.flatnonzero(np.bincount(places))
         spans = {
-            one.key: _span(np.concatenate(values), places, stretches) for one, values in self._values.items()
+            measure.key: _span(np.concatenate(values), places, stretches)
+            for measure, values in self._values.items()
         }
         return {
             "ranks": ranks,

@@ -38,14 +38,14 @@ _HATCHED: Final = "stranded"
 _LONGEST_DETAIL: Final = 600
 
 
-def ledger(one: Ledger) -> dict[str, Any]:
+def ledger(ledger: Ledger) -> dict[str, Any]:
     """Return a ledger as `assets/run.js` draws it; of a long one the small rows are drawn together."""
     return {
-        "device": one.device,
-        "total": one.total,
-        "source": one.source,
-        "summary": ledger_summary(one.total, one.step),
-        "rows": [_row(row) for row in ledger_rows(one.rows)],
+        "device": ledger.device,
+        "total": ledger.total,
+        "source": ledger.source,
+        "summary": ledger_summary(ledger.total, ledger.step),
+        "rows": [_row(row) for row in ledger_rows(ledger.rows)],
     }
 
 

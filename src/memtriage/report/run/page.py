@@ -86,7 +86,7 @@ def _data(run: RunRecord, report: RunReport, context: RunContext, title: str) ->
             run.ranks, notable[:_DRAWN_RANKS], labels.of, report.findings[0].device if groups else None
         ),
         "ledgers": [
-            {"rank": _rank_label(rank, labels), "devices": [ledger(one) for one in _ordered(rank)]}
+            {"rank": _rank_label(rank, labels), "devices": [ledger(taken) for taken in _ordered(rank)]}
             for rank in notable
             if rank.ledgers
         ][:_LEDGER_RANKS],
@@ -258,9 +258,9 @@ def _exit_status(ranks: Sequence[RankRecord]) -> str:
 
 
 def _notes(context: RunContext) -> list[str]:
-    told = [_cut(note) for note in notes(context)]
-    rest = len(told) - _NOTES
-    return [*told[:_NOTES], f"and {count(rest, 'more note')}"] if rest > 0 else told
+    shown = [_cut(note) for note in notes(context)]
+    rest = len(shown) - _NOTES
+    return [*shown[:_NOTES], f"and {count(rest, 'more note')}"] if rest > 0 else shown
 
 
 def _cut(text: str, most: int = _LONGEST) -> str:

@@ -159,7 +159,7 @@ def _difference(same: Sequence[RankDifference], leaks: bool, words: Mapping[Rank
         case _:
             away = sorted((difference.value - difference.usual for difference in same), key=abs)
             low_text, high_text = (
-                f"{'+' if one > 0 else '-'}{size(abs(one))}" for one in (away[0], away[-1])
+                f"{'+' if change > 0 else '-'}{size(abs(change))}" for change in (away[0], away[-1])
             )
             amount = low_text if low_text == high_text else f"{low_text} to {high_text}"
             return f"{amount} {words[first.figure]}"

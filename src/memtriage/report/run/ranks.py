@@ -38,34 +38,34 @@ _OWN_NAMES: Final[dict[RankFigureName, str]] = {
 
 def compared_ranks(report: RunReport) -> dict[str, Any] | None:
     """Return what `assets/ranks.js` draws, with the lines above it; None for a run of one rank."""
-    found = report.rank_groups
-    if isinstance(found, msgspec.UnsetType) or not (found.groups or found.outliers):
+    groups = report.rank_groups
+    if isinstance(groups, msgspec.UnsetType) or not (groups.groups or groups.outliers):
         return None
     lines = rank_lines(report)
     what = {rank: line.what for line in lines if line.stands_out for rank in line.ranks}
-    shown = _shown(found.figures, what)
+    shown = _shown(groups.figures, what)
     more = sum(len(line.ranks) for line in lines[_LINES:])
     return {
-        "heading": heading(found),
+        "heading": heading(groups),
         "lines": [
             {"who": line.who, "what": line.what, "stands_out": line.stands_out} for line in lines[:_LINES]
         ],
         "more": f"and {count(more, 'more rank')}" if more else None,
-        "plot": _plot(found, shown, what),
+        "plot": _plot(groups, shown, what),
     }
 
 
 def _shown(figures: list[RankFigures], what: dict[int, str]) -> list[RankFigures]:
     every = -(-len(figures) // _PLOTTED)
-    return [one for place, one in enumerate(figures) if place % every == 0 or one.rank in what]
+    return [rank for place, rank in enumerate(figures) if place % every == 0 or rank.rank in what]
 
 
-def _plot(found: RankGroups, shown: list[RankFigures], what: dict[int, str]) -> dict[str, Any] | None:
+def _plot(groups: RankGroups, shown: list[RankFigures], what: dict[int, str]) -> dict[str, Any] | None:
     """Return the columns of the plot; None where no figure differs from rank to rank."""
     figures = []
-    names = words_of(found) | _OWN_NAMES
-    for figure in sorted((GROWTH, *SIZES, *COUNTS), key=lambda one: _ORDER.index(one.name)):
-        values = [_UNKNOWN if (value := figure.read(one)) is None else value for one in shown]
+    names = words_of(groups) | _OWN_NAMES
+    for figure in sorted((GROWTH, *SIZES, *COUNTS), key=lambda figure: _ORDER.index(figure.name)):
+        values = [_UNKNOWN if (value := figure.read(rank)) is None else value for rank in shown]
         if len(set(values) - {_UNKNOWN}) > 1:
             counts = figure in COUNTS
             packed = pack(np.asarray(values, np.int64))
@@ -74,12 +74,12 @@ def _plot(found: RankGroups, shown: list[RankFigures], what: dict[int, str]) -> 
             )
     if not figures:
         return None
-    group = {rank: place for place, one in enumerate(found.groups, 1) for rank in one.ranks}
-    said = Counter(str(differ.figure) for outlier in found.outliers for differ in outlier.differs)
-    chosen = max((str(one["key"]) for one in figures), key=lambda key: (said[key], key == "allocated"))
+    group_of = {rank: place for place, group in enumerate(groups.groups, 1) for rank in group.ranks}
+    said = Counter(str(differ.figure) for outlier in groups.outliers for differ in outlier.differs)
+    chosen = max((str(figure["key"]) for figure in figures), key=lambda key: (said[key], key == "allocated"))
     return {
-        "ranks": pack(np.asarray([one.rank for one in shown], np.int64)),
-        "groups": pack(np.asarray([group.get(one.rank, 0) for one in shown], np.int64)),
+        "ranks": pack(np.asarray([rank.rank for rank in shown], np.int64)),
+        "groups": pack(np.asarray([group_of.get(rank.rank, 0) for rank in shown], np.int64)),
         "figures": figures,
         "outliers": [{"rank": rank, "what": words} for rank, words in what.items()],
         "chosen": chosen,

@@ -291,8 +291,8 @@ def _figure(mark: Mark, device: str | None) -> int | None:
 
 
 def _notes_block(page: Page, context: RunContext) -> None:
-    told = notes(context)
-    if told:
+    lines = notes(context)
+    if lines:
         page.heading("notes")
-        for note in told:
+        for note in lines:
             page.line((f"  {BULLET}", "dim"), (note, ""), indent=4)

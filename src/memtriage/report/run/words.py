@@ -220,7 +220,7 @@ def _limits(report: RunReport, context: RunContext) -> str:
 
 
 def _notes(report: RunReport) -> list[str]:
-    return [one.note for one in report.judged.values() if one.note is not None]
+    return [judged.note for judged in report.judged.values() if judged.note is not None]
 
 
 def _not_judged(report: RunReport, context: RunContext) -> list[str]:

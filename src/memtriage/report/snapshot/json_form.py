@@ -23,7 +23,7 @@ def write_stream(recording: Recording, stream: BinaryIO) -> None:
 
 
 def as_json(recording: Recording) -> dict[str, Any]:
-    """The recording's figures and findings. Those outside `peak` are of the moment of the snapshot."""
+    """Return the recording's figures and findings. Those outside `peak` are of the moment of the snapshot."""
     return {
         "schema": SCHEMA,
         "path": recording.path,
@@ -32,37 +32,37 @@ def as_json(recording: Recording) -> dict[str, Any]:
     }
 
 
-def _device(one: DeviceRecording) -> dict[str, Any]:
+def _device(device: DeviceRecording) -> dict[str, Any]:
     return {
-        "device": one.device,
-        "allocated": one.end.allocated,
-        "reserved": one.end.reserved,
-        "requested": one.end.requested,
-        "rounding": one.end.rounding,
-        "releasable": one.end.releasable,
-        "stranded": one.end.stranded,
-        "awaiting_free": one.end.awaiting,
-        "private_pools": one.end.private_pools,
+        "device": device.device,
+        "allocated": device.end.allocated,
+        "reserved": device.end.reserved,
+        "requested": device.end.requested,
+        "rounding": device.end.rounding,
+        "releasable": device.end.releasable,
+        "stranded": device.end.stranded,
+        "awaiting_free": device.end.awaiting,
+        "private_pools": device.end.private_pools,
         "peak": {
-            "allocated": one.peak.allocated,
-            "reserved": one.peak.reserved,
-            "stranded": one.peak.stranded,
-            "time_us": one.peak.time_us,
-            "owners": list(one.peak.owners),
+            "allocated": device.peak.allocated,
+            "reserved": device.peak.reserved,
+            "stranded": device.peak.stranded,
+            "time_us": device.peak.time_us,
+            "owners": list(device.peak.owners),
         },
-        "owners": list(one.owners),
-        "sites": list(one.sites[:_MOST]),
+        "owners": list(device.owners),
+        "sites": list(device.sites[:_MOST]),
         "stranded_by": [
             {"stream": stream, "pool": list(pool), "stranded": total}
-            for (stream, pool), total in stranded_by(one.pinned)
+            for (stream, pool), total in stranded_by(device.pinned)
         ],
-        "pinned": [_pinned(segment) for segment in one.pinned[:_MOST]],
-        "segments": len(one.segments),
-        "events": len(one.events),
-        "steps": {"count": one.steps.count, "source": one.steps.source},
-        "exact_from_us": one.exact_from_us,
-        "notes": list(one.notes),
-        "findings": list(one.findings),
+        "pinned": [_pinned(segment) for segment in device.pinned[:_MOST]],
+        "segments": len(device.segments),
+        "events": len(device.events),
+        "steps": {"count": device.steps.count, "source": device.steps.source},
+        "exact_from_us": device.exact_from_us,
+        "notes": list(device.notes),
+        "findings": list(device.findings),
     }
 
 
@@ -74,15 +74,15 @@ def stranded_by(pinned: Iterable[PinnedSegment]) -> list[tuple[tuple[int, tuple[
     return totals.most_common()
 
 
-def _pinned(one: PinnedSegment) -> dict[str, Any]:
+def _pinned(pinned: PinnedSegment) -> dict[str, Any]:
     return {
-        "address": one.segment.address,
-        "size": one.segment.size,
-        "stream": one.segment.stream,
-        "pool": list(one.segment.pool),
-        "stranded": one.stranded,
+        "address": pinned.segment.address,
+        "size": pinned.segment.size,
+        "stream": pinned.segment.stream,
+        "pool": list(pinned.segment.pool),
+        "stranded": pinned.stranded,
         "pins": [
             {"address": pin.address, "size": pin.size, "site": pin.site, "owner": owner}
-            for pin, owner in list(zip(one.pins, one.owners, strict=True))[:_MOST]
+            for pin, owner in list(zip(pinned.pins, pinned.owners, strict=True))[:_MOST]
         ],
     }

@@ -64,32 +64,32 @@ def segment_map(device: DeviceRecording, texts: Texts, parts: int) -> dict[str, 
     order = sorted(
         device.segments, key=lambda segment: (segment.pool, segment.stream, -segment.size, segment.address)
     )
-    left_out = sorted(order, key=lambda one: -one.size)[_SEGMENTS:]
+    left_out = sorted(order, key=lambda segment: -segment.size)[_SEGMENTS:]
     if left_out:
-        order = [one for one in order if one not in set(left_out)]
-    groups = list(dict.fromkeys((one.pool, one.stream) for one in order))
+        order = [segment for segment in order if segment not in set(left_out)]
+    groups = list(dict.fromkeys((segment.pool, segment.stream) for segment in order))
     number = {group: index for index, group in enumerate(groups)}
     whole = _collect(device, order, texts)
     shown = _merge(whole, parts)
-    stranded = {one.segment.address: one.stranded for one in device.pinned}
+    stranded = {pinned.segment.address: pinned.stranded for pinned in device.pinned}
     columns = {
-        "group": [number[one.pool, one.stream] for one in order],
-        "size": [one.size for one in order],
-        "stranded": [stranded.get(one.address, 0) for one in order],
+        "group": [number[segment.pool, segment.stream] for segment in order],
+        "size": [segment.size for segment in order],
+        "stranded": [stranded.get(segment.address, 0) for segment in order],
     }
     return {
         "segments": {
             **{name: pack(np.asarray(column, dtype=np.int64)) for name, column in columns.items()},
             "parts": pack(np.bincount(shown.segment, minlength=len(order)).astype(np.int64)),
         },
-        "addresses": [f"{one.address:#x}" for one in order],
+        "addresses": [f"{segment.address:#x}" for segment in order],
         "parts": {
             name: pack(getattr(shown, name))
             for name in ("size", "requested", "state", "owner", "site", "count")
         },
         "groups": [_group_words(group, order) for group in groups],
         "note": _note(device, left_out, len(whole), len(shown)),
-        "pinned": [_pinned(one, texts) for one in device.pinned[:_PINNED_ROWS]],
+        "pinned": [_pinned(pinned, texts) for pinned in device.pinned[:_PINNED_ROWS]],
     }
 
 
@@ -186,8 +186,8 @@ def _merged(parts: _Parts, cutoff: int) -> _Parts:
 
 def _group_words(group: tuple[tuple[int, int], int], order: Sequence[Segment]) -> str:
     mine = [segment for segment in order if (segment.pool, segment.stream) == group]
-    kind = ", expandable" if any(one.expandable for one in mine) else ""
-    total = size(sum(one.size for one in mine))
+    kind = ", expandable" if any(member.expandable for member in mine) else ""
+    total = size(sum(member.size for member in mine))
     return f"{where(*group)}{kind}: {total} in {count(len(mine), 'segment')}"
 
 
@@ -200,18 +200,18 @@ def _note(device: DeviceRecording, left_out: Sequence[Segment], whole: int, show
     return "; ".join(words)
 
 
-def _pinned(one: PinnedSegment, texts: Texts) -> dict[str, Any]:
+def _pinned(pinned: PinnedSegment, texts: Texts) -> dict[str, Any]:
     total: Counter[tuple[str, str]] = Counter()
     blocks: Counter[tuple[str, str]] = Counter()
-    for block, owner in zip(one.pins, one.owners, strict=True):
+    for block, owner in zip(pinned.pins, pinned.owners, strict=True):
         total[owner, block.site or NO_FRAMES] += block.size
         blocks[owner, block.site or NO_FRAMES] += 1
     named = total.most_common()
     rest = named[_PINS:]
     return {
-        "stranded": one.stranded,
-        "size": one.segment.size,
-        "where": where(one.segment.pool, one.segment.stream),
+        "stranded": pinned.stranded,
+        "size": pinned.segment.size,
+        "where": where(pinned.segment.pool, pinned.segment.stream),
         "pins": [
             {"owner": owner, "site": texts.add(site), "bytes": amount, "count": blocks[owner, site]}
             for (owner, site), amount in named[:_PINS]

@@ -208,8 +208,8 @@ def _site(recording: Recording, row: SiteRow, texts: Texts) -> list[Any]:
 def _oom(recording: Recording, device: DeviceRecording, oom: OomEvent, texts: Texts) -> dict[str, Any]:
     after = (oom.time_us - int(device.events.time_us[0])) / 1e6
     site = recording.stacks[oom.stack].site if oom.stack >= 0 else NO_FRAMES
-    fits = sum(one.size >= oom.requested for one in oom.free)
-    free = f"{size(sum(one.size for one in oom.free))} in {count(len(oom.free), 'free block')}"
+    fits = sum(block.size >= oom.requested for block in oom.free)
+    free = f"{size(sum(block.size for block in oom.free))} in {count(len(oom.free), 'free block')}"
     return {
         "when": f"after {duration(after)}, event {oom.event:,}",
         "requested": oom.requested,
@@ -220,11 +220,11 @@ def _oom(recording: Recording, device: DeviceRecording, oom: OomEvent, texts: Te
         "free_words": f"{free}; {fits:,} of them {'is' if fits == 1 else 'are'} big enough",
         "free": [
             {
-                "size": one.size,
-                "where": where(one.pool, one.stream),
-                "remark": _remark(one, oom),
+                "size": block.size,
+                "where": where(block.pool, block.stream),
+                "remark": _remark(block, oom),
             }
-            for one in oom.free[:_FREE_ROWS]
+            for block in oom.free[:_FREE_ROWS]
         ],
     }
 

@@ -76,8 +76,8 @@ def _columns(
 
 def _packed_size(columns: dict[str, Any]) -> int:
     drawn = [*columns["layers"], *columns["lines"]]
-    packed = [columns["event"], columns["time_us"], *(one["values"] for one in drawn)]
-    return sum(len(one["base64"]) for one in packed)
+    packed = [columns["event"], columns["time_us"], *(column["values"] for column in drawn)]
+    return sum(len(column["base64"]) for column in packed)
 
 
 def _left_out(shown: int, recorded: int) -> str | None:

@@ -51,14 +51,14 @@ def render(view: LiveView, console: Console, column: Column, *, turned: bool = F
     if view.report is not None and view.context is not None:
         for number, group in enumerate(groups_of(view), 1):
             finding_block(page, number, group, view.report)
-        if told := notes(view.context):
+        if note_lines := notes(view.context):
             page.heading("notes")
-            for note in told:
+            for note in note_lines:
                 page.line((f"  {BULLET}", "dim"), (note, ""), indent=4)
 
 
 def as_json(view: LiveView) -> bytes:
-    """The same as one line of JSON: the ranks' lines, and the findings so far."""
+    """Return the same as one line of JSON: the ranks' lines, and the findings so far."""
     assert view.report is not None and view.context is not None
     said: dict[str, Any] = {
         "schema": 1,

@@ -48,19 +48,19 @@ def rate(growth: int | None) -> str:
 
 
 def state(line: RankLine) -> str:
-    """A rank's state in words; of one that has ended, its verdict."""
+    """Return a rank's state in words; of one that has ended, its verdict."""
     if line.verdict is None:
         return line.state
     return f"ended: {VERDICTS[line.verdict][0]}" if line.verdict in VERDICTS else line.state
 
 
 def age(line: RankLine) -> str:
-    """How long ago a rank last wrote; nothing of one that has ended."""
+    """Return how long ago a rank last wrote; nothing of one that has ended."""
     return "" if line.state == "ended" else duration(line.age_s)
 
 
 def level(line: RankLine) -> Severity:
-    """How much a rank's state matters."""
+    """Return how much a rank's state matters."""
     if line.state == "killed":
         return "bad"
     if line.verdict in VERDICTS:
@@ -122,14 +122,14 @@ def ordered(lines: Sequence[RankLine], column: Column, *, turned: bool = False) 
 
 
 def groups_of(view: LiveView) -> list[FindingGroup]:
-    """The findings so far, those of several ranks drawn together."""
+    """Return the findings so far, those of several ranks drawn together."""
     if view.report is None or view.context is None:
         return []
     return fold(view.report.findings, view.context.runs_out_in)
 
 
 def headline(view: LiveView) -> tuple[str, str, Severity]:
-    """The verdict so far: its word, the sentence behind it, and how much it matters."""
+    """Return the verdict so far: its word, the sentence behind it, and how much it matters."""
     if view.report is None or view.context is None:
         return "waiting", view.waiting or "", "warn"
     word, weight = VERDICTS[view.report.verdict]
@@ -143,7 +143,7 @@ def headline(view: LiveView) -> tuple[str, str, Severity]:
 
 
 def subject(view: LiveView) -> list[str]:
-    """What runs, and how far it is, each part short."""
+    """Return what runs, and how far it is, each part short."""
     if view.report is None or view.context is None:
         return []
     parts = facts(view.report, view.context)
@@ -156,7 +156,7 @@ def subject(view: LiveView) -> list[str]:
 
 
 def overview(view: LiveView) -> str:
-    """What the ranks have in common, and who is the extreme; empty for a single rank."""
+    """Return what the ranks have in common, and who is the extreme; empty for a single rank."""
     if len(view.lines) < 2:
         return ""
     parts = [

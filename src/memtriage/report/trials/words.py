@@ -150,7 +150,7 @@ def _range(low: str, high: str) -> str:
 def differing(report: TrialsReport, row: VariantRow) -> list[str]:
     """Return a line for each memory figure in which ranks stand out."""
     names = labels(report)
-    found = []
+    lines = []
     for metric, label in (
         ("allocated", names["allocated"]),
         ("reserved", names["reserved"]),
@@ -164,8 +164,8 @@ def differing(report: TrialsReport, row: VariantRow) -> list[str]:
         whose = "rank" if len(figure.differing_ranks) == 1 else "ranks"
         usual = f"{size(min(others))} - {size(max(others))}" if len(others) > 1 else size(others[0])
         who = f"{whose} {rank_list(figure.differing_ranks)}"
-        found.append(f"{row.name}, {label}: {who} at {held}, others at {usual}")
-    return found
+        lines.append(f"{row.name}, {label}: {who} at {held}, others at {usual}")
+    return lines
 
 
 def trial_counts(row: VariantRow) -> str:
@@ -175,17 +175,17 @@ def trial_counts(row: VariantRow) -> str:
 
 def what_is_missing(row: VariantRow) -> list[str]:
     """Return why trials have no figures, in sentences."""
-    found = [failure(row, each) for each in row.failures]
+    lines = [failure(row, failed) for failed in row.failures]
     if row.skipped:
-        found.append(f"{row.name}: {count(row.skipped, 'trial')} left out after failures in a row")
-    return found
+        lines.append(f"{row.name}: {count(row.skipped, 'trial')} left out after failures in a row")
+    return lines
 
 
-def failure(row: VariantRow, each: Failure) -> str:
+def failure(row: VariantRow, failed: Failure) -> str:
     """Return what went wrong in trials of a variant."""
-    rounds = rank_list(number + 1 for number in each.rounds)
-    where = f"{'round' if len(each.rounds) == 1 else 'rounds'} {rounds}"
-    return f"{row.name}: {_FAILURES[each.kind]} in {where}: {each.error}"
+    rounds = rank_list(number + 1 for number in failed.rounds)
+    where = f"{'round' if len(failed.rounds) == 1 else 'rounds'} {rounds}"
+    return f"{row.name}: {_FAILURES[failed.kind]} in {where}: {failed.error}"
 
 
 def values(row: VariantRow, name: str, baseline: str) -> str:

@@ -27,7 +27,7 @@ class AskError(Exception):
 
 
 def listening(pid: int) -> list[int]:
-    """The process if it listens, and those of its descendants that do (the ranks below a launcher).
+    """Return the process if it listens, and those of its descendants that do (the ranks below a launcher).
 
     Raises:
         AskError: there is no such process, or it belongs to another user.
@@ -42,13 +42,13 @@ def listening(pid: int) -> list[int]:
         owner = -1
     if os.geteuid() not in (owner, 0):
         raise AskError(f"process {pid} belongs to another user; only its own user, and root, may ask it")
-    return [one for one in family if socket_of(one) is not None]
+    return [member for member in family if socket_of(member) is not None]
 
 
 def ask_all(
     pids: Sequence[int], timeout_s: float, ask_one: Callable[[int, float], Answer] | None = None
 ) -> tuple[list[Answer], list[Unanswered]]:
-    """Asks several processes at the same time.
+    """Ask several processes at the same time.
 
     Args:
         pids: whom.
@@ -74,7 +74,7 @@ def _outcome(pid: int, timeout_s: float, ask_one: Callable[[int, float], Answer]
 
 
 def ask(pid: int, timeout_s: float) -> Answer:
-    """Asks one process at its socket.
+    """Ask one process at its socket.
 
     Raises:
         AskError: it does not listen, ended, or did not answer in time.

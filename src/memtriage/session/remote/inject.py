@@ -63,7 +63,7 @@ def unable(pid: int) -> str | None:
 
 
 def inject(pid: int, timeout_s: float, remote_exec: Callable[[int, str], Any] | None = None) -> Answer:
-    """Has a process take a census of itself.
+    """Have a process take a census of itself.
 
     Args:
         pid: the process.
@@ -116,7 +116,7 @@ class _Request:
         self._remote_exec = remote_exec
 
     def answer(self, deadline: Deadline) -> Answer:
-        """Has the process run the script, and waits for what it writes.
+        """Have the process run the script, and wait for what it writes.
 
         Raises:
             AskError: it may not be asked, or ended.
@@ -209,7 +209,7 @@ _ask({str(answer)!r}, {_folders()!r})
 
 
 def _folders() -> list[str]:
-    """Where this process has imported memtriage and what it needs from, memtriage's own first."""
+    """Return where this process has imported memtriage and what it needs from, memtriage's own first."""
     found: dict[str, None] = {}
     for name in _PACKAGES:
         spec = importlib.util.find_spec(name)

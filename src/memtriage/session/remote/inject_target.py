@@ -16,7 +16,7 @@ _NO_WAIT_S: Final = 0.0
 
 
 def answer_into(path: str, borrowed: str | None) -> None:
-    """Writes this process's census to a file, whole or not at all. Called in its main thread.
+    """Write this process's census to a file, whole or not at all. Called in its main thread.
 
     Args:
         path: of the answer; its directory was made by who asks, and may be gone by now.

@@ -51,7 +51,7 @@ class Listener:
         self._thread = OwnThread(self._serve)
 
     def start(self) -> None:
-        """Begins to listen; where that cannot be, says so and lets the run go on."""
+        """Begin to listen; where that cannot be, say so and let the run go on."""
         try:
             try:
                 self._listen_at(place())
@@ -71,7 +71,7 @@ class Listener:
         self.path = path
 
     def stop(self) -> None:
-        """Ends the thread and removes the socket. May be called twice; does nothing in a forked child."""
+        """End the thread and remove the socket. May be called twice; does nothing in a forked child."""
         if self._socket is None or self._descriptor is None or self._stopping or os.getpid() != self._pid:
             return
         self._stopping = True
@@ -144,7 +144,7 @@ def read_line(connection: socket.socket, longest: int) -> bytes:
 
 
 def _bound(path: Path) -> socket.socket:
-    """A listening socket that only this user can connect to."""
+    """Return a listening socket that only this user can connect to."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # Its directory keeps others out from the first instant on; the mode says so once more.

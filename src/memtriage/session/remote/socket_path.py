@@ -24,12 +24,12 @@ class PlaceError(Exception):
 
 
 def name_of(pid: int) -> str:
-    """The name of a process's socket."""
+    """Return the name of a process's socket."""
     return f"memtriage-{pid}.sock"
 
 
 def place(environ: Mapping[str, str] | None = None) -> Path:
-    """A directory for sockets, made if need be: below `$XDG_RUNTIME_DIR`, else `/tmp/memtriage-UID`.
+    """Return a directory for sockets, made if need be: below `$XDG_RUNTIME_DIR`, else `/tmp/memtriage-UID`.
 
     Raises:
         PlaceError: none can be had that belongs to this user alone.
@@ -56,7 +56,7 @@ def places(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def remove_stale(directory: Path) -> None:
-    """Removes the sockets at which nobody listens any more: of processes that were killed."""
+    """Remove the sockets at which nobody listens any more: of processes that were killed."""
     for path in directory.glob("memtriage-*.sock"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.settimeout(_PROBE_WITHIN_S)
@@ -76,7 +76,7 @@ def leave(path: Path) -> None:
 
 
 def socket_of(pid: int) -> Path | None:
-    """The socket at which a process listens; None when it does not.
+    """Return the socket at which a process listens; None when it does not.
 
     The kernel's list of sockets in the process's network namespace tells it, wherever the process's
     environment has put it; in another container it is reached through the process's own root.
@@ -93,7 +93,7 @@ def socket_of(pid: int) -> Path | None:
 
 
 def _check(directory: Path) -> None:
-    """Refuses a directory in which somebody else could put a socket, or reach ours."""
+    """Refuse a directory in which somebody else could put a socket, or reach ours."""
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(None, "is no directory")

@@ -17,11 +17,11 @@ from memtriage.observe.alone import backward_runs
 from memtriage.process.stdlib import os, time
 
 MOST_HOLDERS: Final = 500
-"""Holders that are told one by one; the smaller ones are one row."""
+"""Holders that have a row of their own; the smaller ones share a row per device."""
 
 
 def take_answer(baselines: Mapping[int, int] | None = None, script_root: str | None = None) -> Answer | None:
-    """Takes a census of this process now, in the thread that calls; None when it must not be looked at now.
+    """Take a census of this process now, in the thread that calls; None when it must not be looked at now.
 
     That is while a backward runs, in whatever thread, and while this thread captures a CUDA graph. Nothing
     stays alive through the answer.
@@ -44,15 +44,15 @@ def take_answer(baselines: Mapping[int, int] | None = None, script_root: str | N
         time=time.time(),
         paused_s=round(time.perf_counter() - started, 6),
         ledgers=ledgers,
-        holders=told([group for group in census.groups if group.count]),
+        holders=held_rows([group for group in census.groups if group.count]),
         objects=census.objects,
         nodes=census.nodes,
         notes=[] if census.partial is None else [f"a partial census: {census.partial}"],
     )
 
 
-def told(groups: list[HolderGroup]) -> list[HeldHere]:
-    """The groups of a census, largest first; beyond `MOST_HOLDERS` one row for each device's rest."""
+def held_rows(groups: list[HolderGroup]) -> list[HeldHere]:
+    """Return the groups of a census, largest first; beyond `MOST_HOLDERS` one row for each device's rest."""
     ordered = sorted(groups, key=lambda group: -group.nbytes)
     rows = [
         HeldHere(

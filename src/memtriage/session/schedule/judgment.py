@@ -125,14 +125,14 @@ def _collector_note(investigation: Investigation, device: str) -> str | None:
 
 
 def _ends_by_itself(schedule: ScaleScheduler, device: str, estimate: GrowthEstimate) -> bool:
-    """Whether what seems to grow waits for the cyclic collector, or fills a bounded native cache."""
+    """Return whether what seems to grow waits for the cyclic collector, or fills a bounded native cache."""
     if _awaits_collector(schedule.investigation, device, estimate.rate):
         return True
     return device == "cpu" and schedule.fills_with_code(estimate.onset or 0.0)
 
 
 def _awaits_collector(investigation: Investigation, device: str, rate: float) -> bool:
-    """Whether what seems to grow waits for the cyclic collector, which will free it."""
+    """Return whether what seems to grow waits for the cyclic collector, which will free it."""
     return not investigation.collector_off and waits_for_collector(investigation.waiting, device, rate)
 
 

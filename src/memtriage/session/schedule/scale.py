@@ -209,7 +209,7 @@ class ScaleScheduler:
         return counter is not None and counter.ended(rate)
 
     def fills_with_code(self, since: float) -> bool:
-        """Whether malloc's counter rises, since a place, because a cache of generated code fills."""
+        """Return whether malloc's counter rises, since a place, because a cache of generated code fills."""
         memory, code = self.counters.get("cpu"), self.counters.get(CODE)
         return (
             memory is not None
