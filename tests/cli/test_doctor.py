@@ -69,7 +69,7 @@ def test_allocator_settings_that_contradict_each_other():
     assert {same[name].status for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")} == {"ok"}
 
 
-def test_the_new_name_of_the_allocator_settings_under_an_old_torch():
+def test_new_settings_name_under_an_old_torch():
     assert settings(torch=(2, 9), PYTORCH_ALLOC_CONF="a:1")["PYTORCH_ALLOC_CONF"].status == "note"
     assert settings(torch=(2, 10), PYTORCH_ALLOC_CONF="a:1")["PYTORCH_ALLOC_CONF"].status == "ok"
 

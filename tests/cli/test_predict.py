@@ -36,7 +36,7 @@ def program(tmp_path):
     return file
 
 
-def test_json_alone_is_on_stdout_and_the_programs_output_is_hidden(program, capfd):
+def test_stdout_has_json_alone(program, capfd):
     assert app.main(["predict", f"{program}:build", "--json", "--gpu", "a100"]) == 0
     shown = capfd.readouterr()
     prediction = json.loads(shown.out)
@@ -214,7 +214,7 @@ def test_a_traced_script_changes_no_file(tmp_path, monkeypatch, capsys):
     assert "model.pt" in discarded and "train.log" in discarded
 
 
-def test_a_script_that_ends_its_process_is_reported_with_its_output(tmp_path, capsys):
+def test_script_that_exits_is_reported_with_its_output(tmp_path, capsys):
     file = tmp_path / "train.py"
     file.write_text("import os\nprint('no data', flush=True)\nos._exit(3)\n")
     assert app.main(["predict", str(file)]) == 2

@@ -113,7 +113,7 @@ def test_a_run_that_was_killed(tmp_path, capfdbinary):
     assert report["findings"][0]["holder"] == "losses[*]"
 
 
-def test_a_process_killed_in_mid_write_is_read_up_to_its_last_line(tmp_path, capfdbinary):
+def test_killed_writer_is_read_to_its_last_line(tmp_path, capfdbinary):
     code = f"""
 import os, signal, socket, sys
 from pathlib import Path

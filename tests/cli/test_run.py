@@ -316,7 +316,7 @@ def test_a_leak_is_named_with_all_that_a_finding_has(leak: Run) -> None:
     assert "LEAK" in leak.stderr and "ctx.context" in leak.stderr
 
 
-def test_watching_allocates_no_tensor_keeps_none_and_runs_no_checkpoint_twice(leak: Run) -> None:
+def test_watching_neither_allocates_nor_keeps_tensors(leak: Run) -> None:
     plain = subprocess.run(
         [sys.executable, str(leak.folder / "train.py")],
         cwd=leak.folder, env=ENV, capture_output=True, text=True, timeout=120, check=True,
@@ -506,7 +506,7 @@ def test_a_module_of_a_package_is_run(tmp_path: Path) -> None:
     assert (made.status, made.judged["verdict"], made.judged["steps"]) == (0, "not_judged", 1)
 
 
-def test_a_directory_that_cannot_be_written_costs_the_record_not_the_run(tmp_path: Path) -> None:
+def test_unwritable_directory_costs_only_the_record(tmp_path: Path) -> None:
     script = write(tmp_path, host_leak("sys.exit(3)"))
     result = tmp_path / "report.json"
     done = subprocess.run(

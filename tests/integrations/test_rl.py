@@ -60,7 +60,7 @@ def test_the_exact_lines_of_a_refit(capsys: pytest.CaptureFixture[str]) -> None:
     assert worker.calls == ["before", "after", "before"]
 
 
-def test_megatrons_weights_and_optimizer_are_parked_and_training_has_the_same_bits() -> None:
+def test_megatron_is_parked_with_the_same_bits() -> None:
     def losses(attached: bool) -> list[float]:
         worker = MegatronPolicyWorker()
         if attached:

@@ -178,7 +178,7 @@ def test_a_judgment_that_fails_is_noted_and_the_record_ended(
     assert end["verdict"] == session.verdict == "error"
 
 
-def test_where_a_census_finds_no_memory_the_death_is_judged_all_the_same(
+def test_death_is_judged_when_the_census_has_no_memory(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_memory(*args: Any) -> None:
@@ -198,7 +198,7 @@ def test_inputs_that_cannot_be_looked_at_are_noted(session: Session, monkeypatch
     assert "(batch size)" in lines(session, "note")[0]["text"]
 
 
-def test_a_program_s_exception_that_has_no_text_ends_the_record_all_the_same(session: Session) -> None:
+def test_exception_without_text_ends_the_record(session: Session) -> None:
     class Unprintable(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no text")
@@ -327,9 +327,7 @@ def test_micro_batches_are_counted_within_their_step(session: Session) -> None:
     ]
 
 
-def test_backwards_have_the_host_s_reading_where_there_are_no_steps(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backwards_read_the_host_without_steps(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     monkeypatch.setattr(session._host, "at_mark", lambda readings, rss, step: read.append(f"host {step}"))
     whole = session._reader.read
@@ -369,9 +367,7 @@ def test_the_end_has_the_peaks(session: Session, monkeypatch: pytest.MonkeyPatch
     assert end["peak_rss"] > 0
 
 
-def test_when_memory_is_full_is_reckoned_from_a_mark_before_the_end(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_projection_uses_a_mark_before_the_end(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """At the end the program's functions have returned, and what they kept is gone."""
     judged = []
     monkeypatch.setattr(
@@ -389,9 +385,7 @@ def test_when_memory_is_full_is_reckoned_from_a_mark_before_the_end(
     assert judged[-1] == (InUse(70, 20, 10), [Reading("cpu", allocated=70)])
 
 
-def test_a_backward_begins_with_the_lock_that_a_census_for_somebody_holds(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backward_begins_under_the_census_lock(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     owned: list[bool] = []
     lock: Any = session._lock
     monkeypatch.setattr(session._progress, "backward_begins", lambda: owned.append(lock._is_owned()))
@@ -426,7 +420,7 @@ def time_marks(session: Session, count: int) -> None:
         (lambda session: time_marks(session, 14), "time", "second"),
     ],
 )
-def test_a_flat_counter_is_judged_on_the_scale_that_the_program_has(
+def test_flat_counter_is_judged_on_the_programs_scale(
     session: Session, monkeypatch: pytest.MonkeyPatch, train: Any, scale: str, per: str
 ) -> None:
     monkeypatch.setattr(session._reader, "read", lambda within_step: [Reading("cpu", 5 << 20, 9 << 20)])

@@ -163,7 +163,7 @@ def watched(script: Path, *options: str) -> dict[str, Any]:
 
 
 @needs_kernel
-def test_memory_that_malloc_keeps_after_loading_is_found_and_tuning_cures_it(tmp_path: Path) -> None:
+def test_malloc_retention_is_found_and_cured_by_tuning(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(LOADING)
     report = watched(script)

@@ -150,9 +150,7 @@ def ledger_with(stranded: int) -> Ledger:
     return Ledger(device="cuda:0", total=stranded + GIB, source="", rows=rows)
 
 
-def test_an_allocator_that_does_not_count_it_leaves_stranded_unknown(
-    machine: Machine, live: LiveState
-) -> None:
+def test_stranded_is_unknown_without_its_counter(machine: Machine, live: LiveState) -> None:
     counters = parse_counters(stats(GIB, 2 * GIB, 0), "cudaMallocAsync")
     marked(
         live,

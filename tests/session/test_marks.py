@@ -51,6 +51,6 @@ def test_the_record_of_a_ten_times_longer_run_hardly_grows() -> None:
     assert short - STORING.dense <= 350
 
 
-def test_however_long_a_run_is_a_mark_is_written_every_few_seconds() -> None:
+def test_long_runs_write_a_mark_every_few_seconds() -> None:
     assert not STORING.due(STORING.dense, 1e6, 1e6 + 4.9)
     assert STORING.due(STORING.dense, 1e6, 1e6 + 5.0)

@@ -7,7 +7,7 @@ from memtriage.session.microbatch_log import MicrobatchLog
 MIB = 1 << 20
 
 
-def test_each_micro_batch_says_what_it_left_and_how_much_more_that_is() -> None:
+def test_each_microbatch_logs_bytes_and_change() -> None:
     said: list[str] = []
     log = MicrobatchLog(said.append)
     cpu = Reading("cpu", 5 * MIB, 9 * MIB)
@@ -30,7 +30,7 @@ def test_without_a_gpu_it_is_mallocs_counter_where_that_was_read() -> None:
     assert said == ["step 0 micro-batch 2: cpu 5.0 MiB allocated, 9.0 MiB reserved"]
 
 
-def test_a_suspicion_is_told_once_and_only_if_it_grows_by_micro_batch() -> None:
+def test_suspicion_per_microbatch_is_logged_once() -> None:
     said: list[str] = []
     log = MicrobatchLog(said.append)
     leak = Finding(kind="leak", device="cuda:0", bytes_per_microbatch=164 * MIB, holder="losses[*]")

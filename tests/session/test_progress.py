@@ -73,7 +73,7 @@ def test_several_optimizers_between_two_backwards_make_one_step(progress: Traini
     assert progress.position.step == 1
 
 
-def test_optimizers_that_alternate_make_one_step_with_all_their_backwards(progress: TrainingProgress) -> None:
+def test_alternating_optimizers_make_one_step(progress: TrainingProgress) -> None:
     critic, actor = Optimizer(), Optimizer()
     for _ in range(3):
         for which in (critic, actor):
@@ -115,7 +115,7 @@ def test_it_trains_from_the_first_event_on(progress: TrainingProgress) -> None:
     assert progress.trains
 
 
-def test_the_program_s_word_counts_a_step_of_alternating_optimizers_once(progress: TrainingProgress) -> None:
+def test_user_step_counts_alternating_optimizers_once(progress: TrainingProgress) -> None:
     critic, actor = Optimizer(), Optimizer()
     for which in (critic, actor):
         backward(progress)

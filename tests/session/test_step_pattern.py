@@ -34,7 +34,7 @@ def counted(program: Sequence[Optimizer | None], pattern: StepPattern | None = N
 B = None
 
 
-def test_one_optimizer_counts_each_time_whatever_the_backwards_before_it() -> None:
+def test_single_optimizer_counts_each_step() -> None:
     one = Optimizer()
     assert counted([B, one, B, B, B, one, B, one]) == [True, True, True]
 
@@ -68,25 +68,25 @@ def test_the_one_that_steps_most_often_counts(critic_first: bool) -> None:
     assert sum(found[6:]) == 45
 
 
-def test_one_that_steps_every_third_time_adds_its_first_step_alone() -> None:
+def test_rare_optimizer_adds_only_its_first_step() -> None:
     each, third = Optimizer(), Optimizer()
     assert sum(counted(5 * [B, each, B, each, B, each, B, third])) == 15 + 1
 
 
-def test_one_made_anew_for_the_same_parameters_takes_the_place_of_the_one_before() -> None:
+def test_new_optimizer_of_same_parameters_replaces_the_old() -> None:
     first, last = object(), object()
     epochs = [Optimizer(first, last) for _ in range(3)]
     assert all(counted([event for epoch in epochs for event in (B, epoch, B, epoch)]))
 
 
-def test_one_made_anew_for_each_step_counts_once_the_one_before_is_gone() -> None:
+def test_optimizer_per_step_counts_once_the_last_is_gone() -> None:
     pattern = StepPattern()
     for _ in range(3):
         assert counted([B, Optimizer(object())], pattern) == [True]
 
 
 @pytest.mark.parametrize("steps", [2, 3, 20])
-def test_those_of_one_model_after_another_all_count_though_they_are_kept(steps: int) -> None:
+def test_kept_optimizers_of_successive_models_all_count(steps: int) -> None:
     kept = [Optimizer(object()) for _ in range(3 * POLICY.alternating)]
     assert all(counted([event for one in kept for event in steps * (B, one)]))
 
@@ -96,7 +96,7 @@ def test_one_of_a_second_player_that_comes_late_counts_once() -> None:
     assert sum(counted(5 * [B, first] + 5 * [B, first, B, late])) == 11
 
 
-def test_optimizers_that_are_kept_and_never_come_again_do_not_stop_the_count() -> None:
+def test_kept_unused_optimizers_do_not_stop_the_count() -> None:
     kept = [Optimizer(object()) for _ in range(10 * POLICY.alternating)]
     program = [event for one in kept for event in (B, one)]
     assert sum(counted(program)) >= 8
@@ -120,7 +120,7 @@ def test_an_address_used_again_is_another_optimizer() -> None:
     assert counted([B, kept], pattern) == [False]
 
 
-def test_without_any_backward_an_optimizer_that_comes_again_counts() -> None:
+def test_repeated_optimizer_counts_without_backwards() -> None:
     one, two = Optimizer(), Optimizer()
     assert counted(3 * [one, two]) == 3 * [True, False]
 

@@ -203,7 +203,7 @@ class Timeout(Exception):
     """What a program's signal handler raises."""
 
 
-def test_a_signal_handler_of_the_program_runs_once_the_mark_is_made(program: Program) -> None:
+def test_signal_handler_runs_after_the_mark(program: Program) -> None:
     ended: list[str] = []
 
     def raises(signum: int, frame: object) -> None:
@@ -246,7 +246,7 @@ def test_ctrl_c_in_a_mark_is_the_program_s(program: Program) -> None:
         program.wakes()
 
 
-def test_a_census_at_such_a_mark_sees_the_variables_of_what_it_interrupts() -> None:
+def test_census_sees_variables_of_the_interrupted_function() -> None:
     script = """
         import threading, torch
         from memtriage.account.census import take_census

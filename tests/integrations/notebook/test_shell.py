@@ -14,7 +14,7 @@ from support.notebooks import run
 # --- the cell stays what it is ------------------------------------------------------------------------------
 
 
-def test_names_the_last_value_and_line_numbers_are_an_ordinary_cells(
+def test_watched_cell_behaves_as_an_ordinary_cell(
     shell: Any, no_census: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = run(

@@ -113,7 +113,7 @@ def test_lines_of_cells_go_by_the_cells_number() -> None:
     assert finding.holder == "__main__.kept[*]"
 
 
-def test_sentences_speak_of_the_holder_by_its_name_in_the_notebook() -> None:
+def test_sentences_use_the_notebooks_name_of_the_holder() -> None:
     finding = Finding(
         kind="leak", device="cpu", holder_path=of_module("__main__", "_7"),
         mechanism="__main__._7 keeps what __main__._7b has", fix="clear __main__.other",

@@ -74,14 +74,14 @@ def test_numbers_that_json_has_no_word_for_are_refused() -> None:
         document("x", "", {"share": float("nan")}, styles=[], scripts=[])
 
 
-def test_the_chart_library_is_the_one_the_licence_and_the_notes_speak_of() -> None:
+def test_chart_library_matches_licence_and_notes() -> None:
     version = re.search(r"uPlot \(v([0-9.]+)\)", asset("uplot/uPlot.iife.min.js"))
     assert version is not None
     assert version[1] in asset("README.md")
     assert "MIT License" in asset("uplot/LICENSE")
 
 
-def test_the_page_of_a_report_has_its_scripts_behind_those_of_every_report() -> None:
+def test_own_scripts_follow_the_shared_ones() -> None:
     page = report_page("a <run>", {"title": "x"}, "run.js")
     assert "<title>a &lt;run&gt; · memtriage</title>" in page
     places = [page.index(asset(name)) for name in ("page.js", "report.js", "timeline.js", "run.js")]

@@ -152,7 +152,7 @@ def test_a_client_that_sends_nothing_does_not_end_it(
     assert capfd.readouterr().err == ""
 
 
-def test_a_client_that_drips_neither_keeps_it_open_nor_keeps_others_out(
+def test_slow_client_blocks_neither_close_nor_others(
     server: MetricsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prometheus, "_CLIENT_TIMEOUT_S", 0.5)

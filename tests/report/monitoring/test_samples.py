@@ -39,7 +39,7 @@ def test_every_gauge_has_its_value() -> None:
     assert {sample.gauge for sample in samples(status())} == set(gauges.GAUGES)
 
 
-def test_rows_of_a_ledger_with_one_owner_are_one_value_and_all_of_them_sum_to_its_total() -> None:
+def test_ledger_values_by_owner_sum_to_the_total() -> None:
     found = values(status())
     assert found["ledger.size", "0", "cuda:0", "requested", "parameter"] == 3 * GIB
     assert sum(value for labels, value in found.items() if labels[0] == "ledger.size") == 7 * GIB
@@ -53,7 +53,7 @@ def test_what_is_unknown_has_no_value_and_what_is_none_has_zero() -> None:
     assert found["memory.growth_per_step", "0", "cpu"] == 0
 
 
-def test_leaks_of_one_holder_are_one_value_and_only_the_fastest_have_one() -> None:
+def test_leak_values_are_by_holder_the_fastest_only() -> None:
     twice = (leak(holder="a"), leak(holder="a"), leak(holder=None, bytes_per_step=None))
     assert values(status(leaks=twice))["leak.growth_per_step", "0", "cuda:0", "a"] == 2 * 164 * MIB
     open_one = (leak(holder="b", certainty="suspected"),)

@@ -88,7 +88,7 @@ def test_marks_within_a_step_lie_evenly_behind_it() -> None:
     assert [chart["names"][own] for own in chart["own"]] == ["x"]
 
 
-def test_a_figure_that_was_not_read_is_below_zero_and_a_counter_never_read_is_left_out() -> None:
+def test_unread_figures_are_negative_unread_counters_left_out() -> None:
     (chart,) = drawn(cpu_rank([("step", 1, 5 * MIB), ("step", 2, None), ("step", 3, 7 * MIB)]))
     assert [measure["key"] for measure in chart["measures"]] == ["malloc"]
     assert unpack(chart["lanes"][0]["values"]["malloc"]) == [5 * MIB, -1, 7 * MIB]

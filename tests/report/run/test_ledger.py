@@ -37,7 +37,7 @@ def test_a_ledger_is_drawn_whole_and_closes() -> None:
     assert [row["row"] for row in shown["rows"] if row["hatched"]] == ["stranded"]
 
 
-def test_small_rows_of_a_long_ledger_are_one_row_and_its_sum_stays() -> None:
+def test_small_ledger_rows_are_merged_without_loss() -> None:
     rows = [LedgerRow(row="requested", bytes=GIB, owner="parameter")]
     rows += [LedgerRow(row=f"mapped file {number}", bytes=1, detail="x" * 5000) for number in range(100)]
     shown = ledger(Ledger(device="host", total=GIB + 100, source="smaps", rows=rows))

@@ -30,7 +30,7 @@ def test_ranks_that_are_alike_are_one_line() -> None:
     assert heading(report.rank_groups) == "none stands out; compared at the end of step 41"
 
 
-def test_a_leaking_rank_is_said_to_leak_and_one_without_a_finding_to_grow() -> None:
+def test_ranks_leak_with_a_finding_and_grow_without() -> None:
     records = ranks(8, rank3=164 * MIB)
     assert said(merge(run(*records)))[1][1].startswith("grows 164.0 MiB per step; +6.6 GiB allocated")
     records[3].final_findings = [leak(rank=3, device="cuda:3")]

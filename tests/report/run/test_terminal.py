@@ -118,7 +118,7 @@ def test_different_causes_are_told_apart(make_report, leak):
     assert [line[:1] for line in text.splitlines() if re.match(r"\d  ", line)] == ["1", "2", "3"]
 
 
-def test_ranks_that_differ_are_one_block_with_the_evidence_of_each(make_report):
+def test_differing_ranks_are_one_block_with_all_evidence(make_report):
     findings = [
         Finding(kind="rank_differs", device="cuda:0", rank=rank, evidence=[f"evidence of {rank}"])
         for rank in range(8)
@@ -219,7 +219,7 @@ def test_not_judged_says_why(make_report, judged, expected):
     assert text.splitlines()[0] == f"NOT JUDGED: {expected}"
 
 
-def test_what_needs_action_is_in_the_headline_of_a_run_without_leak(make_report):
+def test_headline_without_leak_names_what_needs_action(make_report):
     findings = [
         Finding(kind="worker_copy_on_write", device="host", bytes=500 * MiB),
         Finding(kind="malloc_retention", device="host", bytes=1229 * MiB),

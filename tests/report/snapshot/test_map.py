@@ -54,7 +54,7 @@ def test_whole_free_pages_of_an_expandable_segment_are_releasable() -> None:
     ]
 
 
-def test_a_block_has_its_owner_and_site_and_what_awaits_a_stream_is_told_apart() -> None:
+def test_blocks_have_owner_site_and_state() -> None:
     tape = _tape()
     segment = tape.segment(4 * MIB)
     tape.alloc(segment, MIB, "gradient", stack=1)
@@ -102,9 +102,7 @@ def test_pins_are_named_by_site_with_the_rest_counted() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=60), st.integers(1, 30))
-def test_every_byte_and_block_is_there_however_few_parts_are_drawn(
-    blocks: list[tuple[int, bool]], limit: int
-) -> None:
+def test_merged_parts_keep_every_byte_and_block(blocks: list[tuple[int, bool]], limit: int) -> None:
     device = _with_blocks([(size * 512, used) for size, used in blocks])
     drawn = _parts(segment_map(device, Texts(), limit))
     assert sum(size for size, _, _ in drawn) == sum(size * 512 for size, _ in blocks)
@@ -113,7 +111,7 @@ def test_every_byte_and_block_is_there_however_few_parts_are_drawn(
     assert all(count > 1 for _, state, count in drawn if state == _MIXED)
 
 
-def test_small_neighbors_are_drawn_together_and_big_blocks_stay_apart() -> None:
+def test_only_small_neighbors_are_merged() -> None:
     device = _with_blocks([(512, True), (512, False), (512, True), (MIB, True), (512, True), (512, True)])
     drawn = segment_map(device, Texts(), 3)
     assert _parts(drawn) == [(1536, _MIXED, 3), (MIB, _USED, 1), (1024, _USED, 2)]

@@ -58,7 +58,7 @@ def test_layers_sum_to_what_is_reserved(device: DeviceRecording) -> None:
     assert lines["reserved"] == device.timeline.reserved.tolist()
 
 
-def test_a_long_course_keeps_the_peak_its_errors_and_every_owners_extremes() -> None:
+def test_long_course_keeps_peak_errors_and_extremes() -> None:
     random = np.random.default_rng(5)
     tape = Tape([stack("a.py:1 in f")])
     segment = tape.segment(64 * MIB)
@@ -98,7 +98,7 @@ def test_the_chart_says_from_when_on_it_is_exact() -> None:
 
 
 @pytest.mark.parametrize("steps", [3, 500])
-def test_step_ends_are_marked_but_never_so_many_that_they_hide_the_chart(steps: int) -> None:
+def test_step_marks_are_limited(steps: int) -> None:
     device, _ = training()
     ends = tuple(range(1, steps + 1)) if steps < len(device.events) else (1,) * steps
     marks = _drawn(replace(device, steps=replace(device.steps, ends=ends)))["marks"]

@@ -125,7 +125,7 @@ def by_name(investigation: Investigation, rises: int = 3) -> dict[str, Holding]:
 # --- four censuses ------------------------------------------------------------------------------------------
 
 
-def test_holders_that_grew_over_three_intervals_are_known_with_their_sizes(told: Program) -> None:
+def test_growing_holders_are_known_with_their_sizes(told: Program) -> None:
     found = by_name(told.investigation)
     assert {"train.losses[*]", "train.seen[*]", "train.trainer.kept[*]", "train.long"} <= found.keys()
     seen = found["train.seen[*]"]
@@ -226,7 +226,7 @@ def test_in_the_middle_of_a_run_what_a_function_kept_goes_with_it(program: Progr
     assert program.growing("local[*]") == []
 
 
-def test_where_memory_runs_out_before_a_step_s_end_nothing_has_stopped(program: Program) -> None:
+def test_out_of_memory_within_a_step_stops_nothing(program: Program) -> None:
     for at in (3, 5):
         program.keep(program.module.seen)
         program.investigator.follow(program.investigation, at)
@@ -347,9 +347,7 @@ def test_what_is_left_out_of_a_census_says_nothing(monkeypatch: pytest.MonkeyPat
     assert investigation.growing() == [] and not investigation.lacks_sites
 
 
-def test_what_holders_alone_retain_is_worked_out_once_when_their_growth_may_be_proven(
-    program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retained_size_is_computed_once(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     work_out = CensusView._retention
 

@@ -27,7 +27,7 @@ def followed(*nbytes: int, collector_off: bool = False) -> ScaleScheduler:
     return follower
 
 
-def test_what_awaits_the_collector_is_noted_with_its_class_and_its_step() -> None:
+def test_collector_note_has_class_and_step() -> None:
     judged = judge_devices(followed(2 * MIB, 30 * MIB, 4 * MIB), {"cpu": True})["cpu"]
     assert judged.note == "30.0 MiB in garbage cycles of Fold awaited the collector at step 5"
     assert judged.detection_limit is not None and judged.reason is None

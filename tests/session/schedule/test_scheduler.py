@@ -171,7 +171,7 @@ def taken(loop: Loop) -> list[float]:
 # --- from step to step --------------------------------------------------------------------------------------
 
 
-def test_a_run_in_which_nothing_grows_has_few_censuses_and_records_nothing() -> None:
+def test_healthy_run_has_few_censuses_and_no_recording() -> None:
     loop = Loop().train(300, nothing)
     assert taken(loop) == [3, 6, 24, 96]
     assert loop.notes.looks == [LOOK] * 4
@@ -179,7 +179,7 @@ def test_a_run_in_which_nothing_grows_has_few_censuses_and_records_nothing() -> 
     assert loop.leaks() == []
 
 
-def test_a_holder_that_grows_is_proven_with_its_rate_within_some_twenty_steps() -> None:
+def test_growing_holder_is_proven_within_twenty_steps() -> None:
     loop = Loop().train(24, leaking)
     assert loop.proven() == {LOSSES: MIB}
     assert {scale for scale, _ in loop.notes.took} == {"step"}
@@ -190,7 +190,7 @@ def test_sites_are_recorded_before_a_census_of_a_suspicion() -> None:
     assert {1, 2} <= set(loop.notes.recorded)
 
 
-def test_a_proven_leak_is_looked_at_again_whenever_the_run_is_twice_as_long() -> None:
+def test_proven_leak_is_checked_when_the_run_doubles() -> None:
     loop = Loop().train(40, leaking)
     begun = len(loop.notes.took)
     loop.train(1_000, leaking)
@@ -265,7 +265,7 @@ def test_holders_that_come_and_go_are_no_leak_under_noise() -> None:
     assert len(loop.notes.took) <= 12
 
 
-def test_growth_without_a_holder_is_searched_for_and_told_as_native() -> None:
+def test_growth_without_a_holder_is_native() -> None:
     loop = Loop().train(60, nothing, malloc=lambda step: step)
     (finding,) = loop.leaks()
     assert (finding.device, finding.holder_path) == ("host", None)
@@ -307,7 +307,7 @@ def judged_cpu(loop: Loop) -> Judged:
     return judge_devices(loop.scheduler.judged_on, {"cpu": True})["cpu"]
 
 
-def test_memory_that_grows_in_a_holder_has_no_limit_though_no_leak_is_proven() -> None:
+def test_unproven_holder_growth_has_no_detection_limit() -> None:
     loop = Loop().train(20, leaking)
     assert judged_cpu(loop).detection_limit is None
 
@@ -355,7 +355,7 @@ def test_slow_censuses_settle_a_suspicion_all_the_same(slow: Loop) -> None:
     assert len(loop.notes.took) <= 8
 
 
-def test_slow_censuses_give_a_program_without_steps_time_of_its_own(slow: Loop) -> None:
+def test_slow_censuses_leave_the_program_time(slow: Loop) -> None:
     loop = slow
     for mark in range(1, 401):
         loop.notes.held = leaking(mark)
@@ -425,7 +425,7 @@ def test_running_out_of_memory_hides_nothing_that_was_proven() -> None:
         assert list(loop.proven()) == [LOSSES]
 
 
-def test_running_out_of_memory_takes_a_census_where_there_was_none() -> None:
+def test_out_of_memory_takes_the_first_census() -> None:
     loop = Loop().train(1, nothing)
     assert loop.notes.took == []
     loop.scheduler.census(loop.position, ())
@@ -497,7 +497,7 @@ def test_a_cache_that_fills_within_the_first_step_is_cleared() -> None:
 
 
 @pytest.mark.parametrize("backwards", [2, 3, 5])
-def test_stages_that_go_up_and_down_within_each_micro_batch_hide_no_leak(backwards: int) -> None:
+def test_stages_within_microbatches_hide_no_leak(backwards: int) -> None:
     loop = Loop()
     within(loop, [100 * (i % backwards) + i for i in range(12 * backwards)], range(12 * backwards))
     first, second, *_ = loop.scheduler.within_steps.done[-1].taken
@@ -522,7 +522,7 @@ def test_looks_within_steps_are_few() -> None:
     assert [scale for scale, _ in loop.notes.took].count("microbatch") <= 3 * 4 + 1
 
 
-def test_memory_that_runs_out_within_a_step_ends_what_was_under_way() -> None:
+def test_out_of_memory_ends_the_open_investigation() -> None:
     loop = Loop()
     for value in range(1, 7):
         loop.notes.held = {LOSSES: value}
@@ -569,7 +569,7 @@ def test_seconds_are_the_programs_own_which_waits_for_each_census(slow: Loop) ->
     assert judged.reason is None
 
 
-def test_native_growth_that_gets_faster_after_the_last_census_is_told_as_native() -> None:
+def test_native_growth_that_speeds_up_stays_native() -> None:
     loop, native = Loop(Notes(seconds=5)), 0.0
     for mark in range(1, 401):
         loop.notes.held = nothing(0)
@@ -581,7 +581,7 @@ def test_native_growth_that_gets_faster_after_the_last_census_is_told_as_native(
     assert (finding.certainty, finding.holder_path) == ("proven", None)
 
 
-def test_a_program_of_time_marks_in_which_nothing_grows_has_few_censuses() -> None:
+def test_healthy_program_over_time_has_few_censuses() -> None:
     loop = Loop()
     for _ in range(400):
         loop.notes.held = nothing(0)

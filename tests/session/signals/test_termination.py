@@ -238,7 +238,7 @@ def test_handler_that_goes_back_to_the_default_is_not_cut_short() -> None:
         assert watched.end() == (5, ["saved"], "")
 
 
-def test_previous_handler_that_the_program_chains_is_the_unwatched_one() -> None:
+def test_chained_previous_handler_is_the_unwatched_one() -> None:
     with running("""
         with TerminationGuard(report):
             previous = signal.getsignal(signal.SIGTERM)
@@ -339,7 +339,7 @@ FORKED = """
 """
 
 
-def test_forked_child_dies_by_default_and_the_parent_stays_guarded() -> None:
+def test_forked_child_dies_and_parent_stays_guarded() -> None:
     with running(FORKED) as watched:
         assert watched.line() == f"{signal.SIG_DFL} -1 False"
         assert watched.process.stdin is not None
@@ -350,7 +350,7 @@ def test_forked_child_dies_by_default_and_the_parent_stays_guarded() -> None:
         assert watched.end() == (-signal.SIGTERM, ["report 15"], "")
 
 
-def test_child_forked_after_an_earlier_handler_was_found_has_that_handler() -> None:
+def test_forked_child_has_the_earlier_handler() -> None:
     with running("""
         signal.signal(signal.SIGTERM, lambda *_: say("earlier"))
         with TerminationGuard(report):
@@ -478,7 +478,7 @@ def test_nested_guard_leaves_it_to_the_outer_one() -> None:
         assert watched.end() == (-signal.SIGTERM, ["False", "report 15"], "")
 
 
-def test_deadline_runs_from_the_signal_and_again_from_the_acknowledgement() -> None:
+def test_deadline_restarts_at_the_acknowledgement() -> None:
     deadline = ResendDeadline(grace_s=2, report_s=30)
     assert deadline.wait_s(100) == watchdog.POLL_S
     deadline.receive(signal.SIGTERM, 100, caught=False)
