@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -150,6 +151,15 @@ def script_options(path: Path) -> set[str]:
     }
 
 
+def collects_tests(command: Command, folder: Path) -> None:
+    """pytest finds tests by what it is given."""
+    given = command.words[command.words.index("pytest") + 1 :]
+    text = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *given]
+    done = subprocess.run(text, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
+    if done.returncode:
+        raise Unmet(f"{command}\n{done.stdout}\n{done.stderr}")
+
+
 RULES: Final = (
     Rule(
         r"make .*",
@@ -160,6 +170,11 @@ RULES: Final = (
         r"pip install .*",
         "changes the environment of the tests: what it is given is looked up in pyproject.toml",
         can_be_installed,
+    ),
+    Rule(
+        r"\S*python -m pytest tests/.*",
+        "runs tests that run anyway: pytest must find what it is given",
+        collects_tests,
     ),
     Rule(
         r"python benchmarks/\S+\.py.*",
