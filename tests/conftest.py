@@ -18,7 +18,7 @@ from memtriage.account.census import CensusView, Look
 from memtriage.model.census import Census, StorageRecord
 from memtriage.observe import heap
 
-# How long an example takes says something of the machine, not of the code.
+# How long an example takes depends on the machine, not on the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
@@ -46,10 +46,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure() -> None:
-    """This process is ready for the tests.
+    """Prepare this process for the tests.
 
-    They send SIGINT: neither they nor what they start ignore it, as a shell's `&` has it. And a process that
-    has run thousands of tests holds more than a program does, so a census here may take its time.
+    Tests send SIGINT, which a shell's `&` makes this process ignore. And a process that has run thousands of
+    tests has more objects than a program has, so its censuses get a larger budget.
     """
     heap.BUDGET = heap.CensusBudget(objects=50_000_000, seconds=300.0)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -57,10 +57,10 @@ def pytest_configure() -> None:
 
 
 class Program:
-    """Runs source text as a module, and finds again in a census what that text has made.
+    """Runs source text as a module, and finds in a census the storages that the text has made.
 
-    In the source, `made(tensor)` notes a tensor's storage (by address: nothing is held) under the name of
-    the current case, or under its second argument; `look()` takes a census and keeps it as `census`.
+    In the source, `made(tensor)` notes a tensor's storage (its address, so that nothing is kept alive) under
+    the name of the current case, or under its second argument; `look()` takes a census, kept as `census`.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -97,7 +97,7 @@ class Program:
                 ask(view)
 
     def records(self, case: str = "") -> list[StorageRecord]:
-        """What the census says of the storages noted in a case."""
+        """The census's records of the storages noted in a case."""
         assert self.census is not None
         wanted = {address for address, name in self._noted if name == case}
         return [record for record in self.census.storages if record.address in wanted]
@@ -109,7 +109,7 @@ class Program:
         return {record.owner for record in self.records(case)}
 
     def end(self) -> None:
-        """Lets go of everything the program made."""
+        """Release everything that the program has made."""
         self.module.__dict__.clear()
         if sys.modules.get(self.name) is self.module:
             del sys.modules[self.name]
@@ -135,12 +135,12 @@ def program(tmp_path: Path) -> Iterator[Program]:
 
 @pytest.fixture(scope="module")
 def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[str, str], str], Program]]:
-    """Runs many cases in one program named `train` and takes one census of them all."""
-    shown: list[Program] = []
+    """Runs many cases in one program named `train` and takes one census of all of them."""
+    programs: list[Program] = []
 
     def show(cases: dict[str, str], prelude: str) -> Program:
         made = Program(tmp_path_factory.mktemp("gallery"), "train")
-        shown.append(made)
+        programs.append(made)
         made.run(prelude)
         for case, source in cases.items():
             made.run(source, case)
@@ -148,5 +148,5 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict
         return made
 
     yield show
-    for each in shown:
-        each.end()
+    for made in programs:
+        made.end()

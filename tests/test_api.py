@@ -223,8 +223,8 @@ def test_a_foreign_optimizer_s_steps_are_counted_by_hand(no_census: None) -> Non
                     parameter -= 0.01 * parameter.grad
             memtriage.step()
     marks = [(mark.name, mark.step, mark.microbatch) for mark in judged(watch).marks][1:-1]
-    each = [("backward", 1), ("backward", 2), ("step", 2)]
-    assert marks == [(name, i + (name == "step"), m) for i in range(3) for name, m in each]
+    marks_of_a_step = [("backward", 1), ("backward", 2), ("step", 2)]
+    assert marks == [(name, i + (name == "step"), m) for i in range(3) for name, m in marks_of_a_step]
 
 
 def test_several_optimizers_make_one_step(no_census: None) -> None:
@@ -395,13 +395,13 @@ def test_a_census_names_a_tensor_and_keeps_nothing() -> None:
     gone, address = weakref.ref(tensor), storage.data_ptr()
     del storage
     census = memtriage.census()
-    (record,) = [each for each in census.storages if each.address == address]
+    (record,) = [storage for storage in census.storages if storage.address == address]
     assert (record.device, record.nbytes, record.owner) == ("cpu", 4 * 12_345, "variable")
     assert record.holder == "frame test_a_census_names_a_tensor_and_keeps_nothing(): tensor"
     del tensor
     assert gone() is None
     assert census.objects > 1000 and census.seconds > 0
-    assert sum(group.nbytes for group in census.groups) == sum(each.nbytes for each in census.storages)
+    assert sum(group.nbytes for group in census.groups) == sum(storage.nbytes for storage in census.storages)
 
 
 def test_a_ledger_sums_to_what_was_measured() -> None:

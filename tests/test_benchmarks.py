@@ -42,8 +42,8 @@ def test_a_soak_reads_both_processes_at_each_stop(tmp_path: Path) -> None:
     printed, result = short("soak.py", tmp_path)
     assert [line.split()[0] for line in printed[1:]] == ["10", "100", "1,000"]
     watched, bare = result["watched"], result["bare"]
-    assert [one["steps"] for one in watched] == [one["steps"] for one in bare] == [10, 100, 1000]
-    assert all(one["record"] == one["mark"] == 0 for one in bare)
-    assert all(one["mark"] > 0 for one in watched)
+    assert [stop["steps"] for stop in watched] == [stop["steps"] for stop in bare] == [10, 100, 1000]
+    assert all(stop["record"] == stop["mark"] == 0 for stop in bare)
+    assert all(stop["mark"] > 0 for stop in watched)
     assert 0 < watched[0]["record"] < watched[1]["record"] < watched[2]["record"]
     assert watched[2]["malloc"] - bare[2]["malloc"] < 16 << 20

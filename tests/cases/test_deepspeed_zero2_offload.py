@@ -37,14 +37,14 @@ def test_what_is_measured_closes_and_has_the_states_names() -> None:
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    result = json.loads(done.stdout.splitlines()[-1])
     parameters = 4 * 1024 * 1024
-    assert found["parameters"] == parameters
-    assert sum(found["rows"].values()) == found["ledger"]
-    states = {name: nbytes for name, nbytes in found["rows"].items() if "optimizer.state" in name}
+    assert result["parameters"] == parameters
+    assert sum(result["rows"].values()) == result["ledger"]
+    states = {name: nbytes for name, nbytes in result["rows"].items() if "optimizer.state" in name}
     assert sorted(states.values()) == [4 * parameters] * 3
-    assert abs(found["after"]["step 4"] - found["ledger"]) <= 4 * MIB
-    assert found["trimmed"] >= 12 * parameters
+    assert abs(result["after"]["step 4"] - result["ledger"]) <= 4 * MIB
+    assert result["trimmed"] >= 12 * parameters
 
 
 def outcome(parameters: int, held: int, *, ranks: int = 1, **job: Any) -> list[dict[str, Any]]:
@@ -75,14 +75,14 @@ def test_ranks_are_summed(case: ModuleType) -> None:
 
 
 def test_two_sizes_tell_the_constant(case: ModuleType) -> None:
-    found = {
+    result = {
         "ours, 1": outcome(100_000_000, 1_280_000_000),
         "ours, 2": outcome(200_000_000, 2_480_000_000),
         "rounded, 1": outcome(100_000_000, 1, optimizer="deepspeed"),
         "rounded, 2": outcome(200_000_000, 2, optimizer="deepspeed"),
         "failed, 1": "why",
     }
-    assert case.page.slopes(found) == {"ours": (pytest.approx(12), pytest.approx(80_000_000))}
+    assert case.page.slopes(result) == {"ours": (pytest.approx(12), pytest.approx(80_000_000))}
 
 
 def test_a_table_sums_up_what_is_small(case: ModuleType) -> None:

@@ -95,7 +95,7 @@ def test_under_fsdp_every_rank_keeps_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--library", "te"], "--library te needs a CUDA device"),
         (["--layer-type", "groupedlinear"], "is TransformerEngine's: add --library te"),
@@ -106,13 +106,13 @@ def test_under_fsdp_every_rank_keeps_its_own(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_is_refused(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    arguments: list[str], told: str,
+    arguments: list[str], message: str,
 ) -> None:  # fmt: skip
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(sys, "argv", ["train.py", "--device", "cpu", *arguments])
     with pytest.raises(SystemExit, match="2"):
         module.arguments()
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_the_options_are_those_of_the_issues_script(

@@ -28,24 +28,24 @@ def watched(tmp_path: Path, *arguments: str) -> tuple[dict[str, Any], str]:
 
 
 def test_the_kept_losses_are_named_within_eight_micro_batches_and_the_cure_is_flat(tmp_path: Path) -> None:
-    leaking, said = watched(tmp_path, "--micro-batches", "16")
+    leaking, printed = watched(tmp_path, "--micro-batches", "16")
     assert leaking["verdict"] == "leak"
     finding = leaking["findings"][0]
     assert "context.losses['lm_loss'][*] -> grad_fn WrapBackward -> ctx.context[" in finding["holder"]
     assert KEPT <= finding["bytes_per_microbatch"] <= 1.5 * KEPT  # with the nodes of its graph
     assert "detach" in finding["fix"]
     assert finding["allocated_at"].startswith("train.py:")
-    lines = [line for line in said.splitlines() if "micro-batch" in line]
-    assert len(re.findall(r"step 0 micro-batch \d+: cpu .* allocated \(\+", said)) >= 12
+    lines = [line for line in printed.splitlines() if "micro-batch" in line]
+    assert len(re.findall(r"step 0 micro-batch \d+: cpu .* allocated \(\+", printed)) >= 12
     named = next(number for number, line in enumerate(lines) if "grows by" in line)
     assert "micro-batch 8:" in lines[named - 1]
     assert re.search(
         r"; at this rate cpu \(limit .*\) is full [\d,]+ micro-batches into a step$", lines[named]
     )
 
-    cured, said = watched(tmp_path, "--micro-batches", "32", "--detach", "--free-batch")
+    cured, printed = watched(tmp_path, "--micro-batches", "32", "--detach", "--free-batch")
     assert cured["verdict"] == "clean"
-    assert "grows by" not in said
+    assert "grows by" not in printed
 
 
 @pytest.mark.slow
@@ -57,14 +57,14 @@ def test_the_speeds_compare_the_three_ways_within_rounds(tmp_path: Path) -> None
         capture_output=True, text=True, timeout=200, cwd=tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())
-    assert {way: len(times) for way, times in found["all_ms"].items()} == {
+    result = json.loads(out.read_text())
+    assert {way: len(times) for way, times in result["all_ms"].items()} == {
         "leaking": 2, "cured": 2, "cured, watched": 2
     }  # fmt: skip
     for pair in ("leaking to cured", "watched to unwatched"):
-        assert 0 < found[pair]["low"] <= found[pair]["ratio"] <= found[pair]["high"]
+        assert 0 < result[pair]["low"] <= result[pair]["ratio"] <= result[pair]["high"]
     ratios = [
         watched / cured
-        for watched, cured in zip(found["all_ms"]["cured, watched"], found["all_ms"]["cured"], strict=True)
+        for watched, cured in zip(result["all_ms"]["cured, watched"], result["all_ms"]["cured"], strict=True)
     ]
-    assert found["watched to unwatched"]["ratio"] == pytest.approx(sum(ratios) / 2, rel=0.02)
+    assert result["watched to unwatched"]["ratio"] == pytest.approx(sum(ratios) / 2, rel=0.02)

@@ -31,13 +31,13 @@ def test_jobs_bring_their_figures_and_what_failed_says_why(measuring: ModuleType
     for name, text in texts.items():
         (tmp_path / name).write_text(text)
     jobs = [measuring.Job(name, tmp_path / name, ("5",), watched=False) for name in texts]
-    found = {
+    outcomes = {
         job.name: outcome for job, outcome in measuring.run_all(jobs, at_a_time=3, limit_s=8, within_s=60)
     }
-    assert found["good.py"].figures == {"n": 5} and found["good.py"].report is None
-    assert found["bad.py"].startswith("RuntimeError: exit status 1: ")
-    assert "ValueError: no such thing" in found["bad.py"]
-    assert found["slow.py"] == "TimeoutError: not done after 8 s"
+    assert outcomes["good.py"].figures == {"n": 5} and outcomes["good.py"].report is None
+    assert outcomes["bad.py"].startswith("RuntimeError: exit status 1: ")
+    assert "ValueError: no such thing" in outcomes["bad.py"]
+    assert outcomes["slow.py"] == "TimeoutError: not done after 8 s"
 
 
 def test_what_has_no_time_left_does_not_begin(measuring: ModuleType, tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_the_scripts_own_traceback_is_told_before_the_launchers(measuring: Modul
     ranked = "\n".join([*(f"[rank1]: {line}" for line in lines), *["more"] * 5])
     shown = measuring.why(measuring.Outcome(None, None, ranked, 1.0))
     assert "[rank1]: OSError: y" in shown and shown.count("more") == 2
-    told = measuring.Outcome(None, {"exception": "KeyError: 'x'"}, "a report", 1.0)
-    assert measuring.why(told) == "KeyError: 'x'"
+    recorded = measuring.Outcome(None, {"exception": "KeyError: 'x'"}, "a report", 1.0)
+    assert measuring.why(recorded) == "KeyError: 'x'"
 
 
 def test_results_are_written_whole(measuring: ModuleType, tmp_path: Path) -> None:

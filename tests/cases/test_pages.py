@@ -42,7 +42,7 @@ def test_a_pages_tables_are_what_its_results_say(tables: ModuleType, case: str) 
 def test_a_page_has_the_headings_of_all(case: str) -> None:
     text = re.sub(r"```.*?```", "", (CASES / case / "README.md").read_text(), flags=re.DOTALL)
     headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    assert [one for one in headings if one in HEADINGS] == HEADINGS
+    assert [heading for heading in headings if heading in HEADINGS] == HEADINGS
     assert re.match(r"# .+\n", text)
 
 

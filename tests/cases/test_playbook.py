@@ -42,10 +42,10 @@ def test_the_page_is_what_the_results_generate() -> None:
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_the_committed_run_has_its_entries_and_no_failure(path: Path) -> None:
-    found = rows(path)
-    assert list(found) == list(PLAYBOOK)
-    assert [entry for entry, row in found.items() if row["error"]] == []
-    assert [entry for entry, row in found.items() if not row["named"]] == []
+    results = rows(path)
+    assert list(results) == list(PLAYBOOK)
+    assert [entry for entry, row in results.items() if row["error"]] == []
+    assert [entry for entry, row in results.items() if not row["named"]] == []
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
@@ -95,8 +95,8 @@ def show(entries: tuple[str, ...], tmp_path: Path, timeout: float) -> dict[str, 
 
 
 def test_entries_run_on_a_cpu(tmp_path: Path) -> None:
-    found = show(FAST, tmp_path, timeout=120)
-    assert {entry: (row["error"], row["named"]) for entry, row in found.items()} == dict.fromkeys(
+    results = show(FAST, tmp_path, timeout=120)
+    assert {entry: (row["error"], row["named"]) for entry, row in results.items()} == dict.fromkeys(
         FAST, (None, True)
     )
 

@@ -81,9 +81,9 @@ def test_a_failure_leaves_former_results_and_the_rest_goes_on(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["run_all.py"])
     assert small.main() == 1
-    said = capsys.readouterr().out
-    assert "failed: 2\n  bad/cpu: exit status 3\n  slow/cpu: not done after 0 s" in said
-    assert "left out: 1\n  far/cpu: needs a GPU" in said and "ran: 1\n  good/cpu" in said
+    printed = capsys.readouterr().out
+    assert "failed: 2\n  bad/cpu: exit status 3\n  slow/cpu: not done after 0 s" in printed
+    assert "left out: 1\n  far/cpu: needs a GPU" in printed and "ran: 1\n  good/cpu" in printed
     read = {
         name: json.loads((tmp_path / name / "results" / "cpu.json").read_text()) for name in ("good", "bad")
     }

@@ -25,10 +25,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 def _cases() -> list[object]:
     marked = []
-    for one in COMMANDS:
-        rule = rule_for(one)
+    for command in COMMANDS:
+        rule = rule_for(command)
         slow = rule is not None and rule.slow
-        marked.append(pytest.param(one, id=str(one)[:90], marks=[pytest.mark.slow] if slow else []))
+        marked.append(pytest.param(command, id=str(command)[:90], marks=[pytest.mark.slow] if slow else []))
     return marked
 
 
@@ -64,7 +64,7 @@ def _by_itself(command: Command) -> bool:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.pattern[:60])
 def test_no_rule_is_left_over(rule: Rule) -> None:
-    assert any(rule_for(one) is rule for one in ALL), (
+    assert any(rule_for(command) is rule for command in ALL), (
         "no command line of the documentation needs this any more"
     )
 

@@ -27,8 +27,8 @@ def _targets(page: Path) -> Iterator[tuple[int, str]]:
 @cache
 def _anchors(page: Path) -> frozenset[str]:
     """The headings of a page, as GitHub makes anchors of them."""
-    found = documents.tokens(page)
-    titles = [after.content for token, after in pairwise(found) if token.type == "heading_open"]
+    tokens = documents.tokens(page)
+    titles = [after.content for token, after in pairwise(tokens) if token.type == "heading_open"]
     plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title.replace("\\", "")) for title in titles]
     return frozenset(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in plain)
 

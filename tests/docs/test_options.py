@@ -71,7 +71,9 @@ def test_every_command_has_a_usage_line_on_its_page(command: str) -> None:
 def _mentions() -> Iterator[tuple[str, str, str]]:
     """Each mention of one of memtriage's commands with options: where, the command, the option."""
     for page in documents.pages():
-        texts = [(one.line, one.text) for one in (*documents.usages(page), *documents.commands(page))]
+        texts = [
+            (command.line, command.text) for command in (*documents.usages(page), *documents.commands(page))
+        ]
         for line, text in [*texts, *documents.code_spans(page)]:
             match = re.match(r"(?:.*-m )?memtriage ([a-z]+)\b(.*)", text, re.DOTALL)
             if match is None or match[1] not in _subcommands():

@@ -53,7 +53,7 @@ def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     for page in PAGES:
         text = (site / _rendered(page)).read_text(encoding="utf-8")
         loaded = re.findall(r"<(?:script|img|link)[^>]* (?:src|href)=\"?(https?://[^\">\s]+)", text)
-        assert not [each for each in loaded if "canonical" not in each], page
+        assert not [address for address in loaded if "canonical" not in address], page
 
 
 def test_the_home_page_lists_every_page() -> None:

@@ -60,11 +60,11 @@ def test_two_thousand_damaged_snapshots(tmp_path: Path) -> None:
 def test_a_snapshot_that_overflows_the_stack(tmp_path: Path) -> None:
     path = tmp_path / "deep.pickle"
     path.write_bytes(b"\x80\x02})" + b"\x85" * 3_000_000 + b"K\x01s.")
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "memtriage", "snapshot", str(path)], capture_output=True, text=True
     )
-    assert (found.returncode, found.stdout, found.stderr.count("\n")) == (2, "", 1)
-    assert signal.SIGSEGV.name in found.stderr
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert signal.SIGSEGV.name in done.stderr
 
 
 START = {"t": "start", "schema": 1, "run_id": "x", "rank": None, "world_size": 1, "time": 1.0, "pid": 1}

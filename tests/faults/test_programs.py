@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from memtriage.store.reader import read_run
-from support.side_by_side import both, folder, run
+from support.side_by_side import make_folder, run, run_both
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from support.side_by_side import both, folder, run
     ],
 )
 def test_a_program_that_trains(tmp_path: Path, name: str) -> None:
-    plain, watched = both(tmp_path, f"{name}.py")
+    plain, watched = run_both(tmp_path, f"{name}.py")
     assert plain.status == 0
     assert watched == plain
     (rank,) = read_run([tmp_path / "record"]).ranks
@@ -42,7 +42,7 @@ def test_a_program_that_trains(tmp_path: Path, name: str) -> None:
 
 
 def test_a_program_that_waits_for_signals_and_becomes_another(tmp_path: Path) -> None:
-    plain, watched = both(tmp_path, "signals.py")
+    plain, watched = run_both(tmp_path, "signals.py")
     assert plain.status == 9
     assert watched == plain
 
@@ -51,7 +51,7 @@ def test_a_program_that_waits_for_signals_and_becomes_another(tmp_path: Path) ->
 def test_another_module_of_this_name_beside_the_script(tmp_path: Path, name: str) -> None:
     text = f"import {name}\nprint({name}.WHOSE)\nraise SystemExit(4)\n"
     files = {f"own/{name}.py": "WHOSE = 'mine'\n", "own/script.py": text}
-    plain, watched = both(tmp_path, "own/script.py", files=files)
+    plain, watched = run_both(tmp_path, "own/script.py", files=files)
     assert plain.status == 4 and plain.stdout == "mine\n"
     assert watched == plain
 
@@ -60,7 +60,7 @@ SHADOWS = {"rich.py": "WHOSE = 'mine'\nprint('my rich')\n", "queue.py": "WHOSE =
 
 
 def test_modules_of_libraries_names_beside_the_script(tmp_path: Path) -> None:
-    plain, watched = both(tmp_path, "interpreter.py", files=SHADOWS)
+    plain, watched = run_both(tmp_path, "interpreter.py", files=SHADOWS)
     assert plain.status == 7 and plain.stdout.count("my rich") == 1
     assert watched == plain
     assert read_run([tmp_path / "record"]).ranks[0].end is not None
@@ -95,7 +95,7 @@ def test_every_way_to_start(tmp_path: Path, arguments: tuple[str, ...]) -> None:
         "package/part.py": SMALL,
         "small.py": SMALL,
     }
-    plain, watched = both(tmp_path, *arguments, files=files)
+    plain, watched = run_both(tmp_path, *arguments, files=files)
     assert (watched.status, watched.stdout) == (plain.status, plain.stdout)
     assert plain.status == 0 and set(watched.files) == set(plain.files)
 
@@ -107,7 +107,7 @@ def test_a_script_from_standard_input(tmp_path: Path) -> None:
         with (tmp_path / name).open("wb+") as file:
             file.write(script)
             file.seek(0)
-            left.append(run(["/dev/stdin"], folder(tmp_path / f"in-{name}"), record, stdin=file))
+            left.append(run(["/dev/stdin"], make_folder(tmp_path / f"in-{name}"), record, stdin=file))
     assert left[0] == left[1] and left[0].status == 5
 
 
@@ -115,7 +115,7 @@ def test_a_script_from_standard_input(tmp_path: Path) -> None:
     "text", ["raise ValueError(1)", "import sys; sys.exit('text')", "import os; os._exit(9)"]
 )
 def test_ends(tmp_path: Path, text: str) -> None:
-    plain, watched = both(tmp_path, "end.py", files={"end.py": f"print('begins', flush=True)\n{text}\n"})
+    plain, watched = run_both(tmp_path, "end.py", files={"end.py": f"print('begins', flush=True)\n{text}\n"})
     assert watched == plain
 
 
@@ -124,19 +124,21 @@ def test_in_a_directory_that_was_removed(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     shell = "cd gone; rmdir ../gone; $0 $1/script.py; echo $?; "
     watched = "$0 -m memtriage run -o $1/record $1/script.py; echo $?"
-    found = subprocess.run(
+    done = subprocess.run(
         ["sh", "-c", shell + watched, sys.executable, str(tmp_path)],
         cwd=tmp_path,
         capture_output=True,
         text=True,
     )
-    assert found.stdout.split() == ["3", "3"]
+    assert done.stdout.split() == ["3", "3"]
 
 
 def test_pytest_with_xdist(tmp_path: Path) -> None:
     tests = "import pytest\n@pytest.mark.parametrize('n', range(4))\ndef test(n): assert n != 2\n"
     arguments = ("-m", "pytest", "-n", "2", "-q", "--no-header", "-p", "no:cacheprovider", "test_small.py")
-    plain, watched = both(tmp_path, *arguments, files={"test_small.py": tests, "pytest.ini": "[pytest]\n"})
+    plain, watched = run_both(
+        tmp_path, *arguments, files={"test_small.py": tests, "pytest.ini": "[pytest]\n"}
+    )
     assert plain.status == watched.status == 1
     assert "1 failed, 3 passed" in plain.stdout and "1 failed, 3 passed" in watched.stdout
 
@@ -146,5 +148,5 @@ def test_ranks_that_never_began_are_hardly_waited_for(
 ) -> None:
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
-    plain, watched = both(tmp_path, "end.py", files={"end.py": "print('ended')"})
+    plain, watched = run_both(tmp_path, "end.py", files={"end.py": "print('ended')"})
     assert watched == plain

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.side_by_side import folder, run
+from support.side_by_side import make_folder, run
 
 SCRIPT = """
 import os, time
@@ -25,7 +25,7 @@ raise SystemExit(3)
 def test_a_broken_pipe(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    work = folder(tmp_path, files={"tiny.py": SCRIPT})
+    work = make_folder(tmp_path, files={"tiny.py": SCRIPT})
     plain = run(["tiny.py"], work, stderr=writing)
     for options in ([], ["--listen"], ["--metrics", "0"]):
         assert run(["tiny.py"], work, tmp_path / "record", options, stderr=writing) == plain
@@ -34,13 +34,13 @@ def test_a_broken_pipe(tmp_path: Path) -> None:
 
 
 def test_a_closed_one(tmp_path: Path) -> None:
-    work = folder(tmp_path, files={"tiny.py": SCRIPT})
+    work = make_folder(tmp_path, files={"tiny.py": SCRIPT})
     plain = run(["tiny.py"], work, preexec_fn=lambda: os.close(2))
     assert run(["tiny.py"], work, tmp_path / "record", preexec_fn=lambda: os.close(2)) == plain
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
-    work = folder(tmp_path, files={"tiny.py": SCRIPT})
+    work = make_folder(tmp_path, files={"tiny.py": SCRIPT})
     with open("/dev/full", "w") as full:
         plain = run(["tiny.py"], work, stderr=full)
         assert run(["tiny.py"], work, tmp_path / "record", stderr=full) == plain
@@ -48,7 +48,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["sys.stderr = None", "sys.stderr = open('own.txt', 'w')"])
 def test_the_programs_own_stream_gets_nothing(tmp_path: Path, text: str) -> None:
-    work = folder(tmp_path, files={"tiny.py": f"import sys\n{text}\nprint('ran')\n"})
+    work = make_folder(tmp_path, files={"tiny.py": f"import sys\n{text}\nprint('ran')\n"})
     plain = run(["tiny.py"], work)
     watched = run(["tiny.py"], work, tmp_path / "record", stderr=subprocess.PIPE)
     assert watched == plain and plain.stdout == "ran\n"
@@ -56,6 +56,6 @@ def test_the_programs_own_stream_gets_nothing(tmp_path: Path, text: str) -> None
 
 def test_a_redirected_descriptor_gets_the_report(tmp_path: Path) -> None:
     text = "import os\nlog = open('log.txt', 'w')\nos.dup2(log.fileno(), 2)\n"
-    work = folder(tmp_path, files={"tiny.py": text})
+    work = make_folder(tmp_path, files={"tiny.py": text})
     watched = run(["tiny.py"], work, tmp_path / "record")
     assert watched.status == 0 and b"NOT JUDGED" in watched.files["log.txt"]

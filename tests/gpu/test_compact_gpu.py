@@ -150,11 +150,11 @@ def run(command: list[str], kind: str, settings: str = "") -> dict[str, Any]:
     return found
 
 
-def assert_same_training(found: dict[str, Any]) -> None:
-    assert found["plain"] == found["compacted"]
-    assert len(set(found["plain"])) > 1
-    assert sum(found["moved"]) > 0
-    assert found["stopped"] == []
+def assert_same_training(result: dict[str, Any]) -> None:
+    assert result["plain"] == result["compacted"]
+    assert len(set(result["plain"])) > 1
+    assert sum(result["moved"]) > 0
+    assert result["stopped"] == []
 
 
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True"])

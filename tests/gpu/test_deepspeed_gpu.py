@@ -51,16 +51,16 @@ def test_locked_memory_costs_its_size_and_goes_with_its_last_view() -> None:
 
 @needs_deepspeed
 def test_the_bits_are_those_of_deepspeed_alone() -> None:
-    for way, found in run("cuda", "bits").items():
-        assert found["with"] == found["without"], way
-        assert found["longer with"] == found["longer without"], way
-        assert found["loaded and undone"] == found["longer without"], way
-        assert found["during"] == ["Streamed", "Streamed"], way
-        assert found["after"] == ["Tensor", "Tensor"], way
-        assert set(found["shared"]) == SHARED.get(way, set()), way
-        assert not any(found["shared after"]), way
-        assert found["pinned"] == (way != "pageable"), way
-        assert (found["rounding"] > 0) == (way != "pageable"), way
+    for way, result in run("cuda", "bits").items():
+        assert result["with"] == result["without"], way
+        assert result["longer with"] == result["longer without"], way
+        assert result["loaded and undone"] == result["longer without"], way
+        assert result["during"] == ["Streamed", "Streamed"], way
+        assert result["after"] == ["Tensor", "Tensor"], way
+        assert set(result["shared"]) == SHARED.get(way, set()), way
+        assert not any(result["shared after"]), way
+        assert result["pinned"] == (way != "pageable"), way
+        assert (result["rounding"] > 0) == (way != "pageable"), way
 
 
 @needs_deepspeed

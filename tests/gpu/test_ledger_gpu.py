@@ -24,9 +24,9 @@ MIB = 1 << 20
 
 
 def live_segments(device: int = 0) -> list[Segment]:
-    found = cuda.segments(device, script_root=os.path.dirname(__file__))
-    assert found is not None
-    return found
+    segments = cuda.segments(device, script_root=os.path.dirname(__file__))
+    assert segments is not None
+    return segments
 
 
 def driver_use() -> DriverUse:
@@ -37,36 +37,38 @@ def driver_use() -> DriverUse:
 
 def storages(owned: dict[int, tuple[Owner, str]]) -> list[StorageRecord]:
     """Every CUDA storage that a tensor known to `gc` has, with its owner by address."""
-    found: dict[int, StorageRecord] = {}
-    for one in gc.get_objects():
-        if issubclass(type(one), torch.Tensor) and one.is_cuda:
-            storage = one.untyped_storage()
+    records: dict[int, StorageRecord] = {}
+    for tensor in gc.get_objects():
+        if issubclass(type(tensor), torch.Tensor) and tensor.is_cuda:
+            storage = tensor.untyped_storage()
             address = storage.data_ptr()
             owner, holder = owned.get(address, ("variable", "a variable"))
-            found[address] = StorageRecord(
-                device=str(one.device),
+            records[address] = StorageRecord(
+                device=str(tensor.device),
                 address=address,
                 nbytes=storage.nbytes(),
                 owner=owner,
                 path=named(holder),
             )
-    return list(found.values())
+    return list(records.values())
 
 
 def owners(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[int, tuple[Owner, str]]:
-    found: dict[int, tuple[Owner, str]] = {}
+    owned: dict[int, tuple[Owner, str]] = {}
     for name, parameter in model.named_parameters():
-        found[parameter.untyped_storage().data_ptr()] = ("parameter", name)
+        owned[parameter.untyped_storage().data_ptr()] = ("parameter", name)
         if parameter.grad is not None:
-            found[parameter.grad.untyped_storage().data_ptr()] = ("gradient", f"{name}.grad")
+            owned[parameter.grad.untyped_storage().data_ptr()] = ("gradient", f"{name}.grad")
         for key, value in optimizer.state[parameter].items():
             if value.is_cuda:
-                found[value.untyped_storage().data_ptr()] = ("optimizer state", f"{name}: {key}")
-    return found
+                owned[value.untyped_storage().data_ptr()] = ("optimizer state", f"{name}: {key}")
+    return owned
 
 
 def bytes_of(ledger: Ledger, row: str, owner: str | None = None) -> int:
-    return sum(one.bytes for one in ledger.rows if one.row == row and one.owner == owner)
+    return sum(
+        ledger_row.bytes for ledger_row in ledger.rows if ledger_row.row == row and ledger_row.owner == owner
+    )
 
 
 def test_the_ledger_of_a_training_step_closes_against_the_driver() -> None:
@@ -292,8 +294,8 @@ def run_script(code: str, configuration: str) -> dict[str, int | bool | None]:
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True, timeout=300
     )
-    found: dict[str, int | bool | None] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, int | bool | None] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 RELEASABLE = """

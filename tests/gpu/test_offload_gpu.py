@@ -188,7 +188,7 @@ def test_the_loss_curve_of_a_real_model_is_that_of_adamw_on_the_gpu() -> None:
 
     second = tiny_gpt2()
     weights = list(second.parameters())
-    masters = [Parameter(one.detach().float()) for one in weights]
+    masters = [Parameter(weight.detach().float()) for weight in weights]
     on_gpu = torch.optim.AdamW(masters, lr=3e-3, weight_decay=0.1, fused=True)
 
     def step() -> None:

@@ -180,7 +180,7 @@ def test_the_benchmark_finds_the_same_values_under_each_allocator_setting(conf: 
     assert ran.returncode in (0, 1)  # 1: slower than its target; with so few bytes that says little
     found = json.loads(out.read_text())
     assert found["identical"]
-    assert all(one["reserved"] <= 1.1 * one["allocated"] + SPARE for one in found["cycles"])
+    assert all(cycle["reserved"] <= 1.1 * cycle["allocated"] + SPARE for cycle in found["cycles"])
 
 
 def test_with_a_captured_graph_nothing_is_parked() -> None:

@@ -90,22 +90,22 @@ def results(
     with ThreadPoolExecutor(1) as gpus, ThreadPoolExecutor(len(KINDS) * RANKS) as cores:
         real = {kind: gpus.submit(measured, kind, folder / kind) for kind in KINDS}
         promised = {kind: [cores.submit(predicted, kind, rank) for rank in range(RANKS)] for kind in KINDS}
-    found = {
+    by_kind = {
         kind: {
             "measured": result_of(real[kind]),
-            "predicted": [result_of(each) for each in promised[kind]],
+            "predicted": [result_of(future) for future in promised[kind]],
         }
         for kind in KINDS
     }
-    keep("ranks", found)
-    return found
+    keep("ranks", by_kind)
+    return by_kind
 
 
 def candidates(prediction: dict[str, Any], number: int) -> list[dict[str, int]]:
     """The predictions of a step: with DDP's first bucket held by NCCL until the second backward, or the
     third, or let go before the second step, as its watchdog has it (see `Collectives`)."""
-    found = [prediction[which]["steps"][number] for which in ("held", "let go")]
-    return found if number < LATE_STEP else [*found, prediction["held"]["steps"][LATE_STEP - 1]]
+    steps = [prediction[which]["steps"][number] for which in ("held", "let go")]
+    return steps if number < LATE_STEP else [*steps, prediction["held"]["steps"][LATE_STEP - 1]]
 
 
 def distance(step: dict[str, int], real: dict[str, int]) -> float:

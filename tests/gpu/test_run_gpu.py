@@ -139,10 +139,10 @@ def test_memory_is_full_at_the_step_that_was_told(tmp_path: Path) -> None:
     report = run(tmp_path, FULL, expect=1)
     assert report["verdict"] == "out_of_memory"
     (path,) = (tmp_path / "runs").glob("**/*.jsonl")
-    told = [
-        int(found[1].replace(",", "")) for found in map(_TOLD.search, _evidence(read_rank(path))) if found
+    projected = [
+        int(match[1].replace(",", "")) for match in map(_TOLD.search, _evidence(read_rank(path))) if match
     ]
-    assert told[0] == pytest.approx(report["steps"], abs=2)
+    assert projected[0] == pytest.approx(report["steps"], abs=2)
 
 
 _TOLD = re.compile(r"is full at step ([\d,]+)")

@@ -85,10 +85,10 @@ def test_the_simulator_does_what_the_allocator_did(name: str, recordings: dict[s
         trace = trace_columns(raw["device_traces"][0], StackTable())
         segments = parse_segments(raw["segments"], 0)
     settings = parse_conf(made_with["conf"], made_with["torch"])
-    found = compare(trace, segments, settings, device_memory=made_with["device_memory"])
-    assert found.difference is None
-    assert found.events == (trace.kind <= FREE_COMPLETED).sum() > 0
-    assert found.segment_events > 4
+    comparison = compare(trace, segments, settings, device_memory=made_with["device_memory"])
+    assert comparison.difference is None
+    assert comparison.events == (trace.kind <= FREE_COMPLETED).sum() > 0
+    assert comparison.segment_events > 4
     if name.endswith("_capped"):
         assert (
             (trace.kind == OOM).any()

@@ -178,15 +178,15 @@ def test_with_its_own_libraries_alone(extra: str, tmp_path: Path) -> None:
     apart = [real_deepspeed.APART] if extra == "deepspeed" else []
     if not (real_deepspeed.installed() if apart else alone.installed(alone.EXTRAS[extra])):
         pytest.skip(f"not installed: {alone.EXTRAS[extra]}")
-    needed = [one for folder in apart for one in alone.needed_in(folder)]
-    wanted = alone.closure([*alone.CORE, *alone.EXTRAS[extra], *torch, *needed])
+    needed = [one for folder in apart for one in alone.requirements_in(folder)]
+    wanted = alone.with_dependencies([*alone.CORE, *alone.EXTRAS[extra], *torch, *needed])
     folder = alone.link(wanted, tmp_path / "libraries")
     done = alone.run(SMOKES[extra], folder, tmp_path, *apart)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_without_them_one_line_says_what_to_install(tmp_path: Path) -> None:
-    folder = alone.link(alone.closure([*alone.CORE, "torch"]), tmp_path / "libraries")
+    folder = alone.link(alone.with_dependencies([*alone.CORE, "torch"]), tmp_path / "libraries")
     program = """
     import contextlib, io, json
 
@@ -210,7 +210,7 @@ def test_without_them_one_line_says_what_to_install(tmp_path: Path) -> None:
 
 
 def test_the_core_needs_none_of_them(tmp_path: Path) -> None:
-    folder = alone.link(alone.closure(alone.CORE), tmp_path / "libraries")
+    folder = alone.link(alone.with_dependencies(alone.CORE), tmp_path / "libraries")
     code = "import memtriage, sys; from memtriage.cli.app import main; sys.argv[1:] = ['--help']; main()"
     done = alone.run(code, folder, tmp_path)
     assert done.returncode == 0, done.stderr
@@ -223,7 +223,7 @@ def test_installed_by_pip_into_an_environment_of_its_own(extra: str, tmp_path: P
     """torch alone comes from the environment of the tests: another build would be a gigabyte."""
     if extra == "deepspeed":
         pytest.skip("its requirements build CUDA code")
-    torch = alone.link(alone.closure(["torch"]), tmp_path / "torch")
+    torch = alone.link(alone.with_dependencies(["torch"]), tmp_path / "torch")
     venv.create(tmp_path / "venv", with_pip=True)
     (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
     (site / "torch.pth").write_text(f"{torch}\n")

@@ -1,4 +1,4 @@
-"""A folder of links to some of the installed distributions: an environment that has nothing else."""
+"""An environment with only some of the installed distributions: a folder of links to them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ EXTRAS: Final[dict[str, list[str]]] = PROJECT["optional-dependencies"]
 
 
 def installed(requirements: Iterable[str]) -> bool:
-    """Whether the distributions themselves are installed here."""
+    """Whether the distributions are installed, whatever they require."""
     try:
         return all(distribution(Requirement(requirement).name) for requirement in requirements)
     except PackageNotFoundError:
         return False
 
 
-def closure(requirements: Iterable[str]) -> dict[str, Distribution]:
-    """The distributions that requirements bring along, by name, with all that those need.
+def with_dependencies(requirements: Iterable[str]) -> dict[str, Distribution]:
+    """The distributions of some requirements and of all that those require, by name.
 
-    One that is not installed here is left out: whoever misses it says so.
+    A distribution that is not installed is left out: the program that misses it will fail.
     """
-    found: dict[str, Distribution] = {}
+    by_name: dict[str, Distribution] = {}
     done: set[tuple[str, frozenset[str]]] = set()
     waiting = [Requirement(requirement) for requirement in requirements]
     while waiting:
@@ -45,31 +45,36 @@ def closure(requirements: Iterable[str]) -> dict[str, Distribution]:
             continue
         done.add(key)
         try:
-            found[name] = here = distribution(wanted.name)
+            by_name[name] = dist = distribution(wanted.name)
         except PackageNotFoundError:
             continue
-        for text in here.requires or ():
+        for text in dist.requires or ():
             needed = Requirement(text)
             marker = needed.marker
             if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *wanted.extras)):
                 waiting.append(needed)
-    return found
+    return by_name
 
 
-def needed_in(folder: Path) -> list[str]:
-    """The requirements of the distributions that were put into a folder of their own, extras left out."""
-    found = [Requirement(text) for one in distributions(path=[str(folder)]) for text in one.requires or ()]
-    return [str(one) for one in found if one.marker is None or one.marker.evaluate({"extra": ""})]
+def requirements_in(folder: Path) -> list[str]:
+    """The requirements of the distributions in a folder, without their extras."""
+    texts = [text for dist in distributions(path=[str(folder)]) for text in dist.requires or ()]
+    requirements = map(Requirement, texts)
+    return [
+        str(needed)
+        for needed in requirements
+        if needed.marker is None or needed.marker.evaluate({"extra": ""})
+    ]
 
 
 def link(wanted: dict[str, Distribution], folder: Path) -> Path:
-    """Make the folder, with links to the distributions' files.
+    """Fill a folder with links to the distributions' files.
 
     A package that several distributions share (`opentelemetry`) is linked file by file.
     """
-    shared = Counter(top for one in distributions() for top in {_parts(f)[0] for f in one.files or ()})
-    for one in wanted.values():
-        for file in one.files or ():
+    shared = Counter(top for dist in distributions() for top in {_parts(f)[0] for f in dist.files or ()})
+    for dist in wanted.values():
+        for file in dist.files or ():
             parts = _parts(file)
             if parts[0] in ("..", "__pycache__") or (
                 len(parts) == 1 and not parts[0].endswith((".py", ".so"))
@@ -79,7 +84,7 @@ def link(wanted: dict[str, Distribution], folder: Path) -> Path:
             target = folder.joinpath(*kept)
             if not target.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
-                target.symlink_to(Path(str(one.locate_file("/".join(kept)))))
+                target.symlink_to(Path(str(dist.locate_file("/".join(kept)))))
     return folder
 
 

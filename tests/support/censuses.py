@@ -1,4 +1,4 @@
-"""Censuses for tests: made up, or left out of a watch (one would walk all that pytest holds)."""
+"""Censuses for tests: made up, or left out of a watch, where a real one would walk all objects of pytest."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def group(
         nbytes, count: of its storages.
         token: of the object that holds them; 0: unknown.
         device: where they are.
-        nodes, kept: autograd nodes that hang on it, and their bytes.
-        tails: bytes by whole path; on a graph where one is not the anchor.
+        nodes, kept: autograd nodes that it keeps alive, and their bytes.
+        tails: bytes by whole path; attached to a graph if a path is not the anchor.
     """
     variable = named(name.removesuffix("[*]"))
     anchor = (*variable, ANY_ITEM) if name.endswith("[*]") else variable
@@ -49,8 +49,8 @@ def census(*groups: HolderGroup, addresses: Mapping[str, list[int]] | None = Non
     """A census of some groups; `addresses` are those of a group's storages, by its name."""
     records = [
         StorageRecord(device="cpu", address=address, nbytes=8, owner="variable", path=named(name))
-        for name, found in (addresses or {}).items()
-        for address in found
+        for name, listed in (addresses or {}).items()
+        for address in listed
     ]
     return Census(storages=records, groups=list(groups), nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
 
@@ -67,7 +67,7 @@ def point(
 
 
 def leave_out(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """From now on censuses find nothing. Returns the positions at which one is asked for."""
+    """Make all censuses find nothing. Returns the positions at which one is asked for."""
     asked: list[float] = []
 
     def taken(self: Investigator, position: float, also: object = None, frames: object = None) -> CensusPoint:

@@ -1,4 +1,4 @@
-"""A headless Chromium that opens a page, runs a script in it and says what came of it."""
+"""A headless Chromium that opens a page, runs a script in it and returns the result."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _WINDOW = """<!doctype html>
 
 @dataclass(frozen=True)
 class Visit:
-    """What a page became.
+    """The result of opening a page.
 
     Attributes:
         console: lines that were written to the console, errors and refusals among them.
@@ -101,7 +101,7 @@ def find() -> str:
 
 
 def _with_script(page: str, script: str) -> str:
-    """Put a script behind those of the page, and its hash into the policy, which refuses all others."""
+    """Add a script after those of the page, and its hash to the policy, which refuses all others."""
     text = """
         {
             const put = (value) => parent.postMessage(JSON.stringify(value ?? null), "*");

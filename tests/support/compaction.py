@@ -1,4 +1,4 @@
-"""A simulated device with storages on it whose bytes are known, and the finding of those storages."""
+"""A simulated device with storages of known bytes, and the function that finds them."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class World:
         return storage
 
     def free(self, storages: Sequence[SimulatedStorage]) -> None:
-        """Let some go."""
-        gone = set(map(id, storages))
+        """Free some of the storages."""
+        freed = set(map(id, storages))
         both = zip(self.storages, self.values, strict=True)
-        left = [(storage, value) for storage, value in both if id(storage) not in gone]
+        left = [(storage, value) for storage, value in both if id(storage) not in freed]
         for storage in storages:
             assert storage.block is not None
             self.device.simulator.free(storage.block)
@@ -63,20 +63,20 @@ class World:
         )
 
     def finder(self) -> AbstractContextManager[Find]:
-        """As `compact_device` asks for it."""
+        """A context that gives `find`, as `compact_device` expects it."""
         return nullcontext(self.find)
 
     def find(self, layout: DeviceLayout, blocks: Sequence[int]) -> Movable:
         """All storages can move."""
         known = {storage.data_ptr(): storage for storage in self.storages}
-        found = Movable()
+        movable = Movable()
         for block in blocks:
             address = int(layout.address[block])
             if address in known:
-                found.storages[block] = known[address]
+                movable.storages[block] = known[address]
             else:
-                found.reasons[block] = "nobody's"
-        return found
+                movable.reasons[block] = "nobody's"
+        return movable
 
 
 def make_world(

@@ -1,4 +1,4 @@
-"""How each command line of the documentation is run by a test, and why not always as it is typed."""
+"""How a test runs each command line of the documentation, and why not always as typed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ Check = Callable[[Command, Path], None]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What is done with command lines that cannot be run as they are typed.
+    """How command lines are checked that cannot be run as they are typed.
 
     Attributes:
-        pattern: which; matched against the whole line, without its comment.
-        why: the reason, for whoever reads this list.
-        check: what is done in its place.
+        pattern: of the lines; matched against the whole line, without its comment.
+        why: the reason, for readers of this list.
+        check: what is done instead.
         slow: only run when slow tests are asked for.
         page: on which pages.
     """
@@ -49,7 +49,7 @@ class Rule:
 
 
 def as_typed(command: Command, folder: Path) -> None:
-    """Run it by the shell; the status must be 0, and what the page shows must be printed in this order."""
+    """Run it in the shell: the status must be 0, and it must print what the page shows, in this order."""
     shell(command, folder, command.text)
 
 
@@ -65,7 +65,7 @@ def typed_as(pattern: str, replacement: str) -> Check:
 
 
 def shell(command: Command, folder: Path, text: str) -> None:
-    """Run a text by bash where the page's reader would, with the files that it names."""
+    """Run a text in bash, in a folder with the files that it names."""
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", text],
         cwd=folder,
@@ -80,9 +80,9 @@ def shell(command: Command, folder: Path, text: str) -> None:
 
 
 def compare(command: Command, printed: str) -> None:
-    """What the page shows below a command must be what it prints; a line of dots stands for any lines.
+    """Check that a command prints what the page shows below it; a line of dots stands for any lines.
 
-    Pages of cases have extracts of their last run's results, often from a GPU: tests/cases compares them.
+    Pages of cases show extracts of their last run's results, often from a GPU: tests/cases compares them.
     """
     if command.page.startswith("cases/"):
         return
@@ -93,7 +93,7 @@ def compare(command: Command, printed: str) -> None:
 
 
 def make_knows(command: Command, folder: Path) -> None:
-    """`make` has the target, and every recipe on the way to it can be expanded."""
+    """Check that `make` has the target and can expand every recipe that leads to it."""
     text = ["make", "-n", "-C", str(ROOT), *command.words[1:]]
     done = subprocess.run(text, capture_output=True, text=True, timeout=LIMIT_S)
     if done.returncode:
@@ -101,7 +101,7 @@ def make_knows(command: Command, folder: Path) -> None:
 
 
 def can_be_installed(command: Command, folder: Path) -> None:
-    """What `pip install` is given exists: this project, an extra of it, a file of requirements."""
+    """Check that what `pip install` is given exists: this project, an extra of it, a file of requirements."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     words = [word for word in command.words[2:] if word not in ("--no-deps", "-e")]
     at = 0
@@ -122,7 +122,7 @@ def can_be_installed(command: Command, folder: Path) -> None:
 
 
 def script_takes_it(command: Command, folder: Path) -> None:
-    """The script exists, and has every option that it is given."""
+    """Check that the script exists and has every option that it is given."""
     words = command.words
     script = next(word for word in words if word.endswith(".py"))
     path = next(
@@ -137,7 +137,7 @@ def script_takes_it(command: Command, folder: Path) -> None:
 
 
 def script_options(path: Path) -> set[str]:
-    """The options of a script: its texts, and those of files around it, like `--batch` or `batch_size`."""
+    """The options of a script: strings like `--batch` or `batch_size` in it and in the files next to it."""
     texts = {
         node.value
         for file in (*path.parent.glob("*.py"), *path.parent.parent.glob("*.py"))
@@ -152,7 +152,7 @@ def script_options(path: Path) -> set[str]:
 
 
 def collects_tests(command: Command, folder: Path) -> None:
-    """pytest finds tests by what it is given."""
+    """Check that pytest finds the tests that it is given."""
     given = command.words[command.words.index("pytest") + 1 :]
     text = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *given]
     done = subprocess.run(text, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S)
@@ -251,7 +251,7 @@ def rule_for(command: Command) -> Rule | None:
 def typed_in(command: Command) -> Path | None:
     """The case's folder that a command is typed in; None for any other folder.
 
-    A case's page speaks of files beside it unless it names them from the repository's top.
+    A case's page names files next to it, unless it names them from the top of the repository.
     """
     beside = (ROOT / command.page).parent
     in_case = command.page.startswith("cases/") and beside != ROOT / "cases" and "cases/" not in command.text
@@ -259,7 +259,7 @@ def typed_in(command: Command) -> Path | None:
 
 
 def prepare(command: Command, folder: Path, files: Files) -> None:
-    """Put into a folder what a command names."""
+    """Put the files that a command names into a folder."""
     beside = typed_in(command)
     if beside is None:
         files.bring(folder, " ".join(command.words))

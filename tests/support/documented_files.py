@@ -1,4 +1,4 @@
-"""The files that the documentation's command lines speak of, small: a script, a log, recordings, runs."""
+"""Small versions of the files that the documentation names: a script, a log, recordings, runs."""
 
 from __future__ import annotations
 
@@ -104,11 +104,11 @@ LOG: Final = "\n".join(
         "",
     )
 )
-"""Eight ranks' log: one of them runs out of memory, the others wait for it in vain."""
+"""The log of eight ranks: one runs out of memory, the others time out."""
 
 KUBECTL: Final = """\
 #!/bin/sh
-# Stands for kubectl: `kubectl logs POD` prints the pod's log.
+# A stand-in for kubectl: `kubectl logs POD` prints the pod's log.
 test "$1" = logs && cat train.log
 """
 
@@ -122,17 +122,17 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 class Files:
-    """Makes files where they are asked for, and what takes long once only.
+    """Makes files, each once, and copies them to where a command needs them.
 
     Args:
-        store: a folder of its own, where what was made is kept for the next command.
+        store: an empty folder, in which the files are kept for the next command.
     """
 
     def __init__(self, store: Path) -> None:
         self._store = store
 
     def bring(self, folder: Path, text: str) -> None:
-        """Bring into a folder every file that a text names, and what these need."""
+        """Copy into a folder every file that a text names, and the files that these need."""
         for name in ("examples", "benchmarks", "cases"):
             (folder / name).symlink_to(ROOT / name)
         words = [
@@ -150,12 +150,12 @@ class Files:
         if not kept.exists():
             kept.parent.mkdir(parents=True, exist_ok=True)
             MAKERS[name](kept)
-        there = folder / name
-        there.parent.mkdir(exist_ok=True)
+        copy = folder / name
+        copy.parent.mkdir(exist_ok=True)
         if kept.is_dir():
-            shutil.copytree(kept, there)
+            shutil.copytree(kept, copy)
         else:
-            shutil.copy(kept, there)
+            shutil.copy(kept, copy)
 
 
 def _text(content: str) -> Callable[[Path], None]:
@@ -184,7 +184,7 @@ def _run(path: Path) -> None:
 
 
 def _gpu_run(path: Path, rank: int | None = None, world_size: int = 1) -> None:
-    """Write the record of a run on a GPU, which this machine need not have."""
+    """Write the record of a run on a GPU without one."""
     with RankWriter(record_path(path, RankIdentity("job", 0, rank, world_size, rank or 0))) as writer:
         writer.write(
             "start", Start(run_id="job", rank=rank, world_size=world_size, time=1.0, argv=["train.py"])
@@ -222,11 +222,11 @@ MAKERS: Final[Mapping[str, Callable[[Path], None]]] = {
     "node1": lambda path: _gpu_run(path, 1, 2),
     "bin/kubectl": _program,
 }
-"""How each file is made, by the name under which the documentation speaks of it."""
+"""How each file is made, by its name in the documentation."""
 
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = {
     "trials.toml": ("train.py",),
     "kubectl": ("bin/kubectl", "train.log"),
     "package.train": ("package/train.py",),
 }
-"""What words of a command line need besides."""
+"""Further files that words of a command line need."""

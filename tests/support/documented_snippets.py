@@ -1,7 +1,7 @@
-"""Runs the documentation's Python, each block by itself, with the names that the pages take for granted.
+"""Runs the documentation's Python, each block by itself, with the names that the pages do not define.
 
 `python documented_snippets.py FOLDER < blocks.json > results.json`: blocks are `[page, line, text]`, a result
-is null or a traceback. It is a program of its own, so that nothing of it stays in the process of the tests.
+is null or a traceback. It runs in its own process, so that nothing of it stays in the process of the tests.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class MyModel(nn.Module):
         return self.head(self.embedding(ids)).square().mean()
 
 
-def surroundings() -> dict[str, Any]:
-    """The names that the pages use without making them, new for each block."""
+def undefined_names() -> dict[str, Any]:
+    """The names that the pages use without defining them, new for each block."""
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     optimizer = torch.optim.AdamW(model.parameters())
 
@@ -100,18 +100,18 @@ def surroundings() -> dict[str, Any]:
     }
 
 
-MEANT_OTHERWISE: Final[Mapping[str, Mapping[str, Any]]] = {
+REPLACED_NAMES: Final[Mapping[str, Mapping[str, Any]]] = {
     "range(steps)": {"steps": 2},
     "Accelerator()": {"Accelerator": accelerate.Accelerator},
     "loss.item()": {"loss": torch.zeros(()), "step": 1},
 }
-"""Names that stand for something else in blocks with these texts."""
+"""Names with another value, in blocks with these texts."""
 
 
 def run(text: str, folder: Path) -> None:
     """Run a block; then what it defines: a test of pytest's kind, or a function to predict."""
-    names = surroundings()
-    for part, other in MEANT_OTHERWISE.items():
+    names = undefined_names()
+    for part, other in REPLACED_NAMES.items():
         if part in text:
             names |= other
     before = dict(names)
@@ -132,17 +132,17 @@ def main() -> None:
     folder = Path(sys.argv[1])
     results: list[str | None] = []
     for number, (page, line, text) in enumerate(json.load(sys.stdin)):
-        here = folder / str(number)
-        here.mkdir()
+        work = folder / str(number)
+        work.mkdir()
         for path in folder.iterdir():
             if path.is_file():
-                (here / path.name).symlink_to(path)
-        os.chdir(here)
-        said = io.StringIO()
+                (work / path.name).symlink_to(path)
+        os.chdir(work)
+        printed = io.StringIO()
         try:
-            with contextlib.redirect_stdout(said):
-                run(text, here)
-        except BaseException:  # whatever a snippet does, the others are looked at
+            with contextlib.redirect_stdout(printed):
+                run(text, work)
+        except BaseException:  # the other snippets still run
             results.append(f"{page}:{line}\n{traceback.format_exc()}")
         else:
             results.append(None)

@@ -1,4 +1,4 @@
-"""What the documentation tells people to type: command lines, usage lines, snippets, options."""
+"""Reads the documentation: command lines, usage lines, blocks of code, options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROGRAM: Final = re.compile(
     r"(?:memtriage|torchrun|accelerate launch|pip|uv|make|git|kubectl|ray|curl|docker|tensorboard|mlflow"
     r"|(?:python3?|pytest|deepspeed)(?= -| \S+\.py))(?: .*)?"
 )
-"""What begins a command line outside blocks for the shell."""
+"""Begins a command line outside blocks for the shell."""
 
 _PLACEHOLDER: Final = re.compile(r"\[|…|\.\.\.|\b[A-Z]{3,}\b")
 _COMMENT: Final = re.compile(r"(?:^|\s+)# .*$", re.MULTILINE)
@@ -33,7 +33,7 @@ def pages() -> list[Path]:
 
 
 def name(path: Path) -> str:
-    """A page as reports of tests call it."""
+    """The name of a page in reports of tests."""
     return path.relative_to(ROOT).as_posix()
 
 
@@ -109,32 +109,32 @@ def code_spans(path: Path) -> Iterator[tuple[int, str]]:
 def commands(path: Path) -> list[Command]:
     """Every command line of a page.
 
-    Those are all lines of a block for the shell (of `console`, those behind a prompt; the others are output),
-    and in a block without a language, or of plain text, the lines behind a prompt, and those that begin with
-    a program; but not those that only say how it is called.
+    In a block for the shell these are all lines; of `console` those after a prompt, as others are output.
+    In a block without a language, or of plain text, these are the lines after a prompt and those that begin
+    with a program, without usage lines.
     """
     found: list[Command] = []
     for block in blocks(path):
         if block.language in SHELL:
             found += _of_shell(block, prompts=_prompts(block))
         elif block.language in ("", "text"):
-            found += [one for one in _of_text(block) if not is_usage(one.text)]
+            found += [command for command in _of_text(block) if not is_usage(command.text)]
     return found
 
 
 def usages(path: Path) -> list[Command]:
-    """Lines that say how a command is called: `memtriage report DIR... [--json]`."""
+    """Usage lines of a page: `memtriage report DIR... [--json]`."""
     return [
-        one
+        command
         for block in blocks(path)
         if block.language in ("", "text")
-        for one in _of_text(block)
-        if is_usage(one.text)
+        for command in _of_text(block)
+        if is_usage(command.text)
     ]
 
 
 def is_usage(text: str) -> bool:
-    """Whether a line has places for something else: brackets, capitals, dots."""
+    """Whether a line has placeholders: brackets, capitals, dots."""
     return "memtriage " in text and _PLACEHOLDER.search(_COMMENT.sub("", text)) is not None
 
 

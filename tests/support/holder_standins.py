@@ -1,7 +1,7 @@
-"""Stand-ins for the structures of the libraries in the catalogue, made of pure torch and fake modules.
+"""Stand-ins for the structures of the libraries in the catalogue, made of torch and fake modules.
 
-Each is a function of a `Stage` and returns what fills it: called once to fill, and again after a clear, as
-the library's next step would. What it holds is alive as long as the stage.
+A stand-in is a function of a `Stage` and returns a function that fills it: called once to fill, and again
+after a clear, as the library's next step would do. Its tensors stay alive as long as the stage.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NBYTES: Final = 4 * ELEMENTS
 
 
 class Stage:
-    """A process in which libraries seem to be loaded, until the test ends."""
+    """Pretends until the end of the test that libraries are loaded."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.patch = monkeypatch
@@ -77,12 +77,12 @@ def prepare_for_saving(*tensors: Any) -> tuple[list[torch.Tensor | None], list[A
     """What `quantized_tensor.prepare_for_saving` does."""
     saved: list[torch.Tensor | None] = []
     objects: list[Any] = []
-    for each in tensors:
-        if isinstance(each, QuantizedStorage):
-            saved += each.prepare()
-            objects.append(each)
+    for value in tensors:
+        if isinstance(value, QuantizedStorage):
+            saved += value.prepare()
+            objects.append(value)
         else:
-            saved.append(each)
+            saved.append(value)
             objects.append(None)
     return saved, objects
 
@@ -90,14 +90,14 @@ def prepare_for_saving(*tensors: Any) -> tuple[list[torch.Tensor | None], list[A
 def restore_from_saved(objects: list[Any], saved: Any) -> list[Any]:
     """What `quantized_tensor.restore_from_saved` does: data goes back into the same objects."""
     rest = list(saved)
-    found = []
-    for each in objects:
-        if each is None:
-            found.append(rest.pop(0))
+    tensors = []
+    for storage in objects:
+        if storage is None:
+            tensors.append(rest.pop(0))
         else:
-            rest = each.restore(rest)
-            found.append(each)
-    return found
+            rest = storage.restore(rest)
+            tensors.append(storage)
+    return tensors
 
 
 class QuantizedLinear(torch.autograd.Function):

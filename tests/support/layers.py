@@ -43,11 +43,11 @@ FOLDERS: Final = tuple(folder for row in ROAD for folder in row)
 @cache
 def modules() -> dict[str, Path]:
     """Every module by its name below the package, such as `diagnose.judge`; a package by its folder's."""
-    found = {}
+    paths = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 @cache

@@ -25,7 +25,7 @@ class Script:
         self.error = error
 
     def ways(self, device: torch.device) -> ScriptedWays:
-        """To be given as `find_ways`."""
+        """Pass this as `find_ways`."""
         return ScriptedWays(device, self)
 
     def step(self, name: str) -> None:
@@ -37,7 +37,7 @@ class Script:
 
 
 class ScriptedWays(Ways):
-    """Copies are done where a real device would be through with them: at the next synchronization."""
+    """Copies take effect at the next synchronization, by which a real device has finished them."""
 
     def __init__(self, device: torch.device, script: Script) -> None:
         super().__init__(device)

@@ -1,4 +1,4 @@
-"""Holder paths for tests of what only tells one path from another, or prints it."""
+"""Holder paths for tests that compare or print paths."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def of_module(module: str, variable: str) -> HolderPath:
 
 
 def attribute(*names: str) -> HolderPath:
-    """Attributes, one of the other."""
+    """Attributes, each of the one before it."""
     return tuple(PathSegment(SegmentKind.ATTRIBUTE, name) for name in names)
 
 

@@ -60,7 +60,7 @@ AUTOGRAD: Final[Frames] = []
 
 
 class Program:
-    """Allocates and frees, and records it as torch does: an event has a time of its own and a stack."""
+    """Allocates and frees, and records it as torch does: each event has its own time and a stack."""
 
     def __init__(self, conf: str = "", capacity: int | None = None, device: int = 0) -> None:
         self.device = device
@@ -122,12 +122,12 @@ class Program:
         return [
             {
                 "device": self.device,
-                "address": one.address,
-                "total_size": one.size,
-                "stream": one.stream,
-                "segment_type": "small" if one.size <= 2 << 20 else "large",
-                "segment_pool_id": one.pool,
-                "is_expandable": one.page is not None,
+                "address": segment.address,
+                "total_size": segment.size,
+                "stream": segment.stream,
+                "segment_type": "small" if segment.size <= 2 << 20 else "large",
+                "segment_pool_id": segment.pool,
+                "is_expandable": segment.page is not None,
                 "a_newer_key": 1,
                 "blocks": [
                     {
@@ -137,15 +137,15 @@ class Program:
                         "state": states[block.state],
                         "frames": self._stacks.get(block.address, []) if block.state != "free" else [],
                     }
-                    for block in one.blocks
+                    for block in segment.blocks
                 ],
             }
-            for one in self.simulator.snapshot()
+            for segment in self.simulator.snapshot()
         ]
 
 
 def snapshot_of(*programs: Program) -> dict[str, Any]:
-    """The snapshot of programs, one a device."""
+    """The snapshot of programs, one per device."""
     traces: list[list[dict[str, Any]]] = [[] for _ in range(max(program.device for program in programs) + 1)]
     for program in programs:
         traces[program.device] = program.trace

@@ -1,4 +1,4 @@
-"""A small Ray cluster in this machine: two CPUs, little memory."""
+"""A small Ray cluster on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-_CPUS: Final = 4  # of which two workers and the trainer's own tasks take some; they are only counted
+_CPUS: Final = 4  # enough for two workers and the trainer's own tasks; Ray only counts them
 _OBJECT_STORE: Final = 100 * 1024**2
 _LAUNCHER: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 

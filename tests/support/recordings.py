@@ -1,4 +1,4 @@
-"""Recordings made by hand: a tape of allocator calls, played in the simplest way that can be right."""
+"""Recordings made by hand: a tape of allocator calls, replayed in the simplest correct way."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Life:
 
 @dataclass
 class Tape:
-    """Notes allocator calls on one device, one every `every_us`, and ends as a `DeviceRecording`.
+    """Records allocator calls on one device, one every `every_us`; `end` makes the `DeviceRecording`.
 
     Addresses are given out one after the other within a segment and never twice.
     """
@@ -98,12 +98,12 @@ class Tape:
 
     def free(self, life: int, *, complete: bool = True) -> None:
         """Free a block; without `complete` it awaits its stream."""
-        one = self._lives[life]
-        one.died = len(self._events)
-        self._event(FREE_REQUESTED, one.address, one.requested, 0, one.stack, life)
+        freed = self._lives[life]
+        freed.died = len(self._events)
+        self._event(FREE_REQUESTED, freed.address, freed.requested, 0, freed.stack, life)
         if complete:
-            one.gone = len(self._events)
-            self._event(FREE_COMPLETED, one.address, one.requested, 0, one.stack, life)
+            freed.gone = len(self._events)
+            self._event(FREE_COMPLETED, freed.address, freed.requested, 0, freed.stack, life)
 
     def step(self) -> None:
         """End a training step."""
@@ -216,15 +216,15 @@ class Tape:
         return [
             Segment(
                 device=int(self.device.partition(":")[2]),
-                address=one["address"],
-                size=one["size"],
-                stream=one["stream"],
-                pool=one["pool"],
-                expandable=one["page"] is not None,
-                page=one["page"],
-                blocks=(*blocks[index], *_rest(one)),
+                address=row["address"],
+                size=row["size"],
+                stream=row["stream"],
+                pool=row["pool"],
+                expandable=row["page"] is not None,
+                page=row["page"],
+                blocks=(*blocks[index], *_rest(row)),
             )
-            for index, one in enumerate(self._segments)
+            for index, row in enumerate(self._segments)
         ]
 
     def _alive(self, event: int) -> list[_Life]:
@@ -233,23 +233,23 @@ class Tape:
     def _owned(self, event: int) -> tuple[OwnedBytes, ...]:
         total: Counter[tuple[str, str]] = Counter()
         number: Counter[tuple[str, str]] = Counter()
-        for one in self._alive(event):
-            key = one.owner, self.stacks[one.stack].site
-            total[key] += one.size
+        for live in self._alive(event):
+            key = live.owner, self.stacks[live.stack].site
+            total[key] += live.size
             number[key] += 1
         return tuple(OwnedBytes(*key, amount, number[key]) for key, amount in total.most_common())
 
     def _sites(self, top: int) -> tuple[SiteRow, ...]:
         rows: dict[str, SiteRow] = {}
         steps = len(self._step_ends)
-        for number, one in enumerate(self._lives):
-            site = self.stacks[one.stack].site
-            row = rows.get(site) or SiteRow(site, one.owner, one.stack, 0, 0, 0, 0, 0, 0 if steps else None)
+        for number, live in enumerate(self._lives):
+            site = self.stacks[live.stack].site
+            row = rows.get(site) or SiteRow(site, live.owner, live.stack, 0, 0, 0, 0, 0, 0 if steps else None)
             rows[site] = replace(
                 row,
-                at_peak=row.at_peak + (one.size if one in self._alive(top) else 0),
-                at_end=row.at_end + (one.size if one.died < 0 else 0),
-                count_at_end=row.count_at_end + (one.died < 0),
+                at_peak=row.at_peak + (live.size if live in self._alive(top) else 0),
+                at_end=row.at_end + (live.size if live.died < 0 else 0),
+                count_at_end=row.count_at_end + (live.died < 0),
                 allocations=row.allocations + 1,
                 allocated=row.allocated + self._lives[number].size,
             )

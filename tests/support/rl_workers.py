@@ -1,6 +1,6 @@
 """Stand-ins for workers of reinforcement-learning frameworks: their attributes, methods and order of calls.
 
-Written anew, with a CPU as the device.
+They use a CPU as the device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a program as it is and under a watch, in folders of the same content, and compares what is left."""
+"""Runs a program with and without a watch, in folders with the same files."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ _WITHIN_S: Final = 300
 
 
 @dataclass(frozen=True)
-class Left:
-    """What a program leaves: its exit status (negative: a signal), its stdout, its files by name."""
+class Outcome:
+    """What a program leaves behind: exit status (negative: a signal), stdout, files by name."""
 
     status: int
     stdout: str
     files: dict[str, bytes]
 
 
-def folder(base: Path, *, files: Mapping[str, str | bytes] | None = None) -> Path:
+def make_folder(base: Path, *, files: Mapping[str, str | bytes] | None = None) -> Path:
     """A folder with all programs and these files in it."""
-    made = base / "work"
-    shutil.copytree(PROGRAMS, made, ignore=shutil.ignore_patterns("__pycache__"))
+    work = base / "work"
+    shutil.copytree(PROGRAMS, work, ignore=shutil.ignore_patterns("__pycache__"))
     for name, text in (files or {}).items():
-        path = made / name
+        path = work / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return made
+    return work
 
 
 def run(
     arguments: Sequence[str], cwd: Path, record: Path | None = None, options: Sequence[str] = (), **popen: Any
-) -> Left:
-    """Run a program, under a watch if there is a place for its record."""
+) -> Outcome:
+    """Run a program, under a watch if `record` is given."""
     own = [] if record is None else ["-m", "memtriage", "run", "-o", str(record), *options]
     environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, *own, *arguments],
         cwd=cwd,
         env=environ,
@@ -52,18 +52,18 @@ def run(
         **{"stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL, **popen},
     )
     files = {str(path.relative_to(cwd)): path.read_bytes() for path in cwd.rglob("*") if path.is_file()}
-    return Left(found.returncode, found.stdout, files)
+    return Outcome(done.returncode, done.stdout, files)
 
 
-def both(
+def run_both(
     tmp_path: Path,
     *arguments: str,
     files: Mapping[str, str | bytes] | None = None,
     options: Sequence[str] = (),
-) -> tuple[Left, Left]:
-    """What a program leaves by itself and under a watch."""
-    plain, watched = (folder(tmp_path / name, files=files) for name in ("plain", "watched"))
+) -> tuple[Outcome, Outcome]:
+    """Run a program without and with a watch and return what each leaves."""
+    plain, watched = (make_folder(tmp_path / name, files=files) for name in ("plain", "watched"))
     with ThreadPoolExecutor(2) as threads:
-        one = threads.submit(run, arguments, plain)
-        other = threads.submit(run, arguments, watched, tmp_path / "record", options)
-        return one.result(), other.result()
+        unwatched_run = threads.submit(run, arguments, plain)
+        watched_run = threads.submit(run, arguments, watched, tmp_path / "record", options)
+        return unwatched_run.result(), watched_run.result()

@@ -33,7 +33,7 @@ Series = NDArray[np.float64]
 
 
 class StandInInvestigator:
-    """Stands in for an `Investigator`: answers with what is held just then.
+    """Stands in for an `Investigator`: its censuses find the groups that the test states.
 
     Attributes:
         seconds: that censuses have taken.
@@ -42,7 +42,7 @@ class StandInInvestigator:
         bounds: entries at which a holder's container stops growing, by name of the holder.
         took: positions of censuses, `(scale, position)`.
         between: whether each was taken between two positions.
-        looks: what each was asked to do besides.
+        looks: what each census was asked to do with its view.
     """
 
     recording = False
@@ -77,20 +77,20 @@ class StandInInvestigator:
         self.took.append((investigation.scale, position))
         self.between.append(between)
         self.looks.append(also)
-        made = self.point(position, frames)
-        investigation.history.add(made, between=between and frames is None)
+        census_point = self.point(position, frames)
+        investigation.history.add(census_point, between=between and frames is None)
         investigation.taken.append(position)
         investigation.waiting.append(AwaitingCollector(position, {}))
         totals: dict[str, int] = {}
-        for found in made.census.groups:
-            totals[found.device] = totals.get(found.device, 0) + found.nbytes + found.kept
+        for holder in census_point.census.groups:
+            totals[holder.device] = totals.get(holder.device, 0) + holder.nbytes + holder.kept
         investigation.totals.append((position, totals))
         investigation.collector_off = False
-        for each in investigation.growing():
-            bound = self.bounds.get(each.group.anchor[0].name)
-            investigation.details[each.key] = GroupDetail(bound=bound)
+        for growth in investigation.growing():
+            bound = self.bounds.get(growth.group.anchor[0].name)
+            investigation.details[growth.key] = GroupDetail(bound=bound)
         investigation.data = dict(self._grown(position))
-        return made
+        return census_point
 
     def _grown(self, position: float) -> Iterator[tuple[int, GrowingData]]:
         for number, (name, count) in enumerate(self.entries.items()):
@@ -118,7 +118,7 @@ class StandInInvestigator:
 
 @contextmanager
 def clock_of(investigator: StandInInvestigator) -> Iterator[None]:
-    """Let censuses take as long as the stand-in says."""
+    """Make censuses take as long as the stand-in states."""
     real, scale.time = scale.time, cast(Any, SimpleNamespace(perf_counter=lambda: investigator.seconds))
     try:
         yield
@@ -131,7 +131,7 @@ def clock_of(investigator: StandInInvestigator) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Holder:
-    """Something that a program keeps, after each iteration.
+    """Something that a program keeps alive, after each iteration.
 
     Attributes:
         nbytes: kept.
@@ -139,7 +139,7 @@ class Holder:
         named: a census finds it; what it does not find is native.
         data: it is a container of ordinary data, which malloc's counter does not see.
         bound: entries at which its container stops growing; None where it has none that is known.
-        oldest: number of its oldest storage: those before it are gone. None: nothing ever goes.
+        oldest: number of its oldest storage: those before it were freed. None: nothing is ever freed.
     """
 
     nbytes: Series
@@ -156,7 +156,7 @@ class Program:
 
     Attributes:
         holders: by name.
-        noise: bytes that its counter shows besides, after each iteration.
+        noise: further bytes that its counter shows after each iteration.
         at_s: seconds that have passed after each iteration.
         census_s: seconds that a census takes.
         device: `cpu` or `cuda:0`.
@@ -173,7 +173,7 @@ class Program:
 
 @dataclass
 class Outcome:
-    """What is said of a program, as far as growth goes.
+    """What memtriage reports of a program's growth.
 
     Attributes:
         verdict: of the run.
@@ -243,7 +243,7 @@ class _AtIteration(StandInInvestigator):
 
 
 def watched(program: Program) -> Outcome:
-    """Run a program on paper and say what memtriage says of it."""
+    """Run a program on paper and return what memtriage reports of it."""
     investigator = _AtIteration(program)
     look: Any = object()
     scheduler = CensusScheduler(cast(Investigator, investigator), look, lambda: None)
@@ -280,11 +280,11 @@ def counters(program: Program) -> dict[str, Series]:
         else:
             counted = counted + holder.nbytes
     grain = 16 if program.device == "cpu" else 512
-    found = {program.device: np.floor(counted / grain) * grain}
+    counted_bytes = {program.device: np.floor(counted / grain) * grain}
     # Pages that malloc and Python's allocator have freed stay resident for the most part.
     alive = data + (counted if program.device == "cpu" else 0)
-    found["host"] = np.floor((5e8 + 0.8 * np.maximum.accumulate(alive) + 0.2 * alive) / 4096) * 4096
-    return found
+    counted_bytes["host"] = np.floor((5e8 + 0.8 * np.maximum.accumulate(alive) + 0.2 * alive) / 4096) * 4096
+    return counted_bytes
 
 
 def _marks(program: Program) -> Sequence[tuple[int, float]]:

@@ -16,7 +16,7 @@ def mark(name: str, device: str, allocated: int | None, reserved: int | None = N
 
 
 def status(rank: int | None = None, **changes: Any) -> RunStatus:
-    """Where a rank with one GPU stands; `changes` replace fields."""
+    """The status of a rank with one GPU; `changes` replace fields."""
     device = f"cuda:{rank or 0}"
     ledger = Ledger(
         device=device,

@@ -1,4 +1,4 @@
-"""Trials made up for tests: files, and folders as trials that ran would have left them."""
+"""Trials made up for tests: trials files, and folders as finished trials leave them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ mark = "after refit"
 
 
 def parsed(text: str, folder: Path) -> Trials:
-    """The trials of a text, as if it stood in a file of this folder."""
+    """The trials of a text, as if read from a file in this folder."""
     return parse_trials(tomllib.loads(text), folder / "trials.toml")
 
 

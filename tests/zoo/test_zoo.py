@@ -98,12 +98,12 @@ def names_the_leak(finding: dict[str, Any], truth: dict[str, Any]) -> bool:
     return all(any(word in holder for word in words.split("|")) for words in truth.get("holder", []))
 
 
-def within(found: list[int | None], stated: int, tolerance: float) -> bool:
+def within(figures: list[int | None], stated: int, tolerance: float) -> bool:
     """True where one of the figures, or all of them together, is the stated one.
 
     Together, because a leak that has two storages a step may be one finding or two.
     """
-    known = [value for value in found if value is not None]
+    known = [value for value in figures if value is not None]
     return any(abs(value - stated) <= tolerance * stated for value in [*known, sum(known)])
 
 
@@ -126,11 +126,11 @@ def is_allocated_in(site: str | None, script: Path, text: str) -> bool:
     """True where the site is in the stated statement. A CPU has no allocator history: there, None is true."""
     if site is None:
         return not torch.cuda.is_available()
-    found = re.fullmatch(r"(?:.*/)?([^/]+):(\d+) in .+", site)
+    match = re.fullmatch(r"(?:.*/)?([^/]+):(\d+) in .+", site)
     return (
-        found is not None
-        and found[1] == script.name
-        and int(found[2]) in statement_lines(script.read_text(), text)
+        match is not None
+        and match[1] == script.name
+        and int(match[2]) in statement_lines(script.read_text(), text)
     )
 
 
