@@ -272,7 +272,7 @@ def test_without_an_optimizer_growth_is_seen_from_backward_to_backward() -> None
 
 
 @pytest.mark.slow
-def test_a_cache_that_fills_during_the_first_step_s_micro_batches_is_no_leak() -> None:
+def test_cache_filled_by_the_first_step_is_no_leak() -> None:
     model, optimizer = model_and_optimizer()
     cache: dict[int, Any] = {}
     with memtriage.watch(quiet=True) as watch:

@@ -25,7 +25,7 @@ def short(name: str, folder: Path) -> tuple[list[str], dict[str, Any]]:
     return done.stdout.splitlines(), json.loads(result.read_text())
 
 
-def test_detection_accuses_no_healthy_series_and_finds_what_is_above_the_limit(tmp_path: Path) -> None:
+def test_detection_benchmark_has_no_false_alarm_or_miss(tmp_path: Path) -> None:
     printed, result = short("detection.py", tmp_path)
     assert result["healthy"] == {"CLEAN": 60}
     (summary,) = (line for line in printed if line.startswith("steady, above the limit:"))

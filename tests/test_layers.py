@@ -67,7 +67,7 @@ def test_no_folder_has_the_name_of_a_public_function() -> None:
     assert not folders & public
 
 
-def test_every_public_name_can_be_had_and_is_the_one_that_type_checkers_see() -> None:
+def test_public_names_are_those_that_type_checkers_see() -> None:
     tree = ast.parse((layers.PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     checked = {
         alias.name: node.module

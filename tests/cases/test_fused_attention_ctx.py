@@ -55,7 +55,7 @@ def run(
     return json.loads((folder / "out.json").read_text()), report
 
 
-def test_what_stays_after_backward_is_named_and_both_cures_let_it_go_with_the_same_losses(
+def test_residue_is_named_and_both_fixes_clear_it_with_equal_losses(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     plain, report = run(tmp_path, *AGAIN, "--num-iters", "3", watched=True)
@@ -161,7 +161,7 @@ def test_the_patch_is_undone_and_says_when_there_is_nothing_to_patch(module: Mod
         pass
 
 
-def test_quantised_tensors_are_saved_in_parts_and_restored_into_their_shells(module: ModuleType) -> None:
+def test_quantized_tensors_survive_saving_and_restoring(module: ModuleType) -> None:
     quantised = importlib.import_module("twin.quantised")
     plain, eight = torch.arange(4.0), quantised.Quantised(torch.arange(6.0))
     parts, shells = quantised.prepare_for_saving(plain, eight, None)

@@ -27,7 +27,7 @@ def watched(tmp_path: Path, *arguments: str) -> tuple[dict[str, Any], str]:
     return json.loads((tmp_path / "result.json").read_text()), done.stderr
 
 
-def test_the_kept_losses_are_named_within_eight_micro_batches_and_the_cure_is_flat(tmp_path: Path) -> None:
+def test_kept_losses_are_named_by_micro_batch_8_and_the_fix_is_clean(tmp_path: Path) -> None:
     leaking, printed = watched(tmp_path, "--micro-batches", "16")
     assert leaking["verdict"] == "leak"
     finding = leaking["findings"][0]

@@ -529,13 +529,13 @@ CHILDREN = """
     import os
     import sys
     import memtriage
-    from memtriage import _active
+    from memtriage.process import active
 
     def work(name):
         memtriage.mark(name)
         for _ in range(3):
             memtriage.step()
-        session = _active.session
+        session = active.session
         return name, os.getpid() != PARENT, session is not None and session.running
 
     PARENT = int(os.environ.setdefault("PARENT", str(os.getpid())))
