@@ -124,6 +124,7 @@ class Investigator:
         self._say = say
         self._before = before
         self._announced = False
+        self._objects_recorded = False
 
     @property
     def recording(self) -> bool:
@@ -170,6 +171,7 @@ class Investigator:
             return
         self._sites.start()
         if remaining == 2:
+            self._objects_recorded = True
             self._sites.trace_objects()
         elif remaining == 1:
             self._sites.trace_nodes()
@@ -192,8 +194,9 @@ class Investigator:
             frames: as `census` has them.
             between: as `HolderHistory.add` has it.
         """
-        recorded = self._sites.recording
-        investigation.recorded += recorded
+        investigation.recorded += self._sites.recording
+        # Nodes alone know the line that called an operation, not the one in it that allocates.
+        recorded = self._sites.recording and self._objects_recorded
         self._sites.collect()
         investigation.collector_off = investigation.collector_off and not gc.isenabled()
 
@@ -228,6 +231,7 @@ class Investigator:
         """Stop recording and release what was recorded."""
         self._sites.stop()
         self._sites.forget()
+        self._objects_recorded = False
 
     # --- at one census --------------------------------------------------------------------------------------
 
