@@ -278,3 +278,13 @@ def test_marks_without_a_reading_do_not_change_the_answer(seed: int, read: float
     found = estimate(points(values[kept], steps[kept] + 1))
     assert found.state == "growing"
     assert found.rate == pytest.approx(128 * KIB, rel=0.02)
+
+
+def test_growth_over_missing_readings_is_no_jump() -> None:
+    steps = [4, 5, 6, *range(11, 18), 19, 20]  # what a census disturbs is left out
+    track = Track()
+    for step in steps:
+        track.add(step, 100 * MIB + step * MIB + (400_000 if step > 6 else 0))
+    grown = estimate(track.points())
+    assert (grown.state, grown.jumps) == ("growing", ())
+    assert grown.rate == pytest.approx(MIB, rel=0.1)

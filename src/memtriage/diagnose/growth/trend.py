@@ -433,13 +433,22 @@ def _usual_and_noise(rises: Floats) -> tuple[float, float]:
     return usual, 1.48 * float(np.median(np.abs(rises - usual)))
 
 
+def _excess_and_noise(at: Floats, values: Floats) -> tuple[Floats, float]:
+    """Return by how much each level rises more than usual in such a time, and the standard deviation of that.
+
+    Levels lie at unequal distances: where readings are missing, growth shows as one large rise.
+    """
+    times, rises = np.diff(at), np.diff(values)
+    excess = rises - float(np.median(rises / times)) * times
+    return excess, 1.48 * float(np.median(np.abs(excess)))
+
+
 def _without_jumps(points: Points, policy: TrendPolicy) -> tuple[Points, tuple[tuple[float, float], ...]]:
     """Remove one or two rises that come once and stay: an optimizer's state, a copy, an evaluation."""
     at, values = _levels(points.at, points.means, policy.windows)
-    rises = np.diff(values)
-    usual, noise = _usual_and_noise(rises)
+    excess, noise = _excess_and_noise(at, values)
     enough = max(6 * noise, policy.jump * float(np.ptp(values)), 1.0)
-    jump_levels = np.flatnonzero(rises - usual > enough)
+    jump_levels = np.flatnonzero(excess > enough)
     if not 1 <= len(jump_levels) <= 2:
         return points, ()
     means, floors, jumps = points.means, points.floors, []
@@ -447,7 +456,7 @@ def _without_jumps(points: Points, policy: TrendPolicy) -> tuple[Points, tuple[t
         a, b = np.searchsorted(points.at, at[level : level + 2]).tolist()
         where = a + int(np.argmax(np.diff(points.means[a : b + 1]))) + 1
         after = points.at >= points.at[where]
-        nbytes = float(rises[level]) - usual
+        nbytes = float(excess[level])
         means, floors = means - nbytes * after, floors - nbytes * after
         jumps.append((float(points.at[where]), nbytes))
     return Points(points.at, means, floors), tuple(jumps)
@@ -459,15 +468,15 @@ def _without_releases(points: Points, policy: TrendPolicy) -> Points:
     A list or a collector that is emptied now and then releases most of what had come before, and is left in.
     """
     at, values = _levels(points.at, points.means, policy.windows)
+    excess, noise = _excess_and_noise(at, values)
     rises = np.diff(values)
-    usual, noise = _usual_and_noise(rises)
     enough = max(6 * noise, 0.1 * policy.jump * float(np.ptp(values)), 1.0)
-    fall_levels = np.flatnonzero((usual - rises > enough) & (rises < 0))
-    if not 1 <= len(fall_levels) <= 2 or usual <= 0:
+    fall_levels = np.flatnonzero((-excess > enough) & (rises < 0))
+    if not 1 <= len(fall_levels) <= 2 or np.median(rises) <= 0:
         return points
     means, floors = points.means, points.floors
     for level in fall_levels.tolist():
-        nbytes = usual - float(rises[level])
+        nbytes = -float(excess[level])
         before, after = (
             values[level] - values[: level + 1].min(),
             values[level + 1 :].max() - values[level + 1],
