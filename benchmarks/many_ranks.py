@@ -162,11 +162,8 @@ def _start(job: Job, rank: int, restart: int, time_s: float) -> Start:
         argv=["train.py", "--config", "70b.toml"],
         python="3.12.3",
         torch="2.11.0",
-        cuda="13.0",
-        gpus=["NVIDIA H200"] * GPUS_A_NODE,
         time=round(time_s, 3),
         host_limit=HOST_LIMIT,
-        device_limits={f"cuda:{rank % GPUS_A_NODE}": DEVICE_LIMIT},
     )
 
 

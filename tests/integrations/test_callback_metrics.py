@@ -114,7 +114,7 @@ def test_trainer_logs_to_all_its_reporters(
 
 
 def test_trainer_without_reporters_computes_nothing(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huggingface, "scalars", forbidden)
+    monkeypatch.setattr(huggingface, "metrics", forbidden)
     trainer_run(local, TrainerCallback(), [])
     trainer_run(local, TrainerCallback(metrics=False), ["tensorboard"])
     assert not any("memtriage" in tag for tag in curves(local / "board"))
@@ -158,6 +158,6 @@ def test_lightning_logs_once_a_step_of_several_batches(local: Path) -> None:
 def test_lightning_without_loggers_computes_nothing(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lightning.pytorch.loggers import CSVLogger
 
-    monkeypatch.setattr(lightning_hooks, "scalars", forbidden)
+    monkeypatch.setattr(lightning_hooks, "metrics", forbidden)
     lightning_run(local, LightningCallback(), False)
     lightning_run(local, LightningCallback(metrics=False), CSVLogger(local))

@@ -37,7 +37,7 @@ def metrics() -> dict[str, float]:
     return named_scalars(sample for status in statuses() for sample in samples(status))
 
 
-def serve_metrics(port: int, host: str) -> MetricsServer | None:
+def serve_metrics(port: int = 9400, host: str = "127.0.0.1") -> MetricsServer | None:
     """Serve Prometheus metrics of this process over HTTP, until the process ends or `close()` is called.
 
     While nothing watches the process (`memtriage run`, `memtriage.watch()`) the page is empty. `memtriage run
@@ -58,7 +58,7 @@ def serve_metrics(port: int, host: str) -> MetricsServer | None:
     return serve(statuses, rank_address(host, port, identity), _say)
 
 
-def otel_gauges(provider: MeterProvider | None) -> None:
+def otel_gauges(meter_provider: MeterProvider | None = None) -> None:
     """Make an OpenTelemetry observable gauge of each metric. Call it once in a process.
 
     Args:
@@ -69,7 +69,7 @@ def otel_gauges(provider: MeterProvider | None) -> None:
     """
     from memtriage.report.monitoring.otel import observe
 
-    observe(statuses, provider, version("memtriage"))
+    observe(statuses, meter_provider, version("memtriage"))
 
 
 def _say(text: str) -> None:
