@@ -76,7 +76,7 @@ def test_public_names_are_those_that_type_checkers_see() -> None:
         for alias in node.names
     }
     homes = {name: f"memtriage.{home}" for name, home in memtriage._HOMES.items()}
-    assert checked == homes
+    assert checked == homes | {"__version__": "memtriage.model.version"}
     assert set(memtriage.__all__) - {"__version__"} == {name for name in homes if "ipython" not in name}
     for name in memtriage.__all__:
         assert getattr(memtriage, name) is not None

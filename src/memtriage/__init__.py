@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 import memtriage.process.active  # noqa: F401  it notes which modules were loaded before memtriage
+from memtriage.model.version import __version__
 
 if TYPE_CHECKING:
     from memtriage.account.api import census as census
@@ -74,7 +75,6 @@ if TYPE_CHECKING:
     from memtriage.treat.phase import PhasePolicy as PhasePolicy
     from memtriage.treat.phase import phase as phase
 
-__version__ = "0.1.0"
 __all__ = [
     "Census",
     "Cleared",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from memtriage.model.run_status import RunStatus
+from memtriage.model.version import __version__
 from memtriage.process import active
 from memtriage.process.messages import complain
 from memtriage.report.monitoring.samples import samples
@@ -69,7 +69,7 @@ def otel_gauges(meter_provider: MeterProvider | None = None) -> None:
     """
     from memtriage.report.monitoring.otel import observe
 
-    observe(statuses, meter_provider, version("memtriage"))
+    observe(statuses, meter_provider, __version__)
 
 
 def _say(text: str) -> None:
