@@ -430,7 +430,12 @@ def _error(x: Floats, residuals: Floats) -> float:
 def _usual_and_noise(rises: Floats) -> tuple[float, float]:
     """Return the median of rises from level to level, and their standard deviation without jumps."""
     usual = float(np.median(rises))
-    return usual, 1.48 * float(np.median(np.abs(rises - usual)))
+    return usual, _noise(rises - usual)
+
+
+def _noise(deviations: Floats) -> float:
+    """Return their standard deviation, as the median of their sizes tells it: jumps do not count."""
+    return 1.48 * float(np.median(np.abs(deviations)))
 
 
 def _excess_and_noise(at: Floats, values: Floats) -> tuple[Floats, float]:
@@ -440,7 +445,7 @@ def _excess_and_noise(at: Floats, values: Floats) -> tuple[Floats, float]:
     """
     times, rises = np.diff(at), np.diff(values)
     excess = rises - float(np.median(rises / times)) * times
-    return excess, 1.48 * float(np.median(np.abs(excess)))
+    return excess, _noise(excess)
 
 
 def _without_jumps(points: Points, policy: TrendPolicy) -> tuple[Points, tuple[tuple[float, float], ...]]:
