@@ -167,7 +167,7 @@ def test_malloc_retention_is_found_and_cured_by_tuning(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(LOADING)
     report = watched(script)
-    assert report["verdict"] == "not_judged"  # four steps
+    assert report["verdict"] != "leak"  # four steps are judged only where they last for seconds
     (finding,) = report["findings"]
     assert finding["kind"] == "malloc_retention"
     assert 400 * MIB < finding["bytes"] < 520 * MIB
