@@ -55,6 +55,9 @@ ENGINE = [
         ([frame("/home/me/optimizers/muon.py", 7, "step"), *user(3)], "optimizer"),
         ([frame("/pytorch/Engine.cpp", 1, "torch::autograd::Engine::evaluate_function")], "backward"),
         ([frame(MODULE, 1790, "_call_impl")], "forward"),
+        # with stacks="all", C++ frames come first: they are nobody's Python
+        ([frame("??", 0, "at::empty_cuda(...)"), frame("??", 0, "??"), *optimizer(3)], "optimizer"),
+        ([frame("/pytorch/aten/src/ATen/EmptyTensor.cpp", 1, "at::empty"), *optimizer(3)], "optimizer"),
     ],
 )
 def test_the_phase_of_a_stack(frames: list[dict[str, object]], phase: str) -> None:

@@ -13,7 +13,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from memtriage.model.code_origin import is_installed, is_torch
+from memtriage.model.code_origin import code_owner
 from memtriage.observe.cuda import Frame
 
 StackPhase = Literal["none", "forward", "backward", "optimizer", "placement", "communication"]
@@ -101,7 +101,7 @@ def stack_facts(frames: Sequence[Frame]) -> StackFacts:
             communication = communication or bool(_DISTRIBUTED_FILE.search(file))
         forward = forward or name == "forward" or (name in _MODULE_CALL and bool(_MODULE_FILE.search(file)))
         placement = placement or name in _LOADING_CALL
-        own = own or not (is_installed(file) or is_torch(file))
+        own = own or code_owner(file) == "user"
         inner = name
     if placement:
         return StackFacts("placement")
