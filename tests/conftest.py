@@ -1,4 +1,4 @@
-"""The order of tests, and a user's program for them to look at: a module with a real file of its own."""
+"""The process of the tests, and a user's program for them to look at: a module with a file of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,32 +17,11 @@ from hypothesis import HealthCheck, settings
 from memtriage.account.census import CensusView, Look
 from memtriage.model.census import Census, StorageRecord
 from memtriage.observe import heap
+from support import torch_state
 
 # How long an example takes depends on the machine, not on the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
-
-
-_LOADS_MUCH: Final = (
-    *("cli/test_plan", "cli/test_predict", "prediction", "planning", "report/monitoring"),
-    *("prove", "cases", "docs", "integrations"),
-)
-"""Tests that load libraries by the dozen. What they leave makes every census after them slower."""
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each worker begins with the tests of small programs: xdist deals the list out in equal runs."""
-    root = Path(__file__).parent
-    late = {id(item) for item in items if item.path.relative_to(root).as_posix().startswith(_LOADS_MUCH)}
-    first = [item for item in items if id(item) not in late]
-    last = [item for item in items if id(item) in late]
-    workers: int = getattr(config, "workerinput", {}).get("workercount", 1)
-    items[:] = [
-        item
-        for worker in range(workers)
-        for part in (first, last)
-        for item in part[worker * len(part) // workers : (worker + 1) * len(part) // workers]
-    ]
 
 
 def pytest_configure() -> None:
@@ -54,6 +33,19 @@ def pytest_configure() -> None:
     heap.BUDGET = heap.CensusBudget(objects=50_000_000, seconds=300.0)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def torch_settings() -> Iterator[None]:
+    """Fail a test that leaves a setting of torch for its process changed, and restore it for the next test.
+
+    A test changes settings with `monkeypatch`, or in a process of its own. A test that is the first to import
+    torch is not checked.
+    """
+    before = torch_state.read()
+    yield
+    changed = torch_state.restore(before)
+    assert not changed, f"the test left torch with other settings: {changed}"
 
 
 class Program:
