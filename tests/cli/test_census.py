@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +20,10 @@ from memtriage.cli.run import parse
 pytest.importorskip("torch")
 
 _JOB = """
-import faulthandler, os, signal, sys
+import faulthandler, os, sys
 import torch
 
-faulthandler.register(signal.SIGUSR2, open("stacks", "w"))
+faulthandler.enable(open("stacks", "w"))
 stop = sys.argv[1]
 
 def train():
@@ -54,9 +53,9 @@ class Job:
     said: str
 
     def stacks(self) -> str:
-        """What each of its threads is at."""
-        os.kill(self.pid, signal.SIGUSR2)
-        time.sleep(1.0)
+        """Abort the job; return the stack of each of its threads."""
+        os.kill(self.pid, signal.SIGABRT)
+        self.launcher.wait()
         return (self.folder / "stacks").read_text()
 
     def stop(self) -> str:

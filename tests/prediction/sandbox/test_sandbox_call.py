@@ -23,7 +23,7 @@ class Notes(msgspec.Struct):
 
 
 HEAD = """
-import logging, os, pathlib, shutil, socket, subprocess, sys, time
+import logging, os, pathlib, shutil, signal, socket, subprocess, sys
 import msgspec
 class Notes(msgspec.Struct):
     notes: list[str] = []
@@ -229,7 +229,7 @@ def test_child_that_exits_is_reported_with_its_last_output(sandboxed):
 def test_orphans_of_a_child_do_not_keep_the_caller_waiting(sandboxed):
     body = """
     if os.fork() == 0:
-        time.sleep(600)
+        signal.pause()
     os._exit(0)
     """
     with pytest.raises(TraceFailed, match="with status 0"):
