@@ -14,10 +14,11 @@ from typing import Final
 import pytest
 
 import memtriage
-from support import documented_snippets, documents
+from support import documents
 from support.documented_files import Files, environment
 from support.documents import Block
 
+SNIPPETS: Final = documents.ROOT / "tests/support/documented_snippets.py"
 BLOCKS: Final = [
     block for page in documents.pages() for block in documents.blocks(page) if block.language == "python"
 ]
@@ -82,7 +83,7 @@ def test_what_a_cpu_can_run_runs(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     Files(tmp_path / "kept").bring(tmp_path, "run.pickle")
     done = subprocess.run(
-        [sys.executable, documented_snippets.__file__, str(tmp_path)],
+        [sys.executable, SNIPPETS, str(tmp_path)],
         input=json.dumps([(block.page, block.line, block.text) for block in RUN]),
         capture_output=True,
         text=True,
