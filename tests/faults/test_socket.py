@@ -19,16 +19,13 @@ def answering(within_s: float) -> Answer:
     return Answer(pid=os.getpid())
 
 
-def test_a_symlink_in_place_of_its_directory_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_symlink_in_place_of_its_directory_is_refused(tmp_path: Path) -> None:
     target = tmp_path / "target"
     target.mkdir()
-    monkeypatch.setattr("memtriage.session.remote.socket_path._TEMPORARY", tmp_path / "nowhere")
     with tempfile.TemporaryDirectory() as runtime:  # a short path: that of a socket is limited
         Path(runtime, "memtriage").symlink_to(target)
         with pytest.raises(PlaceError, match="is no directory"):
-            place({"XDG_RUNTIME_DIR": runtime})
+            place({"XDG_RUNTIME_DIR": runtime}, tmp_path / "nowhere")
     assert list(target.iterdir()) == []
 
 

@@ -189,7 +189,7 @@ def test_a_collector_that_is_off_stays_off() -> None:
 
 
 def test_failure_inside_the_walk_puts_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(left: object, kinds: object, gradients: object) -> None:
+    def fail() -> None:
         raise MemoryError("no room for the list")
 
     calls: list[object] = []
@@ -199,7 +199,7 @@ def test_failure_inside_the_walk_puts_everything_back(monkeypatch: pytest.Monkey
             calls.append(func)
             return func(*args, **(kwargs or {}))
 
-    monkeypatch.setattr(heap, "_held_from_outside", fail)
+    monkeypatch.setattr(heap, "tracked_objects", fail)
     with pytest.raises(MemoryError):
         HeapWalk().__enter__()
     assert gc.isenabled()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from memtriage.observe import host_peak
 from memtriage.observe.host import rss
 from memtriage.observe.host_peak import PeakMeter
 
@@ -43,9 +42,8 @@ def test_an_inner_meter_hides_no_peak_of_the_outer_one() -> None:
     assert outer.stop() - before > 40 * MIB
 
 
-def test_where_the_mark_cannot_be_reset_samples_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_peak, "_reset", lambda: False)
-    meter = PeakMeter()
+def test_where_the_mark_cannot_be_reset_samples_stand_in(tmp_path: Path) -> None:
+    meter = PeakMeter(tmp_path / "gone")
     meter.start()
     kept = bytearray(b"x") * (30 * MIB)
     assert meter.stop() >= (rss() or 0) - MIB
@@ -53,9 +51,9 @@ def test_where_the_mark_cannot_be_reset_samples_stand_in(monkeypatch: pytest.Mon
     assert kept[0] == ord("x")
 
 
-def test_a_reset_that_is_refused_or_does_nothing_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert not host_peak._reset(tmp_path / "gone")
+def test_a_reset_that_does_nothing_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "status").write_text(f"VmHWM:\t{(500 << 30) >> 10} kB\n")
-    assert not host_peak._reset(tmp_path)
+    meter = PeakMeter(tmp_path)
+    meter.start()
+    meter.stop()
+    assert meter.source == "sampled"

@@ -19,7 +19,11 @@ from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.host import InUse
 from memtriage.session import death_watch, ends, growth_watch
 from memtriage.session.core import Session
+from memtriage.session.death_watch import BatchPolicy
+from memtriage.session.growth_watch import GrowthWatch
+from memtriage.session.host_watch import HostWatch
 from memtriage.session.marks import StoringPolicy
+from memtriage.session.progress import TrainingProgress
 from memtriage.session.schedule.investigation import Investigator
 from memtriage.store.layout import RankIdentity
 from support import censuses
@@ -108,7 +112,7 @@ def test_later_marks_are_thinned_and_the_program_s_own_are_not(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     none_later = StoringPolicy(dense=10, sparse_s=1e9, longest_s=1e9)
-    monkeypatch.setattr(session._stored, "_policy", none_later)
+    monkeypatch.setattr(StoringPolicy, "due", none_later.due)
     for _ in range(30):
         session.mark("step")
     for _ in range(30):
@@ -119,7 +123,7 @@ def test_later_marks_are_thinned_and_the_program_s_own_are_not(
 
 def test_each_device_has_its_line_of_a_mark(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     readings = [Reading("cpu", 5, 9), Reading("cuda:0", 7, 8, 6, 3)]
-    monkeypatch.setattr(session._reader, "read", lambda within_step: readings)
+    monkeypatch.setattr(CounterReader, "read", lambda reader, within_step: readings)
     session.mark("after refit")
     cpu, gpu = [mark for mark in lines(session, "mark") if mark["name"] == "after refit"]
     assert (cpu["device"], cpu["allocated"], cpu["requested"]) == ("cpu", 5, None)
@@ -158,7 +162,7 @@ def raising(*args: Any, **kwargs: Any) -> Any:
 
 
 def test_a_mark_that_fails_is_noted_once(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session._reader, "read", raising)
+    monkeypatch.setattr(CounterReader, "read", raising)
     model, optimizer = training()
     for _ in range(3):
         model(torch.randn(2, 8)).sum().backward()
@@ -171,7 +175,7 @@ def test_a_mark_that_fails_is_noted_once(session: Session, monkeypatch: pytest.M
 def test_a_judgment_that_fails_is_noted_and_the_record_ended(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session._growth, "leaks", raising)
+    monkeypatch.setattr(GrowthWatch, "leaks", raising)
     session.finish()
     assert "(judge growth)" in lines(session, "note")[0]["text"]
     (end,) = lines(session, "end")
@@ -298,8 +302,7 @@ def test_a_backward_that_failed_is_no_micro_batch_and_over(session: Session) -> 
 def test_a_batch_counts_as_the_largest_once_it_has_fitted(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(death_watch, "_INPUT_EVERY_S", 0.0)
-    monkeypatch.setattr(death_watch, "_INPUT_SHARE", 1e9)
+    monkeypatch.setattr(BatchPolicy, "next_s", lambda policy, now_s, took_s: now_s)
     model, _ = training()
     PhaseSeen.session, PhaseSeen.phases = session, []
     seen = []
@@ -329,11 +332,14 @@ def test_micro_batches_are_counted_within_their_step(session: Session) -> None:
 
 def test_backwards_read_the_host_without_steps(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    monkeypatch.setattr(session._host, "at_mark", lambda readings, rss, step: read.append(f"host {step}"))
-    whole = session._reader.read
-    monkeypatch.setattr(
-        session._reader, "read", lambda within_step: (read.append(f"within: {within_step}"), whole())[1]
-    )
+    whole = CounterReader.read
+
+    def noted(reader: CounterReader, within_step: bool) -> list[Reading]:
+        read.append(f"within: {within_step}")
+        return whole(reader)
+
+    monkeypatch.setattr(HostWatch, "at_mark", lambda host, readings, rss, step: read.append(f"host {step}"))
+    monkeypatch.setattr(CounterReader, "read", noted)
     model, optimizer = training()
     for _ in range(2):
         model(torch.randn(2, 8)).sum().backward()
@@ -358,7 +364,8 @@ def test_marks_of_several_threads_do_not_mix(session: Session) -> None:
 
 def test_the_end_has_the_peaks(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     reading = Reading("cuda:1", allocated=5, reserved=7)
-    monkeypatch.setattr(session._reader, "read", lambda within_step: [Reading("cpu", allocated=1), reading])
+    readings = [Reading("cpu", allocated=1), reading]
+    monkeypatch.setattr(CounterReader, "read", lambda reader, within_step: readings)
     figures = DeviceCounters(peak_allocated=50, peak_reserved=70)
     monkeypatch.setattr(ends.cuda, "counters", lambda device: figures if device == 1 else DeviceCounters())
     session.finish()
@@ -376,10 +383,9 @@ def test_projection_uses_a_mark_before_the_end(session: Session, monkeypatch: py
         lambda host, readings, passing: (judged.append((host, readings)), {}, {})[1:],
     )
     for name, mapped in (("step", 70), ("end", 30)):
-        monkeypatch.setattr(session._reader, "in_use", lambda mapped=mapped: InUse(mapped, 20, 10))
-        monkeypatch.setattr(
-            session._reader, "read", lambda within_step, mapped=mapped: [Reading("cpu", allocated=mapped)]
-        )
+        in_use, readings = InUse(mapped, 20, 10), [Reading("cpu", allocated=mapped)]
+        monkeypatch.setattr(CounterReader, "in_use", lambda reader, in_use=in_use: in_use)
+        monkeypatch.setattr(CounterReader, "read", lambda reader, within_step, readings=readings: readings)
         session.mark(name)
     session.finish()
     assert judged[-1] == (InUse(70, 20, 10), [Reading("cpu", allocated=70)])
@@ -388,7 +394,7 @@ def test_projection_uses_a_mark_before_the_end(session: Session, monkeypatch: py
 def test_backward_begins_under_the_census_lock(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     owned: list[bool] = []
     lock: Any = session._lock
-    monkeypatch.setattr(session._progress, "backward_begins", lambda: owned.append(lock._is_owned()))
+    monkeypatch.setattr(TrainingProgress, "backward_begins", lambda progress: owned.append(lock._is_owned()))
     session.backward_begins()
     assert owned == [True]
 
@@ -406,10 +412,10 @@ def backwards(session: Session, count: int, *, steps: bool) -> None:
 
 def time_marks(session: Session, count: int) -> None:
     """Marks half a second apart."""
-    progress: Any = session._progress
-    for number in range(count):
-        progress.elapsed = lambda number=number: 0.5 * (1 + number)
-        session.mark("time")
+    with pytest.MonkeyPatch.context() as patch:
+        for number in range(count):
+            patch.setattr(TrainingProgress, "elapsed", lambda progress, number=number: 0.5 * (1 + number))
+            session.mark("time")
 
 
 @pytest.mark.parametrize(
@@ -423,7 +429,8 @@ def time_marks(session: Session, count: int) -> None:
 def test_flat_counter_is_judged_on_the_programs_scale(
     session: Session, monkeypatch: pytest.MonkeyPatch, train: Any, scale: str, per: str
 ) -> None:
-    monkeypatch.setattr(session._reader, "read", lambda within_step: [Reading("cpu", 5 << 20, 9 << 20)])
+    readings = [Reading("cpu", 5 << 20, 9 << 20)]
+    monkeypatch.setattr(CounterReader, "read", lambda reader, within_step: readings)
     train(session)
     session.finish()
     (judged,) = session.judged.values()

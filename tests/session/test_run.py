@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -116,13 +117,13 @@ def test_of_many_ranks_each_end_is_looked_for_until_it_is_found(
         other_rank(tmp_path, rank, end=True, world_size=64).close()
     last = other_rank(tmp_path, 63, end=False, world_size=64)
     looked: Counter[str] = Counter()
-    has_end = run._has_end
+    open_record = run.open_record
 
-    def counted(path: Path) -> bool:
+    def counted(path: Path) -> BinaryIO:
         looked[path.name] += 1
-        return has_end(path)
+        return open_record(path)
 
-    monkeypatch.setattr(run, "_has_end", counted)
+    monkeypatch.setattr(run, "open_record", counted)
     clock = Clock(lambda sleeps: last.write("end", End(verdict="clean")) if sleeps == 9 else None)
     monkeypatch.setattr(run, "time", clock)
     run.wait_for_ranks(session.path.parent, 64, 20.0)
@@ -140,11 +141,13 @@ def test_the_time_is_over_in_the_middle_of_a_look_at_many_ranks(
     clock = Clock()
     monkeypatch.setattr(run, "time", clock)
 
-    def slow(path: Path) -> bool:
-        clock.now += 1.0  # a shared file system under load
-        return False
+    open_record = run.open_record
 
-    monkeypatch.setattr(run, "_has_end", slow)
+    def slow(path: Path) -> BinaryIO:
+        clock.now += 1.0  # a shared file system under load
+        return open_record(path)
+
+    monkeypatch.setattr(run, "open_record", slow)
     run.wait_for_ranks(session.path.parent, 64, 5.0)
     assert clock.now == 105.0
 

@@ -24,6 +24,7 @@ from memtriage.process import active
 from memtriage.treat import phase as phase_module
 from memtriage.treat.parking import transfer
 from memtriage.treat.parking.api import is_parked
+from memtriage.treat.parking.device import Ways
 from memtriage.treat.phase import phase_end
 from support.paths import named
 
@@ -198,23 +199,24 @@ def test_known_caches_are_cleared_and_garbage_is_collected() -> None:
 
 def test_caches_are_cleared_once_while_parking_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    clear, copy_down = phase_module._clear, transfer._copy_down
+    clear, down = phase_module.clear_holders, Ways.down
 
-    def told_clear(policy: PhasePolicy, *, idle: bool) -> Any:
+    def noted_clear(kinds: Any, *, idle: bool, **options: Any) -> Any:
         done.append(f"clear, idle {idle}")
-        return clear(policy, idle=idle)
+        return clear(kinds, idle=idle, **options)
 
-    def told_copies(entries: Any, ways: Any, meanwhile: Any) -> None:
-        done.append("copies begin")
-        copy_down(entries, ways, meanwhile)
-        done.append("copies end")
+    def noted_copy(way: Ways, storage: Any, home: Any) -> None:
+        done.append("copy")
+        down(way, storage, home)
 
-    monkeypatch.setattr(phase_module, "_clear", told_clear)
-    monkeypatch.setattr(transfer, "_copy_down", told_copies)
+    monkeypatch.setattr(phase_module, "clear_holders", noted_clear)
+    monkeypatch.setattr(Ways, "down", noted_copy)
+    monkeypatch.setattr(Ways, "synchronize", lambda way: done.append("synchronize"))
     tensor = torch.ones(3)
     policy = PhasePolicy(park=(tensor,), residue=None)
     report = phase_end("train", policy)
-    assert done == ["copies begin", "clear, idle True", "copies end"]
+    assert done[:4] == ["synchronize", "copy", "clear, idle True", "synchronize"]
+    assert not any("clear" in each for each in done[4:])
     assert report.cleared is not None
     assert report.parked is not None
     done.clear()

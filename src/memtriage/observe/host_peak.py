@@ -20,9 +20,13 @@ class PeakMeter:
 
     Resetting the mark (`5` to `/proc/self/clear_refs`) lowers `VmHWM` for everybody who reads it. Where that
     is forbidden a thread samples the resident set.
+
+    Args:
+        proc: the process's folder in `/proc`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, proc: Path = SELF) -> None:
+        self._proc = proc
         self.source: Literal["kernel", "sampled"] = "kernel"
         self._highest = 0
         self._stop = threading.Event()
@@ -33,7 +37,7 @@ class PeakMeter:
         _note_peak()
         self._highest = rss() or 0
         _running.append(self)
-        if not _reset():
+        if not _reset(self._proc):
             self.source = "sampled"
             self._thread = OwnThread(self._sample)
             self._thread.start()
@@ -69,7 +73,7 @@ def _note_peak() -> None:
             meter.note(highest)
 
 
-def _reset(proc: Path = SELF) -> bool:
+def _reset(proc: Path) -> bool:
     """Set the kernel's high-water mark to the present resident set; whether that worked."""
     try:
         (proc / "clear_refs").write_text("5")

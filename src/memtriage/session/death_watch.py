@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import Final
 
@@ -29,10 +30,28 @@ from memtriage.session.death import (
     owners_of,
 )
 
-_INPUT_EVERY_S: Final = 0.02
-_INPUT_SHARE: Final = 0.002
 _MOST_LOOKED_AT: Final = 3
 """A program that lives through failing allocations may have many; later ones are only counted by torch."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPolicy:
+    """How often the size of the batch is read.
+
+    Attributes:
+        apart_s: least time between two readings: batches of fast steps differ little.
+        share: most of the program's time that the readings may take.
+    """
+
+    apart_s: float = 0.02
+    share: float = 0.002
+
+    def next_s(self, now_s: float, took_s: float) -> float:
+        """When the next reading is due, if the one at `now_s` took `took_s`."""
+        return now_s + max(self.apart_s, took_s / self.share)
+
+
+BATCHES: Final = BatchPolicy()
 
 
 class DeathWatch:
@@ -95,7 +114,7 @@ class DeathWatch:
             self._note_failure("batch size", error)
             return
         took = time.perf_counter() - now
-        self._input_due_s = now + max(_INPUT_EVERY_S, took / _INPUT_SHARE)
+        self._input_due_s = BATCHES.next_s(now, took)
         if found is not None:
             self.batches_vary = self.batches_vary or self.batch_elements not in (None, found)
             self.batch_elements = found

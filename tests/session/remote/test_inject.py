@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,7 +123,11 @@ def test_a_process_that_cannot_import_memtriage_borrows_it(
 ) -> None:
     borrowed = tmp_path / "borrowed"
     borrowed.symlink_to(Path(inject.__file__).parents[2])
-    monkeypatch.setattr(inject, "_folders", lambda: [str(borrowed)])
+    theirs = SimpleNamespace(origin=str(borrowed / "memtriage/__init__.py"))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: theirs if name == "memtriage" else find_spec(name)
+    )
     _, ask = job("without")
     answer = ask()
     assert answer.holders != []

@@ -21,11 +21,10 @@ from memtriage.session.remote.socket_path import (
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(tmp_path: Path) -> Path:
     """Stands in for `/tmp`."""
     folder = tmp_path / "t"
     folder.mkdir()
-    monkeypatch.setattr(socket_path, "_TEMPORARY", folder)
     return folder
 
 
@@ -34,14 +33,14 @@ def mode(path: Path) -> int:
 
 
 def test_below_the_runtime_directory(tmp_path: Path, temporary: Path) -> None:
-    found = place({"XDG_RUNTIME_DIR": str(tmp_path)})
+    found = place({"XDG_RUNTIME_DIR": str(tmp_path)}, temporary)
     assert found == tmp_path / "memtriage" and mode(found) == 0o700
-    assert place({"XDG_RUNTIME_DIR": str(tmp_path)}) == found
+    assert place({"XDG_RUNTIME_DIR": str(tmp_path)}, temporary) == found
 
 
 @pytest.mark.parametrize("runtime", ["", "relative", "/nonexistent/runtime", "/" + "x" * LONGEST_PATH])
 def test_else_in_the_temporary_directory(temporary: Path, runtime: str) -> None:
-    found = place({"XDG_RUNTIME_DIR": runtime})
+    found = place({"XDG_RUNTIME_DIR": runtime}, temporary)
     assert found == temporary / f"memtriage-{os.geteuid()}" and mode(found) == 0o700
 
 
@@ -49,7 +48,7 @@ def test_a_directory_that_others_can_enter_is_closed_to_them(temporary: Path) ->
     folder = temporary / f"memtriage-{os.geteuid()}"
     folder.mkdir()
     folder.chmod(0o755)
-    assert mode(place({})) == 0o700
+    assert mode(place({}, temporary)) == 0o700
 
 
 @pytest.mark.parametrize("kind", ["link", "file", "foreign"])
@@ -65,11 +64,10 @@ def test_a_place_that_is_not_ones_own_is_refused(
     else:
         folder.mkdir()
         user = os.geteuid()
-        monkeypatch.setattr(socket_path, "_TEMPORARY", temporary)
         monkeypatch.setattr(socket_path.os, "geteuid", lambda: user + 1)
         folder.rename(temporary / f"memtriage-{user + 1}")
     with pytest.raises(PlaceError, match="memtriage-"):
-        place({})
+        place({}, temporary)
 
 
 def test_sockets_that_nobody_listens_at_are_removed(tmp_path: Path) -> None:

@@ -70,8 +70,10 @@ def test_a_forked_child_does_not_unlock_what_its_parent_has(monkeypatch: pytest.
 
 def test_refused_memory_is_none_and_nothing_is_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = install(monkeypatch, status=2)
-    monkeypatch.setattr(pinned, "_swallow_stale_error", lambda: None)  # it launches a kernel
+    launched = []
+    monkeypatch.setattr(torch, "ones", lambda size, device: launched.append(device))
     with pytest.warns(PinningFailed, match="refused to page-lock"):
         assert locked_memory(4096) is None
+    assert launched == ["cuda"]  # takes the driver's error, which the next launch would be blamed for
     gc.collect()
     assert [name for name, _ in driver.calls] == ["register"]

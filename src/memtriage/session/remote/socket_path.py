@@ -15,7 +15,7 @@ LONGEST_PATH: Final = 107
 """Bytes of a Unix socket's path: `sun_path` has 108, with the zero at its end."""
 _HIGHEST_PID: Final = 2**22  # the kernel's PID_MAX_LIMIT
 _PROBE_WITHIN_S: Final = 1.0
-_TEMPORARY: Final = Path("/tmp")
+TEMPORARY: Final = Path("/tmp")
 """Not `$TMPDIR`, which job schedulers set, and which who asks may not have."""
 
 
@@ -28,14 +28,18 @@ def name_of(pid: int) -> str:
     return f"memtriage-{pid}.sock"
 
 
-def place(environ: Mapping[str, str] | None = None) -> Path:
+def place(environ: Mapping[str, str] | None = None, temporary: Path = TEMPORARY) -> Path:
     """Return a directory for sockets, made if need be: below `$XDG_RUNTIME_DIR`, else `/tmp/memtriage-UID`.
+
+    Args:
+        environ: the environment; that of this process by default.
+        temporary: stands in for `/tmp`.
 
     Raises:
         PlaceError: none can be had that belongs to this user alone.
     """
     refused = []
-    for directory in places(os.environ if environ is None else environ):
+    for directory in places(os.environ if environ is None else environ, temporary):
         try:
             directory.mkdir(mode=0o700, parents=False, exist_ok=True)
             _check(directory)
@@ -46,13 +50,13 @@ def place(environ: Mapping[str, str] | None = None) -> Path:
     raise PlaceError("; ".join(refused))
 
 
-def places(environ: Mapping[str, str]) -> Iterator[Path]:
+def places(environ: Mapping[str, str], temporary: Path = TEMPORARY) -> Iterator[Path]:
     """Where sockets may be, the best first."""
     runtime = environ.get("XDG_RUNTIME_DIR", "")
     longest = LONGEST_PATH - len(f"/{name_of(_HIGHEST_PID)}")
     if runtime.startswith("/") and len(os.fsencode(f"{runtime}/memtriage")) <= longest:
         yield Path(runtime) / "memtriage"
-    yield _TEMPORARY / f"memtriage-{os.geteuid()}"
+    yield temporary / f"memtriage-{os.geteuid()}"
 
 
 def remove_stale(directory: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import stat
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def test_compiler_source_and_processor_choose_the_library(
     libraries = {build.built()}
     monkeypatch.setenv("CXX", pretended(tmp_path, "two", WRITES))
     libraries.add(build.built())
-    monkeypatch.setattr(build, "_processor", lambda: b"another")
+    monkeypatch.setattr(platform, "machine", lambda: "another")
     libraries.add(build.built())
     source = tmp_path / "adamw.cpp"
     source.write_text("other")
