@@ -1,11 +1,11 @@
 import pytest
 
-from memtriage.prediction.gpu_kinds import MACHINES, machine
+from memtriage.prediction.gpu_kinds import GPU_KINDS, machine
 
 
 def test_names_are_read_kindly():
     assert machine("H200") is machine("h200")
-    assert machine("A100 40GB".replace(" ", "-")) is MACHINES["a100-40gb"]
+    assert machine("A100 40GB".replace(" ", "-")) is GPU_KINDS["a100-40gb"]
 
 
 def test_an_unknown_kind_names_the_known_ones():
@@ -15,3 +15,9 @@ def test_an_unknown_kind_names_the_known_ones():
 
 def test_resident_threads_follow_the_architecture():
     assert [machine(kind).threads_per_multiprocessor for kind in ("h200", "l4", "t4")] == [2048, 1536, 1024]
+
+
+@pytest.mark.parametrize("kind", GPU_KINDS.values(), ids=GPU_KINDS)
+def test_every_kind_has_the_memory_of_a_gpu(kind):
+    assert 10 * 2**30 < kind.memory < 300 * 2**30
+    assert 0 < kind.outside < 2**31

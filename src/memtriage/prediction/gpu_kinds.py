@@ -45,7 +45,7 @@ class GpuKind:
 _H200_OUTSIDE: Final = 767 * MIB
 
 # Capabilities and multiprocessors: NVIDIA's data sheets and the CUDA programming guide.
-MACHINES: Final[dict[str, GpuKind]] = {
+GPU_KINDS: Final[dict[str, GpuKind]] = {
     "h200": GpuKind("NVIDIA H200", (9, 0), 132, 150109880320, _H200_OUTSIDE, measured=True),
     "h100": GpuKind("NVIDIA H100 80GB HBM3", (9, 0), 132, 80 * _GIB, _H200_OUTSIDE),
     "h100-pcie": GpuKind("NVIDIA H100 PCIe", (9, 0), 114, 80 * _GIB, _H200_OUTSIDE),
@@ -68,7 +68,7 @@ def machine(kind: str) -> GpuKind:
     Raises:
         ValueError: when there is none, naming those that there are.
     """
-    kind_of_gpu = MACHINES.get(kind.lower().replace(" ", "").replace("_", "-"))
+    kind_of_gpu = GPU_KINDS.get(kind.lower().replace(" ", "").replace("_", "-"))
     if kind_of_gpu is None:
-        raise ValueError(f"no GPU kind {kind!r}; expected one of {', '.join(MACHINES)}")
+        raise ValueError(f"no GPU kind {kind!r}; expected one of {', '.join(GPU_KINDS)}")
     return kind_of_gpu
