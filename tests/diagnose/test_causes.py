@@ -231,3 +231,25 @@ def test_nothing_is_lost_and_nothing_counts_twice(parts: list[tuple[HolderPath, 
 def test_an_anchor_ends_before_the_graph() -> None:
     assert anchor_of((*X, *graph("AddBackward0", saved="self"))) == X
     assert anchor_of(X) == X
+
+
+def test_findings_without_a_path_are_one_cause_by_their_holder() -> None:
+    nodes = [
+        Finding(kind="leak", device=device, holder=holder, bytes_per_step=9, bytes=90)
+        for device, holder in (
+            ("cpu", "native Tensor"),
+            ("cpu", "native Tensor"),
+            ("cpu", "native Node"),
+            ("cpu", None),
+        )
+    ]
+    assert len(one_a_cause(nodes[:2])) == 1
+    assert len(one_a_cause([nodes[0], nodes[2]])) == 2
+    assert len(one_a_cause([nodes[3], nodes[3]])) == 2
+    assert len(one_a_cause([nodes[0], msgspec.structs.replace(nodes[1], device="cuda:0")])) == 2
+
+
+def test_a_place_that_differs_keeps_its_kind() -> None:
+    hooks = [(*PARAMS, item("*"), PathSegment(SegmentKind.HOOKS, name), item("*")) for name in ("aa", "bb")]
+    joined = common_holder(*hooks)
+    assert joined is not None and joined[-2] == PathSegment(SegmentKind.HOOKS, "*")

@@ -163,3 +163,7 @@ def test_traceback_frames_are_innermost_first() -> None:
     names = [frame.f_code.co_name for frame in traceback_frames(caught.value.__traceback__)]
     assert names == ["failing", "test_traceback_frames_are_innermost_first"]
     assert traceback_frames(None) == []
+
+
+def test_shapes_are_known_of_an_input_of_one_element() -> None:
+    assert shapes(x=torch.ones(1, 1)) == {"batch": 1, "sequence": 1}

@@ -29,8 +29,10 @@ def test_what_no_node_has_is_refused_at_once(tmp_path: Path) -> None:
     eight = trials_of(tmp_path, "a", head=HEAD + "ranks = 8\n")
     with pytest.raises(TrialsError, match=r"8 GPUs .*\(the most GPUs are 4\)"):
         demand_of(eight, [{"CPU": 64, "GPU": 4}, {"CPU": 64, "GPU": 4}])
-    with pytest.raises(TrialsError):
-        demand_of(eight, [])
+    asked = trials_of(tmp_path, "a", more="[ray]\ngpus = 1\n")
+    for nodes in ([], [{"CPU": 64}]):
+        with pytest.raises(TrialsError, match=r"\(the most GPUs are 0\)"):
+            demand_of(asked, nodes)
 
 
 def test_how_many_fit() -> None:

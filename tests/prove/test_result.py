@@ -156,3 +156,14 @@ def test_few_trials_say_that_their_intervals_are_over_steps(tmp_path: Path) -> N
     memory = report.variants[1].figures["allocated"].against_baseline
     assert memory is not None
     assert (memory.spread, memory.within_noise) == (None, None)
+
+
+@pytest.mark.parametrize("rounds", [5, 6])
+def test_six_trials_are_enough_for_the_confidence(tmp_path: Path, rounds: int) -> None:
+    trials = trials_of(tmp_path, "a", "b", head=HEAD.replace("repeats = 3", f"repeats = {rounds}"))
+    state = ComparisonState(tmp_path / "out", trials)
+    for number in range(rounds):
+        for name in "ab":
+            write_trial(state, name, number, [1.0, 1.0, 1.1, 0.9])
+    notes = make_report(trials, state).notes
+    assert any("6 trials are the fewest for 95 %" in note for note in notes) is (rounds < 6)

@@ -64,5 +64,7 @@ def test_what_cublas_can_read(matrix, expected):
 
 def test_what_it_cannot_read_is_copied():
     spread = torch.empty(1).expand(4, 8)
+    biased = (torch.empty(2), torch.empty(4, 8), torch.empty(1).expand(8, 2))
+    assert copies(aten.addmm.default, biased) == [8 * 2 * 4]
     assert copies(aten.mm.default, (spread, torch.empty(8, 2))) == [4 * 8 * 4]
     assert copies(aten.mm.default, (torch.empty(4, 8), torch.empty(8, 2))) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -166,6 +167,14 @@ def test_a_band_spans_the_ranks_that_have_no_lane() -> None:
     assert middle == [3 * WEIGHTS + step * 19 * MIB for step in (1, 2, 3)]
     assert high == [3 * WEIGHTS + step * 39 * MIB for step in (1, 2, 3)]
     assert set(host["band"]["values"]) == {"pinned", "malloc", "held", "rss"}
+
+
+def test_a_figure_of_zero_is_known_to_the_band() -> None:
+    ranks = [gpu_rank(number, 3, steps=3, growth=0) for number in range(3)]
+    for rank in ranks:
+        rank.marks[:] = [msgspec.structs.replace(mark, allocated=mark.step // 2) for mark in rank.marks]
+    gpu, _ = charts(ranks, ranks[:1], lambda number, on_host: None, None)
+    assert all(unpack(edge) == [0, 1, 1] for edge in gpu["band"]["values"]["allocated"])
 
 
 def test_the_band_of_a_long_run_keeps_its_extremes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.treat.offload.tiles import ALIGNMENT, Share, aligned, pack
+from memtriage.treat.offload.tiles import ALIGNMENT, Share, aligned, pack, room
 
 NUMELS = st.lists(st.integers(0, 3000), min_size=1, max_size=8)
 CAPACITIES = st.integers(1, 12).map(lambda units: units * ALIGNMENT)
@@ -51,3 +51,7 @@ def test_the_shares_lengths_sum_to_the_parameter(numel: int, ranks: int) -> None
     shares = [Share(numel, ranks, rank) for rank in range(ranks)]
     assert sum(share.length for share in shares) == numel
     assert all(share.length <= share.chunk for share in shares)
+
+
+def test_room_of_a_tile_is_that_of_one_wide_block_at_least() -> None:
+    assert (room(64), room(4096)) == (64 * 4, 4096 * 2)
