@@ -14,13 +14,12 @@ from memtriage.allocator.settings import AllocatorSettings, parse_conf
 from memtriage.model.plan import PlannedPeak
 from memtriage.planning.changes import Changes, changed, conf_of
 from memtriage.planning.facts import UNKNOWN, Facts, Observer
-from memtriage.prediction.api import traced
 from memtriage.prediction.build import Build, Built
 from memtriage.prediction.gpu_kinds import GpuKind
 from memtriage.prediction.lifetimes import FREE, AllocationTrace, LifetimeEvent
 from memtriage.prediction.owners import owners_at
 from memtriage.prediction.simulate import phase_at, replay
-from memtriage.prediction.trace import Trace
+from memtriage.prediction.trace import Trace, trace
 from memtriage.prediction.watch import TracedProgram
 
 KEPT_TRACES: Final = 3
@@ -188,17 +187,17 @@ class Evaluator:
         program = self._build
         if not isinstance(program, TracedProgram):
             program = self._watched(program, changes, observer, work, counted)
-        trace = traced(
+        recorded = trace(
             program, self._kind, self._version, self._steps, self._world_size, allocator_conf=self._conf
         )
         if any(change.loads for change in changes):
-            drop_before_training(trace.recording)
+            drop_before_training(recorded.recording)
         self.traces += 1
-        self.notes.update(dict.fromkeys(trace.notes))
+        self.notes.update(dict.fromkeys(recorded.notes))
         factor = 1.0
         for change in changes:
             factor *= change.work_factor
-        made = self._traces[key] = _Traced(trace, counted[0] * factor, frozenset(work.uncounted))
+        made = self._traces[key] = _Traced(recorded, counted[0] * factor, frozenset(work.uncounted))
         while len(self._traces) > KEPT_TRACES:
             self._traces.popitem(last=False)
         return made

@@ -12,14 +12,13 @@ from msgspec import UNSET
 from memtriage.allocator.settings import NEWEST, OLDEST, parse_conf, parse_version
 from memtriage.model.prediction import PredictedStep, Prediction
 from memtriage.prediction.against import compare, read_device
-from memtriage.prediction.build import Build, BuildError, failure
+from memtriage.prediction.build import Build
 from memtriage.prediction.distributed import nccl
-from memtriage.prediction.distributed.world import check_world
 from memtriage.prediction.gpu_kinds import GpuKind, machine
 from memtriage.prediction.owners import owners_at
 from memtriage.prediction.peak_table import peak_table
 from memtriage.prediction.simulate import phase_at, replay
-from memtriage.prediction.trace import Trace, trace
+from memtriage.prediction.trace import trace
 from memtriage.prediction.watch import TracedProgram
 
 MEASURED_ON: Final = "NVIDIA H200"
@@ -68,7 +67,7 @@ def predict_program(
         raise ValueError(f"steps={steps}; expected at least 1, and 2 for a step in steady state")
     # Read first: what is wrong with it is to be known before the trace.
     recorded = None if against is None else read_device(against, rank)
-    traced_program = traced(build, kind, version, steps, world_size, rank, explain, allocator_conf, progress)
+    traced_program = trace(build, kind, version, steps, world_size, rank, explain, allocator_conf, progress)
     counters = replay(traced_program.recording, traced_program.settings, kind.memory, traced_program.steps)
     # Steps of a script may differ. The first lacks what the optimizer makes in it.
     settled = (counters[1:] or counters) if traced_program.varies else counters[-1:]
@@ -104,32 +103,6 @@ def predict_program(
             traced_program, traced_program.settings, kind.memory, traced_program.steps, outside, *recorded
         ),
     )
-
-
-def traced(
-    build: Build | TracedProgram,
-    kind: GpuKind,
-    version: tuple[int, int],
-    steps: int,
-    world_size: int = 1,
-    rank: int = 0,
-    explain: bool = False,
-    allocator_conf: str | None = "",
-    progress: Callable[[int, int], None] | None = None,
-) -> Trace:
-    """What the program allocates, as one rank of `world_size`.
-
-    Raises:
-        BuildError: the program cannot be traced; the text says what to change.
-        ValueError: there is no such rank, or no process group can be made for it.
-    """
-    check_world(world_size, rank)
-    try:
-        return trace(build, kind, version, steps, world_size, rank, explain, allocator_conf, progress)
-    except BuildError:
-        raise
-    except Exception as error:
-        raise failure(error) from error
 
 
 def _notes(kind: GpuKind, version: tuple[int, int], steps: int, needed: int) -> list[str]:

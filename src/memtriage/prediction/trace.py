@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +13,7 @@ from memtriage.observe.hooks import TrainingHooks
 from memtriage.prediction.allocator_conf import AllocatorConf
 from memtriage.prediction.build import EXPECTED, Build, BuildError, check_built, check_done, failure
 from memtriage.prediction.distributed.collectives import Collectives
-from memtriage.prediction.distributed.world import fake_world
+from memtriage.prediction.distributed.world import check_world, fake_world
 from memtriage.prediction.fake_cuda.autocast import Autocast
 from memtriage.prediction.fake_cuda.composites import Composites
 from memtriage.prediction.fake_cuda.overrides import Overrides
@@ -88,6 +88,18 @@ class BuildFunction(TracedProgram):
         return steps
 
 
+@contextmanager
+def _failures_described(notes: Notes | None = None) -> Iterator[None]:
+    """Raise what fails inside as a `BuildError` that says what to change, and what had been assumed."""
+    try:
+        yield
+    except BuildError:
+        raise
+    except Exception as error:
+        raise failure(error, () if notes is None else notes.assumptions()) from error
+
+
+@_failures_described()
 def trace(
     build: Build | TracedProgram,
     machine: GpuKind,
@@ -99,7 +111,7 @@ def trace(
     allocator_conf: str | None = "",
     progress: Callable[[int, int], None] | None = None,
 ) -> Trace:
-    """Runs `build` and `steps` steps as one rank of `world_size`.
+    """Run `build` and `steps` steps as one rank of `world_size`.
 
     Args:
         explain: also find out which module makes what.
@@ -107,9 +119,10 @@ def trace(
         progress: called with the number of each step that begins, from 1, and how many are wanted.
 
     Raises:
-        BuildError: the program cannot be traced; the text says what to change.
-        ConfError: torch would refuse `allocator_conf`.
+        BuildError: the program cannot be traced, there is no such rank, or torch would refuse
+            `allocator_conf`; the text says what to change.
     """
+    check_world(world_size, rank)
     notes = Notes()
     conf = AllocatorConf(allocator_conf, version, notes)
     lifetimes = Lifetimes(torch.is_grad_enabled)
@@ -141,12 +154,8 @@ def trace(
             places = watch.places = Places()
             lifetimes.allocated = places.note
             stack.enter_context(places.followed())
-        try:
+        with _failures_described(notes):
             made = program.run(watch, steps)
-        except BuildError:
-            raise
-        except Exception as error:
-            raise failure(error, notes.assumptions()) from error
         lifetimes.close()
     for remark in watch.remarks():
         notes.add("step", remark)

@@ -30,14 +30,14 @@ def check_world(size: int, rank: int) -> None:
     """Whether this process can play such a rank.
 
     Raises:
-        ValueError: there is no such rank, this build of torch has no process groups, or one is there already.
+        BuildError: there is no such rank, this build of torch has no process groups, or one is there already.
     """
     if size < 1 or not 0 <= rank < size:
-        raise ValueError(f"world_size={size}, rank={rank}; expected a rank from 0 up to world_size - 1")
+        raise BuildError(f"world_size={size}, rank={rank}; expected a rank from 0 up to world_size - 1")
     if size > 1 and not dist.is_available():
-        raise ValueError(f"world_size={size}; this build of torch has no torch.distributed")
+        raise BuildError(f"world_size={size}; this build of torch has no torch.distributed")
     if size > 1 and dist.is_initialized():
-        raise ValueError(
+        raise BuildError(
             f"world_size={size}; a process group exists already: predict before it is made, or in another "
             "process"
         )
