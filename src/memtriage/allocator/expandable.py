@@ -46,7 +46,7 @@ class Pages:
     Args:
         driver: gives and takes the memory.
         new_range: makes a segment that is nothing but unmapped addresses.
-        mapped, unmapped: told of every change.
+        mapped, unmapped: called at every change.
     """
 
     def __init__(self, driver: Driver, new_range: NewRange, mapped: Notice, unmapped: Notice) -> None:

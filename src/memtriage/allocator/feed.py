@@ -1,6 +1,6 @@
 """Feeds a simulator with the allocations and frees of a recorded trace, in their order.
 
-What the simulator is told is what the program asked for: sizes, streams, pools, and when a stream was done.
+The simulator gets what the program asked for: sizes, streams, pools, and when a stream was done.
 Where the recording put a block is used for one thing only: to know which block a later free means.
 """
 
@@ -43,18 +43,18 @@ class AwaitingBlock(NamedTuple):
 class PoolsByAddress:
     """Which pool an allocation was made from, where the recording does not say so (before torch 2.12).
 
-    Then it is told by the segment that has its address at the end, if that was there already; segments that
-    were given back before the end count as the default pool's.
+    Then it is inferred from the segment that has its address at the end, if that was there already; segments
+    that were given back before the end count as the default pool's.
     """
 
     def __init__(self, trace: TraceColumns, segments: Sequence[Segment]) -> None:
         private = sorted(
-            (one for one in segments if one.pool != DEFAULT_POOL), key=lambda segment: segment.address
+            (area for area in segments if area.pool != DEFAULT_POOL), key=lambda segment: segment.address
         )
         made = np.flatnonzero(trace.kind == SEGMENT_ALLOC)
         last = dict(zip(trace.address[made].tolist(), made.tolist(), strict=True))
-        self._starts = [one.address for one in private]
-        self._private = [(one.end, last.get(one.address, -1), one.pool) for one in private]
+        self._starts = [area.address for area in private]
+        self._private = [(area.end, last.get(area.address, -1), area.pool) for area in private]
 
     def of(self, address: int, index: int) -> tuple[int, int]:
         """The pool's id, by the address and the index of the event."""
@@ -134,12 +134,12 @@ class Feed:
     def empty_cache(self, index: int) -> None:
         """Empty the cache where the recording did, beginning with this event.
 
-        That a private pool was released is told by nothing but a segment of it that is given back.
+        Only a segment of a private pool that is given back shows that the pool was released.
         """
-        for one in range(index, len(self._kinds)):
-            if self._kinds[one] not in GIVEN_BACK:
+        for event in range(index, len(self._kinds)):
+            if self._kinds[event] not in GIVEN_BACK:
                 break
-            first, end = self._addresses[one], self._addresses[one] + self._sizes[one]
+            first, end = self._addresses[event], self._addresses[event] + self._sizes[event]
             inside = {pool for address, pool in self._in_private_pools.items() if first <= address < end}
             for pool in inside:
                 self._simulator.release_pool(pool)

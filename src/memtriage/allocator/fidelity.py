@@ -200,7 +200,7 @@ class _Run:
 
     def check_end(self, segments: Sequence[Segment]) -> None:
         """Compare the segments and blocks that are left."""
-        simulated = [_layout(one) for one in self.simulator.snapshot()]
+        simulated = [_layout(segment) for segment in self.simulator.snapshot()]
         recorded = [_layout(segment) for segment in sorted(segments, key=lambda segment: segment.address)]
         for left, right in zip(simulated, recorded, strict=False):
             if left != right:
@@ -242,9 +242,9 @@ class _Run:
             return False
         coming = self._expected[due]
         together = range(index, coming.index)
-        if coming.kind in _TAKEN or any(self._kinds[one] != FREE_COMPLETED for one in together):
+        if coming.kind in _TAKEN or any(self._kinds[event] != FREE_COMPLETED for event in together):
             return False
-        waiting = [self._feed.waiting.get(self._addresses[one]) for one in together]
+        waiting = [self._feed.waiting.get(self._addresses[event]) for event in together]
         if None in waiting or len(waiting) != len(self._feed.waiting):
             return False
         request = self._next_request(coming.index)
@@ -257,7 +257,7 @@ class _Run:
     def _next_request(self, index: int) -> int | None:
         """Index of the next allocation from here on, whether it failed or not."""
         later = range(index, len(self._kinds))
-        return next((one for one in later if self._kinds[one] in (ALLOC, OOM)), None)
+        return next((event for event in later if self._kinds[event] in (ALLOC, OOM)), None)
 
     def _left_to_malloc(self, due: int) -> bool:
         """True where memory was given back under pressure, and not by `empty_cache()`.
@@ -268,7 +268,7 @@ class _Run:
         """
         if not self._limited:
             return False
-        after = next((one for one in self._expected[due:] if one.kind not in GIVEN_BACK), None)
+        after = next((event for event in self._expected[due:] if event.kind not in GIVEN_BACK), None)
         if after is None:
             return False
         between = self._kinds[self._expected[due].index : after.index]

@@ -180,11 +180,11 @@ def _virtual_ranges(trace: TraceColumns, segments: Sequence[Segment]) -> list[Re
     addresses, sizes, streams = trace.address[mapping], trace.size[mapping], trace.stream[mapping]
     expandable = [segment for segment in segments if segment.page is not None]
     ranges = Ranges(zip(addresses.tolist(), (addresses + sizes).tolist(), strict=True))
-    for one in expandable:
-        ranges.add(one.address, one.end)
+    for segment in expandable:
+        ranges.add(segment.address, segment.end)
     regions: list[Region] = []
     for first, end in ranges:
-        inside = [one for one in expandable if first <= one.address < end]
+        inside = [segment for segment in expandable if first <= segment.address < end]
         if inside:
             page, stream, pool = inside[0].page or LARGE_PAGE, inside[0].stream, inside[0].pool
         else:

@@ -115,7 +115,9 @@ def _result(walk: ReplayWalk, segments: Sequence[Segment], block_stacks: Mapping
     size = np.array([*walk.sizes, *(size for _, size, _ in late)], np.int64)
     died = np.array(walk.died + [-1] * len(late), np.int32)
     gone = np.array(walk.gone + [-1] * len(late), np.int32)
-    address = _joined([one.address for one in old], trace.address[allocs], [one for one, _, _ in late])
+    address = _joined(
+        [block.address for block in old], trace.address[allocs], [block for block, _, _ in late]
+    )
     stack = _joined([0] * len(old), trace.stack[allocs], [0] * len(late)).astype(np.int32)
     for life in np.flatnonzero((died < 0) & (stack == 0)).tolist():
         stack[life] = block_stacks.get(int(address[life]), 0)
@@ -128,8 +130,8 @@ def _result(walk: ReplayWalk, segments: Sequence[Segment], block_stacks: Mapping
         gone=gone,
         address=address,
         size=size,
-        requested=_joined([one.requested for one in old], trace.size[allocs], [r for _, _, r in late]),
-        stream=_joined([one.stream for one in old], trace.stream[allocs], [0] * len(late)),
+        requested=_joined([block.requested for block in old], trace.size[allocs], [r for _, _, r in late]),
+        stream=_joined([block.stream for block in old], trace.stream[allocs], [0] * len(late)),
         stack=stack,
         pool=[
             trace.pool.get(event) or (walk.regions[home].pool if home >= 0 else DEFAULT_POOL)

@@ -58,15 +58,15 @@ def restore(simulator: Simulator, start: StartingState) -> dict[int, SimBlock]:
 
 def _virtual_ranges(simulator: Simulator, start: StartingState) -> Iterator[list[Region]]:
     """Mapped regions of expandable segments, those of one virtual range together."""
-    expandable = [one for one in start.regions if one.page]
+    expandable = [mapping for mapping in start.regions if mapping.page]
     groups: dict[tuple[tuple[int, int], int, int], list[list[Region]]] = {}
-    for one in sorted(expandable, key=lambda region: region.address):
-        known = groups.setdefault((one.pool, one.stream, one.page), [])
-        arena = simulator.arena(one.pool, one.stream, small=one.page == SMALL_SEGMENT)
-        if known and one.end <= known[-1][0].address + simulator.backing.range_size(arena):
-            known[-1].append(one)
+    for mapping in sorted(expandable, key=lambda region: region.address):
+        known = groups.setdefault((mapping.pool, mapping.stream, mapping.page), [])
+        arena = simulator.arena(mapping.pool, mapping.stream, small=mapping.page == SMALL_SEGMENT)
+        if known and mapping.end <= known[-1][0].address + simulator.backing.range_size(arena):
+            known[-1].append(mapping)
         else:
-            known.append([one])
+            known.append([mapping])
     return (ranges for known in groups.values() for ranges in known)
 
 

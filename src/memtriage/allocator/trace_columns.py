@@ -35,7 +35,7 @@ _NODE: Final = re.compile(r"Backward\w*::apply$|AccumulateGrad::apply$")
 _CHUNK: Final = 1 << 16
 """Events converted at a time: bounds the temporary lists."""
 _MAX_IDENTITIES: Final = 1 << 16
-"""Distinct lists of frames told by identity; a file that shares no frames has one for every event."""
+"""Distinct lists of frames, by identity; a file that shares no frames has one for every event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +119,11 @@ def trace_columns(trace: list[Mapping[str, Any]], stacks: StackTable) -> TraceCo
 
 def _fill(columns: TraceColumns, start: int, part: Sequence[Mapping[str, Any]], stacks: StackTable) -> None:
     span = slice(start, start + len(part))
-    columns.kind[span] = [_CODES.get(one["action"], OTHER_EVENT) for one in part]
-    columns.time_us[span] = [one.get("time_us", 0) for one in part]
-    columns.address[span] = [one.get("addr", 0) for one in part]
-    columns.size[span] = [one["size"] for one in part]
-    columns.stream[span] = [one.get("stream", 0) for one in part]
+    columns.kind[span] = [_CODES.get(event["action"], OTHER_EVENT) for event in part]
+    columns.time_us[span] = [event.get("time_us", 0) for event in part]
+    columns.address[span] = [event.get("addr", 0) for event in part]
+    columns.size[span] = [event["size"] for event in part]
+    columns.stream[span] = [event.get("stream", 0) for event in part]
     columns.stack[span] = _stack_numbers(part, stacks)
     for offset in np.flatnonzero(columns.kind[span] == _CODES["oom"]).tolist():
         free = part[offset].get("device_free")
@@ -141,8 +141,8 @@ def _stack_numbers(part: Sequence[Mapping[str, Any]], stacks: StackTable) -> lis
     numbers = []
     last: object = None
     current = 0
-    for one in part:
-        frames = one.get("frames")
+    for event in part:
+        frames = event.get("frames")
         # A free is two events with one list, as is a block that needed a new segment.
         if frames is not last:
             last = frames
@@ -155,14 +155,14 @@ def named_spans(raw: object) -> tuple[Annotation, ...]:
     """The spans that `record_function` named, in order of their start."""
     open_spans: dict[tuple[str, int | None], list[int]] = {}
     spans: list[Annotation] = []
-    for one in raw if isinstance(raw, list) else ():
-        if not isinstance(one, dict):
+    for span in raw if isinstance(raw, list) else ():
+        if not isinstance(span, dict):
             continue
-        name, device, time = str(one.get("name", "")), one.get("device"), one.get("time_us")
+        name, device, time = str(span.get("name", "")), span.get("device"), span.get("time_us")
         if not isinstance(time, int):
             continue
         index = device if isinstance(device, int) else None
-        if one.get("stage") == "START":
+        if span.get("stage") == "START":
             open_spans.setdefault((name, index), []).append(time)
         else:
             started = open_spans.get((name, index))

@@ -3,9 +3,9 @@
 The allocations and frees of the recording, in their order, go through the simulator under each setting.
 Known limitations: new segments get other addresses than in the recording, which up to torch 2.12 breaks ties
 between blocks of equal size differently; a program that acts differently when memory is short (it retries
-with a smaller batch) is taken to act as recorded; what was alive before the recording began is allocated anew
-in order of address; where memory is limited, every flush of the cache in the recording is taken to have come
-from that limit.
+with a smaller batch) is taken to act as recorded; what was alive before the recording began is allocated
+again in order of address; where memory is limited, every flush of the cache in the recording is taken to have
+come from that limit.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def _named_modules(modules: list[Any]) -> list[tuple[str, Any]]:
     named: list[tuple[str, Any]] = []
     seen: set[int] = set()
     # Modules that contain each other have no outermost one: they come last, in any order.
-    for start in [*(one for one in modules if id(one) not in inner), *modules]:
+    for start in [*(module for module in modules if id(module) not in inner), *modules]:
         waiting = [(name_of(type(start)), start)]
         while waiting:
             path, module = waiting.pop()

@@ -41,8 +41,8 @@ def verdict(findings: Iterable[Finding], died_of_memory: bool, judged: Mapping[s
     for word, causes in _IN_ORDER:
         if certain & causes:
             return word
-    followed = [one for one in judged.values() if one.scale is not None]
-    flat = all(one.detection_limit is not None for one in followed)
+    followed = [counter for counter in judged.values() if counter.scale is not None]
+    flat = all(counter.detection_limit is not None for counter in followed)
     return "clean" if followed and flat and not suspected else "not_judged"
 
 

@@ -38,7 +38,7 @@ class HolderChange(msgspec.Struct, kw_only=True):
         device: `cuda:N` or `cpu`.
         holder: its path as printed; made from `holder_path` where that is given.
         holder_path: its path.
-        bytes: the difference; below zero where it let go.
+        bytes: the difference; below zero where memory was freed.
         count: storages more or less.
         owner: what most of its bytes are.
     """
@@ -88,7 +88,7 @@ class OutputHold(msgspec.Struct, kw_only=True):
 
 
 class Freed(msgspec.Struct, kw_only=True):
-    """What was let go of. `bytes` by device, as censuses before and after found them; `frames` emptied."""
+    """What was freed. `bytes` by device, as censuses before and after found them; `frames` emptied."""
 
     bytes: dict[str, int]
     frames: int

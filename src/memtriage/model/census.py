@@ -126,7 +126,7 @@ GroupKey = tuple[str, HolderPath]
 
 
 class GroupDetail(msgspec.Struct, kw_only=True):
-    """What a closer look at a group told.
+    """What a closer look at a group found.
 
     Attributes:
         retained: bytes of the group that would be freed if its holders released them; less than all of them

@@ -97,7 +97,7 @@ class SegmentPinning(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         segments: segments in which it has a block.
         nbytes: bytes of these segments: what it pins, alone or with others.
-        releasable: bytes that `empty_cache()` could return if it let go, beyond what it could return now.
+        releasable: bytes that `empty_cache()` could return once it is cleared, beyond what it can now.
     """
 
     segments: int
@@ -145,7 +145,7 @@ class Cleared(msgspec.Struct, kw_only=True):
     Attributes:
         entries: one outcome for each entry that was asked for, in the order of the catalogue.
         before: the allocator's figures by device at first.
-        after_clear: the same when the entries had let go.
+        after_clear: the same after the entries were cleared.
         after: the same when garbage was collected and the cache emptied.
         collected: objects that the cyclic collector found; None where it was not run.
         cache: `emptied`, or why it was not.

@@ -67,7 +67,7 @@ RecordedOwner = Literal[
     "c++ only",
     "before the recording",
 ]
-"""What a block can be, told by its frames and its life. The indices stand in `owner` columns.
+"""What a block can be, inferred from its frames and its life. `owner` columns have the indices.
 
 The words are those of the census where a recording can tell as much. The three temporaries die in the phase
 that made them; `variable` has frames that say no more than where; `c++ only` has no frames, and no step to

@@ -11,7 +11,7 @@ from memtriage.model.ledger import Ledger
 from memtriage.model.marks import Mark
 
 MOST_NAMES: Final = 32
-"""Names of marks that are told of, the first ones: a program may give every mark a name of its own."""
+"""Names of marks that are reported, the first ones: a program may give every mark a name of its own."""
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,7 +41,7 @@ ADVICE: Final[Mapping[ResidueCause, ResidueAdvice]] = {
     ),
     "program": ResidueAdvice(
         "the program still holds them ({owner}) at the end of the phase",
-        "let go of it before the phase ends, park it (PhasePolicy(park=...)), or register what "
+        "release it before the phase ends, park it (PhasePolicy(park=...)), or register what "
         "clears it, so that the phase does (memtriage.register_holder)",
     ),
 }

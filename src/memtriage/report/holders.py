@@ -36,46 +36,46 @@ def render(here: Sequence[HolderHere], console: Console, *, every: bool) -> None
         every: those too that do not apply to what is installed.
     """
     page = Page(console)
-    shown = [one for one in here if one.applies or every]
+    shown = [holder for holder in here if holder.applies or every]
     page.line(
         (f"{len(here)} known holders", "bold"),
-        (f", {sum(one.applies for one in here)} of them in what is installed here", ""),
+        (f", {sum(holder.applies for holder in here)} of them in what is installed here", ""),
     )
     for library, version in _libraries(here):
         page.field(library, version or "not installed", labels=28)
-    for library, group in groupby(shown, key=lambda one: one.library):
+    for library, group in groupby(shown, key=lambda holder: holder.library):
         page.heading(library)
-        for one in group:
-            _entry(page, one)
+        for holder in group:
+            _entry(page, holder)
     if not every and len(shown) < len(here):
         page.gap()
         page.line((f"{len(here) - len(shown)} more do not apply here: `memtriage holders --all`", "dim"))
 
 
 def _libraries(here: Iterable[HolderHere]) -> Iterator[tuple[str, str | None]]:
-    seen: dict[str, str | None] = {one.library: one.version for one in here if one.versions}
+    seen: dict[str, str | None] = {holder.library: holder.version for holder in here if holder.versions}
     return ((library, version) for library, version in seen.items() if library not in _NO_LIBRARY)
 
 
 _NO_LIBRARY: Final = ("any program",)
 
 
-def _entry(page: Page, one: HolderHere) -> None:
+def _entry(page: Page, holder: HolderHere) -> None:
     page.gap()
-    page.line((f"  {one.name}", "bold"), (f"  {one.kind}, cleared: {one.policy}", ""))
-    page.field("symbol", one.symbol, labels=_LABELS)
-    page.field("holds", one.holds, labels=_LABELS)
-    if one.versions != "all":
-        page.field("versions", one.versions, labels=_LABELS)
-        page.field("here", one.reason, labels=_LABELS)
-    if one.clears:
-        page.field("cleared by", one.clears, labels=_LABELS)
-    if one.why:
-        page.field("not by itself" if one.policy == "on request" else "never", one.why, labels=_LABELS)
-    if one.policy != "never":
-        page.field("not while", conditions(one.forbidden), labels=_LABELS)
-    if one.refills:
-        page.field("refills", one.refills, labels=_LABELS)
+    page.line((f"  {holder.name}", "bold"), (f"  {holder.kind}, cleared: {holder.policy}", ""))
+    page.field("symbol", holder.symbol, labels=_LABELS)
+    page.field("holds", holder.holds, labels=_LABELS)
+    if holder.versions != "all":
+        page.field("versions", holder.versions, labels=_LABELS)
+        page.field("here", holder.reason, labels=_LABELS)
+    if holder.clears:
+        page.field("cleared by", holder.clears, labels=_LABELS)
+    if holder.why:
+        page.field("not by itself" if holder.policy == "on request" else "never", holder.why, labels=_LABELS)
+    if holder.policy != "never":
+        page.field("not while", conditions(holder.forbidden), labels=_LABELS)
+    if holder.refills:
+        page.field("refills", holder.refills, labels=_LABELS)
 
 
 def conditions(forbidden: Iterable[str]) -> str:
@@ -175,7 +175,7 @@ def markdown() -> str:
 
 def _lines() -> Iterator[str]:
     yield _HEAD
-    for library, group in groupby(BUILT_IN, key=lambda one: one.library):
+    for library, group in groupby(BUILT_IN, key=lambda holder: holder.library):
         yield f"## {library[0].upper()}{library[1:]}"
         yield ""
         yield _TABLE_HEAD

@@ -105,6 +105,13 @@ def test_an_outlier_is_held_against_its_own_stage() -> None:
     assert grouping.differences == {}
 
 
+def test_many_strays_between_two_levels_make_no_groups() -> None:
+    levels = [20 * GIB] * 8 + [40 * GIB] * 8
+    strays = [(50 + 10 * number) * GIB for number in range(4)]
+    assert len(group_ranks(job(levels + strays[:1])).groups) == 2
+    assert len(group_ranks(job(levels + strays)).groups) == 1
+
+
 def test_figures_of_many_modes_do_not_split_ranks_into_splinters() -> None:
     noise = random.Random(3)
     ranks = [

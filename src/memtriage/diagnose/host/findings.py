@@ -263,7 +263,7 @@ def pinned_remedy(torch_version: str) -> str:
     overwrite the heap. So below 2.14.1 only the limit on cached sizes is named: blocks above it are neither
     rounded nor cached. The limit on rounding alone leaves caching unlimited and is never proposed there.
     """
-    numbers = [int(part) for part in torch_version.partition("+")[0].split(".")[:3] if part.isdigit()]
+    numbers = [int(part) for part in torch_version.partition("+")[0].split(".") if part.isdigit()]
     version = (*numbers, 0, 0, 0)[:3]
     if version < (2, 13, 0):
         return f"this torch has no setting against it: {_ANY_VERSION}"

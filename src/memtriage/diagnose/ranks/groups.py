@@ -71,20 +71,20 @@ POLICY: Final = GroupPolicy()
 _MIB: Final = 1024**2
 _GIB: Final = 1024**3
 
-GROWTH: Final = FigurePolicy("growth", lambda one: one.growth, 64 * 1024, 0.0, 0.0, "above")
+GROWTH: Final = FigurePolicy("growth", lambda figures: figures.growth, 64 * 1024, 0.0, 0.0, "above")
 SIZES: Final = (
-    FigurePolicy("allocated", lambda one: one.allocated, 64 * _MIB, 0.02, 0.10),
+    FigurePolicy("allocated", lambda figures: figures.allocated, 64 * _MIB, 0.02, 0.10),
     # The longest batch that a rank happened to get shows in these two.
-    FigurePolicy("reserved", lambda one: one.reserved, 64 * _MIB, 0.05, 0.10),
-    FigurePolicy("peak", lambda one: one.peak, 64 * _MIB, 0.05, 0.10),
+    FigurePolicy("reserved", lambda figures: figures.reserved, 64 * _MIB, 0.05, 0.10),
+    FigurePolicy("peak", lambda figures: figures.peak, 64 * _MIB, 0.05, 0.10),
     # What one rank of a node does for all of them (data, checkpoints) is a part of its resident set.
-    FigurePolicy("resident", lambda one: one.resident, 2 * _GIB, 0.25, 1.0),
+    FigurePolicy("resident", lambda figures: figures.resident, 2 * _GIB, 0.25, 1.0),
 )
 COUNTS: Final = (
-    FigurePolicy("steps", lambda one: one.steps, 2, 0.05, 0.10, "below"),
-    FigurePolicy("marks", lambda one: one.marks, 16, 0.25, 0.50, "below"),
+    FigurePolicy("steps", lambda figures: figures.steps, 2, 0.05, 0.10, "below"),
+    FigurePolicy("marks", lambda figures: figures.marks, 16, 0.25, 0.50, "below"),
 )
-_BASE: Final = FigurePolicy("allocated", lambda one: one.base, 64 * _MIB, 0.02, 0.10)
+_BASE: Final = FigurePolicy("allocated", lambda figures: figures.base, 64 * _MIB, 0.02, 0.10)
 _SPLITTING: Final = (_BASE, *SIZES[1:])
 
 

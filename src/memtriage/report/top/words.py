@@ -151,7 +151,7 @@ def subject(view: LiveView) -> list[str]:
         parts.append(f"restart {view.restart}")
     states = [line.state for line in view.lines]
     if len(states) > 1:
-        parts += [f"{states.count(one):,} {one}" for one in _STATES if one in states]
+        parts += [f"{states.count(state):,} {state}" for state in _STATES if state in states]
     return parts
 
 
