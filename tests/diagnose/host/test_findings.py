@@ -21,7 +21,6 @@ from memtriage.diagnose.host.findings import (
     host_findings,
     host_notes,
     malloc_retention,
-    pinned_remedy,
     pinned_rounding,
     rounding,
     shared_memory,
@@ -30,6 +29,7 @@ from memtriage.diagnose.host.findings import (
 from memtriage.diagnose.host.findings import host_limit as host_limit_rule
 from memtriage.diagnose.verdict import verdict
 from memtriage.model.judged import DetectionLimit, Judged
+from memtriage.playbook.host import pinned_remedy
 from support.paths import named
 
 FLAT = Judged(scale="step", points=30, detection_limit=DetectionLimit(1024, "step"))

@@ -17,6 +17,7 @@ from memtriage.diagnose.host.evidence import (
 )
 from memtriage.model.findings import DEVICE_HOST, Finding
 from memtriage.model.units import size
+from memtriage.playbook import host as words
 
 _MIB: Final = 1 << 20
 
@@ -95,11 +96,8 @@ def malloc_retention(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Fin
         kind="malloc_retention",
         device=DEVICE_HOST,
         bytes=idle,
-        mechanism="freed memory stays with the C library: after the first large block is freed, malloc "
-        "serves blocks up to 32 MiB from its heap, where one survivor keeps all below it resident",
-        fix="call memtriage.malloc_trim() where a phase ends (after loading, after evaluation): it returns "
-        f"{size(idle)} that no step takes again; or start with `memtriage run --host-tuning`, which sets "
-        "malloc's thresholds so that large blocks go back when they are freed",
+        mechanism=words.RETENTION,
+        fix=words.trim(idle),
         playbook="M3",
         step=kept.step,
         evidence=[
@@ -129,10 +127,8 @@ def worker_copy_on_write(evidence: HostEvidence, policy: HostPolicy = POLICY) ->
         device=DEVICE_HOST,
         bytes=sum(worker.copied for worker in grown),
         holder_path=None if large is None else large.path,
-        mechanism="forked workers share the parent's pages until one side writes to them, and reading a "
-        "Python object writes its reference count: each worker ends with a copy of its own",
-        fix="keep the data set in a few large arrays (numpy, torch, Arrow; strings as one byte array with "
-        "offsets) or in a memory-mapped file, or use fewer workers",
+        mechanism=words.COPY_ON_WRITE,
+        fix=words.SHARE_DATA,
         playbook="M3",
         evidence=[*_worker_lines(grown, named), *([] if large is None else [_population_line(large)])],
     )
@@ -165,11 +161,8 @@ def shared_memory(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Findin
         kind="shared_memory",
         device=DEVICE_HOST,
         bytes=use.used,
-        mechanism="batches from loader workers and share_memory_() tensors lie in /dev/shm, whose size is a "
-        "limit of its own; the write that does not fit ends the process with a bus error",
-        fix="give the container more (`docker run --shm-size=8g`, in Kubernetes an emptyDir of medium "
-        "Memory), or lower num_workers, prefetch_factor or the batch size; "
-        "torch.multiprocessing.set_sharing_strategy('file_system') does not help: it uses the same space",
+        mechanism=words.SHARED_MEMORY,
+        fix=words.MORE_SHARED_MEMORY,
         playbook="M3",
         evidence=[
             f"/dev/shm was at {size(use.used)} of {size(use.total)}, {100 * use.used / use.total:.0f} %",
@@ -203,10 +196,8 @@ def host_limit(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Finding |
         kind="host_limit",
         device=DEVICE_HOST,
         bytes=nbytes,
-        mechanism="host memory is nearly used up: beyond the limit the kernel kills a process of the group "
-        "(exit status 137), and before it swaps",
-        fix="hold less in host memory: fewer or leaner loader workers, smaller prefetch, less pinned memory, "
-        "memtriage.OffloadedAdamW for offloaded optimizers (12 bytes a parameter); or raise the limit",
+        mechanism=words.HOST_LIMIT,
+        fix=words.HOLD_LESS,
         playbook="M3",
         evidence=lines,
     )
@@ -227,9 +218,8 @@ def pinned_rounding(use: PinnedUse | None, policy: HostPolicy = POLICY) -> Findi
         device=DEVICE_HOST,
         bytes=waste,
         holder_path=largest.path,
-        mechanism="torch's allocator of page-locked memory rounds each block up to a power of two and keeps "
-        "freed blocks for good",
-        fix=pinned_remedy(use.torch_version),
+        mechanism=words.PINNED_ROUNDING,
+        fix=words.pinned_remedy(use.torch_version),
         playbook="M3",
         evidence=[
             f"{size(asked)} asked for by {len(use.blocks)} tensors, {size(use.owned)} taken from the driver",
@@ -246,37 +236,6 @@ def rounding(block: PinnedBlock) -> int:
     (True, 0)
     """
     return (1 << max(block.nbytes - 1, 0).bit_length()) - block.nbytes if block.nbytes else 0
-
-
-_ANY_VERSION: Final = (
-    "pin buffers whose size is a power of two, or none (pin_memory=False); or register exact memory with the "
-    "driver instead, as memtriage.OffloadedAdamW does, and memtriage.deepspeed_exact_host_memory() for "
-    "DeepSpeed (cudaHostRegister on a mapping costs its own size and copies as fast)"
-)
-
-
-def pinned_remedy(torch_version: str) -> str:
-    """What is safe against rounding on a version of torch.
-
-    2.13 brought two settings. Until 2.14.1 `get_free_block` takes the last block of a size class unseen
-    (pytorch #192722): where unrounded blocks are cached, a request may get a block that is too small and
-    overwrite the heap. So below 2.14.1 only the limit on cached sizes is named: blocks above it are neither
-    rounded nor cached. The limit on rounding alone leaves caching unlimited and is never proposed there.
-    """
-    numbers = [int(part) for part in torch_version.partition("+")[0].split(".") if part.isdigit()]
-    version = (*numbers, 0, 0, 0)[:3]
-    if version < (2, 13, 0):
-        return f"this torch has no setting against it: {_ANY_VERSION}"
-    if version < (2, 14, 1):
-        return (
-            "start with PYTORCH_CUDA_ALLOC_CONF=pinned_max_cached_size_mb:64 and no other pinned_ setting: "
-            "larger blocks are then neither rounded nor kept, and each pays a fresh page-lock; do not set a "
-            f"limit on rounding with this torch (pytorch #192722 corrupts memory); or {_ANY_VERSION}"
-        )
-    return (
-        "start with PYTORCH_CUDA_ALLOC_CONF=pinned_max_round_threshold_mb:64: larger blocks keep their exact "
-        f"size; or {_ANY_VERSION}"
-    )
 
 
 def host_notes(evidence: HostEvidence, policy: HostPolicy = POLICY) -> list[str]:
