@@ -6,6 +6,7 @@ import gc
 import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 
 from memtriage.account.census import Look
@@ -87,26 +88,57 @@ def test_a_module_is_itself_whatever_its_variables_are(program: Any, identities:
     assert holders(identities)["train.total"] == before["train.total"]
 
 
+def token(identities: Identities, kept: list[Any]) -> int:
+    """A list's token in a new walk."""
+    identities.begin()
+    return identities.token(kept, identities.witnesses(kept))
+
+
 def test_a_reused_address_is_no_identity(identities: Identities) -> None:
     """A list whose whole content is other storages may as well be another list at the same address."""
     kept = [torch.ones(8), torch.ones(8)]
-    identities.begin()
-    first = identities.token(kept, kept)
-    identities.begin()
+    first = token(identities, kept)
     kept.append(torch.ones(8))
-    assert identities.token(kept, kept) == first
-    identities.begin()
+    assert token(identities, kept) == first
     kept[:] = [torch.ones(8)]
-    assert identities.token(kept, kept) != first
+    assert token(identities, kept) != first
 
 
 def test_an_object_that_one_walk_did_not_see_is_new(identities: Identities) -> None:
     kept = [torch.ones(8)]
+    first = token(identities, kept)
     identities.begin()
-    first = identities.token(kept, kept)
+    assert token(identities, kept) != first
+
+
+def test_other_storages_at_the_same_addresses_are_other_witnesses(identities: Identities) -> None:
+    memory = np.ones((40, 8), np.float32)
+
+    def made(count: int) -> list[Any]:
+        return [torch.from_numpy(row) for row in memory[:count]]
+
+    kept = made(10)
+    addresses = [tensor.data_ptr() for tensor in kept]
     identities.begin()
+    first = identities.witnesses(kept)
+    kept = made(20)
+    assert [tensor.data_ptr() for tensor in kept[:10]] == addresses
     identities.begin()
-    assert identities.token(kept, kept) != first
+    assert identities.witnesses(kept).isdisjoint(first)
+
+
+def test_witnesses_stay_while_their_storages_do(identities: Identities) -> None:
+    kept = [torch.ones(8) for _ in range(40)]
+    identities.begin()
+    first = identities.witnesses(kept)
+    assert 2 <= len(first) < len(kept)
+    kept += [torch.ones(8) for _ in range(400)]
+    identities.begin()
+    assert first < identities.witnesses(kept)
+    del kept[:20]
+    identities.begin()
+    left = first & identities.witnesses(kept)
+    assert len(left) == len(first) // 2
 
 
 def test_nothing_stays_alive_and_nothing_stays_behind(program: Any, identities: Identities) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import pytest
 
 from memtriage.diagnose.growth.leaks import CensusPoint
-from memtriage.model.census import Census, GroupKey, HolderGroup, StorageRecord
+from memtriage.model.census import Census, GroupKey, HolderGroup
 from memtriage.model.paths import ANY_ITEM, HolderPath
 from memtriage.session.schedule.investigation import Investigator
 from support.paths import named
@@ -23,6 +23,8 @@ def group(
     nodes: int = 0,
     kept: int = 0,
     tails: Mapping[HolderPath, int] | None = None,
+    witnesses: Iterable[int] = (),
+    entries: int = 0,
 ) -> HolderGroup:
     """A group of storages.
 
@@ -33,6 +35,8 @@ def group(
         device: where they are.
         nodes, kept: autograd nodes that it keeps alive, and their bytes.
         tails: bytes by whole path; attached to a graph if a path is not the anchor.
+        witnesses: tokens of some of the storages.
+        entries: objects that the anchor names.
     """
     variable = named(name.removesuffix("[*]"))
     anchor = (*variable, ANY_ITEM) if name.endswith("[*]") else variable
@@ -42,28 +46,23 @@ def group(
         nbytes=nbytes, tails=paths, owners={"variable": nbytes},
         attached=nodes > 0 or any(path != anchor for path in paths),
         holders={token: nbytes} if token else {}, objects=nodes, kept=kept,
+        witnesses=frozenset(witnesses), entries=entries,
     )  # fmt: skip
 
 
-def census(*groups: HolderGroup, addresses: Mapping[str, list[int]] | None = None) -> Census:
-    """A census of some groups; `addresses` are those of a group's storages, by its name."""
-    records = [
-        StorageRecord(device="cpu", address=address, nbytes=8, owner="variable", path=named(name))
-        for name, listed in (addresses or {}).items()
-        for address in listed
-    ]
-    return Census(storages=records, groups=list(groups), nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
+def census(*groups: HolderGroup) -> Census:
+    """A census of some groups, without a record of each storage."""
+    return Census(storages=[], groups=list(groups), nodes_by_anchor={}, objects=0, nodes=0, seconds=0.0)
 
 
 def point(
     position: float,
     *groups: HolderGroup,
     heads: dict[GroupKey, bytes] | None = None,
-    addresses: Mapping[str, list[int]] | None = None,
     interrupted: bool = False,
 ) -> CensusPoint:
     """A census and when it was taken."""
-    return CensusPoint(position, census(*groups, addresses=addresses), heads or {}, interrupted)
+    return CensusPoint(position, census(*groups), heads or {}, interrupted)
 
 
 def leave_out(monkeypatch: pytest.MonkeyPatch) -> list[float]:

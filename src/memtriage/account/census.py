@@ -297,25 +297,26 @@ class CensusView:
     def _note_holders(self, groups: dict[GroupKey, HolderGroup], identities: Identities) -> None:
         identities.begin()
         modules = module_namespaces()
-        held_by: dict[int, tuple[Any, list[_Held]]] = {}
+        held_by: dict[int, tuple[Any, dict[GroupKey, list[_Held]]]] = {}
         for held in self._held.values():
             obj = self._holding_object(held.position, modules)
-            held_by.setdefault(id(obj), (obj, []))[1].append(held)
-        bare: dict[int, list[HolderGroup]] = {}
+            by_group = held_by.setdefault(id(obj), (obj, {}))[1]
+            by_group.setdefault(self._key(held), []).append(held)
         for position, anchor in self._node_anchors.items():
             group = groups.get(("cpu", anchor))
             if group is None or group.count or self._graph.parents[position] in self._node_anchors:
                 continue
             obj = self._holding_object(position, modules)
-            held_by.setdefault(id(obj), (obj, []))
-            bare.setdefault(id(obj), []).append(group)
-        for obj, all_held in held_by.values():
-            token = identities.token(obj, [self._graph.objects[held.position] for held in all_held])
-            for held in all_held:
-                holders = groups[self._key(held)].holders
-                holders[token] = holders.get(token, 0) + held.facts.nbytes
-            for group in bare.get(id(obj), ()):
-                group.holders[token] = 0
+            held_by.setdefault(id(obj), (obj, {}))[1][group.key] = []
+        for obj, by_group in held_by.values():
+            witnesses = {
+                key: identities.witnesses([self._graph.objects[held.position] for held in all_held])
+                for key, all_held in by_group.items()
+            }
+            token = identities.token(obj, frozenset().union(*witnesses.values()))
+            for key, all_held in by_group.items():
+                groups[key].holders[token] = sum(held.facts.nbytes for held in all_held)
+                groups[key].witnesses |= witnesses[key]
 
     def _holding_object(self, position: int, modules: dict[int, ModuleType]) -> Any:
         """Return the container that holds a storage's chain; for a namespace its instance or module."""

@@ -84,6 +84,8 @@ class HolderGroup(msgspec.Struct, kw_only=True):
             that share `observe.identity.Identities` give the same object the same token as long as it lives,
             and never another object; empty in others. A variable's holder is its module, instance or
             function: token and anchor together tell which variable.
+        witnesses: tokens of some of its storages: a few of each holder, and those that an earlier census
+            with the same `Identities` chose and that it still has.
         kept: bytes of host memory of the autograd nodes, tensor objects and storage records that hang on
             the anchor, estimated (`account.native_sizes`). In no storage's size. Where an anchor has groups
             on several devices, that on `cpu` counts them, else the largest.
@@ -102,6 +104,7 @@ class HolderGroup(msgspec.Struct, kw_only=True):
     attached: bool
     known: dict[str, int] = msgspec.field(default_factory=dict)
     holders: dict[int, int] = msgspec.field(default_factory=dict)
+    witnesses: frozenset[int] = frozenset()
     kept: int = 0
     objects: int = 0
     entries: int = 0

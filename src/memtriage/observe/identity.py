@@ -1,13 +1,14 @@
-"""Tokens that stay with an object while it lives, to know it again in the next walk.
+"""Tokens that stay with an object or a storage while it lives, to know it again in the next walk.
 
-An address is no identity: a list that is freed may leave its address to the next one. Objects that take weak
+An address is no identity: what is freed may leave its address to the next object. Objects that take weak
 references are followed by one. Lists, dicts, tuples and running functions take none: they keep their token
 only while what is at the address still holds a storage that it held at the walk before. What cannot be shown
 to be the same object gets a new token.
 
-Tensors get no weak reference: `torch.utils.swap_tensors`, which `module.to()` may use, refuses tensors that
-have one. Their storages get C++'s weak pointers. Python code does not see these, and they keep nothing alive
-but the storage's own record (some hundred bytes).
+Storages are followed by C++'s weak pointers. Python code does not see these, and they keep nothing alive but
+the storage's own record (some hundred bytes), whose address is not given to another one as long. Only a few
+storages of each holder are followed: its witnesses. Tensors get no weak reference:
+`torch.utils.swap_tensors`, which `module.to()` may use, refuses tensors that have one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from memtriage.observe.classes import variables_of
 from memtriage.observe.kinds import FrameLocals
 from memtriage.observe.tensors import plain
 
-_WITNESSES: Final = 4
+_WITNESSES: Final = 16
+"""Storages that are followed of each holder: enough to tell whether most of them are still there."""
 _takes_weak_references: Final = vars(type)["__weakrefoffset__"].__get__
 
 
@@ -34,7 +36,7 @@ class _Known:
 
     token: int
     ref: weakref.ref[Any] | None
-    witnesses: tuple[Any, ...]
+    witnesses: frozenset[int]
 
 
 class Identities:
@@ -47,28 +49,48 @@ class Identities:
         self._tokens = itertools.count(1)
         self._before: dict[Hashable, _Known] = {}
         self._now: dict[Hashable, _Known] = {}
+        # Token and weak pointer of storages, by the address of their record.
+        self._storages_before: dict[int, tuple[int, Any]] = {}
+        self._storages_now: dict[int, tuple[int, Any]] = {}
 
     def begin(self) -> None:
-        """A walk begins: objects that the walk before did not see are forgotten."""
+        """A walk begins: objects and storages that the walk before did not see are forgotten."""
         self._before, self._now = self._now, {}
+        self._storages_before, self._storages_now = self._storages_now, {}
 
-    def token(self, obj: Any, tensors: Sequence[Any]) -> int:
-        """The object's token; ask once in a walk.
+    def witnesses(self, tensors: Sequence[Any]) -> frozenset[int]:
+        """Return tokens of some of the storages of a holder: of a few, and of all that were chosen before.
+
+        Args:
+            tensors: one of each storage.
+        """
+        records = [plain(tensor).untyped_storage()._cdata for tensor in tensors]
+        followed = self._storages_now
+        for record in records:
+            if record in self._storages_before:
+                followed[record] = self._storages_before[record]
+        chosen = min(len(records), _WITNESSES)
+        for number in range(chosen):
+            at = number * (len(records) - 1) // max(1, chosen - 1)
+            if records[at] not in followed:
+                followed[records[at]] = next(self._tokens), _weak_pointer(tensors[at])
+        return frozenset(followed[record][0] for record in records if record in followed)
+
+    def token(self, obj: Any, witnesses: frozenset[int]) -> int:
+        """Return the object's token; ask once in a walk.
 
         Args:
             obj: what holds storages: a container, an instance, a module, a running function's variables.
-            tensors: of the storages that it holds.
+            witnesses: of the storages that it holds.
         """
         key = self._key(obj)
         before = self._before.get(key)
         if _takes_weak_references(type(obj)) and not issubclass(type(obj), sys.modules["torch"].Tensor):
             same = before is not None and before.ref is not None and before.ref() is obj
-            known = _Known(self._token(before if same else None), weakref.ref(obj), ())
+            known = _Known(self._token(before if same else None), weakref.ref(obj), frozenset())
         else:
-            storages = [plain(tensor).untyped_storage() for tensor in tensors]
-            held = {storage._cdata for storage in storages}
-            same = before is not None and any(witness.cdata in held for witness in before.witnesses)
-            known = _Known(self._token(before if same else None), None, _witnesses(storages))
+            same = before is not None and not witnesses.isdisjoint(before.witnesses)
+            known = _Known(self._token(before if same else None), None, witnesses)
         self._now[key] = known
         return known.token
 
@@ -83,13 +105,10 @@ class Identities:
         return next(key for key in keys if key not in self._now)
 
 
-def _witnesses(storages: Sequence[Any]) -> tuple[Any, ...]:
-    """Weak pointers to the first and the last of some storages."""
+def _weak_pointer(tensor: Any) -> Any:
     from torch.multiprocessing.reductions import StorageWeakRef
 
-    half = _WITNESSES // 2
-    chosen = storages if len(storages) <= _WITNESSES else [*storages[:half], *storages[-half:]]
-    return tuple(StorageWeakRef(storage) for storage in chosen)
+    return StorageWeakRef(plain(tensor).untyped_storage())
 
 
 def module_namespaces() -> dict[int, ModuleType]:

@@ -97,8 +97,7 @@ def test_a_batch_that_is_longer_three_times_is_none_that_grows() -> None:
 def test_lengthened_tensor_grows_though_storages_are_new() -> None:
     history = HolderHistory()
     for at in (3, 12, 14, 20):
-        addresses = {"seen": [1000 + at]}
-        history.add(point(at, group("seen", at * MIB), heads={SEEN: HEAD}, addresses=addresses))
+        history.add(point(at, group("seen", at * MIB, witnesses=[1000 + at]), heads={SEEN: HEAD}))
     (seen,) = growing(history, 3).values()
     assert seen.lengthens
 
@@ -190,8 +189,10 @@ def test_nodes_are_host_memory() -> None:
 def test_the_largest_growth_comes_first() -> None:
     history = HolderHistory()
     for at in (3, 12):
-        groups = [group("base", 50 * MIB, 1), group("slow", at * MIB, at), group("fast", 3 * at * MIB, at)]
-        history.add(point(at, *groups, addresses={"slow": [1, 2], "fast": [3, 4], "base": [5]}))
+        base = group("base", 50 * MIB, 1, witnesses=[5])
+        slow = group("slow", at * MIB, at, witnesses=[1, 2])
+        fast = group("fast", 3 * at * MIB, at, witnesses=[3, 4])
+        history.add(point(at, base, slow, fast))
     assert list(growing(history)) == ["fast", "slow"]
 
 
@@ -240,33 +241,45 @@ def test_one_holder_goes_on_in_one_place_only() -> None:
 def test_a_list_made_at_each_call_is_another_one() -> None:
     history = HolderHistory()
     for number, at in enumerate((3, 12, 14, 20)):
-        addresses = {"outputs": [1000 * at + each for each in range(at)]}
-        history.add(point(at, group("outputs", at * MIB, at, token=1 + number), addresses=addresses))
+        made = [1000 * at + each for each in range(at)]
+        history.add(point(at, group("outputs", at * MIB, at, token=1 + number, witnesses=made)))
     assert growing(history) == {}
 
 
 def test_container_rebuilt_with_old_entries_is_the_same() -> None:
     history = HolderHistory()
     for number, at in enumerate((3, 5, 7, 9)):  # `losses = losses + [loss]`
-        addresses = {"losses": list(range(1, 1 + at))}
-        history.add(point(at, group("losses", at * MIB, at, token=1 + number), addresses=addresses))
+        kept = range(1, 1 + at)
+        history.add(point(at, group("losses", at * MIB, at, token=1 + number, witnesses=kept)))
     assert list(growing(history, 3)) == ["losses"]
 
 
-def test_list_that_is_cleared_and_refilled_is_no_leak() -> None:
+def replaced(entries: bool) -> HolderHistory:
+    """One holder that has more storages at each census, and other ones each time."""
     history = HolderHistory()
     for at in (3, 12, 14, 20):
-        addresses = {"outputs": [1000 * at + each for each in range(at)]}
-        history.add(point(at, group("outputs", at * MIB, at, token=1), addresses=addresses))
-    assert growing(history) == {}
+        made = [1000 * at + each for each in range(at)]
+        history.add(
+            point(at, group("kept[*]", at * MIB, at, token=1, witnesses=made, entries=at if entries else 1))
+        )
+    return history
+
+
+def test_variable_with_other_storages_is_no_leak() -> None:
+    assert growing(replaced(entries=False)) == {}
+
+
+def test_queue_whose_entries_move_on_is_followed() -> None:
+    (holding,) = growing(replaced(entries=True), 3).values()
+    assert [each.replaced for each in holding.rising()] == [False, True, True, True]
 
 
 def test_half_of_its_storages_must_have_survived() -> None:
     for survived, same in ((5, True), (4, False)):
         history = HolderHistory()
-        history.add(point(3, group("pool", 10 * MIB, 10), addresses={"pool": list(range(1, 11))}))
+        history.add(point(3, group("pool", 10 * MIB, 10, witnesses=range(1, 11))))
         left = [*range(1, 1 + survived), *range(100, 120 - survived)]
-        history.add(point(12, group("pool", 20 * MIB, 20), addresses={"pool": left}))
+        history.add(point(12, group("pool", 20 * MIB, 20, witnesses=left)))
         assert bool(growing(history)) is same
 
 

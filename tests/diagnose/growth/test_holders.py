@@ -97,6 +97,24 @@ def test_one_allocation_is_only_a_suspicion_of_one_interval() -> None:
     assert all(each.proof.certainty == "suspected" and each.proof.intervals == 1 for each in found.values())
 
 
+def backlog(counter: Counter) -> dict[str, HolderGrowth]:
+    """A queue that is longer at each census, with other entries each time."""
+    history = HolderHistory()
+    for at in CENSUSES:
+        made = range(1000 * at, 1000 * at + at)
+        history.add(point(at, group("jobs[*]", at * MIB, at, token=1, witnesses=made, entries=at)))
+    return judged(history, counter)
+
+
+def test_backlog_of_a_queue_is_proven_where_its_counter_shows_it() -> None:
+    assert backlog(counter_of([at * MIB for at in range(30)]))["jobs[*]"].proof.certainty == "proven"
+
+
+def test_batches_of_varying_size_in_one_list_are_no_suspicion() -> None:
+    chance = random.Random(1)
+    assert backlog(counter_of([chance.randrange(40) * MIB for _ in range(30)])) == {}
+
+
 def test_the_fastest_growth_comes_first() -> None:
     history = holders({at: {"slow": at, "fast": 3 * at} for at in CENSUSES})
     assert list(judged(history, counter_of([4 * at * MIB for at in range(30)]))) == ["fast", "slow"]

@@ -23,6 +23,7 @@ from support import censuses
 torch = pytest.importorskip("torch")
 
 PROGRAM = """
+import numpy
 import torch
 from collections import deque
 
@@ -41,6 +42,7 @@ weight = torch.nn.Parameter(torch.ones(1000))
 losses, seen, texts, recent = [], [], [], deque(maxlen=100)
 long = torch.rand(1)
 batch = outputs = None
+memory = numpy.ones((40, 10_000), numpy.float32)
 
 class Trainer:
     def __init__(self):
@@ -59,7 +61,8 @@ def step(number):
     recent.append(torch.zeros(20_000))
     long = torch.cat([long, torch.rand(20_000)])
     batch = torch.rand(100_000 * (1 + number))  # longer this time
-    outputs = [torch.rand(10_000) for _ in range(1 + number)]  # a new list at each call
+    # A new list of new storages at each call, at the same addresses as before.
+    outputs = [torch.from_numpy(row) for row in memory[:1 + number]]
     totals.append(Total.apply(weight))
 """
 CENSUSES = (3, 5, 7, 9)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from msgspec.structs import replace
+import msgspec
 
 from memtriage.diagnose.growth.leaks import LOG_ENTRY, CensusPoint, same_beginning
 from memtriage.model.census import GroupKey, HolderGroup
@@ -21,8 +21,7 @@ class HistoryPolicy:
     Attributes:
         least: bytes per position below which a holder's growth is the program's own bookkeeping.
         log_entry: bytes per storage without a graph up to which it is a log entry.
-        survives: part of a holder's storages that must still be there where it has more of them, and where
-            the object that holds them is created again each time.
+        survives: part of a holder's witnesses that must still be there, or its storages count as replaced.
         soon: part of the interval before it below which an interval without growth proves nothing.
         censuses: how many are remembered; their distances grow with the run.
     """
@@ -49,6 +48,7 @@ class HeldSize:
         objects: number of those nodes.
         entries: number of objects that its path names.
         head: first bytes of its storages where they are few; None where they were not read.
+        replaced: it has more storages than at the census before, and most of those are gone.
     """
 
     position: float
@@ -58,6 +58,7 @@ class HeldSize:
     objects: int
     entries: int = 0
     head: bytes | None = None
+    replaced: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -151,7 +152,6 @@ class HolderHistory:
 
     def __init__(self) -> None:
         self._holdings: dict[GroupKey, Holding] = {}
-        self._members: Mapping[GroupKey, frozenset[int]] = {}
 
     def add(self, point: CensusPoint, *, between: bool = True) -> None:
         """Add a census that was taken later than those before.
@@ -162,7 +162,6 @@ class HolderHistory:
                 (where memory ran out, or at the end, when functions have returned) a holder that is gone or
                 smaller proves nothing.
         """
-        members = _members(point)
         groups = [*point.census.groups, *_nodes_on_host(point.census.groups)]
         keys = {group.key for group in groups}
         moved = self._moved(keys)
@@ -171,7 +170,9 @@ class HolderHistory:
             if has(group.anchor, SegmentKind.NOT_SEARCHED):  # partial censuses leave out different ones
                 continue
             size = _size(group, point)
-            before = self._same(group, size, members.get(group.key, frozenset()), moved)
+            before = self._same(group, size, moved)
+            if before is not None:
+                size = replace(size, replaced=_replaced(before.group, group))
             sizes = (size,) if before is None else (*before.sizes, size)[-POLICY.censuses :]
             path = group.path if before is None else _grew_most(before.group, group)
             holdings[group.key] = Holding(group, path, sizes)
@@ -184,7 +185,7 @@ class HolderHistory:
                 gone = now is None and id(before.sizes[0]) not in moved_on
                 if gone or (now is not None and now.sizes[-1].nbytes <= before.sizes[-1].nbytes):
                     holdings[key] = before
-        self._holdings, self._members = holdings, members
+        self._holdings = holdings
 
     def growing(self, period: float | None = None) -> list[Holding]:
         """Return holders that grew up to the last census, largest first; `period` as `rising` has it."""
@@ -194,26 +195,21 @@ class HolderHistory:
     def __iter__(self) -> Iterator[Holding]:
         return iter(self._holdings.values())
 
-    def _same(
-        self,
-        group: HolderGroup,
-        size: HeldSize,
-        members: frozenset[int],
-        moved: dict[_Place, Holding],
-    ) -> Holding | None:
-        """Return the holder at the census before that is the same as a group of this one."""
+    def _same(self, group: HolderGroup, size: HeldSize, moved: dict[_Place, Holding]) -> Holding | None:
+        """Return the holder at the census before that is the same as a group of this one.
+
+        That is the same object, or one created again that has most of its storages.
+        """
         before = self._holdings.get(group.key)
         if before is None:
             # The same object may be reached by another path now.
             candidates = (moved.pop(place, None) for place in _places(group))
             return next((holding for holding in candidates if holding is not None), None)
-        earlier = self._members.get(group.key, frozenset())
         if not group.holders.keys().isdisjoint(before.group.holders):
-            replaced = len(earlier & members) < POLICY.survives * len(earlier)
-            return None if replaced and group.count > before.group.count else before
-        if not earlier and not members:  # nodes without storages
-            return before
-        if len(earlier & members) >= POLICY.survives * len(earlier) > 0:
+            # Entries of a queue move on. A variable has one entry, and what it holds may be longer each time.
+            if not _replaced(before.group, group) or group.entries > before.group.entries:
+                return before
+        elif _survived(before.group, group):
             return before
         return before if same_beginning(before.sizes[-1].head, size.head) else None
 
@@ -239,7 +235,7 @@ def _nodes_on_host(groups: Sequence[HolderGroup]) -> Iterator[HolderGroup]:
     """Yield what holders of GPU storages keep in host memory, as groups of the CPU without storages."""
     for group in groups:
         if group.device != "cpu" and group.kept:
-            yield replace(
+            yield msgspec.structs.replace(
                 group, device="cpu", count=0, nbytes=0, tails={group.anchor: 0}, owners={}, known={}
             )
 
@@ -250,15 +246,18 @@ def _size(group: HolderGroup, point: CensusPoint) -> HeldSize:
     return HeldSize(point.position, group.nbytes, kept, group.count, group.objects, group.entries, head)
 
 
-def _members(point: CensusPoint) -> dict[GroupKey, frozenset[int]]:
-    """Return the addresses of each group's storages."""
-    of_path = {(group.device, path): group.key for group in point.census.groups for path in group.tails}
-    members: dict[GroupKey, set[int]] = {}
-    for record in point.census.storages:
-        key = None if record.path is None else of_path.get((record.device, record.path))
-        if key is not None and record.nbytes:
-            members.setdefault(key, set()).add(record.address)
-    return {key: frozenset(addresses) for key, addresses in members.items()}
+def _survived(before: HolderGroup, after: HolderGroup) -> bool:
+    """Whether most of a holder's storages are still there, as far as its witnesses show.
+
+    Nodes without storages have no witnesses. They are known by their place.
+    """
+    if not before.witnesses:
+        return not after.witnesses
+    return len(before.witnesses & after.witnesses) >= POLICY.survives * len(before.witnesses)
+
+
+def _replaced(before: HolderGroup, after: HolderGroup) -> bool:
+    return after.count > before.count > 0 and not _survived(before, after)
 
 
 def _grew_most(before: HolderGroup, after: HolderGroup) -> HolderPath:

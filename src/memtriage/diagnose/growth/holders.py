@@ -173,7 +173,10 @@ def growths(
         counter = counter_of(holding)
         rising = holding.rising(period)
         points = [(size.position, float(size.nbytes)) for size in rising]
-        proof = prove(points, partial(contradicts, counter), policy, period, holding.fell)
+        contradicted = partial(contradicts, counter)
+        if any(size.replaced for size in rising[1:]):  # its size says nothing of what comes and what goes
+            contradicted = partial(_not_confirmed, confirms, counter)
+        proof = prove(points, contradicted, policy, period, holding.fell)
         entries_grow = rising[-1].entries > rising[0].entries
         growth = HolderGrowth(holding, proof, holding.lengthens, counter, entries_grow)
         if proof.certainty is not None and not _stopped(growth, points, contradicts, now, ended, policy):
@@ -208,6 +211,10 @@ def data_growths(
     shown = [growth for growth in growing if growth.proof.certainty == "proven" and growth not in unseen]
     growing = _with_age(growing, unseen, now, ended, policy)
     return _largest_first(growth for growth in growing if growth.data.grows_often or growth in shown)
+
+
+def _not_confirmed(confirms: Confirms, counter: str, rate: float, since: float) -> bool:
+    return not confirms(counter, rate)
 
 
 def _with_age(
