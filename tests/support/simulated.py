@@ -18,7 +18,7 @@ from memtriage.diagnose.growth.holders import AwaitingCollector, GrowingData
 from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.diagnose.judge import Evidence
 from memtriage.diagnose.verdict import verdict
-from memtriage.model.census import GroupDetail, HolderGroup, StorageRecord
+from memtriage.model.census import GroupDetail, HolderGroup
 from memtriage.model.findings import Finding, Verdict
 from memtriage.model.judged import Judged
 from memtriage.model.position import TrainingPosition
@@ -61,10 +61,6 @@ class StandInInvestigator:
     def groups(self) -> list[HolderGroup]:
         """What a census finds now."""
         raise NotImplementedError
-
-    def storages(self) -> list[StorageRecord]:
-        """The storages of these groups, where it matters which they are."""
-        return []
 
     def census(self, position: float, also: object = None, frames: object = None) -> CensusPoint:
         self.took.append(("none", position))
@@ -111,9 +107,7 @@ class StandInInvestigator:
 
     def point(self, position: float, frames: object) -> CensusPoint:
         self.seconds += self._each_s
-        made = point(position, *self.groups(), interrupted=frames is not None)
-        made.census.storages.extend(self.storages())
-        return made
+        return point(position, *self.groups(), interrupted=frames is not None)
 
 
 @contextmanager
@@ -210,27 +204,19 @@ class _AtIteration(StandInInvestigator):
             if holder.data:
                 self.entry_bytes[name] = round(holder.nbytes[-1] / max(1.0, holder.count[-1]))
 
-    def storages(self) -> list[StorageRecord]:
-        found = []
-        for number, (name, holder) in enumerate(self._program.holders.items(), 1):
-            if holder.named and not holder.data:
-                first = 0 if holder.oldest is None else int(holder.oldest[self.iteration])
-                found += [
-                    StorageRecord(
-                        device=self._program.device, address=(number << 32) + one, nbytes=8, owner="variable",
-                        path=named(f"{name}[*]"),
-                    )
-                    for one in range(first, first + int(holder.count[self.iteration]))
-                ]  # fmt: skip
-        return found
-
     def groups(self) -> list[HolderGroup]:
         found = []
         for token, (name, holder) in enumerate(self._program.holders.items(), 1):
             count, nbytes = int(holder.count[self.iteration]), int(holder.nbytes[self.iteration])
             if holder.named and not holder.data and count:
                 device = self._program.device
-                found.append(group(f"{name}[*]", nbytes, count, token=token, device=device))
+                first = 0 if holder.oldest is None else int(holder.oldest[self.iteration])
+                found.append(
+                    group(
+                        f"{name}[*]", nbytes, count, token=token, device=device, entries=count,
+                        witnesses=range((token << 32) + first, (token << 32) + first + count),
+                    )
+                )  # fmt: skip
         return found
 
     def at(self, iteration: int) -> None:
