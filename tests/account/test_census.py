@@ -166,7 +166,8 @@ ANCHORS = (
         "train.graphs[*]",
         "train.weights[*]",
     ),
-    *("train.recent[*]", "train.endless[*]", "train.many[*]", CACHE),
+    *("train.recent[*]", "train.endless[*]", "train.pairs[*][0]", "train.lists[*][*]"),
+    *("train.many[*]", CACHE),
 )
 NOWHERE = ("cpu", of_module("train", "nowhere"))
 
@@ -223,6 +224,8 @@ def closer(gallery: Callable[..., Any]) -> Closer:
         del each
         recent = collections.deque([build() for _ in range(3)], maxlen=5)
         endless = collections.deque([build()])
+        pairs = collections.deque([(build(), 1)], maxlen=5)
+        lists = collections.deque([[build(), build()]], maxlen=5)
         masks = functools.lru_cache(maxsize=7)(build); [masks(i) for i in range(4)]
         many = [build() for _ in range(100)]
         filled = torch.full((8192,), 7, dtype=torch.uint8)
@@ -265,6 +268,11 @@ def test_bounds_and_kinds_of_holders(closer: Closer) -> None:
         (7, 4, "_lru_cache_wrapper"),
         (None, 100, "list"),
     ]
+
+
+def test_a_bound_holds_for_fields_of_entries_but_not_for_their_own_entries(closer: Closer) -> None:
+    assert closer.details["train.pairs[*][0]"].bound == 5
+    assert closer.details["train.lists[*][*]"].bound is None
 
 
 def test_sites_are_asked_for_from_both_ends(closer: Closer) -> None:

@@ -372,6 +372,15 @@ def test_before_two_censuses_can_tell_it_is_suspected_only() -> None:
     assert any("no two censuses" in line for line in finding.evidence)
 
 
+@pytest.mark.parametrize(("entry_bytes", "named"), [(MIB, True), (MIB // 3, False), (3 * MIB, False)])
+def test_a_container_that_grew_as_fast_names_what_a_counter_shows(entry_bytes: int, named: bool) -> None:
+    container = replace(data_of().data, entry_bytes=entry_bytes)
+    finding = certain(unnamed_growth("cpu", evidence(MIB), [], 0.0, False, containers=[container]))
+    assert (finding.certainty, finding.bytes_per_step) == ("proven", MIB)
+    assert (finding.holder_path == TEXTS) is named
+    assert ("clear it" in (finding.fix or "")) is named
+
+
 def test_native_objects_of_a_known_library_have_its_fix() -> None:
     growth = data_of(native="ConcreteModuleType")
     known = replace(growth.data, classes=("torch.jit._recursive.ConcreteTypeStore",))

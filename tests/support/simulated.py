@@ -91,13 +91,19 @@ class StandInInvestigator:
     def _grown(self, position: float) -> Iterator[tuple[int, GrowingData]]:
         for number, (name, count) in enumerate(self.entries.items()):
             seen = self._seen.setdefault(name, [])
-            grew = bool(seen) and count > seen[-1][1]
-            if not grew:
+            if seen and count < seen[-1][1]:
                 seen.clear()
-            seen.append((position, count))
-            if grew:
-                path, nbytes = named(f"{name}[*]"), self.entry_bytes[name]
-                yield number, GrowingData(path, "list", None, nbytes, tuple(seen))
+            if len(seen) == 1 and count == seen[0][1]:
+                seen.clear()
+            if not seen or count > seen[-1][1]:
+                seen.append((position, count))
+            if len(seen) < 2:
+                continue
+            growing = GrowingData(named(f"{name}[*]"), "list", None, self.entry_bytes[name], tuple(seen))
+            if growing.pauses(position):
+                yield number, growing
+            else:
+                seen[:] = [(position, count)]
 
     def record(self, remaining: int) -> None:
         """Allocation sites: of no interest here."""

@@ -468,10 +468,9 @@ class CensusView:
             return GroupDetail()
         namer, graph = self._namer, self._graph
         sample = max(group, key=lambda held: held.facts.nbytes)
-        holder, _ = self._holder_of(sample.position)
-        obj = graph.objects[holder]
-        detail = GroupDetail(holder_kind=_kind_of_holder(obj))
-        detail.bound, detail.entries = bound_of(obj, self._bounds)
+        holder, element = self._holder_of(sample.position)
+        detail = GroupDetail(holder_kind=_kind_of_holder(graph.objects[holder]))
+        detail.bound, detail.entries = bound_of(graph.objects[self._container_of(element)], self._bounds)
         detail.shared = sample.facts.device == "cpu" and is_shared(graph.objects[sample.position])
         if retention is not None:
             detail.retained = self._retained(group, retention)
@@ -552,6 +551,16 @@ class CensusView:
             if namer.path(at).outside == outside:
                 known[at] = holder
         return holder
+
+    def _container_of(self, element: int) -> int:
+        """Return the container whose entries vary in number: above an entry's own fields; else the holder."""
+        graph, namer = self._graph, self._namer
+        at, holder = element, graph.parents[element]
+        while at >= 0:
+            if namer.path(at).whole[-1:] == (ANY_ITEM,):
+                return graph.parents[at]
+            at = graph.parents[at]
+        return max(0, holder)
 
     def _retention(self) -> _Retention:
         """Compute the dominators among the objects that can reach a storage."""

@@ -10,7 +10,7 @@ from memtriage.catalogue.growing import ONEDNN, growing_part
 from memtriage.diagnose.growth.holders import DataGrowth, GrowingData, HolderGrowth
 from memtriage.diagnose.growth.marks import steps_left
 from memtriage.diagnose.growth.trend import GrowthEstimate, TrendPolicy, trend_policy
-from memtriage.diagnose.mechanisms import Held, explain
+from memtriage.diagnose.mechanisms import Held, MechanismText, explain
 from memtriage.model.census import GroupDetail, HolderGroup
 from memtriage.model.findings import DEVICE_HOST, Certainty, Finding, Projection
 from memtriage.model.paths import SegmentKind, has, in_words
@@ -20,6 +20,9 @@ from memtriage.playbook.entries import LEAKS
 
 _UNNAMED_SHARE = 0.3
 """Part of a counter's rate that may stay unexplained: malloc rounds, and a census counts what was asked."""
+_AS_FAST = (0.5, 2.0)
+"""Least and most that a container of ordinary data grows by, as parts of what a counter shows and no other
+holder explains, where it is what holds that: the size of its entries is only estimated."""
 _STAYS = 0.5
 """Part of what a step's micro-batches keep that must be there from step to step to be a growth of both."""
 
@@ -228,12 +231,7 @@ def data_finding(growth: DataGrowth, evidence: Evidence) -> Finding | None:
     suspected = proof.certainty == "suspected"
     if not growth.large or (suspected and (evidence.scale == "second" or proof.intervals < 2)):
         return None
-    explanation = explain(
-        Held(
-            data.path, data.path, attached=False, owner="", kind=data.kind, classes=data.classes,
-            ordinary=True, every="backward" if evidence.scale == "microbatch" else evidence.scale,
-        )
-    )  # fmt: skip
+    explanation = _explained(data, evidence)
     rates = _rates(proof.rate, "host", evidence)
     projection = _projection("host", rates, evidence)
     (start, first), (end, last) = data.entries[0], data.entries[-1]
@@ -262,6 +260,15 @@ def data_finding(growth: DataGrowth, evidence: Evidence) -> Finding | None:
     )
 
 
+def _explained(data: GrowingData, evidence: Evidence) -> MechanismText:
+    return explain(
+        Held(
+            data.path, data.path, attached=False, owner="", kind=data.kind, classes=data.classes,
+            ordinary=True, every="backward" if evidence.scale == "microbatch" else evidence.scale,
+        )
+    )  # fmt: skip
+
+
 def unnamed_growth(
     counter: str,
     evidence: Evidence,
@@ -269,8 +276,11 @@ def unnamed_growth(
     held: float | None,
     resident_contradicts: bool,
     native: Sequence[DataGrowth] = (),
+    containers: Iterable[GrowingData] = (),
 ) -> Finding | None:
     """What a counter says grows beyond all that the censuses named: memory that only C++ sees.
+
+    A container of ordinary data that grew as fast is what holds it.
 
     Args:
         counter: whose.
@@ -280,6 +290,7 @@ def unnamed_growth(
             censuses tell.
         resident_contradicts: the resident set shows that nothing like it came.
         native: growing containers, among them those of objects whose memory only C++ knows of.
+        containers: all that grew up to the last census.
     """
     growth = evidence.estimates.get(counter)
     of_native = next((growth for growth in native if growth.data.native is not None), None)
@@ -296,12 +307,14 @@ def unnamed_growth(
     missing = growth.rate - known
     if growth.low - known < policy.least or missing < _UNNAMED_SHARE * growth.rate:
         return None
+    if holder is None and counter == "cpu":
+        holder = next((one for one in containers if _AS_FAST[0] <= one.rate / missing <= _AS_FAST[1]), None)
     where = "host" if counter == "cpu" else counter
     open_because = ["the resident set does not grow with it"] if resident_contradicts else []
     if evidence.caches_may_fill and counter == "cpu" and holder is None:
         open_because += ["a cache with an entry for each shape of the input may still be filling"]
     open_because += ["no two censuses since then tell what holds it"] if held is None else []
-    mechanism, fix = _native_cause(holder) if holder else _NO_HOLDER
+    mechanism, fix = _cause_of_data(holder, evidence) if holder else _NO_HOLDER
     rates = _rates(missing, counter, evidence)
     projection = _projection(where, rates, evidence)
     span = evidence.position.on(evidence.scale) - (growth.onset or 0)
@@ -316,6 +329,8 @@ def unnamed_growth(
         certainty="suspected" if open_because else "proven",
         holder=None if holder else "C++ only (no Python object and no autograd node leads to it)",
         holder_path=holder.path if holder else None,
+        allocated_at=holder.allocated_at if holder else None,
+        stored_at=holder.stored_at if holder else None,
         mechanism=mechanism,
         fix=fix,
         playbook=LEAKS,
@@ -346,6 +361,13 @@ _NO_HOLDER = (
     "profiler of native allocations such as `memray run --native` names the call. Where shapes vary: "
     f"{ONEDNN.why}; {ONEDNN.fix}",
 )
+
+
+def _cause_of_data(data: GrowingData, evidence: Evidence) -> tuple[str, str]:
+    if data.native is not None:
+        return _native_cause(data)
+    explanation = _explained(data, evidence)
+    return explanation.mechanism, explanation.fix
 
 
 def _native_cause(data: GrowingData) -> tuple[str, str]:

@@ -174,8 +174,9 @@ def data_of(entries: dict[float, int], entry_bytes: int = 10 * KIB) -> GrowingDa
     return GrowingData(named("texts"), "list", None, entry_bytes, tuple(entries.items()))
 
 
-def judged_data(*data: GrowingData, host: list[int] | None = None) -> list[DataGrowth]:
-    counters = {"host": counter_of(host)} if host else {}
+def judged_data(*data: GrowingData, **readings: list[int]) -> list[DataGrowth]:
+    """Judge containers; `readings` are those of counters, by name."""
+    counters = {name: counter_of(values) for name, values in readings.items()}
     return data_growths(
         data,
         lambda name, rate, since: name in counters and counters[name].contradicts(rate, since),
@@ -198,6 +199,21 @@ def test_data_that_grows_at_every_step_is_proven() -> None:
 )
 def test_other_data_is_not_proven(data: GrowingData) -> None:
     assert [each for each in judged_data(data) if each.proof.certainty == "proven"] == []
+
+
+def test_an_entry_now_and_then_is_proven_where_a_counter_shows_it() -> None:
+    data = data_of({3: 1, 13: 2, 26: 3, 34: 4, 60: 6}, 10 * MIB)
+    assert judged_data(data) == []
+    for counter in ("host", "cpu"):
+        (found,) = judged_data(data, **{counter: [500 * MIB + at * MIB for at in range(60)]})
+        assert found.proof.certainty == "proven"
+
+
+def test_a_pause_is_no_longer_than_from_entry_to_entry() -> None:
+    data = data_of({3: 1, 13: 2, 23: 3})
+    assert data.pauses(33)
+    assert not data.pauses(40)
+    assert not data_of({3: 3, 23: 23}).pauses(25)
 
 
 def test_data_is_contradicted_by_the_resident_set_alone() -> None:

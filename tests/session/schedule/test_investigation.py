@@ -193,6 +193,18 @@ def test_growing_containers_of_data_are_known_with_their_line(told: Program) -> 
     assert texts.allocated_at == told.line_of("texts.append(") + " step"
 
 
+def test_data_that_comes_now_and_then_is_followed_over_pauses(program: Program) -> None:
+    module, investigation = program.module, program.investigation
+    module.runs = {}
+    for at, runs in ((3, 1), (13, 2), (23, 3), (30, 3), (43, 5)):
+        module.runs.update({run: [bytes(30_000)] for run in range(runs)})
+        program.investigator.follow(investigation, at)
+    (data,) = (each for each in investigation.data.values() if in_words(each.path) == "program.runs[*]")
+    assert data.entries == ((3, 1), (13, 2), (23, 3), (43, 5))
+    program.investigator.follow(investigation, 80)
+    assert "program.runs[*]" not in {in_words(each.path) for each in investigation.data.values()}
+
+
 def test_recorders_are_off_after_a_census(told: Program) -> None:
     assert not told.investigator.recording
     assert not tracemalloc.is_tracing()

@@ -26,6 +26,7 @@ class HolderPolicy:
     Attributes:
         data_least: bytes per position below which a container of ordinary data is the program's own log.
         data_every: a container that leaks gets an entry at least every so many positions.
+        data_waits: mean distance between two entries, times so much: without one for longer, it may be over.
         shown: part of a holder's rate that its counter has to show beside the rates of all other holders.
         collected: part of a counter's rate that objects awaiting the cyclic collector explain. It is a part,
             since what they keep in native memory is not seen.
@@ -35,6 +36,7 @@ class HolderPolicy:
 
     data_least: int = 4096
     data_every: int = 4
+    data_waits: float = 1.6
     shown: float = 0.5
     collected: float = 0.25
     collected_within: int = 20
@@ -52,7 +54,7 @@ class GrowingData:
         kind: its type.
         native: type of its newest entries that C++ made, with memory that only it knows of; None for others.
         entry_bytes: of a recent entry.
-        entries: `(position, how many)` at each census, oldest first.
+        entries: `(position, how many)` at each census that found more than the one before, oldest first.
         allocated_at: the line that makes about as many bytes a position; None where none was recorded.
         stored_at: the line that stores into it; None where that is not certain.
         classes: of it and of the objects on the way to it, as `GroupDetail.classes` has them.
@@ -69,14 +71,28 @@ class GrowingData:
 
     @property
     def sizes(self) -> list[tuple[float, float]]:
-        """Position and bytes at each census."""
+        """Position and bytes at each of these censuses."""
         return [(position, float(count * self.entry_bytes)) for position, count in self.entries]
+
+    @property
+    def rate(self) -> float:
+        """Bytes per position from the first of these censuses to the last."""
+        return self.entry_bytes / self._every
 
     @property
     def grows_often(self) -> bool:
         """Whether it gets entries as often as a container that leaks at each step."""
+        return self._every <= HOLDER_POLICY.data_every
+
+    def pauses(self, position: float) -> bool:
+        """Whether no new entry by a position is but a pause between two."""
+        return position - self.entries[-1][0] <= HOLDER_POLICY.data_waits * self._every
+
+    @property
+    def _every(self) -> float:
+        """Positions from entry to entry."""
         (start, first), (end, last) = self.entries[0], self.entries[-1]
-        return (last - first) * HOLDER_POLICY.data_every >= end - start
+        return (end - start) / (last - first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +211,9 @@ def data_growths(
 ) -> list[DataGrowth]:
     """Judge containers of ordinary data, largest growth first.
 
-    Only the resident set sees all of them, and not well. Containers that get an entry now and then are left
-    out unless it grows with them: they are tables of the program's own.
+    Only the resident set sees all of them, and not well; malloc's counter sees large entries. Containers that
+    get an entry now and then are left out unless one of these grows with them: they are tables of the
+    program's own.
 
     Arguments as `growths` has them.
     """
@@ -207,7 +224,7 @@ def data_growths(
         counts = growth.proof.certainty is not None and (growth.large or data.native is not None)
         if counts and not _stopped(growth, data.sizes, contradicts, now, ended, policy):
             growing.append(growth)
-    unseen = not_shown(growing, confirms)
+    unseen = not_shown(growing, lambda counter, rate: confirms(counter, rate) or confirms("cpu", rate))
     shown = [growth for growth in growing if growth.proof.certainty == "proven" and growth not in unseen]
     growing = _with_age(growing, unseen, now, ended, policy)
     return _largest_first(growth for growth in growing if growth.data.grows_often or growth in shown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Final
@@ -292,7 +292,7 @@ class Investigator:
         lengths, before = ContainerLengths(view.graph), investigation._lengths
         grown = [] if before is None else grown_containers(view.graph, before)
         by_line = self._sites.live_by_line() if grown else {}
-        data = {}
+        data = _pausing(investigation.data, before, lengths, position)
         for container in grown:
             address = id(view.graph.objects[container.position])
             data[address] = self._growing_data(investigation, view, container, address, position, by_line)
@@ -328,6 +328,24 @@ class Investigator:
             stored_at=view.stored_at(container.position, self._sites.named, site),
             classes=tuple(view.classes(container.position)),
         )
+
+
+def _pausing(
+    data: Mapping[int, GrowingData],
+    before: ContainerLengths | None,
+    after: ContainerLengths,
+    position: float,
+) -> dict[int, GrowingData]:
+    """Return the containers that are as at the census before, and that get their entries now and then."""
+    pausing = {address: growing for address, growing in data.items() if growing.pauses(position)}
+    if before is None or not pausing:
+        return {}
+    earlier, now = before.by_address(), after.by_address()
+    return {
+        address: growing
+        for address, growing in pausing.items()
+        if address in now and now[address] == earlier.get(address)
+    }
 
 
 def _retention_needed(

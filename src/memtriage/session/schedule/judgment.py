@@ -75,7 +75,10 @@ def find_leaks(scheduler: CensusScheduler, evidence: Evidence) -> list[Finding]:
         contradicts = main.contradicts("host", POLICY.resident * estimate.rate, since)
         native = counter == "cpu"
         held_rate = main.held_rate(counter)
-        unnamed = unnamed_growth(counter, evidence, leaks, held_rate, native and contradicts, data)
+        containers = main.investigation.data.values()
+        unnamed = unnamed_growth(
+            counter, evidence, leaks, held_rate, native and contradicts, data, containers
+        )
         if unnamed is not None:
             leaks.append(unnamed)
     return leaks
