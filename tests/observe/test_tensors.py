@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memtriage.observe.tensors import StorageFacts, first_bytes, is_pinned, is_shared, storage_facts
+from memtriage.observe.tensors import StorageFacts, end_bytes, is_pinned, is_shared, storage_facts
 
 
 class Wrapper(torch.Tensor):
@@ -73,11 +73,18 @@ def test_quantized_tensors_have_one() -> None:
 
 
 @pytest.mark.parametrize(("count", "expected"), [(4, b"\1\2\3\4"), (64, b"\1\2\3\4\5")])
-def test_first_bytes(count: int, expected: bytes) -> None:
+def test_end_bytes(count: int, expected: bytes) -> None:
     tensor = torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8)
     found = facts(tensor)
     assert found is not None
-    assert first_bytes(tensor[2:], found, count) == expected
+    assert end_bytes(tensor[2:], found, count) == expected
+
+
+def test_end_bytes_may_be_the_last_ones() -> None:
+    tensor = torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8)
+    found = facts(tensor)
+    assert found is not None
+    assert end_bytes(tensor[:1], found, 2, last=True) == b"\4\5"
 
 
 def test_shared_and_pinned() -> None:

@@ -59,10 +59,11 @@ def point(
     position: float,
     *groups: HolderGroup,
     heads: dict[GroupKey, bytes] | None = None,
+    tails: dict[GroupKey, bytes] | None = None,
     interrupted: bool = False,
 ) -> CensusPoint:
     """A census and when it was taken."""
-    return CensusPoint(position, census(*groups), heads or {}, interrupted)
+    return CensusPoint(position, census(*groups), heads or {}, interrupted, tails or {})
 
 
 def leave_out(monkeypatch: pytest.MonkeyPatch) -> list[float]:

@@ -245,6 +245,7 @@ def watched(program: Program) -> Outcome:
         for iteration, time_s in _marks(program):
             investigator.at(iteration)
             read = {name: int(series[iteration]) for name, series in values.items()}
+            time_s += investigator.seconds  # the clock goes on during a census
             if program.by_time:
                 position = TrainingPosition(step=0, microbatch=0, microbatches_per_step=0, time_s=time_s)
                 scheduler.at_mark("time", position, read)

@@ -37,7 +37,7 @@ from memtriage.observe.heap import HeapGraph, HeapWalk
 from memtriage.observe.identity import Identities, module_namespaces
 from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
 from memtriage.observe.stores import Store, forget_sources, pack_hook, storing_line
-from memtriage.observe.tensors import StorageFacts, first_bytes, is_pinned, is_shared, plain, storage_facts
+from memtriage.observe.tensors import StorageFacts, end_bytes, is_pinned, is_shared, plain, storage_facts
 from memtriage.process.stdlib import time
 
 _HEAD = 64
@@ -166,18 +166,21 @@ class CensusView:
         """Return classes of an object and of those on the way to it, as `GroupDetail.classes` has them."""
         return holder_facts(self._graph, position).classes
 
-    def heads(self) -> dict[GroupKey, bytes]:
+    def heads(self, *, last: bool = False) -> dict[GroupKey, bytes]:
         """Return the first bytes of the storages of each small group of variables, joined, by group.
 
         They distinguish a tensor that is replaced by a longer one from one with other content. Reading device
         memory waits for its stream; a census is no fast path.
+
+        Args:
+            last: the last bytes instead.
         """
         wanted = {g.key for g in self.census().groups if g.count <= _HEADS and not g.attached}
         heads_of: dict[GroupKey, list[bytes]] = {}
         for held in self._held.values():
             key = self._key(held)
             if key in wanted and held.owner in ("variable", "buffer") and held.facts.nbytes >= _HEAD_FROM:
-                head = first_bytes(self._graph.objects[held.position], held.facts, _HEAD)
+                head = end_bytes(self._graph.objects[held.position], held.facts, _HEAD, last=last)
                 if head is not None:
                     heads_of.setdefault(key, []).append(head)
         return {key: b"".join(sorted(heads)) for key, heads in heads_of.items()}

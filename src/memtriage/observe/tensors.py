@@ -90,15 +90,16 @@ def storage_facts(tensor: Any) -> StorageFacts | None:
     return StorageFacts(name, address, nbytes)
 
 
-def first_bytes(tensor: Any, facts: StorageFacts, count: int) -> bytes | None:
-    """The first bytes of a tensor's storage; None where they cannot be read.
+def end_bytes(tensor: Any, facts: StorageFacts, count: int, *, last: bool = False) -> bytes | None:
+    """Return the first or the last bytes of a tensor's storage; None where they cannot be read.
 
     Of device memory it makes a host copy, which waits for the current stream; during the capture of a CUDA
     graph it gives None.
     """
     count = min(count, facts.nbytes)
+    start = facts.nbytes - count if last else 0
     if facts.device == "cpu":
-        return ctypes.string_at(facts.address, count)
+        return ctypes.string_at(facts.address + start, count)
     import torch
 
     tensor = plain(tensor)
@@ -106,7 +107,7 @@ def first_bytes(tensor: Any, facts: StorageFacts, count: int) -> bytes | None:
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
             return None
         raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-        raw.set_(tensor.untyped_storage(), 0, (count,), (1,))
+        raw.set_(tensor.untyped_storage(), start, (count,), (1,))
         return bytes(raw.cpu().tolist())
     except (RuntimeError, NotImplementedError):
         return None

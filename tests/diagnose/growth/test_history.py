@@ -102,6 +102,35 @@ def test_lengthened_tensor_grows_though_storages_are_new() -> None:
     assert seen.lengthens
 
 
+def test_tensor_lengthened_at_its_beginning_ends_as_before() -> None:
+    history = HolderHistory()
+    for at in (3, 12, 14, 20):
+        made = group("seen", at * MIB, witnesses=[1000 + at])
+        history.add(point(at, made, heads={SEEN: bytes([at]) * 64}, tails={SEEN: HEAD}))
+    (seen,) = growing(history, 3).values()
+    assert seen.lengthens and not seen.swells
+
+
+@pytest.mark.parametrize(
+    ("heads", "nodes", "swells"),
+    [
+        pytest.param([b"\1", b"\2", b"\3"], (0, 0, 0), True, id="a batch that is longer each time"),
+        pytest.param([b"\1", b"\1", b"\1"], (0, 0, 0), False, id="a tensor that is lengthened"),
+        pytest.param([b"\0", b"\0", b"\0"], (0, 0, 0), False, id="zeros"),
+        pytest.param([b"", b"", b""], (0, 0, 0), False, id="unread"),
+        pytest.param([b"", b"", b""], (9, 9, 9), True, id="the graph of a longer batch"),
+        pytest.param([b"", b"", b""], (8, 9, 10), False, id="a longer graph"),
+    ],
+)
+def test_what_is_replaced_by_larger_content_swells(
+    heads: list[bytes], nodes: tuple[int, ...], swells: bool
+) -> None:
+    history = HolderHistory()
+    for at, head, count in zip((3, 12, 14), heads, nodes, strict=True):
+        history.add(point(at, group("seen", at * MIB, token=1, nodes=count), heads={SEEN: head * 64}))
+    assert next(iter(history)).swells is swells
+
+
 def test_more_storages_are_no_lengthening() -> None:
     (holding,) = growing(history_of({3: 3, 12: 12})).values()
     assert not holding.lengthens

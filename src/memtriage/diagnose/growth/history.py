@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from memtriage.diagnose.growth.leaks import LOG_ENTRY, CensusPoint, same_beginning
+from memtriage.diagnose.growth.leaks import LOG_ENTRY, CensusPoint, same_bytes
 from memtriage.model.census import GroupKey, HolderGroup
 from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, has
 
@@ -47,7 +47,7 @@ class HeldSize:
         count: number of its storages.
         objects: number of those nodes.
         entries: number of objects that its path names.
-        head: first bytes of its storages where they are few; None where they were not read.
+        head, tail: first and last bytes of its storages where they are few; None where they were not read.
         replaced: it has more storages than at the census before, and most of those are gone.
     """
 
@@ -58,6 +58,7 @@ class HeldSize:
     objects: int
     entries: int = 0
     head: bytes | None = None
+    tail: bytes | None = None
     replaced: bool = False
 
     @property
@@ -126,6 +127,19 @@ class Holding:
         before, last = self.sizes[-2:] if len(self.sizes) > 1 else (None, self.sizes[-1])
         return before is not None and (before.count, before.objects) == (last.count, last.objects)
 
+    @property
+    def swells(self) -> bool:
+        """Whether it has as many storages and nodes at each census, with other content each time.
+
+        That is a batch, or what is computed from it, that is larger than before.
+        """
+        last = self.sizes[-1]
+        as_many = all((size.count, size.objects) == (last.count, last.objects) for size in self.sizes)
+        return as_many and all(
+            self.group.attached or (any(before.head or b"") and not _same_content(before, after))
+            for before, after in pairwise(self.sizes)
+        )
+
 
 def accumulates(before: HeldSize, after: HeldSize, *, attached: bool, policy: HistoryPolicy = POLICY) -> bool:
     """Whether a holder grew in a way that may go on for ever.
@@ -144,7 +158,11 @@ def accumulates(before: HeldSize, after: HeldSize, *, attached: bool, policy: Hi
         return True
     if count > 0:
         return attached or after.storages - before.storages > policy.log_entry * count
-    return same_beginning(before.head, after.head)
+    return _same_content(before, after)
+
+
+def _same_content(before: HeldSize, after: HeldSize) -> bool:
+    return same_bytes(before.head, after.head) or same_bytes(before.tail, after.tail)
 
 
 class HolderHistory:
@@ -211,7 +229,7 @@ class HolderHistory:
                 return before
         elif _survived(before.group, group):
             return before
-        return before if same_beginning(before.sizes[-1].head, size.head) else None
+        return before if _same_content(before.sizes[-1], size) else None
 
     def _moved(self, keys: set[GroupKey]) -> dict[_Place, Holding]:
         """Return the holders whose path is gone, by the places where they may be found again."""
@@ -242,8 +260,8 @@ def _nodes_on_host(groups: Sequence[HolderGroup]) -> Iterator[HolderGroup]:
 
 def _size(group: HolderGroup, point: CensusPoint) -> HeldSize:
     kept = group.kept if group.device == "cpu" else 0
-    head = point.heads.get(group.key)
-    return HeldSize(point.position, group.nbytes, kept, group.count, group.objects, group.entries, head)
+    head, tail = point.heads.get(group.key), point.tails.get(group.key)
+    return HeldSize(point.position, group.nbytes, kept, group.count, group.objects, group.entries, head, tail)
 
 
 def _survived(before: HolderGroup, after: HolderGroup) -> bool:

@@ -48,12 +48,14 @@ class CensusPoint:
             one that is replaced.
         interrupted: taken in the middle of something (memory ran out), not at a mark: what is new since the
             census before may belong to the work in hand.
+        tails: their last bytes: a buffer may also grow at its beginning.
     """
 
     position: float
     census: Census
     heads: dict[GroupKey, bytes] = field(default_factory=dict)
     interrupted: bool = False
+    tails: dict[GroupKey, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +128,14 @@ def lengthens(growths: Sequence[GroupGrowth], points: Sequence[CensusPoint]) -> 
     if any(growth.rate < POLICY.least for growth in growths):
         return False
     heads = [point.heads.get(growths[0].key) for point in points]
-    return all(same_beginning(heads[0], head) for head in heads)
+    return all(same_bytes(heads[0], head) for head in heads)
 
 
-def same_beginning(before: bytes | None, after: bytes | None) -> bool:
-    """Whether a storage begins with the same bytes as before. All-zero beginnings prove nothing.
+def same_bytes(before: bytes | None, after: bytes | None) -> bool:
+    """Whether a storage begins, or ends, with the same bytes as before. Zeros prove nothing.
 
-    `torch.cat` lengthens a tensor at its end. A batch that is longer this time has other content.
+    `torch.cat` lengthens a tensor at its end, or at its beginning. A batch that is longer this time has other
+    content.
     """
     return before is not None and any(before) and before == after
 

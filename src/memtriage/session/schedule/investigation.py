@@ -85,13 +85,16 @@ class Investigation:
         return (held_at_end - held_at_start) / (end - start)
 
     def harmless_rate(self, device: str, since: float) -> float:
-        """Return bytes per position by which bounded containers and logs grew together."""
+        """Return bytes per position by which bounded containers, logs and larger content grew together."""
         return sum(
             holding.rate(since)
             for holding in self.history
             if holding.group.device == device
-            and (holding.logs or self.details.get(holding.key, GroupDetail()).bound is not None)
+            and (holding.logs or holding.swells or self._is_bounded(holding))
         )
+
+    def _is_bounded(self, holding: Holding) -> bool:
+        return self.details.get(holding.key, GroupDetail()).bound is not None
 
     @property
     def lacks_sites(self) -> bool:
@@ -152,7 +155,9 @@ class Investigator:
             self._before()
         with Look(frames or (), self._identities) as view:
             interrupted = frames is not None
-            point = CensusPoint(position, view.census(), {} if interrupted else view.heads(), interrupted)
+            heads = {} if interrupted else view.heads()
+            tails = {} if interrupted else view.heads(last=True)
+            point = CensusPoint(position, view.census(), heads, interrupted, tails)
             if also is not None:
                 also(view, point)
         return point
