@@ -288,3 +288,13 @@ def test_growth_over_missing_readings_is_no_jump() -> None:
     grown = estimate(track.points())
     assert (grown.state, grown.jumps) == ("growing", ())
     assert grown.rate == pytest.approx(MIB, rel=0.1)
+
+
+@pytest.mark.parametrize("readings", [20, 60])
+def test_a_stretch_without_readings_leaves_a_limit(readings: int) -> None:
+    at = np.concatenate([np.arange(readings // 3), readings + np.arange(2 * readings // 3)]) + 1
+    still = noise(20 * KIB, len(at))
+    limit = detection_limit(points(still, at))
+    assert limit is not None
+    assert estimate(points(still + 1.5 * limit * at, at)).state == "growing"
+    assert estimate(points(still + 50 * MIB * (at > readings), at)).state != "growing"  # one rise meanwhile

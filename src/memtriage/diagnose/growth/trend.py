@@ -170,9 +170,9 @@ def detection_limit(points: Points, policy: TrendPolicy = TrendPolicy()) -> floa
     """Return the smallest growth that would have been found, in bytes a position; None if too short.
 
     Leaks of rising size are added to this very series, less its own growth, until one is found with its
-    rate: a steady one, and, where the series is long enough to tell them apart, one that comes in eight rises
-    and one that begins in the middle, of as many bytes altogether. So the limit reflects the run's own noise,
-    jumps and length.
+    rate: a steady one, and, where readings are many and dense enough to tell them apart, one that comes in
+    eight rises and one that begins in the middle, of as many bytes altogether. So the limit reflects the
+    run's own noise, jumps and length.
     """
     if len(points.at) < policy.points or points.span <= 0:
         return None
@@ -213,10 +213,10 @@ def _estimates_of_other_shapes(
     points: Points, rate: float, policy: TrendPolicy
 ) -> Iterator[tuple[GrowthEstimate, float]]:
     """Estimate leaks that come now and then, or late; yield each estimate with the leak's true rate."""
-    if len(points.at) < policy.windows:
-        return
     since = points.at - points.at[0]
     period = points.span / 8
+    if len(points.at) < policy.windows or np.diff(since).max() > period:
+        return  # several rises may come between two readings
     yield estimate(points.plus(rate * period * np.floor(since / period)), policy), rate
     yield estimate(points.plus(2 * rate * np.maximum(0, since - points.span / 2)), policy), 2 * rate
 
@@ -271,8 +271,6 @@ def _judge(points: Points, policy: TrendPolicy, *, to_the_end: bool = True) -> G
     if not significant:
         return result
     quarters = _quarters(points.at, values, quantile)
-    if quarters is None:
-        return replace(result, state="undecided")
     noise = _QUARTER_ERROR * line.error
     rises = np.diff(line.values)
     always = len(rises) >= policy.always and bool((rises > 0).all())
@@ -360,11 +358,11 @@ def _uncertainty(line: _Line) -> float:
     return (1 + 5 / line.levels) * line.error
 
 
-def _quarters(at: Floats, values: Floats, quantile: float) -> Floats | None:
-    """Rates from each quarter of the time to the next; None where a quarter has no reading."""
+def _quarters(at: Floats, values: Floats, quantile: float) -> Floats:
+    """Rates from each quarter of the time to the next; of the readings, where a quarter has none."""
     windows = _windows(at, 4)
     if len(windows) < 4:
-        return None
+        windows = list(pairwise(np.linspace(0, len(at), 5).astype(int).tolist()))
     # Where a series rises steadily, the quantile of a quarter is the reading at that part of it.
     ranks = [int(quantile * (b - a - 1)) for a, b in windows]
     levels = [np.sort(values[a:b])[rank] for (a, b), rank in zip(windows, ranks, strict=True)]
