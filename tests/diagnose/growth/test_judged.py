@@ -64,6 +64,15 @@ def test_three_seconds_at_tenths_of_a_second_are_enough() -> None:
     assert judged(lambda step: step * MIB, 30, "time", unit=0.1)[0] == "growing"
 
 
+def test_growth_of_less_than_a_second_may_settle() -> None:
+    """A cache of 1.3 MB/s, followed for a third of a second: no limit above its own growth is stated."""
+    state, said = judged(lambda step: step * 40_000, 14, "time", unit=0.03)
+    assert (state, said.detection_limit) == ("undecided", None)
+    assert said.reason is not None
+    assert said.reason.startswith("suspected growth of 1.3 MiB per second")
+    assert judged(lambda step: 7 + step % 3 * 40_000, 14, "time", unit=0.03)[0] == "flat"
+
+
 def test_a_growing_counter_has_neither_limit_nor_reason() -> None:
     assert judged(lambda step: step * MIB, 30) == ("growing", Judged(scale="step", points=30))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -37,6 +38,10 @@ def judge_counter(track: Track, scale: JudgedScale, policy: TrendPolicy) -> tupl
     """
     points = track.points()
     growth = estimate(points, policy)
+    if growth.state == "flat" and scale == "time" and points.span < _SECONDS_NEEDED:
+        # In so short a time even a fast leak makes no more bytes than caches take until they are full.
+        unsettled = estimate(points, replace(policy, settles=0.0))
+        growth = replace(unsettled, state="undecided") if unsettled.state == "growing" else growth
     judged = Judged(scale=scale, points=track.readings)
     if growth.state == "too_short":
         return growth, msgspec.structs.replace(
@@ -46,7 +51,7 @@ def judge_counter(track: Track, scale: JudgedScale, policy: TrendPolicy) -> tupl
         return growth, judged
     if growth.state == "undecided":
         reason = (
-            f"suspected growth of {rate(round(growth.rate), _UNITS[scale])}, not steady enough to be sure; "
+            f"suspected growth of {rate(round(growth.rate), _UNITS[scale])}, which may end by itself; "
             "a longer run would settle it"
         )
         return growth, msgspec.structs.replace(judged, reason=reason)
