@@ -1,0 +1,17 @@
+"""Features of every step in one tensor, the newest first: it is lengthened at its beginning."""
+
+import torch
+import torch.nn.functional as F
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+features = torch.rand(1, 128)
+for _ in range(80):
+    inputs, labels = torch.rand(64, 64), torch.randint(10, (64,))
+    hidden = model[0](inputs)
+    loss = F.cross_entropy(model[1:](hidden), labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    features = torch.cat([hidden.detach(), features])
