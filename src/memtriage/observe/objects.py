@@ -26,12 +26,20 @@ def instances(is_wanted: Callable[[type], bool]) -> Iterator[Any]:
         is_wanted: is asked once of each type. Ask it of types only: `isinstance` asks the object as well,
             and a weak proxy without its referent raises.
     """
-    # By address: a metaclass may hash and compare its classes with code of its own.
-    wanted: dict[int, bool] = {}
+    # A class of the usual metaclass is hashed by its address. Another metaclass may hash and compare its
+    # classes with code of its own, so that their addresses are looked up. Not for all: the number that `id`
+    # makes for each object would take 10 us while tracemalloc follows every allocation.
+    usual: dict[type, bool] = {}
+    others: dict[int, bool] = {}
     for obj in tracked_objects():
         kind = type(obj)
-        key = id(kind)
-        if key not in wanted:
-            wanted[key] = is_wanted(kind)
-        if wanted[key]:
+        if type(kind) is type:
+            wanted = usual.get(kind)
+            if wanted is None:
+                wanted = usual[kind] = is_wanted(kind)
+        else:
+            wanted = others.get(id(kind))
+            if wanted is None:
+                wanted = others[id(kind)] = is_wanted(kind)
+        if wanted:
             yield obj
