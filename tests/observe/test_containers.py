@@ -68,7 +68,7 @@ def grown(program: Any) -> dict[str, GrownContainer]:
         before = ContainerLengths(graph)
     program["grow"]()
     with HeapWalk() as graph:
-        found = grown_containers(graph, before, most=1000)
+        found = grown_containers(graph, before, ContainerLengths(graph), most=1000)
         return {names.get(id(graph.objects[each.position]), "?"): each for each in found}
 
 
@@ -97,7 +97,7 @@ def test_what_was_there_before_and_did_not_grow_is_no_growth() -> None:
     with HeapWalk() as graph:
         before = ContainerLengths(graph)
         assert before.by_address()[id(kept)] == (3, id(kept[0]))
-        grown = grown_containers(graph, before)
+        grown = grown_containers(graph, before, ContainerLengths(graph))
         assert not [each for each in grown if graph.objects[each.position] is kept]
 
 
@@ -200,5 +200,5 @@ def test_a_bounded_cache_is_no_growing_container() -> None:
         newest = cached.popitem()
         before = ContainerLengths(graph)
         cached.update([newest])
-        found = grown_containers(graph, before, most=1000)
+        found = grown_containers(graph, before, ContainerLengths(graph), most=1000)
         assert all(graph.objects[one.position] is not re._cache for one in found)  # type: ignore[attr-defined]

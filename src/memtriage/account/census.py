@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from array import array
+from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -569,34 +569,33 @@ class CensusView:
         """Compute the dominators among the objects that can reach a storage."""
         graph = self._graph
         size = len(graph.objects)
-        index = graph.index
-        first_child, next_child = _children(graph.parents)
-        successors: list[list[int]] = []
-        for position in range(size):
-            children = {index.get(id(child), -1) for child in graph.referents(position)}
-            child = first_child[position]
-            while child >= 0:  # temporaries of the walk: saved tensors read twice
-                children.add(child)
-                child = next_child[child]
-            children.discard(-1)
-            children.discard(position)
-            successors.append(list(children))
+        index, referents = graph.index, graph.referents
         referrers: list[list[int]] = [[] for _ in range(size)]
-        for position, after in enumerate(successors):
-            for referent in after:
-                referrers[referent].append(position)
+        for position in range(size):
+            for child in referents(position):
+                at = index.get(id(child), -1)
+                if at >= 0 and at != position:
+                    before = referrers[at]
+                    if not before or before[-1] != position:
+                        before.append(position)
+        for position, above in enumerate(graph.parents):
+            if above >= 0 and above not in referrers[position]:
+                insort(referrers[position], above)  # temporaries of the walk: saved tensors read twice
         relevant = bytearray(size)
         queue = [held.position for held in self._held.values()]
         for position in queue:
             relevant[position] = 1
         for position in queue:
-            for before in referrers[position]:
-                if not relevant[before]:
-                    relevant[before] = 1
-                    queue.append(before)
+            for referrer in referrers[position]:
+                if not relevant[referrer]:
+                    relevant[referrer] = 1
+                    queue.append(referrer)
         queue.sort()
         place = {position: number for number, position in enumerate(queue)}
-        slim = [[place[after] for after in successors[position] if relevant[after]] for position in queue]
+        slim: list[list[int]] = [[] for _ in queue]
+        for number, position in enumerate(queue):
+            for referrer in referrers[position]:
+                slim[place[referrer]].append(number)
         roots = [number for number, position in enumerate(queue) if graph.parents[position] < 0]
         slim.append(roots)
         dominator = immediate_dominators(slim, len(slim) - 1)
@@ -617,12 +616,3 @@ def _from_the_ends(group: list[_Held]) -> list[_Held]:
 
 def _kind_of_holder(obj: Any) -> str:
     return "frame" if type(obj) is FrameLocals else name_of(type(obj))
-
-
-def _children(parents: Sequence[int]) -> tuple[array[int], array[int]]:
-    """Return the first child of each position, and the next child of the same parent; -1 for none."""
-    first, following = array("q", [-1]) * len(parents), array("q", [-1]) * len(parents)
-    for position, above in enumerate(parents):
-        if above >= 0:
-            following[position], first[above] = first[above], position
-    return first, following

@@ -9,7 +9,7 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any, Final
 
 from memtriage.observe.classes import addresses, bases_of, instance_dict, name_of
@@ -18,6 +18,7 @@ from memtriage.observe.kinds import ARRAY, PLAIN
 from memtriage.process.stdlib import gc
 
 _SIZED = addresses(list, dict, set, deque, OrderedDict, defaultdict, bytearray)
+_UNORDERED = addresses(set, bytearray)
 _ITEM_LIMIT = 2000
 _UNSHARED_REFERENCES = 6
 """An entry's own atom is referred to by the entry, the walk's graph or queue, and the counting itself."""
@@ -154,47 +155,53 @@ class ContainerLengths:
     """
 
     def __init__(self, graph: HeapGraph) -> None:
-        self._figures = array("q")
-        for obj in graph.objects:
-            if id(type(obj)) in _SIZED and len(obj):
-                self._figures.extend((id(obj), len(obj), _first(obj)))
+        found = [obj for obj in graph.objects if id(type(obj)) in _SIZED and obj]
+        unordered = [obj for obj in found if id(type(obj)) in _UNORDERED]
+        ordered = [obj for obj in found if id(type(obj)) not in _UNORDERED]
+        # In C, not entry by entry. Another thread may have emptied a container since: it has no first entry.
+        first = map(next, map(iter, ordered), repeat(None))
+        self._addresses = array("q", chain(map(id, ordered), map(id, unordered)))
+        self._lengths = array("q", chain(map(len, ordered), map(len, unordered)))
+        self._firsts = array("q", chain(map(id, first), repeat(-1, len(unordered))))
 
     def by_address(self) -> dict[int, tuple[int, int]]:
         """(number of entries, id of the first) by the container's address."""
-        figures = self._figures
-        return dict(zip(figures[::3], zip(figures[1::3], figures[2::3], strict=True), strict=True))
+        return dict(zip(self._addresses, zip(self._lengths, self._firsts, strict=True), strict=True))
 
 
-def grown_containers(graph: HeapGraph, before: ContainerLengths, most: int = 20) -> list[GrownContainer]:
+def grown_containers(
+    graph: HeapGraph, before: ContainerLengths, now: ContainerLengths, most: int = 20
+) -> list[GrownContainer]:
     """Containers that were there before and have more entries now, by the bytes that came.
 
     Those that stop growing are left out.
+
+    Args:
+        graph: of the later walk.
+        before, now: lengths at the earlier walk and at this one.
+        most: so many at most.
     """
     containers = []
-    lengths = before.by_address()
+    earlier = before.by_address()
+    grown = [
+        graph.index[address]
+        for address, (entries, first) in now.by_address().items()
+        if (known := earlier.get(address)) is not None and known[0] < entries and known[1] == first
+    ]
     bounds = known_bounds(graph.objects[position] for position in graph.optimizers)
-    # Behind `first_own` come memtriage's own objects and what no variable of the program leads to.
-    for position, obj in enumerate(graph.objects[: graph.first_own]):
-        if id(type(obj)) not in _SIZED:
-            continue
-        earlier, first = lengths.get(id(obj), (0, 0))
-        if not earlier or len(obj) <= earlier or first != _first(obj):
-            continue
+    for position in sorted(grown):
+        if position >= graph.first_own:
+            break  # memtriage's own objects, and what no variable of the program leads to
+        obj = graph.objects[position]
         if bound_of(obj, bounds)[0] is not None:
             continue
-        more = len(obj) - earlier
+        more = len(obj) - earlier[id(obj)][0]
         newest = _newest(obj)
         entry_bytes = sum(deep_size(graph, item) for item in newest) // max(1, len(newest))
         native = next((name for item in newest if (name := _native_type(item)) is not None), None)
         containers.append(GrownContainer(position, more, entry_bytes, native, type(obj).__name__))
     containers.sort(key=lambda grown: -grown.more * grown.entry_bytes)
     return containers[:most]
-
-
-def _first(container: Any) -> int:
-    if type(container) in (bytearray, set):  # a set has no order that lasts
-        return -1
-    return id(next(iter(container)))
 
 
 def _newest(container: Any) -> list[Any]:

@@ -127,7 +127,8 @@ class HeapGraph:
     def referents(self, position: int) -> list[Any]:
         """What the object at a position refers to, autograd edges included."""
         obj = self.objects[position]
-        return edges(obj, self.kinds[type(obj)], self.reader)
+        kind = self.kinds.known[id(type(obj))]
+        return gc.get_referents(obj) if kind == PLAIN else edges(obj, kind, self.reader)
 
 
 class HeapWalk:
@@ -258,6 +259,7 @@ class _Walker:
 
     def _root(self, obj: Any, name: str) -> None:
         graph = self.graph
+        self.kinds.classify(obj)
         graph.index[id(obj)] = position = len(graph.objects)
         graph.objects.append(obj)
         graph.parents.append(-1)
@@ -286,7 +288,7 @@ class _Walker:
                 if self._is_spent():
                     break
             obj = objects[head]
-            kind = kinds[type(obj)]
+            kind = known[id(type(obj))]
             children = referents(obj) if kind == PLAIN else self._children(obj, kind, head)
             if len(children) > self.widest and kind == PLAIN:
                 self.wide.append(head)
@@ -296,7 +298,7 @@ class _Walker:
                 try:
                     child_kind = known[id(type(child))]
                 except KeyError:
-                    child_kind = kinds[type(child)]
+                    child_kind = kinds.classify(child)
                 if child_kind == ATOM:  # half of all edges are a dict's string keys
                     continue
                 key = id(child)

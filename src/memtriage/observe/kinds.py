@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from types import FrameType, ModuleType
+from typing import Any
 
 from memtriage.observe import autograd
 from memtriage.observe.classes import declares, module_of, name_of
@@ -74,6 +75,10 @@ class KindTable:
     def __getitem__(self, kind: type) -> int:
         known = self.known.get(id(kind))
         return self._add(kind, self._classify(kind)) if known is None else known
+
+    def classify(self, obj: Any) -> int:
+        """Return how an object is walked; from then on its type is in `known`."""
+        return self[type(obj)]
 
     def clear(self) -> None:
         """Release every type."""

@@ -295,7 +295,7 @@ class Investigator:
     def _add_data(self, investigation: Investigation, view: CensusView, position: float) -> None:
         """Find containers of ordinary data that have more entries than at the previous census."""
         lengths, before = ContainerLengths(view.graph), investigation._lengths
-        grown = [] if before is None else grown_containers(view.graph, before)
+        grown = [] if before is None else grown_containers(view.graph, before, lengths)
         by_line = self._sites.live_by_line() if grown else {}
         data = _pausing(investigation.data, before, lengths, position)
         for container in grown:
