@@ -14,6 +14,8 @@ block     The same blocks, their mean step: with what happens only once in a whi
           third step of a watch, which a longer run spreads over more steps.
 around    What the same watches took before their first step and after their last.
 process   The same training as `python SCRIPT` and as `memtriage run SCRIPT`, from start to exit.
+heap      30 steps beside 400,000 Python objects, clean and with a leak, as `python SCRIPT` and as `memtriage
+          run SCRIPT`. The watch may add 1 s and 2 %, with a leak 2.5 s and 5 %. One thread, on the CPU.
 mark      One `memtriage.mark()` while a trained model is in memory.
 import    `import memtriage` in a process that has imported torch; then its first watch, begun and ended.
 memory    CUDA only: allocated, requested and reserved bytes behind every backward and every step, read by
@@ -30,6 +32,7 @@ import gc
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -37,15 +40,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-PARTS: Final = ("step", "process", "mark", "import", "memory")
+PARTS: Final = ("step", "process", "heap", "mark", "import", "memory")
 SETTLING_STEPS: Final = 2
 """Steps at the start of each block that are not timed: switching anything on or off has its own cost."""
 
 MARKS: Final = 2000
+HEAP_ROUNDS: Final = 5
 IMPORTS: Final = 15
 
 
@@ -225,6 +229,8 @@ def measured(
         yield from import_rows()
     if "process" in parts or "memory" in parts:
         yield from process_rows(parts, workload, max(3, rounds // 3), SETTLING_STEPS + steps, scratch)
+    if "heap" in parts:
+        yield from heap_rows(min(rounds, HEAP_ROUNDS), scratch)
     if "step" in parts or "mark" in parts:
         training = Training(workload)
         for _ in range(5):
@@ -390,6 +396,82 @@ def differences(first: list[list[int]], others: list[list[list[int]]]) -> str:
     names = ("allocated", "requested", "reserved")
     found = [f"{name} differs by {size:,} B" for name, size in zip(names, largest, strict=True) if size]
     return ", ".join(found) or "equal to the byte"
+
+
+# --- a large heap ----------------------------------------------------------------------------------------
+
+HEAP_PROGRAM: Final = """
+import gc
+import sys
+
+import torch
+
+
+class Record:
+    def __init__(self, number):
+        self.name = f"record {number}"
+        self.values = [number, number + 0.5, str(number)]
+        self.meta = {"number": number, "tags": [number]}
+
+
+torch.manual_seed(0)
+layers = [torch.nn.TransformerEncoderLayer(64, 4, 128, batch_first=True) for _ in range(4)]
+model = torch.nn.Sequential(*layers)
+optimizer = torch.optim.AdamW(model.parameters())
+records = [Record(number) for number in range((400_000 - len(gc.get_objects())) // 4)]
+batch = torch.randn(8, 16, 64)
+losses = []
+for step in range(30):
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if sys.argv[1] == "leaking":
+        losses.append(loss)
+"""
+
+HEAP_ALLOWED: Final = {"clean": (1.0, 0.02), "leaking": (2.5, 0.05)}
+"""By how much a watched run may take longer: seconds, and a part of the unwatched run."""
+
+
+def heap_rows(rounds: int, scratch: Path) -> Iterator[Row]:
+    """Seconds of whole runs in turns; in the notes also of the processor, which depend less on the load."""
+    script = scratch / "heap.py"
+    script.write_text(HEAP_PROGRAM)
+    for kind, (seconds, part) in HEAP_ALLOWED.items():
+        walls = Samples({"unwatched": [], "watched": []})
+        processor: dict[str, list[float]] = {"unwatched": [], "watched": []}
+        verdicts: set[str] = set()
+        for number in range(rounds):
+            for name in ("unwatched", "watched") if number % 2 == 0 else ("watched", "unwatched"):
+                wall, used, verdict = heap_process(name == "watched", script, kind)
+                walls.add(name, wall)
+                processor[name].append(used)
+                verdicts |= {verdict} if verdict is not None else set()
+            progress(f"heap, {kind}: round {number + 1} of {rounds}")
+        plain, watched = map(statistics.median, walls.of.values())
+        longer, allowed = watched - plain, seconds + part * plain
+        extra = min(processor["watched"]) - min(processor["unwatched"])
+        walls.notes["watched"] = (
+            f"{longer:.2f} s longer ({extra:.2f} s of the processor), allowed {allowed:.2f} s; "
+            f"verdict {' or '.join(sorted(verdicts))}"
+        )
+        for row in walls.rows("heap", "s"):
+            yield replace(row, condition=f"{kind}, {row.condition}")
+
+
+def heap_process(watched: bool, script: Path, kind: str) -> tuple[float, float, str | None]:
+    """Seconds of one run, of the clock and of the processor, and its verdict when watched."""
+    report = script.with_name("report.json")
+    run = ["-m", "memtriage", "run", "--json", str(report)] if watched else []
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run(
+        [sys.executable, *run, str(script), kind], check=True, capture_output=True, env=environment
+    )
+    wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return wall, used, json.loads(report.read_text())["verdict"] if watched else None
 
 
 # --- a mark, the import ----------------------------------------------------------------------------------
