@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+import os
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,9 +126,7 @@ def test_paths_below_the_scripts_folder_are_relative() -> None:
     recorder.forget()
 
 
-def test_everything_is_put_back(recorder: SiteRecorder, tmp_path: Path) -> None:
-    linecache.clearcache()
-    linecache.getline(__file__, 1)
+def test_everything_is_put_back(recorder: SiteRecorder) -> None:
     torch.set_anomaly_enabled(False, True)
     recorder.start()
     assert not recorder.recording
@@ -139,13 +138,35 @@ def test_everything_is_put_back(recorder: SiteRecorder, tmp_path: Path) -> None:
     assert torch._C.is_anomaly_enabled()
     assert not torch._C.is_anomaly_check_nan_enabled()
     (torch.nn.Linear(4, 4)(torch.ones(4)) * leaf()[:4]).sum()
-    assert len(linecache.cache) > 1
     recorder.stop()
     recorder.stop()
     assert not recorder.recording
     assert not torch._C.is_anomaly_enabled()
     assert torch._C.is_anomaly_check_nan_enabled()
-    assert set(linecache.cache) == {__file__}
+
+
+def test_the_stacks_of_nodes_read_no_file(recorder: SiteRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise AssertionError("called inside the program's operation")
+
+    recorder.trace_nodes()
+    linecache.clearcache()
+    with monkeypatch.context() as patched:
+        for name in ("stat", "open", "fstat"):
+            patched.setattr(os, name, refuse)
+        loss = (leaf() * 2).sum()  # stack
+    assert linecache.cache == {}
+    recorder.collect()
+    assert recorder.site_of(loss.grad_fn) == site("stack", "test_the_stacks_of_nodes_read_no_file")
+
+
+def test_a_stack_in_the_programs_own_anomaly_mode_is_torchs(recorder: SiteRecorder) -> None:
+    recorder.trace_nodes()
+    with torch.autograd.set_detect_anomaly(True):
+        own = (leaf() * 2).grad_fn.metadata["traceback_"]
+    (borrowed,) = (leaf() * 2).grad_fn.metadata["traceback_"][-1:]
+    assert own[-1].splitlines()[0].rpartition(",")[2] == borrowed.rstrip().rpartition(",")[2]
+    assert [len(text.splitlines()) > 1 for text in (own[-1], borrowed)] == [True, False]
 
 
 def test_anomaly_mode_is_off_inside_backward(recorder: SiteRecorder) -> None:

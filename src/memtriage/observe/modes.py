@@ -7,10 +7,12 @@ counts, and is what remains. Forked children have the program's setting.
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from memtriage.process.forks import call_in_forked_children
@@ -97,10 +99,14 @@ class AnomalyMode:
 
     Off while a backward runs, where it would tie new nodes to those they came from. Once the program has
     switched the mode on itself, its setting alone counts.
+
+    The stacks have no source lines. torch calls `format_stack` of `torch.fx.traceback` inside an operation of
+    the program, and that one reads files: it would fail there where the program has replaced `os.stat`.
     """
 
     def __init__(self) -> None:
         self._functions: Replaced | None = None
+        self._stacks: Replaced | None = None
         self._set: Callable[[bool, bool], None] | None = None
         self._programs = (False, True)
         self._inside_backward = False
@@ -118,6 +124,8 @@ class AnomalyMode:
             return self.borrowed
         self._set = torch.set_anomaly_enabled
         self._programs = (False, torch.is_anomaly_check_nan_enabled())
+        # Not an attribute of torch: the import system looks for a loaded module by its full name first.
+        self._stacks = Replaced(importlib.import_module("torch.fx.traceback"))
         self._functions = Replaced(torch)
         self._functions.put(
             set_anomaly_enabled=self._set_by_program,
@@ -134,16 +142,32 @@ class AnomalyMode:
 
     def stop(self) -> None:
         """Leave the mode as the program has it. May be called twice."""
-        if self._functions is not None and self._set is not None:
+        if self._functions is not None and self._set is not None and self._stacks is not None:
             self._functions.restore()
+            self._stacks.restore()
             self._set(*self._programs)
-        self._functions = self._set = None
+        self._functions = self._stacks = self._set = None
 
     def _set_by_program(self, enabled: bool, check_nan: bool = True) -> None:
         self._programs = (bool(enabled), bool(check_nan))
         self._apply()
 
     def _apply(self) -> None:
-        if self._set is not None:
+        if self._set is not None and self._stacks is not None:
             ours = not self._programs[0] and not self._inside_backward
+            self._stacks.restore()
+            if ours:
+                self._stacks.put(format_stack=_caller_stack)
             self._set(*((True, False) if ours else self._programs))
+
+
+def _caller_stack() -> list[str]:
+    """Return the caller's stack as `traceback.format_stack` does, without source lines."""
+    entries = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        entries.append(f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n')
+        frame = frame.f_back
+    entries.reverse()
+    return entries

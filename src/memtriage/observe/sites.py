@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ast
 import ctypes
-import linecache
 import re
 import sys
 import tracemalloc
@@ -60,7 +59,6 @@ class SiteRecorder:
         self._tracing = Tracing()
         self._anomaly = AnomalyMode()
         self._blocks: dict[int, str] | None = None
-        self._sources: set[str] | None = None
         self._objects: dict[int, tuple[weakref.ref[Any], SiteTrace]] = {}
         self._live: dict[SourceLine, int] = {}
 
@@ -89,13 +87,10 @@ class SiteRecorder:
     def trace_nodes(self) -> None:
         """Note what tracemalloc knows, then have autograd nodes remember where they were made.
 
-        One after the other: an operation's stack, formatted while tracemalloc follows every allocation, takes
-        milliseconds.
+        One after the other: tracemalloc would follow every string of the stacks.
         """
         self._note_objects()
-        sources = set(linecache.cache)
-        if self._anomaly.start():
-            self._sources = sources
+        self._anomaly.start()
 
     def in_backward(self, inside: bool) -> None:
         """Switch anomaly mode off while a backward runs: it would tie new nodes to those they came from."""
@@ -144,11 +139,7 @@ class SiteRecorder:
     def stop(self) -> None:
         """Put everything back as it was. May be called twice."""
         self._tracing.stop()
-        if self._sources is not None:
-            self._anomaly.stop()
-            for name in set(linecache.cache) - self._sources:
-                del linecache.cache[name]  # source text that the stacks of anomaly mode pulled in
-            self._sources = None
+        self._anomaly.stop()
         self._history.stop()
 
     def site_of(self, obj: Any) -> str | None:
