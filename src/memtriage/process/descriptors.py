@@ -9,6 +9,7 @@ import socket
 from contextlib import suppress
 from typing import Final
 
+from memtriage.process.limits import surviving_writes
 from memtriage.process.stdlib import os
 
 _HIGHEST: Final = 1024
@@ -53,7 +54,8 @@ class Descriptor:
         """
         if not self.ours:
             raise OSError(errno.EBADF, "the program has closed memtriage's descriptor")
-        return os.write(self.number, data)
+        with surviving_writes():
+            return os.write(self.number, data)
 
     def close(self) -> None:
         """Close it if it is still ours. May be called twice."""

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TextIO
 
 from memtriage.process.descriptors import identity_of
+from memtriage.process.limits import surviving_writes
 from memtriage.process.stdlib import os
 
 
@@ -66,7 +67,7 @@ class Messages:
 
     def write(self, text: str) -> int:
         """Write text, at once."""
-        with suppress(Exception):  # closed, a full disk, a reader that has gone
+        with suppress(Exception), surviving_writes():  # closed, a full disk, a reader that has gone
             if self._number is None:
                 if self._stream is not None:
                     self._stream.write(text)

@@ -22,7 +22,7 @@ class OwnThread:
     signal: one for the process that all threads of the program block has to wait for its `sigwait`.
 
     Args:
-        target: what runs in it; it has to handle its own errors.
+        target: what runs in it. What it raises is lost: the program's `sys.unraisablehook` is not to see it.
     """
 
     def __init__(self, target: Callable[[], object]) -> None:
@@ -73,7 +73,8 @@ class OwnThread:
     def _run(self) -> None:
         self._ident = _thread.get_ident()
         try:
-            self._target()
+            with suppress(Exception):
+                self._target()
         finally:
             _forget(self._ident)
             self._ended.release()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -23,6 +21,7 @@ from memtriage.model.findings import DEVICE_HOST, Finding
 from memtriage.model.position import TrainingPosition
 from memtriage.observe.inputs import batch_elements, batch_shapes, traceback_frames
 from memtriage.observe.tensors import plain, undisturbed
+from memtriage.process.limits import lifted_memory_limit
 
 
 @dataclass(slots=True)
@@ -54,27 +53,13 @@ def memory_error(exception: BaseException | None) -> BaseException | None:
     """The out-of-memory error that ended the program: the exception itself, or what it was raised from."""
     at = exception
     seen: set[int] = set()  # `raise error from error` is its own cause
-    with lifted_limit():  # reading a message needs some memory itself
+    with lifted_memory_limit():  # reading a message needs some memory itself
         while at is not None and id(at) not in seen:
             seen.add(id(at))
             if is_out_of_memory([kind.__name__ for kind in type(at).__mro__], error_text(at)):
                 return at
             at = at.__cause__
     return None
-
-
-@contextmanager
-def lifted_limit() -> Iterator[None]:
-    """Lifts the soft limit of this process's address space to the hard one, and puts it back.
-
-    For a look at a program that is dead: where it ran into a limit of its own, a census does not fit either.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def error_text(error: BaseException) -> str:

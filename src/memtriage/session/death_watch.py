@@ -20,13 +20,13 @@ from memtriage.observe.cgroup import host_limit
 from memtriage.observe.foreign import is_programs_exception
 from memtriage.observe.hooks import inside_backward
 from memtriage.observe.inputs import batch_elements, caller_frames, running_functions
+from memtriage.process.limits import lifted_memory_limit
 from memtriage.process.stdlib import time
 from memtriage.session.death import (
     FailedAllocation,
     device_of,
     died_of_memory,
     error_frames,
-    lifted_limit,
     owners_of,
 )
 
@@ -163,7 +163,7 @@ class DeathWatch:
         """
         if self._failed is not None:
             return False
-        with lifted_limit():
+        with lifted_memory_limit():
             point = self._look(error_frames(error))
         self._owners = owners_of(point.census.storages, device_of(error))
         return True

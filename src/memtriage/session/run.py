@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final, TextIO, cast
 
 from memtriage.model.report import RankCount, RunReport
 from memtriage.process import active
+from memtriage.process.limits import lifted_memory_limit, own_processor_time, surviving_writes
 from memtriage.process.messages import Messages
 from memtriage.process.stdlib import os, time
 from memtriage.session.core import Session
-from memtriage.session.death import lifted_limit
 from memtriage.session.depth import enough_depth
 from memtriage.session.remote.listen import Listener
 from memtriage.session.runner import ScriptTarget, absolute, execute, finish, program_folder
@@ -99,7 +99,7 @@ def run_watched(
         outcome = execute(target)
         if outcome.in_forked_child:
             return finish(outcome)
-        with OwnWork(last=True), enough_depth():
+        with OwnWork(last=True), enough_depth(), own_processor_time():
             if listener is not None:
                 listener.stop()
             try:
@@ -140,14 +140,15 @@ def report_run(
     try:
         from memtriage.report.run.json_file import write
 
-        with lifted_limit():  # reading and judging take memory, and so does the stack of a thread
+        with lifted_memory_limit():  # reading and judging take memory, and so does the stack of a thread
             report, known = _joined(session, wait_s)
             if messages is not None:
                 from memtriage.report.run.terminal import console_for, render
 
                 render(report, console_for(cast(TextIO, messages)), known)
             if json_path is not None:
-                write(report, json_path)
+                with surviving_writes():
+                    write(report, json_path)
         return report
     except Exception as error:  # the program has ended well or badly; a report must not change how
         if messages is not None:
