@@ -11,7 +11,10 @@ import pytest
 from support.side_by_side import make_folder, run
 
 SCRIPT = """
-import os, time
+import os, signal, sys, time
+
+if "dies" in sys.argv:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 def is_open():
     time.sleep(0.01)  # for that long a file that the watch reads may have the lowest free descriptor
@@ -29,6 +32,7 @@ def test_a_broken_pipe(tmp_path: Path) -> None:
     plain = run(["tiny.py"], work, stderr=writing)
     for options in ([], ["--listen"], ["--metrics", "0"]):
         assert run(["tiny.py"], work, tmp_path / "record", options, stderr=writing) == plain
+    assert run(["tiny.py", "dies"], work, tmp_path / "record", stderr=writing) == plain
     os.close(writing)
     assert (plain.status, plain.stdout) == (3, "True\n")
 

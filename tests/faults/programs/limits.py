@@ -30,6 +30,8 @@ except OSError as error:
 print([resource.getrlimit(name) for name in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)])
 for file in files:
     file.close()
+signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # of which a write beyond the limit dies
+step(kept)
 
 resident = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 for name, most in (("AS", resident + (600 << 20)), ("DATA", 4 << 30), ("STACK", 1 << 20), ("MEMLOCK", 0)):
@@ -54,6 +56,7 @@ hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
 resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1, hard))
 while not alarms:
     step()
-resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
 print(set(alarms), subprocess.run(["true"]).returncode)
+signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 3, hard))  # for the end of this program
 state.show("after")
