@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import zipfile
@@ -98,6 +99,28 @@ def test_every_way_to_start(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     plain, watched = run_both(tmp_path, *arguments, files=files)
     assert (watched.status, watched.stdout) == (plain.status, plain.stdout)
     assert plain.status == 0 and set(watched.files) == set(plain.files)
+
+
+FLAGS = """
+import sys, warnings
+print(sys.flags, sys.warnoptions, sys._xoptions, __debug__, sys.argv, sys.path[:2])
+print([each for each in warnings.filters if "numpy" not in str(each)])
+print(sys.stdout.write_through, sys.dont_write_bytecode, "site" in sys.modules)
+warnings.warn("an error with -W error")
+"""
+
+
+@pytest.mark.parametrize(
+    "flags", ["-I", "-E -s -P -u", "-S -B", "-O -bb", "-X dev -W error", "-X utf8 -X importtime -W ignore"]
+)
+def test_flags_of_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str) -> None:
+    if "-S" in flags:  # nothing else says where memtriage is
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    plain, watched = run_both(tmp_path, "flags.py", files={"flags.py": FLAGS}, flags=flags.split())
+    for outcome, folder in ((plain, "plain"), (watched, "watched")):
+        outcome.stdout = outcome.stdout.replace(str(tmp_path / folder), "folder")
+    assert watched == plain
+    assert plain.stdout.startswith("sys.flags(") and (plain.status == 1) == ("error" in flags)
 
 
 def test_a_script_from_standard_input(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ PROGRAMS: Final = Path(__file__).parents[1] / "faults" / "programs"
 _WITHIN_S: Final = 300
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
     """What a program leaves behind: exit status (negative: a signal), stdout, files by name."""
 
@@ -37,13 +37,18 @@ def make_folder(base: Path, *, files: Mapping[str, str | bytes] | None = None) -
 
 
 def run(
-    arguments: Sequence[str], cwd: Path, record: Path | None = None, options: Sequence[str] = (), **popen: Any
+    arguments: Sequence[str],
+    cwd: Path,
+    record: Path | None = None,
+    options: Sequence[str] = (),
+    flags: Sequence[str] = (),
+    **popen: Any,
 ) -> Outcome:
-    """Run a program, under a watch if `record` is given."""
+    """Run a program, under a watch if `record` is given; `flags` are the interpreter's."""
     own = [] if record is None else ["-m", "memtriage", "run", "-o", str(record), *options]
     environ = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *own, *arguments],
+        [sys.executable, *flags, *own, *arguments],
         cwd=cwd,
         env=environ,
         stdout=subprocess.PIPE,
@@ -60,10 +65,11 @@ def run_both(
     *arguments: str,
     files: Mapping[str, str | bytes] | None = None,
     options: Sequence[str] = (),
+    flags: Sequence[str] = (),
 ) -> tuple[Outcome, Outcome]:
     """Run a program without and with a watch and return what each leaves."""
     plain, watched = (make_folder(tmp_path / name, files=files) for name in ("plain", "watched"))
     with ThreadPoolExecutor(2) as threads:
-        unwatched_run = threads.submit(run, arguments, plain)
-        watched_run = threads.submit(run, arguments, watched, tmp_path / "record", options)
+        unwatched_run = threads.submit(run, arguments, plain, flags=flags)
+        watched_run = threads.submit(run, arguments, watched, tmp_path / "record", options, flags)
         return unwatched_run.result(), watched_run.result()

@@ -3,6 +3,7 @@
 import gc
 import linecache
 import os
+import signal
 import sys
 import threading
 import time
@@ -91,6 +92,12 @@ for run in (lambda result: result.backward(), torch.autograd.backward, lambda re
     try:
         run(y.sum())
     except (Stop, RuntimeError) as error:
+        print([each.name for each in traceback.extract_tb(error.__traceback__)])
+for handler in (refused, signal.default_int_handler):
+    signal.signal(signal.SIGUSR1, handler)
+    try:
+        signal.raise_signal(signal.SIGUSR1)
+    except (Stop, KeyboardInterrupt) as error:
         print([each.name for each in traceback.extract_tb(error.__traceback__)])
 
 

@@ -59,8 +59,14 @@ class HeldHandler(Held):
             self._signum = signum
             if self not in _work.waiting:
                 _work.waiting.append(self)
-        else:
+            return
+        try:
             self.handler(signum, frame)
+        except BaseException as error:
+            own = error.__traceback__
+            error.__traceback__ = None if own is None else own.tb_next
+            del own
+            raise  # which adds no entry for this frame again
 
     def run(self, frame: FrameType | None) -> None:
         """Call it now, unless the program has installed another meanwhile."""
