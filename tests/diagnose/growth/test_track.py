@@ -56,3 +56,11 @@ def test_since() -> None:
     assert track([1, 2, 3, 4]).points().since(3).means.tolist() == [3, 4]
     assert track([1]).points().since(2).span == 0
     assert track([]).points().span == 0
+
+
+def test_a_second_reading_at_one_position_is_left_out() -> None:
+    track = Track()
+    for position, value in ((1, 10), (2, 20), (2, 30), (3, 40)):
+        track.add(position, value)
+    assert (track.points().at.tolist(), track.points().means.tolist()) == ([1, 2, 3], [10, 20, 40])
+    assert (track.readings, track.last) == (3, (3, 40))

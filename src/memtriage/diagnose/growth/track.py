@@ -74,12 +74,17 @@ class Track:
         self._open: tuple[int, float, int, int] = (0, 0.0, 0, 0)
 
     def add(self, position: float, value: int) -> None:
-        """Add a reading. Positions must not fall.
+        """Add a reading, unless its position is no further than the last one's.
+
+        Two threads that train complete two steps before either has made its mark: both marks then have the
+        same position, between which nothing has a rate.
 
         Args:
             position: completed steps or micro-batches, or seconds.
             value: bytes.
         """
+        if self.last is not None and position <= self.last[0]:
+            return
         self.last = (position, value)
         self.readings += 1
         if self.readings <= self._left_out:
