@@ -19,11 +19,9 @@ from support.side_by_side import make_folder, run, run_both
     "name",
     [
         "leaking_modes",
-        "tensor_classes",
         "descriptors_and_threads",
         "exceptions_from_outside",
         "children",
-        "joblib_workers",
         "limits",
         "no_training",
         "foreign_objects",

@@ -1,7 +1,8 @@
-"""Trains in children of every start method, of torch's own pools, and passes tensors through queues."""
+"""Trains in children of every start method, of torch's pools and of joblib; passes tensors through queues."""
 
 import multiprocessing
 
+import joblib
 import torch
 from training import step
 
@@ -28,4 +29,7 @@ if __name__ == "__main__":
     print(queue.get(), flush=True)
     received.set()
     child.join()
-    print(child.exitcode, multiprocessing.active_children())
+    print(child.exitcode, multiprocessing.active_children(), flush=True)
+    for backend in ("loky", "threading"):
+        results = joblib.Parallel(n_jobs=2, backend=backend)(joblib.delayed(train)(seed) for seed in range(3))
+        print(backend, [number for number, _ in results], flush=True)

@@ -1,5 +1,6 @@
-"""Objects, classes and keys whose every protocol ends the program, in and beside the containers that leak."""
+"""Objects, classes, keys and tensors whose every protocol ends the program, in containers that leak."""
 
+import state
 import torch
 from training import model, step
 
@@ -48,12 +49,58 @@ class OfMeta(metaclass=Meta):
     pass
 
 
+class Functions(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise SystemExit(f"torch_function {function}")
+
+
+class Wrapper(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        raise SystemExit(f"dispatch {function}")
+
+
+class Attributes(torch.Tensor):
+    @property
+    def grad(self):
+        raise SystemExit("grad")
+
+    @property
+    def grad_fn(self):
+        raise SystemExit("grad_fn")
+
+    @property
+    def requires_grad(self):
+        raise SystemExit("requires_grad")
+
+    @property
+    def device(self):
+        raise SystemExit("device")
+
+    def untyped_storage(self):
+        raise SystemExit("storage")
+
+    def numel(self):
+        raise SystemExit("numel")
+
+    def __len__(self):
+        raise SystemExit("len")
+
+
 keys = [Anything(), Text("key"), Number(3)]
 by_key = {}
 for key in keys:
     dict.__setitem__(by_key, key, [])
 anything, hidden, of_meta = Anything(), Hidden(), OfMeta()
-mapping, listing, layers, results = Mapping(), Listing(), [], []
+mapping, listing, layers, results, tensors = Mapping(), Listing(), [], [], []
 everything = [anything, hidden, of_meta, OfMeta, mapping, listing]
 for number in range(14):
     for kept in dict.values(by_key):
@@ -65,5 +112,9 @@ for number in range(14):
     list.append(listing, model(torch.randn(64, 64)))
     layers.append(Layer(8, 8))
     results.append(Times.apply(torch.ones(3000, requires_grad=True)))
+    with torch._C.DisableTorchFunctionSubclass():
+        batch = torch.ones(20_000).as_subclass(Attributes)
+        tensors += [torch.ones(20_000).as_subclass(Functions), batch, Wrapper(torch.ones(20_000))]
     step()
-print(len(layers), len(results))
+print(len(layers), len(results), len(tensors))
+state.show("after")
