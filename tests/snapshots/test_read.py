@@ -106,9 +106,9 @@ def test_what_stays_after_the_parameters_left_is_residue(real: Callable[[str], D
 
 def test_kept_blocks_that_pin_segments_are_fragmentation(real: Callable[[str], DeviceRecording]) -> None:
     one = real("fragmentation")
-    (finding,) = one.findings
-    assert (finding.kind, finding.bytes) == ("fragmentation", one.end.stranded)
-    assert finding.allocated_at == "train.py:82 in per"
+    assert {finding.kind for finding in one.findings} == {"fragmentation"}
+    assert sum(finding.bytes or 0 for finding in one.findings) == one.end.stranded
+    assert one.findings[-1].allocated_at == "train.py:82 in per"
     pins = [pin for segment in one.pinned for pin in segment.pins if pin.site == "train.py:82 in per"]
     assert len(pins) == 14
 

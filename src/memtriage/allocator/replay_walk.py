@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -17,6 +17,7 @@ from memtriage.model.recording import (
     FREE_COMPLETED,
     FREE_REQUESTED,
     OOM,
+    OTHER_EVENT,
     SEGMENT_ALLOC,
     SEGMENT_FREE,
     SEGMENT_MAP,
@@ -28,6 +29,10 @@ from memtriage.model.recording import (
 MAX_OOMS: Final = 32
 """Out-of-memory events whose free blocks are kept; a loop that catches and retries can make thousands."""
 _NEVER: Final = 1 << 62
+_FREE_AT_ONCE: Final = 254
+"""A kind beside those of events: a free whose request and completion follow each other at once."""
+_CHUNK: Final = 1 << 16
+"""Actions turned into Python numbers at a time: bounds the temporary lists."""
 _MAX_SEARCHES: Final = 10_000
 """Searches through all free blocks, each for an event that contradicts what is known."""
 
@@ -35,7 +40,7 @@ _MAX_SEARCHES: Final = 10_000
 def rounded(sizes: Int64s, settings: AllocatorSettings) -> Int64s:
     """The allocator's block sizes for a column of requests."""
     distinct, where = np.unique(sizes, return_inverse=True)
-    made = np.fromiter((settings.round_size(size) for size in distinct.tolist()), np.int64, len(distinct))
+    made = np.fromiter((settings.round_size(one) for one in distinct.tolist()), np.int64, len(distinct))
     return made[where.reshape(-1)] if len(distinct) else made
 
 
@@ -48,30 +53,33 @@ class _FreeBlocks:
         self.at: dict[int, int] = {}
         """Size by address."""
         self.ending: dict[int, int] = {}
-        """Address by end."""
+        """Address by end; may name a block that is gone, which `at` tells."""
         self.region: dict[int, int] = {}
-        """Region by address."""
+        """Region by address, also of blocks that are gone."""
 
     def put(self, address: int, size: int, region: int) -> None:
         """Take a free range in, merged with its neighbors in the same region."""
         end = address + size
         behind = self.at.get(end)
         if behind is not None and self.region[end] == region:
-            del self.at[end], self.region[end]
+            del self.at[end]
             end += behind
-        before = self.ending.get(address)
+        before = self.before(address)
         if before is not None and self.region[before] == region:
-            del self.ending[address]
             address = before
         self.at[address] = end - address
         self.region[address] = region
         self.ending[end] = address
 
+    def before(self, address: int) -> int | None:
+        """The free block that ends at this address."""
+        start = self.ending.get(address)
+        return start if start is not None and self.at.get(start) == address - start else None
+
     def drop(self, address: int) -> tuple[int, int]:
         """Take a free block out; returns its size and region."""
         size = self.at.pop(address)
-        del self.ending[address + size]
-        return size, self.region.pop(address)
+        return size, self.region[address]
 
     def around(self, address: int) -> int | None:
         """The free block that has this address inside or as its first byte; slow."""
@@ -87,14 +95,15 @@ class ReplayWalk:
         start: the state before the first event.
         regions: every segment and virtual range there ever was.
         sizes, homes, died, gone: one entry a life, those of before the trace first: bytes, region (-1 for
-            none known), and the events that end it.
+            none known), and the events that end it. Lives of the trace are in the order of their events.
         late: blocks of the end that no event explains: address, size, requested.
         life: the life of each event.
-        released_at, released_by: events that change what can be released, and by how much.
+        released_at, released_by, released_in: events that change what can be released, by how much, and in
+            which region.
         at_oom: free blocks at out-of-memory events.
         lost: events that contradict what was known.
         exact_from: the first event from which on all is exact.
-        releasable_at_start: bytes.
+        releasable_at_start: bytes, in the default pool and in private ones.
     """
 
     def __init__(self, trace: TraceColumns, start: StartingState, settings: AllocatorSettings) -> None:
@@ -105,20 +114,28 @@ class ReplayWalk:
         self.unsplit = settings.max_split_size or _NEVER
         self.free = _FreeBlocks()
         self.regions = list(start.regions)
+        self._traits = [(one.page, one.keeps, one.size) for one in self.regions]
+        """Page, kept rest and size of each region: plain numbers for what is asked at every event."""
         self.in_use = [0] * len(self.regions)
         """Blocks in use by region."""
         self.ordinary = {one.address: number for number, one in enumerate(self.regions) if not one.page}
         self.virtual = [number for number, one in enumerate(self.regions) if one.page]
-        self.sizes = [block.size for block in start.blocks]
+        asked = trace.size.copy()
+        allocs = trace.kind == ALLOC
+        asked[allocs] = rounded(asked[allocs], settings)
+        self._asked = asked
+        self.sizes = [block.size for block in start.blocks] + asked[allocs].tolist()
         self.homes: list[int] = []
-        self.died = [-1] * len(start.blocks)
-        self.gone = [-1] * len(start.blocks)
+        self.died = [-1] * len(self.sizes)
+        self.gone = [-1] * len(self.sizes)
         self.late: list[tuple[int, int, int]] = []
         self.live = {one.address: life for life, one in enumerate(start.blocks)}
         self.waiting: dict[int, int] = {}
         self.life = np.full(len(trace), -1, np.int32)
+        self.life[allocs] = np.arange(len(start.blocks), len(self.sizes), dtype=np.int32)
         self.released_at: list[int] = []
         self.released_by: list[int] = []
+        self.released_in: list[int] = []
         self.at_oom: dict[int, tuple[FreeRange, ...]] = {}
         self.lost = 0
         self.exact_from = start.undone
@@ -166,30 +183,20 @@ class ReplayWalk:
         if end > position:
             self.free.put(position, end - position, number)
 
-    def _releasable(self) -> int:
-        total = sum(
-            region.size
-            for number, region in enumerate(self.regions)
-            if not region.page and not self.in_use[number]
-        )
-        paged = (
-            _whole_pages(self.regions[self.free.region[address]], address, size)
-            for address, size in self.free.at.items()
-            if self.regions[self.free.region[address]].page
-        )
-        return total + sum(paged)
+    def _releasable(self) -> tuple[int, int]:
+        totals = [0, 0]
+        for number, region in enumerate(self.regions):
+            if not region.page and not self.in_use[number]:
+                totals[region.pool != DEFAULT_POOL] += region.size
+        for address, size in self.free.at.items():
+            region = self.regions[self.free.region[address]]
+            totals[region.pool != DEFAULT_POOL] += _whole_pages(region, address, size)
+        return totals[0], totals[1]
 
     # --- events -----------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Go through the events."""
-        trace = self.trace
-        sizes = trace.size.copy()
-        allocs = trace.kind == ALLOC
-        sizes[allocs] = rounded(sizes[allocs], self.settings)
-        lives = len(self.sizes)
-        self.life[allocs] = np.arange(lives, lives + int(allocs.sum()), dtype=np.int32)
-        relevant = np.flatnonzero(trace.kind <= OOM)
         handlers = {
             ALLOC: self._alloc,
             FREE_REQUESTED: self._request,
@@ -200,20 +207,99 @@ class ReplayWalk:
             SEGMENT_UNMAP: self._unmap,
             OOM: self._oom,
         }
-        for index, kind, address, size in zip(
-            relevant.tolist(),
-            trace.kind[relevant].tolist(),
-            trace.address[relevant].tolist(),
-            sizes[relevant].tolist(),
-            strict=True,
-        ):
-            handlers[kind](index, address, size)
+        for index, kind, address, size in self._actions():
+            if kind == _FREE_AT_ONCE:
+                if not self._recycle(index, address):
+                    self._request(index, address, size)
+                    self._complete(index + 1, address, size)
+            elif kind != ALLOC or not self._hand_out(index, address, size):
+                handlers[kind](index, address, size)
+        died, gone = np.array(self.died, np.int32), np.array(self.gone, np.int32)
+        for kind, events in ((FREE_REQUESTED, died), (FREE_COMPLETED, gone), (FREE_COMPLETED, died)):
+            lives = np.flatnonzero(events >= 0)
+            lives = lives[self.trace.kind[events[lives]] == kind]
+            self.life[events[lives]] = lives
+
+    def _actions(self) -> Iterator[tuple[int, int, int, int]]:
+        """Index, kind, address and size of what happens; a free that is complete at once is one action."""
+        trace = self.trace
+        kinds = trace.kind.copy()
+        at_once = np.flatnonzero(
+            (kinds[:-1] == FREE_REQUESTED)
+            & (kinds[1:] == FREE_COMPLETED)
+            & (trace.address[:-1] == trace.address[1:])
+        )
+        kinds[at_once] = _FREE_AT_ONCE
+        kinds[at_once + 1] = OTHER_EVENT
+        wanted = np.flatnonzero((kinds <= OOM) | (kinds == _FREE_AT_ONCE))
+        for start in range(0, len(wanted), _CHUNK):
+            part = wanted[start : start + _CHUNK]
+            columns = (part, kinds[part], trace.address[part], self._asked[part])
+            yield from zip(*(column.tolist() for column in columns), strict=True)
+
+    # The two actions that a recording consists of are written flat; the methods below do what is unusual.
+
+    def _hand_out(self, index: int, address: int, size: int) -> bool:
+        """Allocate from the free block at this address; False where that is not all there is to do."""
+        free = self.free
+        whole = free.at.get(address)
+        if whole is None or whole < size:
+            return False
+        home = free.region[address]
+        page, keeps, region_size = self._traits[home]
+        if page:
+            return False
+        del free.at[address]
+        life = len(self.homes)
+        if whole > size:
+            if whole - size <= keeps or (size >= self.unsplit and keeps):
+                self.sizes[life] = whole
+            else:
+                rest = address + size
+                free.at[rest] = whole - size
+                free.region[rest] = home
+                free.ending[address + whole] = rest
+        if not self.in_use[home]:
+            self._release(index, -region_size, home)
+        self.in_use[home] += 1
+        self.live[address] = life
+        self.homes.append(home)
+        return True
+
+    def _recycle(self, index: int, address: int) -> bool:
+        """Free a block of an ordinary segment at once; False where that is not all there is to do."""
+        life = self.live.get(address)
+        if life is None:
+            return False
+        home = self.homes[life]
+        if home < 0 or self._traits[home][0]:
+            return False
+        del self.live[address]
+        self.died[life] = index
+        self.gone[life] = index + 1
+        free = self.free
+        at, region = free.at, free.region
+        end = address + self.sizes[life]
+        behind = at.get(end)
+        if behind is not None and region[end] == home:
+            del at[end]
+            end += behind
+        before = free.ending.get(address)
+        if before is not None and at.get(before) == address - before and region[before] == home:
+            address = before
+        at[address] = end - address
+        region[address] = home
+        free.ending[end] = address
+        self.in_use[home] -= 1
+        if not self.in_use[home]:
+            self._release(index + 1, self._traits[home][2], home)
+        return True
 
     def _alloc(self, index: int, address: int, size: int) -> None:
-        life = len(self.sizes)
         if address in self.live or address in self.waiting:
             self._doubt(index)
             self._complete(index, address, 0)
+        life = len(self.homes)
         home = self._home(index, address)
         if home >= 0:
             whole, home = self.free.drop(address)
@@ -222,22 +308,19 @@ class ReplayWalk:
             if rest < 0:
                 self._doubt(index)
             elif rest <= region.keeps or (size >= self.unsplit and region.keeps):
-                size = whole
+                self.sizes[life] = whole
             else:
                 self.free.at[address + size] = rest
                 self.free.region[address + size] = home
                 self.free.ending[address + whole] = address + size
             if region.page:
                 kept = _whole_pages(region, address + size, rest) if rest > 0 else 0
-                self._release(index, kept - _whole_pages(region, address, whole))
+                self._release(index, kept - _whole_pages(region, address, whole), home)
             elif not self.in_use[home]:
-                self._release(index, -region.size)
+                self._release(index, -region.size, home)
             self.in_use[home] += 1
         self.live[address] = life
-        self.sizes.append(size)
         self.homes.append(home)
-        self.died.append(-1)
-        self.gone.append(-1)
 
     def _home(self, index: int, address: int) -> int:
         """The region of the free block that begins here; -1 when none does, and none can be made to."""
@@ -262,7 +345,6 @@ class ReplayWalk:
         if life is None:
             self._doubt(index)
             return
-        self.life[index] = life
         self.died[life] = index
         self.waiting[address] = life
 
@@ -275,15 +357,13 @@ class ReplayWalk:
                 self._doubt(index)
                 return
             self.died[life] = index
-        if self.life[index] < 0:
-            self.life[index] = life
         self.gone[life] = index
         home = self.homes[life]
         if home >= 0:
             self.in_use[home] -= 1
             self._put(index, address, self.sizes[life], home)
             if not self.in_use[home] and not self.regions[home].page:
-                self._release(index, self.regions[home].size)
+                self._release(index, self.regions[home].size, home)
 
     def _new_segment(self, index: int, address: int, size: int) -> None:
         if address in self.ordinary:
@@ -294,9 +374,10 @@ class ReplayWalk:
         number = len(self.regions)
         self.ordinary[address] = number
         self.regions.append(Region(address, size, int(self.trace.stream[index]), pool, page=0, keeps=keeps))
+        self._traits.append((0, keeps, size))
         self.in_use.append(0)
         self.free.put(address, size, number)
-        self._release(index, size)
+        self._release(index, size, number)
 
     def _end_segment(self, index: int, address: int, size: int) -> None:
         number = self.ordinary.pop(address, None)
@@ -305,7 +386,7 @@ class ReplayWalk:
             self._clear(index, address, address + size, number)
             return
         self.free.drop(address)
-        self._release(index, -size)
+        self._release(index, -size, number)
 
     def _map(self, index: int, address: int, size: int) -> None:
         self._put(index, address, size, self._range_of(address))
@@ -322,7 +403,7 @@ class ReplayWalk:
             if behind > first:
                 self.free.put(first, behind - first, home)
                 change += _whole_pages(region, first, behind - first)
-        self._release(index, change)
+        self._release(index, change, home)
 
     def _oom(self, index: int, _address: int, _size: int) -> None:
         if len(self.at_oom) >= MAX_OOMS:
@@ -348,17 +429,18 @@ class ReplayWalk:
         self.lost += 1
         self.exact_from = index + 1
 
-    def _release(self, index: int, change: int) -> None:
+    def _release(self, index: int, change: int, home: int) -> None:
         if change:
             self.released_at.append(index)
             self.released_by.append(change)
+            self.released_in.append(home)
 
     def _put(self, index: int, address: int, size: int, home: int) -> None:
         region = self.regions[home]
         if not region.page:
             self.free.put(address, size, home)
             return
-        before = self.free.ending.get(address)
+        before = self.free.before(address)
         change = 0
         if before is not None:
             change -= _whole_pages(region, before, address - before)
@@ -367,7 +449,7 @@ class ReplayWalk:
         first = address if before is None else before
         change += _whole_pages(region, first, address + size + behind - first)
         self.free.put(address, size, home)
-        self._release(index, change)
+        self._release(index, change, home)
 
     def _range_of(self, address: int) -> int:
         """The virtual range an address lies in: every address that an event maps is in one."""
@@ -379,24 +461,22 @@ class ReplayWalk:
 
     def _clear(self, index: int, first: int, end: int, number: int | None) -> None:
         """A segment goes that was not seen to be free: whatever is known of it goes with it."""
-        for address in [start for start in self.live if first <= start < end]:
+        for address in [one for one in self.live if first <= one < end]:
             life = self.live.pop(address)
             self.died[life] = self.gone[life] = index
-        for address in [start for start in self.waiting if first <= start < end]:
+        for address in [one for one in self.waiting if first <= one < end]:
             self.gone[self.waiting.pop(address)] = index
-        for address in [start for start in self.free.at if first <= start < end]:
+        for address in [one for one in self.free.at if first <= one < end]:
             self.free.drop(address)
         if number is not None and not self.in_use[number]:
-            self._release(index, -self.regions[number].size)
+            self._release(index, -self.regions[number].size, number)
 
     # --- the end ----------------------------------------------------------------------------------------
 
     def settle(self, segments: Sequence[Segment]) -> None:
         """Make the end agree with the segments, which are exact, and say from when on the rest does."""
         last = len(self.trace) - 1
-        blocks = {
-            block.address: block for segment in segments for block in segment.blocks if block.state != "free"
-        }
+        blocks = {one.address: one for segment in segments for one in segment.blocks if one.state != "free"}
         for address, life in self.live.items():
             block = blocks.pop(address, None)
             if block is None or block.state == "awaiting":

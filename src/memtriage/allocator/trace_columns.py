@@ -57,6 +57,21 @@ class TraceColumns:
         return len(self.time_us)
 
 
+def last_events(trace: TraceColumns, most: int) -> TraceColumns:
+    """The last events of a trace, at most so many."""
+    first = max(0, len(trace) - most)
+    return TraceColumns(
+        time_us=trace.time_us[first:],
+        kind=trace.kind[first:],
+        address=trace.address[first:],
+        size=trace.size[first:],
+        stream=trace.stream[first:],
+        stack=trace.stack[first:],
+        device_free={event - first: free for event, free in trace.device_free.items() if event >= first},
+        pool={event - first: pool for event, pool in trace.pool.items() if event >= first},
+    )
+
+
 @dataclass(slots=True)
 class StackTable:
     """The distinct stacks of a file, numbered as they are met. 0 is the stack without frames."""

@@ -156,6 +156,7 @@ def what_if(
     memory: Memory = UNLIMITED,
     empty_cache_after: Sequence[int] = (),
     empty_cache_at_end: bool = False,
+    from_empty_cache: bool = False,
 ) -> WhatIfOutcome:
     """Replay a recording under other settings.
 
@@ -168,13 +169,15 @@ def what_if(
         memory: what there is; see `known_memory`.
         empty_cache_after: indices of events after which to call `empty_cache()`.
         empty_cache_at_end: call it after the last event.
+        from_empty_cache: begin with what was alive and nothing else, whatever the settings.
     """
     simulator = Simulator(settings, capacity=memory.capacity, limit=memory.limit)
     start = starting_state(trace, segments, recorded)
     failed_at: int | None = None
     recorded_ooms = met = 0
     try:
-        live = restore(simulator, start) if settings == recorded else _allocate_again(simulator, start)
+        as_it_was = settings == recorded and not from_empty_cache
+        live = restore(simulator, start) if as_it_was else _allocate_again(simulator, start)
     except OutOfMemory:
         return _outcome(simulator, -1, 0, 0)
     feed = Feed(simulator, trace, segments, live)

@@ -13,8 +13,14 @@ SnapshotCause = Literal[
     "growth in backward",
     "growth elsewhere",
     "fragmentation",
+    "needed fragmentation",
+    "workspace fragmentation",
+    "surplus in segments",
+    "surplus of the past",
     "unused stream",
+    "side stream",
     "private pool",
+    "several private pools",
     "residue",
     "allocator limit",
     "free in holes",
@@ -76,6 +82,35 @@ ADVICE: Final[Mapping[SnapshotCause, SnapshotAdvice]] = {
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True releases by the page; or "
         "allocate what is kept before the first step, or all at once",
     ),
+    "needed fragmentation": SnapshotAdvice(
+        "M8",
+        "blocks that every run needs lie in large segments beside memory that came and went: one live "
+        "block keeps its whole segment from being released",
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True releases by the page; or allocate parameters and "
+        "optimizer state before the first large activations",
+    ),
+    "workspace fragmentation": SnapshotAdvice(
+        "M8",
+        "a cuBLAS workspace, which lives as long as the process, was cut from a large segment that had come "
+        "free, and keeps all of it from being released",
+        "run a small matrix product, forward and backward, before the first large allocation: the workspace "
+        "then has a segment of its own; or PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which releases "
+        "by the page",
+    ),
+    "surplus in segments": SnapshotAdvice(
+        "M8",
+        "sizes change from step to step: what is asked for does not fit the free segments of earlier steps, "
+        "so that new ones are reserved beside them",
+        "PYTORCH_CUDA_ALLOC_CONF={setting} (it reserved least when replayed, see the evidence); lengths "
+        "padded to a few sizes help as well",
+    ),
+    "surplus of the past": SnapshotAdvice(
+        "M8",
+        "the cache keeps what was reserved earlier; the settings tried did not save it in the replay of the "
+        "last steps",
+        "call `torch.cuda.empty_cache()` once after the phase that needed the memory, if other processes or "
+        "libraries need it",
+    ),
     "unused stream": SnapshotAdvice(
         "M8",
         "the allocator caches memory for each stream apart; this stream is no longer used, and no "
@@ -83,11 +118,27 @@ ADVICE: Final[Mapping[SnapshotCause, SnapshotAdvice]] = {
         "allocate on the stream that uses the memory (`record_stream` where another reads it), or call "
         "`torch.cuda.empty_cache()` once after the stream's last use",
     ),
+    "side stream": SnapshotAdvice(
+        "M8",
+        "the allocator caches memory for each stream apart: what this stream has free, no other stream can "
+        "use",
+        "allocate on the stream that does most of the work and pass the tensors on (`wait_stream`, then "
+        "`record_stream` where the side stream reads them), so that both use one cache; or call "
+        "`torch.cuda.empty_cache()` when the stream is not needed for a while",
+    ),
     "private pool": SnapshotAdvice(
         "M18",
         "memory of a private pool (a CUDA graph's, or a `MemPool`) serves nobody else, free or not",
         "capture fewer or smaller graphs, share one pool between them (`pool=`), and drop graphs and "
         "pools that are no longer used",
+    ),
+    "several private pools": SnapshotAdvice(
+        "M18",
+        "each CUDA graph that is captured without `pool=` gets a private pool of its own (as does each "
+        "`MemPool`), and no pool can use what another has free",
+        "capture all graphs into one pool: `pool = torch.cuda.graph_pool_handle()`, then "
+        "`torch.cuda.graph(graph, pool=pool)` for each. Graphs that share a pool must be replayed in the "
+        "order of their capture, never at the same time",
     ),
     "residue": SnapshotAdvice(
         "M19",

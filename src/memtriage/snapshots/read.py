@@ -15,6 +15,7 @@ from memtriage.account.segments import segment_totals, stranded_segments
 from memtriage.allocator.replay import ReplayedTrace, recorded_settings, replay
 from memtriage.allocator.settings import AllocatorSettings
 from memtriage.allocator.trace_columns import StackTable, TraceColumns, named_spans, trace_columns
+from memtriage.allocator.what_if import settings_of
 from memtriage.model.blocks import DEFAULT_POOL, Block, Segment
 from memtriage.model.recording import (
     ALLOC,
@@ -91,7 +92,7 @@ def load_snapshot(path: str | os.PathLike[str]) -> Recording:
                 traces[index] if index < len(traces) else trace_columns([], table),
                 [segment for segment in segments if segment.device == index],
                 {address: number for (device, address), number in block_stacks.items() if device == index},
-                _Shared(stacks, facts, spans, rules),
+                _Shared(stacks, facts, spans, rules, settings_of(named)),
             )
             for index in indices
         ]
@@ -102,12 +103,16 @@ def load_snapshot(path: str | os.PathLike[str]) -> Recording:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What the devices of a recording have in common."""
+    """What the devices of a recording have in common.
+
+    `settings` decide the sizes of the recorded blocks; `simulated` is all that was set, for the simulator.
+    """
 
     stacks: tuple[Stack, ...]
     facts: Sequence[StackFacts]
     spans: Sequence[Annotation]
     settings: AllocatorSettings
+    simulated: AllocatorSettings
 
 
 def _segments(
@@ -194,7 +199,7 @@ def _device(
         ooms=tuple(view.ooms),
         exact_from_us=_exact_from(trace, replayed),
         notes=_notes(trace, replayed, steps),
-        findings=tuple(judge(view, growing)),
+        findings=tuple(judge(view, growing, shared.simulated)),
     )
 
 

@@ -4,34 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memtriage.allocator.settings import AllocatorSettings
 from memtriage.model.findings import Finding
 from memtriage.snapshots.growth import SiteGrowth
 from memtriage.snapshots.leaks import GrowingSites, growths, leak_finding
 from memtriage.snapshots.out_of_memory import oom_findings
+from memtriage.snapshots.pools import pool_findings
 from memtriage.snapshots.residue import find_residue, is_part_of, residue_finding
 from memtriage.snapshots.stranding import (
     POLICY,
     LongPinnedSegment,
-    fragmentation_finding,
+    fragmentation_findings,
     is_fragmented,
     pinned_for_long,
     stranded_by,
     strands_times,
-    unused_streams,
 )
+from memtriage.snapshots.streams import stream_findings
+from memtriage.snapshots.surplus import surplus, surplus_finding, surplus_lines, tried
 from memtriage.snapshots.view import DeviceView
 
 
-def judge(view: DeviceView, growing: Sequence[SiteGrowth]) -> list[Finding]:
+def judge(view: DeviceView, growing: Sequence[SiteGrowth], settings: AllocatorSettings) -> list[Finding]:
     """Return the findings of a device: the out-of-memory error first, then the causes by bytes.
 
     One cause is one finding. Growth that is mostly residue is reported with the residue. Growth that strands
     far more than it holds is reported as fragmentation. Segments that a leak or a residue pins are not
-    reported as fragmentation.
+    reported as fragmentation. Memory reserved beyond the peak of allocated is evidence of fragmentation where
+    that is reported, and a finding of its own elsewhere.
 
     Args:
         view: the device.
         growing: the sites that grow from step to step.
+        settings: of the allocator, as recorded.
     """
     causes = growths(view, growing)
     residue = find_residue(view, causes)
@@ -51,10 +56,17 @@ def judge(view: DeviceView, growing: Sequence[SiteGrowth]) -> list[Finding]:
         findings.append(residue_finding(view, residue, parts, sum(segment.stranded for segment in explained)))
     as_fragmentation: list[GrowingSites] = []
     if is_fragmented(view, pinned):
-        findings.append(fragmentation_finding(view, pinned, stranding))
+        findings += fragmentation_findings(view, pinned, stranding)
         as_fragmentation = [cause for cause in stranding if strands[cause.sites] >= POLICY.dominates]
     findings += [leak_finding(view, cause) for cause in alone if cause not in as_fragmentation]
-    findings += unused_streams(view)
+    if surplus(view):
+        trial = tried(view, settings)
+        fragmented = next((one for one in findings if one.kind == "fragmentation"), None)
+        if fragmented is None:
+            findings.append(surplus_finding(view, trial))
+        else:
+            fragmented.evidence.extend(surplus_lines(view, trial))
+    findings += stream_findings(view) + pool_findings(view)
     findings.sort(key=lambda finding: -(finding.bytes or 0))
     return oom_findings(view) + findings
 

@@ -12,11 +12,11 @@ import numpy as np
 from memtriage.account.holder_pins import without
 from memtriage.account.segments import stranded_in
 from memtriage.catalogue.entry import Holder
-from memtriage.model.blocks import DEFAULT_POOL, Segment
+from memtriage.model.blocks import Segment
 from memtriage.model.findings import Finding
-from memtriage.model.recording import ALLOC, OWNERS
-from memtriage.model.units import MIB, size
-from memtriage.playbook.snapshots import ADVICE, CLEAR_KNOWN
+from memtriage.model.recording import OWNERS
+from memtriage.model.units import MIB, count, size
+from memtriage.playbook.snapshots import ADVICE, CLEAR_KNOWN, SnapshotCause
 from memtriage.snapshots.known import known_bytes, known_words
 from memtriage.snapshots.leaks import GrowingSites
 from memtriage.snapshots.view import DeviceView, Mask, known_site
@@ -32,16 +32,12 @@ class StrandingPolicy:
         share: of the segments that long-lived blocks pin, the part that must be stranded.
         adds: growth that strands at least this many times what it holds is reported as fragmentation as well.
         dominates: from this many times on, only the fragmentation is reported.
-        idle: part of the trace, at its end, in which an unused stream has allocated nothing.
-        pool_share: part of the reserved bytes that unused streams must keep.
     """
 
     floor_bytes: int = 64 * MIB
     share: float = 0.2
     adds: float = 1.0
     dominates: float = 2.0
-    idle: float = 0.25
-    pool_share: float = 0.1
 
 
 POLICY: Final = StrandingPolicy()
@@ -155,25 +151,68 @@ def is_fragmented(
     return enough and stranded >= policy.share * sum(segment.segment.size for segment in pinned)
 
 
-def fragmentation_finding(
+def fragmentation_findings(
     view: DeviceView, pinned: Sequence[LongPinnedSegment], growing: Sequence[GrowingSites]
-) -> Finding:
-    """Make the finding for segments that long-lived blocks pin.
+) -> list[Finding]:
+    """Make a finding for the segments of each kind of pins: avoidable blocks, workspaces, other needed ones.
+
+    A segment with an avoidable block counts for those. A group below the floor is evidence of the largest.
 
     Args:
         view: the device.
         pinned: the segments, the worst first.
         growing: growth that adds to the pins from step to step.
     """
-    stranding = [segment for segment in pinned if segment.now]
-    total = sum(segment.now for segment in stranding)
+    groups: dict[SnapshotCause, list[LongPinnedSegment]] = {}
+    for segment in pinned:
+        if segment.now:
+            groups.setdefault(_cause(view, segment), []).append(segment)
+    ranked = sorted(groups.items(), key=lambda group: -_now(group[1]))
+    reported = [group for group in ranked if _now(group[1]) >= POLICY.floor_bytes] or ranked[:1]
+    small = [segment for group in ranked if group not in reported for segment in group[1]]
+    findings = [
+        _fragmentation(view, cause, segments, growing if cause == "fragmentation" else ())
+        for cause, segments in reported
+    ]
+    if small:
+        sites = ", ".join(
+            f"{site} ({size(share)})" for site, share in _stranded_by_site(view, small)[:_SITES]
+        )
+        findings[0].evidence.append(f"{size(_now(small))} more is stranded beside blocks from {sites}")
+    return findings
+
+
+def _now(segments: Sequence[LongPinnedSegment]) -> int:
+    return sum(segment.now for segment in segments)
+
+
+def _cause(view: DeviceView, segment: LongPinnedSegment) -> SnapshotCause:
+    """Return what pins a segment: an avoidable block, else what has most of its needed bytes."""
+    needed: Counter[str] = Counter()
+    for life in segment.lives:
+        owner = OWNERS[view.owners[life]]
+        if owner not in NEEDED:
+            return "fragmentation"
+        needed[owner] += int(view.replayed.size[life])
+    workspace = needed.most_common(1)[0][0] == "cuBLAS workspace"
+    return "workspace fragmentation" if workspace else "needed fragmentation"
+
+
+def _fragmentation(
+    view: DeviceView,
+    cause: SnapshotCause,
+    stranding: Sequence[LongPinnedSegment],
+    growing: Sequence[GrowingSites],
+) -> Finding:
+    total = _now(stranding)
     sites = _stranded_by_site(view, stranding)
     held = sum(int(view.replayed.size[life]) for segment in stranding for life in segment.lives)
     per_step = sum(growth.per_step for growth in growing)
     evidence = [
         f"{size(view.end.reserved)} reserved, {size(view.end.allocated)} allocated at the snapshot; "
         f"{size(view.end.releasable)} could be released",
-        f"{len(stranding)} segments are pinned by {size(held)}, and {size(total)} in them can't be released",
+        f"{count(len(stranding), 'segment')} pinned by {size(held)}, and {size(total)} in them can't be "
+        "released",
         "pinned by site: " + ", ".join(f"{site} ({size(share)})" for site, share in sites[:_SITES]),
         *(_segment_line(view, segment) for segment in stranding[:_SEGMENTS]),
     ]
@@ -185,7 +224,7 @@ def fragmentation_finding(
         f"each step keeps {size(growth.per_step)} more at {view.sites.names[growth.sites[0]]}"
         for growth in growing
     ]
-    advice = ADVICE["fragmentation"]
+    advice = ADVICE[cause]
     return Finding(
         kind="fragmentation",
         device=view.device,
@@ -207,19 +246,19 @@ def _clearing(known: Sequence[tuple[Holder, int]]) -> str:
 
 
 def _stranded_by_site(view: DeviceView, pinned: Sequence[LongPinnedSegment]) -> list[tuple[str, int]]:
-    """Return stranded bytes by the site of the pins, avoidable ones first, then by bytes.
+    """Return stranded bytes by the site of the pins, most first.
 
     A segment's bytes are divided equally among its avoidable pins, or among all where it has no such pin.
     """
     needless = ~view.owned_by(*NEEDED)
-    shares: defaultdict[tuple[bool, str], float] = defaultdict(float)
+    shares: defaultdict[str, float] = defaultdict(float)
     for segment in pinned:
         avoidable = [life for life in segment.lives if needless[life]]
         blamed = avoidable or list(segment.lives)
-        for site, count in Counter(view.sites.names[view.sites.of_life[life]] for life in blamed).items():
-            shares[not avoidable, site] += segment.now * count / len(blamed)
-    ranked = sorted(shares.items(), key=lambda row: (row[0][0], -row[1], row[0][1]))
-    return [(site, round(share)) for (_, site), share in ranked]
+        for site, pins in Counter(view.sites.names[view.sites.of_life[life]] for life in blamed).items():
+            shares[site] += segment.now * pins / len(blamed)
+    ranked = sorted(shares.items(), key=lambda row: (-row[1], row[0]))
+    return [(site, round(share)) for site, share in ranked]
 
 
 def _segment_line(view: DeviceView, pinned: LongPinnedSegment) -> str:
@@ -238,37 +277,3 @@ def _pin(view: DeviceView, life: int) -> str:
     made = f"from {site}" if site else "made without Python frames"
     where = f"{int(view.replayed.address[life]):#x}"
     return f"{size(int(view.replayed.size[life]))} at {where} {made} ({OWNERS[view.owners[life]]})"
-
-
-def unused_streams(view: DeviceView, policy: StrandingPolicy = POLICY) -> list[Finding]:
-    """Find streams that keep cached memory and no longer allocate: no other stream can use it."""
-    allocs = np.flatnonzero(view.trace.kind == ALLOC)
-    recent = allocs[allocs >= len(view.trace) * (1 - policy.idle)]
-    active = set(np.unique(view.trace.stream[recent]).tolist())
-    if not active:
-        return []
-    free: Counter[int] = Counter()
-    for segment in view.segments:
-        if segment.pool == DEFAULT_POOL and segment.stream not in active:
-            free[segment.stream] += sum(block.size for block in segment.blocks if block.state == "free")
-    floor = max(policy.floor_bytes, policy.pool_share * view.end.reserved)
-    return [_stream_finding(view, stream, total) for stream, total in free.most_common() if total >= floor]
-
-
-def _stream_finding(view: DeviceView, stream: int, total: int) -> Finding:
-    of_stream = view.replayed.stream == stream
-    rows = view.by_site(of_stream)
-    advice = ADVICE["unused stream"]
-    return Finding(
-        kind="stream_pool",
-        device=view.device,
-        bytes=total,
-        allocated_at=known_site(rows[0][0]) if rows else None,
-        mechanism=advice.why,
-        fix=advice.fix,
-        playbook=advice.entry,
-        evidence=[
-            f"{size(total)} free in segments of stream {stream:#x}, which allocated nothing in the last "
-            "quarter of the recording"
-        ],
-    )

@@ -1,0 +1,133 @@
+"""What a recording shows beyond leaks: pools and streams kept apart, segments that fit nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memtriage.model.recording import DeviceRecording
+from memtriage.snapshots.read import load_snapshot
+from support.raw_snapshot import Program, forward, optimizer, placement, save, snapshot_of, user
+
+DATA = Path(__file__).parents[1] / "data" / "snapshots"
+MIB = 1 << 20
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Callable[[Program], DeviceRecording]:
+    def recorded(program: Program) -> DeviceRecording:
+        (device,) = load_snapshot(save(snapshot_of(program), tmp_path / "one.pickle")).devices
+        return device
+
+    return recorded
+
+
+def test_a_busy_side_stream_with_free_memory_is_found(read: Callable[[Program], DeviceRecording]) -> None:
+    program = Program()
+    for _ in range(8):
+        batch = program.alloc(200 * MIB, user(7, "prefetch"), stream=94)
+        work = [program.alloc(150 * MIB, forward(30 + layer)) for layer in range(4)]
+        program.free([batch, *work])
+    (finding,) = read(program).findings
+    assert (finding.kind, finding.bytes) == ("stream_pool", 200 * MIB)
+    assert finding.allocated_at == "train.py:7 in prefetch"
+    assert "most of the work" in (finding.fix or "")
+
+
+def test_streams_that_keep_little_are_healthy(read: Callable[[Program], DeviceRecording]) -> None:
+    program = Program()
+    for _ in range(8):
+        batch = program.alloc(40 * MIB, user(7, "prefetch"), stream=94)
+        program.free([batch, program.alloc(600 * MIB, forward(30))])
+    assert read(program).findings == ()
+
+
+def test_the_stream_that_does_the_work_is_no_side_stream(read: Callable[[Program], DeviceRecording]) -> None:
+    program = Program()
+    program.alloc(100 * MIB, placement(3))
+    for _ in range(8):
+        program.free([program.alloc(300 * MIB, forward(30), stream=94)])
+    assert read(program).findings == ()
+
+
+def test_a_pool_per_captured_graph_is_found(read: Callable[[Program], DeviceRecording]) -> None:
+    program = Program()
+    program.alloc(100 * MIB, placement(3))
+    for graph in range(4):
+        blocks = [program.alloc(65 * MIB, user(20, "capture"), pool=(graph + 1, 0)) for _ in range(2)]
+        program.free(blocks[0])
+    device = read(program)
+    (finding,) = device.findings
+    pools = sum(segment.size for segment in device.segments if segment.pool != (0, 0))
+    assert (finding.kind, finding.bytes) == ("private_pool", pools)
+    assert finding.allocated_at == "train.py:20 in capture"
+    assert "torch.cuda.graph_pool_handle()" in (finding.fix or "")
+    assert any("4 private pools" in line for line in finding.evidence)
+
+
+def test_one_shared_pool_is_healthy(read: Callable[[Program], DeviceRecording]) -> None:
+    program = Program()
+    for _ in range(8):
+        program.alloc(65 * MIB, user(20, "capture"), pool=(0, 1))
+    assert read(program).findings == ()
+
+
+def test_free_segments_of_a_private_pool_are_not_releasable(
+    read: Callable[[Program], DeviceRecording],
+) -> None:
+    program = Program()
+    program.free([program.alloc(30 * MIB, forward(30)), program.alloc(50 * MIB, user(20), pool=(1, 0))])
+    device = read(program)
+    assert (device.end.releasable, device.end.private_pools_free) == (30 * MIB, 50 * MIB)
+    assert device.timeline.releasable[-1] == 30 * MIB
+    assert device.timeline.private_pools_free[-1] == 50 * MIB
+    assert device.end.stranded == device.timeline.stranded[-1] == 0
+
+
+def changing_sizes(program: Program) -> None:
+    """Each step needs one block, larger than those of all steps before."""
+    for step in range(30):
+        program.free(program.alloc((200 + 20 * step) * MIB, forward(30)))
+        program.free(program.alloc(4096, optimizer(41)))
+        program.step_span()
+
+
+def test_reserved_far_above_the_peak_is_found_with_what_helps(
+    read: Callable[[Program], DeviceRecording],
+) -> None:
+    program = Program()
+    changing_sizes(program)
+    device = read(program)
+    (finding,) = device.findings
+    reserved, allocated = device.timeline.reserved.max(), device.timeline.allocated.max()
+    assert (finding.kind, finding.bytes) == ("fragmentation", reserved - allocated)
+    assert "expandable_segments:True" in (finding.fix or "")
+    assert any("expandable_segments:True 782.0 MiB" in line for line in finding.evidence)
+
+
+def test_a_surplus_that_no_setting_saves_advises_none(read: Callable[[Program], DeviceRecording]) -> None:
+    program = Program("expandable_segments:True")
+    program.free(program.alloc(4000 * MIB, user(5, "evaluate"), stream=3))
+    program.free([program.alloc(3000 * MIB, forward(30))])
+    program.alloc(10 * MIB, forward(31))
+    surplus = [finding for finding in read(program).findings if finding.kind == "fragmentation"]
+    assert [("expandable_segments" in (finding.fix or "")) for finding in surplus] == [False]
+
+
+def test_reserved_as_the_peak_needs_it_is_healthy(read: Callable[[Program], DeviceRecording]) -> None:
+    program = Program()
+    for _ in range(10):
+        program.free([program.alloc(400 * MIB, forward(30 + layer)) for layer in range(8)])
+    assert read(program).findings == ()
+
+
+def test_each_headline_has_the_bytes_that_its_site_pins() -> None:
+    (device,) = load_snapshot(DATA / "fragmentation.pickle.gz").devices
+    workspace, kept = device.findings
+    assert (workspace.kind, workspace.allocated_at) == ("fragmentation", None)
+    assert "cuBLAS workspace" in (workspace.mechanism or "")
+    assert (kept.kind, kept.allocated_at) == ("fragmentation", "train.py:82 in per")
+    assert (workspace.bytes or 0) + (kept.bytes or 0) == device.end.stranded
+    assert (workspace.bytes or 0) > (kept.bytes or 0)
