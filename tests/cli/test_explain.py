@@ -39,7 +39,7 @@ def test_the_page(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert app.main(["explain", str(log)]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert out.startswith("FRAGMENTATION  enough memory is free, but in holes that are each too small\n")
+    assert out.startswith("FRAGMENTATION: enough memory is free, but in holes that are each too small\n")
     for heading in ("Evidence", "What to do", "Events"):
         assert f"\n{heading}" in out
     assert "1. PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in out

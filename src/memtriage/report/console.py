@@ -67,6 +67,10 @@ class Page:
         text = Text.assemble(*((self.plain(part), style) for part, style in parts))
         self.hanging(Text(), text, hang=indent)
 
+    def verdict(self, word: str, style: str, sentence: str) -> None:
+        """Print the line that a report begins with: `LEAK: 311.2 MiB per step on cuda:0`."""
+        self.line((f"{word.upper()}:", style), (" ", ""), (sentence, "bold"))
+
     def heading(self, title: str, detail: str = "") -> None:
         self.gap()
         self.line((title, "bold"), (f"  {detail}" if detail else "", "dim"))

@@ -16,6 +16,7 @@ from rich.text import Text
 from memtriage.messages.grammar.sizes import as_printed
 from memtriage.model.explanation import Explanation, Fix, Label, LogEvent, Maths
 from memtriage.playbook.entries import PlaybookAction, PlaybookEntry
+from memtriage.report import labels
 from memtriage.report.console import BULLET, Page
 from memtriage.report.styles import BAD, GOOD, PLAIN_WARN, WARN
 from memtriage.report.text import count, rank_list
@@ -73,15 +74,15 @@ def render(explanation: Explanation, console: Console) -> None:
     page = Page(console)
     _verdict(page, explanation)
     if explanation.evidence:
-        page.heading("Evidence")
+        page.heading(labels.EVIDENCE.capitalize())
         for line in explanation.evidence:
             page.field("", f"{BULLET}{line}", labels=2)
     _fixes(page, explanation.fixes)
     if explanation.stale_advice is not None:
-        page.heading("Unlikely to help")
+        page.heading(labels.UNLIKELY)
         page.field("", f"{BULLET}{explanation.stale_advice}", labels=2)
     if explanation.settle is not None:
-        page.heading("To confirm", explanation.settle.fact)
+        page.heading(labels.TO_CONFIRM, explanation.settle.fact)
         page.hanging(Text("  $ ", style="dim"), Text(page.plain(explanation.settle.command)), whole=True)
     _events(page, explanation.events)
 
@@ -89,7 +90,7 @@ def render(explanation: Explanation, console: Console) -> None:
 def _verdict(page: Page, explanation: Explanation) -> None:
     word, sentence = _SENTENCES[explanation.diagnosis]
     style = GOOD if explanation.diagnosis in _CALM else BAD
-    page.line((word, style), ("  ", ""), (sentence, "bold"))
+    page.verdict(word, style, sentence)
     sure = explanation.confidence
     how = "proven by the text" if sure >= _SURE else "likely" if sure >= _LIKELY else "one of several"
     if explanation.diagnosis in ("unknown", "killed_unproven"):
@@ -114,7 +115,7 @@ def _fixes(page: Page, fixes: Sequence[Fix]) -> None:
     for number, fix in enumerate(fixes[:_MOST_FIXES], 1):
         saves = f"saves up to {as_printed(fix.saves_bytes)}" if fix.saves_bytes else ""
         page.hanging(Text(f"  {number}. ", style="bold"), Text(page.plain(_sentence(fix.action))))
-        page.hanging(Text("     "), Text(page.plain(f"why: {fix.why}")))
+        page.hanging(Text("     "), Text(page.plain(f"{labels.WHY}: {fix.why}")))
         details = [saves, f"speed: {fix.costs}", _MATHS[fix.math], fix.playbook]
         text = page.dot.join(detail for detail in details if detail)
         page.hanging(Text("     "), Text(page.plain(text), style=_MATHS_STYLES[fix.math]))

@@ -281,7 +281,7 @@ def test_each_device_has_its_tab(chromium: Chromium, leaking: Recording) -> None
     assert result["first"] == [True, False]
     assert result["second"] == [False, True]
     assert result["selected"] == ["false", "true"]
-    assert result["verdict"].startswith("healthyno finding")
+    assert result["verdict"].startswith("cleannothing wrong found")
     assert result["charts"] == "2"
 
 

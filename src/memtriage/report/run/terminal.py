@@ -17,7 +17,7 @@ from rich.text import Text
 
 from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.model.findings import GROWING
-from memtriage.report import plot
+from memtriage.report import labels, plot
 from memtriage.report.console import BULLET, Page, console_for
 from memtriage.report.run.rank_words import few_ranks, heading, rank_lines
 from memtriage.report.run.words import (
@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 
 __all__ = ["console_for", "finding_block", "findings_text", "ledger_blocks", "render"]
 
-_WHOLE: Final = frozenset({"kept alive by", "also kept alive by", "stored at", "allocated at"})
+_WHOLE: Final = frozenset(
+    {labels.KEPT_ALIVE_BY, labels.ALSO_KEPT_ALIVE_BY, labels.STORED_AT, labels.ALLOCATED_AT}
+)
 """What is searched for, and so stays on one line in a file."""
 _RANK_LINES: Final = 12
 _DETAILED: Final = 90
@@ -96,9 +98,7 @@ def _verdict_block(
     page: Page, report: RunReport, context: RunContext, groups: Sequence[FindingGroup]
 ) -> None:
     word, level = VERDICTS[report.verdict]
-    page.line(
-        (f"{word.upper()}:", SEVERITY_STYLES[level]), (" ", ""), (sentence(report, context, groups), "bold")
-    )
+    page.verdict(word, SEVERITY_STYLES[level], sentence(report, context, groups))
     page.line((page.dot.join(facts(report, context)), "dim"))
     if report.exception:
         page.gap()
@@ -114,37 +114,37 @@ def finding_block(page: Page, number: int, group: FindingGroup, report: RunRepor
     style = BAD if group.severe else "bold"
     page.line((f"{number}  ", "dim"), (group.title(report), "bold"), (f"   {group.amount}", style), indent=3)
     known = list(_fields(page, group))
-    labels = max((len(label) for label, _, _ in known), default=0) + 4
+    width = max((len(label) for label, _, _ in known), default=0) + 4
     for label, values, style in known:
-        page.field(label, *values, style=style, whole=label in _WHOLE, labels=labels)
+        page.field(label, *values, style=style, whole=label in _WHOLE, labels=width)
 
 
 def _fields(page: Page, group: FindingGroup) -> Iterator[tuple[str, Sequence[str], str]]:
     """Yield what is known of a finding: label, values and style."""
     finding = group.first
     if finding.holder is not None or finding.kind in GROWING:
-        yield "kept alive by", [finding.holder or UNKNOWN], HOLDER
+        yield labels.KEPT_ALIVE_BY, [finding.holder or UNKNOWN], HOLDER
     if finding.also_held_by:
-        yield "also kept alive by", finding.also_held_by, HOLDER
+        yield labels.ALSO_KEPT_ALIVE_BY, finding.also_held_by, HOLDER
     if finding.stored_at is not None:
-        yield "stored at", [finding.stored_at], ""
+        yield labels.STORED_AT, [finding.stored_at], ""
     if finding.allocated_at is not None:
-        yield "allocated at", [finding.allocated_at], ""
+        yield labels.ALLOCATED_AT, [finding.allocated_at], ""
     label, values = group.piled_up
     if values:
         yield label, [page.dot.join(values)], ""
     if group.detected:
-        yield "detected", [group.detected], ""
+        yield labels.DETECTED, [group.detected], ""
     if finding.mechanism is not None:
-        yield "why", [finding.mechanism], ""
+        yield labels.WHY, [finding.mechanism], ""
     if finding.fix is not None:
-        yield "fix", [finding.fix], FIX
+        yield labels.FIX, [finding.fix], FIX
     if group.suspected:
-        yield "To confirm", [TO_CONFIRM], ""
+        yield labels.TO_CONFIRM, [TO_CONFIRM], ""
     if evidence := group.evidence:
-        yield "evidence", [BULLET + line for line in evidence], ""
+        yield labels.EVIDENCE, [BULLET + line for line in evidence], ""
     if finding.playbook is not None:
-        yield "playbook", [playbook_entry(finding.playbook, page.dot)], ""
+        yield labels.PLAYBOOK, [playbook_entry(finding.playbook, page.dot)], ""
 
 
 # Ranks

@@ -11,6 +11,7 @@ from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.diagnose.verdict import reasons_not_judged
 from memtriage.model.findings import GROWING
 from memtriage.playbook.entries import PLAYBOOK
+from memtriage.report.labels import detected, size_label
 from memtriage.report.styles import Severity
 from memtriage.report.text import (
     KINDS,
@@ -101,14 +102,12 @@ class FindingGroup:
         if not rates:
             return "", []
         values = ([] if finding.bytes is None else [size(finding.bytes)]) + rates[1:]
-        return "size" if finding.step is None else f"size at step {finding.step:,}", values
+        return size_label(finding.step), values
 
     @property
     def detected(self) -> str:
         """When it was found; empty where that is unknown."""
-        finding = self.first
-        step = "" if finding.step is None else f"at step {finding.step:,}"
-        return step if finding.phase is None else f"{step}, in {finding.phase}".removeprefix(", ")
+        return detected(self.first.step, self.first.phase)
 
     @property
     def evidence(self) -> list[str]:

@@ -6,8 +6,10 @@ from typing import Final
 
 from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.model.findings import GROWING, Finding
-from memtriage.model.recording import OWNERS
-from memtriage.report.text import rate, size
+from memtriage.model.recording import OWNERS, DeviceRecording
+from memtriage.report.run.words import VERDICTS
+from memtriage.report.styles import Severity
+from memtriage.report.text import KINDS, SEVERE, count, rate, size
 
 COLORS: Final[dict[str, str]] = {
     "parameter": "hue-1",
@@ -80,6 +82,26 @@ def amount(finding: Finding) -> str:
         return rate(finding.bytes_per_step, "step")
     asked = " asked for" if finding.kind == "out_of_memory" else ""
     return f"{size(finding.bytes)}{asked}"
+
+
+def level(finding: Finding) -> Severity:
+    """Return how much a finding matters."""
+    return "bad" if finding.kind in SEVERE else "warn"
+
+
+def verdict(device: DeviceRecording) -> tuple[Severity, str, str]:
+    """Return the verdict on a device: how much it matters, its word, and the sentence after it."""
+    if not device.findings:
+        steps = f" and {count(device.steps.count, 'step')}" if device.steps.count else ""
+        return (
+            "good",
+            VERDICTS["clean"][0],
+            f"nothing wrong found in {count(len(device.events), 'event')}{steps}",
+        )
+    first, *rest = device.findings
+    at = f" at {first.allocated_at}" if first.allocated_at else ""
+    more = f", and {count(len(rest), 'more finding')}" if rest else ""
+    return level(first), KINDS[first.kind], f"{amount(first)} on {device.device}{at}{more}"
 
 
 def where(pool: tuple[int, int], stream: int) -> str:

@@ -21,18 +21,18 @@
 
   const finding = (item) =>
     report.finding(item, [
-      ["kept alive by", item.holder ? code(item.holder) : null],
-      ["also kept alive by", list(item.also_held_by, code)],
-      ["stored at", item.stored_at ? code(item.stored_at) : null],
-      ["allocated at", item.allocated_at ? code(item.allocated_at) : null],
+      [data.labels.kept_alive_by, item.holder ? code(item.holder) : null],
+      [data.labels.also_kept_alive_by, list(item.also_held_by, code)],
+      [data.labels.stored_at, item.stored_at ? code(item.stored_at) : null],
+      [data.labels.allocated_at, item.allocated_at ? code(item.allocated_at) : null],
       item.size,
-      ["runs out", item.runs_out],
-      ["detected", item.detected],
-      ["why", prose(item.mechanism)],
-      ["fix", item.fix ? element("div", { class: "fix" }, prose(item.fix)) : null],
-      ["To confirm", item.to_confirm],
-      ["evidence", list(item.evidence, prose)],
-      ["playbook", item.playbook],
+      [data.labels.runs_out, item.runs_out],
+      [data.labels.detected, item.detected],
+      [data.labels.why, prose(item.mechanism)],
+      [data.labels.fix, item.fix ? element("div", { class: "fix" }, prose(item.fix)) : null],
+      [data.labels.to_confirm, item.to_confirm],
+      [data.labels.evidence, list(item.evidence, prose)],
+      [data.labels.playbook, item.playbook],
     ]);
 
   // Charts

@@ -15,16 +15,14 @@
 
   const finding = (item) =>
     report.finding(item, [
-      ["allocated at", item.allocated_at ? code(item.allocated_at) : null],
-      ["held by", item.holder ? code(item.holder) : null],
-      ["in all", item.in_all],
-      ["growth", item.growth],
-      ["phase", item.phase],
-      ["seen at step", item.step === null ? null : whole(item.step)],
-      ["why", prose(item.mechanism)],
-      ["fix", prose(item.fix)],
-      ["evidence", report.list(item.evidence, prose)],
-      ["playbook", item.playbook],
+      [data.labels.allocated_at, item.allocated_at ? code(item.allocated_at) : null],
+      item.size,
+      [data.labels.growth, item.growth],
+      [data.labels.detected, item.detected],
+      [data.labels.why, prose(item.mechanism)],
+      [data.labels.fix, item.fix ? element("div", { class: "fix" }, prose(item.fix)) : null],
+      [data.labels.evidence, report.list(item.evidence, prose)],
+      [data.labels.playbook, item.playbook],
     ]);
 
   function course(device) {

@@ -1,0 +1,56 @@
+"""The labels of findings and answers: the same for `run`, `snapshot` and `explain`, as text and as pages."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KEPT_ALIVE_BY: Final = "kept alive by"
+ALSO_KEPT_ALIVE_BY: Final = "also kept alive by"
+STORED_AT: Final = "stored at"
+ALLOCATED_AT: Final = "allocated at"
+SIZE: Final = "size"
+GROWTH: Final = "growth"
+RUNS_OUT: Final = "runs out"
+DETECTED: Final = "detected"
+WHY: Final = "why"
+FIX: Final = "fix"
+TO_CONFIRM: Final = "To confirm"
+EVIDENCE: Final = "evidence"
+PLAYBOOK: Final = "playbook"
+UNLIKELY: Final = "Unlikely to help"
+
+FOR_PAGES: Final = {
+    "kept_alive_by": KEPT_ALIVE_BY,
+    "also_kept_alive_by": ALSO_KEPT_ALIVE_BY,
+    "stored_at": STORED_AT,
+    "allocated_at": ALLOCATED_AT,
+    "size": SIZE,
+    "growth": GROWTH,
+    "runs_out": RUNS_OUT,
+    "detected": DETECTED,
+    "why": WHY,
+    "fix": FIX,
+    "to_confirm": TO_CONFIRM,
+    "evidence": EVIDENCE,
+    "playbook": PLAYBOOK,
+}
+"""The labels that scripts of pages read, as `data.labels`."""
+
+
+def size_label(step: int | None) -> str:
+    """Return the label of a size that a headline leaves out.
+
+    >>> size_label(1200)
+    'size at step 1,200'
+    """
+    return SIZE if step is None else f"{SIZE} at step {step:,}"
+
+
+def detected(step: int | None, phase: str | None) -> str:
+    """Return when a finding was made; empty where that is unknown.
+
+    >>> detected(12, "forward"), detected(None, "forward"), detected(None, None)
+    ('at step 12, in forward', 'in forward', '')
+    """
+    at = "" if step is None else f"at step {step:,}"
+    return at if phase is None else f"{at}, in {phase}".removeprefix(", ")
