@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from memtriage.playbook.entries import PLAYBOOK as ENTRIES
+
 KEPT_ALIVE_BY: Final = "kept alive by"
 ALSO_KEPT_ALIVE_BY: Final = "also kept alive by"
 STORED_AT: Final = "stored at"
@@ -34,7 +36,13 @@ FOR_PAGES: Final = {
     "evidence": EVIDENCE,
     "playbook": PLAYBOOK,
 }
-"""The labels that scripts of pages read, as `data.labels`."""
+"""The labels that scripts of pages read, as `data.findingLabels`."""
+
+
+def playbook_entry(name: str, dot: str) -> str:
+    """Return a playbook entry's name with its subject, `dot` between them."""
+    entry = ENTRIES.get(name)
+    return name if entry is None else f"{name}{dot}{entry.subject}"
 
 
 def size_label(step: int | None) -> str:

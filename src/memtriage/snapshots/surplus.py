@@ -28,7 +28,7 @@ class SurplusPolicy:
     floor_bytes: int = 1024 * MIB
     share: float = 0.25
     helps: float = 0.5
-    events: int = 100_000
+    events: int = 60_000
 
 
 POLICY: Final = SurplusPolicy()

@@ -488,7 +488,7 @@ def _noise(random: np.random.Generator, name: str, stacks: int) -> Any:
             owner=(ids % len(OWNERS)).astype(np.uint8),
             pool=np.zeros(lives, np.int16),
         ),
-        timeline=Timeline(*course),
+        timeline=Timeline(*course, np.zeros(events, np.int64)),
         segments=(msgspec.structs.replace(seen.segments[0], blocks=blocks),),
         sites=rows,
     )

@@ -68,7 +68,7 @@ def report_page(name: str, data: Mapping[str, Any], *scripts: str) -> str:
     return document(
         f"{name} · memtriage",
         _BODY,
-        {**data, "labels": FOR_PAGES},
+        {**data, "findingLabels": FOR_PAGES},
         styles=[asset(style) for style in _STYLES],
         scripts=[asset(script) for script in (*_SCRIPTS, *scripts)],
     )

@@ -19,6 +19,7 @@ from memtriage.model.ledger import Ledger
 from memtriage.model.marks import Mark
 from memtriage.report import plot
 from memtriage.report.html.shell import asset
+from memtriage.report.labels import playbook_entry
 from memtriage.report.notebook.words import (
     change_in_words,
     devices_in_words,
@@ -33,7 +34,7 @@ from memtriage.report.notebook.words import (
     traceback_in_words,
 )
 from memtriage.report.run.ledger import ledger as drawn_ledger
-from memtriage.report.run.words import COURSE_MARKS, FindingGroup, playbook_entry
+from memtriage.report.run.words import COURSE_MARKS, FindingGroup
 from memtriage.report.text import UNKNOWN, count, size
 
 if TYPE_CHECKING:

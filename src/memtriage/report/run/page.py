@@ -20,6 +20,7 @@ from memtriage.model.findings import DEVICE_HOST, GROWING
 from memtriage.model.rank_groups import RankGroups
 from memtriage.model.report import RunReport
 from memtriage.report.html.shell import report_page
+from memtriage.report.labels import playbook_entry
 from memtriage.report.run.course import charts
 from memtriage.report.run.ledger import ledger
 from memtriage.report.run.ranks import compared_ranks
@@ -30,7 +31,6 @@ from memtriage.report.run.words import (
     facts,
     fold,
     notes,
-    playbook_entry,
     sentence,
 )
 from memtriage.report.text import KINDS, UNKNOWN, count, duration, rank_list, size

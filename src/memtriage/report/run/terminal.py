@@ -31,7 +31,6 @@ from memtriage.report.run.words import (
     ledger_rows,
     ledger_summary,
     notes,
-    playbook_entry,
     sentence,
 )
 from memtriage.report.styles import BAD, FIX, HOLDER, SEVERITY_STYLES
@@ -144,7 +143,7 @@ def _fields(page: Page, group: FindingGroup) -> Iterator[tuple[str, Sequence[str
     if evidence := group.evidence:
         yield labels.EVIDENCE, [BULLET + line for line in evidence], ""
     if finding.playbook is not None:
-        yield labels.PLAYBOOK, [playbook_entry(finding.playbook, page.dot)], ""
+        yield labels.PLAYBOOK, [labels.playbook_entry(finding.playbook, page.dot)], ""
 
 
 # Ranks

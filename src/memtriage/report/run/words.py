@@ -10,7 +10,6 @@ from memtriage.diagnose.growth.judged import stated_limit
 from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.diagnose.verdict import reasons_not_judged
 from memtriage.model.findings import GROWING
-from memtriage.playbook.entries import PLAYBOOK
 from memtriage.report.labels import detected, size_label
 from memtriage.report.styles import Severity
 from memtriage.report.text import (
@@ -270,12 +269,6 @@ def facts(report: RunReport, context: RunContext) -> list[str]:
         f"{report.ranks.seen:,} of {count(report.ranks.of, 'rank')}" if report.ranks.of > 1 else "",
     ]
     return [part for part in parts if part]
-
-
-def playbook_entry(name: str, dot: str) -> str:
-    """Return a playbook entry's name with its subject, `dot` between them."""
-    entry = PLAYBOOK.get(name)
-    return name if entry is None else f"{name}{dot}{entry.subject}"
 
 
 def ledger_rows(rows: Sequence[LedgerRow]) -> list[LedgerRow]:

@@ -26,8 +26,7 @@ from memtriage.model.recording import (
 )
 from memtriage.report.html.columns import Texts
 from memtriage.report.html.shell import report_page
-from memtriage.report.labels import detected, size_label
-from memtriage.report.run.words import playbook_entry
+from memtriage.report.labels import detected, playbook_entry, size_label
 from memtriage.report.snapshot.map import segment_map
 from memtriage.report.snapshot.timeline import timeline
 from memtriage.report.snapshot.words import (

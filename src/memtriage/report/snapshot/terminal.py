@@ -15,7 +15,6 @@ from memtriage.model.recording import DeviceRecording, OwnedBytes, PinnedSegment
 from memtriage.report import labels
 from memtriage.report.console import BULLET, Page
 from memtriage.report.plot import area
-from memtriage.report.run.words import playbook_entry
 from memtriage.report.snapshot.json_form import stranded_by
 from memtriage.report.snapshot.words import PRIVATE_FREE, level, verdict
 from memtriage.report.styles import FIX, SEVERITY_STYLES
@@ -78,7 +77,7 @@ def _finding(page: Page, number: int, finding: Finding) -> None:
         page.field(labels.FIX, finding.fix, style=FIX, labels=_LABELS)
     page.field(labels.EVIDENCE, *(BULLET + line for line in finding.evidence), labels=_LABELS)
     if finding.playbook:
-        page.field(labels.PLAYBOOK, playbook_entry(finding.playbook, page.dot), labels=_LABELS)
+        page.field(labels.PLAYBOOK, labels.playbook_entry(finding.playbook, page.dot), labels=_LABELS)
 
 
 def _figures(page: Page, device: DeviceRecording) -> None:

@@ -7,7 +7,6 @@ from typing import Final
 from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.model.findings import GROWING, Finding
 from memtriage.model.recording import OWNERS, DeviceRecording
-from memtriage.report.run.words import VERDICTS
 from memtriage.report.styles import Severity
 from memtriage.report.text import KINDS, SEVERE, count, rate, size
 
@@ -95,13 +94,13 @@ def verdict(device: DeviceRecording) -> tuple[Severity, str, str]:
         steps = f" and {count(device.steps.count, 'step')}" if device.steps.count else ""
         return (
             "good",
-            VERDICTS["clean"][0],
+            "clean",
             f"nothing wrong found in {count(len(device.events), 'event')}{steps}",
         )
     first, *rest = device.findings
     at = f" at {first.allocated_at}" if first.allocated_at else ""
     more = f", and {count(len(rest), 'more finding')}" if rest else ""
-    return level(first), KINDS[first.kind], f"{amount(first)} on {device.device}{at}{more}"
+    return level(first), KINDS[first.kind], f"{amount(first)}{at}{more}"
 
 
 def where(pool: tuple[int, int], stream: int) -> str:

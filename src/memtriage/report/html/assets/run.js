@@ -21,18 +21,18 @@
 
   const finding = (item) =>
     report.finding(item, [
-      [data.labels.kept_alive_by, item.holder ? code(item.holder) : null],
-      [data.labels.also_kept_alive_by, list(item.also_held_by, code)],
-      [data.labels.stored_at, item.stored_at ? code(item.stored_at) : null],
-      [data.labels.allocated_at, item.allocated_at ? code(item.allocated_at) : null],
+      [data.findingLabels.kept_alive_by, item.holder ? code(item.holder) : null],
+      [data.findingLabels.also_kept_alive_by, list(item.also_held_by, code)],
+      [data.findingLabels.stored_at, item.stored_at ? code(item.stored_at) : null],
+      [data.findingLabels.allocated_at, item.allocated_at ? code(item.allocated_at) : null],
       item.size,
-      [data.labels.runs_out, item.runs_out],
-      [data.labels.detected, item.detected],
-      [data.labels.why, prose(item.mechanism)],
-      [data.labels.fix, item.fix ? element("div", { class: "fix" }, prose(item.fix)) : null],
-      [data.labels.to_confirm, item.to_confirm],
-      [data.labels.evidence, list(item.evidence, prose)],
-      [data.labels.playbook, item.playbook],
+      [data.findingLabels.runs_out, item.runs_out],
+      [data.findingLabels.detected, item.detected],
+      [data.findingLabels.why, prose(item.mechanism)],
+      [data.findingLabels.fix, item.fix ? element("div", { class: "fix" }, prose(item.fix)) : null],
+      [data.findingLabels.to_confirm, item.to_confirm],
+      [data.findingLabels.evidence, list(item.evidence, prose)],
+      [data.findingLabels.playbook, item.playbook],
     ]);
 
   // Charts

@@ -15,14 +15,14 @@
 
   const finding = (item) =>
     report.finding(item, [
-      [data.labels.allocated_at, item.allocated_at ? code(item.allocated_at) : null],
+      [data.findingLabels.allocated_at, item.allocated_at ? code(item.allocated_at) : null],
       item.size,
-      [data.labels.growth, item.growth],
-      [data.labels.detected, item.detected],
-      [data.labels.why, prose(item.mechanism)],
-      [data.labels.fix, item.fix ? element("div", { class: "fix" }, prose(item.fix)) : null],
-      [data.labels.evidence, report.list(item.evidence, prose)],
-      [data.labels.playbook, item.playbook],
+      [data.findingLabels.growth, item.growth],
+      [data.findingLabels.detected, item.detected],
+      [data.findingLabels.why, prose(item.mechanism)],
+      [data.findingLabels.fix, item.fix ? element("div", { class: "fix" }, prose(item.fix)) : null],
+      [data.findingLabels.evidence, report.list(item.evidence, prose)],
+      [data.findingLabels.playbook, item.playbook],
     ]);
 
   function course(device) {
