@@ -22,7 +22,7 @@ FRAMES = [{"name": f"f{number}", "filename": "train.py", "line": number} for num
 SIZES = (0, 1, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**40, 0x7D94286800, 0x2868_1094_7D)
 
 
-def traced(seed: int, least: int = 150) -> list[dict[str, Any]]:
+def traced(seed: int, least: int = 300) -> list[dict[str, Any]]:
     """A trace as torch makes it: shared keys, shared frames, and lists that some events share."""
     chance = random.Random(seed)
     pools, strings = chance.random() < 0.5, chance.random() < 0.5
@@ -32,7 +32,7 @@ def traced(seed: int, least: int = 150) -> list[dict[str, Any]]:
         if chance.random() < 0.6:
             lists.append(list(chance.sample(FRAMES[: 1 + number], min(number, chance.choice([0, 1, 2, 7])))))
         event: dict[str, Any] = {
-            "action": chance.choice(ACTIONS if number % 50 else ("oom",)),
+            "action": chance.choice(ACTIONS if number % 50 < 49 else ("oom",)),
             "addr": chance.choice(SIZES) * 512,
             "size": chance.choice(SIZES),
             "stream": chance.choice((0, 0, 0, 94)),
