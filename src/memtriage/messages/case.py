@@ -35,6 +35,7 @@ class Case:
         shapes: the user's sizes, by name.
         expandable: the text shows that expandable segments were on.
         building: the text is of compilers at work, and not of a training run.
+        serving: an inference engine asked: its own settings decide, and there are no gradients.
     """
 
     message: Message
@@ -44,6 +45,7 @@ class Case:
     shapes: Mapping[str, int] = field(default_factory=dict)
     expandable: bool = False
     building: bool = False
+    serving: bool = False
 
     @property
     def label(self) -> Label:

@@ -255,6 +255,7 @@ _TEXTS: Final[Mapping[tuple[str, str], str]] = {
     ): "the container's runtime says OOMKilled: false: its own memory limit is not recorded as the "
     "reason of the SIGKILL; the machine's killer, an orchestrator or a user send it, too",
     ("k8s", "eviction"): "the node ran low on memory and evicted the pod: not the pod's own limit",
+    ("ray", "perhaps"): "a worker is gone; Ray lists what may have been the reason, and knows none",
     ("ray", ""): "Ray's memory monitor killed the worker: the node's host memory, not the GPU's",
     ("launcher", "killed"): "SIGKILL has many senders; nothing in the text says that memory was the reason",
     (

@@ -11,7 +11,7 @@ from memtriage.messages.case import Case, phase_of
 from memtriage.messages.evidence import evidence
 from memtriage.messages.fixes import fixes
 from memtriage.messages.grammar.find import FoundMessage
-from memtriage.messages.log_file import LogReading, read_text
+from memtriage.messages.log_file import LogReading, read_text, serves
 from memtriage.messages.questions import settle, stale_advice
 from memtriage.messages.rules import judge
 from memtriage.messages.shapes import factor, with_shifted
@@ -82,14 +82,17 @@ def _case(cause: _Judged, reading: LogReading, shapes: Mapping[str, int]) -> Cas
     message = cause.found.message
     asked = message.number("requested")
     sizes = {name: count for name, count in shapes.items() if name not in _SHAPES}
+    frames, phase = cause.found.frames, phase_of(cause.found.frames)
+    engine = any(serves(file.replace("\\", "/")) for file, _, _ in frames) if frames else reading.serving
     return Case(
         message=message,
         labels=cause.labels,
-        phase=phase_of(cause.found.frames),
+        phase=phase,
         product=factor(asked, with_shifted(sizes)) if asked is not None else None,
         shapes=shapes,
         expandable=reading.expandable,
         building=reading.building,
+        serving=engine and phase not in ("backward", "optimizer"),
     )
 
 

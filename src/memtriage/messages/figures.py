@@ -108,6 +108,8 @@ def _early(fields: OomFields, policy: FiguresPolicy) -> tuple[Label, ...] | None
     whole = fields.reserved
     if fields.free is None and whole is not None and whole + requested <= policy.roomy * total:
         return ("driver_refused_though_free", _OTHERS, "unknown")
+    if allocated is not None and allocated + requested > total:
+        return ("does_not_fit",) if fields.free is None else None
     if allocated is None or fields.free is None:
         return ("unknown", "does_not_fit", _OTHERS)
     return None

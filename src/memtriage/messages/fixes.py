@@ -182,7 +182,12 @@ def _one_tensor(case: Case) -> Iterator[_Choice]:
 
 
 def _ladder(case: Case, gap: int | None) -> Iterator[_Choice]:
-    """Yield the rungs of M4 that can lower this peak."""
+    """Yield the rungs of M4 that can lower this peak; of an engine that serves, its own settings."""
+    if case.serving:
+        yield _Choice("leave-headroom", "the share is of weights and cache; activations and graphs need more")
+        yield _Choice("smaller-graphs", "each captured batch size keeps buffers of its own")
+        yield _Choice("less-on-device", "weights, cache and the requests at once are what an engine asks for")
+        return
     needs = "" if gap is None else f"; {as_printed(gap)} have to go"
     product, asked = case.product, case.figures.requested
     if product is not None and product.is_logits:
@@ -265,8 +270,11 @@ def _expandable(case: Case) -> Iterator[_Choice]:
 
 
 def _fragmentation(case: Case) -> Iterator[_Choice]:
+    if case.serving:
+        yield from _ladder(case, None)
     yield from _expandable(case)
-    yield _Choice("bucket", "changing shapes leave holes that later requests do not fit into")
+    if not case.serving:
+        yield _Choice("bucket", "changing shapes leave holes that later requests do not fit into")
     if case.possible("private_pools"):
         pools = case.figures.private_pools
         yield _Choice("fewer-graphs", f"{as_printed(pools or 0)} are parked in graph pools", pools)

@@ -134,6 +134,10 @@ _REPORTS: Final = frozenset({b"see_memory_usage", b"model weights take", *(stem.
 _EXPANDABLE_ON: Final = re.compile(
     rb"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF['\"]?[\])]?\s{0,3}[=:]\s{0,3}['\"]?[\w:.,\[\]-]{0,200}?expandable_segments:True"
 )
+_ENGINE: Final = re.compile(
+    r"\b(?:sglang/srt|vllm/(?:v1|engine|worker|executor|model_executor|entrypoints|distributed)|"
+    r"tensorrt_llm|text_generation_server|lmdeploy)/|--mem-fraction-static\b|--cuda-graph-max-bs\b"
+)
 _BUILDS: Final = (
     b"nvcc",
     b"cc1plus",
@@ -163,6 +167,7 @@ class LogReading:
         unread: words of messages on lines that were not read, there being so many of their kind.
         building: it is of compilers at work: the build of an image or of an extension. Of a long log only the
             lines around its messages are looked at.
+        serving: it has the files or options of an inference engine, looked for as `building` is.
         speaks: the first line that speaks of memory, and its number; None where none does. Of a long log, the
             first with the word itself.
     """
@@ -172,6 +177,7 @@ class LogReading:
     expandable: bool = False
     unread: int = 0
     building: bool = False
+    serving: bool = False
     speaks: tuple[int, str] | None = None
 
 
@@ -201,12 +207,18 @@ def read_log(stream: BinaryIO) -> LogReading:
         lines=lines[-1].number if first else 0,
         expandable=expandable_segments_on(first),
         building=_builds(first),
+        serving=serves(first.decode("utf-8", "replace")),
         speaks=first_that_speaks(lines),
     )
 
 
 def _builds(raw: bytes) -> bool:
     return any(word in raw for word in _BUILDS)
+
+
+def serves(text: str) -> bool:
+    """Whether a text names files or options of an engine that serves a model, and trains none."""
+    return _ENGINE.search(text) is not None
 
 
 def expandable_segments_on(raw: bytes) -> bool:
@@ -371,6 +383,7 @@ class _Search:
         first = max(hit_line - _WRAPPED_LINES, self._read_to + 1)
         self.reading.found += find(lines, first)
         self.reading.building = self.reading.building or _builds(self._buffer[begin:end])
+        self.reading.serving = self.reading.serving or any(serves(line.text) for line in lines)
         self.reading.speaks = self.reading.speaks or first_that_speaks(lines)
         self._read_to = lines[-1].number
 

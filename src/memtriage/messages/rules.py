@@ -47,6 +47,7 @@ _TEXTS: Final[Mapping[tuple[Family, str], tuple[Label, ...]]] = {
     # The runtime may miss a kill of the kernel's, or of a process that is not the container's first.
     ("k8s", "denied"): ("killed_unproven", "host_memory_limit", "not_memory"),
     ("ray", ""): ("host_memory_limit",),
+    ("ray", "perhaps"): ("killed_unproven", "host_memory_limit"),
     ("oomd", ""): ("host_memory_limit",),
     ("notebook", ""): ("host_memory_limit",),
     ("launcher", "killed"): ("killed_unproven", "host_memory_limit"),

@@ -119,6 +119,27 @@ _ENTRIES: Final = (
                 no_help="weights and activations alone exceed the smaller share",
             ),
             PlaybookAction(
+                key="leave-headroom",
+                action="lower the engine's static share: SGLang --mem-fraction-static, vLLM "
+                "--gpu-memory-utilization, TensorRT-LLM kv_cache_config.free_gpu_memory_fraction",
+                saves="the bytes by which the share shrinks",
+                costs="a smaller key-value cache: fewer requests at once",
+                maths="same",
+                maths_note=None,
+                no_help="weights and activations alone exceed the device",
+            ),
+            PlaybookAction(
+                key="smaller-graphs",
+                action="capture CUDA graphs for smaller batches only: SGLang --cuda-graph-max-bs, vLLM "
+                "--max-num-seqs and cudagraph_capture_sizes, or none at all (--disable-cuda-graph, "
+                "--enforce-eager)",
+                saves="what graphs of larger batches keep",
+                costs="launch overhead comes back for batches that are not captured",
+                maths="same",
+                maths_note=None,
+                no_help="the failure is before graphs are captured",
+            ),
+            PlaybookAction(
                 key="metal-limit",
                 action="raise Metal's limit: PYTORCH_MPS_HIGH_WATERMARK_RATIO above its default of 1.7 (0.0 "
                 "switches it off)",

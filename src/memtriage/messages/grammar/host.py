@@ -174,8 +174,10 @@ def _read_k8s(start: re.Match[str], text: str) -> Message | None:
 _RAY: Final = re.compile(
     r"(?:ray\.exceptions\.OutOfMemoryError:)?(?:Task|Actor)(?:s|\(s\))?(?:was|were)killedduetothenoderunninglowonmemory|"
     r"ray\.exceptions\.OutOfMemoryError|[Ww]orkers?\(tasks/actors\)killedduetomemorypressure|"
-    r"Memoryonthenode\(IP:"
+    r"Memoryonthenode\(IP:|"
+    r"(?P<perhaps>[Ss]omecommoncausesinclude:\(1\)theprocesswaskilledbytheOOMkillerduetohighmemoryusage)"
 )
+"""The last is a list of what may have been, in Ray's message of a worker that is gone."""
 _RAY_SIZES: Final = {
     "task_used": re.compile(rf"memoryused={SIZE}"),
     "node_used": re.compile(rf"wasrunningwas{SIZE}"),
@@ -185,6 +187,8 @@ _RAY_FRACTION: Final = re.compile(r"\((0?\.\d+|1\.0+)\),whichexceedsthememoryusa
 
 
 def _read_ray(start: re.Match[str], text: str) -> Message:
+    if start["perhaps"]:
+        return Message(family="ray", form="perhaps", device="host", length=len(start[0]))
     text = text[:1500]
     fields: dict[str, Field] = {}
     for name, pattern in _RAY_SIZES.items():

@@ -1,0 +1,56 @@
+"""Messages of tools beside PyTorch: serving, launchers, schedulers, other runtimes; the wording of a log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from memtriage import explain
+
+MESSAGES: Final[list[dict[str, Any]]] = [
+    json.loads(line)
+    for line in (Path(__file__).parents[1] / "data" / "oom_messages_tools.jsonl").read_text().splitlines()
+]
+TEXTS: Final = {message["id"]: message["text"] for message in MESSAGES}
+OF_TRAINING: Final = ("micro-batch", "cross-entropy", "optimizer", "checkpointing")
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=[message["id"] for message in MESSAGES])
+def test_the_diagnosis_is_one_that_the_text_allows(message: dict[str, Any]) -> None:
+    found = explain(message["text"])
+    assert found.diagnosis in message["accept"]
+    advice = " ".join(fix.action for fix in found.fixes)
+    assert any(word in advice for word in OF_TRAINING) == message["training"]
+
+
+@pytest.mark.parametrize("name", ["wrapped", "wrapped-words", "k8s-partial", "k8s", "json-log"])
+def test_figures_survive_the_form_of_the_log(name: str) -> None:
+    fields = explain(TEXTS[name]).fields
+    mib = 1 << 20
+    assert fields["requested"] == 3 * 1024 * mib
+    assert fields["reserved_unallocated"] == 800 * mib
+
+
+def test_an_engine_gets_its_own_settings_first() -> None:
+    for name in ("sglang-capture", "vllm-oom"):
+        first, second = explain(TEXTS[name]).fixes[:2]
+        assert "--mem-fraction-static" in first.action
+        assert "--cuda-graph-max-bs" in second.action
+
+
+def test_training_beside_an_engine_is_training() -> None:
+    frames = 'File "/a/vllm/v1/worker.py", line 3, in load\nTraceback (most recent call last):\n'
+    frames += '  File "/a/train.py", line 9, in step\n    loss.backward()\n'
+    frames += '  File "/a/torch/_tensor.py", line 630, in backward\n'
+    actions = " ".join(fix.action for fix in explain(frames + TEXTS["rocm"]).fixes)
+    assert "micro-batch" in actions
+    assert "--mem-fraction-static" not in actions
+
+
+def test_what_ray_only_suspects_is_not_proven() -> None:
+    found = explain(TEXTS["ray-actor"])
+    assert found.confidence < 0.9
+    assert found.settle is not None
