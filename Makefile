@@ -97,7 +97,6 @@ bench: install
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/census.py
 	$(BIN)/python benchmarks/explain.py
-	$(BIN)/python benchmarks/snapshot.py
 	$(BIN)/python benchmarks/simulator.py
 	$(BIN)/python benchmarks/predict.py
 	$(BIN)/python benchmarks/predict_ranks.py

@@ -1,10 +1,10 @@
-"""What reading a snapshot of a million events costs, beside a bare `pickle.load` of the same file.
+"""What reading a recorded snapshot of a million events costs, beside a bare `pickle.load` of the same file.
 
-    python benchmarks/snapshot.py [--events N] [--depth N] [--rounds N] [--json FILE]
+    python benchmarks/record_snapshot.py recording.pickle      (on a GPU; once)
+    python benchmarks/snapshot.py recording.pickle [--rounds N] [--json FILE]
 
-The file is made of a recording from an H200: one steady training step of it is repeated, with the times of
-its events moved on and with stacks that share their frames, as torch writes them. All ways run in turns, each
-in a process of its own; seconds are wall time and memory is the peak resident set, the interpreter included.
+All ways run in turns, each in a process of its own. Seconds are those of the process on its cores, so that
+neighbors count as little as can be; memory is the peak resident set. Both include the interpreter.
 
 pickle.load         the floor: `pickle.load` of the file, and nothing else
 snapshot --html     `memtriage snapshot FILE --html OUT`: load, replay, owners, findings, page, report
@@ -14,27 +14,20 @@ snapshot --json     `memtriage snapshot FILE --json`: the same without the page
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
+import lzma
 import os
-import pickle
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from bisect import bisect_right
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-RECORDING: Final = Path(__file__).parents[1] / "tests" / "data" / "snapshots" / "healthy.pickle.gz"
-STEADY: Final = 3
-"""The step that is repeated: from the second on, one leaves memory as the other does."""
 BARE: Final = "pickle.load"
 
 BARE_CODE: Final = "import pickle, sys\nwith open(sys.argv[1], 'rb') as file:\n    pickle.load(file)"
@@ -54,10 +47,7 @@ class Row:
 def main() -> None:
     args = arguments()
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "snapshot.pickle"
-        # In a process of its own: on Linux the peak of a process counts what its parent had when it forked.
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            count = pool.submit(tile, path, args.events, args.depth).result()
+        path = unpacked(args.recording, Path(folder))
         page = Path(folder) / "page.html"
         ways = {
             BARE: ["-c", BARE_CODE, str(path)],
@@ -70,11 +60,9 @@ def main() -> None:
                 measured[name].append(run(command))
         rows = table(measured)
         sizes = {"file": path.stat().st_size, "page": page.stat().st_size}
-    show(rows, count, sizes)
+    show(rows, sizes)
     if args.json:
         result = {
-            "events": count,
-            "depth": args.depth,
             "bytes": sizes,
             "python": platform.python_version(),
             "machine": platform.machine(),
@@ -88,85 +76,30 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--events", type=int, default=1_000_000, help="at least so many")
-    parser.add_argument(
-        "--depth", type=int, default=0, help="frames of a stack, at least (outer ones are added)"
-    )
+    parser.add_argument("recording", type=Path, help="of record_snapshot.py; also as .xz")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 
-def tile(path: Path, events: int, depth: int) -> int:
-    """Write a snapshot of at least so many events; returns how many it has."""
-    with gzip.open(RECORDING, "rb") as file:
-        # our own file, from the tests' data
-        raw: dict[str, Any] = pickle.load(file)
-    trace, spans = raw["device_traces"][0], raw["external_annotations"]
-    ends = [span["time_us"] for span in spans if span["stage"] == "END" and "zero_grad" in span["name"]]
-    begin, end = ends[STEADY - 1], ends[STEADY]
-    times = [one["time_us"] for one in trace]
-    first, behind = bisect_right(times, begin), bisect_right(times, end)
-    body, period = trace[first:behind], end - begin
-    repeats = max(1, -(-(events - (len(trace) - len(body))) // len(body)))
-    deepen(trace, depth)
-    tiled = [*trace[:first]]
-    for number in range(repeats):
-        tiled += moved(body, number * period)
-    tiled += moved(trace[behind:], (repeats - 1) * period)
-    raw["device_traces"][0] = tiled
-    step = [span for span in spans if begin < span["time_us"] <= end]
-    raw["external_annotations"] = [
-        *(span for span in spans if span["time_us"] <= begin),
-        *({**one, "time_us": one["time_us"] + n * period} for n in range(repeats) for one in step),
-        *(
-            {**span, "time_us": span["time_us"] + (repeats - 1) * period}
-            for span in spans
-            if span["time_us"] > end
-        ),
-    ]
-    with path.open("wb") as file:
-        pickle.dump(raw, file, protocol=4)
-    return len(tiled)
-
-
-def deepen(trace: Sequence[dict[str, Any]], depth: int) -> None:
-    """Add outer frames, the same objects to each stack, where stacks are shallower."""
-    outer = [{"filename": "launcher.py", "line": line, "name": "run"} for line in range(depth)]
-    done: set[int] = set()
-    for one in trace:
-        frames = one["frames"]
-        if frames and id(frames) not in done:
-            done.add(id(frames))
-            frames.extend(outer[: max(0, depth - len(frames))])
-
-
-def moved(events: Sequence[dict[str, Any]], by: int) -> list[dict[str, Any]]:
-    """The events later, with numbers and lists of their own; two events that shared a list still do."""
-    lists: dict[int, list[Any]] = {}
-    return [
-        {
-            **event,
-            "time_us": event["time_us"] + by,
-            # sums make new integers: a pickle would otherwise refer to the first one
-            "addr": event["addr"] + by - by,
-            "size": event["size"] + by - by,
-            "frames": lists.setdefault(id(event["frames"]), list(event["frames"])),
-        }
-        for event in events
-    ]
+def unpacked(path: Path, folder: Path) -> Path:
+    """The recording without compression: both ways are to read the same bytes."""
+    if path.suffix != ".xz":
+        return path
+    plain = folder / path.stem
+    with lzma.open(path) as source, plain.open("wb") as file:
+        shutil.copyfileobj(source, file)
+    return plain
 
 
 def run(command: Sequence[str]) -> tuple[float, int]:
-    """Wall seconds and peak resident bytes of a Python process."""
-    start = time.perf_counter()
+    """Seconds on cores and peak resident bytes of a Python process."""
     with subprocess.Popen([sys.executable, *command], stdout=subprocess.DEVNULL) as process:
         _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - start
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise SystemExit(f"{command} ended with status {process.returncode}")
-    return seconds, usage.ru_maxrss * 1024
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
 
 def table(measured: dict[str, list[tuple[float, int]]]) -> list[Row]:
@@ -181,8 +114,8 @@ def table(measured: dict[str, list[tuple[float, int]]]) -> list[Row]:
     ]
 
 
-def show(rows: Sequence[Row], events: int, sizes: dict[str, int]) -> None:
-    print(f"{events:,} events, {sizes['file'] / 1e6:.1f} MB; page {sizes['page'] / 1e6:.2f} MB\n")
+def show(rows: Sequence[Row], sizes: dict[str, int]) -> None:
+    print(f"{sizes['file'] / 1e6:.1f} MB; page {sizes['page'] / 1e6:.2f} MB\n")
     print(f"{'way':<18}{'seconds':>9}{'peak MB':>9}{'x time':>8}{'x memory':>10}")
     for row in rows:
         ratios = f"{row.times:>8.2f}{row.memory:>10.2f}"
