@@ -3,8 +3,8 @@
     python benchmarks/record_snapshot.py FILE [--steps N] [--events N]
 
 Needs a CUDA device with 24 GB and the package `transformers`. Lengths are random from 64 to 1,023 tokens, in
-batches of 4, with a fixed seed; Python stacks are kept. The last 1,300,000 events are kept: of 430 steps about
-310. The file has 119 MB then, and 6 MB as .xz.
+batches of 4, with a fixed seed; Python stacks are kept. Of 430 steps the last 1,300,000 events stay,
+about 310 steps. The file has 119 MB then, and 6 MB as .xz.
 """
 
 from __future__ import annotations
