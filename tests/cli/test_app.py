@@ -1,10 +1,14 @@
+import os
+import re
 import subprocess
 import sys
-from importlib.metadata import version
 
 import pytest
+import typer
 
-from memtriage.cli import app, run
+from memtriage.cli import app, run, systems, trace_options
+from memtriage.cli.commands import COMMANDS, EXIT_STATUSES, _application
+from memtriage.model.version import __version__
 
 
 @pytest.mark.parametrize(
@@ -22,20 +26,94 @@ def test_run_gets_its_arguments_unread(arguments, monkeypatch):
     assert seen == [arguments]
 
 
-def test_version(capsys):
-    assert app.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"memtriage {version('memtriage')}\n"
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_version(option, capsys):
+    assert app.main([option]) == 0
+    assert capsys.readouterr().out == f"memtriage {__version__}\n"
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
 def test_help_offers_the_commands_that_exist(arguments, capsys):
     assert app.main(arguments) == 0
     out = capsys.readouterr().out
-    commands = [line.split()[0] for line in out.partition("Commands:")[2].splitlines() if line.strip()]
-    assert commands == [
-        *("run", "explain", "predict", "plan", "compare", "holders", "report", "snapshot", "metrics", "top"),
-        *("census", "doctor"),
-    ]
+    for group in {command.group for command in COMMANDS}:
+        assert f"\n{group}:\n" in out
+    for command in COMMANDS:
+        assert re.search(rf"^  {command.name} +[A-Z].+[.]$", out, re.MULTILINE)
+    for status, meaning in EXIT_STATUSES.items():
+        assert re.search(rf"^    {status} +{re.escape(meaning)}$", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_help_of_a_command_fits_and_has_an_example(command, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert app.main([command.name, "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not [line for line in lines if len(line) > 80]
+    assert any(line.endswith(".") and len(line.strip()) <= 55 for line in lines[1:6])
+    start = next(number for number, line in enumerate(lines) if line.strip() == "Examples:")
+    examples = [line.split() for line in lines[start + 1 :]]
+    assert examples
+    for words in examples:
+        assert "memtriage" in words
+        assert words[words.index("memtriage") + 1] == command.name
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_examples_have_options_that_exist(command):
+    known = {option for parameter in _parameters(command.name) for option in parameter.opts}
+    for example in command.examples:
+        own = example.partition(" -- ")[0].split()
+        assert {word for word in own if word.startswith("-")} <= known
+
+
+def _parameters(name):
+    return typer.main.get_command(_application()).commands[name].params
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell):
+    done = subprocess.run(
+        [sys.executable, "-c", "from memtriage.cli.app import main; main()"],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "_MEMTRIAGE_COMPLETE": f"complete_{shell}",
+            "_TYPER_COMPLETE_ARGS": "memtriage sna",
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+            "COMP_WORDS": "memtriage sna",
+            "COMP_CWORD": "1",
+        },
+    )
+    assert "snapshot" in done.stdout
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+@pytest.mark.parametrize("name", ["run", "census", "compare"])
+def test_what_needs_linux_says_so_in_one_line(name, platform, monkeypatch, capsys):
+    monkeypatch.setattr(app, "refusal", lambda command, _: systems.refusal(command, platform))
+    assert app.main([name, "x"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"memtriage {name}: needs Linux, and this is ")
+    assert err.count("\n") == 1
+
+
+def test_what_works_on_other_systems_too():
+    for name in ("explain", "snapshot", "report", "top", "holders", "metrics", "doctor"):
+        assert systems.refusal(name, "win32") is None
+    assert systems.refusal("predict", "darwin") is None
+    assert "Windows" in str(systems.refusal("predict", "win32"))
+    assert systems.refusal("run", "linux") is None
+
+
+def test_without_torch_one_line_says_what_to_install(tmp_path, monkeypatch, capsys):
+    (tmp_path / "train.py").write_text("def build(device): ...")
+    monkeypatch.setattr(trace_options, "find_spec", lambda name: None)
+    assert app.main(["predict", f"{tmp_path}/train.py:build"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("memtriage predict: no torch in this environment")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -154,10 +154,13 @@ def test_the_plan_without_running(folder: Path, capsys: pytest.CaptureFixture[st
         (["gone.toml"], "gone.toml: No such file or directory; expected a trials file"),
         (
             ["trials.toml", "--redo", "x"],
-            "--redo 'x' is no variant of trials.toml; expected one of 'plain', 'other'",
+            "invalid --redo 'x': trials.toml has the variants 'plain', 'other'",
         ),
-        (["trials.toml", "--report", "-o", "gone"], "gone does not exist; expected the directory"),
-        (["trials.toml", "--html", "no/page.html"], "--html 'no/page.html' is in no directory; expected one"),
+        (["trials.toml", "--report", "-o", "gone"], "gone; use -o to name the directory"),
+        (
+            ["trials.toml", "--html", "no/page.html"],
+            "cannot write --html 'no/page.html': the directory",
+        ),
         (["bad.toml"], "bad.toml: unknown key 'repeat' in [trials]; expected one of"),
         ([], "Missing argument"),
     ],

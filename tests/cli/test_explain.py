@@ -94,10 +94,10 @@ def test_every_entry_as_json(name: str, capfdbinary: pytest.CaptureFixture[bytes
     ("arguments", "reason"),
     [
         (["no-such-file"], "no-such-file: No such file or directory"),
-        (["M99"], "no entry M99 in the playbook; there are M1 to M21"),
+        (["M99"], "no entry M99 in the playbook: it has M1 to M21"),
         (["."], ".: Is a directory"),
-        (["-", "--shapes", "batch"], "--shapes: 'batch' is no NAME=SIZE such as batch=8"),
-        (["-", "--shapes", "batch=eight"], "--shapes: 'batch=eight' is no NAME=SIZE such as batch=8"),
+        (["-", "--shapes", "batch"], "invalid --shapes 'batch': use NAME=SIZE, such as batch=8"),
+        (["-", "--shapes", "batch=eight"], "invalid --shapes 'batch=eight': use NAME=SIZE, such as batch=8"),
         (["a", "b"], None),
         (["--nonsense"], None),
     ],
@@ -126,7 +126,7 @@ def test_at_a_terminal_it_does_not_wait_for_input(
 
     monkeypatch.setattr(sys, "stdin", Terminal())
     assert app.main(["explain"]) == 2
-    assert "give a file" in capsys.readouterr().err
+    assert "name a file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

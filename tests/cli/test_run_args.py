@@ -98,7 +98,8 @@ def test_what_follows_the_module_is_untouched(args: list[str]) -> None:
         ("-- python", ["nothing to run"]),
         ("-- python -u train.py", ["'-u'", "python -u -m memtriage run"]),
         ("-- /nowhere/bin/python3 train.py", ["/nowhere/bin/python3 -m memtriage run", sys.executable]),
-        ("--lr=3 train.py", ["'--lr=3'", "behind its name"]),
+        ("--fial-on leak train.py", ["'--fial-on'", "did you mean --fail-on?"]),
+        ("--lr=3 train.py", ["'--lr=3'", "go after it"]),
     ],
 )
 def test_bad_usage_is_one_line_that_names_what_was_given(

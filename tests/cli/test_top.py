@@ -35,8 +35,8 @@ def test_json(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> Non
     [
         (["absent"], "absent: no such file or directory"),
         (["--once", "."], "no memtriage record in it"),
-        (["--sort", "color", "."], "'color' is no column; expected one of rank, host"),
-        (["--every", "0.01", "."], "0.01 is too short; expected at least 0.2 seconds"),
+        (["--sort", "color", "."], "invalid --sort 'color': use one of rank, host"),
+        (["--every", "0.01", "."], "invalid --every 0.01: expected at least 0.2 seconds"),
     ],
 )
 def test_refused_in_one_line(

@@ -85,6 +85,9 @@ TESTS = """
     @pytest.mark.memory(growth=False)
     def test_no_such_demand(): pass
 
+    @pytest.mark.memory(no_grwth=True)
+    def test_mistyped(): pass
+
     @pytest.mark.memory("2GiB")
     def test_no_keyword(): pass
 
@@ -134,7 +137,8 @@ def test_what_meets_its_demands_passes(outcomes: dict[str, str | None], name: st
         ("test_is_high", ["memory: the peak on the process is 1", "at most 64.0 MiB (67,108,864 bytes)"]),
         ("test_leaves_something", ["memory stays", "4.0 MiB", "KEPT[*]"]),
         ("test_no_size", ["max_peak 'much' is no size"]),
-        ("test_no_such_demand", ["growth"]),
+        ("test_no_such_demand", ["unknown 'growth': did you mean no_growth?"]),
+        ("test_mistyped", ["unknown 'no_grwth': did you mean no_growth?"]),
         ("test_no_keyword", ["keywords only"]),
         ("test_no_demand", ["nothing is demanded"]),
     ],

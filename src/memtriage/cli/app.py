@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from memtriage.cli import run
+from memtriage.cli.systems import refusal
 from memtriage.process.messages import complain
 
 
@@ -23,12 +24,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         KeyboardInterrupt: Ctrl-C, so that the process ends as the shell expects.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if argv is None and arguments[:1] == ["snapshot"]:
+    command = "run" if run.is_run(arguments) else next(iter(arguments), "")
+    if not {"-h", "--help"} & set(arguments[1:2]) and (why := refusal(command, sys.platform)) is not None:
+        complain(f"memtriage {command}", why)
+        return run.USAGE_STATUS
+    if argv is None and command == "snapshot" and hasattr(os, "fork"):  # there is none on Windows
         status = _in_child()
         if status is not None:
             return status
-    if run.is_run(arguments):
-        # Before any parser sees them: what follows the script is the script's own.
+    if command == "run":
+        # Before any parser sees them: arguments after the script are the script's own.
         return run.main(arguments)
     # Imported late, as are the commands themselves: `run` must start as fast as the script alone.
     from memtriage.cli.commands import dispatch

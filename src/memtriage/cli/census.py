@@ -1,4 +1,4 @@
-"""`memtriage census`: asks a running job where its memory is, without stopping it."""
+"""`memtriage census`: show what keeps memory alive in a running job, without stopping it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,24 @@ def census(
         typer.Option(
             "--pid",
             metavar="N",
-            help="The process: one started with `memtriage run --listen`, a launcher whose ranks were, or on "
-            "Python 3.14 any training process of yours.",
+            help="Process started with `memtriage run --listen`, or the launcher of such processes. On "
+            "Python 3.14 or newer: any training process of yours.",
         ),
     ],
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the answers as JSON, with every holder.")
-    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print every holder, as JSON.")] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="Seconds until all must have answered.")
+        float, typer.Option("--timeout", metavar="SECONDS", help="Give up after so many seconds.")
     ] = 60.0,
-    rows: Annotated[int, typer.Option("--rows", metavar="N", help="Holders to print of each device.")] = 20,
+    rows: Annotated[int, typer.Option("--rows", metavar="N", help="Show N holders per device.")] = 20,
 ) -> int:
-    """Ask a running job for a census: its ledger, and who holds what."""
+    """Show what keeps memory alive in a running job."""
     from memtriage.session.remote.ask import AskError, ask, ask_all, listening
     from memtriage.session.remote.inject import inject, unable
 
     if not timeout > 0:
-        return _refused(f"--timeout {timeout} is no time; expected more than 0 seconds")
+        return _refused(f"invalid --timeout {timeout}: expected more than 0 seconds")
     if rows < 1:
-        return _refused(f"--rows {rows} is too few; expected at least 1")
+        return _refused(f"invalid --rows {rows}: expected at least 1")
     try:
         pids = listening(pid)
         if not pids and (why := unable(pid)) is not None:

@@ -1,11 +1,13 @@
-"""The sub-commands that a parser reads (all but `run`), and what their bad usage looks like."""
+"""The sub-commands that a parser reads (all but `run`): groups, examples, and what bad usage looks like."""
 
 from __future__ import annotations
 
-from importlib.metadata import version
-from typing import Annotated, Final, cast
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, cast
 
 import typer
+from typer.core import TyperGroup
 
 from memtriage.cli.census import census
 from memtriage.cli.compare import compare
@@ -16,15 +18,120 @@ from memtriage.cli.metrics import metrics
 from memtriage.cli.plan import plan
 from memtriage.cli.predict import predict
 from memtriage.cli.report import report
+from memtriage.cli.run import SUMMARY as RUN_SUMMARY
+from memtriage.cli.run import USAGE_STATUS
 from memtriage.cli.snapshot import snapshot
 from memtriage.cli.top import top
+from memtriage.model.version import __version__
 from memtriage.process.messages import complain
 
-SUMMARY: Final = "Where every byte of memory is in a PyTorch training run, who holds it, and what to change."
-USAGE_STATUS: Final = 2
+SUMMARY: Final = "Account for every byte of GPU and host memory of a PyTorch training job."
+
+EXIT_STATUSES: Final = {
+    "0": "the command did its work, whatever it found",
+    "2": "bad usage, or input that cannot be read: one line on stderr says why",
+    "3": "`run --fail-on`: the script succeeded and its verdict is listed",
+    "other": "`run`: the exit status of the script; 128 + N if signal N ended it",
+}
+"""Each exit status and what it means; docs/cli.md has the same table."""
 
 # The base of all errors of the command line: click's in some releases of typer, its own in others.
 _UsageError: Final[type[Exception]] = cast("type[Exception]", typer.BadParameter.__mro__[1])
+
+
+def _run() -> None:
+    """Stand in the list of commands: `memtriage.cli.app` hands `run` on before this parser sees it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One sub-command.
+
+    Attributes:
+        group: the heading under which `memtriage --help` lists it.
+        name: the word after `memtriage`.
+        function: what runs; its docstring's first line is the summary.
+        examples: command lines for its `--help`.
+    """
+
+    group: str
+    name: str
+    function: Callable[..., Any]
+    examples: tuple[str, ...]
+
+
+COMMANDS: Final = (
+    Command("Watch a job", "run", _run, ()),
+    Command("Watch a job", "top", top, ("memtriage top memtriage-run",)),
+    Command(
+        "Watch a job",
+        "report",
+        report,
+        (
+            "memtriage report memtriage-run",
+            "memtriage report memtriage-run --html run.html --redact",
+        ),
+    ),
+    Command("Watch a job", "census", census, ("memtriage census --pid 4711",)),
+    Command(
+        "Read an error or a recording",
+        "explain",
+        explain,
+        (
+            "memtriage explain train.log",
+            "memtriage explain M8",
+        ),
+    ),
+    Command(
+        "Read an error or a recording",
+        "snapshot",
+        snapshot,
+        (
+            "memtriage snapshot run.pickle",
+            "memtriage snapshot run.pickle --html run.html",
+            "memtriage snapshot before.pickle --compare after.pickle",
+        ),
+    ),
+    Command(
+        "Before a run, without a GPU",
+        "predict",
+        predict,
+        (
+            "memtriage predict train.py:build",
+            "memtriage predict train.py -- --batch-size 8",
+            "memtriage predict --hf-config config.json --batch 8",
+        ),
+    ),
+    Command(
+        "Before a run, without a GPU",
+        "plan",
+        plan,
+        (
+            "memtriage plan train.py:build --budget 24GiB",
+            "memtriage plan --hf-config config.json --budget 80GiB",
+        ),
+    ),
+    Command("Test a change", "compare", compare, ("memtriage compare trials.toml",)),
+    Command("Look up", "doctor", doctor, ("memtriage doctor",)),
+    Command("Look up", "holders", holders, ("memtriage holders --all",)),
+    Command("Look up", "metrics", metrics, ("memtriage metrics --grafana > memtriage.json",)),
+)
+
+
+class _Groups(TyperGroup):
+    """Lists the commands under headings, in the order of `COMMANDS`."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for group in dict.fromkeys(command.group for command in COMMANDS):
+            with formatter.section(group):
+                formatter.write_dl(
+                    [
+                        (command.name, self.commands[command.name].get_short_help_str(limit=80))
+                        for command in COMMANDS
+                        if command.group == group
+                    ],
+                    col_max=10,
+                )
 
 
 def dispatch(arguments: list[str]) -> int:
@@ -47,42 +154,38 @@ def dispatch(arguments: list[str]) -> int:
 
 
 def _application() -> typer.Typer:
+    statuses = [f"{status:<7}{meaning}" for status, meaning in EXIT_STATUSES.items()]
     application = typer.Typer(
+        cls=_Groups,
         help=SUMMARY,
-        add_completion=False,
+        epilog=_listed("Exit status", statuses) + "\n\n`memtriage COMMAND --help` has options and examples.",
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     application.callback()(_options)
-    application.command("run", help="Watch a training script while it runs.")(_run)
-    application.command("explain")(explain)
-    application.command("predict")(predict)
-    application.command("plan")(plan)
-    application.command("compare")(compare)
-    application.command("holders")(holders)
-    application.command("report")(report)
-    application.command("snapshot")(snapshot)
-    application.command("metrics")(metrics)
-    application.command("top")(top)
-    application.command("census")(census)
-    application.command("doctor")(doctor)
+    for command in COMMANDS:
+        summary = RUN_SUMMARY if command.name == "run" else None
+        examples = _listed("Examples", command.examples) if command.examples else None
+        application.command(command.name, help=summary, epilog=examples)(command.function)
     return application
+
+
+def _listed(title: str, lines: list[str] | tuple[str, ...]) -> str:
+    """Return a titled list that the help keeps as it is instead of filling lines."""
+    return "\n".join(["\b", f"{title}:", *(f"  {line}" for line in lines)])
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"memtriage {version('memtriage')}")
+        print(f"memtriage {__version__}")
         raise typer.Exit()
 
 
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
+        bool,
+        typer.Option("--version", "-V", help="Show the version.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     """Take the options of the command itself."""
-
-
-def _run() -> None:
-    """Stand in the list of commands: `memtriage.cli.app` hands `run` on before this parser sees it."""

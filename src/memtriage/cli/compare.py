@@ -1,4 +1,4 @@
-"""`memtriage compare`: A/B trials of a job under named variants."""
+"""`memtriage compare`: run A/B trials of a job under named variants."""
 
 from __future__ import annotations
 
@@ -23,37 +23,33 @@ DIRECTORY: Final = "memtriage-compare"
 
 
 def compare(
-    file: Annotated[Path, typer.Argument(metavar="TRIALS.toml", help="What to run; see docs/compare.md.")],
+    file: Annotated[Path, typer.Argument(metavar="TRIALS.toml", help="The variants and the targets.")],
     output: Annotated[
         Path | None,
         typer.Option(
             "-o",
             "--output",
             metavar="DIR",
-            help=f"Where trials, records and logs go [default: ./{DIRECTORY}/FOLDER-FILE]. Finished trials "
-            "in it are not run again.",
+            help=f"Write trials, records and logs to DIR [default: ./{DIRECTORY}/FOLDER-FILE]. Finished "
+            "trials in DIR are not run again.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="OUT", help="Write a self-contained page with charts.")
+        Path | None, typer.Option("--html", metavar="OUT", help="Also write a self-contained HTML page.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the file and print what would run, in order.")
+        bool, typer.Option("--dry-run", help="Check the file and print the trials in order; run nothing.")
     ] = False,
-    report: Annotated[
-        bool, typer.Option("--report", help="Run nothing: report on the trials that have ended.")
-    ] = False,
+    report: Annotated[bool, typer.Option("--report", help="Report on finished trials; run nothing.")] = False,
     redo: Annotated[
         list[str] | None,
-        typer.Option(metavar="VARIANT", help="Run a variant's finished trials again. Repeatable."),
+        typer.Option(metavar="VARIANT", help="Run finished trials of VARIANT again. Repeatable."),
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Delete what ran before and start anew.")] = False,
-    ray: Annotated[
-        bool, typer.Option("--ray", help="Run trials at the same time on the GPUs of a Ray cluster.")
-    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Delete earlier trials and start over.")] = False,
+    ray: Annotated[bool, typer.Option("--ray", help="Run trials in parallel on a Ray cluster.")] = False,
 ) -> int:
-    """Compare a job under named variants: time per step, memory at a mark, targets met or missed."""
+    """Compare variants of a job: time, memory, targets."""
     from memtriage.prove.campaign import TerminationRequested, termination_raises
     from memtriage.prove.state import ComparisonState, slug
     from memtriage.prove.table import TrialsError
@@ -64,11 +60,9 @@ def compare(
         for name in redo or ():
             if name not in trials.names:
                 known = ", ".join(map(repr, trials.names))
-                raise TrialsError(
-                    f"--redo {name!r} is no variant of {file}; expected one of {known}: correct it"
-                )
+                raise TrialsError(f"invalid --redo {name!r}: {file} has the variants {known}")
         if html is not None and not html.absolute().parent.is_dir():
-            raise TrialsError(f"--html {str(html)!r} is in no directory; expected one that exists: make it")
+            raise TrialsError(f"cannot write --html {str(html)!r}: the directory does not exist")
         place = slug(f"{file.absolute().parent.name}-{file.stem}")
         directory = (output or Path(DIRECTORY) / place).absolute()
         if dry_run:
@@ -82,9 +76,7 @@ def compare(
                 state.refuse_changes()
                 _run(trials, state, ray)
         elif not directory.is_dir():
-            raise TrialsError(
-                f"{directory} does not exist; expected the directory of trials that ran: give it with -o"
-            )
+            raise TrialsError(f"no such directory: {directory}; use -o to name the directory of the trials")
         return _print_report(trials, state, json, html)
     except TrialsError as error:
         complain("memtriage compare", error)

@@ -12,7 +12,6 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +21,7 @@ import msgspec
 import typer
 
 from memtriage.model.units import UNKNOWN, size
+from memtriage.model.version import __version__
 from memtriage.report.styles import BAD, GOOD, PLAIN_WARN
 
 FactStatus = Literal["ok", "note", "bad"]
@@ -99,7 +99,7 @@ def versions(torch: ModuleType | None, why_not: str = "") -> Iterator[Fact]:
         torch: the module; None when it cannot be imported.
         why_not: why it cannot be imported.
     """
-    yield Fact(section="versions", name="memtriage", value=version("memtriage"))
+    yield Fact(section="versions", name="memtriage", value=__version__)
     yield Fact(section="versions", name="python", value=f"{platform.python_version()}, {sys.executable}")
     if torch is None:
         yield Fact(
@@ -162,6 +162,7 @@ def _devices(torch: ModuleType | None) -> Iterator[Fact]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
+    yield from other_accelerators(torch)
     if not available:
         built = torch.version.cuda is not None or torch.version.hip is not None
         said = f": {caught[0].message}" if caught else ""
@@ -183,6 +184,29 @@ def _devices(torch: ModuleType | None) -> Iterator[Fact]:
             name=f"cuda:{index}",
             value=f"{properties.name}, {size(properties.total_memory)}, {capability}",
         )
+
+
+def other_accelerators(torch: ModuleType) -> Iterator[Fact]:
+    """Name accelerators whose memory memtriage does not count, or was never tried on."""
+    if torch.version.hip is not None:
+        yield Fact(
+            section="devices",
+            name="ROCm",
+            value="never tried",
+            status="note",
+            advice="Counters and holders may work: they come from torch.cuda. The driver's figures are "
+            "missing: they come from NVML.",
+        )
+    for name, module in (("XPU", getattr(torch, "xpu", None)), ("MPS", getattr(torch.backends, "mps", None))):
+        if module is not None and module.is_available():
+            yield Fact(
+                section="devices",
+                name=name,
+                value="its memory is not counted",
+                status="note",
+                advice="memtriage counts CUDA devices, CPU tensors and the host. A census still lists "
+                f"tensors on {name}.",
+            )
 
 
 # Limits
@@ -259,8 +283,10 @@ def resource_limits(address_space: int | None, locked: int | None) -> Iterator[F
 
 
 def _rlimit(name: str) -> int | None:
-    import resource
-
+    try:
+        import resource
+    except ImportError:  # Windows has no such limits
+        return None
     soft, _ = resource.getrlimit(getattr(resource, name))
     return None if soft == resource.RLIM_INFINITY else soft
 

@@ -1,4 +1,4 @@
-"""`memtriage explain`: what an error text or a log proves, and what to do; or an entry of the playbook."""
+"""`memtriage explain`: explain an error text or a log, or show an entry of the playbook."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def explain(
         str | None,
         typer.Argument(
             metavar="[FILE|-|M1...M21]",
-            help="A log or an error text; `-` or nothing reads standard input. M1 to M21 show an entry of "
-            "the playbook.",
+            help="A log or an error text; `-` or nothing reads standard input. M1 to M21: an entry of the "
+            "playbook.",
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -37,12 +37,12 @@ def explain(
         str,
         typer.Option(
             metavar="NAME=SIZE,...",
-            help="Sizes of the program, to factor the failing request: batch=8,seq=2048,vocab=151936. With "
-            "params=7e9,ranks=8 the savings of sharding are reckoned too.",
+            help="Sizes that explain the failed request: batch=8,seq=2048,vocab=151936. Add "
+            "params=7e9,ranks=8 for the savings of sharding.",
         ),
     ] = "",
 ) -> int:
-    """Explain an out-of-memory error or a whole log, or show an entry of the playbook."""
+    """Explain an out-of-memory error or a log."""
     try:
         sizes = parse_shapes(shapes)
         if what is not None and _ENTRY.fullmatch(what) and not Path(what).exists():
@@ -77,7 +77,7 @@ def parse_shapes(text: str) -> dict[str, int]:
         name, _, value = part.partition("=")
         number = _SIZE.fullmatch(value.strip())
         if not name.strip() or number is None:
-            raise _InputError(f"--shapes: {part!r} is no NAME=SIZE such as batch=8")
+            raise _InputError(f"invalid --shapes {part!r}: use NAME=SIZE, such as batch=8")
         sizes[name.strip().lower()] = round(float(number[1].replace("_", "")) * _SUFFIXES[number[2].lower()])
     return sizes
 
@@ -87,7 +87,7 @@ def _read(what: str | None) -> LogReading:
 
     if what is None or what == "-":
         if sys.stdin is None or (what is None and sys.stdin.isatty()):
-            raise _InputError("give a file, or pipe a text in (`-` reads what is typed)")
+            raise _InputError("no input: name a file or pipe a text (`-` reads what you type)")
         return read_log(sys.stdin.buffer)
     path = Path(what)
     try:
@@ -105,7 +105,7 @@ def _show_entry(name: str, json: bool) -> int:
     from memtriage.playbook.entries import PLAYBOOK
 
     if name not in PLAYBOOK:
-        raise _InputError(f"no entry {name} in the playbook; there are M1 to M{len(PLAYBOOK)}")
+        raise _InputError(f"no entry {name} in the playbook: it has M1 to M{len(PLAYBOOK)}")
     from memtriage.report import explanation as page
 
     if json:

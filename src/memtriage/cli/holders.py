@@ -1,4 +1,4 @@
-"""`memtriage holders`: the catalogue of known holders, and what of it the installed libraries have."""
+"""`memtriage holders`: list the catalogue of known holders, and which of them are installed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import typer
 
 
 def holders(
-    json: Annotated[bool, typer.Option("--json", help="Print the whole catalogue as JSON.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the whole catalogue, as JSON.")] = False,
     every: Annotated[
         bool,
-        typer.Option("--all", help="Print entries of libraries and versions that are not installed too."),
+        typer.Option("--all", help="Include libraries and versions that are not installed."),
     ] = False,
 ) -> int:
-    """Show the catalogue of known holders of memory on this machine."""
+    """List library caches that are known to keep memory."""
     from memtriage.catalogue.catalogue import BUILT_IN
     from memtriage.catalogue.installed import holders_here
 

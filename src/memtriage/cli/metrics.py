@@ -1,4 +1,4 @@
-"""`memtriage metrics`: the names of the metrics, and the Grafana dashboard over them."""
+"""`memtriage metrics`: list the names of the metrics, or print their Grafana dashboard."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import typer
 
 
 def metrics(
-    grafana: Annotated[
-        bool, typer.Option("--grafana", help="Print a Grafana dashboard instead, as JSON to import.")
-    ] = False,
+    grafana: Annotated[bool, typer.Option("--grafana", help="Print a Grafana dashboard to import.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
 ) -> int:
-    """Show the metrics that runs serve: `memtriage run --metrics PORT`, `memtriage.serve_metrics()`."""
+    """List the exported metrics; print a Grafana dashboard."""
     if grafana:
         from memtriage.report.monitoring.gauges import dashboard
 

@@ -1,4 +1,4 @@
-"""`memtriage plan`: the cheapest set of changes with which a training step fits a budget."""
+"""`memtriage plan`: find the cheapest set of changes with which a training step fits a budget."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ def plan(
         str,
         typer.Option(
             metavar="SIZE",
-            help="What the process may use of the device in all, e.g. 80GiB: the allocator's segments and "
-            "what lies outside it.",
+            help="Device memory for the whole process: 80GiB, 24000MB or bytes.",
         ),
     ],
     target: options.TargetName = None,
@@ -27,13 +26,13 @@ def plan(
     allocator_conf: options.AllocatorConf = None,
     torch_version: options.TorchVersion = None,
     world_size: Annotated[
-        int, typer.Option(metavar="N", help="GPUs of the job; with several, FSDP2 is tried too.")
+        int, typer.Option(metavar="N", help="GPUs of the job; above 1, FSDP2 is tried too.")
     ] = 1,
     allow: Annotated[
         list[str] | None,
         typer.Option(
             metavar="RUNG",
-            help="Also a rung that changes the task: 'LoRA', 'QLoRA', 'shorter inputs'. Repeatable.",
+            help="Also try a change of the task: 'LoRA', 'QLoRA', 'shorter inputs'. Repeatable.",
         ),
     ] = None,
     allow_network: options.AllowNetwork = False,
@@ -47,7 +46,7 @@ def plan(
     gradient_accumulation: options.GradientAccumulation = None,
     attention: options.Attention = None,
 ) -> int:
-    """Find the cheapest changes with which a training step fits, without a GPU."""
+    """Find the cheapest changes that fit a memory budget."""
     import msgspec
 
     from memtriage.model.plan import Plan

@@ -1,4 +1,4 @@
-"""`memtriage predict`: the peak memory of a step, without a GPU."""
+"""`memtriage predict`: predict the peak memory of a step, without a GPU."""
 
 from __future__ import annotations
 
@@ -16,18 +16,16 @@ def predict(
     arguments: options.Arguments = None,
     module: options.Module = None,
     json: Annotated[bool, typer.Option("--json", help="Print the prediction as JSON.")] = False,
-    steps: Annotated[
-        int, typer.Option(help="Steps to trace; of scripts the highest after the first counts.")
-    ] = 2,
+    steps: Annotated[int, typer.Option(help="Steps to trace.")] = 2,
     gpu: options.Gpu = "h200",
     allocator_conf: options.AllocatorConf = None,
     torch_version: options.TorchVersion = None,
     world_size: Annotated[int, typer.Option(metavar="N", help="Ranks of the job.")] = 1,
-    rank: Annotated[int, typer.Option(metavar="R", help="The rank that is predicted, from 0.")] = 0,
+    rank: Annotated[int, typer.Option(metavar="R", help="Rank to predict, from 0.")] = 0,
     explain: Annotated[bool, typer.Option("--explain", help="Show the peak by owner and module.")] = False,
     against: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Compare with what `memtriage run -o DIR` recorded of a real run."),
+        typer.Option(metavar="DIR", help="Compare with a run recorded by `memtriage run -o DIR`."),
     ] = None,
     allow_network: options.AllowNetwork = False,
     show_output: options.ShowOutput = False,
@@ -40,7 +38,7 @@ def predict(
     gradient_accumulation: options.GradientAccumulation = None,
     attention: options.Attention = None,
 ) -> int:
-    """Predict the peak memory of a training step, without a GPU."""
+    """Predict the peak memory of a step, without a GPU."""
     import msgspec
 
     from memtriage.model.prediction import Prediction

@@ -1,4 +1,4 @@
-"""`memtriage report`: a recorded run, again."""
+"""`memtriage report`: show the report of a recorded run."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ def report(
         list[Path],
         typer.Argument(
             metavar="DIR...",
-            help="What `memtriage run -o` wrote: all runs (the newest is shown), a run, a restart, or one "
-            "rank's file. Several node-local directories are merged.",
+            help="Directory that `memtriage run -o` wrote; the newest run in it is shown. Name the "
+            "directories of all nodes to merge them.",
         ),
     ],
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="OUT", help="Write a self-contained page.")
+        Path | None, typer.Option("--html", metavar="OUT", help="Also write a self-contained HTML page.")
     ] = None,
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Leave out paths, host names and arguments.")
+    ] = False,
     prometheus: Annotated[
         bool,
-        typer.Option(
-            "--prometheus", help="Print the last figures as Prometheus metrics, for a textfile collector."
-        ),
+        typer.Option("--prometheus", help="Print the last figures as Prometheus metrics."),
     ] = False,
 ) -> int:
-    """Show a recorded run again, also one that was killed or still runs."""
+    """Show the report of a finished, killed or running job."""
     with collector_paused():  # of a million marks, which form no cycles, to the end of the process
-        return _report(directories, json, html, prometheus)
+        return _report(directories, json, html, prometheus, redact)
 
 
-def _report(directories: list[Path], json: bool, html: Path | None, prometheus: bool) -> int:
+def _report(directories: list[Path], json: bool, html: Path | None, prometheus: bool, redact: bool) -> int:
     from memtriage.diagnose.ranks.merge import context, merge
     from memtriage.store.locate import RecordError
     from memtriage.store.reader import read_run
@@ -50,6 +51,10 @@ def _report(directories: list[Path], json: bool, html: Path | None, prometheus: 
     except RecordError as error:
         complain("memtriage report", error)
         return 2
+    if redact:
+        from memtriage.report.redact import redacted
+
+        run = redacted(run)
     merged = merge(run)
     known = context(run, merged)
     if html is not None:

@@ -1,4 +1,4 @@
-"""`memtriage run`: watches a training script while it runs."""
+"""`memtriage run`: run a training script and watch its memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from memtriage.process.messages import complain
 from memtriage.session.runner import ScriptTarget
@@ -20,29 +20,41 @@ if TYPE_CHECKING:
     from memtriage.report.monitoring.prometheus import Address
 from memtriage.store.layout import DEFAULT_DIRECTORY, DIRECTORY_VARIABLE
 
-HELP = """\
-Usage: memtriage run [-o DIR] [--json FILE] SCRIPT [ARGS...]
-       memtriage run [-o DIR] [--json FILE] -m MODULE [ARGS...]
-       torchrun ... -m memtriage run [-o DIR] [--json FILE] SCRIPT [ARGS...]
+SUMMARY: Final = "Run a training script and report what keeps its memory."
 
-Run a training script and account for every byte of memory that it uses: what grows, what holds it, what to
-change. The script runs as it would under python, and memtriage exits as the script does (see --fail-on).
+HELP: Final = f"""\
+Usage: memtriage run [OPTIONS] SCRIPT [ARGS...]
+       memtriage run [OPTIONS] -m MODULE [ARGS...]
+       torchrun [...] -m memtriage run [OPTIONS] SCRIPT [ARGS...]
 
-Options (before SCRIPT; everything behind SCRIPT or MODULE is the script's own):
-  -o, --output DIR  where the record of the run goes [default: $MEMTRIAGE_DIR, else ./memtriage-run]
-  --json FILE       also write the report to FILE, as JSON
+  {SUMMARY}
+
+  The script runs as it does under python, and memtriage exits with its exit
+  status. The report goes to stderr.
+
+Options (before SCRIPT; arguments after SCRIPT or MODULE go to the script):
+  -o, --output DIR  Write the record to DIR
+                    [default: $MEMTRIAGE_DIR, else ./memtriage-run].
+  --json FILE       Also write the report to FILE, as JSON.
   --fail-on VERDICT[,VERDICT...]
-                    exit with 3 if the script succeeds and the verdict is one of these: clean, leak,
-                    residue, fragmentation, out_of_memory, not_judged, error
-  --host-tuning     set malloc's thresholds, so that freed host memory goes back to the system: starts
-                    the process anew once; settings that the environment has already are kept
-  --per-microbatch  say on stderr what every micro-batch left in use, and what seems to grow
+                    Exit with 3 if the script succeeds and the verdict is one
+                    of: clean, leak, residue, fragmentation, out_of_memory,
+                    not_judged, error.
+  --per-microbatch  Print the memory in use after every micro-batch, on stderr.
   --metrics [HOST:]PORT
-                    serve Prometheus metrics meanwhile, on this machine alone unless HOST says otherwise;
-                    several ranks listen at PORT plus their local rank
-  --listen          answer `memtriage census --pid N` meanwhile, at a socket that only you can reach
-  -m MODULE         run a module, as python -m does
-  -h, --help        show this text
+                    Serve Prometheus metrics, on this machine unless HOST is
+                    given. Each rank listens at PORT plus its local rank.
+  --listen          Answer `memtriage census --pid N` while the script runs.
+  --host-tuning     Restart once with malloc settings that return freed host
+                    memory to the system.
+  -m MODULE         Run a module, as python -m does.
+  -h, --help        Show this message and exit.
+
+Examples:
+  memtriage run train.py --batch 8
+  memtriage run -m package.train --batch 8
+  memtriage run --fail-on leak,residue train.py
+  torchrun --nproc-per-node 8 -m memtriage run train.py
 """
 
 USAGE_STATUS = 2
@@ -86,7 +98,7 @@ class RunOptions:
 
 
 def main(argv: list[str]) -> int:
-    """Runs `memtriage run` and returns the status to exit with: the script's, or 2 on bad usage.
+    """Run `memtriage run` and return the status to exit with: the script's, or 2 on bad usage.
 
     Where the script succeeded and `--fail-on` lists the verdict, it is 3.
 
@@ -134,9 +146,9 @@ def is_run(argv: Sequence[str]) -> bool:
 
 
 def parse(argv: Sequence[str]) -> RunOptions:
-    """Parses what follows `memtriage` on the command line; looks at no file and at no environment.
+    """Parse what follows `memtriage` on the command line; look at no file and at no environment.
 
-    Launchers that pass the rank as an option put it behind the first name that they see, which is
+    Launchers that pass the rank as an option put it after the first name that they see, which is
     `memtriage`: `python -m memtriage --local_rank=0 run train.py a`. It is handed on to the script, in front
     of its arguments, where the launcher would have put it.
 
@@ -174,7 +186,7 @@ def parse(argv: Sequence[str]) -> RunOptions:
 
 
 def check_target(target: ScriptTarget) -> None:
-    """Looks whether there is something to run, before anything of it runs.
+    """Check that there is something to run, before anything of it runs.
 
     A module is looked for by the first part of its name only, because finding more would import its package.
 
@@ -207,17 +219,28 @@ def _option(word: str, rest: list[str]) -> tuple[str, str]:
     name, has_value, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
     name = "-o" if name == "--output" else name
     if name not in _VALUES:
-        raise UsageError(f"unknown option {word!r}; {_EXPECTED}: options of the script go behind its name")
+        raise UsageError(
+            f"unknown option {word!r}{_similar(word)}; {_EXPECTED}: options of the script go after it"
+        )
     if not has_value and rest:
         value = rest.pop(0)
     if not value:
-        expected = f"expected {_VALUES[name]} behind it, then SCRIPT or -m MODULE"
-        raise UsageError(f"{word!r} lacks its value; {expected}")
+        expected = f"expected {_VALUES[name]} after it, then SCRIPT or -m MODULE"
+        raise UsageError(f"missing value of {word!r}; {expected}")
     return name, value
 
 
+def _similar(word: str) -> str:
+    """Return a question that names the option most like a mistyped one; empty if none is."""
+    from difflib import get_close_matches
+
+    known = [*_FLAGS, "--output", *(name for name in _VALUES if name.startswith("--"))]
+    close = get_close_matches(word.partition("=")[0], known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
 def _target(words: list[str]) -> ScriptTarget:
-    """What to run, from the command line behind memtriage's own options."""
+    """Return what to run, from the command line after memtriage's own options."""
     if not words:
         raise UsageError(f"nothing to run; {_EXPECTED}: give the script as in `memtriage run train.py`")
     if words[0] == "--":
@@ -232,12 +255,12 @@ def _module(words: list[str]) -> ScriptTarget:
     attached = words[0][2:]
     name, *args = [attached, *words[1:]] if attached else words[1:] or [""]
     if not name:
-        raise UsageError("'-m' lacks its value; expected the name of a module, as in `-m package.train`")
+        raise UsageError("missing value of '-m'; expected the name of a module, as in `-m package.train`")
     return ScriptTarget("module", name, args)
 
 
 def _command(words: list[str]) -> ScriptTarget:
-    """The target behind a lone `--`: a script, or a whole command that begins with `python`."""
+    """Return the target after a lone `--`: a script, or a whole command that begins with `python`."""
     if words and _INTERPRETER.fullmatch(os.path.basename(words[0])):
         interpreter, *words = words
         _refuse_other_interpreter(interpreter)
@@ -245,11 +268,11 @@ def _command(words: list[str]) -> ScriptTarget:
             return _module(words)
         if words and words[0].startswith("-"):
             raise UsageError(
-                f"{words[0]!r} is an option of the interpreter, which runs already; expected SCRIPT or "
-                f"-m MODULE: start it as `{interpreter} {words[0]} -m memtriage run SCRIPT`"
+                f"cannot use {words[0]!r}: the interpreter already runs; expected SCRIPT or -m MODULE. Use "
+                f"`{interpreter} {words[0]} -m memtriage run SCRIPT`"
             )
     if not words:
-        raise UsageError(f"nothing to run behind '--'; {_EXPECTED}: give the script there")
+        raise UsageError(f"nothing to run after '--'; {_EXPECTED}")
     return ScriptTarget("script", words[0], words[1:])
 
 
@@ -258,8 +281,8 @@ def _refuse_other_interpreter(interpreter: str) -> None:
     directory = os.path.dirname(interpreter)
     if directory and os.path.abspath(directory) != os.path.dirname(sys.executable):
         raise UsageError(
-            f"{interpreter!r} is another interpreter; expected {sys.executable}, in which memtriage runs the "
-            f"script: install it there and start `{interpreter} -m memtriage run SCRIPT`"
+            f"cannot use {interpreter!r}; expected {sys.executable}, which runs memtriage. Install "
+            f"memtriage for the other interpreter and use `{interpreter} -m memtriage run SCRIPT`"
         )
 
 

@@ -1,4 +1,4 @@
-"""`memtriage snapshot`: what a PyTorch memory snapshot proves."""
+"""`memtriage snapshot`: find leaks, fragmentation and errors in a PyTorch memory snapshot."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ def snapshot(
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="What torch.cuda.memory._dump_snapshot wrote; also as .gz, .xz or .zst."
+            metavar="FILE",
+            help="File of torch.cuda.memory._dump_snapshot(), also as .gz, .xz or .zst.",
         ),
     ],
     json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="OUT", help="Write a self-contained page.")
+        Path | None, typer.Option("--html", metavar="OUT", help="Also write a self-contained HTML page.")
     ] = None,
     perfetto: Annotated[
-        Path | None, typer.Option("--perfetto", metavar="OUT", help="Write a trace for ui.perfetto.dev.")
+        Path | None, typer.Option("--perfetto", metavar="OUT", help="Also write a trace for ui.perfetto.dev.")
     ] = None,
     compare: Annotated[
-        Path | None, typer.Option("--compare", metavar="OTHER", help="Say what changed from FILE to OTHER.")
+        Path | None, typer.Option("--compare", metavar="OTHER", help="Show what changed from FILE to OTHER.")
     ] = None,
     sql: Annotated[
         str | None,
-        typer.Option("--sql", metavar="QUERY", help="Run a SELECT over events, blocks, segments, ..."),
+        typer.Option("--sql", metavar="QUERY", help="Run a SELECT over the tables events, blocks, segments."),
     ] = None,
     what_if: Annotated[
-        bool, typer.Option("--what-if", help="Replay it under other allocator settings.")
+        bool, typer.Option("--what-if", help="Replay it with other allocator settings.")
     ] = False,
 ) -> int:
-    """Replay a memory snapshot: who held what at the peak and at the end, what grows, what strands memory."""
+    """Find leaks and fragmentation in a memory snapshot."""
     from memtriage.model.recording import SnapshotError
     from memtriage.snapshots.read import load_snapshot
 
     if (sql is not None) + (compare is not None) + what_if > 1:
-        return _refuse("--sql, --compare and --what-if each print a result: ask for one at a time")
+        return _refuse("use only one of --sql, --compare and --what-if")
     try:
         recording = load_snapshot(file)
         other = None if compare is None else load_snapshot(compare)

@@ -1,4 +1,4 @@
-"""`memtriage top`: a run in progress, from its record alone."""
+"""`memtriage top`: follow a running job on a live screen, from its record alone."""
 
 from __future__ import annotations
 
@@ -19,29 +19,27 @@ def top(
         list[Path],
         typer.Argument(
             metavar="DIR...",
-            help="What `memtriage run -o` writes: all runs (the newest is followed), a run, a restart, or "
-            "one rank's file. Several node-local directories are merged.",
+            help="Directory that `memtriage run -o` writes; the newest run in it is followed. Name the "
+            "directories of all nodes to merge them.",
         ),
     ],
     once: Annotated[bool, typer.Option("--once", help="Print one table and exit.")] = False,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print where the run stands as JSON, and exit.")
-    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the same as JSON and exit.")] = False,
     sort: Annotated[
-        str, typer.Option("--sort", metavar="COLUMN", help="The column to sort ranks by, e.g. growth.")
+        str, typer.Option("--sort", metavar="COLUMN", help="Sort ranks by COLUMN, such as growth.")
     ] = "rank",
     every: Annotated[
-        float, typer.Option("--every", metavar="SECONDS", help="Seconds between two looks at the record.")
+        float, typer.Option("--every", metavar="SECONDS", help="Refresh every so many seconds.")
     ] = 1.0,
 ) -> int:
-    """Follow a run in progress on a live screen: ranks, growth, ledger, findings."""
+    """Follow a running job on a live screen."""
     from memtriage.diagnose.ranks.live import LiveRun
     from memtriage.report.top.words import BY_KEY
 
     if sort not in BY_KEY:
-        return _refused(f"--sort {sort!r} is no column; expected one of {', '.join(BY_KEY)}")
+        return _refused(f"invalid --sort {sort!r}: use one of {', '.join(BY_KEY)}")
     if not every >= _LEAST_S:
-        return _refused(f"--every {every} is too short; expected at least {_LEAST_S} seconds")
+        return _refused(f"invalid --every {every}: expected at least {_LEAST_S} seconds")
     if missing := next((path for path in directories if not path.exists()), None):
         return _refused(f"{missing}: no such file or directory")
     run = LiveRun(directories)
@@ -59,8 +57,7 @@ def top(
         return 0
     if find_spec("textual") is None:
         return _refused(
-            "the live screen needs Textual, which is not installed: pip install 'memtriage[top]' "
-            "(or `memtriage top --once DIR` for one table)"
+            "the live screen needs Textual: pip install 'memtriage[top]', or use `memtriage top --once DIR`"
         )
     from memtriage.report.top.screen import TopScreen
 

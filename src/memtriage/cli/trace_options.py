@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final, TextIO, TypeVar
 
@@ -23,8 +24,8 @@ TargetName = Annotated[
     str | None,
     typer.Argument(
         metavar="FILE.py[:FUNCTION]",
-        help="A function `build(device)` that returns (model, optimizer, step), where step() runs one "
-        "optimizer step; or a whole training script, which runs until it has made its first steps.",
+        help="A function `build(device)` that returns (model, optimizer, step), or a training script, which "
+        "runs until its first steps are done.",
     ),
 ]
 Arguments = Annotated[
@@ -34,26 +35,26 @@ Arguments = Annotated[
 Module = Annotated[
     str | None, typer.Option("-m", metavar="MODULE", help="Trace a module, as python -m runs it.")
 ]
-Gpu = Annotated[str, typer.Option(help="Kind of GPU.")]
+Gpu = Annotated[str, typer.Option(help="GPU to predict for.")]
 AllocatorConf = Annotated[
     str | None,
-    typer.Option(metavar="CONF", help="As in PYTORCH_CUDA_ALLOC_CONF; the environment's by default."),
+    typer.Option(metavar="CONF", help="As in PYTORCH_CUDA_ALLOC_CONF [default: of the environment]."),
 ]
 TorchVersion = Annotated[
-    str | None, typer.Option(metavar="VERSION", help="Whose allocator and kernels; the installed one's.")
+    str | None, typer.Option(metavar="VERSION", help="Version of torch to predict for [default: installed].")
 ]
 AllowNetwork = Annotated[
-    bool, typer.Option("--allow-network", help="Let the program open connections while it is traced.")
+    bool, typer.Option("--allow-network", help="Let the traced program use the network.")
 ]
 ShowOutput = Annotated[
     bool,
-    typer.Option("--show-output", help="Show on stderr what the program prints; its values mean nothing."),
+    typer.Option("--show-output", help="Show what the traced program prints, on stderr."),
 ]
 HfConfig = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="Instead of a program: a Hugging Face model's config.json, trained as by `Trainer`.",
+        help="Trace a Hugging Face model, given its config.json.",
     ),
 ]
 Batch = Annotated[
@@ -75,7 +76,7 @@ Optimizer = Annotated[
 ]
 GradientCheckpointing = Annotated[
     bool | None,
-    typer.Option("--gradient-checkpointing", help=f"{_TRAINING}compute blocks again in backward."),
+    typer.Option("--gradient-checkpointing", help=f"{_TRAINING}recompute blocks in backward."),
 ]
 GradientAccumulation = Annotated[int | None, typer.Option(help=f"{_TRAINING}micro-batches per step (1).")]
 Attention = Annotated[
@@ -112,17 +113,15 @@ def target_of(
         if target is not None
     ]
     if len(named) > 1:
-        raise ValueError(f"{' and '.join(map(repr, named))} are both given; expected one of them")
+        raise ValueError(f"use only one of {' and '.join(map(repr, named))}")
     if not named:
-        raise ValueError(
-            "nothing to trace; expected FILE.py:FUNCTION, SCRIPT.py, -m MODULE or --hf-config FILE"
-        )
+        raise ValueError("nothing to trace: use FILE.py:FUNCTION, SCRIPT.py, -m MODULE or --hf-config FILE")
     if given and hf_config is None:
         options = ", ".join(f"--{option.replace('_', '-')}" for option in given)
-        raise ValueError(f"{options} without --hf-config; a program of your own sets these itself")
+        raise ValueError(f"{options} needs --hf-config: a program of your own sets these itself")
     if rest and (hf_config is not None or (name is not None and ":" in name)):
         raise ValueError(
-            f"{named[0]!r} takes no arguments; only a script or a module does: {' '.join(rest)!r}"
+            f"unexpected {' '.join(rest)!r} after {named[0]!r}: only a script or a module takes arguments"
         )
     return TraceTarget(
         name=name,
@@ -155,6 +154,12 @@ def trace(
     import msgspec
 
     from memtriage.prediction.sandbox.call import call
+
+    if find_spec("torch") is None:
+        raise ValueError(
+            "no torch in this environment; expected 2.8 or newer: install memtriage for the python of your "
+            f"training, or torch for {sys.executable}"
+        )
 
     with progress_line(sys.stderr) as show:
         return call(

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from memtriage.integrations.memory_check import MemoryCheck, MemoryProbe
 
 MARKER: Final = "memory"
+_DEMANDS: Final = ("no_growth", "max_peak", "no_residue")
 _HELP: Final = (
-    "memory(no_growth=False, max_peak=None, no_residue=False): what the test demands of memory: nothing "
-    "grows from step to step; at most so much is in use at once, above what was in use before ('2GiB': on "
-    "CUDA devices where the test uses them, else of the process); nothing new is alive after it (memtriage)"
+    "memory(no_growth=False, max_peak=None, no_residue=False): fail the test if memory grows from step to "
+    "step; if its peak rises by more than max_peak ('2GiB'; on CUDA devices that the test uses, else of the "
+    "process); or if new tensors are alive after it (memtriage)"
 )
 
 
@@ -62,6 +63,12 @@ def _check_for(item: pytest.Function) -> MemoryCheck | None:
         demands |= marker.kwargs
     if not demands:
         return None
+    if (mistyped := next((name for name in demands if name not in _DEMANDS), None)) is not None:
+        from difflib import get_close_matches
+
+        close = get_close_matches(mistyped, _DEMANDS, n=1)
+        expected = f"did you mean {close[0]}?" if close else f"expected {', '.join(_DEMANDS)}"
+        pytest.fail(f"mark.memory: unknown {mistyped!r}: {expected}", pytrace=False)
     from memtriage.integrations.memory_check import MemoryCheck
 
     try:

@@ -46,4 +46,5 @@ def _resume_in_child() -> None:
 
 
 _pauses = 0
-os.register_at_fork(after_in_child=_resume_in_child)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_resume_in_child)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
-import resource
 import socket
 from contextlib import suppress
 from typing import Final
@@ -87,6 +85,9 @@ def close_socket(made: socket.socket, descriptor: Descriptor) -> None:
 
 
 def _moved_up(number: int) -> int:
+    import fcntl  # there is none on Windows, where `explain` and others use the rest of this module
+    import resource
+
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _HIGHEST if soft == resource.RLIM_INFINITY else min(soft, _HIGHEST)
     try:

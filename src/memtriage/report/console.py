@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Final, TextIO
 
 from rich.console import Console
@@ -21,10 +23,14 @@ _HANGING: Final = (BULLET, "-> ", "!! ")
 
 
 def console_for(stream: TextIO) -> Console:
-    """Return a console for a stream: plain and `FILE_WIDTH` wide unless it is a terminal."""
-    width = None if stream.isatty() else FILE_WIDTH
+    """Return a console for a stream: plain and `FILE_WIDTH` wide unless it is a terminal.
+
+    `COLUMNS` sets another width, `FORCE_COLOR` asks for colors in files and pipes too, `NO_COLOR` for none.
+    """
+    width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else FILE_WIDTH
     # Inside a notebook rich would put all it prints into the cell's output, whatever stream it was given, and
     # the kernel's environment asks for colors everywhere.
+    colors = bool(os.environ.get("FORCE_COLOR")) and "ipykernel" not in sys.modules
     return Console(
         file=stream,
         width=width,
@@ -32,7 +38,7 @@ def console_for(stream: TextIO) -> Console:
         markup=False,
         emoji=False,
         force_jupyter=False,
-        force_terminal=stream.isatty(),
+        force_terminal=stream.isatty() or colors,
     )
 
 

@@ -16,7 +16,6 @@ import io
 import lzma
 import os
 import pickle
-import resource
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -163,6 +162,11 @@ def _memory_ceiling(size: int) -> Iterator[None]:
     Five bytes of a pickle can ask for a memo of 64 GiB (opcode LONG_BINPUT). With a ceiling that is a
     MemoryError here, without it the end of some process on this machine.
     """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        yield
+        return
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     growth = min(psutil.virtual_memory().available, _FIXED_GROWTH + _GROWTH * size)
     ceiling = psutil.Process().memory_info().vms + growth

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.model.findings import DEVICE_HOST, GROWING
 from memtriage.model.rank_groups import RankGroups
 from memtriage.model.report import RunReport
+from memtriage.model.version import __version__
 from memtriage.report.html.shell import report_page
 from memtriage.report.labels import playbook_entry
 from memtriage.report.run.course import charts
@@ -73,7 +73,7 @@ def _data(run: RunRecord, report: RunReport, context: RunContext, title: str) ->
     notable = _notable(run.ranks, labels, context)
     rest = groups[_FINDINGS:]
     return {
-        "brand": f"memtriage {version('memtriage')} · run",
+        "brand": f"memtriage {__version__} · run",
         "title": title,
         "facts": _cut(" · ".join(facts(report, context)[1 if context.argv else 0 :])),
         "verdict": {"level": level, "word": word, "text": _cut(sentence(report, context, groups))},

@@ -5,11 +5,11 @@ It says what the terminal says, and draws every measured step and the memory of 
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from itertools import islice
 from typing import Any, Final
 
 from memtriage.model.trials import Figure, TargetRow, TrialRow, TrialsReport, VariantRow
+from memtriage.model.version import __version__
 from memtriage.report.html.shell import report_page
 from memtriage.report.trials.words import (
     TIME,
@@ -55,7 +55,7 @@ def _data(report: TrialsReport) -> dict[str, Any]:
     word, level = VERDICTS[report.verdict]
     names = labels(report)
     return {
-        "brand": f"memtriage {version('memtriage')} · compare",
+        "brand": f"memtriage {__version__} · compare",
         "title": report.name,
         "facts": " · ".join(facts(report)),
         "verdict": {"level": level, "word": word, "text": sentence(report)},
