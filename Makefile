@@ -1,10 +1,10 @@
 # Needs GNU make and python3 3.11 or newer, nothing else: the rest goes into $(VENV).
-#   make demo       watch a real training script, with its leak and without
+#   make demo       watch a small GPT-2 that leaks memory, then the same script without the leak
 #   make test       lint, type check and test
 #   make test-slow  the tests that `make test` leaves out for their length (many minutes)
 #   make zoo-agree  run each script of the zoo three times; the answers must agree (many minutes)
 #   make extras     install each optional extra by itself and try it (many minutes)
-#   make cases      run the cases again, as far as this machine can, and write their pages anew
+#   make cases      run the cases again, as far as this machine can, and write their pages again
 #   make docs       build the documentation as a site, into site/
 # Again after the first time, both skip the installation unless pyproject.toml has changed.
 
@@ -19,6 +19,7 @@ WORKERS ?= 2
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-demo
 DEEPSPEED := $(VENV)/deepspeed
 
 .DEFAULT_GOAL := help
@@ -34,12 +35,20 @@ $(BIN)/python:
 	  || { echo "memtriage needs Python 3.11 or newer; give one with PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(STAMP): pyproject.toml | $(BIN)/python
+# First torch, unless a new enough one is there; then memtriage with the extra that is asked for.
+define install_extra
 	@$(BIN)/python -c 'import re, torch; \
 	  raise SystemExit(tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 8))' 2>/dev/null \
 	  || { echo "installing $(TORCH)"; $(BIN)/python -m pip install -q $(TORCH); }
-	$(BIN)/python -m pip install -q -e '.[dev]'
+	$(BIN)/python -m pip install -q -e '.[$(1)]'
 	@touch $@
+endef
+
+$(STAMP): pyproject.toml | $(BIN)/python
+	$(call install_extra,dev)
+
+$(DEMO_STAMP): pyproject.toml | $(BIN)/python
+	$(call install_extra,demo)
 
 # DeepSpeed in a folder that only its own tests see: installed, it changes how many libraries behave. Its
 # requirements name every package, for pip would bring a second torch along. Without it those tests are skipped.
@@ -49,11 +58,15 @@ $(DEEPSPEED)/.installed: cases/deepspeed_zero2_offload/requirements.txt | $(STAM
 
 # On a busy machine OpenMP threads that spin while they wait make the script many times slower.
 demo: export OMP_WAIT_POLICY ?= PASSIVE
-demo: install
-	@echo '--- the script leaks ---'
+demo: $(DEMO_STAMP)
+	@echo '1 of 2: train a small GPT-2 for 16 steps; its log keeps every loss with its graph. Expect: LEAK'
 	$(BIN)/memtriage run -o memtriage-run-leak examples/train_gpt2.py --leak
-	@echo '--- the same script, with the leak fixed ---'
+	@echo
+	@echo '2 of 2: the same script with the leak fixed. Expect: CLEAN'
 	$(BIN)/memtriage run -o memtriage-run-fixed examples/train_gpt2.py --no-leak
+	@echo
+	@echo 'As a page: $(BIN)/memtriage report memtriage-run-leak --html leak.html'
+	@echo 'Your own script: $(BIN)/memtriage run train.py'
 
 # Their tests run in processes of their own. In one process with the others, each census would look through all
 # objects of the libraries that they load.

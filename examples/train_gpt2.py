@@ -161,7 +161,7 @@ def arguments() -> argparse.Namespace:
         help="log the loss without detaching it",
     )
     parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--batch", type=int, default=4, help="sequences in a micro-batch")
+    parser.add_argument("--batch", type=int, default=2, help="sequences in a micro-batch")
     parser.add_argument("--accumulation", type=int, default=2, help="micro-batches in a step")
     parser.add_argument("--sequence", type=int, default=128, help="tokens in a sequence")
     parser.add_argument("--layers", type=int, default=6)

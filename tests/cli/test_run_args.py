@@ -167,7 +167,7 @@ def test_unreadable_script(
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--help"]) == 0
-    assert capsys.readouterr().out.startswith("Usage: memtriage run [-o DIR] [--json FILE] SCRIPT")
+    assert capsys.readouterr().out.startswith("Usage: memtriage run [OPTIONS] SCRIPT")
 
 
 @pytest.fixture

@@ -72,6 +72,10 @@ trainer.fit(Module(), torch.utils.data.DataLoader(torch.ones(4, 8)))
 assert callback.report.steps == 2, callback.report
 """
 SMOKES = {
+    "demo": """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, get_cosine_schedule_with_warmup
+""",
     "torch": """
 import memtriage, torch
 
@@ -152,7 +156,7 @@ TORCH_TOO = frozenset(
 )
 """Extras whose smoke needs torch, which is the user's own."""
 
-SLOW = frozenset({"torch", "deepspeed", "tensorboard", "wandb", "mlflow", "docs"})
+SLOW = frozenset({"demo", "torch", "deepspeed", "tensorboard", "wandb", "mlflow", "docs"})
 """What is used every day by other tests, or through an object that the user's program hands over."""
 
 MISSING = {

@@ -49,6 +49,11 @@ def test_a_name_stays_a_name(text: str) -> None:
     assert json.loads(data[1]) == {"name": text}
 
 
+def test_a_report_carries_the_license_of_what_is_in_it() -> None:
+    page = report_page("run", {})
+    assert asset("uplot/LICENSE").strip() in page[: page.index("<head>")]
+
+
 @given(st.text())
 def test_no_text_adds_an_element(text: str) -> None:
     assert _Elements(_page(text)).names == _PLAIN

@@ -71,11 +71,18 @@ def report_page(name: str, data: Mapping[str, Any], *scripts: str) -> str:
         {**data, "findingLabels": FOR_PAGES},
         styles=[asset(style) for style in _STYLES],
         scripts=[asset(script) for script in (*_SCRIPTS, *scripts)],
+        notice=asset("uplot/LICENSE"),
     )
 
 
 def document(
-    title: str, body: str, data: Mapping[str, Any], *, styles: Sequence[str], scripts: Sequence[str]
+    title: str,
+    body: str,
+    data: Mapping[str, Any],
+    *,
+    styles: Sequence[str],
+    scripts: Sequence[str],
+    notice: str = "",
 ) -> str:
     """Return a whole page.
 
@@ -84,6 +91,7 @@ def document(
         body: trusted markup, of this package alone: nothing that was read from anywhere.
         data: what the scripts draw; plain containers, strings and finite numbers.
         styles, scripts: texts to put inside, in order. The scripts run after the body is there.
+        notice: license of what is inside, which a copy must carry; trusted, without `--`.
 
     Raises:
         ValueError: `data` holds a number that is not finite, or a script or style would end its own element.
@@ -91,6 +99,7 @@ def document(
     return "\n".join(
         (
             "<!doctype html>",
+            *([f"<!-- This page contains uPlot.\n{notice}\n-->"] if notice else []),
             '<html lang="en">',
             "<head>",
             '<meta charset="utf-8">',
