@@ -42,7 +42,7 @@ def millions(job: Mapping[str, Any]) -> str:
 
 
 def summed(ranks: Iterable[Mapping[str, Any]], name: str, key: str) -> float:
-    """Bytes a parameter, summed over the ranks."""
+    """Bytes per parameter, summed over the ranks."""
     ranks = list(ranks)
     total: int = sum(rank[name][key] for rank in ranks)
     return total / int(ranks[0]["parameters"])
@@ -69,7 +69,7 @@ def proof(jobs: Jobs) -> str:
 
 
 def ledger(jobs: Jobs) -> str:
-    """The growth of DeepSpeed's first rank, by buffer, in bytes a parameter."""
+    """The growth of DeepSpeed's first rank, by buffer, in bytes per parameter."""
     known = {
         name: ranks[0]
         for name, ranks in sorted(
@@ -91,7 +91,7 @@ def ledger(jobs: Jobs) -> str:
         f"{name.rpartition(',')[0].removeprefix('DeepSpeed').strip() or 'CPU'}, {millions(one)}"
         for name, one in known.items()
     ]
-    return markdown(["bytes a parameter", *columns], rows)
+    return markdown(["bytes per parameter", *columns], rows)
 
 
 def by_buffer(one: Mapping[str, Any]) -> dict[str, int]:
@@ -111,7 +111,7 @@ def rounded(job: Mapping[str, Any]) -> bool:
 
 
 def slopes(jobs: Jobs) -> dict[str, tuple[float, float]]:
-    """By kind: bytes a parameter, and bytes that a process pays once, from the smallest and the largest size.
+    """By kind: bytes per parameter, and bytes paid once per process, from the smallest and largest size.
 
     Not where torch pins: its rounding differs from size to size.
     """
@@ -131,7 +131,7 @@ def slopes(jobs: Jobs) -> dict[str, tuple[float, float]]:
 
 def from_two_sizes(jobs: Jobs) -> str:
     rows = [[kind, f"{each:.2f}", f"{once / M:.0f} MB"] for kind, (each, once) in slopes(jobs).items()]
-    return markdown(("from two sizes, after `malloc_trim`", "bytes a parameter", "once a process"), rows)
+    return markdown(("from two sizes, after `malloc_trim`", "bytes per parameter", "once a process"), rows)
 
 
 def weights(jobs: Jobs) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -33,13 +34,30 @@ def _anchors(page: Path) -> frozenset[str]:
     return frozenset(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in plain)
 
 
+def _in_repository(target: str) -> Path | None:
+    """The file that an address of the project's own repository leads to; None for any other address."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    home = str(project["urls"]["Homepage"])
+    for start in (f"{home}/blob/main/", f"{home.replace('github.com', 'raw.githubusercontent.com')}/main/"):
+        if target.startswith(start):
+            return ROOT / unquote(urlsplit(target.removeprefix(start)).path)
+    return None
+
+
+def test_the_readme_has_no_relative_links() -> None:
+    """A package index shows it without the repository."""
+    relative = [target for _, target in _targets(ROOT / "README.md") if not urlsplit(target).scheme]
+    assert not relative
+
+
 @pytest.mark.parametrize("page", documents.pages(), ids=documents.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for line, target in _targets(page):
         parts = urlsplit(target)
-        if parts.scheme:
+        own = _in_repository(target)
+        if parts.scheme and own is None:
             continue
-        there = (page.parent / unquote(parts.path)).resolve() if parts.path else page
+        there = own or ((page.parent / unquote(parts.path)).resolve() if parts.path else page)
         assert there.exists(), f"{documents.name(page)}:{line}: {target}"
         assert there.is_relative_to(ROOT), f"{documents.name(page)}:{line}: {target}"
         if parts.fragment and there.suffix == ".md":

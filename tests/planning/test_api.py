@@ -50,7 +50,7 @@ def test_the_largest_micro_batch_that_fits_is_found(activations):
     plan = memtriage.plan(activations, budget_for((whole + half) // 2))
     assert plan.fits
     assert rungs(plan) == ["micro-batch"]
-    assert plan.steps[0].action == "micro-batch 32 in place of 64, accumulated 2 times"
+    assert plan.steps[0].action == "micro-batch 32 instead of 64, accumulated 2 times"
     assert plan.steps[0].maths == "same" and plan.steps[0].playbook == "M5"
     assert "gradient_accumulation_steps=2" in plan.steps[0].code["trainer"]
     # Accumulation keeps the gradients of the first micro-batch while the second runs forward.
@@ -183,7 +183,7 @@ def test_shorter_inputs_are_taken_on_request_only():
     assert passed(plan)["shorter inputs"].outcome == "on request"
     asked = memtriage.plan(build, budget, allow=["shorter inputs"])
     assert asked.fits
-    assert asked.steps[-1].action == "inputs of length 3072 in place of 4096"
+    assert asked.steps[-1].action == "inputs of length 3072 instead of 4096"
     assert asked.steps[-1].maths == "different"
 
 

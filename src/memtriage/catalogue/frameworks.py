@@ -138,7 +138,7 @@ FRAMEWORKS: Final[tuple[Holder, ...]] = (
         holds="views of one small tensor, which they keep alive, and its segment with it",
         find=_precomputed_scales,
         policy="never",
-        why="the next forward reads it; each step writes it anew",
+        why="the next forward reads it; each step writes it again",
         refills="in each step",
     ),
     _torchao(
@@ -151,7 +151,7 @@ FRAMEWORKS: Final[tuple[Holder, ...]] = (
         clears="set to None",
         refills="at the next exchange, with a rendezvous of all ranks",
         policy="on request",
-        why="peers may be using them, and every rank must let go",
+        why="peers may be using them, and every rank must release them",
         forbidden=("graphs", "backward"),
         owner="communication buffer",
     ),

@@ -1,4 +1,4 @@
-"""What PyTorch itself keeps besides the caching allocator. Source: torch 2.8 to 2.15."""
+"""What PyTorch itself keeps next to the caching allocator. Source: torch 2.8 to 2.15."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _pinned_cache(scene: Scene) -> Iterator[Place]:
     stats = pinned()
     if stats is None or not stats.owned or stats.cached == 0:
         return
-    # Before torch 2.13 it cannot be told what of it is free.
+    # Before torch 2.13 it cannot be seen what of it is free.
     yield Place("the cache of torch's pinned memory", other={"host": stats.cached} if stats.cached else {})
 
 
@@ -187,8 +187,7 @@ PYTORCH: Final[tuple[Holder, ...]] = (
         clear_all=_reset_cudagraph_trees,
         refills="by compiling everything again; graphs are captured after two eager runs each",
         policy="on request",
-        why="everything is compiled and captured again, and only the thread that made them can let go of "
-        "them",
+        why="everything is compiled and captured again, and only the thread that made them can release them",
         forbidden=("backward",),
     ),
     _entry(
@@ -215,7 +214,7 @@ PYTORCH: Final[tuple[Holder, ...]] = (
         clears=".clear() of both",
         refills="at the next use, with a rendezvous of all ranks",
         policy="on request",
-        why="peers may be using it, and every rank must let go",
+        why="peers may be using it, and every rank must release it",
         forbidden=("graphs", "backward"),
         owner="communication buffer",
     ),
@@ -254,7 +253,7 @@ PYTORCH: Final[tuple[Holder, ...]] = (
         package="torch.distributed",
         kind="communication",
         symbol="NCCL communicators of process groups",
-        holds="buffers outside torch's statistics: some hundred MiB a communicator, gigabytes a rank "
+        holds="buffers outside torch's statistics: some hundred MiB per communicator, gigabytes a rank "
         "with many",
         find=_nccl,
         clears="destroy the groups, or ncclCommSuspend (NCCL 2.29.7 and newer)",

@@ -52,7 +52,7 @@ TRANSFORMER_ENGINE: Final[tuple[Holder, ...]] = (
         package=_ON_OBJECTS,
         kind="activations",
         symbol="ctx.tensor_objects of autograd nodes",
-        holds="quantized tensors that backward has restored and not let go of (#1935); they live until the "
+        holds="quantized tensors that backward has restored and not released (#1935); they live until the "
         "node dies, with checkpointing those of all layers at once",
         find=tensor_objects,
         clears="tensor_objects = None on nodes whose backward has run and kept no graph; EmptyAfterRestore "
@@ -70,7 +70,7 @@ TRANSFORMER_ENGINE: Final[tuple[Holder, ...]] = (
         package=_ON_OBJECTS,
         kind="weight copies",
         symbol="_fp8_workspaces of each module",
-        holds="quantized copies of weights, by row and by column: about 2 bytes a parameter; made where "
+        holds="quantized copies of weights, by row and by column: about 2 bytes per parameter; made where "
         "is_first_microbatch is given",
         find=fp8_workspaces,
         clears=".clear() of each dict",
@@ -204,7 +204,7 @@ TRANSFORMER_ENGINE: Final[tuple[Holder, ...]] = (
         package=_ON_OBJECTS,
         kind="weight copies",
         symbol="_transpose of Float8Tensor parameters",
-        holds="the transposed copy of a quantized weight: 1 byte a parameter",
+        holds="the transposed copy of a quantized weight: 1 byte per parameter",
         find=transposes,
         clears="remove_caches() (or update_usage(columnwise_usage=False)) of the parameter",
         refills="made again from the weight before the next backward",
@@ -217,7 +217,7 @@ TRANSFORMER_ENGINE: Final[tuple[Holder, ...]] = (
         package=_ON_OBJECTS,
         kind="model state",
         symbol="_columnwise_data of quantized parameters",
-        holds="the columnwise copy of a quantized weight: 1 byte a parameter",
+        holds="the columnwise copy of a quantized weight: 1 byte per parameter",
         find=columnwise,
         policy="never",
         why="block-scaled formats cannot make it again from the rowwise copy before the optimizer steps",

@@ -109,7 +109,7 @@ class Facts:
     Attributes:
         batch, accumulation, length: its knobs, where it has them.
         optimizers: its optimizers.
-        keeps_gradients: whether it sets gradients to zero in place of None.
+        keeps_gradients: whether it sets gradients to zero instead of None.
         autocast: whether the model ran under autocast.
         parameter_types: of floating-point parameters.
         trained: number of elements of trained parameters.

@@ -64,9 +64,9 @@ _ENTRIES: Final = (
         "M1",
         "Anatomy of training memory",
         "With 16-bit weights (2 B), an fp32 master copy (4 B), Adam's two states (8 B) and fp32 gradients "
-        "(4 B), training takes 18 B a parameter whatever the batch. Plain fp32 Adam takes 16, pure bf16 with "
-        "bf16 states 8. Activations come on top and grow with batch, length, depth and width; temporaries "
-        "make spikes. Inference needs 2 B a parameter, so 'it runs in inference' proves nothing about "
+        "(4 B), training takes 18 B per parameter whatever the batch. Plain fp32 Adam takes 16, pure bf16 "
+        "with bf16 states 8. Activations come on top and grow with batch, length, depth and width; "
+        "temporaries make spikes. Inference needs 2 B per parameter, so 'it runs in inference' proves nothing about "
         "training.",
     ),
     PlaybookEntry(
@@ -241,7 +241,7 @@ _ENTRIES: Final = (
             ),
             PlaybookAction(
                 key="lazy-data",
-                action="load lazily and share: memory-mapped arrays in place of Python lists, "
+                action="load lazily and share: memory-mapped arrays instead of Python lists, "
                 "torch.load(mmap=True), one reader a node",
                 saves="a copy of the data for each rank and worker",
                 costs="about none: pages come from the cache",
@@ -378,11 +378,11 @@ _ENTRIES: Final = (
                 key="bf16",
                 action="bf16 autocast",
                 saves="at most half of the fp32 activations of operations that autocast covers, minus up to "
-                "2 B a parameter for cached casts",
+                "2 B per parameter for cached casts",
                 costs="none: faster on Ampere and newer",
                 maths="rounding",
-                maths_note="fp16 in place of bf16 needs loss scaling",
-                no_help="the loss dominates (8 B a logit stay); activations are 16-bit already",
+                maths_note="fp16 instead of bf16 needs loss scaling",
+                no_help="the loss dominates (8 B per logit stay); activations are 16-bit already",
             ),
         ),
     ),
@@ -452,11 +452,11 @@ _ENTRIES: Final = (
             PlaybookAction(
                 key="offload",
                 action="keep optimizer state, and weights if need be, on the host or on NVMe",
-                saves="8 to 12 B a parameter of device memory, 2 to 6 more with the weights",
+                saves="8 to 12 B per parameter of device memory, 2 to 6 more with the weights",
                 costs="several times slower",
                 maths="same",
                 maths_note=None,
-                no_help="host memory is short too: DeepSpeed ZeRO-2 takes 18 B a parameter there (20 with "
+                no_help="host memory is short too: DeepSpeed ZeRO-2 takes 18 B per parameter there (20 with "
                 "accumulation), or 8 + 10 r pinned, r from 1 to 2 by rounding up to powers of two",
             ),
         ),
@@ -491,13 +491,13 @@ _ENTRIES: Final = (
     PlaybookEntry(
         "M12",
         "8-bit and paged optimizers",
-        "An 8-bit Adam keeps 2 B of state a parameter in place of 8, which cuts the jump at the first "
+        "An 8-bit Adam keeps 2 B of state per parameter instead of 8, which cuts the jump at the first "
         "optimizer step by three quarters. Paging survives spikes. Adafactor changes convergence.",
         (
             PlaybookAction(
                 key="optimizer-8bit",
                 action="8-bit or paged optimizer",
-                saves="6 B a parameter against fp32 Adam (8 to 2), 2 B against bf16 Adam; tensors under "
+                saves="6 B per parameter against fp32 Adam (8 to 2), 2 B against bf16 Adam; tensors under "
                 "4,096 elements stay 32-bit",
                 costs="about none; pages that spill cost",
                 maths="approximate",
@@ -517,7 +517,7 @@ _ENTRIES: Final = (
                 key="adapters",
                 action="train adapters (LoRA), over a 4-bit base (QLoRA)",
                 saves="(6 to 16) B for each parameter that is no longer trained, from pure bf16 to fp32 "
-                "states with a master copy; a 4-bit base saves 1.5 B a parameter more",
+                "states with a master copy; a 4-bit base saves 1.5 B per parameter more",
                 costs="about none",
                 maths="different",
                 maths_note="other capacity",
@@ -528,14 +528,14 @@ _ENTRIES: Final = (
     PlaybookEntry(
         "M14",
         "The first backward",
-        "Gradients come on top of every activation that the forward saved, and the loss adds about 8 B a "
+        "Gradients come on top of every activation that the forward saved, and the loss adds about 8 B per "
         "logit for an instant. Checkpoint the large blocks first (M7), or use a fused or chunked "
         "cross-entropy where the logits are the large term; then M5 and M6.",
         actions=(
             PlaybookAction(
                 key="fused-loss",
                 action="fused or chunked linear + cross-entropy",
-                saves="up to 12 to 14 B a logit: b s V logits",
+                saves="up to 12 to 14 B per logit: b s V logits",
                 costs="none or faster",
                 maths="rounding",
                 maths_note=None,
@@ -548,7 +548,7 @@ _ENTRIES: Final = (
         "Evaluation only",
         "Three causes: gradients are on (wrap evaluation in `torch.no_grad()` or `inference_mode()`), the "
         "batch is larger than in training, or predictions are kept on the GPU (reduce before you keep: "
-        "argmax in place of logits; `eval_accumulation_steps` in Transformers).",
+        "argmax instead of logits; `eval_accumulation_steps` in Transformers).",
         actions=(
             PlaybookAction(
                 key="no-grad",
@@ -561,7 +561,7 @@ _ENTRIES: Final = (
             ),
             PlaybookAction(
                 key="keep-reduced",
-                action="keep reduced results in place of outputs: argmax, a running sum, .cpu(), "
+                action="keep reduced results instead of outputs: argmax, a running sum, .cpu(), "
                 "eval_accumulation_steps",
                 saves="4 b s V bytes for each kept batch of logits",
                 costs="about none",
@@ -593,9 +593,9 @@ _ENTRIES: Final = (
     PlaybookEntry(
         "M17",
         "The second step",
-        "Optimizers create their state in their first step: 8 B a parameter for fp32 Adam, 4 for bf16 Adam, "
-        "2 for bf16 momentum. Measure the peak after two whole steps. An 8-bit optimizer cuts this jump by "
-        "three quarters.",
+        "Optimizers create their state in their first step: 8 B per parameter for fp32 Adam, 4 for bf16 "
+        "Adam, 2 for bf16 momentum. Measure the peak after two whole steps. An 8-bit optimizer cuts this "
+        "jump by three quarters.",
         actions=(
             PlaybookAction(
                 key="fused-step",

@@ -61,7 +61,7 @@ ADVICE: Final[Mapping[Cause, Advice]] = {
         "M3",
         "A DataLoader worker {asked}, and the host had none to give",
         "Use fewer DataLoader workers and a smaller prefetch_factor, and let each item load only what it "
-        "needs (memory-mapped arrays in place of copies).",
+        "needs (memory-mapped arrays instead of copies).",
     ),
     "host": Advice(
         "M3",
@@ -97,15 +97,16 @@ ADVICE: Final[Mapping[Cause, Advice]] = {
     ),
     "second micro-batch": Advice(
         "M14",
-        "The {phase} of the second micro-batch {asked}: its activations lie beside the first one's gradients",
+        "The {phase} of the second micro-batch {asked}: its activations come on top of the first one's "
+        "gradients",
         "Checkpoint the largest blocks (M7, use_reentrant=False); then a smaller micro-batch with more "
         "accumulation (M5), bf16 autocast (M6) or sharded gradients (M9).",
     ),
     "first optimizer step": Advice(
         "M17",
-        "The first optimizer step {asked}: optimizers create their state in it (8 bytes a parameter for fp32 "
-        "AdamW), beside weights and gradients",
-        "Use an 8-bit or paged optimizer (M12, 2 bytes a parameter in place of 8), or shard the state over "
+        "The first optimizer step {asked}: optimizers create their state in it (8 bytes per parameter for "
+        "fp32 AdamW), next to weights and gradients",
+        "Use an 8-bit or paged optimizer (M12, 2 bytes per parameter instead of 8), or shard the state over "
         "ranks (M9); fused=True or foreach=False spares temporaries as large as the weights.",
         "Use an optimizer with less state (it changes convergence), keep weights and so the state in bf16, "
         "or shard the state over machines (M9).",
@@ -113,9 +114,9 @@ ADVICE: Final[Mapping[Cause, Advice]] = {
     "after the first step": Advice(
         "M17",
         "The {phase} after the first optimizer step {asked}: it is the first to have the optimizer's state "
-        "(8 bytes a parameter for fp32 AdamW) beside its activations",
-        "Size the run for its second step: use an 8-bit or paged optimizer (M12, 2 bytes a parameter in "
-        "place of 8), shard the state over ranks (M9), or checkpoint the largest blocks (M7).",
+        "(8 bytes per parameter for fp32 AdamW) next to its activations",
+        "Size the run for its second step: use an 8-bit or paged optimizer (M12, 2 bytes per parameter "
+        "instead of 8), shard the state over ranks (M9), or checkpoint the largest blocks (M7).",
         "Size the run for its second step: checkpoint the largest blocks (M7), use an optimizer with less "
         "state (it changes convergence), or shard the state over machines (M9).",
     ),
@@ -123,15 +124,15 @@ ADVICE: Final[Mapping[Cause, Advice]] = {
         "M15",
         "Evaluation {asked} with gradients enabled: activations are kept for a backward that never comes",
         "Run evaluation under torch.no_grad() or torch.inference_mode(), and keep reduced results (argmax, "
-        "a running sum) in place of outputs.",
+        "a running sum) instead of outputs.",
     ),
     "evaluation without gradients": Advice(
         "M15",
         "Evaluation {asked} although it keeps no activations: its batch is larger than training's, or "
         "results of earlier batches are kept",
-        "Keep reduced results (argmax, a running sum, or at least .cpu()) in place of outputs; use the batch "
+        "Keep reduced results (argmax, a running sum, or at least .cpu()) instead of outputs; use the batch "
         "size of training for evaluation.",
-        "Keep reduced results (argmax, a running sum) in place of outputs; use training's batch size for "
+        "Keep reduced results (argmax, a running sum) instead of outputs; use training's batch size for "
         "evaluation.",
     ),
     "evaluation": Advice(
@@ -139,7 +140,7 @@ ADVICE: Final[Mapping[Cause, Advice]] = {
         "Evaluation {asked}: gradients are enabled, its batch is larger than training's, or results of "
         "earlier batches are kept",
         "Run evaluation under torch.no_grad() or torch.inference_mode(); keep reduced results (argmax, a "
-        "running sum) in place of outputs; use training's batch size for evaluation.",
+        "running sum) instead of outputs; use training's batch size for evaluation.",
     ),
     "longest batch": Advice(
         "M16",

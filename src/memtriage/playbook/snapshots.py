@@ -77,7 +77,7 @@ ADVICE: Final[Mapping[SnapshotCause, SnapshotAdvice]] = {
     ),
     "fragmentation": SnapshotAdvice(
         "M8",
-        "blocks that live long lie in large segments beside memory that came and went: one live "
+        "blocks that live long are in large segments next to memory that came and went: one live "
         "block keeps its whole segment from being released",
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True releases by the page; or "
         "allocate what is kept before the first step, or all at once",
@@ -142,7 +142,7 @@ ADVICE: Final[Mapping[SnapshotCause, SnapshotAdvice]] = {
     ),
     "residue": SnapshotAdvice(
         "M19",
-        "the parameters left the device, but what was made from them or beside them is still held: "
+        "the parameters left the device, but what was made from them or next to them is still held: "
         "cached copies on modules, workspaces, scaling factors, the last outputs",
         "clear these caches at the phase boundary (attributes of modules, lists in a trainer; those of "
         "libraries with `memtriage.clear_caches()`), then call `torch.cuda.empty_cache()`",

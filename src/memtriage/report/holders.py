@@ -90,7 +90,7 @@ _HEAD: Final = """\
 
 Libraries keep memory between steps: copies of weights, workspaces, tables, buffers, the tensors of an
 autograd node that has done its work. memtriage knows the holders below. Censuses, ledgers and findings name
-them (`te.fp8_workspaces: model.layers[*]...`); a command shows them, and a function has them let go.
+them (`te.fp8_workspaces: model.layers[*]...`); a command shows them, and a function clears them.
 
 ## memtriage holders
 
@@ -160,7 +160,7 @@ Versions before 2.15 write saved tensors back into `ctx.tensor_objects` and leav
 is done (`te.tensor_objects`). Inside the block the list is emptied as soon as backward has read it; gradients
 are the same to the bit, a kept graph keeps its list, and `undo()` puts the library's functions back. Not
 every use fills the list with more than `None`: with FP8 attention of `DelayedScaling(fp8_dpa=True)` (2.12.0,
-one H200) nothing was left behind.
+one H200) nothing was left after.
 """
 
 _TABLE_HEAD: Final = (

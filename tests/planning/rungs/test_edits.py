@@ -78,7 +78,7 @@ def test_accumulated_micro_batches_equal_the_whole_batch(model, zero_first):
     whole.built().step()
     job = Job(model)
     change = MICRO_BATCH.offer(job.facts()).tracks[0][0]
-    assert change.action == "micro-batch 4 in place of 8, accumulated 2 times"
+    assert change.action == "micro-batch 4 instead of 8, accumulated 2 times"
     made = job.built(**change.build_arguments)
     if zero_first:
         inner = made.step
@@ -318,7 +318,7 @@ def test_a_keyword_of_the_step_and_one_for_the_accumulation():
     change = MICRO_BATCH.offer(facts).tracks[0][-1]
     assert change.step_arguments == {"batch": 1}
     assert change.build_arguments == {"accum": 6}
-    assert change.action == "micro-batch 1 in place of 8, accumulated 24 times"
+    assert change.action == "micro-batch 1 instead of 8, accumulated 24 times"
 
 
 def test_a_batch_of_one_cannot_be_smaller():

@@ -1,4 +1,4 @@
-"""LoRA: small adapters are trained in place of the weights, which stay as they are."""
+"""LoRA: small adapters are trained instead of the weights, which stay as they are."""
 
 from __future__ import annotations
 

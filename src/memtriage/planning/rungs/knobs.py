@@ -26,7 +26,7 @@ def _smaller(knob: Knob, accumulation: Knob | None, size: int) -> Change:
     steps = times * (1 if accumulation is None else accumulation.value)
     return Change(
         rung="micro-batch",
-        action=f"micro-batch {size} in place of {knob.value}, accumulated {steps} times",
+        action=f"micro-batch {size} instead of {knob.value}, accumulated {steps} times",
         speed="lower utilization of the device by smaller kernels, the same operations (M5): measure it",
         maths="same",
         maths_note="except batch-norm statistics, and means over micro-batches with different numbers of "
@@ -131,7 +131,7 @@ def _shorter(knob: Knob, length: int) -> Change:
     arguments = {knob.name: length}
     return Change(
         rung="shorter inputs",
-        action=f"inputs of length {length} in place of {knob.value}",
+        action=f"inputs of length {length} instead of {knob.value}",
         speed="none: faster (M11)",
         maths="different",
         maths_note="it is another task",

@@ -36,7 +36,7 @@ def _fused(names: str) -> Change:
     return Change(
         rung="optimizer step",
         action=f"{names}(fused=True)",
-        speed="none: one kernel in place of several (M17)",
+        speed="none: one kernel instead of several (M17)",
         maths="rounding",
         code=code,
         edit=_with_groups(fused=True, foreach=False),
@@ -47,7 +47,7 @@ def _one_by_one(names: str) -> Change:
     return Change(
         rung="optimizer step",
         action=f"{names}(foreach=False)",
-        speed="a slower step: some kernels for each parameter in place of each group (M17)",
+        speed="a slower step: some kernels for each parameter instead of each group (M17)",
         maths="same",
         code={"torch": f"optimizer = {names}(..., foreach=False)"},
         edit=_with_groups(foreach=False),

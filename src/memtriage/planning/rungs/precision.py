@@ -44,7 +44,7 @@ def _offer_autocast(facts: Facts) -> Offer:
         action="bf16 autocast",
         speed="none: faster on Ampere and newer (M6)",
         maths="rounding",
-        maths_note="fp16 in place of bf16 needs loss scaling",
+        maths_note="fp16 instead of bf16 needs loss scaling",
         code={
             "torch": 'model.forward = torch.autocast("cuda", dtype=torch.bfloat16)(model.forward)',
             "trainer": "TrainingArguments(bf16=True)  # its fp32 copy of the model's outputs comes on top",

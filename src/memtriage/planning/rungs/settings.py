@@ -26,7 +26,7 @@ def _offer_sdpa(facts: Facts) -> Offer:
         return Offer(absent="this model has no attention by scaled_dot_product_attention")
     change = Change(
         rung="attention",
-        action='attention by scaled_dot_product_attention in place of "eager"',
+        action='attention by scaled_dot_product_attention instead of "eager"',
         speed="none: faster (M11)",
         maths="rounding",
         code={

@@ -100,12 +100,12 @@ LIMIT: Final = Gauge(
 )
 GROWTH: Final = Gauge(
     "memtriage.memory.growth_per_step",
-    "Bytes a step by which the lowest figures of the recent steps rise; 0 when they do not.",
+    "Bytes per step by which the lowest figures of the recent steps rise; 0 when they do not.",
     scalar="{device}/growth_per_step_bytes",
 )
 LEAK: Final = Gauge(
     "memtriage.leak.growth_per_step",
-    "Bytes a step that a named holder keeps more, as far as is proven; it may still stop.",
+    "Bytes per step that a named holder keeps more, as far as is proven; it may still stop.",
     (*_DEVICE, "holder"),
 )
 HOST_RSS: Final = Gauge(
