@@ -66,8 +66,8 @@ _ENTRIES: Final = (
         "With 16-bit weights (2 B), an fp32 master copy (4 B), Adam's two states (8 B) and fp32 gradients "
         "(4 B), training takes 18 B per parameter whatever the batch. Plain fp32 Adam takes 16, pure bf16 "
         "with bf16 states 8. Activations come on top and grow with batch, length, depth and width; "
-        "temporaries make spikes. Inference needs 2 B per parameter, so 'it runs in inference' proves nothing "
-        "about training.",
+        "temporaries make spikes. Inference needs 2 B per parameter, so 'it runs in inference' proves "
+        "nothing about training.",
     ),
     PlaybookEntry(
         "M2",
