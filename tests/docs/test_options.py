@@ -91,7 +91,7 @@ def test_commands_are_only_given_options_that_they_have() -> None:
 def test_every_option_that_is_mentioned_exists_somewhere() -> None:
     known = (
         {option for command in _subcommands() for option in _options(command)}
-        | {"--help", "--version"}
+        | {"--help", "--version", "--install-completion", "--show-completion"}
         | set(_OTHERS)
     )
     for folder in (

@@ -37,6 +37,7 @@ def _prose(page: str) -> list[tuple[int, str]]:
         fenced ^= line.lstrip().startswith("```")
         if marker := generated.fullmatch(line):
             said = not marker[1]
+            continue
         if not fenced and not said:
             lines.append((number, re.sub(r"`[^`]*`", "", line)))
     return lines
