@@ -15,6 +15,7 @@ FILE_WIDTH: Final = 100
 """Columns of a report that goes into a file or a pipe."""
 
 BULLET: Final = "- "
+_LEAST_WIDTH: Final = 40
 _NARROW: Final = 60
 _WIDEST: Final = 120  # longer lines are hard to read
 _LABELS: Final = 16
@@ -27,7 +28,9 @@ def console_for(stream: TextIO) -> Console:
 
     `COLUMNS` sets another width, `FORCE_COLOR` asks for colors in files and pipes too, `NO_COLOR` for none.
     """
-    width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else FILE_WIDTH
+    columns = os.environ.get("COLUMNS", "")
+    asked = max(_LEAST_WIDTH, int(columns)) if columns.isdecimal() else FILE_WIDTH
+    width = None if stream.isatty() else asked
     # Inside a notebook rich would put all it prints into the cell's output, whatever stream it was given, and
     # the kernel's environment asks for colors everywhere.
     colors = bool(os.environ.get("FORCE_COLOR")) and "ipykernel" not in sys.modules

@@ -74,6 +74,21 @@ def test_a_file_has_no_color_no_trailing_space_and_whole_paths(make_report, leak
     assert leak().holder in text
 
 
+def test_a_file_is_as_wide_as_columns_says_and_has_colors_if_forced(make_report, leak, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    narrow = shown(make_report(leak()))
+    monkeypatch.delenv("COLUMNS")
+    assert max(map(len, narrow.splitlines())) < max(map(len, shown(make_report(leak())).splitlines()))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[" in shown(make_report(leak()))
+
+
+def test_memory_kept_by_malloc_does_not_choose_the_chart(make_report):
+    wasted = Finding(kind="malloc_retention", device="host", bytes=500 * MiB)
+    assert "resident on host" not in shown(make_report(wasted))
+
+
 def test_a_terminal_has_colors_unless_they_are_refused(make_report, leak, monkeypatch):
     def escapes():
         console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=80)
