@@ -116,3 +116,9 @@ def test_every_command_that_is_named_exists() -> None:
         for line, code in documents.code_spans(page):
             match = re.fullmatch(r"memtriage ([a-z-]+)(?: .*)?", code)
             assert match is None or match[1] in _subcommands(), f"{documents.name(page)}:{line}: {code}"
+
+
+def test_the_table_of_exit_statuses_is_that_of_the_help() -> None:
+    page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+    for status, meaning in commands.EXIT_STATUSES.items():
+        assert f"| {status} | {meaning} |" in page
