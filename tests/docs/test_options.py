@@ -114,7 +114,7 @@ def test_every_option_that_is_mentioned_exists_somewhere() -> None:
 def test_every_command_that_is_named_exists() -> None:
     for page in documents.pages():
         for line, code in documents.code_spans(page):
-            match = re.fullmatch(r"memtriage ([a-z-]+)(?: .*)?", code)
+            match = re.fullmatch(r"memtriage ([a-z][a-z-]*)(?: .*)?", code)
             assert match is None or match[1] in _subcommands(), f"{documents.name(page)}:{line}: {code}"
 
 

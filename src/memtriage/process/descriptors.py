@@ -10,6 +10,10 @@ from typing import Final
 from memtriage.process.limits import surviving_writes
 from memtriage.process.stdlib import os
 
+with suppress(ImportError):  # Windows has neither; `explain` and others use the rest of this module there
+    import fcntl
+    import resource
+
 _HIGHEST: Final = 1024
 _RESERVED: Final = 64
 """Own descriptors get the highest of the usual 1,024 numbers, so that the program's own begin at 3 as without
@@ -85,9 +89,6 @@ def close_socket(made: socket.socket, descriptor: Descriptor) -> None:
 
 
 def _moved_up(number: int) -> int:
-    import fcntl  # there is none on Windows, where `explain` and others use the rest of this module
-    import resource
-
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = _HIGHEST if soft == resource.RLIM_INFINITY else min(soft, _HIGHEST)
     try:
