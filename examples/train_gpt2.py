@@ -163,7 +163,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--batch", type=int, default=2, help="sequences in a micro-batch")
     parser.add_argument("--accumulation", type=int, default=2, help="micro-batches in a step")
-    parser.add_argument("--sequence", type=int, default=128, help="tokens in a sequence")
+    parser.add_argument("--sequence", type=int, default=64, help="tokens in a sequence")
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--width", type=int, default=256, help="a multiple of 64")
     parser.add_argument("--vocabulary", type=int, default=8192)
