@@ -117,7 +117,8 @@ def taped(conf: str, calls: list[tuple[str, int, int]], capacity: int | None = N
 
 def at(replayed: ReplayedTrace, event: int) -> tuple[int, int, int, int]:
     line = replayed.timeline
-    return tuple(int(one[event]) for one in (line.allocated, line.active, line.reserved, line.releasable))
+    free_segments = line.releasable + line.private_pools_free
+    return tuple(int(one[event]) for one in (line.allocated, line.active, line.reserved, free_segments))
 
 
 @settings(deadline=None, max_examples=150)

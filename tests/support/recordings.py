@@ -66,7 +66,7 @@ class Tape:
     findings: Sequence[Finding] = ()
     notes: Sequence[str] = ()
     _events: list[dict[str, int]] = field(default_factory=list)
-    _figures: list[tuple[int, int, int, int]] = field(default_factory=list)
+    _figures: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     _lives: list[_Life] = field(default_factory=list)
     _segments: list[dict[str, Any]] = field(default_factory=list)
     _step_ends: list[int] = field(default_factory=list)
@@ -111,7 +111,7 @@ class Tape:
 
     def oom(self, requested: int, *, device_free: int | None = None, stack: int = 0) -> None:
         """Refuse an allocation."""
-        allocated, _, reserved, _ = self._now()
+        allocated, _, reserved, *_ = self._now()
         free = tuple(
             FreeRange(block.address, block.size, segment.stream, segment.pool, segment.address, False)
             for segment in self._snapshot()
@@ -126,8 +126,8 @@ class Tape:
     def end(self) -> DeviceRecording:
         events, lives, segments = self._events, self._lives, self._snapshot()
         totals = segment_totals(segments)
-        figures = np.asarray(self._figures, dtype=np.int64).reshape(len(events), 4)
-        course = Timeline(*(figures[:, column] for column in range(4)))
+        figures = np.asarray(self._figures, dtype=np.int64).reshape(len(events), 5)
+        course = Timeline(*(figures[:, column] for column in range(5)))
         top = int(course.allocated.argmax()) if len(events) else -1
         peak = Peak(
             top,
@@ -166,10 +166,11 @@ class Tape:
                 reserved=totals.reserved,
                 requested=totals.requested,
                 rounding=totals.rounding,
-                releasable=totals.releasable,
+                releasable=totals.releasable - self._private_free(segments),
                 stranded=totals.stranded,
                 awaiting=totals.awaiting,
                 private_pools=totals.private_pools,
+                private_pools_free=self._private_free(segments),
             ),
             segments=tuple(segments),
             pinned=tuple(
@@ -199,10 +200,15 @@ class Tape:
         )
         self._figures.append(self._now())
 
-    def _now(self) -> tuple[int, int, int, int]:
-        totals = segment_totals(self._snapshot())
+    def _now(self) -> tuple[int, int, int, int, int]:
+        segments = self._snapshot()
+        totals, private = segment_totals(segments), self._private_free(segments)
         active = totals.allocated + totals.awaiting
-        return totals.allocated, active, totals.reserved, totals.releasable
+        return totals.allocated, active, totals.reserved, totals.releasable - private, private
+
+    @staticmethod
+    def _private_free(segments: Sequence[Segment]) -> int:
+        return segment_totals(one for one in segments if one.pool != DEFAULT_POOL).releasable
 
     def _snapshot(self) -> list[Segment]:
         blocks: dict[int, list[Block]] = {index: [] for index in range(len(self._segments))}

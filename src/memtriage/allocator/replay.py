@@ -112,7 +112,7 @@ def _result(walk: ReplayWalk, segments: Sequence[Segment], block_stacks: Mapping
     allocs = np.flatnonzero(trace.kind == ALLOC)
     last = len(trace) - 1
     born = np.concatenate([np.full(len(old), -1), allocs, np.full(len(late), last)]).astype(np.int32)
-    size = np.array([*walk.sizes, *(size for _, size, _ in late)], np.int64)
+    size = np.array(walk.sizes + [size for _, size, _ in late], np.int64)
     died = np.array(walk.died + [-1] * len(late), np.int32)
     gone = np.array(walk.gone + [-1] * len(late), np.int32)
     address = _joined(
@@ -157,7 +157,7 @@ def _timeline(
 ) -> Timeline:
     trace = walk.trace
     began, ended, freed = born >= 0, died >= 0, gone >= 0
-    allocated, active, reserved, releasable = np.zeros((4, len(trace)), np.int64)
+    allocated, active, reserved, releasable, private = np.zeros((5, len(trace)), np.int64)
     np.add.at(allocated, born[began], size[began])
     active += allocated
     np.subtract.at(allocated, died[ended], size[ended])
@@ -165,14 +165,19 @@ def _timeline(
     gains, losses = _segment_events(trace)
     reserved[gains] = trace.size[gains]
     reserved[losses] = -trace.size[losses]
-    np.add.at(releasable, np.array(walk.released_at, np.int64), np.array(walk.released_by, np.int64))
+    at, by = np.array(walk.released_at, np.int64), np.array(walk.released_by, np.int64)
+    in_private = np.array([region.pool != DEFAULT_POOL for region in walk.regions], np.bool_)
+    kept = in_private[np.array(walk.released_in, np.int64)]
+    np.add.at(releasable, at[~kept], by[~kept])
+    np.add.at(private, at[kept], by[kept])
     old = int(size[~began].sum())
     waiting = sum(size for _, size in walk.start.occupied)
     return Timeline(
         allocated=np.cumsum(allocated) + old,
         active=np.cumsum(active) + old + waiting,
         reserved=np.cumsum(reserved) + _reserved_at_start(walk.trace, segments),
-        releasable=np.cumsum(releasable) + walk.releasable_at_start,
+        releasable=np.cumsum(releasable) + walk.releasable_at_start[0],
+        private_pools_free=np.cumsum(private) + walk.releasable_at_start[1],
     )
 
 

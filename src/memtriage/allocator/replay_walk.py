@@ -30,7 +30,7 @@ MAX_OOMS: Final = 32
 """Out-of-memory events whose free blocks are kept; a loop that catches and retries can make thousands."""
 _NEVER: Final = 1 << 62
 _FREE_AT_ONCE: Final = 254
-"""A kind beside those of events: a free whose request and completion follow each other at once."""
+"""A kind beside those of events: a free that is asked for and complete in two events that follow each other."""
 _CHUNK: Final = 1 << 16
 """Actions turned into Python numbers at a time: bounds the temporary lists."""
 _MAX_SEARCHES: Final = 10_000

@@ -159,8 +159,10 @@ class Lives:
 class Figures:
     """What a device's segments are made of at one instant, in bytes.
 
-    `reserved` = `allocated` + `awaiting` + `releasable` + `stranded`; `allocated` = `requested` + `rounding`.
-    `private_pools` is the part of `reserved` outside the default pool.
+    `reserved` = `allocated` + `awaiting` + `releasable` + `stranded` + `private_pools_free`; `allocated` =
+    `requested` + `rounding`. `private_pools` is the part of `reserved` outside the default pool, and
+    `private_pools_free` its wholly free segments: they cannot be released while a CUDA graph uses the pool,
+    and a snapshot does not say whether one does.
     """
 
     allocated: int
@@ -171,6 +173,7 @@ class Figures:
     stranded: int
     awaiting: int
     private_pools: int
+    private_pools_free: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,17 +185,19 @@ class Timeline:
         active: those and the ones that await a stream; falls when a free is complete.
         reserved: bytes of segments (mapped pages of expandable ones).
         releasable: free bytes that `empty_cache()` would give back.
+        private_pools_free: bytes of wholly free segments of private pools, see `Figures`.
     """
 
     allocated: Int64s
     active: Int64s
     reserved: Int64s
     releasable: Int64s
+    private_pools_free: Int64s
 
     @property
     def stranded(self) -> Int64s:
-        """Free bytes that cannot go back to the driver."""
-        return self.reserved - self.active - self.releasable
+        """Free bytes that live blocks keep from going back to the driver."""
+        return self.reserved - self.active - self.releasable - self.private_pools_free
 
 
 @dataclass(frozen=True, slots=True)

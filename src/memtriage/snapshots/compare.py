@@ -86,6 +86,7 @@ def _figures_of(device: DeviceRecording | None) -> dict[str, int]:
         "rounding": end.rounding,
         "awaiting": end.awaiting,
         "releasable": end.releasable,
+        "private and free": end.private_pools_free,
         "stranded": end.stranded,
         "private pools": end.private_pools,
     }

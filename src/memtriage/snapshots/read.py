@@ -223,15 +223,17 @@ def _with_sites(
 
 def _figures(segments: Sequence[Segment]) -> Figures:
     totals = segment_totals(segments)
+    private_free = segment_totals([one for one in segments if one.pool != DEFAULT_POOL]).releasable
     return Figures(
         allocated=totals.allocated,
         reserved=totals.reserved,
         requested=totals.requested,
         rounding=totals.rounding,
-        releasable=totals.releasable,
+        releasable=totals.releasable - private_free,
         stranded=totals.stranded,
         awaiting=totals.awaiting,
         private_pools=totals.private_pools,
+        private_pools_free=private_free,
     )
 
 

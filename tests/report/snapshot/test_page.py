@@ -369,7 +369,7 @@ def test_a_snapshot_without_history_shows_its_segments(chromium: Chromium) -> No
     bare = replace(
         device,
         events=Events(*(nothing.astype(column) for column in "lBlllii")),
-        timeline=Timeline(nothing, nothing, nothing, nothing),
+        timeline=Timeline(*[nothing] * 5),
         lives=replace(device.lives, born=np.asarray([-1], np.int32)),
         peak=replace(device.peak, event=-1),
     )

@@ -43,6 +43,7 @@ def _device(device: DeviceRecording) -> dict[str, Any]:
         "stranded": device.end.stranded,
         "awaiting_free": device.end.awaiting,
         "private_pools": device.end.private_pools,
+        "private_pools_free": device.end.private_pools_free,
         "peak": {
             "allocated": device.peak.allocated,
             "reserved": device.peak.reserved,

@@ -31,7 +31,7 @@ from memtriage.report.html.columns import Texts
 from memtriage.report.html.shell import report_page
 from memtriage.report.snapshot.map import segment_map
 from memtriage.report.snapshot.timeline import timeline
-from memtriage.report.snapshot.words import amount, color, meaning, owner_index, where
+from memtriage.report.snapshot.words import PRIVATE_FREE, amount, color, meaning, owner_index, where
 from memtriage.report.text import KINDS, SEVERE, count, duration, rate, size
 
 _TIMELINE_CHARACTERS: Final = 750_000
@@ -156,6 +156,8 @@ def _tiles(device: DeviceRecording) -> list[dict[str, str | None]]:
         tiles.append(("awaiting a stream", end.awaiting, "freed, but a stream still uses it"))
     if end.private_pools:
         tiles.append(("private pools", end.private_pools, "of reserved, outside the default pool"))
+    if end.private_pools_free:
+        tiles.append(("private and free", end.private_pools_free, PRIVATE_FREE))
     return [{"label": label, "value": size(value), "detail": detail} for label, value, detail in tiles]
 
 

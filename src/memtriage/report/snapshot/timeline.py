@@ -107,6 +107,7 @@ def _layers(
         ("not attributed", "hue-other", False, np.maximum(allocated - attributed, 0)),
         ("awaiting a stream", "awaiting", False, course.active[rows] - allocated),
         ("stranded", "stranded", True, stranded[rows]),
+        ("private and free", "hue-past", False, course.private_pools_free[rows]),
         ("releasable", "releasable", False, course.releasable[rows]),
     )
     return layers + [layer for layer in others if layer[-1].any()]

@@ -59,6 +59,9 @@ BOTTOM_FIRST: Final = (
 )
 """Owners as a stacked chart puts them: what stays lies below what comes and goes."""
 
+PRIVATE_FREE: Final = "free segments of private pools: not released while a CUDA graph or MemPool uses them"
+"""What the free segments of private pools are. A snapshot does not say whether the graph still lives."""
+
 
 def color(owner: str) -> str:
     """Return the name of an owner's color in `assets/page.css`."""
