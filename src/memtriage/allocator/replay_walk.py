@@ -30,7 +30,7 @@ MAX_OOMS: Final = 32
 """Out-of-memory events whose free blocks are kept; a loop that catches and retries can make thousands."""
 _NEVER: Final = 1 << 62
 _FREE_AT_ONCE: Final = 254
-"""A kind beside those of events: a free that is asked for and complete in two events that follow each other."""
+"""A kind beside those of events: a free whose request and completion follow each other at once."""
 _CHUNK: Final = 1 << 16
 """Actions turned into Python numbers at a time: bounds the temporary lists."""
 _MAX_SEARCHES: Final = 10_000
@@ -40,7 +40,7 @@ _MAX_SEARCHES: Final = 10_000
 def rounded(sizes: Int64s, settings: AllocatorSettings) -> Int64s:
     """The allocator's block sizes for a column of requests."""
     distinct, where = np.unique(sizes, return_inverse=True)
-    made = np.fromiter((settings.round_size(one) for one in distinct.tolist()), np.int64, len(distinct))
+    made = np.fromiter((settings.round_size(size) for size in distinct.tolist()), np.int64, len(distinct))
     return made[where.reshape(-1)] if len(distinct) else made
 
 
@@ -461,12 +461,12 @@ class ReplayWalk:
 
     def _clear(self, index: int, first: int, end: int, number: int | None) -> None:
         """A segment goes that was not seen to be free: whatever is known of it goes with it."""
-        for address in [one for one in self.live if first <= one < end]:
+        for address in [start for start in self.live if first <= start < end]:
             life = self.live.pop(address)
             self.died[life] = self.gone[life] = index
-        for address in [one for one in self.waiting if first <= one < end]:
+        for address in [start for start in self.waiting if first <= start < end]:
             self.gone[self.waiting.pop(address)] = index
-        for address in [one for one in self.free.at if first <= one < end]:
+        for address in [start for start in self.free.at if first <= start < end]:
             self.free.drop(address)
         if number is not None and not self.in_use[number]:
             self._release(index, -self.regions[number].size, number)
@@ -476,7 +476,9 @@ class ReplayWalk:
     def settle(self, segments: Sequence[Segment]) -> None:
         """Make the end agree with the segments, which are exact, and say from when on the rest does."""
         last = len(self.trace) - 1
-        blocks = {one.address: one for segment in segments for one in segment.blocks if one.state != "free"}
+        blocks = {
+            block.address: block for segment in segments for block in segment.blocks if block.state != "free"
+        }
         for address, life in self.live.items():
             block = blocks.pop(address, None)
             if block is None or block.state == "awaiting":

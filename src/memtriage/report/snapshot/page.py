@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.model.findings import GROWING, Finding
 from memtriage.model.recording import (
@@ -26,13 +24,22 @@ from memtriage.model.recording import (
     SiteRow,
 )
 from memtriage.model.version import __version__
-from memtriage.playbook.entries import PLAYBOOK
 from memtriage.report.html.columns import Texts
 from memtriage.report.html.shell import report_page
+from memtriage.report.labels import detected, playbook_entry, size_label
 from memtriage.report.snapshot.map import segment_map
 from memtriage.report.snapshot.timeline import timeline
-from memtriage.report.snapshot.words import PRIVATE_FREE, amount, color, meaning, owner_index, where
-from memtriage.report.text import KINDS, SEVERE, count, duration, rate, size
+from memtriage.report.snapshot.words import (
+    PRIVATE_FREE,
+    amount,
+    color,
+    level,
+    meaning,
+    owner_index,
+    verdict,
+    where,
+)
+from memtriage.report.text import KINDS, count, duration, rate, size
 
 _TIMELINE_CHARACTERS: Final = 750_000
 _MAP_PARTS: Final = 28_000
@@ -83,11 +90,11 @@ def _facts(recording: Recording) -> list[str]:
 
 
 def _device(recording: Recording, device: DeviceRecording, texts: Texts, share: int) -> dict[str, Any]:
-    verdict = _verdict(device)
+    weight, word, sentence = verdict(device)
     return {
         "device": device.device,
-        "verdict": verdict,
-        "summary": f"{verdict['word']}: {verdict['text']}.",
+        "verdict": {"level": weight, "word": word, "text": sentence},
+        "summary": f"{word}: {sentence}.",
         "steps": device.steps.count,
         "findings": [_finding(finding) for finding in device.findings],
         "tiles": _tiles(device),
@@ -100,44 +107,21 @@ def _device(recording: Recording, device: DeviceRecording, texts: Texts, share: 
     }
 
 
-def _verdict(device: DeviceRecording) -> dict[str, str]:
-    if not device.findings:
-        looked = f"no finding in {count(len(device.events), 'event')}"
-        steps = f" and {count(device.steps.count, 'step')}" if device.steps.count else ""
-        return {"level": "good", "word": "healthy", "text": f"{looked}{steps}"}
-    first = device.findings[0]
-    more = f", and {count(len(device.findings) - 1, 'more finding')}" if len(device.findings) > 1 else ""
-    return {"level": _level(first), "word": KINDS[first.kind], "text": f"{amount(first)}{_at(first)}{more}"}
-
-
-def _level(finding: Finding) -> str:
-    return "bad" if finding.kind in SEVERE else "warn"
-
-
-def _beside(finding: Finding) -> dict[str, str | None]:
-    """Return the amount that is not the headline's."""
-    if finding.bytes_per_step is None:
-        return {"in_all": None, "growth": None}
-    if finding.kind in GROWING:
-        return {"in_all": size(finding.bytes), "growth": None}
-    return {"in_all": None, "growth": rate(finding.bytes_per_step, "step")}
-
-
-def _at(finding: Finding) -> str:
-    return f" at {finding.allocated_at}" if finding.allocated_at else ""
-
-
 def _finding(finding: Finding) -> dict[str, Any]:
-    entry = PLAYBOOK.get(finding.playbook or "")
-    fields = msgspec.to_builtins(finding)
-    wanted = ("allocated_at", "holder", "phase", "step", "mechanism", "fix", "evidence")
+    grows = finding.kind in GROWING and finding.bytes_per_step is not None
+    rated = None if grows or finding.bytes_per_step is None else rate(finding.bytes_per_step, "step")
     return {
-        **{name: fields[name] for name in wanted},
-        "level": _level(finding),
+        "allocated_at": finding.allocated_at,
+        "mechanism": finding.mechanism,
+        "fix": finding.fix,
+        "evidence": finding.evidence,
+        "size": [size_label(finding.step), size(finding.bytes) if grows else None],
+        "growth": rated,
+        "detected": detected(finding.step, finding.phase),
+        "level": level(finding),
         "words": KINDS[finding.kind],
         "amount": amount(finding),
-        **_beside(finding),
-        "playbook": f"{entry.name} · {entry.subject}" if entry else finding.playbook,
+        "playbook": None if finding.playbook is None else playbook_entry(finding.playbook, " · "),
     }
 
 

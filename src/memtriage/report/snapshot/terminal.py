@@ -12,12 +12,12 @@ from rich.console import Console
 from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.model.findings import Finding
 from memtriage.model.recording import DeviceRecording, OwnedBytes, PinnedSegment, Recording
-from memtriage.playbook.entries import PLAYBOOK
+from memtriage.report import labels
 from memtriage.report.console import BULLET, Page
 from memtriage.report.plot import area
 from memtriage.report.snapshot.json_form import stranded_by
-from memtriage.report.snapshot.words import PRIVATE_FREE
-from memtriage.report.styles import BAD, PLAIN_GOOD
+from memtriage.report.snapshot.words import PRIVATE_FREE, level, verdict
+from memtriage.report.styles import FIX, SEVERITY_STYLES
 from memtriage.report.text import KINDS, count, rate, size
 
 _LABELS: Final = 20
@@ -44,8 +44,8 @@ def _device(page: Page, device: DeviceRecording) -> None:
     if device.steps.count:
         facts.append(f"{count(device.steps.count, 'step')} (by {device.steps.source})")
     page.heading(device.device, page.dot.join(facts))
-    if not device.findings:
-        page.line(("  nothing wrong found", PLAIN_GOOD))
+    weight, word, sentence = verdict(device)
+    page.verdict(word, SEVERITY_STYLES[weight], sentence)
     for number, finding in enumerate(device.findings, start=1):
         _finding(page, number, finding)
     _figures(page, device)
@@ -63,16 +63,21 @@ def _finding(page: Page, number: int, finding: Finding) -> None:
     amounts = [size(finding.bytes)]
     if finding.bytes_per_step:
         amounts.append(f"+{rate(finding.bytes_per_step, 'step')}")
-    page.line((f"  {number}. {KINDS[finding.kind]}", BAD), (f"  {page.dot.join(amounts)}", ""))
+    page.line(
+        (f"  {number}. {KINDS[finding.kind]}", SEVERITY_STYLES[level(finding)]),
+        (f"  {page.dot.join(amounts)}", ""),
+    )
     if finding.allocated_at:
-        page.field("allocated at", finding.allocated_at, labels=_LABELS, whole=True)
+        page.field(labels.ALLOCATED_AT, finding.allocated_at, labels=_LABELS, whole=True)
+    if when := labels.detected(finding.step, finding.phase):
+        page.field(labels.DETECTED, when, labels=_LABELS)
     if finding.mechanism:
-        page.field("why", finding.mechanism, labels=_LABELS)
-    page.field("seen", *(BULLET + line for line in finding.evidence), labels=_LABELS)
+        page.field(labels.WHY, finding.mechanism, labels=_LABELS)
     if finding.fix:
-        page.field("fix", finding.fix, labels=_LABELS)
+        page.field(labels.FIX, finding.fix, style=FIX, labels=_LABELS)
+    page.field(labels.EVIDENCE, *(BULLET + line for line in finding.evidence), labels=_LABELS)
     if finding.playbook:
-        page.field("playbook", f"{finding.playbook}: {PLAYBOOK[finding.playbook].subject}", labels=_LABELS)
+        page.field(labels.PLAYBOOK, labels.playbook_entry(finding.playbook, page.dot), labels=_LABELS)
 
 
 def _figures(page: Page, device: DeviceRecording) -> None:
