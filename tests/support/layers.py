@@ -24,6 +24,7 @@ ROAD: Final = (
     ("allocator",),
     ("catalogue",),
     ("account",),
+    ("outside",),
     ("messages",),
     ("diagnose",),
     ("snapshots", "prediction"),
