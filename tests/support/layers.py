@@ -24,7 +24,6 @@ ROAD: Final = (
     ("allocator",),
     ("catalogue",),
     ("account",),
-    ("outside",),
     ("messages",),
     ("diagnose",),
     ("snapshots", "prediction"),
