@@ -148,7 +148,7 @@ def predict(
         ValueError: an argument is out of range, `build` returns something else, or the program raises; the
             text says what to change.
 
-    Limits: one process on one GPU; `torch.compile` needs Triton, else it is traced as eager; kernels from
+    Limits: one process on one GPU; `torch.compile` is traced as eager code; kernels from
     outside PyTorch (Triton, CUDA extensions) need a shape function.
     """
     return predict_program(

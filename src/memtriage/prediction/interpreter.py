@@ -9,7 +9,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memtriage.prediction import data_dependent, shapes
-from memtriage.prediction.compiled.entry import Compiler
 from memtriage.prediction.distributed.collectives import Collectives
 from memtriage.prediction.engine import adds_in_place, uses_alone
 from memtriage.prediction.fake_cuda.composites import Composites
@@ -57,7 +56,6 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         scratch: Scratch,
         composites: Composites,
         collectives: Collectives,
-        compiler: Compiler,
     ) -> None:
         super().__init__()
         uses_alone()
@@ -68,13 +66,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         self._scratch = scratch
         self._composites = composites.kernels
         self._collectives = collectives
-        self._compiler = compiler
         self._shapes = KnownShapes()
         lifetimes.freed = values.forget
-
-    def ignore_compile_internals(self) -> bool:
-        """Whether Dynamo compiles under this mode, which is off meanwhile; asked by PyTorch."""
-        return self._compiler.active
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

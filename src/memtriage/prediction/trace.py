@@ -12,7 +12,6 @@ from memtriage.allocator.settings import AllocatorSettings
 from memtriage.observe.hooks import TrainingHooks
 from memtriage.prediction.allocator_conf import AllocatorConf
 from memtriage.prediction.build import EXPECTED, Build, BuildError, check_built, check_done, failure
-from memtriage.prediction.compiled.entry import Compiler
 from memtriage.prediction.distributed.collectives import Collectives
 from memtriage.prediction.distributed.world import check_world, fake_world
 from memtriage.prediction.fake_cuda.autocast import Autocast
@@ -131,8 +130,7 @@ def trace(
     scratch = Scratch(machine, version, lifetimes)
     composites = Composites(machine, version, notes)
     collectives = Collectives(lifetimes)
-    compiler = Compiler(machine, version, notes)
-    interpreter = Interpreter(lifetimes, KnownValues(), notes, scratch, composites, collectives, compiler)
+    interpreter = Interpreter(lifetimes, KnownValues(), notes, scratch, composites, collectives)
     overrides = Overrides()
     autocast = Autocast(version)
     program = build if isinstance(build, TracedProgram) else BuildFunction(build)
@@ -147,10 +145,7 @@ def trace(
         composites.register(overrides)
         stack.enter_context(fake_world(world_size, rank, lifetimes))
         stack.enter_context(fake_devices(rank))
-        stack.enter_context(
-            fake_cuda(machine, lifetimes, allocator, conf, notes, compiler.stand_in, world_size)
-        )
-        stack.callback(compiler.close)
+        stack.enter_context(fake_cuda(machine, lifetimes, allocator, conf, notes, world_size))
         stack.enter_context(autocast.cache_kept())
         stack.callback(hooks.remove)
         hooks.install()
