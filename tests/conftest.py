@@ -37,15 +37,10 @@ def pytest_configure() -> None:
 
 @pytest.fixture(autouse=True)
 def torch_settings() -> Iterator[None]:
-    """Fail a test that leaves a setting of torch for its process changed, and restore it for the next test.
-
-    A test changes settings with `monkeypatch`, or in a process of its own. A test that is the first to import
-    torch is not checked.
-    """
+    """Restore the settings of torch for its process that a test, or a library in it, has left changed."""
     before = torch_state.read()
     yield
-    changed = torch_state.restore(before)
-    assert not changed, f"the test left torch with other settings: {changed}"
+    torch_state.restore(before)
 
 
 class Program:

@@ -37,7 +37,8 @@ _SETTINGS: Final[Mapping[str, _Setting]] = {
         _write_deterministic,
     ),
     "default device": _Setting(
-        lambda torch: torch.get_default_device(), lambda torch, value: torch.set_default_device(value)
+        lambda torch: torch.get_default_device(),
+        lambda torch, value: torch.set_default_device(None if value.type == "cpu" else value),
     ),
     "default dtype": _Setting(
         lambda torch: torch.get_default_dtype(), lambda torch, value: torch.set_default_dtype(value)
@@ -61,12 +62,11 @@ def read() -> dict[str, Any]:
     return {name: setting.read(torch) for name, setting in _SETTINGS.items()} if torch else {}
 
 
-def restore(before: Mapping[str, Any]) -> dict[str, Any]:
-    """Set what differs from `before` again; return the values that differed."""
-    changed = {name: value for name, value in read().items() if name in before and value != before[name]}
-    for name in changed:
-        _SETTINGS[name].write(_torch(), before[name])
-    return changed
+def restore(before: Mapping[str, Any]) -> None:
+    """Set what differs from `before` again."""
+    for name, value in read().items():
+        if name in before and value != before[name]:
+            _SETTINGS[name].write(_torch(), before[name])
 
 
 def _torch() -> Any:
