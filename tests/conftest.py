@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 import textwrap
@@ -31,6 +32,8 @@ def pytest_configure() -> None:
     tests has more objects than a program has, so its censuses get a larger budget.
     """
     heap.BUDGET = heap.CensusBudget(objects=50_000_000, seconds=300.0)
+    for name in ("COLUMNS", "FORCE_COLOR", "NO_COLOR"):  # reports have their usual width, and no colors
+        os.environ.pop(name, None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

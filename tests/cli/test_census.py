@@ -196,7 +196,7 @@ def test_when_the_job_has_ended_its_socket_is_gone(
         (["--pid", "4194305"], "there is no process 4194305"),
         (["--pid", "-3"], "there is no process -3"),
         (["--pid", "1", "--timeout", "0"], "invalid --timeout 0.0: expected more than 0 seconds"),
-        (["--pid", "1", "--rows", "0"], "--rows 0 is too few; expected at least 1"),
+        (["--pid", "1", "--rows", "0"], "invalid --rows 0: expected at least 1"),
         ([], "Missing option '--pid'"),
     ],
 )

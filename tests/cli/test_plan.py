@@ -62,8 +62,8 @@ def test_a_program_that_cannot_fit(program, capsys):
         (["{program}:build"], "--budget"),
         (["{program}:build", "--budget", "some"], "'some' is no size"),
         (["--budget", "1GiB"], "nothing to trace"),
-        (["{program}:build", "--budget", "1GiB", "--seq", "8"], "--seq without --hf-config"),
-        (["{program}:build", "--budget", "1GiB", "--hf-config", "config.json"], "both given"),
+        (["{program}:build", "--budget", "1GiB", "--seq", "8"], "--seq needs --hf-config"),
+        (["{program}:build", "--budget", "1GiB", "--hf-config", "config.json"], "use only one of"),
         (["{program}:build", "--budget", "1GiB", "--allow", "anything"], "anything"),
     ],
 )

@@ -138,11 +138,11 @@ def test_a_run_is_compared(program, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["{program}:build", "--", "--lr", "1"], "takes no arguments"),
-        (["{program}:build", "--batch", "4"], "--batch without --hf-config"),
+        (["{program}:build", "--", "--lr", "1"], "only a script or a module takes arguments"),
+        (["{program}:build", "--batch", "4"], "--batch needs --hf-config"),
         ([], "nothing to trace"),
-        (["{program}:build", "--hf-config", "config.json"], "both given"),
-        (["{program}:build", "-m", "package.train", "--hf-config", "config.json"], "both given"),
+        (["{program}:build", "--hf-config", "config.json"], "use only one of"),
+        (["{program}:build", "-m", "package.train", "--hf-config", "config.json"], "use only one of"),
         (["nowhere.py:build"], "no such file"),  # found out by the child process
     ],
 )
