@@ -107,6 +107,22 @@ def test_what_works_on_other_systems_too():
     assert systems.refusal("run", "linux") is None
 
 
+WITHOUT_POSIX = """
+import signal, sys
+for name in ("fcntl", "resource"):
+    sys.modules[name] = None
+del signal.SIGPIPE, signal.SIGXFSZ, signal.pthread_sigmask
+from memtriage.cli.app import main
+sys.exit(main(["explain", "M8"]))
+"""
+
+
+def test_explain_needs_nothing_that_windows_lacks():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_POSIX], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "M8" in done.stdout
+
+
 def test_without_torch_one_line_says_what_to_install(tmp_path, monkeypatch, capsys):
     (tmp_path / "train.py").write_text("def build(device): ...")
     monkeypatch.setattr(trace_options, "find_spec", lambda name: None)

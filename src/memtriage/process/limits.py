@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-import resource
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from memtriage.process.stdlib import time
 
-_OF_WRITES: Final = (signal.SIGPIPE, signal.SIGXFSZ)
+with suppress(ImportError):  # Windows has no such limits; `explain` and others use `surviving_writes` there
+    import resource
+
+_OF_WRITES: Final = tuple(getattr(signal, name) for name in ("SIGPIPE", "SIGXFSZ") if hasattr(signal, name))
 
 
 @contextmanager
