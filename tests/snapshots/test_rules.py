@@ -107,6 +107,13 @@ def test_reserved_far_above_the_peak_is_found_with_what_helps(
     assert any("expandable_segments:True 782.0 MiB" in line for line in finding.evidence)
 
 
+def test_a_surplus_that_was_given_back_is_none(read: Callable[[Program], DeviceRecording]) -> None:
+    program = Program()
+    changing_sizes(program)
+    program.simulator.empty_cache()
+    assert read(program).findings == ()
+
+
 def test_a_surplus_that_no_setting_saves_advises_none(read: Callable[[Program], DeviceRecording]) -> None:
     program = Program("expandable_segments:True")
     program.free(program.alloc(4000 * MIB, user(5, "evaluate"), stream=3))

@@ -52,11 +52,14 @@ class Trial:
 
 
 def surplus(view: DeviceView, policy: SurplusPolicy = POLICY) -> int:
-    """Return the bytes by which the peak of reserved exceeds that of allocated; 0 where that is ordinary."""
+    """Return the bytes by which reserved memory exceeds the peak of allocated; 0 where that is ordinary.
+
+    Reserved at the snapshot: what has been given back before it is no surplus.
+    """
     if not len(view.trace) or view.ooms:
         return 0
-    allocated, reserved = _peaks(view)
-    above = reserved - allocated
+    allocated, _ = _peaks(view)
+    above = view.end.reserved - allocated
     return above if above >= max(policy.floor_bytes, policy.share * allocated) else 0
 
 
