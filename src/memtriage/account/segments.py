@@ -56,7 +56,7 @@ def segment_totals(segments: Iterable[Segment]) -> SegmentTotals:
         sums["reserved"] += segment.size
         sums["releasable"] += releasable
         sums["private"] += segment.size if segment.pool != DEFAULT_POOL else 0
-        sums["free"] += _free_in(segment)
+        sums["free"] += free_in(segment)
         for block in segment.blocks:
             sums["requested"] += block.requested if block.state == "active" else 0
             sums["rounding"] += block.size - block.requested if block.state == "active" else 0
@@ -79,7 +79,7 @@ def releasable_in(segment: Segment) -> int:
     expandable segments the page size is taken as the default for the pool (a snapshot does not have it).
     """
     if all(block.state == "free" for block in segment.blocks):
-        return _free_in(segment)
+        return free_in(segment)
     if segment.page is None:
         return 0
     return sum(_whole_pages(block, segment) for block in segment.blocks if block.state == "free")
@@ -102,7 +102,7 @@ def whole_pages(block: Block, segment: Segment) -> tuple[int, int]:
 
 def stranded_in(segment: Segment) -> int:
     """Return free bytes that `empty_cache()` cannot give back."""
-    return _free_in(segment) - releasable_in(segment)
+    return free_in(segment) - releasable_in(segment)
 
 
 def stranded_segments(segments: Iterable[Segment]) -> list[StrandedSegment]:
@@ -115,7 +115,8 @@ def stranded_segments(segments: Iterable[Segment]) -> list[StrandedSegment]:
     return sorted(stranding, key=lambda segment: (-segment.stranded, segment.segment.address))
 
 
-def _free_in(segment: Segment) -> int:
+def free_in(segment: Segment) -> int:
+    """Return the bytes of a segment that are free."""
     return sum(block.size for block in segment.blocks if block.state == "free")
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from memtriage.account.segments import free_in
 from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.model.findings import Finding
 from memtriage.model.units import MIB, count, size
@@ -40,7 +41,7 @@ def pool_findings(view: DeviceView, policy: PoolPolicy = POLICY) -> list[Finding
     for segment in view.segments:
         if segment.pool != DEFAULT_POOL:
             reserved[segment.pool] += segment.size
-            free[segment.pool] += sum(block.size for block in segment.blocks if block.state == "free")
+            free[segment.pool] += free_in(segment)
     if len(reserved) < policy.pools:
         return []
     total, largest = reserved.total(), max(reserved.values())

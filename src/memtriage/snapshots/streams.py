@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from memtriage.account.segments import free_in
 from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.model.findings import Finding
 from memtriage.model.recording import ALLOC
@@ -72,7 +73,7 @@ def _by_stream(view: DeviceView) -> tuple[Counter[int], Counter[int]]:
     for segment in view.segments:
         if segment.pool == DEFAULT_POOL:
             reserved[segment.stream] += segment.size
-            free[segment.stream] += sum(block.size for block in segment.blocks if block.state == "free")
+            free[segment.stream] += free_in(segment)
     return reserved, free
 
 
