@@ -116,10 +116,12 @@ class CensusView:
         self._census: Census | None = None
         self._node_anchors: dict[int, HolderPath] = {}
         self._bounds: dict[int, int] = {}
+        self._in_small_groups: list[tuple[GroupKey, _Held]] | None = None
 
     def close(self) -> None:
         self._held.clear()
         self._node_anchors.clear()
+        self._in_small_groups = None
         del self._graph, self._namer
 
     def census(self) -> Census:
@@ -175,15 +177,23 @@ class CensusView:
         Args:
             last: the last bytes instead.
         """
-        wanted = {g.key for g in self.census().groups if g.count <= _HEADS and not g.attached}
+        if self._in_small_groups is None:
+            self._in_small_groups = self._variables_in_small_groups()
         heads_of: dict[GroupKey, list[bytes]] = {}
-        for held in self._held.values():
-            key = self._key(held)
-            if key in wanted and held.owner in ("variable", "buffer") and held.facts.nbytes >= _HEAD_FROM:
-                head = end_bytes(self._graph.objects[held.position], held.facts, _HEAD, last=last)
-                if head is not None:
-                    heads_of.setdefault(key, []).append(head)
+        for key, held in self._in_small_groups:
+            head = end_bytes(self._graph.objects[held.position], held.facts, _HEAD, last=last)
+            if head is not None:
+                heads_of.setdefault(key, []).append(head)
         return {key: b"".join(sorted(heads)) for key, heads in heads_of.items()}
+
+    def _variables_in_small_groups(self) -> list[tuple[GroupKey, _Held]]:
+        wanted = {g.key for g in self.census().groups if g.count <= _HEADS and not g.attached}
+        large = [
+            held
+            for held in self._held.values()
+            if held.owner in ("variable", "buffer") and held.facts.nbytes >= _HEAD_FROM
+        ]
+        return [(key, held) for held in large if (key := self._key(held)) in wanted]
 
     def _key(self, held: _Held) -> GroupKey:
         return held.facts.device, self._namer.path(held.position).anchor
