@@ -167,7 +167,8 @@ def test_malloc_retention_is_found_and_cured_by_tuning(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(LOADING)
     report = watched(script)
-    assert report["verdict"] != "leak"  # four steps are judged only where they last for seconds
+    by_time = any(counter["scale"] == "time" for counter in report["judged"].values())  # a slow machine
+    assert report["verdict"] in ({"clean", "not_judged"} if by_time else {"not_judged"})  # four steps
     (finding,) = report["findings"]
     assert finding["kind"] == "malloc_retention"
     assert 400 * MIB < finding["bytes"] < 520 * MIB
