@@ -26,4 +26,4 @@ def test_a_table_and_its_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_one_result_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["snapshot", str(RECORDED), "--what-if", "--sql", "select 1"]) == 2
-    assert "ask for one at a time" in capsys.readouterr().err
+    assert "use only one of --sql, --compare and --what-if" in capsys.readouterr().err
