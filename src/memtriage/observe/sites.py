@@ -30,12 +30,15 @@ from memtriage.observe import cuda
 from memtriage.observe.autograd import creation_site
 from memtriage.observe.cuda import allocation_site, blamed_frame
 from memtriage.observe.kinds import NODE, TENSOR, KindTable
+from memtriage.observe.malloc import malloc_info
 from memtriage.observe.modes import AnomalyMode, Tracing
 from memtriage.observe.objects import instances
 from memtriage.observe.origin import package_folder
 from memtriage.observe.tensors import plain, storage_facts
 
 _FRAMES = 24
+_MALLOC_EACH = 1.8
+"""Bytes of malloc's for a byte of tracemalloc's tables: an entry of 32 bytes takes 48."""
 _OWN_FOLDER = package_folder()
 _STACK_LINE = re.compile(r'File "(?P<filename>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
 
@@ -54,6 +57,7 @@ class SiteRecorder:
     """
 
     def __init__(self, script_root: str | None) -> None:
+        self._malloc_each = _MALLOC_EACH
         self._root = script_root
         self._history = cuda.AllocationHistory()
         self._tracing = Tracing()
@@ -66,6 +70,14 @@ class SiteRecorder:
     def recording(self) -> bool:
         """Whether a recorder that takes host memory itself is on."""
         return self._tracing.borrowed or self._anomaly.borrowed
+
+    def tables(self) -> int:
+        """Bytes that tracemalloc counts for its own tables; 0 where it is not on for the watch."""
+        return tracemalloc.get_tracemalloc_memory() if self._tracing.borrowed else 0
+
+    def in_malloc(self, tables: int) -> int:
+        """Bytes of malloc's counter for so many bytes of tables, as measured when they were last freed."""
+        return round(tables * self._malloc_each)
 
     def install(self) -> None:
         """Make ready to record unseen. Called before the program runs."""
@@ -112,7 +124,7 @@ class SiteRecorder:
             return  # not begun, or the program has its own by now
         with self._tracing.reading():
             self._read_traces()
-        self._tracing.stop()
+        self._stop_tracing()
 
     def _read_traces(self) -> None:
         kinds = KindTable()
@@ -138,9 +150,16 @@ class SiteRecorder:
 
     def stop(self) -> None:
         """Put everything back as it was. May be called twice."""
-        self._tracing.stop()
+        self._stop_tracing()
         self._anomaly.stop()
         self._history.stop()
+
+    def _stop_tracing(self) -> None:
+        tables, before = self.tables(), malloc_info()
+        self._tracing.stop()
+        after = malloc_info()
+        if tables and before is not None and after is not None:
+            self._malloc_each = (before.in_use - after.in_use) / tables
 
     def site_of(self, obj: Any) -> str | None:
         """`file.py:line in function` of a tensor's memory, a node's forward call or a Python object."""

@@ -113,34 +113,45 @@ class GrowthWatch:
             readable_before = self._readable.get(reading.device, False)
             self._readable[reading.device] = reading.allocated is not None or readable_before
         if mark.name in ("step", "backward", "time"):
-            values, started = self._values(mark), time.perf_counter()
-            self.scheduler.at_mark(mark.name, mark.position, values)
+            before, tables = self._without_own(mark), self._investigator.recorder_tables()
+            started = time.perf_counter()
+            self.scheduler.at_mark(mark.name, mark.position, self._values(mark, before))
             if self._ledgers.is_due():
                 self.scheduler.census(mark.position)
             if time.perf_counter() - started > READING.work_s:
-                self._subtract_own(values)
+                self._subtract_own(before, self._investigator.recorder_tables() - tables)
 
     def judged(self) -> dict[str, Judged]:
         """Return by device whether growth could be judged, and how small a leak would have been found."""
         return judge_devices(self.scheduler.judged_on, self._readable)
 
-    def _values(self, mark: MarkPoint) -> dict[str, int]:
-        """Return bytes by counter, without counters that cannot be read or are disturbed."""
-        values = {}
-        for reading in mark.readings:
-            # Malloc's counter includes what the recorders of allocation sites use.
-            disturbed = reading.device == "cpu" and self._investigator.recording
-            if reading.allocated is not None and not disturbed:
-                values[reading.device] = reading.allocated
+    def _without_own(self, mark: MarkPoint) -> dict[str, int]:
+        """Return bytes by counter, those that can be read, without what is known to be the watch's own."""
+        readings = {
+            reading.device: reading.allocated for reading in mark.readings if reading.allocated is not None
+        }
         own = self._own_bytes
-        values = {name: value - own.get(name, 0) for name, value in (values | self._resident()).items()}
+        return {name: value - own.get(name, 0) for name, value in (readings | self._resident()).items()}
+
+    def _values(self, mark: MarkPoint, readings: Mapping[str, int]) -> dict[str, int]:
+        """Return these readings without those that are disturbed, and the size of generated code."""
+        values = dict(readings)
+        if self._investigator.recording:
+            values.pop("cpu", None)  # malloc's counter includes what the recorders of allocation sites use
         within_step = mark.name == "backward" and mark.position.step > 0
         return values if within_step else values | self._generated_code()
 
-    def _subtract_own(self, before: Mapping[str, int]) -> None:
-        """Subtract from later readings the memory that a census, or the first estimate, did not give back."""
+    def _subtract_own(self, before: Mapping[str, int], tables: int) -> None:
+        """Subtract from later readings the memory that a census, or the first estimate, did not give back.
+
+        Args:
+            before: what the program alone had before that, by counter.
+            tables: by which the recorders' tables grew meanwhile; they will be given back. Less than 0 where
+                they were.
+        """
         malloc = self._reader.in_malloc()
-        now = self._resident() | ({} if malloc is None else {"cpu": malloc})
+        tables = self._investigator.in_malloc(tables)
+        now = self._resident() | ({} if malloc is None else {"cpu": malloc - tables})
         for name, value in now.items():
             if name in before:
                 self._own_bytes[name] = value - before[name]

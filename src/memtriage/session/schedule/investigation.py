@@ -134,6 +134,14 @@ class Investigator:
         """Whether recorders are on. They take host memory of their own."""
         return self._sites.recording
 
+    def recorder_tables(self) -> int:
+        """Return the bytes of the recorders' tables, as the recorders count them."""
+        return self._sites.tables()
+
+    def in_malloc(self, tables: int) -> int:
+        """Return what so many bytes of tables make on malloc's counter."""
+        return self._sites.in_malloc(tables)
+
     def census(
         self,
         position: float,
