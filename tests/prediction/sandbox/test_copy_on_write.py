@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memtriage.prediction.sandbox import redirect
@@ -115,6 +115,8 @@ def seen(call, folder: str) -> dict[str, object]:
 
 
 @settings(max_examples=150, deadline=None)
+@example([("rename", "a", "link"), ("rename", "a", "link/a")])
+@example([("rename", "a", "link"), ("rename", "link/a", "a")])
 @given(st.lists(OPERATIONS, max_size=8))
 def test_a_scratch_copy_behaves_as_the_file_system_does(operations):
     with tempfile.TemporaryDirectory() as place:

@@ -193,10 +193,10 @@ class CopyOnWrite:
 
     def _copy(self, place: str) -> None:
         """Copy one file, link or directory (without what it contains)."""
+        self._make_parent(place)
         mode = None if self._hidden(place) else self._mode(place)
         if mode is None:
             raise file_error(errno.ENOENT, place)
-        self._make_parent(place)
         copy = self.root + place
         if stat.S_ISLNK(mode):
             self._os["symlink"](self._os["readlink"](place), copy)
@@ -255,9 +255,10 @@ class CopyOnWrite:
 
     def _check_directory(self, place: str, path: str) -> None:
         """Raise what a system call raises for `path` where `place`, on the way, is no directory."""
-        mode = self._mode(self.read(place))
-        if mode is None:
-            raise file_error(errno.ENOENT, path)
+        try:
+            mode = self._os["lstat"](self.read(place)).st_mode
+        except OSError as error:
+            raise file_error(error.errno or errno.ENOENT, path) from None
         if not stat.S_ISDIR(mode):
             raise file_error(errno.ENOTDIR, path)
 

@@ -214,14 +214,14 @@ class _Functions:
     ) -> None:
         files = self._files
         source, target = files.resolve(src, False, src_dir_fd), files.resolve(dst, False, dst_dir_fd)
-        if files.exists(source):
-            where = files.make(target)
-            self._check_rename(source, target)
-            if source != target:
-                self._os["replace"](files.take(source), where)
-                files.hide(target)
-        else:
+        files.make(source)  # rename(2) looks for both directories before it looks for what is in them
+        where = files.make(target)
+        if not files.exists(source):
             raise file_error(errno.ENOENT, src)
+        self._check_rename(source, target)
+        if source != target:
+            self._os["replace"](files.take(source), where)
+            files.hide(target)
 
     def _check_rename(self, source: str, target: str) -> None:
         """Raise what rename(2) raises; the scratch copy alone does not show it."""
