@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+from functools import lru_cache
 
 from memtriage.model.code_origin import is_installed
 from memtriage.process.stdlib import os
@@ -24,12 +25,26 @@ def _library_folders() -> tuple[str, ...]:
     return tuple(os.path.realpath(folder) + os.sep for folder in folders)
 
 
+@lru_cache(maxsize=1 << 15)
+def _is_absolute_below(name: str, folders: tuple[str, ...]) -> bool:
+    return _is_below(name, folders)
+
+
+def _is_below(name: str, folders: tuple[str, ...]) -> bool:
+    """Whether a file is in one of these folders, or installed elsewhere, links resolved."""
+    path = os.path.realpath(name)
+    return path.startswith(folders) or is_installed(path)
+
+
 class CodeOrigin:
-    """Separates the user's files from libraries', by the folders of this interpreter. Answers are cached."""
+    """Separates the user's files from libraries', by the folders of this interpreter.
+
+    Answers are cached: those about absolute paths as long as the process runs, others as long as the object.
+    """
 
     def __init__(self) -> None:
-        self._libraries = _library_folders()
         self._own = package_folder()
+        self._folders = (*_library_folders(), self._own)
         self._known: dict[str, bool] = {}
 
     def is_user_file(self, name: str | None) -> bool:
@@ -38,9 +53,8 @@ class CodeOrigin:
             return False
         known = self._known.get(name)
         if known is None:
-            path = os.path.realpath(name)
-            known = not (path.startswith((*self._libraries, self._own)) or is_installed(path))
-            self._known[name] = known
+            is_below = _is_absolute_below if os.path.isabs(name) else _is_below
+            known = self._known[name] = not is_below(name, self._folders)
         return known
 
     def is_own_file(self, name: str) -> bool:
