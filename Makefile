@@ -76,8 +76,10 @@ LOADS_MUCH := $(addprefix tests/,cases docs integrations planning prediction pro
 # One thread for each of the workers' kernels: more only compete on a small machine.
 test: export OMP_NUM_THREADS = 1
 test: lint $(DEEPSPEED)/.installed
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(addprefix --ignore=,$(LOADS_MUCH))
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(LOADS_MUCH)
+	status=0; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(addprefix --ignore=,$(LOADS_MUCH)) || status=$$?; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(LOADS_MUCH) || status=$$?; \
+	exit $$status
 
 test-slow: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
