@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -12,19 +11,21 @@ import pytest
 from memtriage.model.position import TrainingPosition
 from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.malloc import malloc_info
-from memtriage.session.growth_watch import GrowthWatch
+from memtriage.session import growth_watch
+from memtriage.session.growth_watch import GrowthWatch, ReadingPolicy
 from memtriage.session.marks import MarkPoint
+from memtriage.session.schedule.investigation import Investigator
 
 MIB = 1024**2
 pytestmark = pytest.mark.skipif(malloc_info() is None, reason="no counter of malloc")
 
 
 class WorkingScheduler:
-    """Keeps memory, as censuses do, and lets the watch's own recorder start before every other mark."""
+    """Keeps memory, as censuses do, and switches a recorder on at every other mark and off at the next."""
 
-    def __init__(self, watch: GrowthWatch) -> None:
-        self.recorder = watch._investigator._sites
-        self.kept: list[bytearray] = []
+    def __init__(self, investigator: Investigator, *unused: object) -> None:
+        self.investigator = investigator
+        self.kept: list[object] = []
         self.values: list[Mapping[str, int]] = []
         self.works = True
 
@@ -32,16 +33,17 @@ class WorkingScheduler:
         self.values.append(values)
         if not self.works:
             return
-        if position.step % 2:
-            self.recorder.trace_objects()
-        else:
-            self.recorder.collect()
         self.kept.append(bytearray(4 * MIB))
-        time.sleep(0.001)
+        if position.step % 2:
+            self.investigator.record(2)
+        else:
+            self.investigator.stop()
 
 
 @pytest.fixture
-def watch() -> Iterator[GrowthWatch]:
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[GrowthWatch]:
+    monkeypatch.setattr(growth_watch, "CensusScheduler", WorkingScheduler)
+    monkeypatch.setattr(growth_watch, "READING", ReadingPolicy(work_s=0.0))
     unused: Any = SimpleNamespace(before_census=None, take=None, is_due=lambda: False)
     made = GrowthWatch(
         CounterReader(),
@@ -65,16 +67,15 @@ def mark(step: int) -> MarkPoint:
 
 
 def test_memory_that_the_watch_keeps_is_subtracted_while_recorders_run(watch: GrowthWatch) -> None:
-    scheduler: Any = WorkingScheduler(watch)
-    watch.scheduler = scheduler
-    traced: list[list[object]] = []
+    scheduler: Any = watch.scheduler
+    traced: list[list[int]] = []
     for step in range(1, 9):
-        traced = [[step]] * 4096  # traced by tracemalloc, which takes memory of malloc's for that
+        traced = [[number] for number in range(20_000)]  # tracemalloc takes memory of malloc's for each
         watch.at_mark(mark(step))
     scheduler.works = False
     watch.at_mark(mark(9))
     read = [values["cpu"] for values in scheduler.values if "cpu" in values]
-    assert len(traced) == 4096
+    assert len(traced) == 20_000
     assert len(scheduler.kept) == 8
     assert len(read) == 5  # malloc's counter is disturbed while a recorder is on
     assert max(read) - min(read) < MIB

@@ -114,12 +114,13 @@ class GrowthWatch:
             self._readable[reading.device] = reading.allocated is not None or readable_before
         if mark.name in ("step", "backward", "time"):
             before, tables = self._without_own(mark), self._investigator.recorder_tables()
-            started = time.perf_counter()
-            self.scheduler.at_mark(mark.name, mark.position, self._values(mark, before))
+            values, started = self._values(mark, before), time.perf_counter()
+            self.scheduler.at_mark(mark.name, mark.position, values)
             if self._ledgers.is_due():
                 self.scheduler.census(mark.position)
             if time.perf_counter() - started > READING.work_s:
-                self._subtract_own(before, self._investigator.recorder_tables() - tables)
+                tables = self._investigator.recorder_tables() - tables
+                self._subtract_own(before, self._investigator.in_malloc(tables))
 
     def judged(self) -> dict[str, Judged]:
         """Return by device whether growth could be judged, and how small a leak would have been found."""
@@ -141,17 +142,16 @@ class GrowthWatch:
         within_step = mark.name == "backward" and mark.position.step > 0
         return values if within_step else values | self._generated_code()
 
-    def _subtract_own(self, before: Mapping[str, int], tables: int) -> None:
+    def _subtract_own(self, before: Mapping[str, int], recorders: int) -> None:
         """Subtract from later readings the memory that a census, or the first estimate, did not give back.
 
         Args:
             before: what the program alone had before that, by counter.
-            tables: by which the recorders' tables grew meanwhile; they will be given back. Less than 0 where
-                they were.
+            recorders: bytes of malloc's that recorders took meanwhile and will give back; less than 0 where
+                they gave more back.
         """
         malloc = self._reader.in_malloc()
-        tables = self._investigator.in_malloc(tables)
-        now = self._resident() | ({} if malloc is None else {"cpu": malloc - tables})
+        now = self._resident() | ({} if malloc is None else {"cpu": malloc - recorders})
         for name, value in now.items():
             if name in before:
                 self._own_bytes[name] = value - before[name]
