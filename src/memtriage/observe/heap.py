@@ -16,11 +16,9 @@ Roots, in this order; a later one never takes what an earlier one reached:
 from __future__ import annotations
 
 import contextlib
-import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
 from types import FrameType, ModuleType
 from typing import Any, Final
 
@@ -433,8 +431,7 @@ class _Walker:
         graph = self.graph
         graph.first_unrooted = len(graph.objects)
         index, kinds, skipped = graph.index, self.kinds, (ATOM, BOUNDARY, KLASS)
-        reached = map(index.__contains__, map(id, self.everything))
-        left = list(compress(self.everything, map(operator.not_, reached)))
+        left = [obj for obj in self.everything if id(obj) not in index]
         self.everything.clear()
         left = [obj for obj in left if kinds[type(obj)] not in skipped]
         if not left:

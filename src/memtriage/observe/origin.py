@@ -26,10 +26,6 @@ def _library_folders() -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=1 << 15)
-def _is_absolute_below(name: str, folders: tuple[str, ...]) -> bool:
-    return _is_below(name, folders)
-
-
 def _is_below(name: str, folders: tuple[str, ...]) -> bool:
     """Whether a file is in one of these folders, or installed elsewhere, links resolved."""
     path = os.path.realpath(name)
@@ -53,7 +49,8 @@ class CodeOrigin:
             return False
         known = self._known.get(name)
         if known is None:
-            is_below = _is_absolute_below if os.path.isabs(name) else _is_below
+            # A relative path means another file in another working directory.
+            is_below = _is_below if os.path.isabs(name) else _is_below.__wrapped__
             known = self._known[name] = not is_below(name, self._folders)
         return known
 
