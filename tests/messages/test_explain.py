@@ -115,7 +115,7 @@ def test_holes_are_cured_by_expandable_segments() -> None:
 def test_advice_to_turn_on_what_is_on_is_stale() -> None:
     found = explain(f"export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n{HOLES}")
     assert "M8" not in actions(found)
-    assert found.stale_advice is not None and "on already" in found.stale_advice
+    assert found.stale_advice is not None and "already on" in found.stale_advice
 
 
 def test_advice_that_the_figures_do_not_support_is_stale() -> None:
@@ -267,7 +267,7 @@ def test_mention_without_figures_gives_way_to_the_message() -> None:
 def test_a_log_of_those_who_waited_says_where_to_look() -> None:
     found = explain("\n".join(TAG.format(rank, WATCHDOG.format(rank)) for rank in (0, 1)))
     assert found.diagnosis == "unknown"
-    assert found.evidence[0] == "only what follows a failure elsewhere"
+    assert found.evidence[0] == "only consequences of a failure elsewhere"
     assert found.settle is not None and "first failure" in found.settle.fact
 
 

@@ -54,3 +54,47 @@ def test_what_ray_only_suspects_is_not_proven() -> None:
     found = explain(TEXTS["ray-actor"])
     assert found.confidence < 0.9
     assert found.settle is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "requested"),
+    [
+        ("metal-size", 12288 << 20),
+        ("numpy-whole-gib", 149 << 30),
+        ("ollama-host-buffer", 437_944_320),
+        ("mmap-file", 1_572_864_000),
+    ],
+)
+def test_the_size_of_the_request_is_read(name: str, requested: int) -> None:
+    assert explain(TEXTS[name]).fields["requested"] == requested
+
+
+@pytest.mark.parametrize("name", ["mmap-file", "slurm-twice", "torchrun-sigkill"])
+def test_a_second_report_of_one_failure_is_no_further_event(name: str) -> None:
+    found = explain(TEXTS[name])
+    assert {event.role for event in found.events} <= {"cause", "same"}
+    assert not any("followed" in sentence for sentence in found.evidence)
+
+
+def test_a_second_killed_process_is_an_event_of_its_own() -> None:
+    line = "Killed process {} (python) total-vm:9kB, anon-rss:8kB, file-rss:0kB, shmem-rss:0kB"
+    found = explain("\n".join(f"Memory cgroup out of memory: {line.format(pid)}" for pid in (7, 8)))
+    assert [event.role for event in found.events] == ["cause", "followed"]
+
+
+def test_free_memory_that_the_text_does_not_name_is_not_called_zero() -> None:
+    sentences = " ".join(explain(TEXTS["xpu-without-free"]).evidence)
+    assert "0 bytes free" not in sentences
+    assert "14.90 GiB allocated + 2.00 GiB asked exceed the device by 1.34 GiB" in sentences
+
+
+def test_a_container_is_not_asked_about_at_the_scheduler() -> None:
+    for name in ("container-limit", "docker-inspect"):
+        found = explain(TEXTS[name])
+        assert found.settle is not None and "docker inspect" in found.settle.command
+
+
+def test_a_shortage_of_the_host_is_not_treated_on_the_device() -> None:
+    actions = " ".join(fix.action for fix in explain(TEXTS["ollama-host-buffer"]).fixes)
+    assert "host memory" in actions
+    assert "on the device" not in actions

@@ -15,8 +15,8 @@ from memtriage.model.explanation import Label
 _ROUNDED: Final = {2 * 1024**2: "any tensor of up to 1 MiB", 20 * 1024**2: "any tensor of 1 to 10 MiB"}
 _CONTEXT: Final = "one process's context and libraries take about 0.75 GiB (measured on an H200)"
 _PHASES: Final = {
-    "forward": "the traceback is of a forward",
-    "backward": "the traceback is of a backward: gradients come on top of every saved activation",
+    "forward": "the traceback is of a forward pass",
+    "backward": "the traceback is of a backward pass: gradients come on top of every saved activation",
     "optimizer": "the traceback is of an optimizer's step: activations are gone by then, its state is not",
     "evaluation": "the traceback is of an evaluation",
     "setup": "the traceback is of loading or moving weights, before any training",
@@ -108,6 +108,11 @@ def _deciding_figures(label: Label, figures: OomFields, case: Case) -> Iterator[
         yield "the request alone exceeds the device: no state of the device could hold it"
     elif label == "does_not_fit" and case.message.missing:
         yield "the text ends inside of the allocated bytes, which fill the device if they are GiB"
+    elif label == "does_not_fit" and figures.free is None:
+        yield (
+            f"{as_printed(allocated)} allocated + {as_printed(asked)} asked exceed the device by "
+            f"{as_printed(allocated + asked - total)}"
+        )
     elif label == "does_not_fit" and asked > free + holes:
         yield (
             f"{as_printed(free)} free + {as_printed(holes)} in holes = {as_printed(free + holes)}: "
@@ -121,8 +126,8 @@ def _deciding_figures(label: Label, figures: OomFields, case: Case) -> Iterator[
         )
     elif label == "fragmentation":
         yield (
-            f"{as_printed(holes)} lie in holes of segments that are partly in use, none of them large enough "
-            f"for {as_printed(asked)}: wholly unused segments had been given back before the message"
+            f"{as_printed(holes)} are free in holes of segments that are partly in use, none of them large "
+            f"enough for {as_printed(asked)}: wholly free segments had been released before the message"
         )
     elif label == "other_process_or_outside_allocator":
         outside = figures.outside or 0
@@ -146,15 +151,15 @@ def _deciding_figures(label: Label, figures: OomFields, case: Case) -> Iterator[
             f"which no other pool may use; {as_printed(allocated - (figures.private_pools or 0))} are live"
         )
     elif label == "unknown":
-        yield "the figures that are left do not tell why"
+        yield "the figures in the text do not show the cause"
 
 
 _TEXTS: Final[Mapping[tuple[str, str], str]] = {
     (
         "cuda-runtime",
         "",
-    ): "no sizes: the call that failed was hardly the caching allocator's (pinned host memory, a "
-    "new context, a captured graph, a library), or it is a stale error of an earlier call",
+    ): "no sizes: the call that failed was probably not the caching allocator's (but pinned host memory, a "
+    "new context, a captured graph, a library), or the error is of an earlier call",
     ("cuda-runtime", "thc"): "a release of PyTorch up to 0.4, whose message has no sizes",
     ("cuda-driver", ""): "the driver's own error, without sizes",
     ("cuda-driver", "engine pool"): "an engine's own memory pool got nothing from the driver; no sizes",
@@ -168,96 +173,104 @@ _TEXTS: Final[Mapping[tuple[str, str], str]] = {
     (
         "alloc-assert",
         "",
-    ): "two settings of the allocator collide (expandable_segments with max_split_size_mb or IPC): "
+    ): "two settings of the allocator conflict (expandable_segments with max_split_size_mb or IPC): "
     "no memory ran out",
     (
         "alloc-assert",
         "other",
-    ): "a check inside of the allocator failed: a defect or settings that collide, and no "
+    ): "a check inside the allocator failed: a defect or conflicting settings, and no "
     "sign that memory ran out",
     (
         "cublas",
         "not initialized",
-    ): "often the library got no memory for its handle; a driver or version that does not fit says the same",
+    ): "often the library got no memory for its handle; a driver or version mismatch gives the same message",
     ("cublas", ""): "the library got no memory from the driver for its handle or workspace",
     ("cudnn", ""): "the library got no memory from the driver for its workspace",
     (
         "cudnn",
         "not initialized",
-    ): "often the library got no memory for its handle; a driver or version that does not fit says the same",
+    ): "often the library got no memory for its handle; a driver or version mismatch gives the same message",
     ("nccl", ""): "NCCL got no memory from the driver for its buffers",
     (
         "nccl",
         "multicast",
-    ): "multicast reservations ran out (communicators never destroyed): the device need not be full",
-    ("cpu-alloc", ""): "a host allocation failed: the GPU has no part in it",
-    ("python-alloc", ""): "a host allocation failed: the GPU has no part in it",
-    ("python-alloc", "worker"): "a host allocation failed in a DataLoader worker: the GPU has no part in it",
+    ): "multicast reservations ran out (communicators never destroyed): the device may have free memory",
+    ("cpu-alloc", ""): "a host allocation failed: GPU memory is not involved",
+    ("python-alloc", ""): "a host allocation failed: GPU memory is not involved",
+    ("python-alloc", "worker"): "a host allocation failed in a DataLoader worker: GPU memory is not involved",
     (
         "python-alloc",
         "errno",
-    ): "the kernel refused memory (errno 12); for what, a fork, a mapping or an array, is not in the text",
+    ): "the kernel refused memory (errno 12); the text does not say for what: a fork, a mapping or an array",
     (
         "python-alloc",
         "fork",
-    ): "a fork copies the process's address space, and the kernel would not promise that "
-    "much: the larger the process, the more a fork has to be promised",
+    ): "a fork copies the process's address space, and the kernel would not commit that "
+    "much: the larger the process, the more memory a fork has to be granted",
     (
         "python-alloc",
         "commit",
-    ): "Windows promises no more than memory and page file together, and CUDA's libraries "
-    "are promised for each process that loads them",
+    ): "Windows commits no more than RAM and page file together; model files that are "
+    "mapped and the CUDA libraries of each process count in full",
     (
         "python-alloc",
         "file",
-    ): "the file could not be mapped: a mapping that may be written to is promised in full, "
-    "whatever of it is read",
+    ): "the file could not be mapped: a writable mapping is committed in full, however little of it is read",
     (
         "python-alloc",
         "segment",
-    ): "tensors shared between processes are a mapping each: with a small request it is "
-    "the number of mappings (vm.max_map_count) that ran out, and not memory",
+    ): "each tensor shared between processes is a mapping: a small request fails when the "
+    "number of mappings reaches vm.max_map_count, not because memory ran out",
     ("tensorrt", ""): "TensorRT got no memory from the driver",
     ("tensorrt", "tactic"): "the builder skipped a tactic that did not fit and went on with others",
     (
         "oomd",
         "",
-    ): "what watches memory killed it before the kernel had to (systemd-oomd, earlyoom, Dask)",
-    ("notebook", ""): "the notebook's host says that its memory was used up",
-    ("engine", "share"): "the engine's own share of the device is used up by weights: not the device itself",
-    ("engine", "batch"): "the batch that the engine is asked to hold does not fit beside the weights",
+    ): "a memory monitor (systemd-oomd, earlyoom, Dask) killed it before the kernel had to",
+    ("notebook", ""): "the notebook service reports that the host's memory was used up",
+    ("engine", "share"): "weights use up the engine's share of the device: the device may have free memory",
+    ("engine", "batch"): "the batch that the engine has to hold does not fit next to the weights",
     (
         "engine",
         "pool",
-    ): "a pool that the program keeps for itself is full: its share, and not the device",
+    ): "a pool that the program reserves for itself is full: its share, not the device",
     ("engine", "preempted"): "the key-value cache is full for the moment: requests wait, and nothing fails",
     ("engine", "report"): "a report of memory at start-up, no failure",
     (
         "python",
         "resource tracker",
-    ): "Python names what was left open as it ended; it is cleaned up, and is no reason of a failure",
+    ): "Python lists what was left open at its exit and cleans it up: this is not the cause of a failure",
     (
         "not-memory",
         "device error",
-    ): "a kernel failed on the device (an index out of range, an address it may not use): nothing ran out",
-    ("not-memory", "disk"): "a file could not be written: the disk or a quota is full, and not memory",
+    ): "a kernel failed on the device (an index out of range, an invalid address): no memory ran out",
+    ("not-memory", "disk"): "a file could not be written: the disk or a quota is full, not memory",
     (
         "not-memory",
         "no space",
-    ): "a file system is full; the text does not say which: /dev/shm and /tmp can be in memory",
-    ("mention", ""): "neither what was asked nor what was there is told",
-    ("k8s", "told"): "it is called killed for its memory; the runtime's own reason is not in the text",
-    ("slurm", ""): "the scheduler says that the kernel's out-of-memory killer struck in this job",
-    ("k8s", ""): "Kubernetes says that the container was killed over its memory limit",
+    ): "a file system is full; the text does not say which one: /dev/shm and /tmp may be in memory",
+    ("mention", ""): "the text has neither the size of the request nor what was free",
+    ("k8s", "told"): "the text calls it killed for its memory; the container runtime's own reason is missing",
+    (
+        "slurm",
+        "",
+    ): "the scheduler reports that the kernel's out-of-memory killer killed a process of this job",
+    ("k8s", ""): "the container was killed at its memory limit (OOMKilled)",
     (
         "k8s",
         "denied",
-    ): "the container's runtime says OOMKilled: false: its own memory limit is not recorded as the "
-    "reason of the SIGKILL; the machine's killer, an orchestrator or a user send it, too",
-    ("k8s", "eviction"): "the node ran low on memory and evicted the pod: not the pod's own limit",
-    ("ray", "perhaps"): "a worker is gone; Ray lists what may have been the reason, and knows none",
+    ): "OOMKilled is false: the container runtime does not record its memory limit as the "
+    "reason of the SIGKILL; the host's out-of-memory killer, an orchestrator or a user may have sent it",
+    (
+        "k8s",
+        "eviction",
+    ): "the node ran low on memory and evicted the pod: the pod's own limit was not the reason",
+    ("ray", "perhaps"): "a worker died; Ray lists possible reasons and knows none",
     ("ray", ""): "Ray's memory monitor killed the worker: the node's host memory, not the GPU's",
-    ("launcher", "killed"): "SIGKILL has many senders; nothing in the text says that memory was the reason",
+    (
+        "launcher",
+        "killed",
+    ): "many programs send SIGKILL; nothing in the text shows that memory was the reason",
     (
         "launcher",
         "terminated",
@@ -266,31 +279,30 @@ _TEXTS: Final[Mapping[tuple[str, str], str]] = {
     (
         "dataloader-killed",
         "killed",
-    ): "a worker got SIGKILL; nothing in the text says that memory was the reason",
+    ): "a worker got SIGKILL; nothing in the text shows that memory was the reason",
     (
         "dataloader-killed",
         "terminated",
     ): "a worker got SIGTERM: its parent, a user or a scheduler sends it, and of the "
     "out-of-memory killers only earlyoom and an eviction by Kubernetes",
-    ("dataloader-killed", "exited"): "a worker is gone; nothing in the text says why",
+    ("dataloader-killed", "exited"): "a worker died; nothing in the text shows why",
     ("shm", ""): "a write to shared memory (/dev/shm) found no room",
     ("shm", "opening"): "a shared-memory object could not be opened; the text has no errno",
-    ("shm", "gone"): "the shared-memory object is gone (errno 2): a race at clean-up, not memory",
-    ("shm", "descriptors"): "too many open files (errno 24): descriptors ran out, not memory",
+    ("shm", "gone"): "the shared-memory object no longer exists (errno 2): a race at clean-up, not memory",
+    ("shm", "descriptors"): "too many open files (errno 24): file descriptors ran out, not memory",
     ("vllm", "blocks"): "weights and the profiling run take all of the share that the engine may use",
     ("vllm", "length"): "one sequence of full length does not fit into the key-value cache",
     ("vllm", "breakdown"): "a report of memory at start-up (CUDA graphs are not in it), no failure",
     ("deepspeed-mem", ""): "a report of memory, no failure",
-    ("not-memory", "illegal access"): "a kernel read or wrote outside of its tensors: nothing ran out",
+    ("not-memory", "illegal access"): "a kernel read or wrote outside its tensors: no memory ran out",
     (
         "not-memory",
         "on-chip shared memory",
-    ): "a kernel wants more of the GPU's on-chip memory than a block can have: "
-    "device memory has no part in it",
+    ): "a kernel needs more of the GPU's on-chip memory than a block can have: device memory is not involved",
     (
         "not-memory",
         "static TLS",
-    ): "a library was loaded too late for its thread-local storage: nothing ran out",
+    ): "a library was loaded too late for its thread-local storage: no memory ran out",
     ("not-memory", "signal"): "a worker died of an error of its own, not of memory",
     ("mps", "buffer"): "one buffer over the device's limit for a single buffer",
 }
@@ -349,18 +361,18 @@ def _allocation(message: Message) -> Iterator[str]:
         over = f": {as_printed(used - total)} too much" if used > total else ""
         yield f"needs {as_printed(used)} of {as_printed(total)}{over}"
     elif total is not None and asked > total:
-        yield f"the request alone exceeds the {as_printed(total)} there are"
+        yield f"the request alone exceeds the total of {as_printed(total)}"
     if largest is not None:
         yield f"one buffer may have {as_printed(largest)} at most on this device, whatever is free"
     elif message.form == "single":
         yield "one buffer is over the device's limit for a single buffer, whatever is free"
     if (live := size("allocated")) is not None:
-        told = f"{as_printed(live)} allocated before"
-        yield told if cap is None else f"{told}, under a limit of {as_printed(cap)}"
+        limit = "" if cap is None else f", with a limit of {as_printed(cap)}"
+        yield f"{as_printed(live)} allocated before{limit}"
     if message.device == "host":
-        yield "the memory asked for is the host's: the GPU has no part in it"
+        yield "the request is for host memory: GPU memory is not involved"
     elif size("free") is None and total is None and cap is None and message.form == "failed":
-        yield "neither what was free nor who had the rest is told"
+        yield "the text shows neither what was free nor what used the rest"
 
 
 def _kernel(message: Message) -> Iterator[str]:
@@ -368,8 +380,8 @@ def _kernel(message: Message) -> Iterator[str]:
     pid = f" (pid {message.facts['pid']})" if "pid" in message.facts else ""
     where = "a cgroup was at its limit" if message.form == "cgroup" else "the whole machine was out of memory"
     if message.form == "" and "constraint" not in message.facts:
-        where = "memory was out"
-    yield f"the kernel's out-of-memory killer struck {victim}{pid}: {where}"
+        where = "memory ran out"
+    yield f"the kernel's out-of-memory killer killed {victim}{pid}: {where}"
     anonymous = message.number("anon_rss")
     if anonymous is not None:
         parts = [f"{as_printed(anonymous)} of its own"]
@@ -387,8 +399,8 @@ def _engine(message: Message) -> Iterator[str]:
     if free is not None and total is not None and desired is not None:
         yield (
             f"{as_printed(free)} free of {as_printed(total)} before the engine started; it wants "
-            f"{as_printed(desired)}: {as_printed(total - free)} are held by others, or by this process "
-            "outside of the engine"
+            f"{as_printed(desired)}: {as_printed(total - free)} are in use by other processes, or by "
+            "this process outside the engine"
         )
     needed, available = sizes("kv_needed"), sizes("kv_available")
     if needed is not None and available is not None:
@@ -402,7 +414,7 @@ def _circumstances(case: Case) -> Iterator[str]:
     figures = case.figures
     asked = figures.requested
     if case.message.family.startswith(("cuda-v", "hip")) and (small := _ROUNDED.get(asked or 0)):
-        yield f"{as_printed(asked or 0)} is what the allocator asks for {small}: the size tells no shape"
+        yield f"{as_printed(asked or 0)} is what the allocator asks for {small}: it does not show the shape"
     if case.product is not None:
         meaning = f": {case.product.meaning}" if case.product.meaning else ""
         yield f"{case.product.text}{meaning}"
@@ -413,7 +425,7 @@ def _circumstances(case: Case) -> Iterator[str]:
     if case.label == "does_not_fit" and figures.total is not None and figures.free is not None:
         needed = (figures.requested or 0) - figures.free + POLICY.tight * figures.total
         if (figures.requested or 0) <= figures.total:
-            yield f"to fit with 5 % of the device to spare, {as_printed(max(0, int(needed)))} have to go"
+            yield f"to fit with 5 % of the device to spare, free {as_printed(max(0, int(needed)))}"
     if case.message.missing:
         names = ", ".join(name.replace("_", " ") for name in case.message.missing)
         yield f"not in the text: {names}"

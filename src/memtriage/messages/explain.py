@@ -25,6 +25,8 @@ _MENTIONED: Final = 0.3
 _WHOLE_ANYWAY: Final[frozenset[Label]] = frozenset({"unknown", "absurd_request", "system_memory_fallback"})
 """Labels that do not rest on what may be missing."""
 _SAME_FAILURE_LINES: Final = 200
+_WHOSE: Final = ("pid", "local_rank", "rank", "job")
+"""Facts by which two messages are of different processes."""
 _QUOTED: Final = 200
 _SHAPES: Final = frozenset({"params", "ranks", "layers"})
 """Sizes that make no tensor's shape; they are for reckoning what a fix saves."""
@@ -75,7 +77,8 @@ def explain_reading(reading: LogReading, shapes: Mapping[str, int] | None = None
 
 def _mentioned(cause: _Judged) -> Iterator[str]:
     if cause.found.message.family == "mention":
-        yield f"line {cause.found.line:,} says so in no form that is known: {_quoted(cause.found.excerpt)}"
+        quoted = _quoted(cause.found.excerpt)
+        yield f"line {cause.found.line:,} reports a lack of memory, in an unknown form: {quoted}"
 
 
 def _case(cause: _Judged, reading: LogReading, shapes: Mapping[str, int]) -> Case:
@@ -155,7 +158,21 @@ def _role(each: _Judged, cause: _Judged) -> Role:
     if each.label == "informational":
         return "context"
     killed = each.label == "killed_unproven" and cause.label == "host_memory_limit"
-    return "same" if killed or each.found.line < cause.found.line else "followed"
+    same = killed or each.found.line < cause.found.line or _says_again(each, cause)
+    return "same" if same else "followed"
+
+
+def _says_again(each: _Judged, cause: _Judged) -> bool:
+    """Whether a message of the host reports the cause once more: several layers report one kill."""
+    first, later = cause.found, each.found
+    ours, theirs = first.message, later.message
+    return (
+        each.label == cause.label
+        and ours.device == theirs.device == "host"
+        and later.source == first.source
+        and later.line - first.line <= _SAME_FAILURE_LINES
+        and all(theirs.facts.get(name, ours.facts.get(name)) == ours.facts.get(name) for name in _WHOSE)
+    )
 
 
 def _events(judged: Sequence[_Judged], cause: _Judged | None) -> list[LogEvent]:
@@ -185,8 +202,12 @@ def _events(judged: Sequence[_Judged], cause: _Judged | None) -> list[LogEvent]:
 
 
 def _course(judged: Sequence[_Judged], cause: _Judged, reading: LogReading) -> Iterator[str]:
-    """What a log says of the order of events; nothing for a text with one."""
-    others = [each for each in judged if each is not cause and each.label != "informational"]
+    """What a log says of the order of events; nothing for a text with a single event."""
+    others = [
+        each
+        for each in judged
+        if each is not cause and each.label != "informational" and not _says_again(each, cause)
+    ]
     if not others and reading.lines <= _SAME_FAILURE_LINES:
         return
     who = f", {cause.found.source.name}" if cause.found.source is not None else ""
@@ -195,7 +216,7 @@ def _course(judged: Sequence[_Judged], cause: _Judged, reading: LogReading) -> I
     after = [other for other in others if _role(other, cause) == "followed"]
     yield from _followers(after)
     if reading.unread:
-        yield f"{reading.unread:,} more mentions were counted, not read"
+        yield f"{reading.unread:,} more messages were counted, not read"
 
 
 def _followers(after: Sequence[_Judged]) -> Iterator[str]:
@@ -218,14 +239,14 @@ def _nothing(judged: Sequence[_Judged], reading: LogReading) -> Explanation:
     told = [f"no message about memory in {count(reading.lines, 'line')}"]
     question = Settle(fact="what ended the program", command="memtriage run train.py")
     if judged:
-        told = ["only what follows a failure elsewhere", *_followers(judged)]
+        told = ["only consequences of a failure elsewhere", *_followers(judged)]
         question = Settle(
             fact="the first failure, in the log of the rank that died first",
             command="grep -ilE 'out of memory|oom|killed' LOGS/*",
         )
     elif reading.speaks is not None:
         number, line = reading.speaks
-        told = [f"line {number:,} speaks of memory, in no form that is known: {_quoted(line)}"]
+        told = [f"line {number:,} mentions memory, in an unknown form: {_quoted(line)}"]
         question = Settle(
             fact="the message of the failure itself: the first error, with the lines before it",
             command="grep -inE 'error|fail|kill|memory' train.log",

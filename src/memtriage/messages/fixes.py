@@ -68,28 +68,28 @@ def _choices(case: Case) -> Iterator[_Choice]:
             figures = case.figures
             yield _Choice(
                 "fewer-graphs",
-                f"{as_printed(figures.private_pools or 0)} are parked in graph pools, more than the request",
+                f"{as_printed(figures.private_pools or 0)} are free in CUDA graphs' pools: more than asked",
                 figures.private_pools,
             )
         case "library_alloc_failed":
             yield from _library(case)
         case "unknown" if case.message.family == "mention":
-            yield _Choice("read-on", "this line alone does not say whose memory ran out")
+            yield _Choice("read-on", "this line alone does not show whose memory ran out")
         case "unknown" if case.message.family in NOT_TORCH:
             yield from _other_runtime(case)
         case "unknown":
             yield _Choice(
-                "watch", _UNKNOWN.get(case.message.family, "the text has too few figures to tell the cause")
+                "watch", _UNKNOWN.get(case.message.family, "the text has too few figures to find the cause")
             )
         case _:
             yield from _host(case)
 
 
 _UNKNOWN = {
-    "cuda-runtime": "the message has no sizes: what is needed is who asked, and what was alive",
-    "cuda-driver": "the message has no sizes: what is needed is who asked, and what was alive",
-    "xpu-runtime": "the message has no sizes: what is needed is who asked, and what was alive",
-    "nvml-assert": "the message lost its figures: what is needed is what was alive at the failure",
+    "cuda-runtime": "the message has no sizes: find out what asked, and what was alive",
+    "cuda-driver": "the message has no sizes: find out what asked, and what was alive",
+    "xpu-runtime": "the message has no sizes: find out what asked, and what was alive",
+    "nvml-assert": "the message lost its figures: find out what was alive at the failure",
 }
 
 
@@ -99,10 +99,12 @@ _UNKNOWN = {
 def _other_runtime(case: Case) -> Iterator[_Choice]:
     """For a runtime that is not PyTorch, whose settings are its own."""
     if case.message.device == "host":
-        yield _Choice("largest-process", "what else the host holds makes the room smaller")
-    elif case.label != "does_not_fit" or case.possible("unknown"):
-        yield _Choice("free-device", "who has the rest of the device is not told")
-    yield _Choice("less-on-device", "weights, caches and the batch are what such a program asks for")
+        yield _Choice("largest-process", "other processes leave less host memory free")
+        yield _Choice("less-on-host", "weights and caches are what such a program allocates")
+        return
+    if case.label != "does_not_fit" or case.possible("unknown"):
+        yield _Choice("free-device", "the text does not show what uses the rest of the device")
+    yield _Choice("less-on-device", "weights, caches and the batch are what such a program allocates")
 
 
 def _does_not_fit(case: Case) -> Iterator[_Choice]:
@@ -123,9 +125,9 @@ def _does_not_fit(case: Case) -> Iterator[_Choice]:
 def _cheaper_answers(case: Case) -> Iterator[_Choice]:
     """What cannot be ruled out and costs nothing goes before a smaller step."""
     if case.possible("unknown"):
-        yield _Choice("watch", "figures are cut off: make sure of the cause first")
+        yield _Choice("watch", "figures are cut off: confirm the cause first")
     if case.possible("driver_refused_though_free") and case.message.family != "mps":
-        yield _Choice("check-driver", "the free memory just covers the request")
+        yield _Choice("check-driver", "the free memory barely covers the request")
     ways: list[_Choice] = []
     if case.possible("fragmentation"):
         ways += _expandable(case)
@@ -140,7 +142,9 @@ def _cheaper_answers(case: Case) -> Iterator[_Choice]:
         ways.append(_Choice("free-device", reason, others))
     if case.possible("private_pools"):
         pools = case.figures.private_pools
-        ways.append(_Choice("fewer-graphs", f"{as_printed(pools or 0)} are parked in graph pools", pools))
+        ways.append(
+            _Choice("fewer-graphs", f"{as_printed(pools or 0)} are free in pools of CUDA graphs", pools)
+        )
     yield from sorted(ways, key=lambda way: -(way.saves or 0))
 
 
@@ -188,17 +192,17 @@ def _ladder(case: Case, gap: int | None) -> Iterator[_Choice]:
         yield _Choice("smaller-graphs", "each captured batch size keeps buffers of its own")
         yield _Choice("less-on-device", "weights, cache and the requests at once are what an engine asks for")
         return
-    needs = "" if gap is None else f"; {as_printed(gap)} have to go"
+    needs = "" if gap is None else f"; free {as_printed(gap)}"
     product, asked = case.product, case.figures.requested
     if product is not None and product.is_logits:
         yield _Choice(
-            "fused-loss", "the request is the logits: a fused loss never has them all at once", asked
+            "fused-loss", "the request is the logits: a fused loss never holds all of them at once", asked
         )
     if product is not None and product.is_scores:
         yield _Choice("attention", "the request is attention scores, which need not be materialized", asked)
     match case.phase:
         case "optimizer":
-            yield _Choice("fused-step", f"the peak is the optimizer's step, and not activations{needs}")
+            yield _Choice("fused-step", f"the peak is the optimizer's step, not activations{needs}")
         case "evaluation":
             yield _Choice("no-grad", "it is an evaluation: with gradients on, every activation is kept")
             yield _Choice("keep-reduced", "outputs kept on the device from batch to batch add up")
@@ -209,7 +213,7 @@ def _ladder(case: Case, gap: int | None) -> Iterator[_Choice]:
             return
         case _:
             yield from _activations(case, needs)
-    yield from _weights(case, "weights, gradients and the optimizer's state stay whatever the batch")
+    yield from _weights(case, "weights, gradients and optimizer state do not shrink with the batch")
 
 
 def _activations(case: Case, needs: str) -> Iterator[_Choice]:
@@ -223,13 +227,17 @@ def _activations(case: Case, needs: str) -> Iterator[_Choice]:
         yield _Choice("micro-batch", f"activations grow with the micro-batch{needs}", halved)
     if product is None or not product.is_logits:
         yield _Choice(
-            "fused-loss", "where the vocabulary is large, the loss is often the peak: 12 to 14 B a logit"
+            "fused-loss", "with a large vocabulary the loss is often the peak: 12 to 14 B per logit"
         )
     if product is None or product.itemsize > 2:
         yield _Choice("bf16", "halves activations that are fp32")
-    yield _Choice("checkpointing", "keeps the inputs of blocks and recomputes the rest", _checkpointed(sizes))
+    yield _Choice(
+        "checkpointing", "keeps only the inputs of blocks and recomputes the rest", _checkpointed(sizes)
+    )
     if product is None or not product.is_scores:
-        yield _Choice("attention", "no scores in memory, where attention still materializes them")
+        yield _Choice(
+            "attention", "keeps no attention scores in memory, if attention still materializes them"
+        )
     yield _Choice("shorter", "activations grow with the length; this changes the task")
 
 
@@ -249,13 +257,15 @@ def _weights(case: Case, why: str) -> Iterator[_Choice]:
     params, ranks = case.shapes.get("params"), case.shapes.get("ranks")
     if case.phase != "setup":
         yield _Choice(
-            "optimizer-8bit", f"{why}: 2 B of state a parameter in place of 8", 6 * params if params else None
+            "optimizer-8bit",
+            f"{why}: 2 B of state per parameter instead of 8",
+            6 * params if params else None,
         )
     if ranks != 1:
         sharded = 8 * params * (ranks - 1) // ranks if params and ranks else None
-        yield _Choice("shard", f"{why}; over several GPUs each holds a share", sharded)
-    yield _Choice("offload", f"{why}; the host can hold them, slowly", 8 * params if params else None)
-    yield _Choice("adapters", "finetuning only: gradients and states for adapters alone")
+        yield _Choice("shard", f"{why}; each of several GPUs holds a share", sharded)
+    yield _Choice("offload", f"{why}; the host can hold them, but is slower", 8 * params if params else None)
+    yield _Choice("adapters", "finetuning only: gradients and states exist for adapters only")
 
 
 # The device is not full
@@ -265,7 +275,7 @@ def _expandable(case: Case) -> Iterator[_Choice]:
     if case.message.family not in ("cuda-v1", "cuda-v2", "hip-v2") or case.expandable:
         return
     holes = case.figures.reserved_unallocated
-    reason = f"{as_printed(holes)} lie in holes, " if holes else ""
+    reason = f"{as_printed(holes)} are free in holes, " if holes else ""
     yield _Choice("expandable", f"{reason}asked {as_printed(case.figures.requested or 0)}", holes)
 
 
@@ -274,10 +284,10 @@ def _fragmentation(case: Case) -> Iterator[_Choice]:
         yield from _ladder(case, None)
     yield from _expandable(case)
     if not case.serving:
-        yield _Choice("bucket", "changing shapes leave holes that later requests do not fit into")
+        yield _Choice("bucket", "changing shapes leave holes that later requests do not fit")
     if case.possible("private_pools"):
         pools = case.figures.private_pools
-        yield _Choice("fewer-graphs", f"{as_printed(pools or 0)} are parked in graph pools", pools)
+        yield _Choice("fewer-graphs", f"{as_printed(pools or 0)} are free in pools of CUDA graphs", pools)
     if case.possible("does_not_fit"):
         yield from _ladder(case, _gap(case))
 
@@ -289,32 +299,32 @@ def _outside(case: Case) -> Iterator[_Choice]:
         other = case.message.number("other") or 0
         yield _Choice(
             "free-device",
-            f"{as_printed(other)} of this process's Metal memory are not PyTorch's",
+            f"{as_printed(other)} of this process's Metal memory do not belong to PyTorch",
         )
-        yield _Choice("metal-limit", "the limit counts them too")
+        yield _Choice("metal-limit", "the limit includes them")
         return
     if case.message.family == "vllm":
         yield _Choice("free-device", "the engine found the device partly in use")
-        yield _Choice("lower-share", "a share that fits beside the others")
+        yield _Choice("lower-share", "a share that fits next to the others")
         return
     outside = figures.outside
     own, reserved = own_process(case.message), figures.reserved
     if outside is not None and own is not None and reserved is not None and own - reserved > outside / 2:
         yield _Choice(
             "watch",
-            f"{as_printed(own - reserved)} of this process itself are not its allocator's (libraries, NCCL, "
-            "graphs): see which marks they appear at",
+            f"this process itself has {as_printed(own - reserved)} outside its allocator (libraries, NCCL, "
+            "graphs): the report shows at which step they appear",
         )
     else:
         reason = (
             f"{as_printed(outside)} are outside this process's allocator" if outside else "most is outside"
         )
         if missing := _still_missing(case):
-            reason += f"; without any of it {as_printed(missing)} would still be missing"
+            reason += f"; even if all of it is freed, {as_printed(missing)} are missing"
         spare = None if outside is None else max(0, outside - POLICY.baseline)
         yield _Choice("free-device", reason, others or spare)
     if figures.device is None or figures.device == "cuda:0":
-        yield _Choice("own-context", "on GPU 0 the other bytes can be contexts of this job's own ranks")
+        yield _Choice("own-context", "on GPU 0 these bytes may be contexts of this job's own ranks")
     if case.possible("fragmentation"):
         yield from _expandable(case)
 
@@ -327,14 +337,12 @@ def _capped(case: Case) -> Iterator[_Choice]:
             yield from _activations(case, "")
         return
     if case.message.family == "vllm":
-        yield _Choice(
-            "raise-cap", "the share of gpu_memory_utilization is used up by weights and the profiling run"
-        )
+        yield _Choice("raise-cap", "weights and the profiling run use up the share of gpu_memory_utilization")
         yield _Choice("less-on-device", "a lower max_model_len makes the profiling run smaller")
         return
     if case.message.family == "engine":
         yield _Choice("raise-cap", "the engine's share is used up; the device may have more")
-        yield _Choice("less-on-device", "a shorter context or fewer requests at once need less of the share")
+        yield _Choice("less-on-device", "a shorter context or fewer requests at once use less of the share")
         return
     room = figures.total - figures.allowed if figures.total and figures.allowed else None
     more = ", the device has more" if room else ""
@@ -343,14 +351,14 @@ def _capped(case: Case) -> Iterator[_Choice]:
 
 def _refused(case: Case) -> Iterator[_Choice]:
     if case.possible("allocator_limit"):
-        yield _Choice("raise-cap", "a cap on this process is near as well")
-    yield _Choice("check-driver", "the driver refused although the device has room")
+        yield _Choice("raise-cap", "the process is close to its cap as well")
+    yield _Choice("check-driver", "the driver refused although the device has free memory")
     if case.message.family in NOT_TORCH:
-        yield _Choice("less-on-device", "smaller buffers may pass")
+        yield _Choice("less-on-device", "smaller buffers may succeed")
         return
     yield _Choice(
         "split-request",
-        f"one piece of {as_printed(case.figures.requested or 0)} was refused; smaller ones may pass",
+        f"one piece of {as_printed(case.figures.requested or 0)} was refused; smaller ones may succeed",
     )
     if case.possible("fragmentation"):
         yield from _expandable(case)
@@ -360,10 +368,12 @@ def _library(case: Case) -> Iterator[_Choice]:
     if case.message.family in NOT_TORCH:
         yield from _other_runtime(case)
         return
-    yield _Choice("headroom", "the library asks the driver, after the allocator has taken what it could")
+    yield _Choice(
+        "headroom", "the library asks the driver after the allocator has reserved most of the device"
+    )
     yield _Choice("own-context", "a second context on a device takes what the library needed")
     if case.message.form in ("", "not initialized") and case.message.family != "nccl":
-        yield _Choice("free-device", "the device may be full of somebody else's memory")
+        yield _Choice("free-device", "other processes may fill the device")
 
 
 # The host
@@ -380,12 +390,12 @@ def _host(case: Case) -> Iterator[_Choice]:
         case "host_alloc_failed":
             yield from _host_refused(case)
         case "shared_memory_exhausted":
-            yield _Choice("larger-shm", "workers and NCCL hand data over in /dev/shm")
-            yield _Choice("fewer-workers", "where workers fill it: fewer batches are under way at once")
+            yield _Choice("larger-shm", "workers and NCCL pass data through /dev/shm")
+            yield _Choice("fewer-workers", "if workers fill it: fewer batches are in flight at once")
         case "killed_unproven":
-            yield _Choice("prove-kill", "a signal alone does not say who sent it, or why")
+            yield _Choice("prove-kill", "a signal alone does not show its sender or reason")
             if case.building:
-                yield _Choice("build-jobs", "if it was memory: the compilers that run at once had it")
+                yield _Choice("build-jobs", "if memory was the reason: compilers that run at once use it")
 
 
 def _host_full(case: Case) -> Iterator[_Choice]:
@@ -393,19 +403,19 @@ def _host_full(case: Case) -> Iterator[_Choice]:
     message = case.message
     victim = str(message.facts.get("comm", "python"))
     used, task = message.number("node_used"), message.number("task_used")
-    reason = "what is killed need not be what holds the memory"
+    reason = "the killed process may not be the largest one"
     if used is not None and task is not None:
         reason = f"the killed task had {as_printed(task)} of the {as_printed(used)} in use"
     if case.building:
         yield _Choice("build-jobs", "compilers that run at once take some GiB each")
     elif message.family in ("ray", "oomd") or not victim.startswith(("python", "pt_")):
         yield _Choice("largest-process", reason)
-        yield _Choice("lazy-data", "copies of the data for each process are a usual filler")
+        yield _Choice("lazy-data", "a copy of the data in each process is a common cause")
     else:
         if message.family != "notebook":
             yield _Choice("fewer-workers", "each worker holds its own copies and prefetched batches")
-        yield _Choice("lazy-data", "copies of the data for each rank and worker are the usual filler")
-    yield _Choice("host-limit", "where the job needs that much")
+        yield _Choice("lazy-data", "a copy of the data in each rank and worker is a common cause")
+    yield _Choice("host-limit", "if the job needs that much")
 
 
 def _host_refused(case: Case) -> Iterator[_Choice]:
@@ -414,37 +424,37 @@ def _host_refused(case: Case) -> Iterator[_Choice]:
     match case.message.form:
         case "segment":
             yield _Choice(
-                "map-count", "each shared tensor is a mapping, and a process may have 65,530 by default"
+                "map-count", "each shared tensor is a mapping; the default limit is 65,530 per process"
             )
-            yield _Choice("commit-limit", "the kernel may be short of what it can promise")
+            yield _Choice("commit-limit", "the kernel may be at its commit limit")
             return
         case "file":
-            yield _Choice("commit-limit", "the mapping has to be promised in full")
-            yield _Choice("host-limit", "where the file is to be in memory")
+            yield _Choice("commit-limit", "the mapping is committed in full")
+            yield _Choice("host-limit", "if the file has to be in memory")
             return
         case "fork":
-            yield _Choice("fork-early", "a fork has to be promised as much as the process has")
-            yield _Choice("commit-limit", "the kernel does not promise as much as it could give")
+            yield _Choice("fork-early", "a fork has to be granted as much as the process has")
+            yield _Choice("commit-limit", "the kernel commits less than it could provide")
             yield _Choice("fewer-workers", "each worker is a fork")
             return
         case "errno":
-            yield _Choice("largest-process", "what the host holds already makes the room smaller")
-            yield _Choice("commit-limit", "the kernel may promise less than it could give")
-            yield _Choice("host-limit", "where the job needs that much")
+            yield _Choice("largest-process", "other processes leave less host memory free")
+            yield _Choice("commit-limit", "the kernel may commit less than it could provide")
+            yield _Choice("host-limit", "if the job needs that much")
             return
         case "commit":
-            yield _Choice("commit-limit", "memory and page file together are the limit of what is promised")
-            yield _Choice("fewer-workers", "each process that loads CUDA's libraries is promised some GiB")
+            yield _Choice("commit-limit", "RAM and page file together are the commit limit")
+            yield _Choice("fewer-workers", "each process that loads the CUDA libraries commits some GiB")
             return
         case "worker":
-            yield _Choice("fewer-workers", "the allocation that failed was a worker's")
+            yield _Choice("fewer-workers", "the failed allocation was in a worker")
     if case.message.family in NOT_TORCH:
         yield from _other_runtime(case)
     elif asked is None or asked >= _ONE_TENSOR:
         reason = f"one request of {as_printed(asked)}" if asked else "the request"
-        yield _Choice("chunk-host", f"{reason} was more than the host would give", asked)
+        yield _Choice("chunk-host", f"{reason} was more than the host could provide", asked)
     else:
-        yield _Choice("largest-process", f"a request of {as_printed(asked)} is not what fills the host")
+        yield _Choice("largest-process", f"a request of {as_printed(asked)} did not fill the host by itself")
     if case.message.family not in NOT_TORCH:
-        yield _Choice("lazy-data", "what else the process holds makes the room smaller")
-    yield _Choice("host-limit", "where the job needs that much")
+        yield _Choice("lazy-data", "the process's other data leaves less memory free")
+    yield _Choice("host-limit", "if the job needs that much")

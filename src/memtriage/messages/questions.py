@@ -35,7 +35,9 @@ _HOST: Final[Mapping[str, Settle]] = {
         fact="which step used how much of the memory it asked for",
         command="sacct -j {job} --format=JobID,State,MaxRSS,ReqMem,ExitCode",
     ),
-    "k8s": Settle(fact="which container hit which limit", command="kubectl describe pod POD"),
+    "k8s": Settle(
+        fact="which container hit which limit", command="kubectl describe pod POD; docker inspect CONTAINER"
+    ),
     "oomd": Settle(fact="which processes had the memory", command="journalctl -u systemd-oomd -u earlyoom"),
     "notebook": Settle(
         fact="which cell's objects hold the memory", command="%memit, or psutil.virtual_memory()"
@@ -69,7 +71,7 @@ def settle(case: Case) -> Settle | None:
             return Settle(fact="how much was free before the program began", command=_users(message))
         case "does_not_fit" | "fragmentation" | "private_pools":
             return Settle(
-                fact="the largest free block at the failure, and who owns the live bytes around it",
+                fact="the largest free block at the failure, and the owners of the live bytes around it",
                 command=_WATCH,
             )
         case "other_process_or_outside_allocator":
@@ -77,7 +79,7 @@ def settle(case: Case) -> Settle | None:
                 return Settle(
                     fact="which library of this process holds Metal memory", command="footprint -p PID"
                 )
-            return Settle(fact="who else holds memory on the device", command=_users(message))
+            return Settle(fact="which other processes use the device", command=_users(message))
         case "allocator_limit" if message.family == "mps":
             return Settle(fact="whether the limit was set", command="echo $PYTORCH_MPS_HIGH_WATERMARK_RATIO")
         case "allocator_limit":
@@ -103,17 +105,17 @@ def settle(case: Case) -> Settle | None:
             return Settle(fact="the line that asked for this size", command=_NAME_THE_CALL)
         case "library_alloc_failed":
             return Settle(
-                fact="how much of the device was free when the library asked, and who had it",
+                fact="how much of the device was free when the library asked, and what used the rest",
                 command=_users(message),
             )
         case "unknown" if message.family == "mention":
             return Settle(
-                fact="what was asked and what was there: the lines around this one",
+                fact="the size of the request and what was free: the lines around this one",
                 command="grep -n -B5 -A5 -iE 'out of memory|alloc|oom' train.log",
             )
         case "unknown" if message.family in NOT_TORCH:
             return Settle(
-                fact="how much of the device was free, and who had the rest", command=_users(message)
+                fact="how much of the device was free, and what used the rest", command=_users(message)
             )
         case "unknown":
             named = message.family in ("cuda-runtime", "cuda-driver")
@@ -130,24 +132,24 @@ def settle(case: Case) -> Settle | None:
             )
         case "host_alloc_failed" if message.form in ("fork", "file", "errno"):
             return Settle(
-                fact="how much the kernel may still promise (CommitLimit less Committed_AS)",
+                fact="how much the kernel may still commit (CommitLimit minus Committed_AS)",
                 command="grep Commit /proc/meminfo; sysctl vm.overcommit_memory; ulimit -v",
             )
         case "host_alloc_failed" if message.form == "commit":
             return Settle(
-                fact="how much memory and page file were promised already",
+                fact="how much of RAM and page file was committed already",
                 command='systeminfo | findstr /C:"Virtual Memory"',
             )
         case "host_alloc_failed":
             return Settle(
-                fact="how much the host, its cgroup and the process's own limit would have given",
+                fact="how much the host, its cgroup and the process's own limit allow",
                 command="free -b; cat /sys/fs/cgroup/memory.max; ulimit -v",
             )
         case "shared_memory_exhausted":
             return Settle(fact="the size of /dev/shm and what is in it", command="df -h /dev/shm")
         case "killed_unproven":
             return Settle(
-                fact="whether the out-of-memory killer struck: oom_kill above 0, or the kernel's line",
+                fact="whether the out-of-memory killer ran: oom_kill above 0, or the kernel's line",
                 command=f"{_EVENTS}; {_HOST_LOG}",
             )
         case _:
@@ -170,21 +172,21 @@ def stale_advice(case: Case) -> str | None:
     if hint is None:
         return None
     if hint == "empty_cache":
-        return (
-            "empty_cache() cannot help: the allocator gave every wholly unused segment back before it failed"
-        )
+        return "empty_cache() cannot help: the allocator released every wholly free segment before it failed"
     if str(hint).startswith("PYTORCH_MPS"):
         if case.possible("does_not_fit"):
-            return "switching Metal's limit off makes no room: the machine may swap or freeze instead"
+            return "switching Metal's limit off frees nothing: the machine may swap or freeze instead"
         return None
     if case.expandable and "expandable_segments" in str(hint):
-        return "expandable segments are on already: the message prints this advice always"
+        return "expandable segments are already on: the message always prints this advice"
     holes, asked = figures.reserved_unallocated, figures.requested
     if not case.possible("fragmentation"):
         told = ""
         if holes is not None and asked is not None:
             told = f"{as_printed(holes)} in holes, {as_printed(asked)} asked: "
-        return f"{told}the advice about fragmentation is printed always, and the figures do not support it"
+        return (
+            f"{told}the message always prints the advice about fragmentation; its figures do not support it"
+        )
     if hint == "max_split_size_mb":
-        return "max_split_size_mb is the old advice: expandable_segments:True cures holes better"
+        return "max_split_size_mb is the older advice: expandable_segments:True avoids holes better"
     return None

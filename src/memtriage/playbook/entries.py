@@ -109,6 +109,16 @@ _ENTRIES: Final = (
                 no_help="others hold the device",
             ),
             PlaybookAction(
+                key="less-on-host",
+                action="load less into host memory: a smaller quantization, memory-mapped weights, more "
+                "layers on the GPU, a shorter context",
+                saves="what is left out",
+                costs="depends on what is left out",
+                maths="same",
+                maths_note="except a smaller quantization",
+                no_help="other processes hold the memory",
+            ),
+            PlaybookAction(
                 key="lower-share",
                 action="ask for a smaller share of the device (an engine's gpu_memory_utilization), or "
                 "start it before others fill the device",

@@ -59,7 +59,8 @@ _REQUESTED: Final = tuple(
     re.compile(f"(?i){text}")
     for text in (
         rf"(?:allocat(?:e|ing)|reserve)(?: [a-z]+){{0,3}}? \(?{_SIZE}",
-        rf"(?:\bbuffer|\btensor|\brequest\w*|\ballocation|\bmemory|')(?: of)? size(?: of| was)?:? {_BARE}",
+        rf"(?:\bbuffer|\btensor|\brequest\w*|\ballocation|\bmemory|'),?(?: of)? size(?: of| was| =)?:? "
+        rf"{_BARE}",
         rf"requires? (?:more )?(?:\w+ ){{0,2}}memory \({_SIZE}",
         rf"requested(?: amount of [\w ]{{0,20}}memory \(|=\"?|:? ){_SIZE}",
         rf"\ballocation of {_BARE}",
@@ -88,7 +89,7 @@ _HOST: Final = (
 )
 _DEVICES: Final = (
     ("host", re.compile(_HOST)),
-    ("tpu", re.compile(r"(?i)\btpu\b|\bhbm\b|_HBM\d")),
+    ("tpu", re.compile(r"(?i)\btpu\b|\bhbm\b|_HBM\d|\breservable\b")),
     ("mps", re.compile(r"(?i)metal")),
 )
 """Whose memory a line means, by its words; the first that fits."""
@@ -162,7 +163,7 @@ _SPEAKS: Final = (
     re.compile(
         r"(?i)(?<![\w.])memory\b|\b(?:VRAM|RAM|HBM|OOM)\b|\ballocat\w{1,6}\b|\bswap\b|内存|显存|メモリ"
     ),
-    re.compile(r"(?i)memory|alloc|/dev/shm|page file|paging file"),
+    re.compile(r"(?i)memory|alloc|/dev/shm|page file|paging file|oom_|vmrss|\brss\b"),
 )
 """Words of a sentence about memory; then parts of names, as in `pin_memory()`."""
 

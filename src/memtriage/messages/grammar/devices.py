@@ -71,21 +71,23 @@ _OTHER_ERRORS: Final = (
 
 _TENSORRT: Final = re.compile(
     r"CudaErrorin[\w:]{1,60}:2\(outofmemory\)|"
-    r"ErrorCode\d{1,2}:(?:CudaRuntime\(outofmemory\)|OutOfMemory(?:\(Requestedsizewas(?P<asked>\d{1,20})bytes)?)"
+    r"ErrorCode\d{1,2}:(?:CudaRuntime\(outofmemory\)|OutOfMemory)"
 )
+_TENSORRT_ASKED: Final = re.compile(r"(?:Requestedsizewas|RequestedamountofGPUmemory\()(\d{1,20})bytes")
 _TACTIC: Final = 1500
 """Characters after a failure of TensorRT's builder within which it says that it skips the tactic."""
 
 
 def _read_tensorrt(start: re.Match[str], text: str) -> Message:
     # The builder tries what does not fit, too, and goes on without it.
+    asked = _TENSORRT_ASKED.search(text, 0, _TACTIC)
     skipped = "kippingtactic" in start.string[start.start() : start.start() + _TACTIC]
     return Message(
         "tensorrt",
         form="tactic" if skipped else "",
-        fields={"requested": exact_bytes(start["asked"])} if start["asked"] else {},
+        fields={"requested": exact_bytes(asked[1])} if asked else {},
         ran_out=not skipped,
-        length=len(start[0]),
+        length=max(len(start[0]), asked.end() if asked else 0),
     )
 
 
@@ -131,7 +133,12 @@ GRAMMARS: Final = (
         r"ALLOC(?:ATION)?_FAILED(?:whencalling`[^`]{0,200}`)?",
     ),
     # Says memory, and is another error.
-    _plain("not-memory", r"illegalmemoryaccesswasencountered", form="illegal access", ran_out=False),
+    _plain(
+        "not-memory",
+        r"illegalmemoryaccesswasencountered|MemoryaccessfaultbyGPUnode",
+        form="illegal access",
+        ran_out=False,
+    ),
     _plain(
         "not-memory",
         r"outofresources?:(?:sharedmemory|tensormemory|[\w.]{1,120}?,?Required:\d)",

@@ -47,7 +47,8 @@ def _read_cpu(start: re.Match[str], text: str) -> Message:
 
 
 _PYTHON: Final = re.compile(
-    rf"Unabletoallocate{SIZE}foranarray|unabletommap(\d{{1,20}})(bytes)(?:fromfile<(?P<file>[^>]{{0,300}})>)?|"
+    rf"Unabletoallocate{SIZE}foranarray|unabletommap(\d{{1,20}})(bytes)"
+    rf"(?:fromfile<(?P<file>[^>]{{0,300}})>(?::Cannotallocatememory\(12\))?)?|"
     rf"memoryallocationof(\d{{1,20}})(bytes)failed|(?P<commit>WinError1455|oserror1455|"
     rf"[Pp]agingfileistoosmall)|Caught(?!OutOf)\w{{0,20}}MemoryErrorin|"
     rf"std::bad_alloc(?!:(?:out_of_memory:)?(?:CUDA|cuda|hip|RMM))|Unabletoallocatearraywithshape|"
@@ -132,7 +133,7 @@ def _read_kernel(start: re.Match[str], text: str) -> Message:
 _SLURM: Final = re.compile(
     r"Detected(?P<events>\d{1,6})oom[-_]kill(?:event)?(?:\(s\)|s)?(?:in(?:StepId=|step)(?P<job>[\d_+]{1,20})\."
     r"(?P<step>\w{1,20}?)(?=cgroup|\.|$|Some))?|"
-    r"task\d{1,6}:OutOfMemory|(?<![A-Z])OUT_OF_ME(?:MORY|\+)|[Ee]xceeded(?:job|step)?memorylimit|"
+    r"task\d{1,6}:OutOfMemory|(?<![A-Z])OUT_OF_ME(?:MORY|\+)|Exceeded(?:job|step)memorylimit|(?:[Jj]ob|[Ss]tep)[\d._]{0,30}exceededmemorylimit|"
     r"srun:error:\S{1,60}?OutOfMemory"
 )
 
@@ -148,7 +149,7 @@ def _read_slurm(start: re.Match[str], text: str) -> Message:
 
 _K8S: Final = re.compile(
     r'"?OOMKilled"?[:=]"?false|OOMKill(?:ed|ing)|(?i:oom-?kill(?:ed|ing))|nodewaslowonresource:memory|'
-    r"MemoryPressure.{0,40}?[Ee]vict|[Cc]ontainer.{0,60}?exceededits?.{0,20}?memorylimit"
+    r"MemoryPressure.{0,40}?[Ee]vict|[Cc]ontainer.{0,60}?exceeded(?:its?)?.{0,20}?memorylimit"
 )
 
 
@@ -213,7 +214,7 @@ _OOMD: Final = re.compile(
     r"systemd-oomd(?:\[\d{1,10}\])?:Killed.{1,400}?dueto(?:memory|swap)|systemd-oomdkilled\d{1,6}process|"
     r"killedbythe(?:kernel)?OOMkiller|exceeded\d{1,3}%memorybudget|lowmemory!atorbelowSIG(?:TERM|KILL)limits|"
     r"(?:sendingSIG(?:TERM|KILL)toprocess(?P<pid>\d{1,10})(?:uid\d{1,10})?|killingprocess(?P<older>\d{1,10}))"
-    r'"(?P<comm>[^"]{1,64})"(?:withsignal\d{1,2})?:badness\d{1,6}(?:,VmRSS(?P<rss>\d{1,12})MiB)?'
+    r'"(?P<comm>[^"]{1,64})"(?:withsignal\d{1,2})?:(?:badness|oom_score)\d{1,6}(?:,VmRSS(?P<rss>\d{1,12})MiB)?'
 )
 _NOTEBOOK: Final = re.compile(
     r"session(?:has)?crashed(?:after|because)[\w ]{0,40}RAM|notebooktriedtoallocatemorememorythanisavailable"

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Final
 
 # The look-behind and the bounds keep a long run of digits from costing quadratic time.
-NUMBER: Final = r"(?<!\d)(?<!\d\.)\d[\d,]{0,30}(?:\.\d{1,9})?"
+NUMBER: Final = r"(?<!\d)(?<!\d\.)\d[\d,]{0,30}(?:\.\d{0,9})?"
 SIZE: Final = rf"({NUMBER})(bytes?|[KMGTPE]i?B)"
 """Two groups: number and unit. KB, MB and GB are powers of 1024 too wherever these messages use them."""
 
