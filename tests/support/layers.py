@@ -23,7 +23,7 @@ ROAD: Final = (
     ("store", "observe"),
     ("allocator",),
     ("catalogue",),
-    ("account",),
+    ("account", "machine"),
     ("messages",),
     ("diagnose",),
     ("snapshots", "prediction"),

@@ -83,7 +83,7 @@ def host_limit(proc: Path = SELF, root: Path = Path("/")) -> HostLimit:
     The resource limits are on address space, not on resident memory: a process meets them earlier than
     its RSS suggests.
     """
-    limits = [_physical(root), *_resource_limits()]
+    limits = [physical_memory(root), *_resource_limits()]
     group = cgroup_memory(proc, root)
     if group is not None and group.limit is not None:
         limits.append(HostLimit(group.limit, f"cgroup v{group.version} {group.path}"))
@@ -216,7 +216,8 @@ def _limit(files: _Files, group: Path) -> int | None:
     return min((limit for limit in limits if limit is not None and limit < _UNLIMITED), default=None)
 
 
-def _physical(root: Path) -> HostLimit:
+def physical_memory(root: Path = Path("/")) -> HostLimit:
+    """Return the memory of the machine, whatever a container or a limit allows."""
     total = re.search(r"^MemTotal:\s+(\d+) kB$", text_of(root / "proc/meminfo") or "", re.MULTILINE)
     if total:
         return HostLimit(int(total[1]) << 10, "MemTotal")
@@ -226,14 +227,20 @@ def _physical(root: Path) -> HostLimit:
 
 
 def _resource_limits() -> Iterator[HostLimit]:
+    for name in ("RLIMIT_AS", "RLIMIT_DATA"):
+        soft = resource_limit(name)
+        if soft is not None:
+            yield HostLimit(soft, name)
+
+
+def resource_limit(name: str) -> int | None:
+    """Return this process's soft limit, such as `RLIMIT_AS`; None where there is none."""
     try:
         import resource
-    except ImportError:  # Windows
-        return
-    for name in ("RLIMIT_AS", "RLIMIT_DATA"):
-        soft, _ = resource.getrlimit(getattr(resource, name))
-        if soft != resource.RLIM_INFINITY:
-            yield HostLimit(soft, name)
+    except ImportError:  # Windows has no such limits
+        return None
+    soft, _ = resource.getrlimit(getattr(resource, name))
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def _number(path: Path) -> int | None:

@@ -250,7 +250,7 @@ def pinned() -> PinnedStats | None:
     if torch is None or not torch.cuda.is_initialized():
         return None
     read = getattr(torch.cuda.memory, "host_memory_stats_as_nested_dict", None)
-    return None if read is None else pinned_stats(read(), _release(torch.__version__) >= (2, 13))
+    return None if read is None else pinned_stats(read(), release_of(torch.__version__) >= (2, 13))
 
 
 def pinned_stats(stats: Mapping[str, Any], active_is_counted: bool) -> PinnedStats | None:
@@ -369,7 +369,7 @@ def text_of(path: Path) -> str | None:
         return None
 
 
-def _release(version: str) -> tuple[int, ...]:
+def release_of(version: str) -> tuple[int, ...]:
     """(major, minor) of a version such as `2.13.0+cu130` or `2.15.0a0+git1234`."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
