@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.model.comparison import Change, DeviceChange
+from memtriage.model.comparison import DeviceChange, ValueChange
 from memtriage.model.findings import Finding
 from memtriage.model.recording import DeviceRecording, SiteRow
 from memtriage.snapshots.compare import compare
@@ -35,10 +35,10 @@ def test_a_site_that_holds_more_is_told_with_both_amounts() -> None:
         _device(("a.py:1 in f", 4 * MIB), ("b.py:2 in g", MIB)),
     )
     (site,) = change.sites
-    assert (site.site, site.was, site.at_end) == ("a.py:1 in f", None, Change(before=MIB, after=4 * MIB))
+    assert (site.site, site.was, site.at_end) == ("a.py:1 in f", None, ValueChange(before=MIB, after=4 * MIB))
     assert site.at_end.by == 3 * MIB
     (owner,) = change.owners
-    assert (owner.owner, owner.at_end) == ("variable", Change(before=2 * MIB, after=5 * MIB))
+    assert (owner.owner, owner.at_end) == ("variable", ValueChange(before=2 * MIB, after=5 * MIB))
 
 
 def test_the_biggest_change_comes_first() -> None:
@@ -53,7 +53,7 @@ def test_a_line_that_moved_is_the_same_site() -> None:
     change = _compared(_device(("a.py:10 in f", MIB)), _device(("a.py:14 in f", 2 * MIB)))
     (site,) = change.sites
     assert (site.site, site.was) == ("a.py:14 in f", "a.py:10 in f")
-    assert site.at_end == Change(before=MIB, after=2 * MIB)
+    assert site.at_end == ValueChange(before=MIB, after=2 * MIB)
 
 
 def test_a_line_that_moved_and_holds_the_same_is_no_change() -> None:
@@ -88,7 +88,7 @@ def test_device_of_one_recording_is_unknown_in_the_other() -> None:
     change = compare(recording(stacks=stacks), recording(device, stacks=stacks)).devices[0]
     assert (change.in_before, change.in_after) == (False, True)
     allocated = {figure.name: figure.bytes for figure in change.figures}["allocated"]
-    assert allocated == Change(before=None, after=24 * MIB)
+    assert allocated == ValueChange(before=None, after=24 * MIB)
     assert allocated.by is None
     assert all(site.at_peak.before is None for site in change.sites)
 
@@ -98,8 +98,8 @@ def test_growth_is_unknown_without_steps_zero_without_site() -> None:
     after = _with_growth(_device(("b.py:1 in f", MIB)), None, steps=0)
     sites = {site.site: site.per_step for site in _compared(before, after).sites}
     assert sites == {
-        "a.py:1 in f": Change(before=5 * MIB, after=None),
-        "b.py:1 in f": Change(before=0, after=None),
+        "a.py:1 in f": ValueChange(before=5 * MIB, after=None),
+        "b.py:1 in f": ValueChange(before=0, after=None),
     }
 
 

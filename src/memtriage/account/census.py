@@ -54,7 +54,7 @@ SiteOf = Callable[[Any], str | None]
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldStorage:
     facts: StorageFacts
     position: int
     owner: Owner
@@ -62,7 +62,7 @@ class _Held:
 
 
 @dataclass(slots=True)
-class _Retention:
+class _Dominance:
     """Immediate dominator (-1: none) and referrers of each object, by position."""
 
     dominator: list[int]
@@ -116,7 +116,7 @@ class CensusView:
         self._census: Census | None = None
         self._node_anchors: dict[int, HolderPath] = {}
         self._bounds: dict[int, int] = {}
-        self._in_small_groups: list[tuple[GroupKey, _Held]] | None = None
+        self._in_small_groups: list[tuple[GroupKey, _HeldStorage]] | None = None
 
     def close(self) -> None:
         self._held.clear()
@@ -186,7 +186,7 @@ class CensusView:
                 heads_of.setdefault(key, []).append(head)
         return {key: b"".join(sorted(heads)) for key, heads in heads_of.items()}
 
-    def _variables_in_small_groups(self) -> list[tuple[GroupKey, _Held]]:
+    def _variables_in_small_groups(self) -> list[tuple[GroupKey, _HeldStorage]]:
         wanted = {g.key for g in self.census().groups if g.count <= _HEADS and not g.attached}
         large = [
             held
@@ -195,13 +195,13 @@ class CensusView:
         ]
         return [(key, held) for held in large if (key := self._key(held)) in wanted]
 
-    def _key(self, held: _Held) -> GroupKey:
+    def _key(self, held: _HeldStorage) -> GroupKey:
         return held.facts.device, self._namer.path(held.position).anchor
 
-    def _storages(self) -> dict[tuple[str, int], _Held]:
+    def _storages(self) -> dict[tuple[str, int], _HeldStorage]:
         graph, namer = self._graph, self._namer
         declared = declared_owners(graph)
-        held: dict[tuple[str, int], _Held] = {}
+        held: dict[tuple[str, int], _HeldStorage] = {}
         for position in graph.tensors:
             facts = storage_facts(graph.objects[position])
             if facts is None:
@@ -210,7 +210,7 @@ class CensusView:
             key = (facts.device, facts.address)
             known = held.get(key)
             if known is None:
-                held[key] = _Held(facts, position, owner)
+                held[key] = _HeldStorage(facts, position, owner)
                 continue
             if RANK[owner] < RANK[known.owner]:
                 known.owner = owner
@@ -222,7 +222,7 @@ class CensusView:
                 held[key].owner = owner_with(holder, held[key].owner)
         return held
 
-    def _record(self, held: _Held) -> StorageRecord:
+    def _record(self, held: _HeldStorage) -> StorageRecord:
         tensor = self._graph.objects[held.position]
         on_host = held.facts.device == "cpu"
         return StorageRecord(
@@ -236,7 +236,7 @@ class CensusView:
             known=held.known,
         )
 
-    def _elements(self, held: _Held) -> int:
+    def _elements(self, held: _HeldStorage) -> int:
         """Return the number of elements of a parameter's storage; 0 for any other."""
         if held.owner != "parameter":
             return 0
@@ -310,7 +310,7 @@ class CensusView:
     def _note_holders(self, groups: dict[GroupKey, HolderGroup], identities: Identities) -> None:
         identities.begin()
         modules = module_namespaces()
-        held_by: dict[int, tuple[Any, dict[GroupKey, list[_Held]]]] = {}
+        held_by: dict[int, tuple[Any, dict[GroupKey, list[_HeldStorage]]]] = {}
         for held in self._held.values():
             obj = self._holding_object(held.position, modules)
             by_group = held_by.setdefault(id(obj), (obj, {}))[1]
@@ -370,7 +370,7 @@ class CensusView:
             alone: groups for which to compute what their holders alone retain, and what else holds them; None
                 for all. That takes longer than the rest of a census.
         """
-        members: dict[GroupKey, list[_Held]] = {key: [] for key in wanted}
+        members: dict[GroupKey, list[_HeldStorage]] = {key: [] for key in wanted}
         for held in self._held.values():
             key = self._key(held)
             if key in members:
@@ -393,7 +393,7 @@ class CensusView:
         forget_sources()
         return details
 
-    def _saved_by(self, group: list[_Held], modules: dict[int, HolderPath]) -> str | None:
+    def _saved_by(self, group: list[_HeldStorage], modules: dict[int, HolderPath]) -> str | None:
         """Name the node that saved the largest storage of a group: `AddmmBackward0 in model.fc`."""
         graph = self._graph
         saved = [held for held in group if held.owner in ("saved for backward", "autograd context")]
@@ -409,7 +409,7 @@ class CensusView:
         return name_of(type(node)) + (f" in {in_words(module)}" if module else "")
 
     def _add_holder_facts(
-        self, detail: GroupDetail, anchor: HolderPath, group: list[_Held], named: LineNamer | None
+        self, detail: GroupDetail, anchor: HolderPath, group: list[_HeldStorage], named: LineNamer | None
     ) -> None:
         """Add facts from the holder's classes, from its graph and from the source."""
         graph = self._graph
@@ -472,10 +472,10 @@ class CensusView:
 
     def _detail(
         self,
-        group: list[_Held],
+        group: list[_HeldStorage],
         preferred: HolderPath | None,
         site_of: SiteOf,
-        retention: _Retention | None,
+        retention: _Dominance | None,
     ) -> GroupDetail:
         if not group:
             return GroupDetail()
@@ -500,7 +500,7 @@ class CensusView:
                 break
         return detail
 
-    def _others(self, element: int, retention: _Retention) -> list[HolderPath]:
+    def _others(self, element: int, retention: _Dominance) -> list[HolderPath]:
         """Return paths by which an element is held besides its holder; those below it do not count."""
         graph, namer = self._graph, self._namer
         inside = namer.path(element).anchor
@@ -511,7 +511,7 @@ class CensusView:
         ]
         return [path for path in paths if path[: len(inside)] != inside]
 
-    def _retained(self, group: list[_Held], retention: _Retention) -> int:
+    def _retained(self, group: list[_HeldStorage], retention: _Dominance) -> int:
         """Return the bytes of a group that its holders alone keep alive, never more than the group has.
 
         Counted by element: a variable's holder is the namespace of a whole module, of which it is one name.
@@ -575,7 +575,7 @@ class CensusView:
             at = graph.parents[at]
         return max(0, holder)
 
-    def _retention(self) -> _Retention:
+    def _retention(self) -> _Dominance:
         """Compute the dominators among the objects that can reach a storage."""
         graph = self._graph
         size = len(graph.objects)
@@ -609,14 +609,14 @@ class CensusView:
         roots = [number for number, position in enumerate(queue) if graph.parents[position] < 0]
         slim.append(roots)
         dominator = immediate_dominators(slim, len(slim) - 1)
-        retention = _Retention([-1] * size, referrers)
+        retention = _Dominance([-1] * size, referrers)
         for number, position in enumerate(queue):
             if 0 <= dominator[number] < len(queue):
                 retention.dominator[position] = queue[dominator[number]]
         return retention
 
 
-def _from_the_ends(group: list[_Held]) -> list[_Held]:
+def _from_the_ends(group: list[_HeldStorage]) -> list[_HeldStorage]:
     """Order storages so that the newest come soon, at whichever end of the walk they are."""
     inwards = sorted(group, key=lambda held: held.position)
     half = len(inwards) // 2

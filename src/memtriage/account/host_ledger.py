@@ -64,7 +64,7 @@ def host_ledger(
     """
     counted = storages is not None
     tensors = [_measured(piece, resident, of_malloc) for piece in _pieces(storages or (), classes)]
-    left = _Left({kind: classes.resident(kind) for kind in get_args(MappingClass)})
+    left = _Unassigned({kind: classes.resident(kind) for kind in get_args(MappingClass)})
     for tensor in tensors:
         left.take(tensor.mapping.kind, tensor.resident)
     rows = [
@@ -127,7 +127,7 @@ class _Tensor(NamedTuple):
     malloced: bool
 
 
-class _Left(msgspec.Struct):
+class _Unassigned(msgspec.Struct):
     """Resident bytes of each class of mapping that no row has yet; never below 0."""
 
     bytes: dict[MappingClass, int]
@@ -225,7 +225,7 @@ def _tensor_detail(group: list[_Tensor]) -> str:
 
 
 def _pinned_rows(
-    tensors: list[_Tensor], counted: bool, pinned: PinnedStats | None, left: _Left
+    tensors: list[_Tensor], counted: bool, pinned: PinnedStats | None, left: _Unassigned
 ) -> Iterator[LedgerRow]:
     """Page-locked memory that torch's allocator holds beyond live pinned tensors.
 
@@ -266,7 +266,7 @@ def _registered(tensors: list[_Tensor], pinned: PinnedStats | None) -> bool:
     return pinned is not None and 0 < in_malloc <= pinned.owned and not elsewhere
 
 
-def _take_in_turn(left: _Left, kinds: tuple[MappingClass, ...], wanted: int) -> int:
+def _take_in_turn(left: _Unassigned, kinds: tuple[MappingClass, ...], wanted: int) -> int:
     taken = 0
     for kind in kinds:
         taken += left.take(kind, wanted - taken)
@@ -280,7 +280,7 @@ def _allocator_rows(
     pinned: PinnedStats | None,
     python_arenas: int | None,
     arenas: Sequence[MallocArena],
-    left: _Left,
+    left: _Unassigned,
 ) -> Iterator[LedgerRow]:
     """What malloc and Python hold beyond tensors.
 
@@ -345,7 +345,7 @@ def _rest_detail(malloc: MallocInfo | None, python_arenas: int | None) -> str:
     return ", ".join(parts)
 
 
-def _mapping_rows(classes: MemoryClasses, left: _Left) -> Iterator[LedgerRow]:
+def _mapping_rows(classes: MemoryClasses, left: _Unassigned) -> Iterator[LedgerRow]:
     """What no tensor has of libraries, files, shared memory, stacks and devices."""
     yield LedgerRow(row="libraries", bytes=left.bytes["library"], detail="code and data of shared objects")
     copied = min(classes.copied("file"), left.bytes["file"])

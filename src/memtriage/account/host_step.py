@@ -97,7 +97,7 @@ def subtract(
     changes = _tensor_changes(before.places, after.places)
     deltas = []
     for key in {**rows_before, **rows_after}:
-        change = changes.get(key, _Change())
+        change = changes.get(key, _RowChange())
         nbytes = rows_after.get(key, 0) - rows_before.get(key, 0)
         if nbytes or change.new or change.first_touch or change.gone or change.moved:
             deltas.append(
@@ -126,7 +126,7 @@ def subtract(
 
 
 @dataclass(slots=True)
-class _Change:
+class _RowChange:
     """What happened to the tensors of one row."""
 
     new: int = 0
@@ -141,8 +141,10 @@ class _Change:
             self.largest, self.path = nbytes, path
 
 
-def _tensor_changes(before: Sequence[TensorPlace], after: Sequence[TensorPlace]) -> Mapping[RowKey, _Change]:
-    changes: dict[RowKey, _Change] = defaultdict(_Change)
+def _tensor_changes(
+    before: Sequence[TensorPlace], after: Sequence[TensorPlace]
+) -> Mapping[RowKey, _RowChange]:
+    changes: dict[RowKey, _RowChange] = defaultdict(_RowChange)
     earlier = {(place.address, place.nbytes): place for place in before}
     for place in after:
         change = changes[place.row, place.owner]

@@ -60,17 +60,17 @@ class Pages:
 
         What was mapped before memory ran out stays mapped and free.
         """
-        found = self._lowest(arena, size)
-        if found.state == UNMAPPED and not self._map(found, min(found.size, size)):
+        block = self._lowest(arena, size)
+        if block.state == UNMAPPED and not self._map(block, min(block.size, size)):
             return None
-        while found.size < size:
-            behind = found.next
-            assert behind is not None
-            if not self._map(behind, min(size - found.size, behind.size)):
+        while block.size < size:
+            following = block.next
+            assert following is not None
+            if not self._map(following, min(size - block.size, following.size)):
                 return None
-            found = behind  # It has taken in the block in front of it.
-        arena.remove(found)
-        return found
+            block = following  # It has taken in the block in front of it.
+        arena.remove(block)
+        return block
 
     def unmap(self, block: SimBlock) -> None:
         """Take the memory from the whole pages of a free block; parts of pages stay mapped and free."""

@@ -236,7 +236,7 @@ def _freed_blocks(
     edges = sorted({address for address, _ in others} | {int(trace.address[index]) for index in events})
     regions = sorted(start.regions, key=lambda region: region.address)
     bases = [region.address for region in regions]
-    found = []
+    blocks = []
     for index in events:
         address, requested = int(trace.address[index]), int(trace.size[index])
         size, guessed = settings.round_size(requested), bool(trace.kind[index] == FREE_COMPLETED)
@@ -251,5 +251,5 @@ def _freed_blocks(
                 size += gap
             else:
                 guessed = guessed or gap > 0
-        found.append(OldBlock(address, size, requested, int(trace.stream[index]), False, guessed))
-    return found
+        blocks.append(OldBlock(address, size, requested, int(trace.stream[index]), False, guessed))
+    return blocks

@@ -85,7 +85,7 @@ class _FreeBlocks:
         """The free block that has this address inside or as its first byte; slow."""
         if address in self.at:
             return address
-        return next((one for one, size in self.at.items() if one < address < one + size), None)
+        return next((begin for begin, size in self.at.items() if begin < address < begin + size), None)
 
 
 class ReplayWalk:
@@ -114,12 +114,14 @@ class ReplayWalk:
         self.unsplit = settings.max_split_size or _NEVER
         self.free = _FreeBlocks()
         self.regions = list(start.regions)
-        self._traits = [(one.page, one.keeps, one.size) for one in self.regions]
+        self._traits = [(region.page, region.keeps, region.size) for region in self.regions]
         """Page, kept rest and size of each region: plain numbers for what is asked at every event."""
         self.in_use = [0] * len(self.regions)
         """Blocks in use by region."""
-        self.ordinary = {one.address: number for number, one in enumerate(self.regions) if not one.page}
-        self.virtual = [number for number, one in enumerate(self.regions) if one.page]
+        self.ordinary = {
+            region.address: number for number, region in enumerate(self.regions) if not region.page
+        }
+        self.virtual = [number for number, region in enumerate(self.regions) if region.page]
         asked = trace.size.copy()
         allocs = trace.kind == ALLOC
         asked[allocs] = rounded(asked[allocs], settings)
@@ -129,7 +131,7 @@ class ReplayWalk:
         self.died = [-1] * len(self.sizes)
         self.gone = [-1] * len(self.sizes)
         self.late: list[tuple[int, int, int]] = []
-        self.live = {one.address: life for life, one in enumerate(start.blocks)}
+        self.live = {block.address: life for life, block in enumerate(start.blocks)}
         self.waiting: dict[int, int] = {}
         self.life = np.full(len(trace), -1, np.int32)
         self.life[allocs] = np.arange(len(start.blocks), len(self.sizes), dtype=np.int32)

@@ -23,7 +23,7 @@ def metrics(
     if json:
         from msgspec.json import encode
 
-        told = [
+        rows = [
             {
                 "prometheus": gauge.prometheus,
                 "opentelemetry": gauge.name,
@@ -34,7 +34,7 @@ def metrics(
             }
             for gauge in GAUGES
         ]
-        sys.stdout.buffer.write(encode({"schema": 1, "metrics": told}) + b"\n")
+        sys.stdout.buffer.write(encode({"schema": 1, "metrics": rows}) + b"\n")
         return 0
     for gauge in GAUGES:
         print(f"{gauge.prometheus}{{{','.join(gauge.labels)}}}\n    {gauge.help}")

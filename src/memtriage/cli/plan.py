@@ -62,7 +62,7 @@ def plan(
         "attention": attention,
     }
     try:
-        found = options.trace(
+        result = options.trace(
             "plan",
             options.target_of(target, arguments, module, hf_config, training),
             {
@@ -81,10 +81,10 @@ def plan(
         options.complain_of("memtriage plan", error)
         return 2
     if json:
-        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+        sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     else:
         from memtriage.report.console import console_for
         from memtriage.report.plan_text import render
 
-        render(found, console_for(sys.stdout))
+        render(result, console_for(sys.stdout))
     return 0

@@ -116,13 +116,13 @@ def _what_if(recording: Recording, as_json: bool) -> None:
     from memtriage.allocator.what_if import scenarios
     from memtriage.report.snapshot import what_if as snapshot_what_if
 
-    found = [(device.device, scenarios(device, recording.settings)) for device in recording.devices]
+    outcomes = [(device.device, scenarios(device, recording.settings)) for device in recording.devices]
     if as_json:
-        snapshot_what_if.write_json(found, sys.stdout.buffer)
+        snapshot_what_if.write_json(outcomes, sys.stdout.buffer)
         return
     from memtriage.report.console import console_for
 
-    snapshot_what_if.render(found, console_for(sys.stdout))
+    snapshot_what_if.render(outcomes, console_for(sys.stdout))
 
 
 def _query(recording: Recording, sql: str, as_json: bool) -> int:

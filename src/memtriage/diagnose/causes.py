@@ -211,9 +211,9 @@ def _folded(findings: Sequence[Finding], held: Mapping[HolderPath, Held], policy
         stored_at=next((part.stored_at for part in parts if part.stored_at), None),
         projection=_sooner(parts),
     )
-    told = {str(part.projection) for part in parts}
+    projections = {str(part.projection) for part in parts}
     sentences = dict.fromkeys(chain.from_iterable(part.evidence for part in parts))
-    total.evidence = [sentence for sentence in sentences if sentence not in told]
+    total.evidence = [sentence for sentence in sentences if sentence not in projections]
     total.evidence.insert(0, "the sum of: " + "; ".join(map(_share, parts[:_PARTS])) + _more(len(parts)))
     if total.projection is not None:
         total.evidence.append(str(total.projection))

@@ -106,7 +106,9 @@ def run_finding(growth: GroupGrowth, detail: GroupDetail, runs: Sequence[CellRun
     rate = round(growth.rate)
     last = runs[-JUDGED_FROM:]
     inside = [
-        next((one.nbytes for one in growth_between(run.before, run.after) if one.key == growth.key), 0)
+        next(
+            (change.nbytes for change in growth_between(run.before, run.after) if change.key == growth.key), 0
+        )
         for run in last
     ]
     by_run = ", ".join(

@@ -308,7 +308,10 @@ def unnamed_growth(
     if growth.low - known < policy.least or missing < _UNNAMED_SHARE * growth.rate:
         return None
     if holder is None and counter == "cpu":
-        holder = next((one for one in containers if _AS_FAST[0] <= one.rate / missing <= _AS_FAST[1]), None)
+        holder = next(
+            (container for container in containers if _AS_FAST[0] <= container.rate / missing <= _AS_FAST[1]),
+            None,
+        )
     where = "host" if counter == "cpu" else counter
     open_because = ["the resident set does not grow with it"] if resident_contradicts else []
     if evidence.caches_may_fill and counter == "cpu" and holder is None:

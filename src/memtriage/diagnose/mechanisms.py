@@ -342,7 +342,11 @@ def _kept_value(held: Held) -> str:
     value = held.stored_value
     if value is not None and value[0] not in "([{":
         return value if re.fullmatch(r"[\w.]+([(\[].*[)\]])?", value) else f"({value})"
-    variables = [one.name for one in held.anchor if one.kind in (SegmentKind.VARIABLE, SegmentKind.ATTRIBUTE)]
+    variables = [
+        segment.name
+        for segment in held.anchor
+        if segment.kind in (SegmentKind.VARIABLE, SegmentKind.ATTRIBUTE)
+    ]
     plural = variables[-1] if variables else "values"
     if "loss" in plural:
         return "loss"

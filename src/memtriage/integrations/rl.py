@@ -130,12 +130,12 @@ def attach(worker: Any, *, policy: PhasePolicy | None = None, park: bool = True)
     name = worker.__name__ if isinstance(worker, type) else type(worker).__name__
     if getattr(worker, _ATTACHED, False):
         raise ValueError(f"{name} is attached already: detach() first")
-    found = [boundary for boundary in BOUNDARIES if callable(getattr(worker, boundary.method, None))]
-    if not found:
+    boundaries = [boundary for boundary in BOUNDARIES if callable(getattr(worker, boundary.method, None))]
+    if not boundaries:
         known = ", ".join(boundary.method for boundary in BOUNDARIES)
         raise ValueError(f"{name} has none of the methods {known}: use memtriage.phase()")
     chosen = PhasePolicy() if policy is None else policy
-    builds: dict[str, Build] = {boundary.method: _with_phase(boundary, chosen) for boundary in found}
+    builds: dict[str, Build] = {boundary.method: _with_phase(boundary, chosen) for boundary in boundaries}
     if park:
         moves = {
             "move_model": _move_model,

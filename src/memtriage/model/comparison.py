@@ -7,7 +7,7 @@ import msgspec
 from memtriage.model.findings import Finding
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class ValueChange(msgspec.Struct, frozen=True, kw_only=True):
     """A figure in the first recording and in the second."""
 
     before: int | None
@@ -27,15 +27,15 @@ class FigureChange(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    bytes: Change
+    bytes: ValueChange
 
 
 class OwnerChange(msgspec.Struct, frozen=True, kw_only=True):
     """What one owner holds, at the peak and at the snapshot: 0 where a recording has nothing of it."""
 
     owner: str
-    at_peak: Change
-    at_end: Change
+    at_peak: ValueChange
+    at_end: ValueChange
 
 
 class SiteChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,10 +53,10 @@ class SiteChange(msgspec.Struct, frozen=True, kw_only=True):
     site: str
     was: str | None
     owner: str
-    at_peak: Change
-    at_end: Change
-    per_step: Change
-    allocations: Change
+    at_peak: ValueChange
+    at_end: ValueChange
+    per_step: ValueChange
+    allocations: ValueChange
 
 
 class DeviceChange(msgspec.Struct, frozen=True, kw_only=True):

@@ -155,9 +155,9 @@ class ContainerLengths:
     """
 
     def __init__(self, graph: HeapGraph) -> None:
-        found = [obj for obj in graph.objects if id(type(obj)) in _SIZED and obj]
-        unordered = [obj for obj in found if id(type(obj)) in _UNORDERED]
-        ordered = [obj for obj in found if id(type(obj)) not in _UNORDERED]
+        containers = [obj for obj in graph.objects if id(type(obj)) in _SIZED and obj]
+        unordered = [obj for obj in containers if id(type(obj)) in _UNORDERED]
+        ordered = [obj for obj in containers if id(type(obj)) not in _UNORDERED]
         # In C, not entry by entry. Another thread may have emptied a container since: it has no first entry.
         first = map(next, map(iter, ordered), repeat(None))
         self._addresses = array("q", chain(map(id, ordered), map(id, unordered)))

@@ -106,7 +106,7 @@ def _process_use(device: int) -> ProcessUse | str:
 
 
 def _listed_processes(nvml: Any, handle: Any) -> ProcessUse:
-    found: dict[int, int | None] = {}
+    sizes: dict[int, int | None] = {}
     answered = False
     for name in _PROCESS_LISTS:
         try:
@@ -116,11 +116,11 @@ def _listed_processes(nvml: Any, handle: Any) -> ProcessUse:
         answered = True
         for entry in entries:
             # Each list counts the whole process, so the sizes are the same figure and not parts of a sum.
-            known = [size for size in (found.get(entry.pid), entry.usedGpuMemory) if size is not None]
-            found[entry.pid] = max(known, default=None)
+            known = [size for size in (sizes.get(entry.pid), entry.usedGpuMemory) if size is not None]
+            sizes[entry.pid] = max(known, default=None)
     if not answered:
         raise _NotReported("NVML lists no processes for this device")
-    return found
+    return sizes
 
 
 @functools.cache
@@ -158,16 +158,16 @@ def _handle(nvml: Any, device: int) -> Any:
 
 def _identifiers(properties: Any) -> list[tuple[str, str]]:
     """(NVML's look-up function, identifier) to try in turn."""
-    found: list[tuple[str, str]] = []
+    lookups: list[tuple[str, str]] = []
     uuid = getattr(properties, "uuid", None)
     if uuid is not None:
         bare = str(uuid).removeprefix("GPU-").removeprefix("MIG-")
-        found += [("nvmlDeviceGetHandleByUUID", kind + bare) for kind in ("MIG-", "GPU-")]
+        lookups += [("nvmlDeviceGetHandleByUUID", kind + bare) for kind in ("MIG-", "GPU-")]
     bus = getattr(properties, "pci_bus_id", None)
     if bus is not None:
         domain, slot = properties.pci_domain_id, properties.pci_device_id
-        found.append(("nvmlDeviceGetHandleByPciBusId", f"{domain:08x}:{bus:02x}:{slot:02x}.0"))
-    return found
+        lookups.append(("nvmlDeviceGetHandleByPciBusId", f"{domain:08x}:{bus:02x}:{slot:02x}.0"))
+    return lookups
 
 
 def _is_split(nvml: Any, handle: Any) -> bool:

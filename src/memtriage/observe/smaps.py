@@ -102,7 +102,7 @@ def parse_smaps(text: str, tmpfs: frozenset[str] = frozenset()) -> MemoryClasses
     return MemoryClasses(sum(mapping.rss for mapping in mappings), tuple(mappings))
 
 
-class _Region(msgspec.Struct, gc=False):
+class _SmapsEntry(msgspec.Struct, gc=False):
     """One entry of smaps, not yet classified."""
 
     start: int
@@ -127,8 +127,8 @@ _ARENA_ALIGNMENT: Final = 64 << 20
 """`HEAP_MAX_SIZE` of glibc's arena.c on 64-bit machines: 2 * DEFAULT_MMAP_THRESHOLD_MAX."""
 
 
-def _regions(text: str) -> list[_Region]:
-    regions: list[_Region] = []
+def _regions(text: str) -> list[_SmapsEntry]:
+    regions: list[_SmapsEntry] = []
     for line in text.splitlines():
         if "A" <= line[:1] <= "Z":  # a field; addresses are written in lower case
             if line.startswith("Rss:"):
@@ -139,11 +139,13 @@ def _regions(text: str) -> list[_Region]:
         columns = line.split(maxsplit=5)
         start, _, end = columns[0].partition("-")
         name = columns[5] if len(columns) == 6 else ""
-        regions.append(_Region(int(start, 16), int(end, 16), columns[1], columns[3], int(columns[4]), name))
+        regions.append(
+            _SmapsEntry(int(start, 16), int(end, 16), columns[1], columns[3], int(columns[4]), name)
+        )
     return regions
 
 
-def _kind(region: _Region, programs: set[tuple[str, int]], tmpfs: frozenset[str]) -> MappingClass:
+def _kind(region: _SmapsEntry, programs: set[tuple[str, int]], tmpfs: frozenset[str]) -> MappingClass:
     name = region.name
     path = name.removesuffix(" (deleted)")
     if path == "/dev/zero":
@@ -165,7 +167,7 @@ def _kind(region: _Region, programs: set[tuple[str, int]], tmpfs: frozenset[str]
     return "other"
 
 
-def _is_arena(region: _Region, following: list[_Region]) -> bool:
+def _is_arena(region: _SmapsEntry, following: list[_SmapsEntry]) -> bool:
     """Whether a mapping is a glibc arena of a thread: aligned, used from its start, the rest reserved.
 
     `new_heap` of glibc's arena.c maps 64 MiB at a multiple of 64 MiB without access and opens it from the

@@ -59,7 +59,7 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
-class _Target:
+class _StoreTarget:
     """What a statement must store into.
 
     Attributes:
@@ -144,20 +144,20 @@ def _containers(anchor: HolderPath) -> Iterator[HolderPath]:
         yield anchor
 
 
-def _target(anchor: HolderPath) -> _Target | None:
+def _target(anchor: HolderPath) -> _StoreTarget | None:
     named = [at for at, s in enumerate(anchor) if s.kind in _NAMES and s.name and s.name != "*"]
     if not named or any(anchor[at].kind not in _NAMES for at in range(named[-1], len(anchor))):
         return None
     segment = anchor[named[-1]]
     before = anchor[named[-2]] if len(named) > 1 else None
     if segment.kind is not SegmentKind.VARIABLE:
-        return _Target(segment, before, None, True, False)
+        return _StoreTarget(segment, before, None, True, False)
     scope = anchor[named[-1] - 1] if named[-1] else None
     if scope is None or scope.kind is SegmentKind.MODULE:
-        return _Target(segment, None, None, True, True)
+        return _StoreTarget(segment, None, None, True, True)
     if scope.kind in _SCOPES or scope.kind in _CLOSURES:
         function = scope.name.rpartition(".")[2]
-        return _Target(segment, None, function, scope.kind in _CLOSURES, False)
+        return _StoreTarget(segment, None, function, scope.kind in _CLOSURES, False)
     return None
 
 
@@ -170,7 +170,7 @@ def _parsed(filename: str) -> ast.Module | None:
         return None
 
 
-def _stores(filename: str, target: _Target) -> Iterator[tuple[int, Store]]:
+def _stores(filename: str, target: _StoreTarget) -> Iterator[tuple[int, Store]]:
     """(0 for what adds or 1 for what replaces, the statement) of each that stores into the target."""
     tree = _parsed(filename)
     if tree is None:
@@ -185,7 +185,7 @@ def _stores(filename: str, target: _Target) -> Iterator[tuple[int, Store]]:
             yield (0 if itself else rank), Store(filename, line, _source(value), itself)
 
 
-def _carries(value: ast.AST, target: _Target, function: ast.AST) -> bool:
+def _carries(value: ast.AST, target: _StoreTarget, function: ast.AST) -> bool:
     """Whether a value is made of the target: of an attribute also by way of variables of the function.
 
     Variables are not followed to a variable: a loss depends on the loss before, by way of the gradients.
@@ -200,7 +200,7 @@ def _carries(value: ast.AST, target: _Target, function: ast.AST) -> bool:
         name = names.pop()
         followed.add(name)
         for node in made:
-            assigned = (part for one in node.targets for part in _parts(one))
+            assigned = (part for destination in node.targets for part in _parts(destination))
             if any(isinstance(part, ast.Name) and part.id == name for part in assigned):
                 if any(_matches(each, target) for each in ast.walk(node.value)):
                     return True
@@ -212,7 +212,7 @@ def _names(value: ast.AST) -> set[str]:
     return {node.id for node in ast.walk(value) if isinstance(node, ast.Name)}
 
 
-def _begins_anew(tree: ast.AST, line: int, target: _Target) -> bool:
+def _begins_anew(tree: ast.AST, line: int, target: _StoreTarget) -> bool:
     """Whether the loop around a line gives the target a value of its own in each iteration."""
     loops = [
         node
@@ -226,7 +226,7 @@ def _begins_anew(tree: ast.AST, line: int, target: _Target) -> bool:
     if not isinstance(loop, ast.While) and any(_matches(part, target) for part in _parts(loop.target)):
         return True
     return any(
-        any(_matches(part, target) for one in node.targets for part in _parts(one))
+        any(_matches(part, target) for destination in node.targets for part in _parts(destination))
         and not any(_matches(each, target) for each in ast.walk(node.value))
         for statement in loop.body
         for node in [statement, *_own_nodes(statement)]
@@ -247,7 +247,7 @@ def _with_functions(
         yield from _with_functions(child, inside)
 
 
-def _in_scope(functions: tuple[_Function, ...], target: _Target) -> bool:
+def _in_scope(functions: tuple[_Function, ...], target: _StoreTarget) -> bool:
     """Whether the target's variable goes by its name there."""
     if target.segment.kind is not SegmentKind.VARIABLE:
         return True
@@ -293,7 +293,7 @@ def _own_nodes(function: ast.AST) -> Iterator[ast.AST]:
             yield from _own_nodes(child)
 
 
-def _stored_by(node: ast.AST, target: _Target) -> Iterator[tuple[int, ast.expr | None]]:
+def _stored_by(node: ast.AST, target: _StoreTarget) -> Iterator[tuple[int, ast.expr | None]]:
     """(0 for what adds or 1 for what replaces, the value) for each store into the target by a node."""
     if isinstance(node, ast.Call):
         yield from _stored_by_call(node, target)
@@ -302,7 +302,7 @@ def _stored_by(node: ast.AST, target: _Target) -> Iterator[tuple[int, ast.expr |
             yield 0, node.value
     elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        for each in (part for one in targets for part in _parts(one)):
+        for each in (part for destination in targets for part in _parts(destination)):
             if _matches(each, target):
                 if not _is_empty(node.value):
                     yield 1, node.value
@@ -310,7 +310,7 @@ def _stored_by(node: ast.AST, target: _Target) -> Iterator[tuple[int, ast.expr |
                 yield 0, node.value
 
 
-def _stored_by_call(node: ast.Call, target: _Target) -> Iterator[tuple[int, ast.expr | None]]:
+def _stored_by_call(node: ast.Call, target: _StoreTarget) -> Iterator[tuple[int, ast.expr | None]]:
     name, values = _name(node.func), node.args
     if isinstance(node.func, ast.Attribute):
         held = node.func.value
@@ -332,7 +332,7 @@ def _parts(target: ast.expr) -> Iterator[ast.expr]:
         yield target.value if isinstance(target, ast.Starred) else target
 
 
-def _matches(node: ast.AST | None, target: _Target) -> bool:
+def _matches(node: ast.AST | None, target: _StoreTarget) -> bool:
     """Whether an expression goes by the target's name."""
     segment = target.segment
     if segment.kind is SegmentKind.VARIABLE:

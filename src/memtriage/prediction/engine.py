@@ -66,7 +66,7 @@ def _uses_of_storage(tensor: torch.Tensor) -> int:
     return count
 
 
-class _Look(TorchDispatchMode):  # type: ignore[misc]
+class _ReferenceCounter(TorchDispatchMode):  # type: ignore[misc]
     """Notes how often the first operand of an addition within backward is referred to."""
 
     uses: int | None = None
@@ -84,7 +84,7 @@ def uses_alone() -> int | None:
     It depends on the versions of torch and Python, so a small graph is looked at; not within backward.
     """
     given = torch.ones(2, device="cpu", requires_grad=True)
-    with torch.enable_grad(), _Look() as look:
+    with torch.enable_grad(), _ReferenceCounter() as look:
         held = given * 2
         (held + held.sin()).sum().backward()
     uses: int | None = look.uses

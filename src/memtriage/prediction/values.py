@@ -95,7 +95,7 @@ class KnownValues:
         if func in FINITE:
             shape = args[0].shape
             return torch.full(shape, FINITE[func]) if shape.numel() <= INTEGER_LIMIT else None
-        real = _Reader(self, func in CHOICES, self._generator)
+        real = _ValueReader(self, func in CHOICES, self._generator)
         real_args, real_kwargs = mapped(args, real.read), mapped(kwargs, real.read)
         if real.missing:
             return None
@@ -112,7 +112,7 @@ class KnownValues:
         return _call(func, real_args, real_kwargs)
 
 
-class _Reader:
+class _ValueReader:
     def __init__(self, values: KnownValues, draws: bool, generator: torch.Generator) -> None:
         self._values, self._draws, self._generator = values, draws, generator
         self.missing = False

@@ -21,7 +21,7 @@ _NOISE: Final = "more repeats or longer steps would tell"
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _SizeReading:
     """One reading of a size, with the limit that holds at this instant."""
 
     value: float
@@ -195,7 +195,7 @@ def _judge_sizes(target: Target, limit: Limit, readings: Readings) -> TargetRow:
 
 def _of_rank(
     target: Target, limit: Limit, rank: RankReading, number: int, readings: Readings
-) -> list[_Reading]:
+) -> list[_SizeReading]:
     """Return a rank's readings of the metric: one a mark for counters at the mark, one a trial for peaks."""
     if target.metric in AT_MARK:
         values: Sequence[float | None] = rank.at_mark[target.metric]
@@ -214,7 +214,7 @@ def _of_rank(
 
         bound = limit_value(limit, of)
         if value is not None and bound is not None:
-            judged.append(_Reading(value, bound, rank.rank, number))
+            judged.append(_SizeReading(value, bound, rank.rank, number))
     return judged
 
 

@@ -79,11 +79,11 @@ def parse_limit(
     Raises:
         TrialsError: the text is no limit, names what there is not, or adds seconds to bytes.
     """
-    reader = _Reader(text, metric, variants, dimensions)
+    reader = _LimitReader(text, metric, variants, dimensions)
     return Limit(text, reader.terms())
 
 
-class _Reader:
+class _LimitReader:
     def __init__(
         self, text: str, metric: str, variants: Collection[str], dimensions: Mapping[str, Dimension]
     ) -> None:

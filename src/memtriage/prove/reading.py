@@ -131,7 +131,7 @@ def _lines(log: Path) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Instant:
+class _MarkOfDevices:
     """One mark with the counters of all devices."""
 
     name: str
@@ -140,15 +140,15 @@ class _Instant:
     marks: list[Mark]
 
 
-def _instants(marks: Sequence[Mark]) -> list[_Instant]:
+def _instants(marks: Sequence[Mark]) -> list[_MarkOfDevices]:
     """Join the lines of one mark, one a device, which share name and time."""
-    instants: list[_Instant] = []
+    instants: list[_MarkOfDevices] = []
     for mark in marks:
         last = instants[-1] if instants else None
         if last is not None and (last.name, last.time_s) == (mark.name, mark.time_s):
             last.marks.append(mark)
         else:
-            instants.append(_Instant(mark.name, mark.step, mark.time_s, [mark]))
+            instants.append(_MarkOfDevices(mark.name, mark.step, mark.time_s, [mark]))
     return instants
 
 
@@ -210,7 +210,7 @@ def _counters(marks: Sequence[Mark]) -> dict[str, int | None]:
     return totals
 
 
-def _peaks(record: RankRecord, instants: Sequence[_Instant]) -> dict[str, int | None]:
+def _peaks(record: RankRecord, instants: Sequence[_MarkOfDevices]) -> dict[str, int | None]:
     """Return the allocator's own peaks, and where a mark saw more (the program reset them), that."""
     at_marks = [_counters(instant.marks) for instant in instants]
 

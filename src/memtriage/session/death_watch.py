@@ -107,7 +107,7 @@ class DeathWatch:
         if now < self._input_due_s:
             return
         try:
-            found = batch_elements(caller_frames(4))
+            elements = batch_elements(caller_frames(4))
         except Exception as error:  # foreign objects may do anything when looked at
             if is_programs_exception(error):
                 raise
@@ -115,9 +115,9 @@ class DeathWatch:
             return
         took = time.perf_counter() - now
         self._input_due_s = BATCHES.next_s(now, took)
-        if found is not None:
-            self.batches_vary = self.batches_vary or self.batch_elements not in (None, found)
-            self.batch_elements = found
+        if elements is not None:
+            self.batches_vary = self.batches_vary or self.batch_elements not in (None, elements)
+            self.batch_elements = elements
 
     def backward_ends(self) -> None:
         """A backward had memory enough."""

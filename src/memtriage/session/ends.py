@@ -71,10 +71,10 @@ def allocator_peaks(devices: Iterable[str]) -> tuple[dict[str, int], dict[str, i
     allocated, reserved = {}, {}
     for name in devices:
         if name.startswith("cuda:"):
-            found = cuda.counters(int(name[5:]))
-            if found.peak_allocated is not None and found.peak_reserved is not None:
-                allocated[name] = found.peak_allocated
-                reserved[name] = found.peak_reserved
+            counters = cuda.counters(int(name[5:]))
+            if counters.peak_allocated is not None and counters.peak_reserved is not None:
+                allocated[name] = counters.peak_allocated
+                reserved[name] = counters.peak_reserved
     return allocated, reserved
 
 

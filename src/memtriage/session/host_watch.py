@@ -103,8 +103,8 @@ class HostWatch:
             if evidence.mapped_files_first is None:
                 evidence.mapped_files_first = evidence.mapped_files
             evidence.pinned = _pinned_use(view.census().storages, reading)
-        if has_children() and (found := largest_population(view.graph)) is not None:
-            position, entries, nbytes = found
+        if has_children() and (population := largest_population(view.graph)) is not None:
+            position, entries, nbytes = population
             kind = type(view.graph.objects[position]).__name__
             evidence.population = Population((*view.path(position), ANY_ITEM), kind, entries, nbytes)
 

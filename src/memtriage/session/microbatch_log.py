@@ -20,7 +20,7 @@ class MicrobatchLog:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._before: dict[str, int] = {}
-        self._told: set[tuple[str, HolderPath | str | None]] = set()
+        self._reported: set[tuple[str, HolderPath | str | None]] = set()
 
     def add(self, step: int, microbatch: int, readings: Sequence[Reading]) -> None:
         """A micro-batch is complete.
@@ -36,11 +36,11 @@ class MicrobatchLog:
             self._say(f"step {step} micro-batch {microbatch}: {'; '.join(shown)}")
 
     def suspect(self, findings: Sequence[Finding]) -> None:
-        """What looks like a leak so far; each is told once. It may turn out to be none by the run's end."""
+        """What looks like a leak so far, each reported once. It may turn out to be none by the end."""
         for finding in findings:
             rate = finding.bytes_per_microbatch
-            if rate is not None and (finding.device, finding.held_at) not in self._told:
-                self._told.add((finding.device, finding.held_at))
+            if rate is not None and (finding.device, finding.held_at) not in self._reported:
+                self._reported.add((finding.device, finding.held_at))
                 until = "" if finding.projection is None else f"; {finding.projection}"
                 self._say(
                     f"grows by {size(rate)} per micro-batch on {finding.device}: {finding.holder}{until}"

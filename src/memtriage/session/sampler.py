@@ -99,10 +99,10 @@ class Sampler:
         """Return the host now: this process, its children, the control group."""
         own = host_sample()
         group = cgroup_memory()
-        found = children()
-        below = [child.pss for child in found if child.pss is not None]
+        processes = children()
+        below = [child.pss for child in processes if child.pss is not None]
         available = psutil.virtual_memory().available
-        self._watch.at_sample(own, found, group, available)
+        self._watch.at_sample(own, processes, group, available)
         position = self._now()
         return HostSampleLine(
             time_s=round(position.time_s, 3),

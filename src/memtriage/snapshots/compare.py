@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from memtriage.model.comparison import (
-    Change,
     DeviceChange,
     FigureChange,
     OwnerChange,
     RecordingChange,
     SiteChange,
+    ValueChange,
 )
 from memtriage.model.findings import Finding
 from memtriage.model.recording import OWNERS, DeviceRecording, OwnedBytes, Recording, SiteRow
@@ -67,7 +67,7 @@ def _identity(finding: Finding, moved: dict[str, str]) -> tuple[str, str | None]
 def _figures(before: DeviceRecording | None, after: DeviceRecording | None) -> list[FigureChange]:
     old, new = _figures_of(before), _figures_of(after)
     return [
-        FigureChange(name=name, bytes=Change(before=old.get(name), after=new.get(name)))
+        FigureChange(name=name, bytes=ValueChange(before=old.get(name), after=new.get(name)))
         for name in {**old, **new}
     ]
 
@@ -114,8 +114,10 @@ def _by_owner(rows: Iterable[OwnedBytes]) -> Counter[str]:
     return total
 
 
-def _change(before: Counter[str] | None, after: Counter[str] | None, key: str) -> Change:
-    return Change(before=None if before is None else before[key], after=None if after is None else after[key])
+def _change(before: Counter[str] | None, after: Counter[str] | None, key: str) -> ValueChange:
+    return ValueChange(
+        before=None if before is None else before[key], after=None if after is None else after[key]
+    )
 
 
 def _paired(
@@ -158,10 +160,12 @@ def _site(
         site=row.site,
         was=old.site if old and new and old.site != new.site else None,
         owner=row.owner,
-        at_peak=Change(before=_held(old, before, "at_peak"), after=_held(new, after, "at_peak")),
-        at_end=Change(before=_held(old, before, "at_end"), after=_held(new, after, "at_end")),
-        per_step=Change(before=_growth(old, before), after=_growth(new, after)),
-        allocations=Change(before=_held(old, before, "allocations"), after=_held(new, after, "allocations")),
+        at_peak=ValueChange(before=_held(old, before, "at_peak"), after=_held(new, after, "at_peak")),
+        at_end=ValueChange(before=_held(old, before, "at_end"), after=_held(new, after, "at_end")),
+        per_step=ValueChange(before=_growth(old, before), after=_growth(new, after)),
+        allocations=ValueChange(
+            before=_held(old, before, "allocations"), after=_held(new, after, "allocations")
+        ),
     )
 
 
@@ -177,11 +181,11 @@ def _growth(row: SiteRow | None, device: DeviceRecording | None) -> int | None:
     return 0 if device is not None and device.steps.count else None
 
 
-def _differs(*changes: Change) -> bool:
+def _differs(*changes: ValueChange) -> bool:
     """Whether a figure changed. One that only one recording has counts unless it is 0."""
     return any(change.before != change.after and (change.before or change.after) for change in changes)
 
 
-def _largest(*changes: Change) -> int:
+def _largest(*changes: ValueChange) -> int:
     """Bytes of the largest change; a figure that a recording does not have counts as 0."""
     return max(abs((change.after or 0) - (change.before or 0)) for change in changes)

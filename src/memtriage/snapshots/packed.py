@@ -69,7 +69,7 @@ class _UnlikeAnyError(Exception):
 
 
 @dataclass(slots=True)
-class _Walker:
+class _OpcodeWalker:
     """Steps through opcodes one by one, counting what is put into the memo.
 
     Attributes:
@@ -91,11 +91,11 @@ class _Walker:
         while position < end:
             code = body[position]
             length = _FIXED.get(code)
-            found: str | None = None
+            string: str | None = None
             if length is None:
                 if code == _STRING:
                     length = 2 + body[position + 1]
-                    found = body[position + 2 : position + length].decode(errors="replace")
+                    string = body[position + 2 : position + length].decode(errors="replace")
                 elif code == _LONG:
                     length = 2 + body[position + 1]
                 elif code == ord("X"):
@@ -110,7 +110,7 @@ class _Walker:
                 self.refs.append(body[position + 1])
             elif code == _LONG_REF:
                 self.refs.append(int.from_bytes(body[position + 1 : position + 5], "little"))
-            text = found
+            text = string
             yield code, position, position + length
             position += length
         if position != end:
@@ -181,7 +181,7 @@ def _unframed(data: bytes) -> bytes:
 
 
 def _packed(body: bytes, first: int, trace: int) -> Packed | None:
-    walker = _Walker(body)
+    walker = _OpcodeWalker(body)
     for _ in walker.tokens(0, first):
         pass
     memo = walker.memo
@@ -189,7 +189,7 @@ def _packed(body: bytes, first: int, trace: int) -> Packed | None:
     if any(name not in dict(keys) for name in _NEEDED):
         return None
     kinds = {index: _CODES[name] for index, name in walker.names.items() if name in _CODES}
-    events = _Events(body, keys, first)
+    events = _UsualEvents(body, keys, first)
     if int(events.fits.sum()) < _FEWEST:
         return None
     # actions that are named later than in the first events
@@ -206,7 +206,7 @@ def _packed(body: bytes, first: int, trace: int) -> Packed | None:
     return None
 
 
-def _keys(walker: _Walker, first: int) -> list[tuple[str, bytes]]:
+def _keys(walker: _OpcodeWalker, first: int) -> list[tuple[str, bytes]]:
     """The keys of an event in their order, with the bytes that refer to each.
 
     The first event spells the keys out, the second refers to them.
@@ -255,7 +255,7 @@ def _is_pair(body: bytes, start: int, end: int) -> bool:
     return body[end + _FIXED[body[end]]] == 0x86
 
 
-class _Events:
+class _UsualEvents:
     """Every event of the usual form, as columns.
 
     Attributes:
@@ -312,7 +312,7 @@ class _Events:
         inside[1:] = self.start[1:] < reach[:-1]
         self.fits &= ~inside
 
-    def owners_of(self, left: _Left) -> Longs:
+    def owners_of(self, left: _Remainder) -> Longs:
         """The events that made what is referred to in what is left of the stream."""
         taken = np.flatnonzero(self.fits)
         base = left.base
@@ -413,7 +413,7 @@ _SIGN: Final[Words] = np.array([0, *(1 << (8 * size - 1) for size in range(1, 9)
 
 
 @dataclass(slots=True)
-class _Left:
+class _Remainder:
     """What is left of the stream when the fitting events are out.
 
     Attributes:
@@ -431,10 +431,10 @@ class _Left:
     names: dict[int, str]
 
 
-def _left(body: bytes, events: _Events, first: int, memo: int) -> _Left:
+def _left(body: bytes, events: _UsualEvents, first: int, memo: int) -> _Remainder:
     taken = np.flatnonzero(events.fits)
     starts, ends, counts = events.start[taken], events.end[taken], events.memo[taken]
-    walker = _Walker(body, memo)
+    walker = _OpcodeWalker(body, memo)
     # runs of events that follow each other without a gap
     breaks = np.flatnonzero(starts[1:] != ends[:-1]) + 1
     bounds = [0, *breaks.tolist(), len(taken)]
@@ -444,8 +444,8 @@ def _left(body: bytes, events: _Events, first: int, memo: int) -> _Left:
     for begin, behind in pairwise(bounds):
         gap = int(starts[begin])
         if body[position:gap] != b"e(":
-            found, goes_on = walker.events(position, gap)
-            loose += [begin] * found
+            skipped, goes_on = walker.events(position, gap)
+            loose += [begin] * skipped
             if not goes_on:
                 # the list ends here: what looks like its events is another device's
                 events.fits[taken[begin:]] = False
@@ -462,10 +462,10 @@ def _left(body: bytes, events: _Events, first: int, memo: int) -> _Left:
     for _ in walker.tokens(position, len(body) - _PAD):
         pass
     parts.append(rest[:-1])
-    return _Left(parts, base, loose, walker.refs, walker.names)
+    return _Remainder(parts, base, loose, walker.refs, walker.names)
 
 
-def _result(body: bytes, events: _Events, left: _Left, trace: int, kinds: dict[int, int]) -> Packed:
+def _result(body: bytes, events: _UsualEvents, left: _Remainder, trace: int, kinds: dict[int, int]) -> Packed:
     taken = np.flatnonzero(events.fits)
     lists: dict[bytes, int] = {}
     stacks = np.zeros(len(taken), np.int64)
@@ -496,7 +496,7 @@ def _result(body: bytes, events: _Events, left: _Left, trace: int, kinds: dict[i
     )
 
 
-def _refer(events: _Events, left: _Left, taken: Longs, stacks: Longs, items: list[bytes]) -> None:
+def _refer(events: _UsualEvents, left: _Remainder, taken: Longs, stacks: Longs, items: list[bytes]) -> None:
     """Number the lists that events refer to: those of other events, and those that stay in the stream."""
     refs = events.list_ref[taken]
     referring = np.flatnonzero(refs >= 0)

@@ -223,7 +223,9 @@ def _with_sites(
 
 def _figures(segments: Sequence[Segment]) -> Figures:
     totals = segment_totals(segments)
-    private_free = segment_totals([one for one in segments if one.pool != DEFAULT_POOL]).releasable
+    private_free = segment_totals(
+        [segment for segment in segments if segment.pool != DEFAULT_POOL]
+    ).releasable
     return Figures(
         allocated=totals.allocated,
         reserved=totals.reserved,

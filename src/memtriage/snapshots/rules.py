@@ -61,7 +61,7 @@ def judge(view: DeviceView, growing: Sequence[SiteGrowth], settings: AllocatorSe
     findings += [leak_finding(view, cause) for cause in alone if cause not in as_fragmentation]
     if surplus(view):
         trial = tried(view, settings)
-        fragmented = next((one for one in findings if one.kind == "fragmentation"), None)
+        fragmented = next((finding for finding in findings if finding.kind == "fragmentation"), None)
         if fragmented is None:
             findings.append(surplus_finding(view, trial))
         else:

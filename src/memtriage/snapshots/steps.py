@@ -41,12 +41,12 @@ def find_steps(trace: TraceColumns, facts: Sequence[StackFacts], spans: Sequence
             span.end_us for span in spans if span.name.startswith(name) and span.end_us is not None
         )
         ends = np.searchsorted(trace.time_us, np.array(times, np.int64), side="right")
-        if found := _coalesced(ends[ends > 0], phases, allocs):
-            return Steps(found, "annotations")
-    if found := _coalesced(np.flatnonzero(phases == OPTIMIZER) + 1, phases, allocs):
-        return Steps(found, "optimizer frames")
-    found = _period(trace.stack[allocs], allocs)
-    return Steps(found, "period" if found else "none")
+        if step_ends := _coalesced(ends[ends > 0], phases, allocs):
+            return Steps(step_ends, "annotations")
+    if step_ends := _coalesced(np.flatnonzero(phases == OPTIMIZER) + 1, phases, allocs):
+        return Steps(step_ends, "optimizer frames")
+    step_ends = _period(trace.stack[allocs], allocs)
+    return Steps(step_ends, "period" if step_ends else "none")
 
 
 def settled(trace: TraceColumns, ends: Sequence[int]) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Work:
+class _Clearing:
     """An entry on its way: where it was found, what it held, and what has become of it."""
 
     holder: Holder
@@ -112,10 +112,11 @@ def _nothing_done(chosen: Sequence[Holder], before: dict[str, AllocatorFigures],
     )
 
 
-def _look(chosen: Sequence[Holder], between_steps: bool) -> tuple[list[_Work], Situation]:
+def _look(chosen: Sequence[Holder], between_steps: bool) -> tuple[list[_Clearing], Situation]:
     """What there is of each entry, and what forbids clearing. No tensor stays alive through the result."""
     work = [
-        _Work(holder, HolderOutcome(name=holder.name, kind=holder.kind, status="absent")) for holder in chosen
+        _Clearing(holder, HolderOutcome(name=holder.name, kind=holder.kind, status="absent"))
+        for holder in chosen
     ]
     with Scene() as scene:
         for entry in work:
@@ -130,7 +131,7 @@ def _look(chosen: Sequence[Holder], between_steps: bool) -> tuple[list[_Work], S
     return work, situation
 
 
-def _find(work: _Work, scene: Scene) -> None:
+def _find(work: _Clearing, scene: Scene) -> None:
     try:
         work.places = find_places(work.holder, scene)
         reading = _read(work)
@@ -145,7 +146,7 @@ def _find(work: _Work, scene: Scene) -> None:
             work.other[device] = work.other.get(device, 0) + nbytes
 
 
-def _read(work: _Work) -> HolderReading:
+def _read(work: _Clearing) -> HolderReading:
     """Read an entry, and keep weak references to its storages, which tell later whether they went."""
 
     def watch(facts: StorageFacts, storage: Any) -> None:
@@ -168,7 +169,7 @@ def _leftovers(scene: Scene) -> set[int]:
     return identities
 
 
-def _treat(work: _Work, situation: Situation, asked: bool) -> None:
+def _treat(work: _Clearing, situation: Situation, asked: bool) -> None:
     """Clear an entry, or say why not. Never raises."""
     outcome, holder = work.outcome, work.holder
     if outcome.status == "failed" or not work.places:
@@ -214,14 +215,14 @@ def _refusal(holder: Holder, situation: Situation, asked: bool) -> str | None:
     return situation.forbids(holder.forbidden)
 
 
-def _read_after(work: _Work) -> None:
+def _read_after(work: _Clearing) -> None:
     try:
         work.outcome.after = dict(read_places(work.holder.name, _again(work)).nbytes)
     except Exception as error:
         _fail(work, "it could not be read again", error)
 
 
-def _again(work: _Work) -> list[Place]:
+def _again(work: _Clearing) -> list[Place]:
     """The same places; figures that are no storages' are read again."""
     if not work.other:
         return work.places
@@ -229,12 +230,12 @@ def _again(work: _Work) -> list[Place]:
         return find_places(work.holder, nothing)
 
 
-def _fail(work: _Work, what: str, error: Exception) -> None:
+def _fail(work: _Clearing, what: str, error: Exception) -> None:
     work.outcome.status = "failed"
     work.outcome.reason = f"{what}: {type(error).__name__}: {error}"
 
 
-def _settle(work: _Work) -> None:
+def _settle(work: _Clearing) -> None:
     """Count the storages that are gone. Of a failed entry too: a part of it may have let go."""
     freed = dict(work.counted)
     if work.outcome.status in ("cleared", "failed"):

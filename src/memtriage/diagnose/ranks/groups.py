@@ -195,7 +195,7 @@ def _home(figures: RankFigures, groups: Sequence[list[RankFigures]]) -> list[Ran
 
 def _uneven(ranks: Sequence[RankFigures], policy: GroupPolicy) -> set[int]:
     """Return the ranks that grow much more or much less than the others: their sizes compare badly."""
-    column = _Column(GROWTH, ranks, policy)
+    column = _SortedFigure(GROWTH, ranks, policy)
     return {rank.rank for rank in ranks if (value := rank.growth) is not None and column.is_far(value)}
 
 
@@ -211,7 +211,7 @@ def _outliers(
     Of two ranks the smaller is as far from the larger as the other way round: only the one that needs more
     is named, or, of counts, the one that lacks some. Half of the ranks and more are no outliers.
     """
-    column = _Column(figure, peers, policy)
+    column = _SortedFigure(figure, peers, policy)
     among = {peer.rank for peer in peers}
     differences = {}
     for figures in judged:
@@ -225,7 +225,7 @@ def _outliers(
     return differences if ranks == 2 or 2 * len(differences) < len(judged) else {}
 
 
-class _Column:
+class _SortedFigure:
     """One figure of all peers, sorted once: with thousands of ranks each is held against all others."""
 
     def __init__(self, figure: FigurePolicy, peers: Sequence[RankFigures], policy: GroupPolicy) -> None:

@@ -138,7 +138,7 @@ class LiveRun:
             self._judged = None
             return LiveView(waiting=str(error), behind=self._tail.behind)
         lines = [self._line(record, self._clock()) for record in run.ranks]
-        report, told = self._judgment(run, [line.state for line in lines], changed)
+        report, run_context = self._judgment(run, [line.state for line in lines], changed)
         start = run.ranks[0].start
         world = max(len(lines), *(record.start.world_size for record in run.ranks))
         return LiveView(
@@ -149,7 +149,7 @@ class LiveRun:
                 steps=max(line.step for line in lines),
                 ranks=RankCount(seen=len(lines), of=world),
             ),
-            told,
+            run_context,
             run_id=start.run_id,
             restart=start.restart,
             behind=self._tail.behind,

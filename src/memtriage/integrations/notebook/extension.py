@@ -183,8 +183,8 @@ class Extension:
             return
         freed, left = free_now(self._shell, outputs=chosen.out)
         if chosen.json:
-            told = {"freed": msgspec.to_builtins(freed), "outputs": msgspec.to_builtins(left)}
-            self._shell.user_ns[chosen.json] = {"schema": _SCHEMA, **told}
+            result = {"freed": msgspec.to_builtins(freed), "outputs": msgspec.to_builtins(left)}
+            self._shell.user_ns[chosen.json] = {"schema": _SCHEMA, **result}
         self._show(freed_text(freed, left), lambda: freed_html(freed, left), chosen)
 
     def _parsed(self, parser: argparse.ArgumentParser, line: str) -> argparse.Namespace | None:

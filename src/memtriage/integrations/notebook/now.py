@@ -29,13 +29,13 @@ def memory_now(shell: Any, top: int) -> MemoryNow:
     """Return the ledgers, and the `top` largest holders."""
     on_host = read_host()  # before the census, which takes memory itself
     census, outputs = look(shell)
-    found = cells.holders(census)
+    holders = cells.holders(census)
     more: dict[str, int] = {}
-    for holder in found[top:]:
+    for holder in holders[top:]:
         more[holder.device] = more.get(holder.device, 0) + holder.bytes
     return MemoryNow(
         ledgers=take_ledgers(census.storages, on_host=on_host, parameters=census.parameters),
-        holders=found[:top],
+        holders=holders[:top],
         more=more,
         outputs=outputs[:top],
         traceback=held_by_traceback(census),

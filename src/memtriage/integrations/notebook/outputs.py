@@ -52,12 +52,12 @@ def output_holds(view: CensusView, outputs: Mapping[int, Any]) -> list[OutputHol
         if number is not None:
             held = sizes.setdefault(number, {})
             held[facts.device] = held.get(facts.device, 0) + facts.nbytes
-    found = [
+    holds = [
         OutputHold(number=number, bytes=held, kind=type(outputs[number]).__name__)
         for number, held in sizes.items()
         if sum(held.values()) >= _LEAST_HELD
     ]
-    return sorted(found, key=lambda hold: -sum(hold.bytes.values()))
+    return sorted(holds, key=lambda hold: -sum(hold.bytes.values()))
 
 
 def _above(graph: HeapGraph, position: int, numbers: Mapping[int, int]) -> int | None:

@@ -28,16 +28,16 @@ def last_errors(shell: Any) -> list[BaseException]:
     result = shell.last_execution_result
     waiting = [getattr(sys, name, None) for name in ("last_exc", "last_value")]
     waiting += [getattr(result, name, None) for name in ("error_in_exec", "error_before_exec")]
-    found: dict[int, BaseException] = {}
+    errors: dict[int, BaseException] = {}
     while waiting:
         error = waiting.pop()
-        if not isinstance(error, BaseException) or id(error) in found:
+        if not isinstance(error, BaseException) or id(error) in errors:
             continue
-        found[id(error)] = error
+        errors[id(error)] = error
         waiting += [error.__cause__, error.__context__]
         if isinstance(error, BaseExceptionGroup):
             waiting += error.exceptions
-    return list(found.values())
+    return list(errors.values())
 
 
 def free_tracebacks(shell: Any) -> int:

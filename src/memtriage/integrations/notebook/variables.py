@@ -94,7 +94,7 @@ class Variables:
         total: dict[str, int] = {}
         for storage in after.storages:
             total[storage.device] = total.get(storage.device, 0) + storage.nbytes
-        found = []
+        rebindings = []
         for old in self._old:
             device = old.facts.device
             new = now.get((device, old.name), 0)
@@ -104,12 +104,12 @@ class Variables:
             if old.ref() is None:
                 rebinding.extra = _above(old.in_use_when_gone, old.in_use)
                 if rebinding.extra is not None and rebinding.extra >= _AT_ONCE * min(new, old.nbytes):
-                    found.append(rebinding)
+                    rebindings.append(rebinding)
             else:
                 holders = _other_holders(view, old)
                 if holders:
-                    found.append(msgspec.structs.replace(rebinding, still_held_by_paths=holders))
-        return sorted(found, key=lambda rebinding: -rebinding.old)
+                    rebindings.append(msgspec.structs.replace(rebinding, still_held_by_paths=holders))
+        return sorted(rebindings, key=lambda rebinding: -rebinding.old)
 
 
 def _other_holders(view: CensusView, old: _Old) -> list[HolderPath]:

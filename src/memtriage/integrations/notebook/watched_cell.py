@@ -242,7 +242,7 @@ class WatchedCell:
         notes: list[str],
     ) -> tuple[RunReport, list[int | None]]:
         """Return the watch's report with what grows from run to run."""
-        findings, told = list(report.findings), list(runs_out)
+        findings, left = list(report.findings), list(runs_out)
         known = {(finding.device, finding.held_at) for finding in findings}
         for growth, finding in grown:
             if (growth.group.device, growth.path) in known:
@@ -254,15 +254,15 @@ class WatchedCell:
                 )
             else:
                 findings.append(finding)
-                told.append(None)
+                left.append(None)
         word = report.verdict
         if word in ("residue", "fragmentation") or (word in ("clean", "not_judged") and findings):
             word = verdict(findings, False, report.judged)
-        return msgspec.structs.replace(report, findings=findings, verdict=word), told
+        return msgspec.structs.replace(report, findings=findings, verdict=word), left
 
     def _devices(self, after: Census, resident: int) -> list[DeviceUse]:
         old, new = cells.by_device(self._before), cells.by_device(after)
-        found = []
+        uses = []
         indexes = cuda.devices() if cuda.initialized() else []
         for name in sorted({*old, *new, "cpu", *(f"cuda:{index}" for index in indexes)}, reverse=True):
             use = DeviceUse(device=name, before=old.get(name, 0), after=new.get(name, 0))
@@ -273,8 +273,8 @@ class WatchedCell:
                 use.reserved = counters.reserved
                 highest = counters.peak_allocated or 0
                 use.peak = highest if highest > self._peaks.get(int(name[5:]), 0) else None
-            found.append(use)
-        return found
+            uses.append(use)
+        return uses
 
 
 def _context(watch: Watch, report: RunReport) -> tuple[list[int | None], list[str]]:
@@ -283,8 +283,8 @@ def _context(watch: Watch, report: RunReport) -> tuple[list[int | None], list[st
     from memtriage.store.reader import read_run
 
     with suppress(RecordError, OSError):
-        told = context(read_run([watch.folder]), report, live=True)
-        return told.runs_out_in, told.notes
+        run_context = context(read_run([watch.folder]), report, live=True)
+        return run_context.runs_out_in, run_context.notes
     return [None] * len(report.findings), []
 
 

@@ -124,9 +124,9 @@ def finding_in_words(finding: Finding, cell_of: Callable[[str], str | None]) -> 
         cell_of: the cell that a file's name (its last part) stands for, as `In[5]`; None where it is none.
     """
 
-    def site(found: re.Match[str]) -> str:
-        cell = cell_of(found["file"])
-        return found[0] if cell is None else f"{cell}:{found['line']}"
+    def site(match: re.Match[str]) -> str:
+        cell = cell_of(match["file"])
+        return match[0] if cell is None else f"{cell}:{match['line']}"
 
     path = finding.holder_path
     replaced, root = (0, ()) if path is None else _root(path)

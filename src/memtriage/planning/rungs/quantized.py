@@ -61,11 +61,11 @@ class FourBit(nn.Linear):  # type: ignore[misc]
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         if torch.is_autocast_enabled("cuda"):
             input = input.to(torch.get_autocast_dtype("cuda"))
-        product: torch.Tensor = _Product.apply(input, self, self.bias)
+        product: torch.Tensor = _FourBitProduct.apply(input, self, self.bias)
         return product.clone()  # as peft's layer does with what it gets from a 4-bit one
 
 
-class _Product(torch.autograd.Function):  # type: ignore[misc]
+class _FourBitProduct(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, input: torch.Tensor, layer: FourBit, bias: torch.Tensor | None) -> torch.Tensor:
         ctx.layer = layer

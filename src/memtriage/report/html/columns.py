@@ -33,13 +33,13 @@ class Texts:
 
     def add(self, text: str) -> int:
         """Return the index of a text, cut to `LONGEST_TEXT` characters."""
-        found = self._index.get(text)
-        if found is None:
-            found = self._index[text] = len(self.all)
+        index = self._index.get(text)
+        if index is None:
+            index = self._index[text] = len(self.all)
             shown = text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
             self.all.append(shown)
             self.characters += len(shown)
-        return found
+        return index
 
 
 def pack(values: NDArray[np.int64]) -> dict[str, Any]:

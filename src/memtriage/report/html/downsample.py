@@ -40,8 +40,8 @@ def instants(courses: Sequence[NDArray[np.int64]], limit: int) -> NDArray[np.int
 
 def extremes(courses: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
     """Return the rows of the first lowest and the first highest value of each course, ascending."""
-    found = [int(find(course)) for course in courses for find in (np.argmin, np.argmax)]
-    return np.unique(np.asarray(found, dtype=np.int64))
+    indices = [int(find(course)) for course in courses for find in (np.argmin, np.argmax)]
+    return np.unique(np.asarray(indices, dtype=np.int64))
 
 
 def _first(

@@ -57,13 +57,13 @@ class Collector:
         yield from (family for family in families.values() if family.samples)
 
 
-def _families(found: Iterable[Sample]) -> dict[str, GaugeMetricFamily]:
+def _families(samples: Iterable[Sample]) -> dict[str, GaugeMetricFamily]:
     from prometheus_client.core import GaugeMetricFamily
 
     families = {
         gauge.name: GaugeMetricFamily(gauge.prometheus, gauge.help, labels=gauge.labels) for gauge in GAUGES
     }
-    for sample in found:
+    for sample in samples:
         families[sample.gauge.name].add_metric(sample.labels, sample.value)
     return families
 
@@ -262,9 +262,9 @@ class _InTime(RawIOBase):
 
 
 def _listening(address: Address) -> _Server:
-    found = socket.getaddrinfo(
+    addresses = socket.getaddrinfo(
         address.host or None, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
-    family, _, _, _, where = found[0]
+    family, _, _, _, where = addresses[0]
     bound_to: type[_Server] = type("_BoundServer", (_Server,), {"address_family": family})
     return bound_to((str(where[0]), int(where[1])), _Handler)

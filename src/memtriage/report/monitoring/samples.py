@@ -89,14 +89,14 @@ def _ledgers(status: RunStatus) -> Iterator[_Value]:
     yield gauges.LEDGER_TIME, (), status.ledgers_at
 
 
-def scalars(found: Iterable[Sample]) -> dict[str, float]:
+def scalars(samples: Iterable[Sample]) -> dict[str, float]:
     """Values by name, for loggers of training: `memtriage/cuda_0/allocated_bytes`.
 
     The names have letters, digits, and `_ . - /` only, which every such logger takes. Ranks other than the
     first come as `memtriage/rank_3/cuda_3/allocated_bytes`.
     """
     named = {}
-    for sample in found:
+    for sample in samples:
         if sample.gauge.scalar is None:
             continue
         labels: dict[str, str] = {

@@ -27,7 +27,7 @@ from memtriage.report.text import size
 _SIZE_WIDTH: Final = 12
 
 
-class _Text:
+class _Lines:
     """Collects lines."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class _Text:
 
 def cell_text(report: CellReport) -> str:
     """Return the report of a cell."""
-    out = _Text()
+    out = _Lines()
     word, _, sentence = headline(report)
     out.line(f"memtriage  {word.upper()}  {sentence}", indent=2)
     out.line(title(report))
@@ -77,7 +77,7 @@ def cell_text(report: CellReport) -> str:
 
 def now_text(now: MemoryNow) -> str:
     """Return what holds memory now."""
-    out = _Text()
+    out = _Lines()
     for ledger in now.ledgers:
         out.page.heading(ledger.device, f"{size(ledger.total)} in use")
         for row in ledger_rows(ledger.rows):
@@ -92,14 +92,14 @@ def now_text(now: MemoryNow) -> str:
 
 def freed_text(freed: Freed, left: Sequence[OutputHold]) -> str:
     """Return what was let go of, and what outputs still hold."""
-    out = _Text()
+    out = _Lines()
     out.line(f"memtriage  {freed_in_words(freed)}", indent=2)
     _changes(out, "less than before", freed.holders)
     out.listed("kept by IPython", outputs_in_words(left))
     return out.text()
 
 
-def _changes(out: _Text, title: str, changes: Sequence[HolderChange], *, whole: bool = False) -> None:
+def _changes(out: _Lines, title: str, changes: Sequence[HolderChange], *, whole: bool = False) -> None:
     if not changes:
         return
     out.page.heading(title)

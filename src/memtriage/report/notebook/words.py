@@ -27,8 +27,8 @@ def title(report: CellReport) -> str:
 
 def groups_of(report: CellReport) -> list[FindingGroup]:
     """Return the findings, as pages show them."""
-    found = [] if report.run_report is None else report.run_report.findings
-    return fold(found, [*report.runs_out_in, *[None] * (len(found) - len(report.runs_out_in))])
+    findings = [] if report.run_report is None else report.run_report.findings
+    return fold(findings, [*report.runs_out_in, *[None] * (len(findings) - len(report.runs_out_in))])
 
 
 def headline(report: CellReport) -> tuple[str, Severity, str]:

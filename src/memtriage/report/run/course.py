@@ -84,7 +84,7 @@ _FIRST: Final = {"cpu": "malloc", HOST: "rss"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Course:
+class _DeviceMarks:
     """One device's marks on one rank, in the order of time."""
 
     rank: RankRecord
@@ -128,9 +128,9 @@ def charts(
     ]
 
 
-def _slots(drawn: Sequence[RankRecord]) -> list[list[_Course]]:
+def _slots(drawn: Sequence[RankRecord]) -> list[list[_DeviceMarks]]:
     """Return the courses that share a chart: every rank's first GPU, every rank's second, ..., the hosts."""
-    slots: dict[int, list[_Course]] = defaultdict(list)
+    slots: dict[int, list[_DeviceMarks]] = defaultdict(list)
     hosts = []
     for rank in drawn:
         by_device: dict[str, list[Mark]] = defaultdict(list)
@@ -138,14 +138,14 @@ def _slots(drawn: Sequence[RankRecord]) -> list[list[_Course]]:
             by_device[mark.device].append(mark)
         host = by_device.pop("cpu", None)
         for slot, device in enumerate(sorted(by_device, key=lambda name: (len(name), name))):
-            slots[slot].append(_Course(rank, device, by_device[device]))
+            slots[slot].append(_DeviceMarks(rank, device, by_device[device]))
         if host:
-            hosts.append(_Course(rank, HOST, host))
+            hosts.append(_DeviceMarks(rank, HOST, host))
     return [*(slots[slot] for slot in sorted(slots)), *([hosts] if hosts else [])]
 
 
 @dataclass(frozen=True, slots=True)
-class _Lane:
+class _Columns:
     """A course as columns.
 
     Attributes:
@@ -155,7 +155,7 @@ class _Lane:
         time: thousandths of a second.
     """
 
-    course: _Course
+    course: _DeviceMarks
     values: dict[str, NDArray[np.int64]]
     kinds: NDArray[np.int64]
     at: NDArray[np.int64]
@@ -180,7 +180,7 @@ class _Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _Chart:
     """What a chart draws.
 
     Attributes:
@@ -190,7 +190,7 @@ class _Plan:
         usual: the name whose course tells most; None when no usual one occurs twice.
     """
 
-    lanes: list[_Lane]
+    lanes: list[_Columns]
     measures: list[Measure]
     counts: dict[str, int]
     names: list[str]
@@ -201,7 +201,7 @@ class _Plan:
         return self.lanes[0].course.device == HOST
 
 
-def _plan(courses: Sequence[_Course]) -> _Plan | None:
+def _plan(courses: Sequence[_DeviceMarks]) -> _Chart | None:
     """Return what to draw of courses on one chart; None where that is nothing, or no more than a point."""
     known = _OF_HOST if courses[0].device == HOST else _DEVICE
     measures = [
@@ -212,10 +212,10 @@ def _plan(courses: Sequence[_Course]) -> _Plan | None:
     counts = _names(courses)
     names = _shown_names(counts)
     usual = next((name for name in COURSE_MARKS if counts.get(name, 0) > 1), None)
-    return _Plan([_lane(course, measures, names) for course in courses], measures, counts, names, usual)
+    return _Chart([_lane(course, measures, names) for course in courses], measures, counts, names, usual)
 
 
-def _heading(plan: _Plan, interest: str | None) -> dict[str, Any]:
+def _heading(plan: _Chart, interest: str | None) -> dict[str, Any]:
     devices = {lane.course.device for lane in plan.lanes}
     keys = [measure.key for measure in plan.measures]
     focus = _FIRST.get(interest or "") if plan.of_host else None
@@ -240,14 +240,14 @@ def _heading(plan: _Plan, interest: str | None) -> dict[str, Any]:
     }
 
 
-def _title(plan: _Plan, devices: set[str]) -> str:
+def _title(plan: _Chart, devices: set[str]) -> str:
     if plan.of_host:
         return "Host memory over the run"
     words = devices_in_words(devices)
     return f"Memory of {words if len(words) <= _LONGEST_TITLE else 'GPUs'} over the run"
 
 
-def _names(courses: Iterable[_Course]) -> dict[str, int]:
+def _names(courses: Iterable[_DeviceMarks]) -> dict[str, int]:
     """Return how often the course that has most marks of a name has it, the usual names first."""
     most: dict[str, int] = {}
     for course in courses:
@@ -266,11 +266,11 @@ def _shown_names(counts: dict[str, int]) -> list[str]:
     return names if len(names) <= _MOST_NAMES else [*names[: _MOST_NAMES - 1], _OTHER_NAMES]
 
 
-def _lane(course: _Course, measures: Sequence[Measure], names: list[str]) -> _Lane:
+def _lane(course: _DeviceMarks, measures: Sequence[Measure], names: list[str]) -> _Columns:
     marks = course.marks
     index = {name: place for place, name in enumerate(names)}
     times = np.asarray([round(mark.time_s * _THOUSANDTHS) for mark in marks], np.int64)
-    return _Lane(
+    return _Columns(
         course,
         values={measure.key: _figures(marks, measure) for measure in measures},
         kinds=np.asarray([index.get(mark.name, len(names) - 1) for mark in marks], np.int64),
@@ -308,7 +308,7 @@ def _kept(kinds: NDArray[np.int64], columns: Sequence[NDArray[np.int64]], limit:
     )
 
 
-def _limit(course: _Course) -> int | None:
+def _limit(course: _DeviceMarks) -> int | None:
     """Return the bytes at which memory runs out there."""
     if course.device == HOST:
         return course.rank.start.host_limit
@@ -324,7 +324,7 @@ def _end(rank: RankRecord) -> str | None:
     return "exception" if rank.end.exception is not None else None
 
 
-def _bands(ranks: Sequence[RankRecord], plans: Sequence[_Plan]) -> list[dict[str, Any] | None]:
+def _bands(ranks: Sequence[RankRecord], plans: Sequence[_Chart]) -> list[dict[str, Any] | None]:
     """Return each chart's band over all ranks; None where each has a lane.
 
     Rank by rank: a million marks are scattered over hundreds of megabytes, and each is fetched once this way.
@@ -340,11 +340,11 @@ def _bands(ranks: Sequence[RankRecord], plans: Sequence[_Plan]) -> list[dict[str
 
 
 def _by_device(marks: Sequence[Mark], name: str) -> dict[str, list[Mark]]:
-    found: dict[str, list[Mark]] = defaultdict(list)
+    groups: dict[str, list[Mark]] = defaultdict(list)
     for mark in marks:
         if mark.name == name:
-            found[mark.device].append(mark)
-    return found
+            groups[mark.device].append(mark)
+    return groups
 
 
 class _Band:
@@ -362,7 +362,7 @@ class _Band:
         self._values: dict[Measure, list[NDArray[np.int64]]] = {measure: [] for measure in measures}
 
     @classmethod
-    def of(cls, plan: _Plan) -> _Band | None:
+    def of(cls, plan: _Chart) -> _Band | None:
         """Return the band of a chart, empty; None where no usual mark occurs twice."""
         if plan.usual is None:
             return None

@@ -48,8 +48,8 @@ def write_stream(report: RunReport, stream: BinaryIO) -> None:
     Marks go out in pieces: those of a thousand ranks would take hundreds of megabytes at once.
     """
     whole = encode(msgspec.structs.replace(report, marks=[]))
-    before, found, after = whole.partition(_NO_MARKS)  # in a string its quotes would be escaped
-    assert found
+    before, separator, after = whole.partition(_NO_MARKS)  # in a string its quotes would be escaped
+    assert separator
     stream.write(before + _NO_MARKS[:-1])
     for first in range(0, len(report.marks), _MARKS_A_PIECE):
         piece = msgspec.json.encode(report.marks[first : first + _MARKS_A_PIECE])

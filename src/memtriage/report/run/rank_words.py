@@ -36,9 +36,9 @@ _ON_GPU: Final[dict[RankFigureName, str]] = {
 _ON_HOST: Final = _ON_GPU | {"allocated": "in use by malloc", "reserved": "held by malloc"}
 
 
-def words_of(found: RankGroups) -> dict[RankFigureName, str]:
+def words_of(groups: RankGroups) -> dict[RankFigureName, str]:
     """Return what stands behind a size: what it is of."""
-    return _ON_HOST if found.device == "cpu" else _ON_GPU
+    return _ON_HOST if groups.device == "cpu" else _ON_GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,28 +60,28 @@ class RankSentence:
 
 def rank_lines(report: RunReport) -> list[RankSentence]:
     """Return a line for each group, then one for ranks that stand out in the same way; none for one rank."""
-    found = report.rank_groups
-    if isinstance(found, msgspec.UnsetType):
+    groups = report.rank_groups
+    if isinstance(groups, msgspec.UnsetType):
         return []
     leaking = {finding.rank for finding in report.findings if finding.kind in GROWING}
-    words = words_of(found)
-    lines = [_group_line(group, words) for group in found.groups if group.ranks]
+    words = words_of(groups)
+    lines = [_group_line(group, words) for group in groups.groups if group.ranks]
     alike: dict[tuple[object, ...], list[RankOutlier]] = {}
-    for outlier in found.outliers:
+    for outlier in groups.outliers:
         alike.setdefault(_way(outlier, outlier.rank in leaking), []).append(outlier)
     return lines + [_outlier_line(same, leaking, words) for same in alike.values()]
 
 
-def heading(found: RankGroups) -> str:
+def heading(groups: RankGroups) -> str:
     """Return how many ranks stand out, and where they were compared."""
-    alone = len(found.outliers)
+    alone = len(groups.outliers)
     said = f"{alone} of them stand{'s' * (alone == 1)} out" if alone else "none stands out"
-    if found.step is None:
+    if groups.step is None:
         return said
     at = (
-        f"the end of step {found.step:,}"
-        if found.mark == "step"
-        else f"{found.mark!r} of step {found.step:,}"
+        f"the end of step {groups.step:,}"
+        if groups.mark == "step"
+        else f"{groups.mark!r} of step {groups.step:,}"
     )
     return f"{said}; compared at {at}"
 

@@ -8,7 +8,7 @@ from typing import BinaryIO, Final
 import msgspec
 from rich.console import Console
 
-from memtriage.model.comparison import Change, DeviceChange, RecordingChange, SiteChange
+from memtriage.model.comparison import DeviceChange, RecordingChange, SiteChange, ValueChange
 from memtriage.model.findings import Finding
 from memtriage.report.console import Page
 from memtriage.report.snapshot.words import amount
@@ -94,12 +94,12 @@ def _sites(page: Page, sites: Sequence[SiteChange]) -> None:
         _rows(page, ((name, held) for name, held in rows if held.before or held.after))
 
 
-def _rows(page: Page, rows: Iterable[tuple[str, Change]]) -> None:
+def _rows(page: Page, rows: Iterable[tuple[str, ValueChange]]) -> None:
     for name, change in rows:
         page.field(name, _in_words(change), labels=_LABELS)
 
 
-def _in_words(change: Change) -> str:
+def _in_words(change: ValueChange) -> str:
     course = f"{size(change.before):>{_AMOUNT}} -> {size(change.after):>{_AMOUNT}}"
     if change.by is None:
         return course if change.before is not None or change.after is not None else UNKNOWN

@@ -22,11 +22,11 @@ _LABELS: Final = 28
 
 def write_json(devices: Devices, stream: BinaryIO) -> None:
     """Write the outcomes as one line of JSON, schema 1. Sizes are bytes."""
-    told = [
-        {"device": device, "scenarios": [_told(scenario) for scenario in scenarios]}
+    outcomes = [
+        {"device": device, "scenarios": [_as_json(scenario) for scenario in scenarios]}
         for device, scenarios in devices
     ]
-    stream.write(msgspec.json.encode({"schema": 1, "devices": told}) + b"\n")
+    stream.write(msgspec.json.encode({"schema": 1, "devices": outcomes}) + b"\n")
     stream.flush()
 
 
@@ -54,5 +54,5 @@ def _in_words(outcome: WhatIfOutcome) -> str:
     return words + met + (f"; {count(avoided, 'out-of-memory error')} avoided" if avoided else "")
 
 
-def _told(scenario: Scenario) -> dict[str, object]:
+def _as_json(scenario: Scenario) -> dict[str, object]:
     return {"name": scenario.name, **asdict(scenario.outcome), "fits": scenario.outcome.fits}

@@ -68,8 +68,8 @@ def render(report: TrialsReport, console: Console) -> None:
     missing = [line for row in report.variants for line in what_is_missing(row)]
     _lines(page, "Trials without figures", missing)
     _lines(page, "Ranks that differ", [line for row in report.variants for line in differing(report, row)])
-    found = [f"{row.name}: {finding}" for row in report.variants for finding in row.findings]
-    _lines(page, "Found by memtriage run", found)
+    findings = [f"{row.name}: {finding}" for row in report.variants for finding in row.findings]
+    _lines(page, "Found by memtriage run", findings)
     _lines(page, "notes", report.notes)
 
 

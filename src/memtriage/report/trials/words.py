@@ -190,17 +190,17 @@ def failure(row: VariantRow, failed: Failure) -> str:
 
 def values(row: VariantRow, name: str, baseline: str) -> str:
     """Return the course of a value read from the output, and whether it is the baseline's."""
-    found: OutputValues = row.values[name]
-    if not found.count:
+    output: OutputValues = row.values[name]
+    if not output.count:
         return "not printed"
-    course = f"{found.first} -> {found.last}" if found.count > 1 else f"{found.first}"
-    said = [f"{course} ({count(found.count, 'value')})"]
-    if found.same_in_all_trials is False:
+    course = f"{output.first} -> {output.last}" if output.count > 1 else f"{output.first}"
+    said = [f"{course} ({count(output.count, 'value')})"]
+    if output.same_in_all_trials is False:
         said.append("differs between its own trials")
-    if found.same_as_baseline:
+    if output.same_as_baseline:
         said.append(f"the same as {baseline}, value for value")
-    elif found.same_as_baseline is False:
-        where = "" if found.first_difference is None else f" from value {found.first_difference + 1} on"
+    elif output.same_as_baseline is False:
+        where = "" if output.first_difference is None else f" from value {output.first_difference + 1} on"
         said.append(f"differs from {baseline}{where}")
     return ", ".join(said)
 

@@ -74,9 +74,9 @@ class StorageFinder:
             return Movable()
         # No code of a subclass or of a mode is to run.
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-            return self._find(_Search(layout, np.array(sorted(blocks), np.int64)))
+            return self._find(_StorageSearch(layout, np.array(sorted(blocks), np.int64)))
 
-    def _find(self, search: _Search) -> Movable:
+    def _find(self, search: _StorageSearch) -> Movable:
         movable = Movable()
         objects = self._objects
         if self._heap is None:
@@ -110,11 +110,11 @@ class _Heap:
     def __init__(self, objects: Sequence[Any]) -> None:
         graph_kinds = _classes_below(torch.cuda.CUDAGraph)
         kinds = _classes_below(torch.Tensor) | {_Storage}
-        wanted = kinds | graph_kinds | {_Marker}
+        wanted = kinds | graph_kinds | {_FreezeProbe}
         listed = list(compress(objects, map(wanted.__contains__, map(type, objects))))
         ordinary = list(map(kinds.__contains__, map(type, listed)))
         known, others = list(compress(listed, ordinary)), list(compress(listed, map(not_, ordinary)))
-        markers = [other for other in others if type(other) is _Marker]
+        markers = [other for other in others if type(other) is _FreezeProbe]
         for candidate in _frozen.objects(markers, known, kinds | graph_kinds):
             (known if type(candidate) in kinds else others).append(candidate)
         self.captured = any(is_captured(other) for other in others if type(other) in graph_kinds)
@@ -175,7 +175,7 @@ def _sorted(
     return _ByAddress(objects, order, address[order], storage_of)
 
 
-class _Marker:
+class _FreezeProbe:
     """An object that the collector lists for as long as nobody calls `gc.freeze()`."""
 
 
@@ -184,7 +184,7 @@ class _Frozen:
     call. It is looked up once, by a walk of the heap, and known weakly from then on."""
 
     def __init__(self) -> None:
-        self._marker: _Marker | None = None
+        self._marker: _FreezeProbe | None = None
         self._known: list[weakref.ref[Any]] = []
 
     def objects(self, markers: Sequence[Any], listed: Sequence[Any], kinds: Set[type]) -> list[Any]:
@@ -204,14 +204,14 @@ class _Frozen:
                     weakref.ref(node) for node in graph.objects if type(node) in kinds and id(node) not in met
                 ]
         if frozen or self._marker is None:
-            self._marker = _Marker()
+            self._marker = _FreezeProbe()
         return [one for reference in self._known if (one := reference()) is not None]
 
 
 _frozen: Final = _Frozen()
 
 
-class _Search:
+class _StorageSearch:
     """Storages by block, as objects are met. In columns: there may be tens of thousands."""
 
     def __init__(self, layout: DeviceLayout, blocks: Int64s) -> None:

@@ -61,7 +61,7 @@ class Guard:
     def cover(self, tensor: Tensor) -> bool:
         """Let uses of this object fail; False where its class does not allow that."""
         kind = type(tensor)
-        if issubclass(kind, _Parked):
+        if issubclass(kind, _GuardedMixin):
             return True
         guarded = _guarded_class(kind)
         if guarded is None:
@@ -157,7 +157,7 @@ def _before_adding(reference: weakref.ref[Tensor]) -> Callable[[Tensor], None]:
     return before_adding
 
 
-class _Parked:
+class _GuardedMixin:
     """Mixed into every guarded class."""
 
     __slots__ = ()
@@ -168,7 +168,7 @@ class _Parked:
         cls, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        guarded = [tensor for tensor in _tensors_in((args, kwargs), 0) if isinstance(tensor, _Parked)]
+        guarded = [tensor for tensor in _tensors_in((args, kwargs), 0) if isinstance(tensor, _GuardedMixin)]
         parked = None
         for tensor in guarded:
             title = title_of(tensor)
@@ -199,7 +199,7 @@ def _guarded_class(kind: type) -> type | None:
 def _make_guarded(kind: type) -> type | None:
     body = {"__slots__": (), "__module__": kind.__module__, "_parked_kind": kind}
     try:
-        made: type = type(kind)(f"Parked{kind.__name__}", (_Parked, kind), body)
+        made: type = type(kind)(f"Parked{kind.__name__}", (_GuardedMixin, kind), body)
     except TypeError:  # a final class, or a metaclass of its own kind
         return None
     return made
@@ -207,7 +207,7 @@ def _make_guarded(kind: type) -> type | None:
 
 def _restore(tensor: Any) -> None:
     kind = type(tensor)
-    if issubclass(kind, _Parked):
+    if issubclass(kind, _GuardedMixin):
         tensor.__class__ = kind._parked_kind
 
 
