@@ -501,6 +501,7 @@ JUNK = st.sampled_from(
 
 @settings(deadline=None, max_examples=60)
 @example(places=[(420, None), (311908, 9_223_372_036_854_775_808)])  # a size beyond 64 bits
+@example(places=[(948, "segment_free")])  # a segment goes, and a block is made where it was
 @given(places=st.lists(st.tuples(st.integers(0, 1 << 30), JUNK), min_size=1, max_size=4))
 def test_no_content_crashes_the_reader(
     tmp_path_factory: pytest.TempPathFactory, places: list[tuple[int, object]]

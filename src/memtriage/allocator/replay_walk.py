@@ -326,9 +326,8 @@ class ReplayWalk:
 
     def _home(self, index: int, address: int) -> int:
         """The region of the free block that begins here; -1 when none does, and none can be made to."""
-        home = self.free.region.get(address)
-        if home is not None:
-            return home
+        if address in self.free.at:
+            return self.free.region[address]
         self._doubt(index)
         self._searches += 1
         # what is lost makes searches; a trace without sense must not make a million slow ones
