@@ -40,12 +40,29 @@ from memtriage.observe.stores import Store, forget_sources, pack_hook, storing_l
 from memtriage.observe.tensors import StorageFacts, end_bytes, is_pinned, is_shared, plain, storage_facts
 from memtriage.process.stdlib import time
 
-_HEAD = 64
-_HEADS = 64
-"""Storages of a group up to which their first bytes are read: the keys and values of 32 layers."""
-_HEAD_FROM = 4096
-_SITES_ASKED = 48
-_VARIABLES_ASKED = 64
+
+@dataclass(frozen=True, slots=True)
+class LookPolicy:
+    """How much of what is alive a census looks at closely.
+
+    Attributes:
+        head: bytes read at the ends of a storage, by which a longer copy of an earlier tensor is recognized.
+        heads: storages of a group up to which their ends are read: the keys and values of 32 layers.
+        page: storages from this size on are looked at so: shorter ones are counters, and neither pinned nor
+            shared memory comes in less than a page.
+        sites: storages of a group that are asked for their allocation site: the line that most of them give
+            does not change with more.
+        variables: paths whose storing line is read, in search of the variable that carries a graph on.
+    """
+
+    head: int = 64
+    heads: int = 64
+    page: int = 4096
+    sites: int = 48
+    variables: int = 64
+
+
+POLICY = LookPolicy()
 
 LineNamer = Callable[[Sequence[tuple[str, int]]], str | None]
 """Names a stack of one line, (file, line), as `file.py:line in function`."""
@@ -181,17 +198,17 @@ class CensusView:
             self._in_small_groups = self._variables_in_small_groups()
         heads_of: dict[GroupKey, list[bytes]] = {}
         for key, held in self._in_small_groups:
-            head = end_bytes(self._graph.objects[held.position], held.facts, _HEAD, last=last)
+            head = end_bytes(self._graph.objects[held.position], held.facts, POLICY.head, last=last)
             if head is not None:
                 heads_of.setdefault(key, []).append(head)
         return {key: b"".join(sorted(heads)) for key, heads in heads_of.items()}
 
     def _variables_in_small_groups(self) -> list[tuple[GroupKey, _HeldStorage]]:
-        wanted = {g.key for g in self.census().groups if g.count <= _HEADS and not g.attached}
+        wanted = {g.key for g in self.census().groups if g.count <= POLICY.heads and not g.attached}
         large = [
             held
             for held in self._held.values()
-            if held.owner in ("variable", "buffer") and held.facts.nbytes >= _HEAD_FROM
+            if held.owner in ("variable", "buffer") and held.facts.nbytes >= POLICY.page
         ]
         return [(key, held) for held in large if (key := self._key(held)) in wanted]
 
@@ -224,15 +241,15 @@ class CensusView:
 
     def _record(self, held: _HeldStorage) -> StorageRecord:
         tensor = self._graph.objects[held.position]
-        on_host = held.facts.device == "cpu"
+        whole_page = held.facts.device == "cpu" and held.facts.nbytes >= POLICY.page
         return StorageRecord(
             device=held.facts.device,
             address=held.facts.address,
             nbytes=held.facts.nbytes,
             owner=held.owner,
             path=self._namer.path(held.position).whole,
-            pinned=on_host and held.facts.nbytes >= 4096 and is_pinned(tensor),
-            shared=on_host and held.facts.nbytes >= 4096 and is_shared(tensor),
+            pinned=whole_page and is_pinned(tensor),
+            shared=whole_page and is_shared(tensor),
             known=held.known,
         )
 
@@ -419,7 +436,7 @@ class CensusView:
         detail.classes = facts.classes
         if ANY_ITEM in anchor:
             detail.collected = collects(
-                graph, [held.position for held in _from_the_ends(group)[:_SITES_ASKED]]
+                graph, [held.position for held in _from_the_ends(group)[: POLICY.sites]]
             )
         nodes = [at for at, name in self._node_anchors.items() if name == anchor]
         detail.differentiated = differentiates(graph, nodes)
@@ -432,7 +449,9 @@ class CensusView:
             )
             detail.anchor_owner = None if own is None else own.owner
         native = anchor[0].kind in (SegmentKind.NATIVE, SegmentKind.UNSEEN)
-        detail.packs_itself = native and packs_itself(graph, [held.position for held in group[:_SITES_ASKED]])
+        detail.packs_itself = native and packs_itself(
+            graph, [held.position for held in group[: POLICY.sites]]
+        )
         if named is None:
             return
         if native:
@@ -461,7 +480,7 @@ class CensusView:
             path = namer.path(position)
             if path.attached or path.anchor in asked or has_no_graph(graph.objects[position]):
                 continue
-            if len(asked) > _VARIABLES_ASKED:
+            if len(asked) > POLICY.variables:
                 break
             asked.add(path.anchor)
             holder, _ = self._holder_of(position)
@@ -494,7 +513,7 @@ class CensusView:
                 others.update(dict.fromkeys(self._others(own_element, retention)))
             detail.also_held_by = list(others)[:5]
         preferring = [held for held in group if namer.path(held.position).whole == preferred]
-        for held in (_from_the_ends(preferring) + _from_the_ends(group))[:_SITES_ASKED]:
+        for held in (_from_the_ends(preferring) + _from_the_ends(group))[: POLICY.sites]:
             detail.allocated_at = self._site(held.position, site_of)
             if detail.allocated_at is not None:
                 break

@@ -32,6 +32,11 @@ PRIORITY: tuple[Owner, ...] = (
 
 RANK: dict[Owner, int] = {owner: rank for rank, owner in enumerate(PRIORITY)}
 _STATE_DEPTH = 4
+"""How deep an optimizer's groups and states are searched: `state[p]["shampoo"]["blocks"][0]` has four."""
+_INNER_DEPTH = 4
+"""Holders from an inner tensor up to the tensor subclass that it is part of."""
+_BUFFER_DEPTH = 8
+"""Holders from a tensor up to the reducer or bucket of `torch.distributed` that owns it."""
 
 
 def declared_owners(graph: HeapGraph) -> dict[int, Owner]:
@@ -100,7 +105,7 @@ def _tensors_in(graph: HeapGraph, value: Any, depth: int) -> Iterator[Any]:
 def owner_of(graph: HeapGraph, namer: PathNamer, declared: dict[int, Owner], position: int) -> Owner:
     """Owner of the tensor at a position: as declared, else its wrapper's, else what its path says."""
     at, steps = position, 0
-    while at >= 0 and steps < 4:  # inner tensors of a subclass are what the subclass instance is
+    while at >= 0 and steps < _INNER_DEPTH:  # inner tensors of a subclass are what the subclass instance is
         obj = graph.objects[at]
         if graph.kinds[type(obj)] == TENSOR:
             owner = declared.get(id(obj))
@@ -127,7 +132,7 @@ def _by_path(graph: HeapGraph, namer: PathNamer, position: int) -> Owner:
     if has(path.whole, SegmentKind.LRU_CACHE):
         return "known cache"
     at, steps = position, 0
-    while at >= 0 and steps < 8:
+    while at >= 0 and steps < _BUFFER_DEPTH:
         kind = type(graph.objects[at])
         if graph.kinds[kind] != TENSOR and module_of(kind).startswith("torch.distributed"):
             return "communication buffer"

@@ -36,7 +36,13 @@ from memtriage.observe.tensors import plain
 
 _MODULE_DICTS = ("_modules", "_parameters", "_buffers")
 _MAX_DICT_KEYS = 32
+"""Entries up to which a dict is a record with names; with more its keys are data, and fold."""
 _MAX_TUPLE = 8
+"""Items up to which a tuple is a record, whose places have meaning."""
+_ENOUGH = 3
+"""Keys that differ only in digits from which on they fold; two may be a pair, such as `w1` and `w2`."""
+_ENOUGH_VARIABLES = 8
+"""The same for variables and attributes, which are written one by one: `layer1` to `layer4` are names."""
 _DIGITS = re.compile(r"\d+")
 _COMMON_MODULES = ("builtins", "collections", "types", "functools")
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
@@ -252,7 +258,7 @@ class PathNamer:
             return self._from_dict(before, parent, holder, obj)
         if issubclass(kind, (list, deque, set, frozenset)):
             last = before.last
-            if last.kind is SegmentKind.CONTEXT and last.name and kind is list and len(holder) <= 8:
+            if last.kind is SegmentKind.CONTEXT and last.name and kind is list and len(holder) <= _MAX_TUPLE:
                 at = next((at for at, value in enumerate(holder) if value is obj), "*")
                 return self._add(before, _item(at))  # a context's list is a record: its places have meaning
             return self._add(before, ANY_ITEM)
@@ -398,7 +404,7 @@ def dict_labels(holder: dict[Any, Any], namespace: bool) -> dict[int, PathSegmen
         keys.append((text, id(value)))
         if text is not None:
             patterns[_DIGITS.sub("*", text)] += 1
-    enough = 8 if namespace else 3
+    enough = _ENOUGH_VARIABLES if namespace else _ENOUGH
     many = not namespace and len(patterns) > _MAX_DICT_KEYS
     labels: dict[int, PathSegment] = {}
     for text, value_id in keys:

@@ -18,6 +18,7 @@ from memtriage.playbook.entries import LEAKS
 JUDGED_FROM: Final = 3
 """Executions from which growth is judged: two rises in a row, behind a first run that may make what stays."""
 _LEAST_CHANGE: Final = 1024
+"""Bytes below which a holder's change is left out: counters, steps and other numbers in tensors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from memtriage.model.findings import DEVICE_HOST, Finding
@@ -12,8 +13,21 @@ from memtriage.store.records import HostSampleLine
 
 Fate = Literal["ended", "running", "killed"]
 
-_SAMPLES_BEFORE_DEATH: Final = 3
-_NEAR_LIMIT: Final = 0.95
+
+@dataclass(frozen=True, slots=True)
+class DeathPolicy:
+    """When a rank's death is put down to host memory without a kill that was counted.
+
+    Attributes:
+        samples: those before its death that are looked at: memory may be freed between the last and the kill.
+        near_limit: share of a limit in use; a process that is killed at its limit is rarely sampled there.
+    """
+
+    samples: int = 3
+    near_limit: float = 0.95
+
+
+POLICY: Final = DeathPolicy()
 
 
 def fate(rank: RankRecord, *, live: bool = False) -> Fate:
@@ -27,14 +41,14 @@ def fate(rank: RankRecord, *, live: bool = False) -> Fate:
 
 def host_limit_finding(rank: RankRecord, ranks: Sequence[RankRecord]) -> Finding | None:
     """Return a finding when host memory was short as the rank died; SIGKILL alone is no evidence of that."""
-    before_death = rank.host[-_SAMPLES_BEFORE_DEATH:]
+    before_death = rank.host[-POLICY.samples :]
     evidence = [line for sample in before_death[-1:] for line in _figures(sample)]
     strikes = _oom_kills(rank, ranks)
     pressure = max((_pressure(sample, rank.start.host_limit) for sample in before_death), default=0.0)
     if strikes:
         evidence.append(f"the cgroup's count of out-of-memory kills rose by {strikes} during the run")
         mechanism = "Host memory ran out: the kernel's out-of-memory killer struck in this process's cgroup."
-    elif pressure >= _NEAR_LIMIT:
+    elif pressure >= POLICY.near_limit:
         evidence.append(f"at most {100 * (1 - pressure):.0f} % of the limit was left just before it died")
         mechanism = (
             "The process was killed while host memory was at its limit; who killed it is not in the record."
