@@ -65,6 +65,7 @@ def test_a_plan_goes_from_the_answer_to_the_reasons():
     order = [
         "FITS  with 1 change",
         "needs 8.0 GiB as it is",
+        "6.0 GiB with the changes (peak in backward)",
         "1. 8-bit AdamW",
         "needs 6.0 GiB · saves 2.0 GiB · M12",
         "result: approximate; moments are rounded",
@@ -93,6 +94,7 @@ def test_what_does_not_fit_says_by_how_much_and_what_remains():
 def test_what_fits_as_it_is():
     text = shown(made(steps=[], next_cheaper=None, passed_over=[], notes=[]))
     assert text.startswith("FITS  as it is")
+    assert "with the changes" not in text
     assert "Changes" not in text and "Passed over" not in text
 
 

@@ -143,3 +143,13 @@ def test_groups_that_are_no_lists_are_not_asked() -> None:
 
     one = Lazy()
     assert counted(2 * [B, one]) == [True, True]
+
+
+def test_optimizers_of_the_same_parameters_train_the_same() -> None:
+    first, second, third = object(), object(), object()
+    trains = stepped(Optimizer(first, second)).trains
+    assert trains is not None
+    assert stepped(Optimizer(first, second)).trains == trains
+    assert stepped(Optimizer(first, third)).trains != trains
+    assert stepped(Optimizer(first)).trains != trains
+    assert stepped(Optimizer()).trains is None

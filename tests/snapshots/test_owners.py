@@ -30,6 +30,16 @@ def owners(tmp_path: Path, program: Program) -> dict[int, str]:
     return {size: OWNERS[code] for size, code in zip(sizes, codes, strict=True)}
 
 
+def test_only_what_was_there_already_comes_from_before_the_recording(tmp_path: Path) -> None:
+    program = Program()
+    program.alloc(5001, [])
+    program.alloc(5002, user(1))
+    for _ in range(3):
+        program.alloc(2, forward(6))
+        program.step_span()
+    assert owners(tmp_path, program)[5001] != "before the recording"
+
+
 def test_a_block_is_what_its_stack_and_its_life_make_it(tmp_path: Path) -> None:
     program = Program()
     program.alloc(1001, placement(1))

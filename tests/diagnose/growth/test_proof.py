@@ -122,6 +122,9 @@ def test_a_size_that_varied_before_needs_more_intervals() -> None:
             [(10, 10.0), (20, 24.0), (40, 36.0), (80, 84.0), (160, 148.0)], False, id="uneven anyway"
         ),
         pytest.param([*steadily(10, 20, 40, 80), (160, 200.0 * MIB)], False, id="faster"),
+        pytest.param(
+            [(10, 10.0), (20, 20.5), (40, 39.5), (80, 80.5), (160, 150.0)], True, id="less than it varies"
+        ),
     ],
 )
 def test_an_exact_growth_that_falls_short_in_the_end_has_slowed(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtriage.messages.grammar.sizes import SIZE, as_printed, first_size, printed_unit, to_bytes
+from memtriage.messages.grammar.sizes import SIZE, as_printed, exact_bytes, first_size, printed_unit, to_bytes
 
 WHOLE = re.compile(SIZE)
 
@@ -44,3 +44,24 @@ def test_a_size_behind_a_full_stop_is_no_fraction() -> None:
 
 def test_a_number_without_its_unit_is_no_size() -> None:
     assert first_size(WHOLE, "Oftheallocatedmemory139.22") is None
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "printed"),
+    [
+        (1024, "1024 bytes"),
+        (1025, "1.00 KiB"),
+        (1024**2, "1024.00 KiB"),
+        (1024**2 + 1024 * 10, "1.01 MiB"),
+        (1024**3, "1024.00 MiB"),
+        (3 * 1024**3, "3.00 GiB"),
+        (-2048, "-2.00 KiB"),
+    ],
+)
+def test_sizes_are_printed_as_torch_prints_them(nbytes: int, printed: str) -> None:
+    assert as_printed(nbytes) == printed
+
+
+def test_a_count_of_bytes_has_64_bits() -> None:
+    assert exact_bytes("18,446,744,073,709,551,615") == 2**64 - 1
+    assert exact_bytes("18446744073709551616") is None

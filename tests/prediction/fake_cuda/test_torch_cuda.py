@@ -408,3 +408,19 @@ def test_trials_of_cudnn_are_bounded_beside_the_peak():
     assert tried.peak_allocated == plain.peak_allocated
     assert tried.cudnn_trials_bound > 100 * tried.peak_reserved
     assert any("by trial" in note for note in tried.notes)
+
+
+def test_torch_tensor_of_a_tensor_goes_to_the_device():
+    def build(device):
+        model = nn.Linear(4, 4).to(device)
+
+        def step():
+            source = torch.ones(3)
+            assert torch.tensor(source, device="cuda").device.type == "cuda"
+            assert torch.tensor(source, device="cuda", dtype=torch.float64).dtype == torch.float64
+            assert torch.tensor(source).device.type == "cpu"
+            assert torch.tensor([1.0, 2.0], device="cuda", requires_grad=True).requires_grad
+
+        return model, torch.optim.SGD(model.parameters()), step
+
+    memtriage.predict(build, steps=1)

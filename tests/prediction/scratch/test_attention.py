@@ -14,3 +14,38 @@ def test_softmax_product_has_the_type_of_the_gradient(source: torch.dtype) -> No
     rule = RULES[torch.ops.aten._softmax_backward_data.default]
     gradient, result = torch.ones(2, 3, 8, 8), torch.empty(2, 3, 8, 8, dtype=source)
     assert rule((gradient, gradient, -1, source), {}, [result], machine("h200")) == [2 * 3 * 8 * 8 * 4]
+
+
+def shaped(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "buffers"),
+    [
+        (128, torch.bfloat16, []),
+        (192, torch.bfloat16, [2 * 4 * 100 * 192 * 4]),
+        (192, torch.float32, []),
+    ],
+)
+def test_wide_heads_of_half_precision_are_summed_in_single(
+    width: int, dtype: torch.dtype, buffers: list[int]
+) -> None:
+    rule = RULES[torch.ops.aten._scaled_dot_product_efficient_attention.default]
+    heads = shaped(2, 4, 100, width, dtype=dtype)
+    assert rule((heads, heads, heads), {}, [], machine("h200")) == buffers
+
+
+def test_backward_of_float32_has_products_and_their_sums() -> None:
+    rule = RULES[torch.ops.aten._scaled_dot_product_efficient_attention_backward.default]
+    query, value = shaped(2, 4, 100, 64, dtype=torch.float32), shaped(2, 4, 100, 32, dtype=torch.float32)
+    sums = 2 * 4 * 100 * 4
+    assert rule((value, query, query, value), {}, [], machine("h200")) == [sums * 32, sums]
+
+
+def test_grouped_keys_have_gradients_for_every_head() -> None:
+    rule = RULES[torch.ops.aten._scaled_dot_product_cudnn_attention_backward.default]
+    query, key = shaped(2, 8, 100, 64), shaped(2, 2, 50, 64)
+    own = 2 * 8 * 100 * (64 + 1) * 4
+    assert rule((query, query, query, query), {}, [], machine("h200")) == [own]
+    assert rule((query, query, key, key), {}, [], machine("h200")) == [own + 2 * (2 * 8 * 50 * 64 * 2)]

@@ -51,6 +51,24 @@ def test_every_column_can_be_sorted_by_and_has_a_text(key: str) -> None:
     assert all(isinstance(BY_KEY[key].text(line), str) for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("key", "first"),
+    [
+        ("step", {"step": 4}),
+        ("rank", {"rank": 0}),
+        ("state", {"state": "killed"}),
+        ("age", {"age_s": 60.0}),
+        ("allocated", {"allocated": 99 * MIB}),
+        ("growth", {"growth": 99 * MIB}),
+    ],
+)
+def test_the_rank_to_look_at_comes_first(key: str, first: dict[str, object]) -> None:
+    """The one that is behind, dead, silent, or has most."""
+    usual = replace(LINE, rank=7, growth=0.0)
+    remarkable = replace(usual, **first)
+    assert ordered([usual, remarkable], BY_KEY[key]) == [remarkable, usual]
+
+
 def test_columns_that_say_nothing_are_left_out() -> None:
     keys = [column.key for column in columns_for([LINE, LINE])]
     assert "host" not in keys and "stranded" not in keys

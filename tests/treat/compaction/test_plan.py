@@ -111,14 +111,16 @@ def test_bins_fit_what_lies_in_them_and_keep_to_their_limit() -> None:
         assert needs == sorted(needs, reverse=True)
 
 
-def test_blocks_too_large_to_be_split_get_bins_of_their_own() -> None:
+@pytest.mark.parametrize("size", [8 * MIB, 9 * MIB])
+def test_blocks_too_large_to_be_split_get_bins_of_their_own(size: int) -> None:
     world = make_world("max_split_size_mb:24")
     cached = [world.allocate(60 * MIB) for _ in range(3)]
     world.free(cached)
-    made = [world.allocate(size) for size in [9 * MIB] * 30]
+    made = [world.allocate(size) for _ in range(30)]
     world.free(made[::2])
     _, plan = plan_of(world)
     for group in plan.groups:
+        assert group.bins
         for target in group.bins:
             assert target.size < 24 * MIB or len(target.blocks) == 1
 
