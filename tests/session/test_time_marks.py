@@ -15,7 +15,7 @@ import torch
 from memtriage.session import time_marks
 from memtriage.session.progress import TrainingProgress
 from memtriage.session.remote.answer import Lock
-from memtriage.session.signals.own_work import OwnWork, held
+from memtriage.session.signals.own_work import do_own_work, held
 from memtriage.session.time_marks import POLICY, TimeMarks
 from support.own_process import printed_by
 
@@ -147,8 +147,7 @@ def test_the_main_thread_makes_it(program: Program) -> None:
 
 def test_not_in_the_middle_of_the_watch_s_own_work(program: Program) -> None:
     program.now = 1.0
-    with OwnWork():
-        program.wakes()
+    do_own_work(program.wakes)
     assert program.made == []
     with program.lock:
         program.wakes()

@@ -7,10 +7,12 @@ in the middle of anything but Python code, and does not go on until the function
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Final, Generic, TypeVar
 
 from memtriage.process.stdlib import threading
+from memtriage.process.untraced import untraced
 
 T = TypeVar("T")
 
@@ -19,18 +21,19 @@ class MainThreadCall(Generic[T]):
     """One call, which the interpreter makes as soon as the main thread runs Python code.
 
     The call must not print: it interrupts the program at any place. What it raises, or what interrupts it
-    (Ctrl-C), is raised in the program at that place.
+    (Ctrl-C), is raised in the program at that place. The program's tracer and profiler do not see it.
 
     Args:
         function: what to call.
+        then: what to call after that, with the program's tracer and profiler on. Read at that time.
     """
 
-    def __init__(self, function: Callable[[], T]) -> None:
+    def __init__(self, function: Callable[[], T], then: Iterable[Callable[[], object]] = ()) -> None:
         self._function = function
         self._claim = threading.Lock()  # whoever has it first: the call, or who no longer wants it
         self._done = threading.Event()
         self._result: T | None = None
-        self._pending = _Pending(self._run)
+        self._pending = _Pending(untraced(self._run, then))
 
     @property
     def queued(self) -> bool:
@@ -41,7 +44,7 @@ class MainThreadCall(Generic[T]):
         """Ask for the call and do not wait for it; False where the interpreter's queue is full."""
         _waiting.add(self._pending)
         # Not a callback of ctypes, which can raise nothing: `PyObject_IsTrue` has the signature of a pending
-        # call, and what `__bool__` raises gets into the program.
+        # call, and what `__bool__` raises gets into the program. False, its 0, is success.
         if ctypes.pythonapi.Py_AddPendingCall(_IS_TRUE, ctypes.c_void_p(id(self._pending))) != 0:
             _waiting.discard(self._pending)
             return False
@@ -68,6 +71,7 @@ class MainThreadCall(Generic[T]):
         return True, self._result
 
     def _run(self) -> None:
+        _waiting.discard(self._pending)
         if self._claim.acquire(blocking=False):
             try:
                 self._result = self._function()
@@ -76,17 +80,14 @@ class MainThreadCall(Generic[T]):
 
 
 class _Pending:
-    """What the interpreter is given to call: an object whose truth it asks for."""
+    """What the interpreter is given to call: an object whose truth it asks for, without code in Python."""
 
-    __slots__ = ("_run",)
+    __slots__ = ("run",)
 
-    def __init__(self, run: Callable[[], None]) -> None:
-        self._run = run
+    def __init__(self, run: Callable[[], bool]) -> None:
+        self.run = run
 
-    def __bool__(self) -> bool:
-        _waiting.discard(self)
-        self._run()
-        return False  # 0, for a pending call, is success
+    __bool__ = property(attrgetter("run"))
 
 
 _IS_TRUE: Final = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)

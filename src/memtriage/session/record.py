@@ -10,7 +10,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from memtriage.model.findings import Finding
 from memtriage.observe.foreign import is_programs_exception
-from memtriage.session.signals.own_work import OwnWork
+from memtriage.session.signals.own_work import do_own_work
 from memtriage.store.records import Note, RecordedFinding
 from memtriage.store.writer import RankWriter
 
@@ -57,7 +57,7 @@ def never_raises(method: Callable[Concatenate[Part, P], None]) -> Callable[Conca
 
     @functools.wraps(method)
     def guarded(part: Part, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        with OwnWork():
+        def attempt() -> None:
             try:
                 method(part, *args, **kwargs)
             except (Exception, SystemExit) as error:
@@ -65,5 +65,7 @@ def never_raises(method: Callable[Concatenate[Part, P], None]) -> Callable[Conca
                     raise
                 with suppress(Exception):  # the program goes on even where no note can be written
                     part._record.failed(method.__name__.strip("_").replace("_", " "), error)
+
+        do_own_work(attempt)
 
     return guarded

@@ -17,8 +17,8 @@ from memtriage.process.stdlib import os, time
 from memtriage.session.core import Session
 from memtriage.session.depth import enough_depth
 from memtriage.session.remote.listen import Listener
-from memtriage.session.runner import ScriptTarget, absolute, execute, finish, program_folder
-from memtriage.session.signals.own_work import OwnWork, begin_program
+from memtriage.session.runner import ProgramEnd, ScriptTarget, absolute, execute, finish, program_folder
+from memtriage.session.signals.own_work import begin_program, do_own_work
 from memtriage.session.signals.termination import TerminationGuard
 from memtriage.store.layout import DEFAULT_DIRECTORY, DIRECTORY_VARIABLE, RECORD_GLOB, RankIdentity, identify
 from memtriage.store.locate import RecordError, open_record
@@ -90,23 +90,28 @@ def run_watched(
         session.terminated(signum)
         conclude(_RANKS_WAIT_DYING_S)
 
-    with TerminationGuard(terminated):
-        with OwnWork():
-            session.start()
-            if listener is not None:
-                listener.start()
-        begin_program(program_folder(target))
-        outcome = execute(target)
-        if outcome.in_forked_child:
-            return finish(outcome)
-        with OwnWork(last=True), enough_depth(), own_processor_time():
+    def begin() -> None:
+        session.start()
+        if listener is not None:
+            listener.start()
+
+    def end(outcome: ProgramEnd) -> Verdict | None:
+        with enough_depth(), own_processor_time():
             if listener is not None:
                 listener.stop()
             try:
                 session.finish(outcome.exception, outcome.exit_code)
             except Exception as error:  # its end is judged from what the record has
                 messages.say(f"the watch could not be ended ({type(error).__name__}: {error})")
-            verdict = conclude(_RANKS_WAIT_S if outcome.exception is None else _RANKS_WAIT_DYING_S)
+            return conclude(_RANKS_WAIT_S if outcome.exception is None else _RANKS_WAIT_DYING_S)
+
+    with TerminationGuard(terminated):
+        do_own_work(begin)
+        begin_program(program_folder(target))
+        outcome = execute(target)
+        if outcome.in_forked_child:
+            return finish(outcome)
+        verdict = do_own_work(lambda: end(outcome), last=True)
     outcome.release()
     if server is not None:
         server.close()

@@ -13,7 +13,7 @@ from memtriage.observe.foreign import is_programs_exception
 from memtriage.observe.main_thread import MainThreadCall
 from memtriage.session.progress import TrainingProgress
 from memtriage.session.remote.answer import Lock
-from memtriage.session.signals.own_work import OwnWork, own_work_under_way, programs_frame
+from memtriage.session.signals.own_work import own_work_in_main_thread, programs_frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class TimeMarks:
             return remaining
         # One in the queue is enough: while the main thread is elsewhere, more would only fill it.
         if not self._stopped and (self._asked is None or not self._asked.queued):
-            self._asked = MainThreadCall(self._come)
+            self._asked = own_work_in_main_thread(self._come)
             self._asked.ask()
         return POLICY.apart_s
 
@@ -97,15 +97,14 @@ class TimeMarks:
 
     def _come(self) -> None:
         """Make a mark if this is an instant for one. In the main thread, in the middle of the program."""
-        if own_work_under_way() or self._stopped:
+        if self._stopped:
             return
-        with OwnWork():
-            try:
-                self._make()
-            except Exception as error:
-                if is_programs_exception(error):
-                    raise
-                self._failed("time mark", error)
+        try:
+            self._make()
+        except Exception as error:
+            if is_programs_exception(error):
+                raise
+            self._failed("time mark", error)
 
     def _make(self) -> None:
         if self._lock._is_owned() or not self._lock.acquire(blocking=False):

@@ -1,8 +1,11 @@
 """Trains nothing, so that marks are made over time: timeouts by signal, forks and threads meanwhile."""
 
 import os
+import profile
 import signal
+import sys
 import threading
+import time
 
 import state
 import torch
@@ -43,6 +46,27 @@ for _ in range(30):
     status.add(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 worker.join()
 print("children", status)
+
+
+def busy():
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        sum(range(100))
+
+
+def tracer(frame, event, argument):
+    traced.add(frame.f_code.co_filename == __file__)
+    return tracer
+
+
+traced = set()
+sys.settrace(tracer)
+busy()
+sys.settrace(None)
+print("traced", traced)
+profiler = profile.Profile()  # which fails where a call has no return
+profiler.runcall(busy)
+print("profiled", {name for file, _, name in profiler.timings if "triage" in file})
 
 x = torch.ones(4, requires_grad=True)
 for _ in range(500):  # a loop without optimizer, in which hooks of Python run inside the engine

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -11,9 +15,11 @@ import pytest
 from memtriage.model.asked import Answer
 from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.model.position import TrainingPosition
+from memtriage.observe.main_thread import MainThreadCall
 from memtriage.session.progress import TrainingProgress
 from memtriage.session.remote import answer
 from memtriage.session.remote.answer import Lock, Responder
+from memtriage.session.signals.own_work import held
 from memtriage.store.layout import RankIdentity
 
 LEDGER = Ledger(device="host", total=5, source="test", rows=[LedgerRow(row="libraries", bytes=5)])
@@ -83,7 +89,7 @@ def test_it_is_taken_by_the_main_thread(watched: Watched, monkeypatch: pytest.Mo
 def test_a_main_thread_that_hangs_is_looked_at_from_outside(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer.MainThreadCall, "result", lambda self, within_s, done_within_s: (False, None))
+    monkeypatch.setattr(MainThreadCall, "result", lambda self, within_s, done_within_s: (False, None))
     names: list[str] = []
 
     def take(baselines: object, root: object) -> Answer:
@@ -132,6 +138,49 @@ def test_what_a_census_fails_at_is_told(watched: Watched, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(answer, "take_answer", fail)
     assert asking(watched).refused == "the census failed (ValueError: odd heap)"
+
+
+class InTime(Exception):
+    pass
+
+
+def test_a_timeout_by_signal_is_the_programs(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(signum: int, frame: object) -> None:
+        ended.append("handler")
+        raise InTime
+
+    def take(baselines: object, root: object) -> Answer:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        ended.append("census")
+        return Answer(pid=1)
+
+    ended: list[str] = []
+    monkeypatch.setattr(answer, "take_answer", take)
+    before = signal.signal(signal.SIGUSR1, held(late))
+    try:
+        with pytest.raises(InTime):
+            asking(watched)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert ended == ["census", "handler"]
+
+
+def test_an_exception_of_another_thread_is_the_programs(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = ctypes.c_ulong(threading.main_thread().ident or 0)
+    interrupt = partial(ctypes.pythonapi.PyThreadState_SetAsyncExc, main, ctypes.py_object(InTime))
+    source = """
+def take(baselines, root):
+    interrupt()
+    for _ in range(100):
+        pass
+"""
+    names: dict[str, Any] = {"interrupt": interrupt}
+    exec(compile(source, answer.__file__, "exec"), names)  # as if it were the watch's own code
+    monkeypatch.setattr(answer, "take_answer", names["take"])
+    with pytest.raises(InTime):
+        asking(watched)
 
 
 def test_in_the_main_thread_it_is_taken_at_once_or_not_at_all(watched: Watched) -> None:

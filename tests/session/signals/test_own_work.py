@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -15,7 +14,7 @@ import pytest
 
 from memtriage.observe.foreign import is_programs_exception, programs_own
 from memtriage.session.signals import own_work
-from memtriage.session.signals.own_work import HeldHandler, OwnWork, held
+from memtriage.session.signals.own_work import HeldHandler, do_own_work, held, own_work_in_main_thread
 
 
 class InTime(Exception):
@@ -40,12 +39,14 @@ def calls() -> Iterator[list[int]]:
 
 
 def test_a_handler_runs_at_the_end_of_the_work(calls: list[int]) -> None:
-    with pytest.raises(InTime), OwnWork():
-        with OwnWork():
-            os.kill(os.getpid(), signal.SIGUSR1)
+    def work() -> None:
+        do_own_work(lambda: os.kill(os.getpid(), signal.SIGUSR1))
         os.kill(os.getpid(), signal.SIGUSR2)
         os.kill(os.getpid(), signal.SIGUSR2)
         assert calls == []
+
+    with pytest.raises(InTime):
+        do_own_work(work)
     assert calls == [signal.SIGUSR1, signal.SIGUSR2]
 
 
@@ -56,9 +57,45 @@ def test_outside_of_the_work_it_runs_at_once(calls: list[int]) -> None:
 
 
 def test_after_the_programs_end_none_runs(calls: list[int]) -> None:
-    with OwnWork(last=True):
-        os.kill(os.getpid(), signal.SIGUSR1)
+    do_own_work(lambda: os.kill(os.getpid(), signal.SIGUSR1), last=True)
     assert calls == []
+
+
+def test_a_handler_runs_at_the_end_of_work_between_two_instructions(calls: list[int]) -> None:
+    call = own_work_in_main_thread(lambda: [os.kill(os.getpid(), signal.SIGUSR1), list(calls)][1])
+    answers: list[object] = []
+    thread = threading.Thread(target=lambda: answers.append(call.result(60.0)))
+    with pytest.raises(InTime):
+        thread.start()
+        while not answers:
+            sum(range(100))
+    thread.join()
+    assert answers == [(True, [])] and calls == [signal.SIGUSR1]
+
+
+def test_work_between_two_instructions_is_not_done_inside_other_work() -> None:
+    def work() -> list[object]:
+        answers: list[object] = []
+        call = own_work_in_main_thread(lambda: "done")
+        thread = threading.Thread(target=lambda: answers.append(call.result(60.0)))
+        thread.start()
+        while not answers:
+            sum(range(100))
+        thread.join()
+        return answers
+
+    assert do_own_work(work) == [(True, None)]
+
+
+def test_what_the_work_raises_is_raised() -> None:
+    raised = KeyError("of the work")
+
+    def fails() -> None:
+        raise raised
+
+    with pytest.raises(KeyError) as caught:
+        do_own_work(fails)
+    assert caught.value is raised
 
 
 def test_only_what_can_be_called_is_held() -> None:
@@ -107,30 +144,6 @@ def work():
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(InTime))
     thread.join()
     assert found == [True]
-
-
-def test_the_programs_tracer_and_profiler_are_off_during_the_work() -> None:
-    def tracer(frame: FrameType, event: str, argument: object) -> None:
-        traced.append(frame.f_code.co_name)
-
-    def profiler(frame: FrameType, event: str, argument: object) -> None:
-        profiled.append(frame.f_code.co_name)
-
-    def work() -> object:
-        return sys.gettrace() or sys.getprofile()
-
-    traced: list[str] = []
-    profiled: list[str] = []
-    before = sys.gettrace(), sys.getprofile()
-    sys.settrace(tracer)
-    sys.setprofile(profiler)
-    with OwnWork(), OwnWork():
-        seen = work()
-    found = sys.gettrace(), sys.getprofile()
-    sys.setprofile(before[1])
-    sys.settrace(before[0])
-    assert seen is None and found == (tracer, profiler)
-    assert "__enter__" in traced and "work" not in [*traced, *profiled]
 
 
 def test_an_error_that_cannot_be_told_is_a_failure_of_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,12 @@ from memtriage.account.ledgers import take_ledgers
 from memtriage.model.asked import Answer
 from memtriage.model.units import duration
 from memtriage.observe.alone import Alone
-from memtriage.observe.main_thread import MainThreadCall
+from memtriage.observe.foreign import is_programs_exception
 from memtriage.process.stdlib import os, threading, time
 from memtriage.session.progress import TrainingProgress
 from memtriage.session.remote.listen import Deadline
 from memtriage.session.remote.take import take_answer
+from memtriage.session.signals.own_work import own_work_in_main_thread
 from memtriage.store.layout import RankIdentity
 
 _TRY_AGAIN_S: Final = 0.002
@@ -77,7 +78,7 @@ class Responder:
             return self._look(deadline) or inside
         while self._running():
             # Longer than this who asked does not wait for the census itself (`session.ask`).
-            call = MainThreadCall(lambda: self._look(deadline))
+            call = own_work_in_main_thread(lambda: self._look(deadline))
             reached, found = call.result(min(_MAIN_WITHIN_S, deadline.left_s), within_s)
             if not reached:
                 with Alone():
@@ -101,6 +102,8 @@ class Responder:
             answer = take_answer(self._baselines, self._script_root)
             return None if answer is None else self._placed(answer, deadline)
         except Exception as error:  # whatever a census fails at, the program goes on
+            if is_programs_exception(error):
+                raise
             return Answer(pid=os.getpid(), refused=f"the census failed ({type(error).__name__}: {error})")
         finally:
             self._lock.release()

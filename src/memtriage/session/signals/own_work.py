@@ -12,14 +12,19 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from operator import itemgetter
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from memtriage.observe.foreign import Held, programs_own
+from memtriage.observe.main_thread import MainThreadCall
 from memtriage.observe.origin import package_folder
 from memtriage.process.stdlib import threading
+from memtriage.process.untraced import untraced
 from memtriage.session.signals.own_modules import OwnModules
+
+T = TypeVar("T")
 
 
 class _MainThreadWork:
@@ -75,32 +80,51 @@ class HeldHandler(Held):
             self.handler(self._signum, frame)
 
 
-class OwnWork:
-    """`with OwnWork():` holds the program's signal handlers back; they run at the end of the outermost one.
+def do_own_work(work: Callable[[], T], *, last: bool = False) -> T:
+    """Call `work` and hold the program's signal handlers back; they run at the end of the outermost call.
 
     That is in the main thread alone, in which handlers run. In every thread the program's tracer and profiler
-    (`sys.settrace`, `sys.setprofile`) are off meanwhile: they would count the watch's calls and slow it down,
-    and what they raise would be lost. A profiler that no Python code can set again (`cProfile`) stays on.
+    are off meanwhile (`process.untraced`).
 
     Args:
+        work: the watch's own work.
         last: the program has ended, as far as its handlers are concerned: those that waited are not run.
     """
+    results: list[T] = []
 
-    __slots__ = ("_last", "_main", "_profiler", "_tracer")
+    def kept() -> None:
+        with _Holding(last):
+            results.append(work())
 
-    def __init__(self, *, last: bool = False) -> None:
+    untraced(kept, _handlers_that_waited())()
+    return results[0]
+
+
+def own_work_in_main_thread(work: Callable[[], T]) -> MainThreadCall[T | None]:
+    """Return a call that has the main thread do own work, between two instructions of the program.
+
+    It returns None, and `work` is not called, where that thread is in the watch's own work already.
+    """
+
+    def held_back() -> T | None:
+        if _work.depth:
+            return None
+        with _Holding(last=False):
+            return work()
+
+    return MainThreadCall(held_back, _handlers_that_waited())
+
+
+class _Holding:
+    """`with _Holding(last):` the main thread is in the watch's own work."""
+
+    __slots__ = ("_last", "_main")
+
+    def __init__(self, last: bool) -> None:
         self._last = last
-        self._main = False
-        self._tracer: Any = None
-        self._profiler: Any = None
+        self._main = threading.get_ident() == threading.main_thread().ident
 
     def __enter__(self) -> None:
-        self._profiler, self._tracer = sys.getprofile(), sys.gettrace()
-        if callable(self._profiler):
-            sys.setprofile(None)
-        if self._tracer is not None:
-            sys.settrace(None)
-        self._main = threading.get_ident() == threading.main_thread().ident
         if self._main:
             _work.depth += 1
             if _work.depth == 1 and _work.modules is not None:
@@ -113,12 +137,16 @@ class OwnWork:
             if _work.depth == 1 and _work.modules is not None:
                 _work.modules.end_work()
             _work.depth -= 1
-        if self._tracer is not None:
-            sys.settrace(self._tracer)
-        if callable(self._profiler):
-            sys.setprofile(self._profiler)
-        if self._main and not _work.depth and _work.waiting:
-            _run_waiting(programs_frame(sys._getframe(1)))
+
+
+def _handlers_that_waited() -> Iterator[Callable[[], object]]:
+    """Iterate over what runs them: nothing where none waits when this is read, so that no tracer sees it."""
+    return map(itemgetter(0), zip((_run_handlers,), _work.waiting, strict=False))
+
+
+def _run_handlers() -> None:
+    if not _work.depth and threading.get_ident() == threading.main_thread().ident:
+        _run_waiting(programs_frame(sys._getframe(1)))
 
 
 def _run_waiting(frame: FrameType | None) -> None:
@@ -128,11 +156,6 @@ def _run_waiting(frame: FrameType | None) -> None:
     finally:  # one that raises does not lose the others
         if _work.waiting:
             _run_waiting(frame)
-
-
-def own_work_under_way() -> bool:
-    """Whether the main thread is in the watch's own work."""
-    return _work.depth > 0
 
 
 def programs_frame(frame: FrameType | None) -> FrameType | None:
