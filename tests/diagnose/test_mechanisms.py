@@ -73,7 +73,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "in a cycle (",
         ["gc.enable"],
     ),
-    "lengthens": ("everything = T()", "train.everything is one tensor that is made anew", ["preallocated"]),
+    "lengthens": ("everything = T()", "train.everything is one tensor that is replaced", ["preallocated"]),
     "lengthens with a graph": ("seen = attached()", "train.seen is one tensor", ["end of each epoch"]),
     "known": ("cache = [T()]", "train-cache", ["clear_caches(['train-cache'])", "memtriage holders"]),
     "shared": (
@@ -300,7 +300,7 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
     ),
     "attribute": (
         "class Metrics:\n    def __init__(self): self.store = [T()]\nmetrics = Metrics()",
-        "train.metrics.store gets new tensors and never lets go",
+        "train.metrics.store gets new tensors and is never cleared",
         ["clear store when", "deque(maxlen=...)", ".item()"],
     ),
     "closure": (

@@ -84,8 +84,8 @@ def test_findings_name_the_large_holders_of_each_device() -> None:
         ("residue", "cuda:0", 15 * MIB, "train.graph", "train", 7),
     ]
     assert found[0].evidence == [
-        "after phase 'train' 96.0 MiB stay on cuda:0 besides parameters, gradients, optimizer state and "
-        "buffers; 80.0 MiB of it in 1 storages here"
+        "after phase 'train' 96.0 MiB stay on cuda:0 in addition to parameters, gradients, optimizer state "
+        "and buffers; 80.0 MiB of it in 1 storages here"
     ]
     assert "autograd graph" in (found[1].mechanism or "")
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from support import documents
 from support.words import REJECTED
+
+SOURCE = documents.ROOT / "src" / "memtriage"
 
 
 def _prose(page: str) -> list[tuple[int, str]]:
@@ -46,3 +51,32 @@ def test_every_pattern_is_one(pattern: str) -> None:
         "it holds of all."
     )
     assert re.search(pattern, bad), pattern
+
+
+def _printed(path: Path) -> Iterator[tuple[int, str]]:
+    """The texts with spaces in a source file, without docstrings: what programs may print."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    docstrings = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr)
+        if isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            pieces = (part.value if isinstance(part, ast.Constant) else "3 GiB" for part in node.values)
+            yield node.lineno, "".join(map(str, pieces))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            yield node.lineno, node.value if " " in node.value else ""
+
+
+@pytest.mark.parametrize("folder", sorted(path.name for path in SOURCE.iterdir() if path.is_dir()))
+def test_what_is_printed_is_in_plain_words(folder: str) -> None:
+    found = [
+        f"{path.relative_to(SOURCE)}:{number}: {match[0]!r}: {better}"
+        for path in sorted((SOURCE / folder).rglob("*.py"))
+        for number, text in _printed(path)
+        for pattern, better in REJECTED.items()
+        if (match := re.search(pattern, text))
+    ]
+    assert not found, "\n".join(found)

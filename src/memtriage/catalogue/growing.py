@@ -62,7 +62,7 @@ GROWING: Final = (
         "itertools",
         frozenset({"itertools.cycle"}),
         "itertools.cycle keeps every item of its first round, to give the same ones again",
-        "begin the loader anew for each round: `while True: yield from loader` in a generator function",
+        "restart the loader for each round: `while True: yield from loader` in a generator function",
     ),
     GrowingPart(
         "queue",

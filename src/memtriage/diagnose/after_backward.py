@@ -41,8 +41,8 @@ def _finding(device: str, records: list[StorageRecord], step: int) -> Finding:
         bytes=sum(record.nbytes for record in records),
         holder_path=max(records, key=lambda record: record.nbytes).path,
         mechanism="contexts of custom autograd Functions keep the quantized tensors that their backward has "
-        "restored into ctx.tensor_objects, until the loss is bound anew; under checkpointing those of all "
-        "layers gather during one backward",
+        "restored into ctx.tensor_objects, until the loss is assigned again; under checkpointing those of "
+        "all layers gather during one backward",
         fix="set ctx.tensor_objects = None once backward has read it: TransformerEngine 2.15 does; before, "
         "memtriage.treat.te_restore.EmptyAfterRestore around the training does the same",
         playbook="M19",

@@ -134,8 +134,8 @@ def _explanation(growth: GroupGrowth, detail: GroupDetail) -> MechanismText:
     if has(growth.group.anchor, SegmentKind.OUTPUT):
         return MechanismText(
             "the cell's last line shows a value, and IPython keeps every value that it has shown in Out",
-            "end the cell's last line with `;`, or show a number (`loss.item()`); %memtriage_free --out lets "
-            "go of what is kept",
+            "end the cell's last line with `;`, or show a number (`loss.item()`); %memtriage_free --out "
+            "clears what is kept",
         )
     owner = max(growth.group.owners, key=lambda name: growth.group.owners[name])
     return explain(

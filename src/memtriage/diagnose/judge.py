@@ -316,7 +316,7 @@ def unnamed_growth(
     open_because = ["the resident set does not grow with it"] if resident_contradicts else []
     if evidence.caches_may_fill and counter == "cpu" and holder is None:
         open_because += ["a cache with an entry for each shape of the input may still be filling"]
-    open_because += ["no two censuses since then tell what holds it"] if held is None else []
+    open_because += ["the censuses since then do not show what holds it"] if held is None else []
     mechanism, fix = _cause_of_data(holder, evidence) if holder else _NO_HOLDER
     rates = _rates(missing, counter, evidence)
     projection = _projection(where, rates, evidence)

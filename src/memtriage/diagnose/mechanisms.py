@@ -140,8 +140,8 @@ def explain_known(entry: Holder) -> MechanismText:
 
 def _lengthening(held: Held) -> MechanismText:
     return MechanismText(
-        f"{in_words(_subject(held))} is one tensor that is made anew, longer, at every {held.every} (as "
-        "torch.cat does), and holds all that was ever added",
+        f"{in_words(_subject(held))} is one tensor that is replaced by a longer one at every {held.every} "
+        "(as torch.cat does), and holds all that was ever added",
         "reduce the values before you keep them, move them to the host in blocks, or clear the tensor at the "
         "end of each epoch; a preallocated buffer avoids the copies",
     )
@@ -150,7 +150,7 @@ def _lengthening(held: Held) -> MechanismText:
 def _shared_batches(held: Held) -> MechanismText:
     subject = _subject(held)
     return MechanismText(
-        f"{in_words(subject)} keeps tensors that lie in shared memory (a DataLoader worker's batches): each "
+        f"{in_words(subject)} keeps tensors in shared memory (a DataLoader worker's batches): each "
         "kept view holds the whole segment, and a file descriptor with it",
         f"clone() what {last_name(subject)} keeps (`item.clone()`), so that the batch's segment can go; or "
         "set torch.multiprocessing.set_sharing_strategy('file_system') where descriptors run out",
@@ -215,7 +215,7 @@ def _traceback(held: Held) -> MechanismText:
 def _generator(held: Held) -> MechanismText:
     return MechanismText(
         "generators that were not run to their end keep their local variables",
-        "close() them, or let go of them, when you stop iterating",
+        "close() or delete them when you stop iterating",
     )
 
 
@@ -251,7 +251,7 @@ def _collected(held: Held) -> MechanismText:
             "what is to be used again later can be saved to disk as its state_dict()",
         )
     return MechanismText(
-        f"{subject} gets new modules, each with all its parameters, and never lets go of old ones",
+        f"{subject} gets new modules, each with all its parameters, and is never cleared",
         f"bound {name} (`deque(maxlen=...)`), copy the weights into one module that is kept "
         "(`load_state_dict()`), or save each state_dict() to disk",
     )
@@ -364,7 +364,7 @@ def _only_cpp(held: Held) -> MechanismText:
 def _collection(held: Held) -> MechanismText:
     subject = _subject(held)
     return MechanismText(
-        f"{in_words(subject)} gets new tensors and never lets go of old ones",
+        f"{in_words(subject)} gets new tensors and is never cleared",
         f"clear {last_name(subject)} when its content has been used, bound it (`deque(maxlen=...)`), or "
         "keep reduced values (`.item()`, `.detach().cpu()`) instead of the tensors",
     )
@@ -374,7 +374,7 @@ def _data(held: Held) -> MechanismText:
     every = {"step": "at every step", "backward": "with every backward"}.get(held.every, "all the time")
     kind = f" ({held.kind})" if held.kind else ""
     return MechanismText(
-        f"{in_words(_subject(held))}{kind} gets new entries {every} and never lets go of old ones",
+        f"{in_words(_subject(held))}{kind} gets new entries {every} and is never cleared",
         "clear it when its content has been used, keep reduced values, write entries out, or bound it "
         "(`collections.deque(maxlen=...)`)",
     )

@@ -135,7 +135,7 @@ def _finding(row: ResidueRow, total: int, phase: str, step: int | None) -> Findi
         phase=phase,
         step=step,
         evidence=[
-            f"after phase {phase!r} {size(total)} stay on {row.device} besides parameters, gradients, "
+            f"after phase {phase!r} {size(total)} stay on {row.device} in addition to parameters, gradients, "
             f"optimizer state and buffers; {size(row.nbytes)} of it in {row.storages:,} storages here"
         ],
     )

@@ -195,7 +195,7 @@ def _residue(growth: GroupGrowth) -> Finding:
         bytes=growth.nbytes,
         holder_path=growth.path,
         mechanism=f"{growth.count} storages that were not there before are alive after it",
-        fix="let go of them, or keep them in a fixture, which is set up before the demands count",
+        fix="release them, or keep them in a fixture, which is set up before the limits apply",
         playbook="M19",
     )
 

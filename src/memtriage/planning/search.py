@@ -138,7 +138,7 @@ class LadderSearch:
             self._aside.append((rung, tracks))
             peak = self._evaluator.of(changes).peak
             why = "it raises the peak" if needs - before > LEAST_SAVING else "it does not lower the peak"
-            self._pass(rung, "no help", f"{why}, which lies in {peak.phase}", before - needs)
+            self._pass(rung, "no help", f"{why}, which is in {peak.phase}", before - needs)
             return None
         self._tracks[rung.name] = track
         self._pass(rung, "not needed", "it saves memory, but the plan fits without it", before - needs)

@@ -19,8 +19,8 @@ SHARE_DATA: Final = (
     "or in a memory-mapped file, or use fewer workers"
 )
 SHARED_MEMORY: Final = (
-    "batches from loader workers and share_memory_() tensors lie in /dev/shm, whose size is a limit of its "
-    "own; the write that does not fit ends the process with a bus error"
+    "batches from loader workers and share_memory_() tensors are in /dev/shm, which has a size limit of its "
+    "own; a write that exceeds it ends the process with a bus error"
 )
 MORE_SHARED_MEMORY: Final = (
     "give the container more (`docker run --shm-size=8g`, in Kubernetes an emptyDir of medium Memory), or "

@@ -84,7 +84,7 @@ ADVICE: Final[Mapping[SnapshotCause, SnapshotAdvice]] = {
     ),
     "needed fragmentation": SnapshotAdvice(
         "M8",
-        "blocks that every run needs lie in large segments beside memory that came and went: one live "
+        "blocks that every run needs are in large segments next to memory that came and went: one live "
         "block keeps its whole segment from being released",
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True releases by the page; or allocate parameters and "
         "optimizer state before the first large activations",
@@ -100,7 +100,7 @@ ADVICE: Final[Mapping[SnapshotCause, SnapshotAdvice]] = {
     "surplus in segments": SnapshotAdvice(
         "M8",
         "sizes change from step to step: what is asked for does not fit the free segments of earlier steps, "
-        "so that new ones are reserved beside them",
+        "so that new ones are reserved in addition",
         "PYTORCH_CUDA_ALLOC_CONF={setting} (it reserved least when replayed, see the evidence); lengths "
         "padded to a few sizes help as well",
     ),

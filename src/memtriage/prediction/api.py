@@ -28,8 +28,8 @@ STEADY_STEPS: Final = 2
 
 _TRIES: Final = (
     "cuDNN chooses convolutions by trial (torch.backends.cudnn.benchmark): the first call of each shape "
-    "takes a workspace that may be gigabytes, at most what is free, and never fails for want of it; the "
-    "peaks lack these trials, and the workspaces of what cuDNN chose may be others"
+    "takes a workspace that may be gigabytes, at most what is free, and never fails for lack of it; the "
+    "peaks do not include these trials, and cuDNN may choose other workspaces"
 )
 
 

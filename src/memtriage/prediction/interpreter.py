@@ -242,7 +242,7 @@ def _check_places(func: Any, tensors: list[torch.Tensor]) -> None:
     if any(map(is_gpu, tensors)) and any(tensor.dim() and not is_gpu(tensor) for tensor in tensors):
         raise RuntimeError(
             "Expected all tensors to be on the same device, but "
-            f"{func._schema.name} was given one on the CPU beside one on cuda:0"
+            f"{func._schema.name} got one on the CPU and one on cuda:0"
         )
 
 

@@ -100,7 +100,7 @@ def leak_finding(view: DeviceView, growth: GrowingSites) -> Finding:
         evidence=[
             f"{size(growth.per_step)} more at the end of each step, over {view.steps.count} steps "
             f"(found by {view.steps.source})",
-            f"by site, a step: {', '.join(rates[:_SITES])}" + (f", and {more} more" if more > 0 else ""),
+            f"by site, per step: {', '.join(rates[:_SITES])}" + (f", and {more} more" if more > 0 else ""),
             *([f"most of it is allocated by way of {way}"] if way else []),
             f"alive at the snapshot: {listed(view.by_site(growth.lives))}",
             "a recording has no holders: `memtriage run` names what keeps them",

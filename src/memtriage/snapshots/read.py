@@ -358,7 +358,7 @@ def _exact_from(trace: TraceColumns, replayed: ReplayedTrace) -> int | None:
 def _notes(trace: TraceColumns, replayed: ReplayedTrace, steps: Steps) -> tuple[str, ...]:
     notes = []
     if not len(trace):
-        return ("no events were recorded: only what is alive at the snapshot can be told",)
+        return ("no events were recorded: only what is alive at the snapshot is known",)
     if (replayed.born < 0).any():
         notes.append(
             f"{size(replayed.start[0])} were allocated before the first event (the recording began late, or "

@@ -130,7 +130,7 @@ def residue_finding(
         f"by site: {listed(rows)}",
     ]
     evidence += [
-        f"it grows as well: {size(sites.per_step)} a step at {view.sites.names[sites.sites[0]]}"
+        f"it grows as well: {size(sites.per_step)} per step at {view.sites.names[sites.sites[0]]}"
         for sites in growing
     ]
     evidence += known_words(known)

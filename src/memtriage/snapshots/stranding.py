@@ -178,7 +178,7 @@ def fragmentation_findings(
         sites = ", ".join(
             f"{site} ({size(share)})" for site, share in _stranded_by_site(view, small)[:_SITES]
         )
-        findings[0].evidence.append(f"{size(_now(small))} more is stranded beside blocks from {sites}")
+        findings[0].evidence.append(f"{size(_now(small))} more is stranded next to blocks from {sites}")
     return findings
 
 

@@ -182,7 +182,7 @@ def test_verdict_lines(make_report, leak):
     assert line(make_report(leak(), died, verdict="out_of_memory")) == (
         "OUT OF MEMORY: cuda:3 at step 41, in backward: 2.0 GiB asked for; leaking 164.0 MiB per step"
     )
-    assert line(make_report(residue, verdict="residue")) == "RESIDUE: 3.0 GiB left behind on cuda:0"
+    assert line(make_report(residue, verdict="residue")) == "RESIDUE: 3.0 GiB not released on cuda:0"
     assert line(make_report(limit, verdict="killed")) == (
         "KILLED: the process is gone and wrote no end, after 41 steps; host memory was at its limit"
     )

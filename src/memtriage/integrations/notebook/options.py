@@ -56,9 +56,9 @@ def cell_parser() -> argparse.ArgumentParser:
     """`%%memtriage`."""
     parser = _parser(
         CELL,
-        "Watch this cell, and show behind its own output what it did to memory: what it left, what grows "
-        "and\nwho holds it, an out-of-memory error with its cause. The cell runs as it would without this "
-        "line.",
+        "Watch this cell, and show after its own output what it did to memory: what it left, what grows "
+        "and\nwhat keeps it alive, an out-of-memory error with its cause. The cell runs as it would without "
+        "this line.",
     )
     _with_output(parser, "the result (a dict: what `memtriage run --json` writes, and `cell`)")
     parser.add_argument("-q", "--quiet", action="store_true", help="show nothing")

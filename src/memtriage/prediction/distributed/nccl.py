@@ -38,7 +38,7 @@ def notes(world_size: int, communicators: int, held: int) -> list[str]:
     ]
     if held:
         notes_made.append(
-            f"DDP's bucket of the first step ({size(held)}) is taken to stay into the second, beside those "
-            "that replace it: NCCL's watchdog decides, so on a real rank it may go sooner, or later"
+            f"DDP's bucket of the first step ({size(held)}) is assumed to stay into the second, next to "
+            "those that replace it: NCCL's watchdog decides, so a real rank may free it sooner or later"
         )
     return notes_made

@@ -68,7 +68,7 @@ def cell_text(report: CellReport) -> str:
     _changes(out, "less than before", report.went)
     out.listed("old and new at once", [rebinding_in_words(rebinding) for rebinding in report.rebindings])
     if report.freed is not None:
-        out.listed("let go of", [freed_in_words(report.freed)])
+        out.listed("released", [freed_in_words(report.freed)])
     out.listed("kept by IPython", traceback_in_words(report.traceback) + outputs_in_words(report.outputs))
     _changes(out, "holds memory now", report.holders, whole=True)
     out.listed("notes", report.notes)

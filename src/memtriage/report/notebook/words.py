@@ -95,7 +95,7 @@ def rebinding_in_words(one: Rebinding) -> str:
     """Return what happened, and what to do."""
     if one.still_held_by:
         shown = all(has(path, SegmentKind.OUTPUT) for path in one.still_held_by_paths)
-        cure = f"`{_FREE_OUT}` lets go of it" if shown else "Make those anew as well, or `del` them"
+        cure = f"`{_FREE_OUT}` releases it" if shown else "Make those again as well, or `del` them"
         paths = ", ".join(f"`{path}`" for path in one.still_held_by)
         return (
             f"`{one.name}` is new, and its old value ({size(one.old)} on {one.device}) is still alive, held "
@@ -116,16 +116,16 @@ def outputs_in_words(outputs: Sequence[OutputHold]) -> list[str]:
         f"Out[{tensor.number}] ({tensor.kind}) alone holds {devices_in_words(tensor.bytes)}"
         for tensor in outputs
     ]
-    return [*held, f"`{_FREE_OUT}` lets go of them; a cell whose last line ends with `;` shows nothing"]
+    return [*held, f"`{_FREE_OUT}` releases them; a cell whose last line ends with `;` shows nothing"]
 
 
 def traceback_in_words(nbytes: Mapping[str, int]) -> list[str]:
-    """Return what the last traceback keeps, and how it lets go; nothing where it keeps none."""
+    """Return what the last traceback keeps, and what releases it; nothing where it keeps none."""
     if not nbytes:
         return []
     return [
         f"the error's traceback keeps the variables of the functions that it ended: "
-        f"{devices_in_words(nbytes)}; `{_FREE}` lets go of them"
+        f"{devices_in_words(nbytes)}; `{_FREE}` releases them"
     ]
 
 
@@ -138,5 +138,5 @@ def freed_in_words(freed: Freed) -> str:
         parts.append(", ".join(f"Out[{number}]" for number in freed.outputs))
     what = " and ".join(parts)
     if not freed.bytes:
-        return f"let go of {what}: no tensor was kept by that alone" if what else "nothing was kept"
+        return f"released {what}: no tensor was kept by that alone" if what else "nothing was kept"
     return f"freed {devices_in_words(freed.bytes)}" + (f": {what}" if what else "")

@@ -50,7 +50,7 @@ _LONGEST_EXCEPTION: Final = 8000
 _ABOUT: Final = (
     "A mark is an instant at which the counters were read, such as the end of a step or of a backward.",
     "Sizes are bytes in binary units. Allocated: what live tensors take of the allocator. Reserved: what the "
-    "allocator holds of the device. A ledger's rows never overlap and sum to the total that was measured.",
+    "allocator has from the driver. A ledger's rows never overlap and sum to the total that was measured.",
     "Everything on this page is in this file; it loads nothing.",
 )
 

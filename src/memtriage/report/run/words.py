@@ -185,7 +185,7 @@ def sentence(report: RunReport, context: RunContext, groups: Sequence[FindingGro
         case "residue" | "fragmentation" as kind if named := [
             group for group in groups if group.kind == kind
         ]:
-            what = "left behind" if kind == "residue" else "stranded"
+            what = "not released" if kind == "residue" else "stranded"
             return f"{size(named[0].first.bytes)} {what} on {named[0].device}"
         case "out_of_memory":
             leaked = f"; leaking {growing[0].amount}" if growing else ""
@@ -253,7 +253,7 @@ def _until_full(group: FindingGroup) -> str:
 
 def _death(finding: Finding | None) -> str:
     if finding is None:
-        return "the script died for want of memory"
+        return "the script died for lack of memory"
     when = "" if finding.step is None else f" at step {finding.step}"
     phase = "" if finding.phase is None else f", in {finding.phase}"
     asked = "" if finding.bytes is None else f": {size(finding.bytes)} asked for"

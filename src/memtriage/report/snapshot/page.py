@@ -50,8 +50,8 @@ _OOMS: Final = 3
 _FREE_ROWS: Final = 40
 
 _ABOUT: Final = (
-    "Sizes are bytes in binary units. Allocated: blocks in use. Reserved: what the allocator holds of the "
-    "device. Stranded: free, but it cannot go back to the driver, because a block in use pins its segment. "
+    "Sizes are bytes in binary units. Allocated: blocks in use. Reserved: what the allocator has from the "
+    "driver. Stranded: free, but it cannot go back to the driver, because a block in use pins its segment. "
     "Releasable: free, and empty_cache() returns it.",
     "Everything on this page is in this file; it loads nothing.",
 )

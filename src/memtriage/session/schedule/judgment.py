@@ -164,7 +164,7 @@ def _join_host_part(held: Sequence[tuple[Finding, Held]]) -> list[tuple[Finding,
             joined.append((finding, facts))
         else:
             gpu_finding.evidence.append(
-                f"beside it {size(finding.bytes)} of host memory: nodes of the autograd graph"
+                f"in addition {size(finding.bytes)} of host memory: nodes of the autograd graph"
             )
     return joined
 

@@ -34,7 +34,7 @@ NOT_OURS: Final = (
     "shared with another process, or its memory is not the allocator's own (IPC, DLPack, from_blob)"
 )
 FIXED: Final = "its storage cannot be resized"
-SEVERAL: Final = "more than one storage lies in its block"
+SEVERAL: Final = "its block has more than one storage"
 KEPT: Final = "asked to be kept in place"
 
 _Tensor: Final = torch._C.TensorBase

@@ -254,7 +254,7 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         if self._overlap.stepped:
             raise RuntimeError(
                 f"overlap_backward has already stepped {len(self._overlap.stepped)} parameters on the host, "
-                "behind the last backward pass: call step() to complete that"
+                "during the last backward pass: call step() to complete the step"
             )
         for resident in self._resources.residents.values():
             resident.has_gradient = False
@@ -274,7 +274,7 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
         self._resources.check_usable()
         self._overlap.wait()
         if self._overlap.stepped:
-            raise RuntimeError("a step is half taken behind the backward pass: call step() first")
+            raise RuntimeError("the backward pass has done a part of a step: call step() first")
         state: dict[str, Any] = super().state_dict()
         if self._exchange is not None:
             state[checkpoint.PARTITION] = {"rank": self._exchange.rank, "ranks": self._exchange.ranks}

@@ -107,7 +107,7 @@ def own_parts(buckets: Iterable[Bucket]) -> Iterator[tuple[ResidentParameter, Te
 def check_group(group: Mapping[str, Any]) -> None:
     """Raises ValueError, which names the setting, as `torch.optim.AdamW` does."""
     if group["amsgrad"]:
-        raise ValueError("amsgrad=True is not supported: it would take 4 bytes a parameter more")
+        raise ValueError("amsgrad=True is not supported: it would take 4 more bytes per parameter")
     hyper = hyper_of(group)
     for name in ("lr", "eps", "weight_decay"):
         if not getattr(hyper, name) >= 0.0:
