@@ -51,6 +51,12 @@ def test_an_explanation_is_valid(capfd: pytest.CaptureFixture[str]) -> None:
     _check("explain", capfd.readouterr().out)
 
 
+def test_a_snapshot_is_valid(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    recording = Path(__file__).parents[1] / "data" / "snapshots" / "fragmentation.pickle.gz"
+    assert app.main(["snapshot", str(recording), "--json"]) == 0
+    _check("snapshot", capfdbinary.readouterr().out.decode())
+
+
 def test_a_result_with_a_wrong_type_is_not_valid(tmp_path: Path) -> None:
     jsonschema = pytest.importorskip("jsonschema")
     with pytest.raises(jsonschema.ValidationError):

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 import msgspec
 
 from memtriage.model.recording import DeviceRecording, PinnedSegment, Recording
+from memtriage.model.snapshot_result import (
+    SnapshotDevice,
+    SnapshotPeak,
+    SnapshotPin,
+    SnapshotResult,
+    SnapshotSegment,
+    SnapshotSteps,
+    StrandedShare,
+)
 
-SCHEMA: Final = 1
 _MOST: Final = 100
 """Sites and pinned segments listed; the biggest come first."""
 
@@ -22,49 +30,47 @@ def write_stream(recording: Recording, stream: BinaryIO) -> None:
     stream.flush()
 
 
-def as_json(recording: Recording) -> dict[str, Any]:
+def as_json(recording: Recording) -> SnapshotResult:
     """Return the recording's figures and findings. Those outside `peak` are of the moment of the snapshot."""
-    return {
-        "schema": SCHEMA,
-        "path": recording.path,
-        "devices": [_device(device) for device in recording.devices],
-        "notes": list(recording.notes),
-    }
+    return SnapshotResult(
+        path=recording.path,
+        devices=[_device(device) for device in recording.devices],
+        notes=list(recording.notes),
+    )
 
 
-def _device(device: DeviceRecording) -> dict[str, Any]:
-    return {
-        "device": device.device,
-        "allocated": device.end.allocated,
-        "reserved": device.end.reserved,
-        "requested": device.end.requested,
-        "rounding": device.end.rounding,
-        "releasable": device.end.releasable,
-        "stranded": device.end.stranded,
-        "awaiting_free": device.end.awaiting,
-        "private_pools": device.end.private_pools,
-        "private_pools_free": device.end.private_pools_free,
-        "peak": {
-            "allocated": device.peak.allocated,
-            "reserved": device.peak.reserved,
-            "stranded": device.peak.stranded,
-            "time_us": device.peak.time_us,
-            "owners": list(device.peak.owners),
-        },
-        "owners": list(device.owners),
-        "sites": list(device.sites[:_MOST]),
-        "stranded_by": [
-            {"stream": stream, "pool": list(pool), "stranded": total}
-            for (stream, pool), total in stranded_by(device.pinned)
+def _device(device: DeviceRecording) -> SnapshotDevice:
+    return SnapshotDevice(
+        device=device.device,
+        allocated=device.end.allocated,
+        reserved=device.end.reserved,
+        requested=device.end.requested,
+        rounding=device.end.rounding,
+        releasable=device.end.releasable,
+        stranded=device.end.stranded,
+        awaiting_free=device.end.awaiting,
+        private_pools=device.end.private_pools,
+        private_pools_free=device.end.private_pools_free,
+        peak=SnapshotPeak(
+            allocated=device.peak.allocated,
+            reserved=device.peak.reserved,
+            stranded=device.peak.stranded,
+            time_us=device.peak.time_us,
+            owners=list(device.peak.owners),
+        ),
+        owners=list(device.owners),
+        sites=list(device.sites[:_MOST]),
+        stranded_by=[
+            StrandedShare(stream, pool, total) for (stream, pool), total in stranded_by(device.pinned)
         ],
-        "pinned": [_pinned(segment) for segment in device.pinned[:_MOST]],
-        "segments": len(device.segments),
-        "events": len(device.events),
-        "steps": {"count": device.steps.count, "source": device.steps.source},
-        "exact_from_us": device.exact_from_us,
-        "notes": list(device.notes),
-        "findings": list(device.findings),
-    }
+        pinned=[_pinned(segment) for segment in device.pinned[:_MOST]],
+        segments=len(device.segments),
+        events=len(device.events),
+        steps=SnapshotSteps(device.steps.count, device.steps.source),
+        exact_from_us=device.exact_from_us,
+        notes=list(device.notes),
+        findings=list(device.findings),
+    )
 
 
 def stranded_by(pinned: Iterable[PinnedSegment]) -> list[tuple[tuple[int, tuple[int, int]], int]]:
@@ -75,15 +81,15 @@ def stranded_by(pinned: Iterable[PinnedSegment]) -> list[tuple[tuple[int, tuple[
     return totals.most_common()
 
 
-def _pinned(pinned: PinnedSegment) -> dict[str, Any]:
-    return {
-        "address": pinned.segment.address,
-        "size": pinned.segment.size,
-        "stream": pinned.segment.stream,
-        "pool": list(pinned.segment.pool),
-        "stranded": pinned.stranded,
-        "pins": [
-            {"address": pin.address, "size": pin.size, "site": pin.site, "owner": owner}
+def _pinned(pinned: PinnedSegment) -> SnapshotSegment:
+    return SnapshotSegment(
+        address=pinned.segment.address,
+        size=pinned.segment.size,
+        stream=pinned.segment.stream,
+        pool=pinned.segment.pool,
+        stranded=pinned.stranded,
+        pins=[
+            SnapshotPin(pin.address, pin.size, pin.site, owner)
             for pin, owner in list(zip(pinned.pins, pinned.owners, strict=True))[:_MOST]
         ],
-    }
+    )
