@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import defaultdict
 
 import pytest
 
@@ -49,6 +50,28 @@ def test_the_picture_shows_the_imports() -> None:
 def test_every_folder_of_the_road_is_described_in_its_order() -> None:
     rows = re.findall(r"^\| `(\w+)/` \|", layers.PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert rows == list(layers.FOLDERS)
+
+
+def test_files_that_the_page_names_exist() -> None:
+    page = layers.PAGE.read_text(encoding="utf-8")
+    paths = [path.as_posix() for path in layers.ROOT.glob("[!.]*/**/*")]
+    named = re.findall(r"`((?:[\w-]+/)*[\w-]+\.(?:py|json|toml)|(?:[\w-]+/)+)`", page)
+    assert len(named) > 100
+    assert [
+        name for name in named if not any(f"{path}/".endswith(f"/{name.rstrip('/')}/") for path in paths)
+    ] == []
+
+
+def test_classes_that_mean_different_things_have_different_names() -> None:
+    """One word, one meaning; an underscore in front makes no other word."""
+    homes = defaultdict(list)
+    for name, path in layers.modules().items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                homes[node.name.lstrip("_")].append(name)
+    shared = {name: modules for name, modules in homes.items() if len(modules) > 1}
+    shared.pop("MemtriageCallback")  # the same thing for each framework
+    assert shared == {}
 
 
 def test_packages_hold_a_docstring_of_what_belongs_there_and_nothing_else() -> None:

@@ -33,7 +33,7 @@ _SHAPES: Final = frozenset({"params", "ranks", "layers"})
 
 
 @dataclass(frozen=True, slots=True)
-class _Judged:
+class _JudgedMessage:
     found: FoundMessage
     labels: tuple[Label, ...]
 
@@ -57,7 +57,7 @@ def explain(text: str, shapes: Mapping[str, int] | None = None) -> Explanation:
 
 def explain_reading(reading: LogReading, shapes: Mapping[str, int] | None = None) -> Explanation:
     """Explain what was found in a log; see `explain`."""
-    judged = _known([_Judged(found, judge(found.message)) for found in reading.found])
+    judged = _known([_JudgedMessage(found, judge(found.message)) for found in reading.found])
     cause = _cause(judged)
     if cause is None:
         return _nothing(judged, reading)
@@ -75,13 +75,13 @@ def explain_reading(reading: LogReading, shapes: Mapping[str, int] | None = None
     )
 
 
-def _mentioned(cause: _Judged) -> Iterator[str]:
+def _mentioned(cause: _JudgedMessage) -> Iterator[str]:
     if cause.found.message.family == "mention":
         quoted = _quoted(cause.found.excerpt)
         yield f"line {cause.found.line:,} reports a lack of memory, in an unknown form: {quoted}"
 
 
-def _case(cause: _Judged, reading: LogReading, shapes: Mapping[str, int]) -> Case:
+def _case(cause: _JudgedMessage, reading: LogReading, shapes: Mapping[str, int]) -> Case:
     message = cause.found.message
     asked = message.number("requested")
     sizes = {name: count for name, count in shapes.items() if name not in _SHAPES}
@@ -110,14 +110,14 @@ def _confidence(case: Case) -> float:
 # What came first
 
 
-def _known(judged: Sequence[_Judged]) -> list[_Judged]:
+def _known(judged: Sequence[_JudgedMessage]) -> list[_JudgedMessage]:
     """The messages of a known form, where there is a failure among them; else what is said in any other."""
     known = [each for each in judged if each.found.message.family != "mention"]
     failed = any(each.label not in (None, "informational") for each in known)
     return known if failed else list(judged)
 
 
-def _cause(judged: Sequence[_Judged]) -> _Judged | None:
+def _cause(judged: Sequence[_JudgedMessage]) -> _JudgedMessage | None:
     """The first failure. Proof that the host killed something explains a kill that was told before it."""
     failures = [each for each in judged if each.label not in (None, "informational")]
     if not failures:
@@ -152,7 +152,7 @@ def _tells_the_same(earlier: FoundMessage, later: FoundMessage) -> bool:
     )
 
 
-def _role(each: _Judged, cause: _Judged) -> Role:
+def _role(each: _JudgedMessage, cause: _JudgedMessage) -> Role:
     if each is cause:
         return "cause"
     if each.label == "informational":
@@ -162,7 +162,7 @@ def _role(each: _Judged, cause: _Judged) -> Role:
     return "same" if same else "followed"
 
 
-def _says_again(each: _Judged, cause: _Judged) -> bool:
+def _says_again(each: _JudgedMessage, cause: _JudgedMessage) -> bool:
     """Whether a message of the host reports the cause once more: several layers report one kill."""
     first, later = cause.found, each.found
     ours, theirs = first.message, later.message
@@ -175,7 +175,7 @@ def _says_again(each: _Judged, cause: _Judged) -> bool:
     )
 
 
-def _events(judged: Sequence[_Judged], cause: _Judged | None) -> list[LogEvent]:
+def _events(judged: Sequence[_JudgedMessage], cause: _JudgedMessage | None) -> list[LogEvent]:
     """Return the events in order, like ones joined; the first failure is always alone."""
     groups: dict[tuple[object, ...], LogEvent] = {}
     for each in judged:
@@ -201,7 +201,7 @@ def _events(judged: Sequence[_Judged], cause: _Judged | None) -> list[LogEvent]:
     return sorted(groups.values(), key=lambda event: event.line)
 
 
-def _course(judged: Sequence[_Judged], cause: _Judged, reading: LogReading) -> Iterator[str]:
+def _course(judged: Sequence[_JudgedMessage], cause: _JudgedMessage, reading: LogReading) -> Iterator[str]:
     """What a log says of the order of events; nothing for a text with a single event."""
     others = [
         each
@@ -219,7 +219,7 @@ def _course(judged: Sequence[_Judged], cause: _Judged, reading: LogReading) -> I
         yield f"{reading.unread:,} more messages were counted, not read"
 
 
-def _followers(after: Sequence[_Judged]) -> Iterator[str]:
+def _followers(after: Sequence[_JudgedMessage]) -> Iterator[str]:
     kinds: dict[str, list[FoundMessage]] = {}
     for judged in after:
         kind = judged.found.message.form if judged.label is None else str(judged.label).replace("_", " ")
@@ -234,7 +234,7 @@ def _quoted(line: str) -> str:
     return textwrap.shorten(line, _QUOTED, placeholder=" ...")
 
 
-def _nothing(judged: Sequence[_Judged], reading: LogReading) -> Explanation:
+def _nothing(judged: Sequence[_JudgedMessage], reading: LogReading) -> Explanation:
     """A text without any failure of memory."""
     told = [f"no message about memory in {count(reading.lines, 'line')}"]
     question = Settle(fact="what ended the program", command="memtriage run train.py")

@@ -16,7 +16,7 @@ from typing import Any, Final
 from memtriage.observe.origin import CodeOrigin
 
 
-class Held:
+class WrappedHandler:
     """A signal handler of the program inside one of the watch's.
 
     Attributes:
@@ -31,7 +31,7 @@ class Held:
 
 def programs_own(handler: Any) -> Any:
     """Return the program's handler of what is installed."""
-    return handler.handler if isinstance(handler, Held) else handler
+    return handler.handler if isinstance(handler, WrappedHandler) else handler
 
 
 def is_programs_exception(error: BaseException) -> bool:

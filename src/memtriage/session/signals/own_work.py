@@ -17,7 +17,7 @@ from operator import itemgetter
 from types import FrameType
 from typing import Any, Final, TypeVar
 
-from memtriage.observe.foreign import Held, programs_own
+from memtriage.observe.foreign import WrappedHandler, programs_own
 from memtriage.observe.main_thread import MainThreadCall
 from memtriage.observe.origin import package_folder
 from memtriage.process.stdlib import threading
@@ -50,7 +50,7 @@ def begin_program(folder: str | None) -> None:
         _work.modules.begin_program()
 
 
-class HeldHandler(Held):
+class HeldHandler(WrappedHandler):
     """A signal handler of the program that waits while the watch is at work."""
 
     __slots__ = ("_signum",)
@@ -93,7 +93,7 @@ def do_own_work(work: Callable[[], T], *, last: bool = False) -> T:
     results: list[T] = []
 
     def kept() -> None:
-        with _Holding(last):
+        with _HandlersHeld(last):
             results.append(work())
 
     untraced(kept, _handlers_that_waited())()
@@ -109,14 +109,14 @@ def own_work_in_main_thread(work: Callable[[], T]) -> MainThreadCall[T | None]:
     def held_back() -> T | None:
         if _work.depth:
             return None
-        with _Holding(last=False):
+        with _HandlersHeld(last=False):
             return work()
 
     return MainThreadCall(held_back, _handlers_that_waited())
 
 
-class _Holding:
-    """`with _Holding(last):` the main thread is in the watch's own work."""
+class _HandlersHeld:
+    """`with _HandlersHeld(last):` the main thread is in the watch's own work."""
 
     __slots__ = ("_last", "_main")
 
