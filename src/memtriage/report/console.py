@@ -26,14 +26,16 @@ _HANGING: Final = (BULLET, "-> ", "!! ")
 def console_for(stream: TextIO) -> Console:
     """Return a console for a stream: plain and `FILE_WIDTH` wide unless it is a terminal.
 
-    `COLUMNS` sets another width, `FORCE_COLOR` asks for colors in files and pipes too, `NO_COLOR` for none.
+    `COLUMNS` sets another width, `FORCE_COLOR` asks for colors in files and pipes too, `NO_COLOR` for
+    none, whatever else is set.
     """
     columns = os.environ.get("COLUMNS", "")
     asked = max(_LEAST_WIDTH, int(columns)) if columns.isdecimal() else FILE_WIDTH
     width = None if stream.isatty() else asked
     # Inside a notebook rich would put all it prints into the cell's output, whatever stream it was given, and
     # the kernel's environment asks for colors everywhere.
-    colors = bool(os.environ.get("FORCE_COLOR")) and "ipykernel" not in sys.modules
+    plain = bool(os.environ.get("NO_COLOR")) or "ipykernel" in sys.modules
+    colors = bool(os.environ.get("FORCE_COLOR")) and not plain
     return Console(
         file=stream,
         width=width,

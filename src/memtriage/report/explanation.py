@@ -47,7 +47,7 @@ _SENTENCES: Final[dict[Label, tuple[str, str]]] = {
     "library_alloc_failed": ("LIBRARY ALLOCATION FAILED", "a library got no memory from the driver"),
     "eval_or_graph_retention": ("RETENTION", "results or graphs of past steps are kept"),
     "informational": ("NO FAILURE", "the text reports memory, and no failure"),
-    "unknown": ("UNKNOWN", "the text does not tell why"),
+    "unknown": ("UNKNOWN", "the text does not show why"),
 }
 _CALM: Final[frozenset[Label]] = frozenset({"informational", "not_memory"})
 _MATHS: Final[dict[Maths, str]] = {

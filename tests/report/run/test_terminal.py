@@ -82,6 +82,8 @@ def test_a_file_is_as_wide_as_columns_says_and_has_colors_if_forced(make_report,
     assert max(map(len, narrow.splitlines())) < max(map(len, shown(make_report(leak())).splitlines()))
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b[" in shown(make_report(leak()))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in shown(make_report(leak()))
 
 
 def test_memory_kept_by_malloc_does_not_choose_the_chart(make_report):
