@@ -22,7 +22,7 @@ from memtriage.diagnose.growth.history import HeldSize, Holding
 from memtriage.diagnose.growth.holders import HolderGrowth
 from memtriage.diagnose.growth.proof import Proof
 from memtriage.diagnose.judge import Evidence, holder_finding
-from memtriage.diagnose.mechanisms import Held, explain
+from memtriage.diagnose.mechanisms import Held, mechanism_of
 from memtriage.model.census import GroupDetail, HolderGroup
 from memtriage.model.findings import Finding
 from memtriage.model.paths import HolderPath, PathSegment, SegmentKind
@@ -386,7 +386,7 @@ def test_the_fix_names_the_variable_of_a_running_function(program: Any) -> None:
     program.run("def run():\n    losses = {'lm': [T()]}\n    look()", "frame")
     program["run"]()
     (record,) = program.records("frame")
-    said = explain(Held(record.path, record.path, attached=False, owner="variable"))
+    said = mechanism_of(Held(record.path, record.path, attached=False, owner="variable"))
     assert record.holder == "frame run(): losses['lm'][*]"
     assert said.mechanism.startswith("losses['lm'] gets new tensors")
     assert said.fix.startswith("clear lm when")
@@ -404,7 +404,7 @@ def test_the_fix_names_the_variable_of_a_running_function(program: Any) -> None:
 def test_every_path_is_explained(
     path: list[PathSegment], outside: int, attached: bool, owner: str, shared: bool
 ) -> None:
-    said = explain(Held(tuple(path), tuple(path[:outside]), attached, owner, shared=shared))
+    said = mechanism_of(Held(tuple(path), tuple(path[:outside]), attached, owner, shared=shared))
     assert said.mechanism and said.fix
 
 
@@ -416,10 +416,10 @@ def held(path: HolderPath = LOSSES, **facts: Any) -> Held:
 
 
 def test_without_a_backward_nothing_is_to_be_recorded() -> None:
-    said = explain(held(gradients=False))
+    said = mechanism_of(held(gradients=False))
     assert "no backward has run" in said.mechanism and "torch.no_grad()" in said.fix
     assert "inference_mode()" in said.fix
-    assert explain(held(gradients=False, differentiated=True)) == explain(held(differentiated=True))
+    assert mechanism_of(held(gradients=False, differentiated=True)) == mechanism_of(held(differentiated=True))
 
 
 @pytest.mark.parametrize(
@@ -432,20 +432,20 @@ def test_without_a_backward_nothing_is_to_be_recorded() -> None:
     ],
 )
 def test_the_fix_knows_the_library(name: str, fix: str) -> None:
-    assert fix in explain(held(classes=("train.Mine", name))).fix
-    assert fix not in explain(held(classes=("train.Mine",))).fix
+    assert fix in mechanism_of(held(classes=("train.Mine", name))).fix
+    assert fix not in mechanism_of(held(classes=("train.Mine",))).fix
 
 
 def test_fixed_entries_are_carried_and_growing_ones_kept() -> None:
-    assert "is carried" not in explain(held(entries_grow=True)).mechanism
-    assert "is replaced" in explain(held(entries_grow=False)).mechanism
-    assert "is carried" in explain(held(LOSSES[:-1])).mechanism
-    assert "is carried" not in explain(held(LOSSES[:-1], entries_grow=True)).mechanism
+    assert "is carried" not in mechanism_of(held(entries_grow=True)).mechanism
+    assert "is replaced" in mechanism_of(held(entries_grow=False)).mechanism
+    assert "is carried" in mechanism_of(held(LOSSES[:-1])).mechanism
+    assert "is carried" not in mechanism_of(held(LOSSES[:-1], entries_grow=True)).mechanism
 
 
 def test_what_only_native_code_holds_is_no_variable() -> None:
     native = (PathSegment(SegmentKind.NATIVE),)
-    said = explain(held(native))
+    said = mechanism_of(held(native))
     assert "nothing in Python refers" in said.mechanism and "C++ = " not in said.fix
 
 
@@ -461,7 +461,7 @@ def test_what_only_native_code_holds_is_no_variable() -> None:
     ],
 )
 def test_the_fix_names_what_the_program_stores(value: str | None, kept: str) -> None:
-    assert kept in explain(held(stored_value=value)).fix
+    assert kept in mechanism_of(held(stored_value=value)).fix
 
 
 PACKED = """
@@ -497,7 +497,9 @@ def test_a_pack_hook_that_returns_its_tensor_is_found(tmp_path: Path) -> None:
 
 def test_a_pack_hook_that_returns_its_tensor_is_named() -> None:
     native = (PathSegment(SegmentKind.NATIVE, "Tensor"),)
-    said = explain(held(native, packs_itself=True, stored_at="a.py:6 in run", stored_value="lambda x: x"))
+    said = mechanism_of(
+        held(native, packs_itself=True, stored_at="a.py:6 in run", stored_value="lambda x: x")
+    )
     assert "the pack hook `lambda x: x` (a.py:6 in run)" in said.mechanism
     assert "`x.detach().clone()`" in said.fix
 

@@ -27,7 +27,7 @@ from typing import Final
 import msgspec
 
 from memtriage.catalogue.growing import GrowingPart, growing_part
-from memtriage.diagnose.mechanisms import Held, explain
+from memtriage.diagnose.mechanisms import Held, mechanism_of
 from memtriage.model.findings import DEVICE_HOST, GROWING, Finding, Projection
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind, anchor_of, in_words
 from memtriage.model.units import size
@@ -242,7 +242,7 @@ def _renamed(total: Finding, parts: Sequence[Finding], held: Mapping[HolderPath,
     telling = next((path for path in paths if anchor_of(path) == anchor), paths[0])
     path = (*anchor, *telling[len(anchor_of(telling)) :])
     known = held.get(telling) or Held(telling, anchor_of(telling), path != anchor, owner="")
-    mechanism = explain(replace(known, path=path, anchor=anchor))
+    mechanism = mechanism_of(replace(known, path=path, anchor=anchor))
     return msgspec.structs.replace(
         total, holder=in_words(path), holder_path=path, mechanism=mechanism.mechanism, fix=mechanism.fix
     )

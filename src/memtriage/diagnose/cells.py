@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from memtriage.diagnose.growth.leaks import CensusPoint, GroupGrowth, accumulates, growth_between, persistent
-from memtriage.diagnose.mechanisms import Held, MechanismText, explain
+from memtriage.diagnose.mechanisms import Held, MechanismText, mechanism_of
 from memtriage.model.cell import HolderChange
 from memtriage.model.census import Census, GroupDetail, HolderGroup
 from memtriage.model.findings import Finding
@@ -138,7 +138,7 @@ def _explanation(growth: GroupGrowth, detail: GroupDetail) -> MechanismText:
             "clears what is kept",
         )
     owner = max(growth.group.owners, key=lambda name: growth.group.owners[name])
-    return explain(
+    return mechanism_of(
         Held(
             path=growth.path,
             anchor=growth.group.anchor,

@@ -10,7 +10,7 @@ from memtriage.catalogue.growing import ONEDNN, growing_part
 from memtriage.diagnose.growth.holders import DataGrowth, GrowingData, HolderGrowth
 from memtriage.diagnose.growth.marks import steps_left
 from memtriage.diagnose.growth.trend import GrowthEstimate, TrendPolicy, trend_policy
-from memtriage.diagnose.mechanisms import Held, MechanismText, explain
+from memtriage.diagnose.mechanisms import Held, MechanismText, mechanism_of
 from memtriage.model.census import GroupDetail, HolderGroup
 from memtriage.model.findings import DEVICE_HOST, Certainty, Finding, Projection
 from memtriage.model.paths import SegmentKind, has, in_words
@@ -87,7 +87,7 @@ def holder_finding(
     if proof.certainty == "suspected" and proof.intervals < 2 and not evidence.grows(counter, proof.rate):
         return None
     facts = held_by(growth, detail, evidence.position)
-    explanation = explain(facts)
+    explanation = mechanism_of(facts)
     first, last = growth.holding.sizes[0], growth.holding.sizes[-1]
     nodes = last.kept - first.kept > last.storages - first.storages
     device = DEVICE_HOST if nodes else group.device
@@ -261,7 +261,7 @@ def data_finding(growth: DataGrowth, evidence: Evidence) -> Finding | None:
 
 
 def _explained(data: GrowingData, evidence: Evidence) -> MechanismText:
-    return explain(
+    return mechanism_of(
         Held(
             data.path, data.path, attached=False, owner="", kind=data.kind, classes=data.classes,
             ordinary=True, every="backward" if evidence.scale == "microbatch" else evidence.scale,

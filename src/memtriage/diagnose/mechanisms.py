@@ -86,7 +86,7 @@ class MechanismText:
 MechanismRule = tuple[Callable[[Held], bool], Callable[[Held], MechanismText]]
 
 
-def explain(held: Held) -> MechanismText:
+def mechanism_of(held: Held) -> MechanismText:
     """Return the mechanism behind a holder path, and the fix."""
     for applies, says in _RULES:
         if applies(held):
@@ -124,10 +124,10 @@ def _garbage(held: Held) -> MechanismText:
 def _known_holder(held: Held) -> MechanismText:
     """In the catalogue's words; the program that is judged may have registered the entry itself."""
     entry = next((holder for holder in holders() if holder.name == held.known), None)
-    return _collection(held) if entry is None else explain_known(entry)
+    return _collection(held) if entry is None else mechanism_of_known(entry)
 
 
-def explain_known(entry: Holder) -> MechanismText:
+def mechanism_of_known(entry: Holder) -> MechanismText:
     """Say what an entry of the catalogue of known holders keeps, and what clears it."""
     action = f"{entry.why}; what clears it: {entry.clears or 'nothing'}"
     if entry.policy != "never":
@@ -444,3 +444,5 @@ _RULES: tuple[MechanismRule, ...] = (
     (lambda h: h.ordinary, _data),
     (lambda h: h.attached, _attached_collection),
 )
+"""The first that applies decides, so what is special comes before what is general. What no rule takes is a
+collection that grows."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from memtriage.catalogue.catalogue import holders
-from memtriage.diagnose.mechanisms import MechanismText, explain_known
+from memtriage.diagnose.mechanisms import MechanismText, mechanism_of_known
 from memtriage.model.census import Owner, StorageRecord, known_path
 from memtriage.model.findings import Finding
 from memtriage.model.paths import HolderPath, in_words
@@ -144,7 +144,7 @@ def _finding(row: ResidueRow, total: int, phase: str, step: int | None) -> Findi
 def _cause(row: ResidueRow) -> MechanismText:
     entry = next((holder for holder in holders(generic=False) if holder.name == row.known), None)
     if entry is not None:
-        return explain_known(entry)
+        return mechanism_of_known(entry)
     advice = ADVICE[_CAUSES.get(row.owner, "program")]
     return MechanismText(advice.why.format(owner=row.owner), advice.fix)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from memtriage.diagnose.mechanisms import MechanismText, explain_known
+from memtriage.diagnose.mechanisms import MechanismText, mechanism_of_known
 from memtriage.model.findings import Finding
 from memtriage.model.recording import OWNERS
 from memtriage.model.units import MIB, size
@@ -140,7 +140,7 @@ def residue_finding(
         )
     mostly = known[0][0] if known and 2 * known[0][1] > total else None
     advice = ADVICE["residue"]
-    cause = MechanismText(advice.why, advice.fix) if mostly is None else explain_known(mostly)
+    cause = MechanismText(advice.why, advice.fix) if mostly is None else mechanism_of_known(mostly)
     return Finding(
         kind="residue",
         device=view.device,
