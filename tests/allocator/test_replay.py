@@ -239,3 +239,16 @@ def test_recorded_settings_are_read() -> None:
 
 def replace_divisions(divisions: tuple[int, ...], limit: int) -> AllocatorSettings:
     return AllocatorSettings(max_split_size=limit, roundup_power2_divisions=divisions)
+
+
+def test_blocks_older_than_the_trace_have_the_stack_of_the_snapshot() -> None:
+    tape = taped("", [("malloc", 30 * MIB, 0), ("malloc", 40 * MIB, 0)])
+    older, freed = (block.address for block in tape.live)
+    cut = len(tape.events)
+    for call in (("free", 1, 0), ("malloc", 60 * MIB, 0)):
+        tape.do(call)
+    stacks = {older: 7, freed: 8}
+    replayed = replay(tape.columns(cut), tape.segments(), tape.settings, stacks)
+    found = dict(zip(replayed.address.tolist(), replayed.stack.tolist(), strict=True))
+    assert found[older] == 7
+    assert found[freed] == 0, "what was freed meanwhile is not in the snapshot"

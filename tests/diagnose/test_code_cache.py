@@ -64,3 +64,10 @@ def test_a_few_readings_of_the_code_are_enough() -> None:
     met = shapes(200, 10_000)
     code = Points(np.arange(1.0, 201.0)[::16], (met * KERNEL)[::16], (met * KERNEL)[::16])
     assert fills_with_code(series(noisy(met * PRIMITIVE)), code, since=0)
+
+
+def test_readings_may_come_more_often_at_some_times() -> None:
+    met = shapes(240, 60)
+    often = np.concatenate([np.arange(0, 120, 4), np.arange(120, 240)])
+    memory = Points(often + 1.0, (met * PRIMITIVE)[often], (met * PRIMITIVE)[often])
+    assert fills_with_code(memory, series(met * KERNEL), since=0)

@@ -51,6 +51,10 @@ FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
     "registered": (
         "class N:\n    def forward(self, x):\n        self.register_buffer(f'mask_{i}', m)  # here",
         (*SELF, *attribute("mask_*")), "m"),
+    "registered next to another": (
+        "class N:\n    def forward(self, x):\n        self.register_buffer('other', o)\n"
+        "        self.register_buffer('mask', m)  # here",
+        (*SELF, *attribute("mask")), "m"),
     "closure of a hook": (
         "def install(model):\n    kept = []\n    def grab(m, args, out):\n        kept.append(out)  # here",
         (*SELF, *CLOSURE, ANY_ITEM), "out"),
