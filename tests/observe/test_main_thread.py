@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +30,6 @@ def test_the_main_thread_makes_the_call() -> None:
         lambda: MainThreadCall(lambda: threading.current_thread().name).result(60.0)
     )
     assert (made, name) == (True, threading.main_thread().name)
-    assert main_thread._waiting == set()
 
 
 class Queue:
@@ -49,11 +50,11 @@ def test_a_call_that_timed_out_is_not_made_later(
     queue = Queue(0)
     monkeypatch.setattr(main_thread.ctypes, "pythonapi", queue)
     calls: list[int] = []
-    assert MainThreadCall(lambda: calls.append(1)).result(0.01) == (False, None)
-    assert len(main_thread._waiting) == 1  # the interpreter still has it
+    call = MainThreadCall(lambda: calls.append(1))
+    assert call.result(0.01) == (False, None)
+    assert call.queued  # the interpreter still has it
     assert bool(queue.calls[0]) is False
-    assert calls == []
-    assert main_thread._waiting == set()
+    assert calls == [] and not call.queued
 
 
 def test_a_call_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,16 +75,18 @@ def test_a_call_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPa
         return 5
 
     monkeypatch.setattr(main_thread.ctypes, "pythonapi", Called(0))
-    assert MainThreadCall(slow).result(0.01, 0.01) == (True, None)
+    call = MainThreadCall(slow)
+    assert call.result(0.01, 0.01) == (True, None)
+    assert call.queued
     go_on.set()
     threads[0].join()
-    assert main_thread._waiting == set()
+    assert not call.queued
 
 
 def test_a_full_queue_is_a_thread_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main_thread.ctypes, "pythonapi", Queue(-1))
-    assert MainThreadCall(lambda: 5).result(60.0) == (False, None)
-    assert main_thread._waiting == set()
+    call = MainThreadCall(lambda: 5)
+    assert call.result(60.0) == (False, None) and not call.queued
 
 
 def test_what_interrupts_the_call_is_raised_in_the_program() -> None:
@@ -115,3 +118,50 @@ def test_a_call_that_is_no_longer_wanted_is_not_made(monkeypatch: pytest.MonkeyP
     assert call.ask() and call.cancel() and call.queued
     assert bool(queue.calls[0]) is False
     assert calls == [] and not call.queued
+
+
+def test_one_call_at_a_time() -> None:
+    second = MainThreadCall(lambda: "second")
+    first = MainThreadCall(lambda: (second.ask(), first.queued))
+    assert while_another_thread(lambda: first.result(60.0)) == (True, (False, True))
+    assert not first.queued and not second.queued
+    assert while_another_thread(lambda: second.result(60.0)) == (True, "second")
+
+
+def test_a_call_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(0)
+    monkeypatch.setattr(main_thread.ctypes, "pythonapi", queue)
+    first = MainThreadCall(lambda: None)
+    assert first.ask()
+    assert MainThreadCall(lambda: "second").result(0.0) == (False, None)
+    assert bool(queue.calls.pop()) is False
+    assert MainThreadCall(lambda: "third").ask()
+    assert bool(queue.calls.pop()) is False
+
+
+CALL_IN_THE_QUEUE = """
+import cProfile, ctypes, sys, threading
+from memtriage.observe.main_thread import MainThreadCall
+
+def work():
+    ctypes.pythonapi.Py_AddPendingCall(is_true, ctypes.c_void_p(id(other)))
+    sorted([2, 1], key=lambda number: -number)  # code in Python begins, with a call in the queue
+    called.append("work")
+
+is_true = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
+other, called = [], []
+call = MainThreadCall(work)
+thread = threading.Thread(target=lambda: call.result(60))
+SWITCH_ON
+thread.start()
+while not called:
+    sum(range(100))
+print(*called)
+"""
+
+
+@pytest.mark.parametrize("switch_on", ["cProfile.Profile().enable()", "sys.settrace(lambda *event: None)"])
+def test_a_call_of_others_in_the_queue_does_no_harm_to_a_traced_program(switch_on: str) -> None:
+    source = CALL_IN_THE_QUEUE.replace("SWITCH_ON", switch_on)
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "work\n", done.stderr

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import cProfile
 import gc
+import pstats
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -109,15 +111,27 @@ def test_what_comes_after_the_work_is_seen(watching: Watching) -> None:
     assert watching.balanced("work")
 
 
-def test_a_profiler_that_cannot_be_set_again_stays_on() -> None:
+@pytest.mark.parametrize("does", [work, fails])
+def test_cprofile_does_not_see_the_work_and_goes_on(does: Callable[[], None]) -> None:
+    def calls() -> None:
+        with suppress(KeyError):
+            untraced(does)()
+        after()
+
+    def after() -> None:
+        pass
+
     profile = cProfile.Profile()
-    before = sys.getprofile()
-    profile.enable()
-    untraced(work)()
-    found = sys.getprofile()
-    profile.disable()
-    sys.setprofile(before)
-    assert found is profile
+    profile.runcall(calls)
+    callers = {
+        name: {caller for _, _, caller in entry[4]} for (_, _, name), entry in profile_stats(profile).items()
+    }
+    assert does.__name__ not in callers
+    assert callers["after"] == {"calls"} and callers["calls"] == set()
+
+
+def profile_stats(profile: cProfile.Profile) -> dict[Any, Any]:
+    return vars(pstats.Stats(profile))["stats"]
 
 
 @pytest.mark.parametrize("does", [work, fails])

@@ -73,11 +73,14 @@ def test_it_samples_the_host_and_wakes_when_marks_are_due() -> None:
     assert (sample.rss or 0) > 0 and (sample.available or 0) > 0
 
 
-def test_a_sample_that_fails_does_not_end_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError("a file that vanished"), SystemExit("an audit hook")])
+def test_a_sample_that_fails_does_not_end_the_sampler(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
     def raising(*args: Any) -> Any:
-        raise OSError("a file that vanished")
+        raise error
 
     monkeypatch.setattr(sampler, "host_sample", raising)
     monkeypatch.setattr(sampler, "_WAKE_S", 0.001)
     quiet = sampled(Quiet(lambda what: what == "asked for marks"))
-    assert quiet.done[0] == "host sample: a file that vanished"
+    assert quiet.done[0] == f"host sample: {error}"

@@ -241,6 +241,13 @@ def test_a_mark_that_fails_is_noted(program: Program) -> None:
     assert program.failed == ["time mark: a file that vanished"]
 
 
+def test_a_mark_that_an_audit_hook_ends_is_noted(program: Program) -> None:
+    program.now = 1.0
+    program.while_marking = lambda: sys.exit("by an audit hook")
+    program.wakes()
+    assert program.failed == ["time mark: by an audit hook"]
+
+
 def test_ctrl_c_in_a_mark_is_the_program_s(program: Program) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt

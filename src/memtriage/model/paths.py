@@ -112,8 +112,8 @@ _NATIVE: Final = {
 def in_words(path: HolderPath) -> str:
     """The path as reports print it.
 
-    >>> in_words((Segment(SegmentKind.FRAME, "main"), Segment(SegmentKind.VARIABLE, "losses"), ANY_ITEM))
-    'frame main(): losses[*]'
+    >>> in_words((PathSegment(SegmentKind.FRAME, "main"), PathSegment(SegmentKind.VARIABLE, "losses")))
+    'frame main(): losses'
     """
     text = ""
     before: SegmentKind | None = None

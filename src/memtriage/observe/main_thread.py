@@ -7,11 +7,11 @@ in the middle of anything but Python code, and does not go on until the function
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Iterable
-from operator import attrgetter
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from memtriage.process.stdlib import threading
+from memtriage.process.stdlib import threading, time
 from memtriage.process.untraced import untraced
 
 T = TypeVar("T")
@@ -33,22 +33,32 @@ class MainThreadCall(Generic[T]):
         self._claim = threading.Lock()  # whoever has it first: the call, or who no longer wants it
         self._done = threading.Event()
         self._result: T | None = None
-        self._pending = _Pending(untraced(self._run, then))
+        run = untraced(self._run, then)
+        self._pending = _Pending([run])
+        self._unfinished = weakref.ref(run)
 
     @property
     def queued(self) -> bool:
-        """Whether the interpreter has still to come to it, even if it is no longer wanted."""
-        return self._pending in _waiting
+        """Whether the interpreter has still to come to it, or is in it, even if it is no longer wanted."""
+        return _queue == [self] and self._unfinished() is not None
 
     def ask(self) -> bool:
-        """Ask for the call and do not wait for it; False where the interpreter's queue is full."""
-        _waiting.add(self._pending)
-        # Not a callback of ctypes, which can raise nothing: `PyObject_IsTrue` has the signature of a pending
-        # call, and what `__bool__` raises gets into the program. False, its 0, is success.
-        if ctypes.pythonapi.Py_AddPendingCall(_IS_TRUE, ctypes.c_void_p(id(self._pending))) != 0:
-            _waiting.discard(self._pending)
-            return False
-        return True
+        """Ask for the call and do not wait for it.
+
+        Returns:
+            False where another call is queued, or the interpreter's queue is full. One call at a time: where
+            traced Python code begins in a call while another one is in its queue, CPython 3.11 hangs.
+        """
+        with _asking:
+            if any(call.queued for call in _queue):
+                return False
+            _queue[:] = [self]
+            # Not a callback of ctypes, which can raise nothing: `PyObject_IsTrue` has the signature of a
+            # pending call, and what `__bool__` raises gets into the program. False, its 0, is success.
+            if ctypes.pythonapi.Py_AddPendingCall(_IS_TRUE, ctypes.c_void_p(id(self._pending))) != 0:
+                _queue.clear()
+                return False
+            return True
 
     def cancel(self) -> bool:
         """No longer want the call; return whether it will not be made. False once it has begun."""
@@ -64,14 +74,18 @@ class MainThreadCall(Generic[T]):
         Returns:
             Whether the call was made, and what it returned; None when it is not done in time, or raised.
         """
-        if not self.ask() or (not self._done.wait(within_s) and self.cancel()):
+        give_up_s = time.monotonic() + within_s
+        while not self.ask():
+            if not _queue or time.monotonic() > give_up_s:
+                return False, None
+            time.sleep(_TURN_S)
+        if not self._done.wait(within_s) and self.cancel():
             return False, None
         if not self._done.wait(done_within_s):
             return True, None
         return True, self._result
 
     def _run(self) -> None:
-        _waiting.discard(self._pending)
         if self._claim.acquire(blocking=False):
             try:
                 self._result = self._function()
@@ -79,17 +93,18 @@ class MainThreadCall(Generic[T]):
                 self._done.set()
 
 
-class _Pending:
-    """What the interpreter is given to call: an object whose truth it asks for, without code in Python."""
+class _Pending(list[Callable[[], bool]]):
+    """What the interpreter is given to call: an object whose truth it asks for, without code in Python.
 
-    __slots__ = ("run",)
+    It holds the call until it is made. From then on only the interpreter does, to the call's very end.
+    """
 
-    def __init__(self, run: Callable[[], bool]) -> None:
-        self.run = run
-
-    __bool__ = property(attrgetter("run"))
+    __bool__ = property(list.pop)
 
 
 _IS_TRUE: Final = ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
-_waiting: Final[set[_Pending]] = set()
-"""Calls that the interpreter still has in its queue: what it will call must be there by then."""
+_TURN_S: Final = 0.002
+"""How often to look whether another call is over."""
+_asking: Final = threading.Lock()
+_queue: Final[list[MainThreadCall[Any]]] = []
+"""The call that the interpreter has in its queue, or had last. What it will call must be there by then."""

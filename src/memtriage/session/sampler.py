@@ -40,7 +40,7 @@ class Sampler:
         now: Callable[[], TrainingPosition],
         marks: TimeMarks,
         write: Callable[[HostSampleLine], None],
-        failed: Callable[[str, Exception], None],
+        failed: Callable[[str, BaseException], None],
     ) -> None:
         self._watch = watch
         self._now = now
@@ -81,7 +81,8 @@ class Sampler:
                     took = self._now().time_s - now
                     next_children = now + max(_CHILDREN_EVERY_S, took / _CHILDREN_SHARE)
                 wake_s = min(_WAKE_S, self._marks.at_wake())
-            except Exception as error:  # a file that vanished, a limit that forbids reading: no sample then
+            # A file that vanished, a limit or an audit hook that forbids reading: no sample then.
+            except (Exception, SystemExit) as error:
                 self._failed("host sample", error)
             if self._stop.wait(wake_s):
                 break

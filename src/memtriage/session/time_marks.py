@@ -59,7 +59,7 @@ class TimeMarks:
         since_mark: Callable[[], float],
         mark: Callable[[], None],
         lock: Lock,
-        failed: Callable[[str, Exception], None],
+        failed: Callable[[str, BaseException], None],
     ) -> None:
         self._progress = progress
         self._since_mark = since_mark
@@ -101,7 +101,7 @@ class TimeMarks:
             return
         try:
             self._make()
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an audit hook of the program may raise either
             if is_programs_exception(error):
                 raise
             self._failed("time mark", error)

@@ -1,7 +1,9 @@
 """Trains nothing, so that marks are made over time: timeouts by signal, forks and threads meanwhile."""
 
+import cProfile
 import os
 import profile
+import pstats
 import signal
 import sys
 import threading
@@ -67,6 +69,10 @@ print("traced", traced)
 profiler = profile.Profile()  # which fails where a call has no return
 profiler.runcall(busy)
 print("profiled", {name for file, _, name in profiler.timings if "triage" in file})
+profiler = cProfile.Profile()
+profiler.runcall(busy)
+seen = {name: entry[4] for (_, _, name), entry in pstats.Stats(profiler).stats.items()}
+print(sorted(name for _, _, name in seen["<built-in method time.monotonic>"]), [*seen].count("read"))
 
 x = torch.ones(4, requires_grad=True)
 for _ in range(500):  # a loop without optimizer, in which hooks of Python run inside the engine

@@ -21,7 +21,7 @@ from memtriage.observe.foreign import WrappedHandler, programs_own
 from memtriage.observe.main_thread import MainThreadCall
 from memtriage.observe.origin import package_folder
 from memtriage.process.stdlib import threading
-from memtriage.process.untraced import untraced
+from memtriage.process.untraced import call_untraced
 from memtriage.session.signals.own_modules import OwnModules
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ def do_own_work(work: Callable[[], T], *, last: bool = False) -> T:
         with _HandlersHeld(last):
             results.append(work())
 
-    untraced(kept, _handlers_that_waited())()
+    call_untraced(kept, _handlers_that_waited())
     return results[0]
 
 
