@@ -231,7 +231,7 @@ class Trainer:
         self._say(f"turn {turn}: {name} {self.turns[turn + 1] - self.turns[turn]:.3f} s")
 
     def _compare_turns(self) -> None:
-        """The ratio of each pair of neighbouring turns: `--against` to `--treatment`."""
+        """The ratio of each pair of neighboring turns: `--against` to `--treatment`."""
         seconds: tuple[list[float], list[float]] = ([], [])
         for turn, (begun, ended) in enumerate(itertools.pairwise(self.turns)):
             if turn >= treatment.InTurns.WARM_UP:

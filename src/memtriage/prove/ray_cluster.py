@@ -178,7 +178,7 @@ def _cancel(ray: Any, references: list[Any]) -> None:
     for reference in references:
         ray.cancel(reference)
     if references:
-        with suppress(Exception):  # what they raise when cancelled is of no interest any more
+        with suppress(Exception):  # what they raise when canceled is of no interest any more
             ray.wait(references, num_returns=len(references), timeout=_CANCEL_S)
 
 

@@ -48,7 +48,7 @@ def console_for(stream: TextIO) -> Console:
 
 
 class Page:
-    """Prints paragraphs, headings and labelled values, wrapped and indented to the console's width.
+    """Prints paragraphs, headings and labeled values, wrapped and indented to the console's width.
 
     Attributes:
         console: where it prints.
@@ -89,7 +89,7 @@ class Page:
     def field(
         self, label: str, *values: str, style: str = "", whole: bool = False, labels: int = _LABELS
     ) -> None:
-        """Print a labelled value, or several below each other; the label above them where room is short.
+        """Print a labeled value, or several below each other; the label above them where room is short.
 
         Args:
             label: what the values are; empty to go on with the field before.

@@ -83,7 +83,7 @@ def choose(call: AttentionCall, machine: GpuKind, version: tuple[int, int], swit
 
 
 def default_order(machine: GpuKind, version: tuple[int, int]) -> tuple[Backend, ...]:
-    """`priority_order`: cuDNN comes first on data-centre Hopper and Blackwell with cuDNN after 9.15."""
+    """`priority_order`: cuDNN comes first on data-center Hopper and Blackwell with cuDNN after 9.15."""
     rest = (Backend.FLASH, Backend.EFFICIENT, Backend.MATH)
     if machine.capability[0] in (9, 10) and version >= CUDNN_FIRST_SINCE:
         return (Backend.CUDNN, *rest)

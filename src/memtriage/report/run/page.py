@@ -170,7 +170,7 @@ class _Labels:
 
 
 def _notable(ranks: Sequence[RankRecord], labels: _Labels, context: RunContext) -> list[RankRecord]:
-    """Return the ranks, those first that a reader will look for: labelled, then the ledger's, then evenly."""
+    """Return the ranks, those first that a reader will look for: labeled, then the ledger's, then evenly."""
     every = max(1, -(-len(ranks) // _DRAWN_RANKS))
     even = {rank.number for rank in ranks[::every]}
     shown = context.ledger_rank or 0
