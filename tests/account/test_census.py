@@ -134,6 +134,29 @@ def test_path_through_the_graph(graph_paths: Any, case: str) -> None:
     assert graph_paths.owners(case) == {owner}
 
 
+def test_group_knows_when_its_nodes_were_created(program: Any) -> None:
+    program.run(PRELUDE)
+    program.run("state = leaf()\nfor _ in range(3): state = state * 2")
+    before = made_of(program, "state")
+    program.run("state = state * 2")
+    longer = made_of(program, "state")
+    program.run("state = leaf() * 2 * 2 * 2 * 2 * 2")
+    replaced = made_of(program, "state")
+    assert longer == (before[0], before[1] + 1)  # the leaf's own node is not counted
+    assert replaced[0] > longer[1]
+
+
+def made_of(program: Any, variable: str) -> tuple[int, int]:
+    found: list[tuple[int, int]] = []
+    anchor = of_module("train", variable)
+
+    def note(view: CensusView) -> None:
+        found.extend(g.made for g in view.census().groups if g.anchor == anchor and g.made is not None)
+
+    program.look(note)
+    return found[0]
+
+
 def test_packed_tensors_are_not_unpacked(graph_paths: Any) -> None:
     assert graph_paths["calls"]["unpack"] == 0
 

@@ -31,6 +31,7 @@ from memtriage.account.paths import PathNamer
 from memtriage.catalogue.catalogue import known_holders, owner_with
 from memtriage.model.census import Census, GroupDetail, GroupKey, HolderGroup, Owner, StorageRecord
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind, in_words, is_native
+from memtriage.observe.autograd import created
 from memtriage.observe.classes import name_of
 from memtriage.observe.containers import bound_of, known_bounds
 from memtriage.observe.heap import HeapGraph, HeapWalk
@@ -295,8 +296,14 @@ class CensusView:
         graph, sizer = self._graph, NativeSizer(self._graph.reader)
         kept: Counter[HolderPath] = Counter()
         nodes: Counter[HolderPath] = Counter(self._node_anchors.values())
+        made: dict[HolderPath, tuple[int, int]] = {}
         for position, anchor in self._node_anchors.items():
-            kept[anchor] += sizer.node(graph.objects[position])
+            node = graph.objects[position]
+            kept[anchor] += sizer.node(node)
+            number = created(node)
+            if number is not None:
+                oldest, newest = made.get(anchor, (number, number))
+                made[anchor] = min(oldest, number), max(newest, number)
         for position in graph.tensors:
             above = self._node_anchors.get(graph.parents[position])
             anchor = self._namer.path(position).anchor if above is None else above
@@ -312,7 +319,7 @@ class CensusView:
             if anchor not in at:
                 at[anchor] = self._without_storage(groups, anchor)
         for anchor, group in at.items():
-            group.kept, group.objects = kept[anchor], nodes[anchor]
+            group.kept, group.objects, group.made = kept[anchor], nodes[anchor], made.get(anchor)
 
     def _without_storage(self, groups: dict[GroupKey, HolderGroup], anchor: HolderPath) -> HolderGroup:
         """Make a group for an anchor that holds nodes and no storage."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from memtriage.observe.classes import declares
 from memtriage.process.stdlib import gc
@@ -17,6 +17,9 @@ from memtriage.process.stdlib import gc
 SavedValue = tuple[str, int | None, Any]
 """Name of the saved attribute, empty for a custom Function's saved tensors; place in it where it is a tuple;
 what is saved: a tensor, or what a pack hook returned."""
+
+_LEAFS_NUMBER: Final = 2**64 - 1
+"""What torch counts a leaf's gradient accumulator as, so that it runs first (autograd/function.h)."""
 
 
 def is_node_type(kind: type) -> bool:
@@ -116,6 +119,15 @@ def next_nodes(node: Any) -> list[Any]:
         return [edge[0] for edge in node.next_functions if edge[0] is not None]
     except (RuntimeError, AttributeError):
         return []
+
+
+def created(node: Any) -> int | None:
+    """When a node was created, in the count that autograd keeps for each thread; None for a leaf's node."""
+    try:
+        number = int(node._sequence_nr())
+    except (RuntimeError, AttributeError):
+        return None
+    return number if number < _LEAFS_NUMBER else None
 
 
 def creation_site(node: Any) -> list[str] | None:

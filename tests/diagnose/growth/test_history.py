@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -317,6 +318,18 @@ def test_nodes_without_storages_are_known_by_their_place() -> None:
     for at in (3, 12, 14):
         history.add(point(at, group("nodes", 0, 0, nodes=at, kept=600 * at)))
     assert list(growing(history, 2)) == ["nodes"]
+
+
+@pytest.mark.parametrize("storages", [0, 1])
+@pytest.mark.parametrize(("oldest", "grows"), [(5, True), (None, False)])
+def test_longer_graph_grows_if_old_nodes_are_in_it(oldest: int | None, storages: int, grows: bool) -> None:
+    history = HolderHistory()
+    for at in (3, 12, 14):
+        made = (oldest or 100 * at, 100 * at + at)
+        out = group("out", storages, storages, token=1, nodes=at, kept=600 * at, witnesses=[at] * storages)
+        history.add(point(at, msgspec.structs.replace(out, made=made)))
+    assert bool(growing(history, 2)) is grows
+    assert next(iter(history)).swells is not grows
 
 
 def test_devices_are_told_apart() -> None:

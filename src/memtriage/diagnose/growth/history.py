@@ -49,6 +49,7 @@ class HeldSize:
         entries: number of objects that its path names.
         head, tail: first and last bytes of its storages where they are few; None where they were not read.
         replaced: it has more storages than at the census before, and most of those are gone.
+        renewed: all its nodes are newer than those at the census before, as of a longer batch.
     """
 
     position: float
@@ -60,6 +61,7 @@ class HeldSize:
     head: bytes | None = None
     tail: bytes | None = None
     replaced: bool = False
+    renewed: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -129,22 +131,25 @@ class Holding:
 
     @property
     def swells(self) -> bool:
-        """Whether it has as many storages and nodes at each census, with other content each time.
+        """Whether it has as many storages and nodes at each census with other content, or only new nodes.
 
         That is a batch, or what is computed from it, that is larger than before.
         """
-        last = self.sizes[-1]
-        as_many = all((size.count, size.objects) == (last.count, last.objects) for size in self.sizes)
-        return as_many and all(
-            self.group.attached or (any(before.head or b"") and not _same_content(before, after))
-            for before, after in pairwise(self.sizes)
-        )
+        return all(self._swells(before, after) for before, after in pairwise(self.sizes))
+
+    def _swells(self, before: HeldSize, after: HeldSize) -> bool:
+        if after.renewed:
+            return True
+        as_many = (before.count, before.objects) == (after.count, after.objects)
+        other = self.group.attached or (any(before.head or b"") and not _same_content(before, after))
+        return as_many and other
 
 
 def accumulates(before: HeldSize, after: HeldSize, *, attached: bool, policy: HistoryPolicy = POLICY) -> bool:
     """Whether a holder grew in a way that may go on for ever.
 
-    That is by more storages or nodes, or by as many with the same content at their beginning.
+    That is by more storages or nodes, or by as many with the same content at their beginning, but not by a
+    graph without any old node.
 
     Args:
         before, after: at two censuses.
@@ -152,7 +157,7 @@ def accumulates(before: HeldSize, after: HeldSize, *, attached: bool, policy: Hi
         policy: thresholds.
     """
     more, count = after.nbytes - before.nbytes, after.count - before.count
-    if more <= 0 or count < 0 or more < policy.least * (after.position - before.position):
+    if after.renewed or more <= 0 or count < 0 or more < policy.least * (after.position - before.position):
         return False
     if after.objects > before.objects:
         return True
@@ -190,7 +195,8 @@ class HolderHistory:
             size = _size(group, point)
             before = self._same(group, size, moved)
             if before is not None:
-                size = replace(size, replaced=_replaced(before.group, group))
+                renewed = _renewed(before.group, group)
+                size = replace(size, replaced=_replaced(before.group, group), renewed=renewed)
             sizes = (size,) if before is None else (*before.sizes, size)[-POLICY.censuses :]
             path = group.path if before is None else _grew_most(before.group, group)
             holdings[group.key] = Holding(group, path, sizes)
@@ -276,6 +282,13 @@ def _survived(before: HolderGroup, after: HolderGroup) -> bool:
 
 def _replaced(before: HolderGroup, after: HolderGroup) -> bool:
     return after.count > before.count > 0 and not _survived(before, after)
+
+
+def _renewed(before: HolderGroup, after: HolderGroup) -> bool:
+    """Whether no old node is left, nor storage, and no more objects have nodes."""
+    if before.made is None or after.made is None or after.entries > before.entries:
+        return False
+    return after.made[0] > before.made[1] and before.witnesses.isdisjoint(after.witnesses)
 
 
 def _grew_most(before: HolderGroup, after: HolderGroup) -> HolderPath:
