@@ -303,6 +303,16 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "train.metrics.store gets new tensors and is never cleared",
         ["clear store when", "deque(maxlen=...)", ".item()"],
     ),
+    "keys alike": (
+        "by_user = {f'user-{number}': T() for number in range(5)}",
+        "train.by_user gets new tensors",
+        ["clear by_user when"],
+    ),
+    "key that is no name": (
+        "by_layer = {'0.weight': [T()]}",
+        "train.by_layer['0.weight'] gets new tensors",
+        ["clear by_layer['0.weight'] when"],
+    ),
     "closure": (
         "def make():\n    kept = [T()]\n    def report(): return kept\n    return report\nreports = [make()]",
         "closure of report: kept gets new tensors",
@@ -314,6 +324,7 @@ SAME_FIX = {
     "hook object", "list that a hook fills", "hook of a tensor", "cache of graphs", "keyword default",
     "buffer", "parameter groups", "a model of several", "carried by a module",
     "shared with a graph", "hook with a context", "attribute", "closure",
+    "keys alike", "key that is no name",
 }  # fmt: skip
 """Cases of a mechanism that another case has already."""
 

@@ -182,12 +182,25 @@ def is_native(path: HolderPath) -> bool:
 
 
 def without_last_item(path: HolderPath) -> HolderPath:
-    """The container itself, of a path to any of its items."""
-    return path[:-1] if path[-1:] == (ANY_ITEM,) else path
+    """The container itself, of a path to any of its items, or to all whose keys begin or end alike."""
+    varies = bool(path) and path[-1].kind is SegmentKind.ITEM and "*" in path[-1].name
+    return path[:-1] if varies else path
 
 
 def last_name(path: HolderPath) -> str:
-    """The last identifier in a path's words: what a sentence calls its variable."""
-    words = in_words(path)
-    matches = re.findall(r"[A-Za-z_]\w*", words)
-    return matches[-1] if matches else words
+    """The last identifier of a path, with the items after it: what a sentence calls its variable.
+
+    A key that could be an identifier is a name of its own.
+
+    >>> last_name((Segment(SegmentKind.VARIABLE, "grads"), Segment(SegmentKind.ITEM, "'0.weight'")))
+    "grads['0.weight']"
+    """
+    named = (at for at in reversed(range(len(path))) if _is_name(path[at]))
+    first = next(named, 0)
+    words = in_words(path[first : first + 1])
+    identifiers = re.findall(r"[A-Za-z_]\w*", words)
+    return (identifiers[-1] if identifiers else words) + in_words(path[first + 1 :])
+
+
+def _is_name(segment: PathSegment) -> bool:
+    return segment.kind is not SegmentKind.ITEM or re.fullmatch(r"'[A-Za-z_]\w*'", segment.name) is not None
