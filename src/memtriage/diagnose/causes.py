@@ -92,12 +92,29 @@ def one_a_cause(
     return [*sorted(folded, key=_speed, reverse=True), *others]
 
 
+def with_native_part(leak: Finding, native: Finding) -> Finding:
+    """Return a container's leak with what its entries keep in native memory, which a counter shows."""
+    both = (leak, native)
+    return msgspec.structs.replace(
+        max(both, key=rate_of),
+        bytes=_sum([part.bytes for part in both]),
+        bytes_per_step=_sum([part.bytes_per_step for part in both]),
+        bytes_per_microbatch=_sum([part.bytes_per_microbatch for part in both]),
+        bytes_per_second=_sum([part.bytes_per_second for part in both]),
+        certainty="proven" if "proven" in (leak.certainty, native.certainty) else native.certainty,
+        allocated_at=leak.allocated_at or native.allocated_at,
+        stored_at=leak.stored_at or native.stored_at,
+        projection=_sooner(both),
+        evidence=[*leak.evidence, *native.evidence],
+    )
+
+
 def _speed(finding: Finding) -> tuple[int, int]:
-    return _rate(finding), finding.bytes or 0
+    return rate_of(finding), finding.bytes or 0
 
 
 def _one_cause(first: Finding, second: Finding, held: Mapping[HolderPath, Held]) -> bool:
-    if first.kind != second.kind or first.rank != second.rank or _memory(first) != _memory(second):
+    if first.kind != second.kind or first.rank != second.rank or memory_of(first) != memory_of(second):
         return False
     if first.holder_path is None or second.holder_path is None:
         return first.held_at is not None and first.held_at == second.held_at and first.device == second.device
@@ -110,7 +127,7 @@ def _library_part(path: HolderPath, held: Mapping[HolderPath, Held]) -> GrowingP
     return growing_part(held[path].classes) if path in held else None
 
 
-def _memory(finding: Finding) -> str:
+def memory_of(finding: Finding) -> str:
     """CPU tensors and other memory of the process are one memory."""
     return "cpu" if finding.device == DEVICE_HOST else finding.device
 
@@ -217,7 +234,7 @@ def _folded(findings: Sequence[Finding], held: Mapping[HolderPath, Held], policy
     total.evidence.insert(0, "the sum of: " + "; ".join(map(_share, parts[:_PARTS])) + _more(len(parts)))
     if total.projection is not None:
         total.evidence.append(str(total.projection))
-    if _rate(first) >= policy.speaks_for_all * _rate(total):
+    if rate_of(first) >= policy.speaks_for_all * rate_of(total):
         return total
     return _renamed(total, parts, held)
 
@@ -252,12 +269,13 @@ def _together(first: HolderPath, second: HolderPath) -> HolderPath:
     return common_holder(first, second) or _fold(first, second)
 
 
-def _rate(finding: Finding) -> int:
+def rate_of(finding: Finding) -> int:
+    """Return the bytes per step by which it grows; per micro-batch or second where there are no steps."""
     return finding.bytes_per_step or finding.bytes_per_microbatch or finding.bytes_per_second or 0
 
 
 def _share(part: Finding) -> str:
-    return f"{size(_rate(part))} {_unit(part)} at {part.holder}"
+    return f"{size(rate_of(part))} {_unit(part)} at {part.holder}"
 
 
 def _unit(part: Finding) -> str:

@@ -52,7 +52,8 @@ def test_a_suspicion_is_settled_in_as_long_a_time_again(onset: int) -> None:
 
 def test_first_census_over_time_waits_for_own_work() -> None:
     plan = PLANS["second"]
-    assert next_census([], FLAT, False, plan, begun=20.0) == 20.0 + plan.first
+    assert next_census([], FLAT, False, plan, begun=20.0) == 20.0 + plan.unasked
+    assert next_census([], growing(), False, plan, begun=20.0) == 20.0 + plan.first < 20.0 + plan.unasked
     assert next_census([20.5, 21.0], FLAT, False, plan, begun=20.0) == pytest.approx(24.0)
 
 

@@ -198,6 +198,31 @@ def test_proven_leak_is_checked_when_the_run_doubles() -> None:
     assert loop.proven() == {LOSSES: MIB}
 
 
+def test_growth_that_becomes_faster_has_no_native_part() -> None:
+    loop = Loop().train(120, lambda step: {LOSSES: step * step // 20})
+    (finding,) = loop.leaks()
+    assert finding.holder == LOSSES
+
+
+def test_suspicion_beside_a_much_larger_leak_is_not_reported() -> None:
+    def held(step: int) -> dict[str, int]:
+        return {LOSSES: 50 * step, "odd[*]": min(step, 8) + step // 4}
+
+    loop = Loop().train(14, held)
+    assert [finding.holder for finding in loop.leaks()] == [LOSSES]
+
+
+def test_native_growth_and_its_container_are_one_finding() -> None:
+    loop = Loop()
+    loop.notes.entry_bytes = {"train.texts": MIB // 2}  # the other half is native
+    for step in range(1, 80):
+        loop.notes.texts = step
+        loop.step(cpu=(100 + step) * MIB, host=(500 + step) * MIB)
+    (finding,) = loop.leaks()
+    assert finding.holder == "train.texts[*]"
+    assert finding.bytes_per_step == pytest.approx(MIB, rel=0.1)
+
+
 def test_what_a_flat_counter_contradicts_is_no_leak() -> None:
     loop = Loop().train(200, leaking, malloc=lambda step: 0)
     assert loop.leaks() == []
@@ -345,6 +370,14 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Loop:
     return Loop(notes)
 
 
+def test_confirmed_leak_gets_no_more_censuses_than_it_is_worth(slow: Loop) -> None:
+    loop = slow.train(20, leaking)
+    begun = len(loop.notes.took)
+    loop.train(300, leaking)
+    assert len(loop.notes.took) == begun  # what they may take is spent
+    assert loop.proven() == {LOSSES: MIB}
+
+
 def test_slow_censuses_are_few(slow: Loop) -> None:
     assert taken(slow.train(300, nothing)) == [3, 6]
 
@@ -363,7 +396,20 @@ def test_slow_censuses_leave_the_program_time(slow: Loop) -> None:
         loop.time(0.5, cpu=(100 + mark) * MIB)
         loop.now_s += loop.notes.seconds - before  # the program waited
     assert loop.proven() == {LOSSES: 2 * MIB}
-    assert all(later - earlier >= 30 for earlier, later in itertools.pairwise(taken(loop)))
+    work = scale_module.SUSPICION.work * 30
+    assert 0 < work <= min(later - earlier for earlier, later in itertools.pairwise(taken(loop)))
+
+
+def test_slow_censuses_prove_the_leak_of_a_short_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = Notes(seconds=1.5)
+    monkeypatch.setattr(scale_module, "time", SimpleNamespace(perf_counter=lambda: notes.seconds))
+    loop = Loop(notes)
+    for mark in range(1, 41):  # four seconds of its own
+        loop.notes.held = leaking(mark)
+        before = loop.notes.seconds
+        loop.time(0.1, cpu=(100 + mark) * MIB)
+        loop.now_s += loop.notes.seconds - before
+    assert list(loop.proven()) == [LOSSES]
 
 
 def test_a_census_that_fails_is_not_tried_at_every_mark() -> None:

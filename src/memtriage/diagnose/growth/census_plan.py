@@ -16,6 +16,8 @@ class CensusPolicy:
 
     Attributes:
         first: positions until the first: what training needs from the start exists by then.
+        unasked: the same while nothing is suspected: over seconds, most programs have begun to train by then,
+            and steps are followed instead.
         gap: shortest distance.
         widens: each distance while nothing grows, as a multiple of the positions before: five censuses in
             a run of 1,000 steps, nine in one of 300,000.
@@ -32,6 +34,7 @@ class CensusPolicy:
     """
 
     first: float
+    unasked: float
     gap: float
     widens: float = 4.0
     share: float = 1 / 3
@@ -45,10 +48,11 @@ class CensusPolicy:
 
 
 PLANS: Final[Mapping[Scale, CensusPolicy]] = {
-    "step": CensusPolicy(first=3, gap=2),
-    "microbatch": CensusPolicy(first=8, gap=2),  # where the first step comes after fewer, steps are followed
+    "step": CensusPolicy(first=3, unasked=3, gap=2),
+    # Where the first step comes after fewer backwards, steps are followed.
+    "microbatch": CensusPolicy(first=8, unasked=8, gap=2),
     # Loading and building a model grow, too, and no census of that is of use.
-    "second": CensusPolicy(first=0.5, gap=0.3, always=1, to_prove=4),
+    "second": CensusPolicy(first=0.5, unasked=1.0, gap=0.3, always=1, to_prove=4),
 }
 
 
@@ -77,10 +81,11 @@ def next_census(
         begun: position at which the program's own work begins; over time, its imports come first.
         shown: the counters show what is proven.
     """
+    suspected = growth.state in ("growing", "undecided")
     if len(taken) < 2:
-        return begun + (1 + len(taken)) * policy.first
+        return begun + (1 + len(taken)) * (policy.first if suspected else policy.unasked)
     last = taken[-1]
-    if growth.state not in ("growing", "undecided"):
+    if not suspected:
         return last + max(policy.gap, (policy.widens - 1) * (last - begun))
     onset = growth.onset if growth.onset is not None else taken[0]
     if proven:
@@ -106,7 +111,8 @@ def affordable(
 
     Args:
         taken: positions of the censuses so far.
-        suspected: since when something is suspected to grow; None where nothing is.
+        suspected: since when something is suspected to grow, or is proven and shown by no counter; None where
+            nothing is, or its counter shows whether it goes on.
         spent_s: seconds that they took together.
         elapsed_s: seconds since the watch began.
         policy: what they may cost.

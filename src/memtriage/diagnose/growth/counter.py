@@ -47,13 +47,18 @@ class Counter:
         growth = self.estimate()
         return growth.state == "growing" and growth.rate >= rate
 
-    def rose(self, rate: float, start: float, end: float) -> bool:
-        """Whether it rose between two positions by at least half of what such a rate makes."""
+    def rise(self, start: float, end: float) -> float | None:
+        """Return the bytes by which it rose between two positions; None without readings or distance."""
         points = self.track.points()
         if not len(points.at) or end <= start:
-            return False
+            return None
         first, last = np.interp((start, end), points.at, points.floors)
-        return bool(last - first >= _AS_FAST * rate * (end - start))
+        return float(last - first)
+
+    def rose(self, rate: float, start: float, end: float) -> bool:
+        """Whether it rose between two positions by at least half of what such a rate makes."""
+        rise = self.rise(start, end)
+        return rise is not None and rise >= _AS_FAST * rate * (end - start)
 
     def ended(self, rate: float) -> bool:
         """Whether it grew by at least so many bytes per position and then stopped, as far as it shows."""

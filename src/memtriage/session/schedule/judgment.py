@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from memtriage.diagnose.causes import one_a_cause
+from memtriage.diagnose.causes import memory_of, one_a_cause, rate_of, with_native_part
 from memtriage.diagnose.growth.counter import WITNESSES, Counter
 from memtriage.diagnose.growth.holders import HolderGrowth, waits_for_collector
 from memtriage.diagnose.growth.judged import NO_COUNTER, judge_counter
@@ -40,11 +40,14 @@ class JudgmentPolicy:
             others have freed.
         explained: part of a counter's rate that harmless holders must explain. Not all: malloc rounds.
         noted: bytes waiting for the collector from which on a program may run out of memory without a leak.
+        beside: part of what is proven to grow in the same memory below which a suspicion is not reported: the
+            proven rate is not known any better. Without that leak, the next run shows it.
     """
 
     resident: float = 0.5
     explained: float = 0.7
     noted: int = 2**20
+    beside: float = 0.1
 
 
 POLICY: Final = JudgmentPolicy()
@@ -69,7 +72,7 @@ def find_leaks(scheduler: CensusScheduler, evidence: Evidence) -> list[Finding]:
     facts_by_path = {path: facts for finding, facts in held if (path := finding.holder_path) is not None}
     leaks = one_a_cause(findings, facts_by_path)
     for counter, estimate in sorted(evidence.estimates.items()):
-        if counter in WITNESSES or _ends_by_itself(main, counter, estimate):
+        if counter in WITNESSES or main.names_all(counter) or _ends_by_itself(main, counter, estimate):
             continue
         since = estimate.onset or 0.0
         contradicts = main.contradicts("host", POLICY.resident * estimate.rate, since)
@@ -80,8 +83,31 @@ def find_leaks(scheduler: CensusScheduler, evidence: Evidence) -> list[Finding]:
             counter, evidence, leaks, held_rate, native and contradicts, data, containers
         )
         if unnamed is not None:
-            leaks.append(unnamed)
-    return leaks
+            leaks = _with_unnamed(leaks, unnamed)
+    return _worth_reporting(leaks)
+
+
+def _with_unnamed(leaks: Sequence[Finding], unnamed: Finding) -> list[Finding]:
+    """Add what only a counter shows; where a leak has the same holder, as a part of that."""
+    path = unnamed.holder_path
+    same = next((leak for leak in leaks if path is not None and leak.holder_path == path), None)
+    if same is None:
+        return [*leaks, unnamed]
+    others = [leak for leak in leaks if leak is not same]
+    return sorted([*others, with_native_part(same, unnamed)], key=rate_of, reverse=True)
+
+
+def _worth_reporting(leaks: Sequence[Finding]) -> list[Finding]:
+    """Leave out suspicions that are small beside what is proven to grow in the same memory."""
+    proven: dict[str, int] = {}
+    for leak in leaks:
+        if leak.certainty == "proven":
+            proven[memory_of(leak)] = proven.get(memory_of(leak), 0) + rate_of(leak)
+    return [
+        leak
+        for leak in leaks
+        if leak.certainty == "proven" or rate_of(leak) >= POLICY.beside * proven.get(memory_of(leak), 0)
+    ]
 
 
 _SCALES: Final[Mapping[Scale, JudgedScale]] = {"step": "step", "microbatch": "microbatch", "second": "time"}

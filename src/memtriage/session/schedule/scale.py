@@ -29,10 +29,18 @@ class SuspicionPolicy:
         estimate_again: estimate at so many times as many readings as the last time. An estimate takes a
             millisecond per counter.
         explained: part of a counter's rate that proven growth has to explain to end the suspicion.
+        named: part of a counter's rise between censuses that has a holder where all of it has: malloc rounds,
+            and a census counts what was asked for.
+        named_over: intervals between these censuses.
+        work: seconds of the program's own between two censuses over time, as a part of what the first took.
+            Less shows nothing, and more lets a program of a few seconds end before four censuses.
     """
 
     estimate_again: float = 1.1
     explained: float = 0.5
+    named: float = 0.7
+    named_over: int = 2
+    work: float = 0.25
 
 
 SUSPICION: Final = SuspicionPolicy()
@@ -80,10 +88,11 @@ class ScaleScheduler:
         self._census_due = float(self._plan.first)
         self._not_before = 0.0
         # The suspicion, the place of its onset, and from where on its censuses count as those of a proof.
+        # Open is what only more censuses can settle: a suspicion, or a proof that no counter confirms.
         self._suspicion: GrowthEstimate | None = None
         self._onset: float | None = None
         self._proof_from = self._proof_begun = 0.0
-        self._grows = False
+        self._grows = self._is_open = False
         self._spent_s = 0.0
 
     @property
@@ -102,7 +111,7 @@ class ScaleScheduler:
         """
         now = self._on_scale(position)
         if self.marks == 0 and self.scale == "second":
-            self._began, self._census_due = now, now + self._plan.first
+            self._began, self._census_due = now, now + self._plan.unasked
         self._spacing, self._now = max(now - self._now, 1e-3), now
         self.marks += 1
         for name, value in values.items():
@@ -138,7 +147,7 @@ class ScaleScheduler:
             took = time.perf_counter() - started
             self._spent_s += took
             # Two censuses with no work of the program between them show nothing.
-            self._not_before = now + took if self.scale == "second" else 0.0
+            self._not_before = now + SUSPICION.work * took if self.scale == "second" else 0.0
         if frames is None:
             self._plan_next()
             self._report_growth()
@@ -231,6 +240,20 @@ class ScaleScheduler:
             return investigation.held_rate(name, 0.0)
         return held
 
+    def names_all(self, name: str) -> bool:
+        """Return whether all that a counter rose by, from census to census since its onset, has a holder.
+
+        Growth may become faster after the last census, or all the time. Its rate over the whole run is then
+        higher than that of its holder.
+        """
+        counter, investigation = self.counters[name], self.investigation
+        onset = counter.estimate().onset or 0.0
+        held = [(place, totals.get(name, 0)) for place, totals in investigation.totals if place >= onset]
+        if len(held) <= SUSPICION.named_over:
+            return False
+        rise = counter.rise(held[0][0], held[-1][0])
+        return rise is not None and held[-1][1] - held[0][1] >= SUSPICION.named * rise > 0
+
     # --- when the next census is due ------------------------------------------------------------------------
 
     def _plan_next(self) -> None:
@@ -255,6 +278,7 @@ class ScaleScheduler:
             self._suspect(suspicion)
         estimate = self._suspicion or GrowthEstimate("growing" if settled else "flat", onset=self._onset)
         shown = not not_shown(held, self._confirms) and not not_shown(data, self._confirms)
+        self._is_open = self._suspicion is not None or (settled and not shown)
         due = next_census(self.investigation.taken, estimate, settled, self._plan, self._began, shown=shown)
         self._census_due = max(self._not_before, due)
 
@@ -303,7 +327,7 @@ class ScaleScheduler:
     def _affordable(self, elapsed_s: float) -> bool:
         return affordable(
             self.investigation.taken,
-            self._proof_from if self._onset is not None else None,
+            self._proof_from if self._is_open else None,
             self._spent_s,
             elapsed_s,
             self._plan,
