@@ -20,6 +20,7 @@ from memtriage.model.census import HolderGroup
 from memtriage.model.findings import Finding
 from memtriage.model.judged import Judged
 from memtriage.model.position import TrainingPosition
+from memtriage.session.schedule import microbatch as microbatch_module
 from memtriage.session.schedule import scale as scale_module
 from memtriage.session.schedule.investigation import Investigator
 from memtriage.session.schedule.judgment import find_leaks, judge_devices
@@ -566,6 +567,17 @@ def test_looks_within_steps_are_few() -> None:
     for _ in range(30):
         within(loop, range(20), [5] * 20)  # a pipeline that fills, and nobody holds more
     assert [scale for scale, _ in loop.notes.took].count("microbatch") <= 3 * 4 + 1
+
+
+def test_slow_looks_within_steps_are_taken_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes = Notes(seconds=30)
+    clock = SimpleNamespace(perf_counter=lambda: notes.seconds)
+    monkeypatch.setattr(microbatch_module, "time", clock)
+    monkeypatch.setattr(scale_module, "time", clock)
+    loop = Loop(notes)
+    for _ in range(20):
+        within(loop, range(20), [5] * 20)
+    assert [scale for scale, _ in notes.took].count("microbatch") == 4
 
 
 def test_out_of_memory_ends_the_open_investigation() -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Final
 
+from memtriage.diagnose.growth.census_plan import PLANS
 from memtriage.diagnose.growth.holders import HolderGrowth, growths
 from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.diagnose.growth.marks import (
@@ -17,6 +18,7 @@ from memtriage.diagnose.growth.marks import (
     went_on_within_step,
 )
 from memtriage.model.position import TrainingPosition
+from memtriage.process.stdlib import time
 from memtriage.session.schedule.investigation import Investigation, Investigator
 
 
@@ -28,7 +30,8 @@ class WithinStepPolicy:
         first: micro-batch of the first, where the step is long enough: gradients exist, and three rises show.
         censuses: taken in one step: three intervals.
         tries: investigations in a run. Otherwise what rises in every step and is gone at its end (a pipeline
-            that fills) would be investigated in each.
+            that fills) would be investigated in each. The first is worth any cost; another one begins only
+            while censuses have taken no more than where a leak is known (`CensusPolicy.leak_free_s`).
         kept: completed investigations that are kept.
     """
 
@@ -63,6 +66,7 @@ class MicrobatchScheduler:
         self._series: dict[str, Series] = {}
         self._period_of_last_step: int | None = None
         self._tries = 0
+        self._spent_s = 0.0
 
     @property
     def investigating(self) -> bool:
@@ -120,6 +124,8 @@ class MicrobatchScheduler:
     def _begin_if_rising(self, position: TrainingPosition) -> None:
         if self._tries >= WITHIN_STEP.tries or any(done.growing() for done in self.done):
             return  # following a known leak again would show nothing new
+        if self._tries and not self._affordable(position.time_s):
+            return
         usual, more = position.microbatches_per_step, WITHIN_STEP.censuses - 1
         first, period = WITHIN_STEP.first, 1
         if 0 < usual < first + more:
@@ -146,7 +152,9 @@ class MicrobatchScheduler:
         self._follow(self._current, position)
 
     def _follow(self, investigation: Investigation, position: TrainingPosition) -> None:
+        started = time.perf_counter()
         self._investigator.follow(investigation, position.microbatch)
+        self._spent_s += time.perf_counter() - started
         self._due = position.microbatch + self._gap
         remaining, self._gap = self._gap, self._period
         if len(investigation.taken) >= WITHIN_STEP.censuses:
@@ -156,6 +164,10 @@ class MicrobatchScheduler:
                 self._report()
         else:
             self._investigator.record(remaining)
+
+    def _affordable(self, elapsed_s: float) -> bool:
+        plan = PLANS["microbatch"]
+        return self._spent_s <= plan.leak_free_s + plan.leak_cost * elapsed_s
 
     def _abandon(self) -> None:
         if self._current is not None:
