@@ -21,16 +21,21 @@ pytestmark = pytest.mark.skipif(malloc_info() is None, reason="no counter of mal
 
 
 class WorkingScheduler:
-    """Keeps memory, as censuses do, and switches a recorder on at every other mark and off at the next."""
+    """Keeps memory, as censuses do, and switches a recorder on at every other mark and off at the next.
+
+    What is in `garbage` is released at each mark, as if Python's collector ran then.
+    """
 
     def __init__(self, investigator: Investigator, *unused: object) -> None:
         self.investigator = investigator
         self.kept: list[object] = []
         self.values: list[Mapping[str, int]] = []
         self.works = True
+        self.garbage: list[object] = []
 
     def at_mark(self, name: str, position: TrainingPosition, values: Mapping[str, int]) -> None:
         self.values.append(values)
+        self.garbage.clear()
         if not self.works:
             return
         self.kept.append(bytearray(4 * MIB))
@@ -78,4 +83,14 @@ def test_memory_that_the_watch_keeps_is_subtracted_while_recorders_run(watch: Gr
     assert len(traced) == 20_000
     assert len(scheduler.kept) == 8
     assert len(read) == 5  # malloc's counter is disturbed while a recorder is on
+    assert max(read) - min(read) < MIB
+
+
+def test_garbage_that_is_collected_during_a_census_is_no_growth(watch: GrowthWatch) -> None:
+    scheduler: Any = watch.scheduler
+    scheduler.works = False
+    for step in range(1, 6):
+        scheduler.garbage.append(bytearray(8 * MIB))
+        watch.at_mark(mark(step))
+    read = [values["cpu"] for values in scheduler.values]
     assert max(read) - min(read) < MIB

@@ -154,7 +154,8 @@ class GrowthWatch:
         now = self._resident() | ({} if malloc is None else {"cpu": malloc - recorders})
         for name, value in now.items():
             if name in before:
-                self._own_bytes[name] = value - before[name]
+                # Less than nothing is memory of the program: garbage that was collected after a census.
+                self._own_bytes[name] = max(0, value - before[name])
 
     def _generated_code(self) -> dict[str, int]:
         """Return the size of generated code, now and then, where new shapes may cause more of it."""
