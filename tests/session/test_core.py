@@ -431,6 +431,7 @@ def test_flat_counter_is_judged_on_the_programs_scale(
 ) -> None:
     readings = [Reading("cpu", 5 << 20, 9 << 20)]
     monkeypatch.setattr(CounterReader, "read", lambda reader, within_step: readings)
+    monkeypatch.setattr(CounterReader, "in_malloc", lambda reader: readings[0].allocated)
     train(session)
     session.finish()
     (judged,) = session.judged.values()

@@ -23,6 +23,11 @@ from memtriage.model.units import count, devices_in_words, duration, rate
 _UNITS: Final[Mapping[JudgedScale, str]] = {"step": "step", "microbatch": "backward", "time": "second"}
 _SECONDS_NEEDED: Final = 3
 """Seconds after which readings over time are enough: they come every few tenths of a second at first."""
+_MEANINGFUL: Final = 8
+"""Times the memory in use that a leak at the limit may come to in the run. If only larger leaks would have
+been found, the limit means nothing: one that doubles what the program has would not."""
+_SMALL: Final = 256 * 1024**2
+"""Bytes that a leak at the limit may come to in any run."""
 NO_COUNTER: Final = Judged(reason="no counter of it can be read")
 
 
@@ -56,7 +61,7 @@ def judge_counter(track: Track, scale: JudgedScale, policy: TrendPolicy) -> tupl
         )
         return growth, msgspec.structs.replace(judged, reason=reason)
     limit = detection_limit(points, policy)
-    if limit is None:
+    if limit is None or limit * points.span > max(_SMALL, _MEANINGFUL * points.means.max()):
         reason = "the counter moves too much: no growth of any size would show"
         return growth, msgspec.structs.replace(judged, reason=reason)
     stated = DetectionLimit(math.ceil(limit), "second" if scale == "time" else "step")
