@@ -124,6 +124,22 @@ class Backing:
         self.segments[segment] = None
         return segment
 
+    def again(self, arena: Arena, size: int, page: int | None) -> SimSegment:
+        """Make a segment, or a virtual range, that was there before; what is mapped in a range is not
+        counted."""
+        driver, stream, pool = self._driver, arena.stream, arena.pool.id
+        if page is not None:
+            return self.new_segment(arena, driver.reserve(size, stream, pool), size, page)
+        address = driver.allocate(size, stream, pool)
+        assert address is not None, "the driver had room for it before"
+        self.count(size)
+        return self.new_segment(arena, address, size, None)
+
+    def map_again(self, size: int) -> None:
+        """Count bytes of a virtual range as mapped."""
+        self._driver.map(0, size)
+        self.count(size)
+
     def count(self, size: int) -> None:
         """Count bytes as reserved."""
         self.reserved += size

@@ -380,6 +380,24 @@ class Simulator:
         """Every block, also unmapped ones, segment by segment and in order of address."""
         return (block for segment in self.backing.segments for block in segment)
 
+    def pools(self) -> tuple[tuple[int, int], ...]:
+        """The ids of the pools that are known."""
+        return tuple(self._pools)
+
+    def waiting(self) -> Iterator[tuple[int, int, tuple[SimBlock, ...]]]:
+        """By stream: how many of the blocks that await it have it done, and those blocks in order."""
+        return (
+            (stream, self._done.get(stream, 0), tuple(blocks))
+            for stream, blocks in sorted(self._waiting.items())
+            if blocks
+        )
+
+    def put_off(self, stream: int, blocks: deque[SimBlock], done: int) -> None:
+        """Make blocks await a stream, as `waiting` tells them."""
+        self._waiting[stream] = blocks
+        if done:
+            self._done[stream] = done
+
     def snapshot(self) -> tuple[Segment, ...]:
         """The segments by address, as `torch.cuda.memory_snapshot()` tells them: of an expandable segment one
         for each contiguous mapped range."""
