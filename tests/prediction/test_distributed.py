@@ -451,3 +451,126 @@ def test_a_group_that_is_there_already_is_not_touched():
         assert dist.get_world_size() == 2
     finally:
         dist.destroy_process_group()
+
+
+def split_by_tensor(device):
+    """Columns of the first layer and rows of the second, the norm by positions of the sequence."""
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    mesh = dist.device_mesh.init_device_mesh("cuda", (RANKS,))
+    rows, whole = dist.tensor.Shard(1), dist.tensor.Replicate()
+    model = nn.Sequential(nn.RMSNorm(WIDTH), *layers(device)[:2]).to(device)
+    plan = {
+        "0": SequenceParallel(),
+        "1": ColwiseParallel(input_layouts=rows),
+        "2": RowwiseParallel(output_layouts=whole),
+    }
+    entry = PrepareModuleInput(input_layouts=(whole,), desired_input_layouts=(rows,))
+    return parallelize_module(parallelize_module(model, mesh, plan), mesh, entry)
+
+
+def test_tensor_parallel_keeps_shares_of_weights_and_runs_the_fused_norm():
+    def build(device):
+        model = split_by_tensor(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step():
+            model(torch.randn(2, 64, WIDTH, device=device)).pow(2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return model, optimizer, step
+
+    found = traced(build)
+    assert sizes(found, "parameter") == {LAYER // RANKS: 2, WIDTH * 4: 1}
+    operators = {block.op for block in found.recording.blocks}
+    assert "aten::rsqrt" not in operators  # CUDA normalizes a DTensor too by one kernel
+    gathered = 2 * 64 * WIDTH * 4
+    assert any(block.size == gathered and "gather" in block.op for block in found.recording.blocks)
+
+
+def pipeline(rank, given=True, ranks=2, micro_batches=4, rows=64):
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    def build(device):
+        model = layers(device)
+        shape = torch.empty(rows, WIDTH, device="meta", requires_grad=rank > 0)
+        output = torch.empty(rows, WIDTH, device="meta", requires_grad=True)
+        known = {"input_args": (shape,), "output_args": (output,)} if given else {}
+        stage = PipelineStage(model, rank, ranks, device, **known)
+        schedule = Schedule1F1B(stage, micro_batches, loss_fn=lambda output, target: output.pow(2).sum())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step():
+            batch = torch.randn(micro_batches * rows, WIDTH, device=device)
+            schedule.step(*([batch] if rank == 0 else []), **({"target": batch} if rank == ranks - 1 else {}))
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return model, optimizer, step
+
+    return build
+
+
+def test_first_stage_of_a_pipeline_keeps_more_micro_batches_than_the_last():
+    activations = []
+    for rank in (0, 1):
+        found = traced(pipeline(rank), rank=rank, ranks=2)
+        live = highest = 0
+        for event in found.recording.events:
+            if (
+                found.recording.blocks[event.block].op == "aten::mm"
+                and found.recording.blocks[event.block].phase == "forward"
+            ):
+                live += 1 if event.size else -1
+                highest = max(highest, live)
+        activations.append(highest)
+    # One micro-batch in backward at a time; the first stage has run forward for one more by then.
+    assert activations[0] > activations[1]
+
+
+def test_pipeline_whose_stages_ask_each_other_is_refused_with_advice():
+    with pytest.raises(BuildError, match="input_args and output_args"):
+        traced(pipeline(1, given=False), rank=1, ranks=2)
+
+
+def test_context_parallel_runs_attention_on_shares_of_the_sequence():
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    length, heads = 256, 4
+
+    def build(device):
+        mesh = dist.device_mesh.init_device_mesh("cuda", (2,))
+        model = nn.Linear(WIDTH, 3 * WIDTH, bias=False).to(device, torch.bfloat16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step():
+            batch = torch.randn(1, length, WIDTH, device=device, dtype=torch.bfloat16)
+            with (
+                context_parallel(mesh, buffers=[batch], buffer_seq_dims=[1]),
+                sdpa_kernel(SDPBackend.FLASH_ATTENTION),
+            ):
+                parts = (
+                    part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in model(batch).chunk(3, dim=-1)
+                )
+                nn.functional.scaled_dot_product_attention(*parts, is_causal=True).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return model, optimizer, step
+
+    found = traced(build, ranks=2)
+    attended = {
+        block.size
+        for block in found.recording.blocks
+        if block.op == "aten::_scaled_dot_product_flash_attention"
+    }
+    assert length // 2 * WIDTH * 2 in attended
+    assert length * WIDTH * 2 not in attended

@@ -51,7 +51,7 @@ def fake_world(size: int, rank: int, lifetimes: Lifetimes) -> Iterator[None]:
         return
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from memtriage.prediction.distributed import buffers
+    from memtriage.prediction.distributed import buffers, pipeline
 
     environment = {
         "RANK": str(rank),
@@ -67,7 +67,11 @@ def fake_world(size: int, rank: int, lifetimes: Lifetimes) -> Iterator[None]:
         stack.enter_context(replaced(sys, "excepthook", sys.excepthook))
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
         stack.callback(dist.destroy_process_group)
-        for owner, name, value in [*_replacements(size), *buffers.replacements(lifetimes)]:
+        for owner, name, value in [
+            *_replacements(size),
+            *buffers.replacements(lifetimes),
+            *pipeline.replacements(),
+        ]:
             if hasattr(owner, name):  # not every version of torch has all of them
                 stack.enter_context(replaced(owner, name, value))
         yield

@@ -15,6 +15,7 @@ import torch
 from memtriage.prediction.fake_cuda import attention
 from memtriage.prediction.fake_cuda.attention import AttentionCall, Backend, Switches
 from memtriage.prediction.fake_cuda.overrides import Overrides
+from memtriage.prediction.fake_cuda.tensors import is_gpu, parts
 from memtriage.prediction.gpu_kinds import GpuKind
 from memtriage.prediction.notes import Notes
 
@@ -35,6 +36,19 @@ RECURRENT: Final = ("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input
 
 KEY: Final = "AutogradCUDA"
 """Where they are put: above autograd, in place of C++'s composite kernels."""
+KEY_OF_SHARDS: Final = "AutogradMeta"
+"""Where DTensors come: they have the keys of the true device."""
+
+
+def _of_shards(overload: Any, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel for a DTensor of the GPU, whose keys are those of the true device of its parts."""
+
+    def call(source: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(source) is not torch.Tensor and any(map(is_gpu, parts(source))):
+            return kernel(source, *args, **kwargs)
+        return overload.decompose(source, *args, **kwargs)
+
+    return call
 
 
 class Composites:
@@ -67,6 +81,7 @@ class Composites:
 
     def _put(self, overrides: Overrides, name: str, kernel: Callable[..., Any]) -> None:
         self.kernels[overrides.put(name, KEY, lambda overload: kernel)] = kernel
+        overrides.put(name, KEY_OF_SHARDS, lambda overload: _of_shards(overload, kernel))
 
     def attention(
         self,

@@ -1,0 +1,251 @@
+"""A Llama in two parts, by tensor, by pipeline stage or by sequence: a build function, and what measures it.
+
+The environment variable PARALLEL_KIND names the way: `tp` (DTensor, with sequence parallel), `pp` (1F1B, four
+micro-batches) or `cp` (context parallel).
+
+    parallel.py measure FOLDER      under torchrun: each rank writes what it measured to KIND-RANK.json there
+    parallel.py predict RANK        prints what is predicted for that rank, as JSON
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+WIDTH, FEED, HEADS, LAYERS, WORDS = 2048, 5632, 16, 8, 32000
+BATCH, LENGTH = 4, 2048
+MICRO_BATCHES = 4
+STEPS = 3
+RANKS = 2
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        query, key, value = (
+            part(hidden).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.out(seen.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(WIDTH, FEED, bias=False), nn.Linear(WIDTH, FEED, bias=False)
+        self.down = nn.Linear(FEED, WIDTH, bias=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.down(F.silu(self.gate(hidden)) * self.up(hidden))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.between = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.attention, self.feed = Attention(), FeedForward()
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = hidden + self.attention(self.before(hidden))
+        return hidden + self.feed(self.between(hidden))
+
+
+class Llama(nn.Module):
+    """The whole model, or the layers of one stage of two."""
+
+    def __init__(self, first: bool = True, last: bool = True) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH) if first else None
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS if first and last else LAYERS // 2))
+        self.norm = nn.RMSNorm(WIDTH) if last else None
+        self.head = nn.Linear(WIDTH, WORDS, bias=False) if last else None
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.words is not None:
+            hidden = self.words(hidden)
+        for block in self.blocks:
+            hidden = block(hidden)
+        if self.norm is None or self.head is None:
+            return hidden
+        return self.head(self.norm(hidden))
+
+
+def loss_of(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).float(), ids.flatten())
+
+
+def build_tp(device: Any) -> Any:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    mesh = init_device_mesh("cuda", (RANKS,), mesh_dim_names=("tp",))
+    with torch.device(device):
+        model = Llama().to(torch.bfloat16)
+    parallelize_module(
+        model,
+        mesh,
+        {
+            "words": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+            "norm": SequenceParallel(),
+            "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+        },
+    )
+    whole = {"input_layouts": (Shard(1),), "desired_input_layouts": (Replicate(),)}
+    for block in model.blocks:
+        parallelize_module(
+            block,
+            mesh,
+            {
+                "before": SequenceParallel(),
+                "attention": PrepareModuleInput(**whole),
+                "attention.query": ColwiseParallel(),
+                "attention.key": ColwiseParallel(),
+                "attention.value": ColwiseParallel(),
+                "attention.out": RowwiseParallel(output_layouts=Shard(1)),
+                "between": SequenceParallel(),
+                "feed": PrepareModuleInput(**whole),
+                "feed.gate": ColwiseParallel(),
+                "feed.up": ColwiseParallel(),
+                "feed.down": RowwiseParallel(output_layouts=Shard(1)),
+            },
+        )
+    return trained(model, device)
+
+
+def trained(model: nn.Module, device: Any, around: Any = None) -> Any:
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        ids = torch.randint(0, WORDS, (BATCH, LENGTH), device=device)
+        loss_of(model(ids), ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
+def build_pp(device: Any) -> Any:
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    rank = dist.get_rank()
+    with torch.device(device):
+        model = Llama(first=rank == 0, last=rank == RANKS - 1).to(torch.bfloat16)
+    # Given, as the stages would otherwise ask each other at run time.
+    ids = torch.empty(BATCH, LENGTH // 2, dtype=torch.int64, device="meta")
+    hidden = torch.empty(BATCH, LENGTH // 2, WIDTH, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    logits = torch.empty(BATCH, LENGTH // 2, WORDS, dtype=torch.bfloat16, device="meta")
+    given, returned = (ids, hidden) if rank == 0 else (hidden, logits)
+    stage = PipelineStage(model, rank, RANKS, device, input_args=(given,), output_args=(returned,))
+    schedule = Schedule1F1B(stage, n_microbatches=MICRO_BATCHES, loss_fn=loss_of)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        ids = torch.randint(0, WORDS, (BATCH * MICRO_BATCHES, LENGTH // 2), device=device)
+        if rank == 0:
+            schedule.step(ids)
+        else:
+            schedule.step(target=ids)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
+def build_cp(device: Any) -> Any:
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    mesh = init_device_mesh("cuda", (RANKS,), mesh_dim_names=("cp",))
+    with torch.device(device):
+        model = Llama().to(torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        ids = torch.randint(0, WORDS, (BATCH, LENGTH * RANKS), device=device)
+        with (
+            context_parallel(mesh, buffers=[ids], buffer_seq_dims=[1]),
+            sdpa_kernel(SDPBackend.FLASH_ATTENTION),
+        ):
+            loss_of(model(ids), ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
+BUILDS = {"tp": build_tp, "pp": build_pp, "cp": build_cp}
+
+
+def build(device: Any) -> Any:
+    return BUILDS[os.environ["PARALLEL_KIND"]](device)
+
+
+def measure(folder: Path) -> None:
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", device_id=device)
+    kind = os.environ["PARALLEL_KIND"]
+    _, _, step = build(device)
+    torch.cuda.empty_cache()
+    steps = []
+    for _ in range(STEPS):
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        torch.cuda.synchronize()
+        steps.append(
+            {
+                "peak_allocated": torch.cuda.max_memory_allocated(),
+                "peak_reserved": torch.cuda.max_memory_reserved(),
+                "end_allocated": torch.cuda.memory_allocated(),
+            }
+        )
+    rank = dist.get_rank()
+    (folder / f"{kind}-{rank}.json").write_text(json.dumps(steps))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def predict(rank: int) -> None:
+    import memtriage
+
+    found = memtriage.predict(
+        build, steps=STEPS, gpu="h100", world_size=RANKS, rank=rank, torch_version="2.11.0"
+    )
+    print(
+        json.dumps(
+            [
+                {
+                    "peak_allocated": step.peak_allocated,
+                    "peak_reserved": step.peak_reserved,
+                    "end_allocated": step.end_allocated,
+                }
+                for step in found.steps
+            ]
+        )
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "measure":
+        measure(Path(sys.argv[2]))
+    else:
+        predict(int(sys.argv[2]))
