@@ -38,12 +38,14 @@ if TYPE_CHECKING:
     from memtriage.model.ledger import LedgerRow as LedgerRow
     from memtriage.model.marks import Mark as Mark
     from memtriage.model.plan import Plan as Plan
+    from memtriage.model.prediction import Horizon as Horizon
     from memtriage.model.prediction import Prediction as Prediction
     from memtriage.model.recording import Recording as Recording
     from memtriage.model.recording import SnapshotError as SnapshotError
     from memtriage.model.report import RunReport as RunReport
     from memtriage.planning.api import plan as plan
     from memtriage.prediction.api import predict as predict
+    from memtriage.prediction.many_steps.api import horizon as horizon
     from memtriage.report.monitoring.prometheus import MetricsServer as MetricsServer
     from memtriage.session.api import mark as mark
     from memtriage.session.api import step as step
@@ -83,6 +85,7 @@ __all__ = [
     "ExactHostMemory",
     "Explanation",
     "Finding",
+    "Horizon",
     "HostStep",
     "Ledger",
     "LedgerRow",
@@ -114,6 +117,7 @@ __all__ = [
     "compact",
     "deepspeed_exact_host_memory",
     "explain",
+    "horizon",
     "host_step",
     "ledger",
     "load_snapshot",
@@ -142,6 +146,7 @@ _HOMES: Final = {
     "ExactHostMemory": "treat.deepspeed.remedy",
     "Explanation": "model.explanation",
     "Finding": "model.findings",
+    "Horizon": "model.prediction",
     "HostStep": "model.host_step",
     "Ledger": "model.ledger",
     "LedgerRow": "model.ledger",
@@ -172,6 +177,7 @@ _HOMES: Final = {
     "compact": "treat.compaction.api",
     "deepspeed_exact_host_memory": "treat.deepspeed.remedy",
     "explain": "messages.explain",
+    "horizon": "prediction.many_steps.api",
     "host_step": "account.host_step",
     "ledger": "account.api",
     "load_ipython_extension": "integrations.notebook.extension",

@@ -17,7 +17,7 @@ from support.documents import ROOT
 
 _OPTION: Final = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 _PAGES: Final = {
-    "predict": ("predict.md", "predict-distributed.md"),
+    "predict": ("predict.md", "predict-distributed.md", "predict-horizon.md"),
     "snapshot": ("snapshot.md", "snapshot-html.md"),
 }
 _OTHERS: Final = {

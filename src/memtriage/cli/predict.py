@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from memtriage.cli import trace_options as options
+from memtriage.model.units import parse_size
 
 
 def predict(
@@ -17,11 +18,26 @@ def predict(
     module: options.Module = None,
     json: Annotated[bool, typer.Option("--json", help="Print the prediction as JSON.")] = False,
     steps: Annotated[int, typer.Option(help="Steps to trace.")] = 2,
+    horizon: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Also simulate N steps with the shapes of their batches."),
+    ] = None,
+    lengths: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --horizon: what each step of a build function gets (JSON)."),
+    ] = None,
+    limit: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="With --horizon: what the process may reserve: 40GiB or bytes."),
+    ] = None,
     gpu: options.Gpu = "h200",
     allocator_conf: options.AllocatorConf = None,
     torch_version: options.TorchVersion = None,
     world_size: Annotated[int, typer.Option(metavar="N", help="Ranks of the job.")] = 1,
     rank: Annotated[int, typer.Option(metavar="R", help="Rank to predict, from 0.")] = 0,
+    every_rank: Annotated[
+        bool, typer.Option("--all-ranks", help="Predict all ranks, in groups of equal ones.")
+    ] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Show the peak by owner and module.")] = False,
     against: Annotated[
         Path | None,
@@ -42,6 +58,7 @@ def predict(
     import msgspec
 
     from memtriage.model.prediction import Prediction
+    from memtriage.prediction.distributed.ranks import all_ranks
     from memtriage.prediction.sandbox.call import TraceFailed
 
     training = {
@@ -54,23 +71,32 @@ def predict(
         "attention": attention,
     }
     try:
-        prediction = options.trace(
-            "predict",
-            options.target_of(target, arguments, module, hf_config, training),
-            {
-                "steps": steps,
-                "gpu": gpu,
-                "allocator_conf": allocator_conf,
-                "torch_version": torch_version,
-                "world_size": world_size,
-                "rank": rank,
-                "explain": explain,
-                "against": None if against is None else str(against),
-            },
-            Prediction,
-            allow_network=allow_network,
-            show_output=show_output,
-        )
+        extra = _horizon_options(horizon, lengths, limit, against)
+        program = options.target_of(target, arguments, module, hf_config, training)
+        if every_rank and (rank or against is not None):
+            raise ValueError(f"use only one of --all-ranks and {'--rank' if rank else '--against'}")
+
+        def predicted(of_rank: int) -> Prediction:
+            return options.trace(
+                "predict",
+                program,
+                {
+                    "steps": steps,
+                    "gpu": gpu,
+                    "allocator_conf": allocator_conf,
+                    "torch_version": torch_version,
+                    "world_size": world_size,
+                    "rank": of_rank,
+                    "explain": explain,
+                    "against": None if against is None else str(against),
+                    **extra,
+                },
+                Prediction,
+                allow_network=allow_network,
+                show_output=show_output,
+            )
+
+        prediction = all_ranks(world_size, predicted) if every_rank else predicted(rank)
     except (ValueError, TraceFailed) as error:
         options.complain_of("memtriage predict", error)
         return 2
@@ -82,3 +108,26 @@ def predict(
 
         render(prediction, console_for(sys.stdout))
     return 0
+
+
+def _horizon_options(
+    horizon: int | None, lengths: Path | None, limit: str | None, against: Path | None
+) -> dict[str, Any]:
+    """What `--horizon` and the options that go with it say.
+
+    Raises:
+        ValueError: they cannot be used together.
+    """
+    if horizon is None:
+        if lengths is not None or limit is not None:
+            raise ValueError(f"{'--limit' if lengths is None else '--lengths'} needs --horizon N")
+        return {}
+    if against is not None:
+        raise ValueError("use only one of --horizon and --against: a run is compared step by step")
+    if horizon < 1:
+        raise ValueError(f"invalid --horizon {horizon}: expected at least 1 step")
+    return {
+        "horizon": horizon,
+        "lengths": None if lengths is None else str(lengths),
+        "limit": None if limit is None else parse_size(limit, "--limit"),
+    }

@@ -86,6 +86,87 @@ class Against(msgspec.Struct, kw_only=True):
     notes: list[str]
 
 
+class RankPeaks(msgspec.Struct, kw_only=True):
+    """Ranks of a job with the same peaks, in bytes.
+
+    Attributes:
+        ranks: their numbers.
+        peak_allocated, peak_reserved: as in `Prediction`.
+    """
+
+    ranks: list[int]
+    peak_allocated: int
+    peak_reserved: int
+
+
+class HorizonPoint(msgspec.Struct, kw_only=True):
+    """The allocator's counters in one step of a run, in bytes, with all the memory that is wanted.
+
+    Attributes:
+        step: counted from 1.
+        peak_allocated, peak_reserved: highest values in the step.
+        stranded: free bytes after the step that could not go back to the driver.
+    """
+
+    step: int
+    peak_allocated: int
+    peak_reserved: int
+    stranded: int
+
+
+class HorizonVariant(msgspec.Struct, kw_only=True):
+    """The same run with one thing changed.
+
+    Attributes:
+        name: what is changed: a setting of the allocator, or the batches after the first steps.
+        peak_reserved, full_at: as in `Horizon`.
+    """
+
+    name: str
+    peak_reserved: int
+    full_at: int | None
+
+
+class Horizon(msgspec.Struct, kw_only=True):
+    """A run of many steps whose batches differ. Sizes are bytes, steps count from 1.
+
+    Attributes:
+        steps: how many were simulated.
+        peak_reserved: most bytes of segments in any step, with all the memory that is wanted.
+        peak_allocated: most bytes of live blocks in any step.
+        peak_step: the first step that reserves `peak_reserved`.
+        peak_shape: its input.
+        full_at: the first step in which an allocation fails, even after cached blocks were given back, where
+            the allocator has `memory`; 0 while the model is made; None where the run ends.
+        full_shape: the input of that step.
+        full_operator: the operator whose allocation fails, e.g. `aten::mm`.
+        full_asked: bytes that it asks for.
+        flushed_at: the first step in which cached blocks are given back for lack of memory.
+        memory: bytes that the allocator can have: of the GPU without what is outside, or the limit.
+        shapes: distinct inputs of all steps.
+        error: of five inputs that were derived and traced, the largest relative difference of the bytes that
+            the step asks for at its peak; None where every input was traced.
+        course: some steps of the run, those among them in which more is reserved than before.
+        variants: what other settings, inputs and orders would give; empty where trying them takes too long.
+    """
+
+    steps: int
+    peak_reserved: int
+    peak_allocated: int
+    peak_step: int
+    peak_shape: str
+    full_at: int | None
+    full_shape: str | None
+    full_operator: str | None
+    full_asked: int | None
+    flushed_at: int | None
+    memory: int
+    shapes: int
+    error: float | None
+    course: list[HorizonPoint]
+    variants: list[HorizonVariant]
+
+
 class Prediction(msgspec.Struct, kw_only=True):
     """A predicted peak. Sizes are bytes.
 
@@ -106,6 +187,9 @@ class Prediction(msgspec.Struct, kw_only=True):
         peak_table: the instant of the peak by owner and module, largest first; sums to `peak_allocated`.
             Only when asked for.
         against: the same of a recorded run. Only when asked for.
+        horizon: a run of many steps. Only when asked for.
+        ranks: all ranks of the job, those that reserve most first; the other fields are those of the first.
+            Only when asked for.
     """
 
     schema: int = 1
@@ -120,3 +204,5 @@ class Prediction(msgspec.Struct, kw_only=True):
     cudnn_trials_bound: int | msgspec.UnsetType = msgspec.UNSET
     peak_table: list[PeakRow] | msgspec.UnsetType = msgspec.UNSET
     against: Against | msgspec.UnsetType = msgspec.UNSET
+    horizon: Horizon | msgspec.UnsetType = msgspec.UNSET
+    ranks: list[RankPeaks] | msgspec.UnsetType = msgspec.UNSET

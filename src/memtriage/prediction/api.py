@@ -18,7 +18,7 @@ from memtriage.prediction.gpu_kinds import GpuKind, machine
 from memtriage.prediction.owners import owners_at
 from memtriage.prediction.peak_table import peak_table
 from memtriage.prediction.simulate import phase_at, replay
-from memtriage.prediction.trace import trace
+from memtriage.prediction.trace import Trace, trace
 from memtriage.prediction.watch import TracedProgram
 
 MEASURED_ON: Final = "NVIDIA H200"
@@ -68,6 +68,30 @@ def predict_program(
     # Read first: what is wrong with it is to be known before the trace.
     recorded = None if against is None else read_device(against, rank)
     traced_program = trace(build, kind, version, steps, world_size, rank, explain, allocator_conf, progress)
+    prediction = prediction_of(traced_program, kind, version, world_size, explain, begun)
+    if recorded is not None:
+        outside = prediction.outside_allocator
+        settings = traced_program.settings
+        prediction.against = compare(
+            traced_program, settings, kind.memory, traced_program.steps, outside, *recorded
+        )
+    prediction.seconds = time.perf_counter() - begun
+    return prediction
+
+
+def prediction_of(
+    traced_program: Trace,
+    kind: GpuKind,
+    version: tuple[int, int],
+    world_size: int,
+    explain: bool,
+    begun: float,
+) -> Prediction:
+    """The prediction of the steps that were traced.
+
+    Args:
+        begun: when, by `time.perf_counter`.
+    """
     counters = replay(traced_program.recording, traced_program.settings, kind.memory, traced_program.steps)
     # Steps of a script may differ. The first lacks what the optimizer makes in it.
     settled = (counters[1:] or counters) if traced_program.varies else counters[-1:]
@@ -93,15 +117,10 @@ def predict_program(
         notes=[
             *traced_program.notes,
             *([_TRIES] if traced_program.cudnn_tries else []),
-            *_notes(kind, version, steps, reserved + outside),
+            *_notes(kind, version, traced_program.steps, reserved + outside),
             *nccl.notes(world_size, traced_program.communicators, traced_program.held),
         ],
         peak_table=peak_table(traced_program, highest) if explain else UNSET,
-        against=UNSET
-        if recorded is None
-        else compare(
-            traced_program, traced_program.settings, kind.memory, traced_program.steps, outside, *recorded
-        ),
     )
 
 

@@ -94,6 +94,14 @@ class AllocationTrace:
     releases: list[int] = field(default_factory=list)
     uses: list[StreamUse] = field(default_factory=list)
 
+    def starts(self, steps: int) -> list[int]:
+        """Index of the first event of each step."""
+        first: dict[int, int] = {}
+        for marker in self.markers:
+            if marker.step >= 0:
+                first.setdefault(marker.step, marker.event)
+        return [first[step] for step in range(steps)]
+
 
 class _StorageReference(weakref.ref[Any]):
     __slots__ = ("identity",)

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -88,9 +88,9 @@ class Script(TracedProgram):
         except SystemExit as error:
             exited = f"exited with status {error.code!r}"
         except Exception:
-            if watch.made() < steps:
+            if watch.made() < watch.last:
                 raise
-        made = watch.made()
+        made, steps = watch.made(), watch.last
         watch.conclude()
         if watch.backwards and made < steps:
             raise BuildError(
@@ -194,14 +194,17 @@ class ScriptWatch(TraceWatch):
     """Follows a script: finds its models and optimizers, and where its steps begin and end.
 
     Attributes:
-        last: how many steps are wanted.
+        last: how many steps are wanted; may change while there are fewer.
         backwards: how many backward passes have begun.
+        begun: called with the number of each step that begins, from 0. A step begins again where what was
+            taken for the end of the one before was not.
     """
 
     def __init__(self, lifetimes: Lifetimes) -> None:
         super().__init__(lifetimes)
         self.last = 0
         self.backwards = 0
+        self.begun: Callable[[int], None] = lambda step: None
         self._done = 0  # steps after which an optimizer came again
         self._ended = False  # the step is done, unless another optimizer follows
         self._stepped: set[int] = set()  # optimizers, in this step
@@ -440,6 +443,7 @@ class ScriptWatch(TraceWatch):
     def _begin(self, step: int) -> None:
         self.step = step
         self.lifetimes.enter("forward", step)
+        self.begun(step)
         if step == 0:
             self.progress(1, self.last)
 

@@ -166,7 +166,7 @@ def replay(
     """
     fed = Replay(recording, settings, device_memory, limit)
     simulator = fed.simulator
-    begins = _step_starts(recording, steps)
+    begins = recording.starts(steps)
     counters: list[StepCounters] = []
     for step in range(-1, steps):
         fed.reset_peaks()
@@ -176,15 +176,6 @@ def replay(
                 StepCounters(fed.peak, simulator.peak_reserved, simulator.allocated, fed.peak_event)
             )
     return counters
-
-
-def _step_starts(recording: AllocationTrace, steps: int) -> list[int]:
-    """Index of the first event of each step."""
-    starts: dict[int, int] = {}
-    for marker in recording.markers:
-        if marker.step >= 0:
-            starts.setdefault(marker.step, marker.event)
-    return [starts[step] for step in range(steps)]
 
 
 def phase_at(recording: AllocationTrace, event: int) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from memtriage.allocator.settings import AllocatorSettings
 from memtriage.observe.hooks import TrainingHooks
 from memtriage.prediction.allocator_conf import AllocatorConf
-from memtriage.prediction.build import EXPECTED, Build, BuildError, check_built, check_done, failure
+from memtriage.prediction.build import EXPECTED, Build, BuildError, Built, check_built, check_done, failure
 from memtriage.prediction.distributed.collectives import Collectives
 from memtriage.prediction.distributed.world import check_world, fake_world
 from memtriage.prediction.fake_cuda.autocast import Autocast
@@ -80,12 +81,16 @@ class BuildFunction(TracedProgram):
                 watch.step = step
                 watch.progress(step + 1, steps)
                 watch.lifetimes.enter("forward", step)
-                check_done(built.step())
+                check_done(self.call(built, step))
                 watch.note_states()
         except SystemExit as left:
             raise BuildError(f"the program ended itself (sys.exit({left.code})); {EXPECTED}") from left
         watch.note_model()
         return steps
+
+    def call(self, built: Built, step: int) -> Any:
+        """Run one step, counted from 0."""
+        return built.step()
 
 
 @contextmanager

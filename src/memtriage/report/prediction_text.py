@@ -8,7 +8,8 @@ from msgspec import UNSET
 from rich.console import Console
 from rich.text import Text
 
-from memtriage.model.prediction import Against, PeakRow, Prediction
+from memtriage.model.prediction import Against, Horizon, PeakRow, Prediction
+from memtriage.model.units import rank_list
 from memtriage.report.console import BULLET, Page
 from memtriage.report.text import UNKNOWN, duration, size
 
@@ -17,6 +18,8 @@ _SIZE_WIDTH: Final = 12
 _SHARE_WIDTH: Final = 8
 _MODULE_WIDTH: Final = 36
 _COMPARED_WIDTH: Final = 46
+_POINTS: Final = 10
+"""Steps of a run that are printed; JSON has more."""
 _PEAK_ROWS: Final = 30
 """Rows of the table of the peak that are printed; JSON has them all."""
 _MARKS: Final = {"backward": "backward", "step": "the optimizer's step"}
@@ -57,12 +60,70 @@ def render(prediction: Prediction, console: Console) -> None:
             size(step.peak_reserved),
             size(step.end_allocated),
         )
+    if prediction.ranks is not UNSET:
+        page.heading("Ranks", "how many, allocated at most, reserved at most")
+        for group in prediction.ranks:
+            _row(
+                page,
+                f"rank {rank_list(group.ranks)}",
+                f"{len(group.ranks):,}",
+                size(group.peak_allocated),
+                size(group.peak_reserved),
+            )
+    if prediction.horizon is not UNSET:
+        _horizon(page, prediction.horizon)
     if prediction.against is not UNSET:
         _against(page, prediction.against)
     if prediction.notes:
         page.heading("Assumed")
         for note in prediction.notes:
             page.field("", f"{BULLET}{note}", labels=2)
+
+
+def _horizon(page: Page, horizon: Horizon) -> None:
+    shapes = "inputs of one shape" if horizon.shapes == 1 else f"inputs of {horizon.shapes} shapes"
+    page.heading(f"Over {horizon.steps:,} steps", shapes)
+    page.line((f"  {_ending(horizon)}", "bold"))
+    page.line(
+        (
+            f"  without a limit {size(horizon.peak_reserved)} reserved at most, first in step "
+            f"{horizon.peak_step:,} ({horizon.peak_shape})",
+            "",
+        )
+    )
+    if horizon.flushed_at is not None:
+        page.line((f"  from step {horizon.flushed_at:,} cached blocks are given back for lack of memory", ""))
+    page.heading("Course of the run", "allocated at most, reserved at most, stranded after the step")
+    for point in horizon.course[:: max(1, len(horizon.course) // _POINTS)]:
+        _row(
+            page,
+            f"step {point.step:,}",
+            size(point.peak_allocated),
+            size(point.peak_reserved),
+            size(point.stranded),
+        )
+    if horizon.variants:
+        page.heading("With one thing changed", "reserved at most without a limit")
+        for variant in horizon.variants:
+            full = "fits" if variant.full_at is None else f"full at step {variant.full_at:,}"
+            page.raw(
+                Text(
+                    page.plain(
+                        f"  {variant.name:<{_COMPARED_WIDTH}}{size(variant.peak_reserved):>{_SIZE_WIDTH}}"
+                        f"  {full}"
+                    )
+                )
+            )
+
+
+def _ending(horizon: Horizon) -> str:
+    memory = size(horizon.memory)
+    if horizon.full_at is None:
+        return f"{memory} are enough for all steps"
+    where = "before the first step"
+    if horizon.full_at:
+        where = f"at step {horizon.full_at:,} ({horizon.full_shape})"
+    return f"{memory} are full {where}: {horizon.full_operator} asks for {size(horizon.full_asked)} more"
 
 
 def _peak_table(page: Page, rows: list[PeakRow]) -> None:

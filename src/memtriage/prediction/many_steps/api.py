@@ -1,0 +1,212 @@
+"""`memtriage.horizon`: whether a run of many steps will run out of memory, and at which step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from memtriage.allocator.settings import parse_conf, parse_version
+from memtriage.model.prediction import Horizon, HorizonPoint, Prediction
+from memtriage.prediction.api import prediction_of
+from memtriage.prediction.build import BuildError
+from memtriage.prediction.gpu_kinds import machine
+from memtriage.prediction.many_steps.course import StepOutcome
+from memtriage.prediction.many_steps.derive import derive
+from memtriage.prediction.many_steps.programs import ShapedBuild, ShapedScript
+from memtriage.prediction.many_steps.run import LongRun, MemoryLimits, RunEnd
+from memtriage.prediction.many_steps.run_shapes import FIRST_STEPS, RunShapes, run_shapes
+from memtriage.prediction.many_steps.shapes import NOTHING, Shape, inputs_of
+from memtriage.prediction.many_steps.step_trace import StepTrace, cut
+from memtriage.prediction.many_steps.variants import variants
+from memtriage.prediction.trace import Trace, trace
+
+POINTS: Final = 40
+"""Instants of the run at which the allocator's counters are kept."""
+VARIED_AT_MOST: Final = 20_000_000
+"""Events that one run may take through the simulator, some 20 seconds, for others to be tried beside it."""
+
+
+def horizon(
+    build: Callable[[Any], Any],
+    lengths: Iterable[Any] | Mapping[Any, int] | None = None,
+    *,
+    steps: int | None = None,
+    limit: int | None = None,
+    allocator_conf: str = "",
+    gpu: str = "h200",
+    world_size: int = 1,
+    rank: int = 0,
+    torch_version: str | None = None,
+) -> Horizon:
+    """Whether a run whose batches differ will run out of memory, and at which step. Sizes in bytes.
+
+    Each distinct shape is traced once; the allocator is simulated over all steps in their order, so that
+    fragmentation is carried on from step to step. Above 32 distinct shapes a sample is traced, the others are
+    derived from it, and `error` says how far off five of them are.
+
+    Args:
+        build: returns `(model, optimizer, step)`, as for `predict`; `step` takes what `lengths` has.
+        lengths: what each step gets, in order: a number, a tuple (its parts are passed one by one), or a
+            batch, as a `DataLoader` gives them. A mapping says how often each comes, in an order drawn at
+            random. None where `step` takes nothing.
+        steps: how many; as many as `lengths` has by default. Beyond them `lengths` begins again.
+        limit: bytes that the process may reserve, as by `torch.cuda.set_per_process_memory_fraction`; by
+            default what the GPU has.
+        allocator_conf, gpu, world_size, rank, torch_version: as for `predict`.
+
+    Raises:
+        ValueError: as `predict` does, or there are no lengths, or `step` does not take them.
+
+    Limits: what happens between steps now and then (evaluation, checkpoints) is not part of the run. Sizes
+    that depend on the contents of a batch are those of the first batch of its shape.
+    """
+    program = ShapedBuild(build, inputs_of(lengths, steps))
+    prediction = horizon_of_program(
+        program,
+        len(program.run_shapes.shapes),
+        limit=limit,
+        allocator_conf=allocator_conf,
+        gpu=gpu,
+        world_size=world_size,
+        rank=rank,
+        torch_version=torch_version,
+    )
+    assert isinstance(prediction.horizon, Horizon)
+    return prediction.horizon
+
+
+def horizon_of_program(
+    program: ShapedBuild | ShapedScript,
+    steps: int,
+    *,
+    limit: int | None = None,
+    allocator_conf: str | None = "",
+    gpu: str = "h200",
+    world_size: int = 1,
+    rank: int = 0,
+    torch_version: str | None = None,
+    explain: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Prediction:
+    """The prediction of the traced steps, with the horizon of `steps`; see `horizon`, `predict_program`."""
+    begun = time.perf_counter()
+    kind = machine(gpu)
+    version = parse_version(torch_version)
+    parse_conf(allocator_conf or "", version)
+    if limit is not None and limit <= 0:
+        raise ValueError(f"limit={limit}; expected bytes that the process may reserve")
+    planned = program.run_shapes
+    wanted = steps if planned is None else len(planned.traced)
+    traced = trace(program, kind, version, wanted, world_size, rank, explain, allocator_conf, progress)
+    prediction = prediction_of(traced, kind, version, world_size, explain, begun)
+    known = program.run_shapes or _all_the_same(traced, steps)
+    run, error = run_of(traced, known)
+    memory = MemoryLimits(traced.settings, kind.memory, kind.memory - prediction.outside_allocator, limit)
+    prediction.horizon = _horizon(run, memory, error)
+    prediction.seconds = time.perf_counter() - begun
+    prediction.notes += _notes(known, error)
+    return prediction
+
+
+def run_of(traced: Trace, known: RunShapes) -> tuple[LongRun, float | None]:
+    """The steps of the run, and how far off the derived ones are."""
+    building, *steps = cut(traced.recording, traced.steps)
+    before = [building, *steps[: known.first]]
+    step_of: dict[Shape, StepTrace] = {}
+    for number, shape in enumerate(known.traced):
+        if number >= known.first:
+            step_of[shape] = steps[number].settled(number)  # the largest is taken as it came the second time
+    choice = known.choice
+    if not choice.derived:
+        return LongRun(before, step_of, known.shapes), None
+    sample = {shape: step_of[shape] for shape in choice.traced}
+    error = max(
+        abs(step.peak() - step_of[shape].peak()) / step_of[shape].peak()
+        for shape, step in derive(sample, choice.checked).items()
+    )
+    step_of.update(derive({**sample, **{shape: step_of[shape] for shape in choice.checked}}, choice.derived))
+    return LongRun(before, step_of, known.shapes), error
+
+
+def _all_the_same(traced: Trace, steps: int) -> RunShapes:
+    """The run of a script without a `DataLoader`, whose steps are all the same.
+
+    Raises:
+        BuildError: they are not.
+    """
+    _, *cut_steps = cut(traced.recording, traced.steps)
+    later = [step.settled(number) for number, step in enumerate(cut_steps)][FIRST_STEPS:]
+    if traced.steps < steps and any(step.differs(later[0]) for step in later[1:]):
+        raise BuildError(
+            f"the steps of this program differ, and it takes its batches from no torch DataLoader, so those "
+            f"of {steps} steps are not known; expected a DataLoader, or memtriage.horizon(build, lengths=...)"
+        )
+    if traced.steps >= steps:
+        return RunShapes([NOTHING.shape] * steps, steps, run_shapes([]).choice)
+    return run_shapes([NOTHING.shape] * steps)
+
+
+def _horizon(run: LongRun, memory: MemoryLimits, error: float | None) -> Horizon:
+    course = run.course(memory.unlimited)
+    outcomes = list(course.run(run.steps()))[1:]
+    peak = max(outcomes, key=lambda outcome: outcome.peak_reserved)
+    peak_step = outcomes.index(peak) + 1
+    end = run.end(memory) if peak.peak_reserved > memory.reservable else RunEnd(None)
+    failed = end.failed
+    found = Horizon(
+        steps=len(outcomes),
+        peak_reserved=peak.peak_reserved,
+        peak_allocated=max(outcome.peak_allocated for outcome in outcomes),
+        peak_step=peak_step,
+        peak_shape=run.shapes[peak_step - 1].text,
+        full_at=end.full_at,
+        full_shape=run.shapes[end.full_at - 1].text if end.full_at else None,
+        full_operator=None if failed is None else failed.operator,
+        full_asked=None if failed is None else failed.error.requested,
+        flushed_at=end.flushed_at,
+        memory=memory.reservable,
+        shapes=len(set(run.shapes)),
+        error=error,
+        course=_points(outcomes),
+        variants=[],
+    )
+    if course.simulated <= VARIED_AT_MOST:
+        found.variants = list(variants(run, memory, end.full_at is not None))
+    return found
+
+
+def _points(outcomes: Sequence[StepOutcome]) -> list[HorizonPoint]:
+    """Some steps of the run: where more is reserved than before, and evenly over the others."""
+    highest, rises = 0, []
+    for number, outcome in enumerate(outcomes):
+        if outcome.peak_reserved > highest:
+            highest = outcome.peak_reserved
+            rises.append(number)
+    stride = max(1, len(rises) * 2 // POINTS)
+    kept = {*rises[::stride], *rises[-1:], *range(0, len(outcomes), max(1, len(outcomes) * 2 // POINTS))}
+    return [
+        HorizonPoint(
+            step=number + 1,
+            peak_allocated=outcomes[number].peak_allocated,
+            peak_reserved=outcomes[number].peak_reserved,
+            stranded=outcomes[number].stranded,
+        )
+        for number in sorted(kept)
+    ]
+
+
+def _notes(known: RunShapes, error: float | None) -> list[str]:
+    choice = known.choice
+    notes = [
+        "the horizon has the steps alone: evaluation and checkpoints between them are left out, and a size "
+        "that depends on what a batch contains is that of the first batch of its shape"
+    ]
+    if error is not None:
+        traced = len(choice.traced) + len(choice.checked)
+        notes.append(
+            f"{traced} of {traced + len(choice.derived)} inputs were traced, the others derived; "
+            f"{len(choice.checked)} that were both differ by {error:.2%} at most in what the step asks for "
+            "at its peak"
+        )
+    return notes

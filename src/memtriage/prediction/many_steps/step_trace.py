@@ -1,0 +1,206 @@
+"""The trace of one step, cut out so that it can come after any other.
+
+A step frees what earlier steps have left: the last loss, the batch before, gradients. Such a block is named
+by how many steps ago it was made and by what made it, so that it is found again whatever step came before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from memtriage.prediction.lifetimes import DEFAULT_STREAM, FREE, AllocationTrace
+
+BUILD: Final = -1
+"""The step of what was made before the first one."""
+OTHER: Final = 0
+"""The operation is the next of `StepTrace.others`."""
+
+Left = tuple[str, str, int]
+"""What names a block that a step leaves: phase, operator, and the place among those of the same."""
+Reference = int | tuple[int, Left]
+"""A block of the step, by its number there; or one that an earlier step left: how many steps ago, which."""
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """An operation that is not an allocation on the default stream or the free of a block of the same step.
+
+    Attributes:
+        kind: `malloc`, `free`, `use` (by another stream), `passed` (a stream) or `empty` (the cache).
+        size: bytes asked for.
+        stream: of the allocation, the use, or that has passed.
+        block: which is freed or used.
+    """
+
+    kind: Literal["malloc", "free", "use", "passed", "empty"]
+    size: int = 0
+    stream: int = DEFAULT_STREAM
+    block: Reference | None = None
+
+
+@dataclass(slots=True)
+class StepTrace:
+    """The allocations and frees of one step.
+
+    Attributes:
+        operations: in order: bytes to allocate; -1 - N for the free of the step's block N; `OTHER`.
+        others: in order.
+        left: the blocks that are live at the end, by name.
+        names: operators, by the block that they made.
+    """
+
+    operations: list[int] = field(default_factory=list)
+    others: list[Other] = field(default_factory=list)
+    left: dict[Left, int] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+
+    @property
+    def oldest(self) -> int:
+        """How many steps ago the oldest block was made that this step frees or uses; 0 for none."""
+        return max((other.block[0] for other in self.others if isinstance(other.block, tuple)), default=0)
+
+    def sizes(self) -> list[int]:
+        """Bytes of the allocations, in order."""
+        others = iter(self.others)
+        sizes = []
+        for operation in self.operations:
+            if operation > 0:
+                sizes.append(operation)
+            elif operation == OTHER and (other := next(others)).kind == "malloc":
+                sizes.append(other.size)
+        return sizes
+
+    def peak(self) -> int:
+        """Most bytes that blocks of the step have asked for at once."""
+        sizes = self.sizes()
+        live = highest = made = 0
+        others = iter(self.others)
+        for operation in self.operations:
+            other = next(others) if operation == OTHER else None
+            if operation > 0 or (other is not None and other.kind == "malloc"):
+                live += sizes[made]
+                made += 1
+                highest = max(highest, live)
+            elif operation < 0:
+                live -= sizes[-1 - operation]
+        return highest
+
+    def differs(self, other: StepTrace) -> bool:
+        """Whether another step does anything else to the allocator."""
+        return (self.operations, self.others, self.left) != (other.operations, other.others, other.left)
+
+    def structure(self) -> tuple[object, ...]:
+        """All but the sizes: steps that differ in nothing else can be derived from each other."""
+        return (
+            tuple(min(operation, 1) for operation in self.operations),
+            tuple((other.kind, other.stream, other.block) for other in self.others),
+            tuple(self.left.items()),
+        )
+
+    def with_sizes(self, sizes: Sequence[int]) -> StepTrace:
+        """The same step with other sizes of its allocations."""
+        given = iter(sizes)
+        others = iter(self.others)
+        operations, changed = [], []
+        for operation in self.operations:
+            if operation == OTHER:
+                other = next(others)
+                if other.kind == "malloc":
+                    other = Other("malloc", next(given), other.stream)
+                changed.append(other)
+            elif operation > 0:
+                operation = next(given)
+            operations.append(operation)
+        return StepTrace(operations, changed, self.left, self.names)
+
+    def settled(self, step: int) -> StepTrace:
+        """The step as it comes again: without what it does to blocks that were made before training."""
+        others = iter(self.others)
+        operations, kept = [], []
+        for operation in self.operations:
+            if operation == OTHER:
+                other = next(others)
+                if isinstance(other.block, tuple) and other.block[0] > step:
+                    continue
+                kept.append(other)
+            operations.append(operation)
+        return StepTrace(operations, kept, self.left, self.names)
+
+
+def cut(recording: AllocationTrace, steps: int) -> list[StepTrace]:
+    """The building and the steps of a recording, in order: one more than `steps`."""
+    starts = [0, *recording.starts(steps), len(recording.events)]
+    return _Cut(recording).steps(starts)
+
+
+class _Cut:
+    def __init__(self, recording: AllocationTrace) -> None:
+        self._recording = recording
+        self._made: dict[int, tuple[int, int]] = {}  # by block: the step, and its number there
+        self._name: dict[int, Left] = {}  # of blocks that a step left
+        self._releases = self._uses = 0
+
+    def steps(self, starts: Sequence[int]) -> list[StepTrace]:
+        return [
+            self._step(number, starts[number + 1], starts[number + 2])
+            for number in range(BUILD, len(starts) - 2)
+        ]
+
+    def _step(self, number: int, begins: int, ends: int) -> StepTrace:
+        recording = self._recording
+        trace = StepTrace()
+        blocks: list[int | None] = []
+        for position in range(begins, ends):
+            self._before(trace, number, position)
+            event = recording.events[position]
+            if event.size != FREE:
+                self._made[event.block] = number, len(blocks)
+                blocks.append(event.block)
+                made = recording.blocks[event.block]
+                trace.names.append(made.op)
+                if made.stream == DEFAULT_STREAM:
+                    trace.operations.append(event.size)
+                else:
+                    _add(trace, Other("malloc", event.size, made.stream))
+                continue
+            block = self._reference(event.block, number)
+            if isinstance(block, int):
+                trace.operations.append(-1 - block)
+                blocks[block] = None
+            else:
+                _add(trace, Other("free", block=block))
+        counted: Counter[tuple[str, str]] = Counter()
+        for place, left in enumerate(blocks):
+            if left is not None:
+                made = recording.blocks[left]
+                kind = made.phase, made.op
+                self._name[left] = *kind, counted[kind]
+                trace.left[self._name[left]] = place
+                counted[kind] += 1
+        return trace
+
+    def _before(self, trace: StepTrace, number: int, position: int) -> None:
+        """Emptied caches and uses by other streams that come before an event."""
+        releases, uses = self._recording.releases, self._recording.uses
+        while self._releases < len(releases) and releases[self._releases] <= position:
+            self._releases += 1
+            _add(trace, Other("empty"))
+        while self._uses < len(uses) and uses[self._uses].event <= position:
+            use = uses[self._uses]
+            self._uses += 1
+            if use.block is None:
+                _add(trace, Other("passed", stream=use.stream))
+            else:
+                _add(trace, Other("use", stream=use.stream, block=self._reference(use.block, number)))
+
+    def _reference(self, block: int, number: int) -> Reference:
+        step, place = self._made[block]
+        return place if step == number else (number - step, self._name[block])
+
+
+def _add(trace: StepTrace, other: Other) -> None:
+    trace.operations.append(OTHER)
+    trace.others.append(other)

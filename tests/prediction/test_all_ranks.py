@@ -1,0 +1,76 @@
+"""Equal ranks are found without tracing each of them, and those that differ are."""
+
+import msgspec
+import pytest
+
+import memtriage
+from memtriage.model.prediction import Prediction
+from memtriage.prediction.distributed.ranks import all_ranks
+
+
+def prediction(reserved, activation=0):
+    return Prediction(
+        peak_allocated=reserved // 2,
+        peak_reserved=reserved,
+        peak_phase="backward",
+        by_owner={"parameter": 100, "activation": activation},
+        outside_allocator=0,
+        steps=[],
+        seconds=0.0,
+        notes=[],
+    )
+
+
+def grouped(world_size, reserved_of):
+    asked = []
+
+    def predict(rank):
+        asked.append(rank)
+        return prediction(reserved_of(rank), reserved_of(rank) - 100)
+
+    found = all_ranks(world_size, predict)
+    assert len(asked) == len(set(asked))
+    return found, {tuple(group.ranks): group.peak_reserved for group in found.ranks}, asked
+
+
+def test_equal_ranks_are_one_group_after_few_traces():
+    found, groups, asked = grouped(1024, lambda rank: 1000)
+    assert groups == {tuple(range(1024)): 1000}
+    assert len(asked) <= 12
+    assert "all 1024 ranks have the same peaks" in found.notes[-1]
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("outer", [True, False])
+def test_ranks_of_a_stage_are_equal(stages, outer):
+    """A mesh of stages and 8 replicas, the stages as its outer or its inner axis."""
+    replicas = 8
+
+    def stage(rank):
+        return rank // replicas if outer else rank % stages
+
+    found, groups, asked = grouped(stages * replicas, lambda rank: 5000 - 1000 * stage(rank))
+    assert list(groups.values()) == sorted(groups.values(), reverse=True)
+    for ranks, reserved in groups.items():
+        assert {5000 - 1000 * stage(rank) for rank in ranks} == {reserved}
+    assert sum(map(len, groups)) == stages * replicas
+    assert len(asked) < stages * replicas
+    assert found.peak_reserved == 5000
+    assert "activation" in found.notes[-1]
+
+
+def test_a_last_rank_with_a_smaller_share_is_on_its_own():
+    _, groups, _ = grouped(7, lambda rank: 900 if rank == 6 else 1000)
+    assert groups == {tuple(range(6)): 1000, (6,): 900}
+
+
+def test_too_many_ranks_that_differ_are_refused():
+    with pytest.raises(ValueError, match="may differ"):
+        all_ranks(512, lambda rank: prediction(rank + 1))
+
+
+def test_ranks_are_a_field_of_the_json():
+    found, _, _ = grouped(2, lambda rank: 1000)
+    decoded = msgspec.json.decode(msgspec.json.encode(found))
+    assert decoded["ranks"] == [{"ranks": [0, 1], "peak_allocated": 500, "peak_reserved": 1000}]
+    assert memtriage.Prediction is Prediction
