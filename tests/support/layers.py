@@ -24,6 +24,7 @@ ROAD: Final = (
     ("allocator",),
     ("catalogue",),
     ("account", "machine"),
+    ("outside",),
     ("messages",),
     ("diagnose",),
     ("snapshots", "prediction"),

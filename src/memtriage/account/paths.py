@@ -14,6 +14,7 @@ import functools
 import re
 import types
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -392,18 +393,22 @@ def _leads_to_hook(path: Path) -> bool:
 
 
 def dict_labels(holder: dict[Any, Any], namespace: bool) -> dict[int, PathSegment]:
-    """The segment of every value's key, by the value's id.
+    """The segment of every value's key, by the value's id. See `key_labels`."""
+    items = list(dict.items(holder))  # a subclass's own methods could do anything
+    return key_labels([(key if type(key) is str else None, id(value)) for key, value in items], namespace)
+
+
+def key_labels(keys: Sequence[tuple[str | None, int]], namespace: bool) -> dict[int, PathSegment]:
+    """The segment of every key of a dict, by what identifies the key's value.
 
     Keys that are no strings vary by nature (`[*]`). String keys that differ only in digits fold once there
     are enough of them, and a dict of many keys is a table, not a record.
+
+    Args:
+        keys: (text of the key, None if it is no string; what identifies the value).
+        namespace: the keys are names of attributes.
     """
-    patterns: Counter[str] = Counter()
-    keys: list[tuple[str | None, int]] = []
-    for key, value in list(dict.items(holder)):  # a subclass's own methods could do anything
-        text = key if type(key) is str else None
-        keys.append((text, id(value)))
-        if text is not None:
-            patterns[_DIGITS.sub("*", text)] += 1
+    patterns = Counter(_DIGITS.sub("*", text) for text, _ in keys if text is not None)
     enough = _ENOUGH_VARIABLES if namespace else _ENOUGH
     many = not namespace and len(patterns) > _MAX_DICT_KEYS
     labels: dict[int, PathSegment] = {}

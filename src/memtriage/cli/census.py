@@ -1,13 +1,17 @@
-"""`memtriage census`: show what keeps memory alive in a running job, without stopping it."""
+"""`memtriage census`: show what keeps memory alive in a running job."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from memtriage.process.messages import complain
+
+if TYPE_CHECKING:
+    from memtriage.model.asked import Answer
 
 
 def census(
@@ -16,19 +20,25 @@ def census(
         typer.Option(
             "--pid",
             metavar="N",
-            help="Process started with `memtriage run --listen`, or the launcher of such processes. On "
-            "Python 3.14 or newer: any training process of yours.",
+            help="A training process, or a launcher whose ranks listen.",
         ),
     ],
     json: Annotated[bool, typer.Option("--json", help="Print every holder, as JSON.")] = False,
     timeout: Annotated[
         float, typer.Option("--timeout", metavar="SECONDS", help="Give up after so many seconds.")
     ] = 60.0,
+    pause: Annotated[
+        bool, typer.Option("--pause", help="Stop the process for at most 50 ms to read it.")
+    ] = False,
+    inject: Annotated[
+        bool, typer.Option("--inject", help="Run the census inside the process (Python 3.14).")
+    ] = False,
     rows: Annotated[int, typer.Option("--rows", metavar="N", help="Show N holders per device.")] = 20,
 ) -> int:
     """Show what keeps memory alive in a running job."""
     from memtriage.session.remote.ask import AskError, ask, ask_all, listening
-    from memtriage.session.remote.inject import inject, unable
+    from memtriage.session.remote.inject import inject as ask_inside
+    from memtriage.session.remote.inject import unable
 
     if not timeout > 0:
         return _refused(f"invalid --timeout {timeout}: expected more than 0 seconds")
@@ -36,11 +46,16 @@ def census(
         return _refused(f"invalid --rows {rows}: expected at least 1")
     try:
         pids = listening(pid)
-        if not pids and (why := unable(pid)) is not None:
+        if not pids and inject and (why := unable(pid)) is not None:
             return _refused(why)
     except AskError as error:
         return _refused(str(error))
-    answers, failed = ask_all(pids or [pid], timeout, ask if pids else inject)
+    if pids:
+        answers, failed = ask_all(pids, timeout, ask)
+    elif inject:
+        answers, failed = ask_all([pid], timeout, ask_inside)
+    else:
+        answers, failed = ask_all([pid], timeout, partial(_read, pause=pause))
     for unanswered in failed:
         _refused(unanswered.why)
     if not answers:
@@ -53,6 +68,18 @@ def census(
     else:
         render(answers, console_for(sys.stdout), rows)
     return 0
+
+
+def _read(pid: int, timeout_s: float, *, pause: bool) -> Answer:
+    """Read a process that does not listen from outside, in the form of `ask_one`."""
+    from memtriage.outside.answer import read_answer
+    from memtriage.outside.memory import OutsideError
+    from memtriage.session.remote.ask import AskError
+
+    try:
+        return read_answer(pid, timeout_s, pause=pause)
+    except OutsideError as error:
+        raise AskError(str(error)) from None
 
 
 def _refused(text: str) -> int:

@@ -1,0 +1,299 @@
+"""The census of another process: read twice while it goes on, or once while it is stopped."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from memtriage.account.owners import RANK
+from memtriage.model.census import GroupDetail, GroupKey, HolderGroup, Owner, StorageRecord
+from memtriage.model.paths import HolderPath, is_native
+from memtriage.observe.tensors import StorageFacts
+from memtriage.outside.holders import Holders, RemoteHolding
+from memtriage.outside.interpreter import (
+    InterpreterLayout,
+    RemoteInterpreter,
+    check_self,
+    measure,
+    own_layout,
+)
+from memtriage.outside.memory import MOST_BYTES, GoneError, OutsideError, ProcessMemory, RemoteMemory
+from memtriage.outside.naming import RemoteNamer
+from memtriage.outside.objects import RemoteHeap, Translate
+from memtriage.outside.owners import declared_owners, owner_of
+from memtriage.outside.pause import PAUSE_S, paused
+from memtriage.outside.python_layout import PythonLayout
+from memtriage.outside.same_build import SharedFiles
+from memtriage.outside.tensors import TorchReader
+from memtriage.outside.torch_layout import TorchLayout, calibrate, libraries
+from memtriage.outside.walk import RemoteWalk
+from memtriage.process.stdlib import time
+
+_TORCH_FILES = "libtorch_python"
+
+
+@dataclass(slots=True)
+class RemoteReading:
+    """What one reading of a process found.
+
+    Attributes:
+        storages: records with an owner and a path, by device and address.
+        anchors: what the program itself holds each of them with.
+        attached: keys of storages that hang on the autograd graph.
+        holdings: what holds each of them in Python.
+        objects, nodes: Python objects and autograd nodes that were walked.
+        unread: nodes of types that are not known here.
+        notes: what is missing.
+    """
+
+    storages: dict[tuple[str, int], StorageRecord]
+    anchors: dict[tuple[str, int], HolderPath]
+    attached: set[tuple[str, int]]
+    holdings: dict[tuple[str, int], RemoteHolding]
+    objects: int
+    nodes: int
+    unread: int
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class OutsideCensus:
+    """A census that was read from outside.
+
+    Attributes:
+        groups: largest first; a storage is in one of them if both readings agree about it. Holders are known
+            by their addresses, and so are storages, which are all witnesses. `kept` and `objects` of a group
+            are not worked out.
+        storages: their records.
+        details: type and bound of the container of each group.
+        at: when the last reading was copied, in seconds of the monotonic clock.
+        objects, nodes: that were walked in the last reading.
+        moved: storages about which two readings disagree; None where only one counts.
+        moved_bytes: their bytes.
+        seconds: that reading took; the process went on.
+        stopped_s: how long it was stopped; 0 without `pause`.
+        notes: what is missing.
+    """
+
+    groups: list[HolderGroup]
+    storages: list[StorageRecord]
+    details: dict[GroupKey, GroupDetail]
+    at: float
+    objects: int
+    nodes: int
+    moved: int | None
+    moved_bytes: int
+    seconds: float
+    stopped_s: float
+    notes: list[str]
+
+
+@functools.cache
+def _own_build() -> tuple[PythonLayout, InterpreterLayout, TorchLayout]:
+    """Measure and check this process's Python and torch, once."""
+    layout = own_layout()
+    found = measure(layout)
+    check_self(layout, found)
+    return layout, found, calibrate()
+
+
+def take_census(pid: int, *, pause: bool = False, within_s: float = 60.0) -> OutsideCensus:
+    """Take a census of a process that was not prepared for it.
+
+    Args:
+        pid: the process: of the same builds of Python and torch as this one.
+        pause: stop it for at most 50 ms, and copy what was read before meanwhile.
+        within_s: seconds for each reading; beyond them it is partial.
+
+    Raises:
+        OutsideError: it cannot be read: another build, no right, or it ended.
+    """
+    started = time.perf_counter()
+    born = _started_at(pid)
+    memory = ProcessMemory(pid)
+    files = SharedFiles(pid, memory.mappings)
+    if not any(_TORCH_FILES in mapping.path for mapping in memory.mappings):
+        raise OutsideError(f"process {pid} has not loaded torch: it has no tensors to list")
+    layout, found, torch = _own_build()
+    files = SharedFiles(pid, memory.mappings)  # what the measuring has loaded is there now
+    files.require(files.own_files(*libraries()), "torch")
+
+    def read(source: RemoteMemory) -> RemoteReading:
+        deadline = time.monotonic() + within_s
+        return read_once(source, layout, found, torch, files.theirs, pid, lambda: time.monotonic() > deadline)
+
+    memory.read_ahead(memory.own_chunks())
+    first = read(memory)
+    wanted = memory.asked()
+    again = ProcessMemory(pid)
+    again.make_room(len(wanted))
+    stopped_s, complete = 0.0, False
+    if pause:
+        with paused(pid) as stop:
+            complete = stop.copy(again, wanted)
+        stopped_s = stop.seconds
+    else:
+        again.read_ahead(wanted)
+    at = time.monotonic()
+    second = read(again)
+    if complete:
+        agreed, moved = second, None
+    else:
+        agreed, moved = _agreed(first, second)
+    if pause and not complete:
+        agreed.notes.append(
+            f"{PAUSE_S * 1000:.0f} ms were too short to copy the heap, so the rest was read while it ran"
+        )
+    if memory.full or again.full:
+        agreed.notes.append(f"a partial census: more than {MOST_BYTES >> 30} GiB had to be read")
+    if _started_at(pid) != born:
+        raise GoneError(f"process {pid} ended while it was read")
+    return OutsideCensus(
+        groups=_groups(agreed),
+        storages=list(agreed.storages.values()),
+        details=_details(agreed),
+        at=at,
+        objects=second.objects,
+        nodes=second.nodes,
+        moved=None if moved is None else len(moved),
+        moved_bytes=sum((moved or {}).values()),
+        seconds=time.perf_counter() - started,
+        stopped_s=stopped_s,
+        notes=agreed.notes,
+    )
+
+
+def read_once(
+    memory: RemoteMemory,
+    layout: PythonLayout,
+    found: InterpreterLayout,
+    torch: TorchLayout,
+    translate: Translate,
+    pid: int,
+    is_late: Callable[[], bool],
+) -> RemoteReading:
+    """Walk a process once, and name what holds its storages.
+
+    Raises:
+        OutsideError: it cannot be read, or has no Python.
+    """
+    heap = RemoteHeap(memory, layout, translate)
+    reader = TorchReader(heap, torch)
+    interpreter = RemoteInterpreter(heap, found, translate)
+    graph = RemoteWalk(heap, reader, interpreter, translate, pid, is_late).run()
+    namer = RemoteNamer(graph)
+    declared = declared_owners(graph)
+    held: dict[tuple[str, int], tuple[StorageFacts, int, Owner]] = {}
+    for position in graph.tensors:
+        facts = reader.storage(graph.objects[position])
+        if facts is None:
+            continue
+        owner = owner_of(graph, namer, declared, position)
+        key = (facts.device, facts.address)
+        known = held.get(key)
+        if known is not None:
+            _, at, before = known
+            owner = min(owner, before, key=RANK.__getitem__)
+            position = position if is_native(namer.path(at).anchor) else at
+        held[key] = facts, position, owner
+    holders = Holders(graph, namer)
+    reading = RemoteReading({}, {}, set(), {}, len(graph.objects), len(graph.nodes), len(reader.unread))
+    for key, (facts, position, owner) in held.items():
+        path = namer.path(position)
+        shared = reader.is_shared(facts)
+        reading.storages[key] = StorageRecord(
+            device=facts.device, address=facts.address, nbytes=facts.nbytes, owner=owner, path=path.whole,
+            shared=shared,
+        )  # fmt: skip
+        reading.anchors[key] = path.anchor
+        reading.holdings[key] = holders.of(position)
+        if path.attached:
+            reading.attached.add(key)
+    if graph.cut is not None:
+        reading.notes.append(f"a partial census: {graph.cut}")
+    if interpreter.cut:
+        reading.notes.append("the collector was at work: what only C++ holds may be missing")
+    if interpreter.has_others():
+        reading.notes.append("the process has more than one interpreter; only the main one was read")
+    if reader.unread:
+        count = len(reader.unread)
+        reading.notes.append(
+            f"what {count:,} autograd nodes of unknown types save for backward is not listed"
+        )
+    return reading
+
+
+def _agreed(first: RemoteReading, second: RemoteReading) -> tuple[RemoteReading, dict[tuple[str, int], int]]:
+    """Keep what both readings say of a storage; return that, and the bytes of the others."""
+    moved = {}
+    for key in first.storages.keys() | second.storages.keys():
+        one, two = first.storages.get(key), second.storages.get(key)
+        if one is None or two is None or (one.nbytes, one.path) != (two.nbytes, two.path):
+            moved[key] = max(record.nbytes for record in (one, two) if record is not None)
+    agreed = RemoteReading(
+        storages={key: record for key, record in second.storages.items() if key not in moved},
+        anchors=second.anchors,
+        attached=second.attached,
+        holdings=second.holdings,
+        objects=second.objects,
+        nodes=second.nodes,
+        unread=second.unread,
+        notes=second.notes,
+    )
+    return agreed, moved
+
+
+def _groups(reading: RemoteReading) -> list[HolderGroup]:
+    groups: dict[GroupKey, HolderGroup] = {}
+    elements: dict[GroupKey, set[int]] = {}
+    witnesses: dict[GroupKey, list[int]] = {}
+    for key, record in reading.storages.items():
+        anchor, whole = reading.anchors[key], record.path or ()
+        group = groups.get((record.device, anchor))
+        if group is None:
+            group = groups[record.device, anchor] = HolderGroup(
+                device=record.device, anchor=anchor, path=whole, count=0, nbytes=0,
+                tails={}, owners={}, attached=False,
+            )  # fmt: skip
+        group.count += 1
+        group.nbytes += record.nbytes
+        group.tails[whole] = group.tails.get(whole, 0) + record.nbytes
+        group.owners[record.owner] = group.owners.get(record.owner, 0) + record.nbytes
+        group.attached = group.attached or key in reading.attached
+        holding = reading.holdings[key]
+        group.holders[holding.holder] = group.holders.get(holding.holder, 0) + record.nbytes
+        elements.setdefault(group.key, set()).add(holding.element)
+        witnesses.setdefault(group.key, []).append(record.address)
+    for group in groups.values():
+        group.entries = len(elements[group.key])
+        group.witnesses = frozenset(witnesses[group.key])
+        group.path = max(group.tails, key=lambda path: group.tails[path])
+    return sorted(groups.values(), key=lambda group: -group.nbytes)
+
+
+def _details(reading: RemoteReading) -> dict[GroupKey, GroupDetail]:
+    details: dict[GroupKey, GroupDetail] = {}
+    for key, record in reading.storages.items():
+        holding = reading.holdings[key]
+        group = (record.device, reading.anchors[key])
+        if group not in details:
+            details[group] = GroupDetail(holder_kind=holding.kind, bound=holding.bound, shared=record.shared)
+    return details
+
+
+def _started_at(pid: int) -> str:
+    """Return when a process started, in the kernel's ticks: a number may be given to another process."""
+    try:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except OSError:
+        raise GoneError(f"process {pid} ended while it was read") from None
+
+
+def has_torch() -> bool:
+    """Whether this Python can load torch, whose layout is measured here."""
+    import importlib.util
+
+    return "torch" in sys.modules or importlib.util.find_spec("torch") is not None

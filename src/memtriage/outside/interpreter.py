@@ -1,0 +1,328 @@
+"""The interpreter of another process: its modules, its frames, the objects that its collector follows."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from memtriage.outside.memory import CHUNK, CHUNK_BITS, OutsideError, ProcessMemory, Words
+from memtriage.outside.objects import Frame, RemoteHeap, Translate
+from memtriage.outside.own_memory import own_words
+from memtriage.outside.python_layout import PythonLayout, has_debug_build, layout_of, versions
+
+MOST_TRACKED: Final = 20_000_000
+_MOST_THREADS: Final = 10_000
+_MOST_FRAMES: Final = 20_000
+_INTERPRETER_WORDS: Final = 1 << 15
+_THREAD_WORDS: Final = 64
+_GENERATIONS: Final = 3
+_GENERATION_SIZE: Final = 24
+_PERMANENT: Final = _GENERATIONS * _GENERATION_SIZE + 8
+"""`permanent_generation` (of `gc.freeze`) follows the three generations and a pointer to the first."""
+_PART: Final = 4096
+_UNMAPPED: Final = 1 << 62
+_TAGS: Final = 3
+"""Bits of the collector's pointers that are marks of a running collection."""
+
+
+@dataclass(frozen=True, slots=True)
+class InterpreterLayout:
+    """What is measured in this interpreter, beyond the table: offsets in bytes.
+
+    Attributes:
+        runtime: address of `_PyRuntime` in this process.
+        modules, collector: in the interpreter's state: `sys.modules`, the first generation's list.
+        thread_id, native_id: in a thread's state.
+    """
+
+    runtime: int
+    modules: int
+    collector: int
+    thread_id: int
+    native_id: int
+
+
+def own_layout() -> PythonLayout:
+    """Return the table of this Python.
+
+    Raises:
+        OutsideError: there is none.
+    """
+    layout = layout_of(sys.version_info[:2])
+    if sys.implementation.name != "cpython" or sys.maxsize < 1 << 32 or layout is None or has_debug_build():
+        raise OutsideError(
+            f"reading from outside is not known for this Python ({sys.implementation.name} "
+            f"{sys.version_info[0]}.{sys.version_info[1]}): expected a 64-bit release build of CPython "
+            f"{' or '.join(versions())}; start the job with `memtriage run --listen`"
+        )
+    return layout
+
+
+def measure(layout: PythonLayout) -> InterpreterLayout:
+    """Find in this interpreter what the table does not have.
+
+    Raises:
+        OutsideError: something is not where it is looked for.
+    """
+    runtime = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime"))
+    state = _call("PyInterpreterState_Main")
+    if own_words(runtime + layout.runtime_interpreters, 1)[0] != state:
+        raise _unlike("_PyRuntime")
+    words = own_words(state, _INTERPRETER_WORDS)
+    modules = _call("PyImport_GetModuleDict")
+    if modules not in words:
+        raise _unlike("the modules")
+    thread = own_words(_call("PyThreadState_Get"), _THREAD_WORDS)
+    ident, native = threading.get_ident(), threading.get_native_id()
+    if ident not in thread or native not in thread:
+        raise _unlike("a thread")
+    return InterpreterLayout(
+        runtime=runtime,
+        modules=8 * words.index(modules),
+        collector=_collector_offset(words),
+        thread_id=8 * thread.index(ident),
+        native_id=8 * thread.index(native),
+    )
+
+
+def _call(name: str) -> int:
+    function = getattr(ctypes.pythonapi, name)
+    function.restype = ctypes.c_void_p
+    return int(function() or 0)
+
+
+def _collector_offset(words: list[int]) -> int:
+    """Find the three generations by their thresholds, which each has after its two pointers."""
+    thresholds = list(gc.get_threshold())
+    for at in range(len(words) - 3 * _GENERATIONS):
+        part = words[at : at + 3 * _GENERATIONS]
+        if [word & 0xFFFFFFFF for word in part[2::3]] == thresholds and all(part[0::3]) and all(part[1::3]):
+            return 8 * at
+    raise _unlike("the collector's lists")
+
+
+def _unlike(what: str) -> OutsideError:
+    return OutsideError(
+        f"this build of Python {sys.version.split()[0]} keeps {what} elsewhere than the release of CPython: "
+        "it cannot be read from outside"
+    )
+
+
+class RemoteInterpreter:
+    """The main interpreter of a process.
+
+    Args:
+        heap: its objects.
+        found: what `measure` found in this process.
+        translate: from an address of this process to that of the same thing there.
+
+    Raises:
+        OutsideError: Python is not running there (yet).
+    """
+
+    def __init__(self, heap: RemoteHeap, found: InterpreterLayout, translate: Translate) -> None:
+        self._heap = heap
+        self._memory = heap.memory
+        self._found = found
+        runtime = translate(found.runtime)
+        self._state = self._memory.word((runtime or 0) + heap.layout.runtime_interpreters) if runtime else 0
+        if not self._state or not self._memory.word(self._state + found.modules):
+            raise OutsideError("Python has not started in the process, or has ended")
+        self.cut = False
+
+    def modules(self) -> list[tuple[str, int]]:
+        """Return (name, address) of the modules that are loaded."""
+        return self._heap.named_items(self._memory.word(self._state + self._found.modules))
+
+    def has_others(self) -> bool:
+        """Whether the process has more than one interpreter; only the main one is read."""
+        return bool(self._memory.word(self._state))
+
+    def frames(self, main_thread: int) -> Iterator[tuple[int | None, Frame]]:
+        """(identifier of the thread or None for the main one, frame) of what runs, innermost first.
+
+        Args:
+            main_thread: the process's number, which is the kernel's number of its main thread.
+        """
+        memory, layout, heap = self._memory, self._heap.layout, self._heap
+        thread = memory.word(self._state + layout.interpreter_threads)
+        for _ in range(_MOST_THREADS):
+            if not thread:
+                return
+            native = memory.word(thread + self._found.native_id)
+            ident = None if native == main_thread else memory.word(thread + self._found.thread_id)
+            at = memory.word(memory.word(thread + layout.thread_cframe) + layout.cframe_frame)
+            for _ in range(_MOST_FRAMES):
+                frame = heap.frame(at)
+                if frame is None:
+                    break
+                yield ident, frame
+                at = memory.word(at + layout.frame_previous)
+            thread = memory.word(thread + layout.thread_next)
+
+    def tracked(self) -> Words:
+        """Return the addresses of all objects that the cyclic collector follows."""
+        first = self._state + self._found.collector
+        heads = (*(first + at * _GENERATION_SIZE for at in range(_GENERATIONS)), first + _PERMANENT)
+        seen = np.zeros(len(self._memory.data), bool)
+        seen[0] = True  # nothing is mapped there
+        members = [part for head in heads for part in self._follow(head, seen)]
+        found: Words = np.concatenate([np.zeros(0, np.int64), *members])
+        return found + self._heap.layout.collector_head
+
+    def _follow(self, head: int, seen: npt.NDArray[np.bool_]) -> Iterator[Words]:
+        """Yield the members of a list of the collector, in parts, up to where it changed meanwhile.
+
+        Args:
+            head: address of the list.
+            seen: which places were met in this list or others; what is met again ends the list.
+        """
+        chunks, read, clear, within = self._memory.chunks, self._memory.chunk, ~_TAGS, CHUNK - 1
+        at, count = self._memory.word(head) & clear, 0
+        while at != head and count < MOST_TRACKED:
+            part: list[int] = []
+            for _ in range(_PART):
+                part.append(at)
+                try:
+                    at = chunks[at >> CHUNK_BITS][(at & within) >> 3] & clear
+                except KeyError:
+                    at = read(at >> CHUNK_BITS)[(at & within) >> 3] & clear
+                if at == head:
+                    break
+            count += len(part)
+            members = np.array([min(member, _UNMAPPED) for member in part], np.int64)
+            places = self._memory.places(members)
+            new = ~seen[places]
+            seen[places] = True
+            if not new.all() or len(np.unique(places)) < len(places):
+                self.cut = True
+                yield members[: int(new.argmin())] if not new.all() else members[:0]
+                return
+            yield members
+        self.cut = self.cut or at != head
+
+
+class _WithValues:
+    def __init__(self) -> None:
+        self.first, self.second = [1], (2, 3)
+
+
+class _Slotted:
+    __slots__ = ("kept",)
+
+    def __init__(self) -> None:
+        self.kept = [1]
+
+
+@contextlib.contextmanager
+def _waiting_function() -> Iterator[int]:
+    """A thread inside the function `_wait`: only what stands still can be compared."""
+    arrived, gate = threading.Event(), threading.Lock()
+
+    def _wait() -> None:
+        arrived.set()
+        gate.acquire()
+
+    gate.acquire()
+    thread = threading.Thread(target=_wait, daemon=True)
+    thread.start()
+    arrived.wait()
+    try:
+        yield int(thread.ident or 0)
+    finally:
+        gate.release()
+        thread.join()
+
+
+def check_self(layout: PythonLayout, found: InterpreterLayout) -> None:
+    """Read objects of this process as if they were another's, and compare them with what Python says.
+
+    Args:
+        layout, found: what is checked.
+
+    Raises:
+        OutsideError: something differs: this build is not read.
+    """
+    memory = ProcessMemory(os.getpid())
+    heap = RemoteHeap(memory, layout, lambda address: address)
+    inside = "a cell's value"
+
+    def function(argument: int, other: object = (4, 5), *, named: str = "n") -> str:
+        return inside
+
+    def generate() -> Iterator[int]:
+        kept = plain
+        yield len(str(kept))
+
+    cached = functools.lru_cache(maxsize=5)(function)
+    plain, slotted, generator = _WithValues(), _Slotted(), generate()
+    next(generator)
+    with_dict = _WithValues()
+    own = vars(with_dict)
+    values = [plain, slotted, "text"]
+    table, mixed = {"one": plain, "two": slotted}, {1: plain, (2,): slotted}
+    left = deque(values * 30, maxlen=70)
+    some = {1, "two", inside}
+    ident = threading.get_ident()
+    klass, plain_type = heap.type_of(id(plain)), heap.type_of(id(slotted))
+    if klass is None or plain_type is None:
+        raise _unlike("classes")
+    frame = heap.frame(heap.generator_frame(id(generator)))
+    held_names = dict(frame.variables) if frame is not None else {}
+    function_words = heap.referents(id(function))
+    checks: dict[str, bool] = {
+        "lists": heap.list_items(id(values)) == [id(value) for value in values],
+        "tuples": heap.tuple_items(id(_WithValues.__mro__)) == [id(base) for base in _WithValues.__mro__],
+        "dicts": heap.dict_items(id(table)) == [(id(k), id(v)) for k, v in table.items()]
+        and heap.dict_items(id(mixed)) == [(id(k), id(v)) for k, v in mixed.items()],
+        "bounds": [
+            heap.bound(id(one), of) for one in (left, deque(), cached) if (of := heap.type_of(id(one)))
+        ]
+        == [70, None, 5],
+        "sets": set(heap.set_items(id(some))) >= {id(value) for value in some},
+        "deques": heap.deque_items(id(left)) == [id(value) for value in left],
+        "strings": [heap.text(id(text)) for text in ("abc", "äöü", "€uro", "😀")]
+        == ["abc", "äöü", "€uro", "😀"],
+        "numbers": heap.number(id(ident)) == ident,
+        "classes": (klass.name, klass.module) == (_WithValues.__name__, __name__)
+        and klass.size == _WithValues.__basicsize__
+        and list(klass.lineage) == [id(base) for base in _WithValues.__mro__],
+        "attributes": heap.attributes(id(plain), klass)
+        == [("first", id(plain.first)), ("second", id(plain.second))],
+        "instances": heap.instance_dict(id(with_dict), klass) == id(own)
+        and dict(heap.named_items(id(own))) == {name: id(value) for name, value in own.items()},
+        "slots": heap.slot_name(id(slotted), plain_type, id(slotted.kept)) == "kept",
+        "functions": {id(function.__closure__), id(function.__defaults__), id(function.__kwdefaults__)}
+        <= set(function_words),
+        "frames": frame is not None and frame.name == "generate" and held_names.get("kept") == id(plain),
+        "modules": id(sys.modules) == memory.word(_call("PyInterpreterState_Main") + found.modules),
+        "type sizes": (set.__basicsize__, deque.__basicsize__, list.__basicsize__, dict.__basicsize__)
+        == (layout.set_size, layout.deque_size, layout.list_size, layout.dict_size),
+    }
+    wrong = [name for name, right in checks.items() if not right]
+    if wrong:
+        raise _unlike(" and ".join(wrong))
+    with _waiting_function() as ident:
+        gc.collect()  # what was made here joins the oldest generation, whose list stands still
+        heap = RemoteHeap(
+            ProcessMemory(os.getpid()), layout, lambda address: address
+        )  # the thread's stack is new
+        interpreter = RemoteInterpreter(heap, found, lambda address: address)
+        threads = list(interpreter.frames(threading.get_native_id()))
+        followed = set(interpreter.tracked().tolist())
+    if not any(thread == ident and frame.name == "_wait" for thread, frame in threads):
+        raise _unlike("running functions")
+    if not {id(values), id(table), id(plain.first)} <= followed:
+        raise _unlike("the collector's lists")

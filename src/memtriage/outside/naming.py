@@ -1,0 +1,398 @@
+"""Holder paths of another process's objects, by the rules of `memtriage.account.paths`.
+
+That one asks live objects, and this one their addresses; what folds a path is shared.
+"""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+
+from memtriage.account.paths import Hop, Path, extend, key_labels
+from memtriage.model.paths import ANY_ITEM, PathSegment, SegmentKind
+from memtriage.observe.kinds import ARRAY, KLASS, LOCALS, MODULE, NODE, PLACEHOLDER, TENSOR
+from memtriage.outside.objects import RemoteType
+from memtriage.outside.walk import RemoteGraph
+
+_MODULE_DICTS = ("_modules", "_parameters", "_buffers")
+_MAX_TUPLE = 8
+_MAX_RECORD = 8
+_OPEN = (SegmentKind.CLOSURE, SegmentKind.HOOK_CLOSURE, SegmentKind.DEFAULT_ARGUMENT)
+_COMMON_MODULES = ("builtins", "collections", "types", "functools")
+_CONTAINERS = (dict, list, tuple, deque, set, frozenset)
+_GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
+_LRU = "functools._lru_cache_wrapper"
+_GARBAGE_LOOKED_AT = 200
+
+
+def _root_path(*segments: PathSegment, namespace: bool = False, in_graph: bool = False) -> Path:
+    return Path((segments,), 1, namespace, in_graph)
+
+
+def _item(place: object) -> PathSegment:
+    return PathSegment(SegmentKind.ITEM, str(place))
+
+
+def _attribute(name: str) -> PathSegment:
+    return PathSegment(SegmentKind.HOOKS if "_hooks" in name else SegmentKind.ATTRIBUTE, name)
+
+
+class RemoteNamer:
+    """Names objects of one graph, each shared prefix once."""
+
+    def __init__(self, graph: RemoteGraph) -> None:
+        self._graph = graph
+        self._heap = graph.heap
+        self._torch = graph.torch
+        self._memory = graph.heap.memory
+        self._layout = graph.heap.layout
+        self._known: dict[int, Path] = {}
+        self._keys: dict[int, dict[int, PathSegment]] = {}
+        self._labels: dict[int, dict[int, Hop]] = {}
+
+    def path(self, position: int) -> Path:
+        """The folded path of the object at a position of the graph."""
+        known, parents = self._known, self._graph.parents
+        chain = []
+        at = position
+        while at not in known:
+            chain.append(at)
+            at = parents[at]
+            if at < 0:
+                break
+        for at in reversed(chain):
+            known[at] = self._root(at) if parents[at] < 0 else self._from(parents[at], at)
+        return known[position]
+
+    # --- roots ---
+
+    def _root(self, position: int) -> Path:
+        graph = self._graph
+        name = graph.root_names.get(position)
+        if name is not None:
+            if graph.kinds[position] == KLASS:
+                return _root_path(PathSegment(SegmentKind.CLASS, name))
+            return _root_path(PathSegment(SegmentKind.MODULE, name), namespace=True)
+        if position in graph.not_searched:
+            return _root_path(PathSegment(SegmentKind.NOT_SEARCHED))
+        if graph.kinds[position] == LOCALS:
+            running = graph.frames[graph.objects[position]]
+            frame = PathSegment(SegmentKind.FRAME, running.frame.name)
+            if running.thread:
+                return _root_path(PathSegment(SegmentKind.THREAD, running.thread), frame)
+            return _root_path(frame)
+        if position >= graph.first_garbage:
+            return _root_path(PathSegment(SegmentKind.GARBAGE_CYCLE, self._garbage_name(position)))
+        return self._unrooted(position)
+
+    def _unrooted(self, position: int) -> Path:
+        graph = self._graph
+        address, kind, klass = graph.objects[position], graph.kinds[position], graph.type_at(position)
+        if kind == NODE:
+            node = PathSegment(SegmentKind.GRAD_FN, self._torch.node_name(address))
+            return Path(((PathSegment(SegmentKind.NATIVE),), (node,)), 1, in_graph=True)
+        name = "Tensor" if klass is None else klass.name
+        if kind == TENSOR:
+            return _root_path(PathSegment(SegmentKind.NATIVE, name))
+        if klass is not None and self._heap.is_a(klass, *_GENERATORS):
+            return _root_path(PathSegment(SegmentKind.GENERATOR, self._generator_name(address)))
+        return _root_path(PathSegment(SegmentKind.UNSEEN, name))
+
+    def _garbage_name(self, position: int) -> str:
+        graph = self._graph
+        klass = graph.type_at(position)
+        fallback = "Tensor" if klass is None else klass.name
+        for at in range(position, min(position + _GARBAGE_LOOKED_AT, len(graph.objects))):
+            klass = graph.type_at(at)
+            if klass is None or klass.module in _COMMON_MODULES or klass.is_class:
+                continue
+            if graph.kinds[at] != TENSOR:
+                return klass.name
+            fallback = klass.name
+        return fallback
+
+    # --- steps ---
+
+    def _from(self, parent: int, position: int) -> Path:
+        graph = self._graph
+        before, kind = self._known[parent], graph.kinds[parent]
+        if kind == TENSOR:
+            return self._from_tensor(before, parent, position)
+        if kind == NODE:
+            return self._from_node(before, parent, position)
+        if kind == KLASS:
+            return self._add(before, namespace=self._is_dict(position))
+        if kind == LOCALS:
+            return self._from_frame(before, parent, position)
+        return self._from_python(before, parent, position)
+
+    def _add(self, before: Path, *hop: PathSegment, namespace: bool = False) -> Path:
+        """Extends a path inside Python; a hop out of the graph keeps the anchor where it was."""
+        hops = extend(before.hops, hop) if hop else before.hops
+        inside = before.attached or before.in_graph
+        return Path(hops, min(before.outside, len(hops)) if inside else len(hops), namespace)
+
+    def _object(self, position: int) -> int:
+        """The address of the Python object at a position: of a tensor or node its Python part."""
+        address, kind = self._graph.objects[position], self._graph.kinds[position]
+        if kind == TENSOR:
+            return self._torch.wrapper(address) or address
+        if kind == NODE:
+            return self._torch.node_wrapper(address) or address
+        return address
+
+    def _is_dict(self, position: int) -> bool:
+        klass = self._graph.type_at(position)
+        return klass is not None and self._heap.is_exactly(klass, dict)
+
+    def _from_frame(self, before: Path, parent: int, position: int) -> Path:
+        variables = self._graph.frames[self._graph.objects[parent]].frame.variables
+        wanted = self._object(position)
+        name = next((name for name, value in variables if value == wanted), "?")
+        return _root_path(*before.hops[0], PathSegment(SegmentKind.VARIABLE, name))
+
+    def _from_tensor(self, before: Path, parent: int, position: int) -> Path:
+        graph, torch = self._graph, self._torch
+        tensor, obj, kind = graph.objects[parent], graph.objects[position], graph.kinds[position]
+        if kind == NODE:
+            hops = extend(before.hops, (PathSegment(SegmentKind.GRAD_FN, torch.node_name(obj)),))
+            return Path(hops, min(before.outside, len(hops)), in_graph=True)
+        if self._is_dict(position):
+            return self._add(before, namespace=True)
+        if torch.gradient(tensor) == obj:
+            return self._add(before, PathSegment(SegmentKind.GRADIENT, "grad"))
+        if torch.base(tensor) == obj:
+            return self._add(before, _attribute("_base"))
+        klass = graph.type_at(position)
+        if klass is not None and self._heap.is_a(klass, dict):
+            return self._add(before, PathSegment(SegmentKind.HOOKS, "_hooks"))
+        return self._from_instance(before, parent, position)
+
+    def _from_node(self, before: Path, parent: int, position: int) -> Path:
+        graph, torch = self._graph, self._torch
+        node, obj, kind = graph.objects[parent], graph.objects[position], graph.kinds[position]
+        if kind == NODE:
+            hop = (PathSegment(SegmentKind.LATER_NODE, torch.node_name(obj)),)
+            kept = before.hops[:-1] if before.last.kind is SegmentKind.LATER_NODE else before.hops
+            return Path((*kept, hop), min(before.outside, len(kept)), in_graph=True)
+        label = self._node_labels(parent, node).get(obj)
+        if label is not None:
+            return self._add(before, *label)
+        klass = graph.type_at(parent)
+        if klass is not None and self._heap.instance_dict(torch.node_wrapper(node), klass) == obj:
+            return Path(before.hops, before.outside, namespace=True, in_graph=True)
+        if torch.leaf(node) == obj:
+            return self._add(before, PathSegment(SegmentKind.LEAF, "variable"))
+        return self._add(before, PathSegment(SegmentKind.NODE_HOOKS, "hooks"))
+
+    def _node_labels(self, parent: int, node: int) -> dict[int, Hop]:
+        labels = self._labels.get(parent)
+        if labels is None:
+            labels = self._labels[parent] = {}
+            for saved in self._torch.saved(node):
+                name = PathSegment(SegmentKind.SAVED, saved.name)
+                value = saved.tensor or self._torch_or_self(saved.packed)
+                labels[value] = (name,) if saved.place is None else (name, _item(saved.place))
+        return labels
+
+    def _torch_or_self(self, address: int) -> int:
+        klass = self._heap.type_of(address)
+        if klass is not None and "torch.Tensor" in klass.bases:
+            return self._torch.tensor(address) or address
+        return address
+
+    def _from_python(self, before: Path, parent: int, position: int) -> Path:
+        graph, heap, layout = self._graph, self._heap, self._layout
+        holder, obj = graph.objects[parent], self._object(position)
+        klass = graph.type_at(parent)
+        if klass is None:
+            return self._add(before)
+        if heap.is_a(klass, *_CONTAINERS) and heap.instance_dict(holder, klass) == obj:
+            return self._add(before, namespace=True)
+        if heap.is_a(klass, dict):
+            return self._from_dict(before, parent, position)
+        if heap.is_a(klass, list, deque, set, frozenset):
+            return self._from_sequence(before, holder, obj, is_list=heap.is_exactly(klass, list))
+        if heap.is_a(klass, tuple):
+            return self._from_tuple(before, parent, klass, obj)
+        if graph.kinds[parent] == PLACEHOLDER and not self._is_dict(position):
+            return self._add(before, PathSegment(SegmentKind.CHECKPOINT, "checkpoint"))
+        if heap.is_exactly(klass, types.FunctionType):
+            return self._from_function(before, holder, obj, is_dict=self._is_dict(position))
+        if heap.is_exactly(klass, types.CellType) or heap.is_exactly(klass, types.TracebackType):
+            return self._add(before)
+        if _LRU in klass.bases:
+            cache = (PathSegment(SegmentKind.LRU_CACHE, self._short(holder)),)
+            if self._is_dict(position) and heap.instance_dict(holder, klass) != obj:
+                return Path((cache,), 1)  # the unbounded cache's own dict
+            return Path((cache, (ANY_ITEM,)), 2)
+        if klass.name == "_lru_list_elem":
+            return before if before.last == ANY_ITEM else self._add(before, ANY_ITEM)
+        if heap.is_exactly(klass, types.MethodType):
+            bound = self._memory.word(holder + layout.method_self) == obj
+            return self._add(before, *((_attribute("__self__"),) if bound else ()))
+        if klass.bases[0] == "functools.partial":
+            called = self._short(self._memory.word(holder + layout.partial_function))
+            return self._add(before, PathSegment(SegmentKind.PARTIAL, called))
+        if heap.is_a(klass, *_GENERATORS):
+            frame = heap.frame(heap.generator_frame(holder))
+            running = PathSegment(SegmentKind.GENERATOR, self._generator_name(holder))
+            return self._add(before, running, self._variable(frame.variables if frame else [], obj))
+        if heap.is_exactly(klass, types.FrameType):
+            frame = heap.frame(self._memory.word(holder + layout.frame_object_frame))
+            ended = PathSegment(SegmentKind.FRAME, "?" if frame is None else frame.name)
+            return self._add(before, ended, self._variable(frame.variables if frame else [], obj))
+        if graph.kinds[parent] == ARRAY:
+            return self._add(before, _attribute(f"<{self._type_name(position)}>"))
+        return self._from_instance(before, parent, position)
+
+    def _variable(self, variables: list[tuple[str, int]], obj: int) -> PathSegment:
+        return PathSegment(
+            SegmentKind.VARIABLE, next((name for name, value in variables if value == obj), "?")
+        )
+
+    def _from_dict(self, before: Path, parent: int, position: int) -> Path:
+        label = self._key_labels(parent, before.namespace).get(self._object(position), ANY_ITEM)
+        if before.in_graph:
+            if label.kind is SegmentKind.ITEM:
+                hop: Hop = (PathSegment(SegmentKind.CONTEXT), label)
+            else:
+                hop = (PathSegment(SegmentKind.CONTEXT, label.name),)
+            return Path((*before.hops, hop), before.outside)
+        if before.last.kind in _OPEN:  # keyword-only defaults
+            return self._open(before, label.name)
+        if before.namespace and label.name in _MODULE_DICTS and self._belongs_to_module(parent):
+            return self._add(before, namespace=True)
+        if before.last.kind is SegmentKind.MODULE and label.kind is SegmentKind.ATTRIBUTE:
+            return self._add(before, PathSegment(SegmentKind.VARIABLE, label.name))
+        return self._add(before, label)
+
+    def _key_labels(self, parent: int, namespace: bool) -> dict[int, PathSegment]:
+        labels = self._keys.get(parent)
+        if labels is None:
+            items = self._heap.dict_items(self._graph.objects[parent])
+            labels = key_labels([(self._heap.text(key), value) for key, value in items], namespace)
+            self._keys[parent] = labels
+        return labels
+
+    def _belongs_to_module(self, position: int) -> bool:
+        above = self._graph.parents[position]
+        return above >= 0 and self._graph.kinds[above] == MODULE
+
+    def _open(self, before: Path, name: str) -> Path:
+        """The variable of a function's closure or defaults, in the hop that names the function."""
+        kept = Path(before.hops[:-1], min(before.outside, len(before.hops) - 1), in_graph=before.in_graph)
+        return self._add(kept, *before.hops[-1], PathSegment(SegmentKind.VARIABLE, name))
+
+    def _from_sequence(self, before: Path, holder: int, obj: int, *, is_list: bool) -> Path:
+        last = before.last
+        if is_list and last.kind is SegmentKind.CONTEXT and last.name:
+            items = self._heap.list_items(holder)
+            if len(items) <= _MAX_RECORD:
+                return self._add(before, _item(items.index(obj) if obj in items else "*"))
+        return self._add(before, ANY_ITEM)
+
+    def _from_tuple(self, before: Path, parent: int, klass: RemoteType, obj: int) -> Path:
+        graph, heap = self._graph, self._heap
+        holder, above = graph.objects[parent], graph.parents[parent]
+        values = heap.tuple_items(holder)
+        if above >= 0 and before.last.kind in _OPEN:
+            names = self._tuple_names(graph.objects[above], holder, len(values))
+            for name, value in zip(names, values, strict=False):
+                if value == obj:
+                    return self._open(before, name)
+        if obj not in values:
+            return self._add(before, ANY_ITEM)
+        at = values.index(obj)
+        fields = [] if heap.is_exactly(klass, tuple) else self._fields(klass)
+        if at < len(fields):
+            return self._add(before, _attribute(fields[at]))
+        return self._add(before, _item(at) if len(values) <= _MAX_TUPLE else ANY_ITEM)
+
+    def _fields(self, klass: RemoteType) -> list[str]:
+        """Names of a named tuple's places."""
+        for base in klass.lineage:
+            fields = self._heap.dict_value(self._memory.word(base + self._layout.type_dict), "_fields")
+            if fields:
+                return [name for item in self._heap.tuple_items(fields) if (name := self._heap.text(item))]
+        return []
+
+    def _tuple_names(self, function: int, values: int, count: int) -> list[str]:
+        """Variable names of a function's closure or positional defaults."""
+        memory, layout = self._memory, self._layout
+        klass = self._heap.type_of(function)
+        if klass is None or not self._heap.is_exactly(klass, types.FunctionType):
+            return []
+        code = memory.word(function + layout.function_code)
+        names = [
+            self._heap.text(name) or "?"
+            for name in self._heap.tuple_items(memory.word(code + layout.code_value_names))
+        ]
+        if memory.word(function + layout.function_closure) == values:
+            return names[len(names) - memory.half(code + layout.code_free) :]
+        if memory.word(function + layout.function_defaults) == values:
+            arguments = memory.half(code + layout.code_arguments)
+            return names[max(0, arguments - count) : arguments]
+        return []
+
+    def _from_function(self, before: Path, function: int, obj: int, *, is_dict: bool) -> Path:
+        memory, layout = self._memory, self._layout
+        if memory.word(function + layout.function_closure) == obj:
+            hooked = any(
+                segment.kind in (SegmentKind.HOOKS, SegmentKind.HOOK_CLOSURE) or "hook" in segment.name
+                for segment in before.whole
+            )
+            kind = SegmentKind.HOOK_CLOSURE if hooked else SegmentKind.CLOSURE
+            return self._add(before, PathSegment(kind, self._short(function)))
+        named = memory.word(function + layout.function_keyword_defaults) == obj
+        if named or memory.word(function + layout.function_defaults) == obj:
+            arguments = PathSegment(SegmentKind.DEFAULT_ARGUMENT, self._short(function))
+            return self._add(before, arguments, namespace=named)
+        return self._add(before, namespace=is_dict)
+
+    def _generator_name(self, generator: int) -> str:
+        return self._heap.text(self._memory.word(generator + self._layout.generator_name)) or "?"
+
+    def _from_instance(self, before: Path, parent: int, position: int) -> Path:
+        graph, heap = self._graph, self._heap
+        holder, obj, klass = self._object(parent), self._object(position), graph.type_at(parent)
+        if klass is None:
+            return self._add(before, _attribute(f"<{self._type_name(position)}>"))
+        traceback = self._memory.word(holder + self._layout.exception_traceback)
+        if "builtins.BaseException" in klass.bases and traceback == obj:
+            return self._add(before, PathSegment(SegmentKind.TRACEBACK, "__traceback__"))
+        if heap.instance_dict(holder, klass) == obj:
+            return self._add(before, namespace=True)
+        for name, value in heap.attributes(holder, klass):
+            if value == obj:
+                if name in _MODULE_DICTS and graph.kinds[parent] == MODULE:
+                    return self._add(before, namespace=True)
+                return self._add(before, _attribute(name))
+        slot = heap.slot_name(holder, klass, obj)
+        return self._add(before, _attribute(slot or f"<{self._type_name(position)}>"))
+
+    def _type_name(self, position: int) -> str:
+        klass = self._graph.type_at(position)
+        return "?" if klass is None else klass.name
+
+    def _short(self, function: int) -> str:
+        """Name of a function or class; of any other callable its type's name."""
+        memory, layout, heap = self._memory, self._layout, self._heap
+        klass = heap.type_of(function)
+        for _ in range(_MAX_TUPLE):  # a bound method, of a bound method, …
+            if klass is None or not heap.is_exactly(klass, types.MethodType):
+                break
+            function = memory.word(function + layout.method_function)
+            klass = heap.type_of(function)
+        if klass is None:
+            return "?"
+        name: str | None = klass.name
+        if klass.is_class and (named := heap.class_at(function)) is not None:
+            name = named.qualified_name
+        elif heap.is_exactly(klass, types.FunctionType):
+            name = heap.text(memory.word(function + layout.function_qualified_name))
+        elif _LRU in klass.bases:
+            name = heap.text(heap.attribute(function, klass, "__qualname__"))
+        elif heap.is_exactly(klass, types.BuiltinFunctionType):
+            name = heap.c_text(memory.word(memory.word(function + layout.builtin_definition)))
+        return (name or klass.name).rsplit("<locals>.", 1)[-1]

@@ -1,0 +1,629 @@
+"""Python objects of another process: their types, and what they refer to, as the cyclic collector sees it."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from memtriage.outside.memory import RemoteMemory, Words
+from memtriage.outside.python_layout import PythonLayout
+
+LONGEST_TEXT: Final = 300
+MOST_ITEMS: Final = 8_000_000
+"""Entries of one container that are looked at; what claims more is no container."""
+_MOST_BASES: Final = 100
+_MOST_VARIABLES: Final = 5_000
+_WIDE: Final = 64
+"""Entries from which on a list or dict is worth another look at its head: it may be growing right now."""
+_HEAD_WORDS: Final = 4
+"""Words of a list or dict from its size on: they have the addresses of its arrays."""
+_LARGEST_ENTRY: Final = 40
+"""Bytes per entry of a dict at most: 24, and up to 8 for each place, of which there are more."""
+_LARGEST_INSTANCE: Final = 1 << 14
+HIGHEST: Final = 1 << 48
+"""Above the addresses of a user's process."""
+
+_MANAGED_DICT: Final = 1 << 4
+HEAP_TYPE: Final = 1 << 9
+"""Of `tp_flags`: a class that Python code or `PyType_FromSpec` made."""
+_TYPE_SUBCLASS: Final = 1 << 31
+_SUSPENDED_OR_RUNNING: Final = 1
+"""A generator whose state is below this still has its variables."""
+_FRAME_OBJECT_OWNS: Final = 2
+_IS_FUNCTION: Final = 1
+
+Translate = Callable[[int], int | None]
+"""From an address in a file of this process to that of the same thing in the other one; None: not there."""
+Referents = Callable[[int, "RemoteType"], list[int]]
+
+
+@dataclass(slots=True)
+class RemoteType:
+    """A class of the other process.
+
+    Attributes:
+        address: of the class.
+        name, qualified_name, module: as Python has them.
+        bases: names ("module.name") of the class and its bases, in the order of attribute look-up.
+        lineage: their addresses.
+        size: bytes of an instance, without its items.
+        own_from: where in an instance its slots begin: after what its first built-in base has.
+        skipped: offsets of an instance's words that are not followed: its dict, its weak references.
+        flags, dict_offset, item_size: as CPython has them.
+        cached_keys: address of the names of the attributes that instances have without a dict.
+        shape: address of the built-in class whose layout instances have.
+        referents: reads what an instance refers to.
+        kind: how the walk treats instances (`memtriage.observe.kinds`).
+        slots: names of the slots by their offset, of the class and its bases; filled when asked for.
+    """
+
+    address: int
+    name: str
+    qualified_name: str
+    module: str
+    bases: tuple[str, ...]
+    lineage: tuple[int, ...]
+    size: int
+    own_from: int
+    skipped: frozenset[int]
+    flags: int
+    dict_offset: int
+    item_size: int
+    cached_keys: int
+    shape: int
+    referents: Referents
+    kind: int = -1
+    slots: dict[int, str] | None = None
+
+    @property
+    def managed(self) -> bool:
+        """Instances have their dict, or its values, before themselves."""
+        return bool(self.flags & _MANAGED_DICT)
+
+    @property
+    def is_class(self) -> bool:
+        """Instances are classes themselves."""
+        return bool(self.flags & _TYPE_SUBCLASS)
+
+
+@dataclass(slots=True)
+class Frame:
+    """The variables of a function that runs, is suspended, or ended with an error.
+
+    Attributes:
+        address: of the interpreter's frame.
+        name: of the function.
+        file: its source file.
+        variables: (name, address of the value) of those that are bound.
+    """
+
+    address: int
+    name: str
+    file: str
+    variables: list[tuple[str, int]] = field(default_factory=list)
+
+
+class RemoteHeap:
+    """Reads objects of another process.
+
+    Args:
+        memory: of the process.
+        layout: of its Python.
+        translate: where the built-in classes of this Python are in it.
+    """
+
+    def __init__(self, memory: RemoteMemory, layout: PythonLayout, translate: Translate) -> None:
+        self.memory = memory
+        self.layout = layout
+        self._types: dict[int, RemoteType | None] = {}
+        self._translate = translate
+        self._built_in: dict[int, type] = {}
+        self._readers: dict[int, Referents] = {}
+        self._reading: set[int] = set()
+        self._declared: dict[int, frozenset[str]] = {}
+        self.null_type = self._address_of(type)
+        for klass, reader in self._shapes():
+            address = translate(id(klass))
+            if address is not None:
+                self._readers[address] = reader
+                self._built_in[address] = klass
+
+    def _address_of(self, klass: type) -> int:
+        address = self._translate(id(klass))
+        return 0 if address is None else address
+
+    def _shapes(self) -> Iterable[tuple[type, Referents]]:
+        return (
+            (dict, self._dict_referents),
+            (list, lambda address, klass: self.list_items(address)[::-1]),
+            (tuple, lambda address, klass: self.tuple_items(address)[::-1]),
+            (set, lambda address, klass: self.set_items(address)),
+            (frozenset, lambda address, klass: self.set_items(address)),
+            (deque, lambda address, klass: self.deque_items(address)),
+            (types.FunctionType, self._function_referents),
+            (types.CellType, lambda address, klass: [self.memory.word(address + self.layout.cell_value)]),
+            (types.MethodType, self._method_referents),
+            (types.BuiltinFunctionType, self._builtin_referents),
+            (types.ModuleType, lambda address, klass: [self.memory.word(address + self.layout.module_dict)]),
+            (type, self._class_referents),
+            (types.GeneratorType, self._generator_referents),
+            (types.CoroutineType, self._generator_referents),
+            (types.AsyncGeneratorType, self._generator_referents),
+            (types.FrameType, self._frame_object_referents),
+            (types.TracebackType, self._traceback_referents),
+            *((klass, self._weak_referents) for klass in self.weak_types()),
+        )
+
+    @staticmethod
+    def weak_types() -> tuple[type, ...]:
+        import weakref
+
+        return weakref.ReferenceType, weakref.ProxyType, weakref.CallableProxyType
+
+    # --- types ---
+
+    def type_of(self, address: int) -> RemoteType | None:
+        """Return the class of an object; None where there is no object."""
+        klass = self.memory.word(address + 8)
+        try:
+            return self._types[klass]
+        except KeyError:
+            return self.class_at(klass)
+
+    def class_at(self, address: int) -> RemoteType | None:
+        """Return the class at an address; None where there is none."""
+        if address in self._types:
+            return self._types[address]
+        if address & 7 or address in self._reading or len(self._reading) > _MOST_BASES:
+            return None
+        if not self._is_class(address):
+            return None
+        self._reading.add(address)
+        try:
+            found = self._types[address] = self._read_class(address)
+        finally:
+            self._reading.discard(address)
+        return found
+
+    def _is_class(self, address: int) -> bool:
+        """Whether an object says, and its class says, that it is a class."""
+        memory, layout = self.memory, self.layout
+        meta = memory.word(address + 8)
+        for _ in range(_MOST_BASES):
+            if not meta or meta & 7:
+                return False
+            if not memory.word(meta + layout.type_flags) & _TYPE_SUBCLASS:
+                return False
+            if meta == self.null_type:
+                return True
+            meta = memory.word(meta + 8)
+        return False
+
+    def _read_class(self, address: int) -> RemoteType | None:
+        memory, layout = self.memory, self.layout
+        flags = memory.word(address + layout.type_flags)
+        mro = tuple(self.tuple_items(memory.word(address + layout.type_mro))[:_MOST_BASES])
+        if not mro or mro[0] != address:
+            return None
+        name = self.c_text(memory.word(address + layout.type_name))
+        size = memory.word(address + layout.type_basic_size)
+        if not name or not 16 <= size <= _LARGEST_INSTANCE:
+            return None
+        module, _, short = name.rpartition(".")
+        qualified = short
+        if flags & HEAP_TYPE:
+            said = self.text(self.dict_value(memory.word(address + layout.type_dict), "__module__"))
+            module = said or module
+            qualified = self.text(memory.word(address + layout.type_qualified_name)) or short
+        module = module or "builtins"
+        bases = [known for base in mro[1:] if (known := self.class_at(base)) is not None]
+        names = (f"{module}.{short}", *(f"{base.module}.{base.name}" for base in bases))
+        shape = next((base for base in mro if base in self._readers), 0)
+        offsets = {memory.signed(base + layout.type_weaklist_offset) for base in mro}
+        dict_offset = memory.signed(address + layout.type_dict_offset)
+        own_from = 16
+        if shape:
+            own_from = memory.word(shape + layout.type_basic_size)
+        reader = self._reader_of(names, shape if mro[0] == shape else 0)
+        return RemoteType(
+            address=address,
+            name=short,
+            qualified_name=qualified,
+            module=module,
+            bases=names,
+            lineage=mro,
+            size=size,
+            own_from=own_from,
+            skipped=frozenset(offset for offset in (*offsets, dict_offset) if offset > 0),
+            flags=flags,
+            dict_offset=dict_offset,
+            item_size=memory.word(address + layout.type_item_size),
+            cached_keys=memory.word(address + layout.type_cached_keys) if flags & HEAP_TYPE else 0,
+            shape=shape,
+            referents=reader,
+        )
+
+    def _reader_of(self, names: tuple[str, ...], exact: int) -> Referents:
+        if exact:
+            return self._readers[exact]
+        if "functools._lru_cache_wrapper" in names:
+            return self._lru_referents
+        return self._instance_referents
+
+    def built_in(self, address: int) -> type | None:
+        """Return the built-in class of Python at an address; None where none of those that are known is."""
+        return self._built_in.get(address)
+
+    def is_read_alone(self, klass: RemoteType) -> bool:
+        """Whether instances are read by a rule of their class alone."""
+        return klass.referents == self._lru_referents
+
+    def is_a(self, klass: RemoteType, *built_in: type) -> bool:
+        """Whether a class is one of some built-in classes of Python, or derives from one."""
+        return any(self._built_in.get(base) in built_in for base in klass.lineage)
+
+    def is_exactly(self, klass: RemoteType, built_in: type) -> bool:
+        """Whether a class is a built-in class of Python."""
+        return self._built_in.get(klass.address) is built_in
+
+    def declares(self, klass: RemoteType, *names: str) -> bool:
+        """Whether a class or its bases define all of some attributes."""
+        return set(names) <= self._names_of(klass)
+
+    def _names_of(self, klass: RemoteType) -> set[str]:
+        """Return the names that a class and its bases define."""
+        found: set[str] = set()
+        for base in klass.lineage:
+            names = self._declared.get(base)
+            if names is None:
+                items = self.named_items(self.memory.word(base + self.layout.type_dict))
+                names = self._declared[base] = frozenset(name for name, _ in items)
+            found |= names
+        return found
+
+    def slot_name(self, holder: int, klass: RemoteType, value: int) -> str | None:
+        """Return the name of the slot of an instance that has a value; None where none has."""
+        if klass.slots is None:
+            klass.slots = self._slots(klass)
+        for offset, name in klass.slots.items():
+            if self.memory.word(holder + offset) == value:
+                return name
+        return None
+
+    def _slots(self, klass: RemoteType) -> dict[int, str]:
+        slots: dict[int, str] = {}
+        memory, layout = self.memory, self.layout
+        member_type = self._address_of(types.MemberDescriptorType)
+        for base in klass.lineage:
+            for name, member in self.named_items(memory.word(base + layout.type_dict)):
+                if memory.word(member + 8) == member_type:
+                    definition = memory.word(member + layout.member_definition)
+                    offset = memory.word(definition + layout.definition_offset)
+                    if 16 <= offset < _LARGEST_INSTANCE:
+                        slots.setdefault(offset, name)
+        return slots
+
+    # --- text and numbers that are names ---
+
+    def text(self, address: int) -> str | None:
+        """Return a string; None where there is none, and of a long one the beginning."""
+        if not address or address & 7:
+            return None
+        memory, layout = self.memory, self.layout
+        if memory.word(address + 8) != self._text_type:
+            return None
+        length = min(memory.word(address + layout.text_length), LONGEST_TEXT)
+        state = memory.half(address + layout.text_state)
+        width, compact, is_ascii = state >> 2 & 7, state >> 5 & 1, state >> 6 & 1
+        if not compact or width not in (1, 2, 4):
+            return None
+        start = address + (layout.text_ascii if is_ascii else layout.text_other)
+        codec = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}[width]
+        return memory.text_bytes(start, length * width).decode(codec, "replace")
+
+    @functools.cached_property
+    def _text_type(self) -> int:
+        return self._address_of(str)
+
+    def number(self, address: int) -> int | None:
+        """Return an int that is no longer than a word, and not negative; None of anything else."""
+        memory, layout = self.memory, self.layout
+        if not address or memory.word(address + 8) != self._address_of(int):
+            return None
+        digits = memory.signed(address + layout.size)
+        if not 0 <= digits <= 3:
+            return None
+        return sum(memory.half(address + layout.number_digits + 4 * at) << 30 * at for at in range(digits))
+
+    def c_text(self, address: int) -> str:
+        """Return a text of C, which ends with a zero."""
+        return self.memory.text_bytes(address, LONGEST_TEXT).split(b"\0")[0].decode("utf-8", "replace")
+
+    # --- containers ---
+
+    def renew(self, objects: Words) -> None:
+        """Copy lists and dicts again that got another array since they were copied.
+
+        An array that grows moves, and its old place is used for other things. So a copy of a list and of its
+        array must not have the move between them.
+        """
+        memory, layout = self.memory, self.layout
+        places = memory.places(objects)
+        wide = memory.data[places + layout.size // 8] > _WIDE
+        if not wide.any():
+            return
+        objects, places = objects[wide], places[wide]
+        heads = memory.live(objects + layout.size, _HEAD_WORDS)
+        first = layout.size // 8
+        changed = (heads != memory.data[places[:, None] + first + np.arange(_HEAD_WORDS)]).any(axis=1)
+        if changed.any():
+            chosen, heads = objects[changed], heads[changed]
+            memory.copy_again(chosen, np.full(len(chosen), 8 * (first + _HEAD_WORDS)))
+            sizes = np.clip(heads[:, 0], 0, MOST_ITEMS) * _LARGEST_ENTRY + 4096
+            for arrays in heads[:, 1:].T:
+                memory.copy_again(arrays, sizes)
+
+    def list_items(self, address: int) -> list[int]:
+        memory, layout = self.memory, self.layout
+        count = memory.word(address + layout.size)
+        if not 0 < count <= MOST_ITEMS:
+            return []
+        return memory.words(memory.word(address + layout.list_items), count)
+
+    def tuple_items(self, address: int) -> list[int]:
+        count = self.memory.word(address + self.layout.size)
+        if not 0 < count <= MOST_ITEMS:
+            return []
+        return self.memory.words(address + self.layout.tuple_items, count)
+
+    def set_items(self, address: int) -> list[int]:
+        memory, layout = self.memory, self.layout
+        mask = memory.word(address + layout.set_mask)
+        if mask >= MOST_ITEMS:
+            return []
+        table = memory.words(memory.word(address + layout.set_table), 2 * (mask + 1))
+        return [key for key in table[::2] if key]
+
+    def deque_items(self, address: int) -> list[int]:
+        memory, layout = self.memory, self.layout
+        count = memory.word(address + layout.size)
+        if not 0 < count <= MOST_ITEMS:
+            return []
+        block = memory.word(address + layout.deque_left)
+        at = memory.word(address + layout.deque_left_index)
+        items: list[int] = []
+        while block and at < layout.deque_block and len(items) < count:
+            items += memory.words(block + 8 + 8 * at, min(layout.deque_block - at, count - len(items)))
+            block, at = memory.word(block + 8 + 8 * layout.deque_block), 0
+        return items
+
+    def bound(self, address: int, klass: RemoteType) -> int | None:
+        """Return how many entries a deque or a cache of `functools.lru_cache` takes; None for no bound."""
+        if self.is_a(klass, deque):
+            bound = self.memory.signed(address + self.layout.deque_bound)
+        elif self.is_read_alone(klass):
+            bound = self.memory.signed(address + self.layout.lru_bound)
+        else:
+            return None
+        return bound if bound >= 0 else None
+
+    def dict_items(self, address: int) -> list[tuple[int, int]]:
+        """Return (key, value) of a dict, as addresses, in order."""
+        values = self.memory.word(address + self.layout.dict_values)
+        return self._entries(self.memory.word(address + self.layout.dict_keys), values)
+
+    def _entries(self, keys: int, values: int) -> list[tuple[int, int]]:
+        memory, layout = self.memory, self.layout
+        count = memory.word(keys + layout.keys_entries)
+        index_bits = memory.byte(keys + layout.keys_log2_index_bytes)
+        if not keys or not 0 < count <= MOST_ITEMS or index_bits > 40:
+            return []
+        start = keys + layout.keys_indices + (1 << index_bits)
+        if memory.byte(keys + layout.keys_kind):
+            words = memory.words(start, 2 * count)
+            names, found = words[::2], words[1::2]
+        else:
+            words = memory.words(start, 3 * count)
+            names, found = words[1::3], words[2::3]
+        if values:
+            found = memory.words(values, len(names))
+        return [(name, value) for name, value in zip(names, found, strict=False) if value]
+
+    def named_items(self, address: int) -> list[tuple[str, int]]:
+        """Return (key, value) of those entries of a dict whose keys are strings."""
+        items = ((self.text(key), value) for key, value in self.dict_items(address))
+        return [(name, value) for name, value in items if name is not None]
+
+    def dict_value(self, address: int, name: str) -> int:
+        """Return the address of a dict's value; 0 where it has no such key."""
+        return next((value for key, value in self.dict_items(address) if self.text(key) == name), 0)
+
+    # --- instances ---
+
+    def instance_dict(self, address: int, klass: RemoteType) -> int:
+        """Return the address of an instance's dict; 0 where it has none (yet)."""
+        if klass.managed:
+            return self.memory.word(address + self.layout.managed_dict)
+        offset = klass.dict_offset
+        if offset < 0:
+            length = abs(self.memory.signed(address + self.layout.size))
+            if length > MOST_ITEMS:
+                return 0
+            offset += klass.size + length * klass.item_size + 7 & ~7
+        return self.memory.word(address + offset) if offset else 0
+
+    def inline_values(self, address: int, klass: RemoteType) -> list[tuple[str, int]]:
+        """Return (name, value) of the attributes that an instance has without a dict."""
+        if not klass.managed:
+            return []
+        values = self.memory.word(address + self.layout.managed_values)
+        if not values:
+            return []
+        items = ((self.text(key), value) for key, value in self._entries(klass.cached_keys, values))
+        return [(name, value) for name, value in items if name is not None]
+
+    def managed(self, addresses: Words) -> tuple[Words, Words]:
+        """Return the addresses of instances' inline values and of their dicts; 0 for none."""
+        memory = self.memory
+        values = memory.data[memory.places(addresses + self.layout.managed_values)]
+        return values, memory.data[memory.places(addresses + self.layout.managed_dict)]
+
+    def attributes(self, address: int, klass: RemoteType) -> list[tuple[str, int]]:
+        """Return (name, value) of an instance's attributes, wherever it has them."""
+        own = self.instance_dict(address, klass)
+        return self.named_items(own) if own else self.inline_values(address, klass)
+
+    def attribute(self, address: int, klass: RemoteType, name: str) -> int:
+        """Return the address of an instance's attribute; 0 where it has none of that name."""
+        return next((value for key, value in self.attributes(address, klass) if key == name), 0)
+
+    # --- what objects refer to ---
+
+    def referents(self, address: int) -> list[int]:
+        """Return what an object refers to, as the collector sees it. Some may be no objects."""
+        klass = self.type_of(address)
+        return [] if klass is None else klass.referents(address, klass)
+
+    def _instance_referents(self, address: int, klass: RemoteType) -> list[int]:
+        """Slots, attributes, the class, then what the built-in base has.
+
+        Of classes written in C the layout is not known: each of their words that is the address of an object
+        counts as a reference.
+        """
+        found: list[int] = []
+        start = klass.own_from
+        if klass.size > start:
+            skipped = klass.skipped
+            words = self.memory.words(address + start, (klass.size - start) >> 3)
+            found += [
+                word
+                for at, word in enumerate(words)
+                if 4096 < word < HIGHEST and not word & 7 and start + 8 * at not in skipped
+            ]
+        if klass.managed:
+            values = self.memory.word(address + self.layout.managed_values)
+            if values:
+                found += [value for _, value in self._entries(klass.cached_keys, values)]
+        own = self.instance_dict(address, klass)
+        if own:
+            found.append(own)
+        found.append(klass.address)
+        if klass.shape:
+            found += self._readers[klass.shape](address, klass)
+        return found
+
+    def _dict_referents(self, address: int, klass: RemoteType) -> list[int]:
+        keys = self.memory.word(address + self.layout.dict_keys)
+        entries = self._entries(keys, self.memory.word(address + self.layout.dict_values))
+        if self.memory.byte(keys + self.layout.keys_kind):  # all keys are strings
+            return [value for _, value in entries]
+        return [part for entry in entries for part in entry]
+
+    def _function_referents(self, address: int, klass: RemoteType) -> list[int]:
+        layout = self.layout
+        offsets = (
+            layout.function_globals, layout.function_module, layout.function_defaults,
+            layout.function_keyword_defaults, layout.function_dict, layout.function_closure,
+            layout.function_annotations,
+        )  # fmt: skip
+        return [self.memory.word(address + offset) for offset in offsets]
+
+    def _method_referents(self, address: int, klass: RemoteType) -> list[int]:
+        return self.memory.words(address + self.layout.method_function, 2)
+
+    def _builtin_referents(self, address: int, klass: RemoteType) -> list[int]:
+        return self.memory.words(address + self.layout.builtin_self, 2)
+
+    def _class_referents(self, address: int, klass: RemoteType) -> list[int]:
+        memory, layout = self.memory, self.layout
+        if not memory.word(address + layout.type_flags) & HEAP_TYPE:
+            return []
+        offsets = (layout.type_dict, layout.type_mro, layout.type_bases, layout.type_base)
+        return [memory.word(address + offset) for offset in offsets]
+
+    def _weak_referents(self, address: int, klass: RemoteType) -> list[int]:
+        return [self.memory.word(address + self.layout.weakref_callback)]
+
+    def _traceback_referents(self, address: int, klass: RemoteType) -> list[int]:
+        return self.memory.words(address + self.layout.traceback_next, 2)
+
+    def _lru_referents(self, address: int, klass: RemoteType) -> list[int]:
+        memory, layout = self.memory, self.layout
+        found: list[int] = []
+        link = memory.word(address + layout.lru_next)
+        for _ in range(MOST_ITEMS):
+            if not link or link == address:
+                break
+            found += memory.words(link + layout.lru_key, 2)
+            link = memory.word(link + layout.lru_next)
+        start = layout.lru_function
+        words = memory.words(address + start, (klass.size - start) >> 3)
+        return found + [w for at, w in enumerate(words) if start + 8 * at != _weak_offset(klass)]
+
+    # --- functions that run, or ran ---
+
+    def frame(self, address: int) -> Frame | None:
+        """Return the frame at an address; None where there is none."""
+        memory, layout = self.memory, self.layout
+        code = memory.word(address + layout.frame_code)
+        if not address or not code or memory.word(code + 8) != self._code_type:
+            return None
+        name = self.text(memory.word(code + layout.code_name)) or "?"
+        frame = Frame(address, name, self.text(memory.word(code + layout.code_filename)) or "")
+        if not memory.half(code + layout.code_flags) & _IS_FUNCTION:
+            return frame
+        names = self.tuple_items(memory.word(code + layout.code_value_names))
+        count = min(memory.half(code + layout.code_values), len(names), _MOST_VARIABLES)
+        values = memory.words(address + layout.frame_values, count)
+        cell = self._address_of(types.CellType)
+        for name_address, value in zip(names, values, strict=False):
+            if value and memory.word(value + 8) == cell:
+                value = memory.word(value + layout.cell_value)
+            text = self.text(name_address)
+            if value and text is not None:
+                frame.variables.append((text, value))
+        return frame
+
+    @functools.cached_property
+    def _code_type(self) -> int:
+        return self._address_of(types.CodeType)
+
+    def generator_frame(self, address: int) -> int:
+        """Return the address of a generator's frame; 0 once it has ended."""
+        state = self.memory.byte(address + self.layout.generator_state)
+        state = state - 256 if state > 127 else state
+        return address + self.layout.generator_frame if state < _SUSPENDED_OR_RUNNING else 0
+
+    def _generator_referents(self, address: int, klass: RemoteType) -> list[int]:
+        frame = self.generator_frame(address)
+        exception = self.memory.word(address + self.layout.generator_exception)
+        return [*(self._frame_referents(frame) if frame else ()), exception]
+
+    def _frame_referents(self, frame: int) -> list[int]:
+        memory, layout = self.memory, self.layout
+        stacktop = memory.half(frame + layout.frame_stacktop)
+        found = [memory.word(frame + layout.frame_locals), memory.word(frame + layout.frame_function)]
+        if stacktop <= _MOST_VARIABLES:  # else it runs, and has no top that could be read
+            found += memory.words(frame + layout.frame_values, stacktop)
+        return found
+
+    def _frame_object_referents(self, address: int, klass: RemoteType) -> list[int]:
+        memory, layout = self.memory, self.layout
+        found = [
+            memory.word(address + layout.frame_object_back),
+            memory.word(address + layout.frame_object_trace),
+        ]
+        frame = memory.word(address + layout.frame_object_frame)
+        if frame and memory.byte(frame + layout.frame_owner) == _FRAME_OBJECT_OWNS:
+            found += self._frame_referents(frame)
+        return found
+
+
+def _weak_offset(klass: RemoteType) -> int:
+    return next((offset for offset in klass.skipped if offset != klass.dict_offset), 0)

@@ -1,0 +1,130 @@
+"""Memory of another process: what is mapped, what is not, and a process that ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memtriage.outside.memory import (
+    CHUNK,
+    ForbiddenError,
+    GoneError,
+    Mapping,
+    ProcessMemory,
+    RemoteMemory,
+    parse_maps,
+)
+from memtriage.outside.objects import RemoteHeap
+from memtriage.outside.python_layout import PythonLayout
+
+_START = 64 * CHUNK
+_SIZE = 4 * CHUNK
+
+
+class FakeMemory(RemoteMemory):
+    """Bytes at an address, as a process may have them."""
+
+    def __init__(self, data: bytes, start: int = _START) -> None:
+        super().__init__([Mapping(start, start + len(data), readable=True, shared=False, path="")])
+        self._data = data
+        self._start = start
+
+    def _copy(self, parts: Sequence[tuple[int, int, int]]) -> int:
+        copied = 0
+        for address, size, at in parts:
+            data = self._data[address - self._start :][:size]
+            self.raw[at : at + len(data)] = data
+            copied += len(data)
+        return copied
+
+
+def test_mappings_are_read_from_the_kernels_text() -> None:
+    text = (
+        "7f00000000-7f00002000 rw-p 00000000 00:00 0 \n"
+        "5500000000-5500001000 r--p 00000000 08:01 12 /a file with spaces\n"
+        "7f00004000-7f00005000 rw-s 00000000 00:06 9 /dev/nvidia0\n"
+    )
+    found = parse_maps(text)
+    assert [mapping.path for mapping in found] == ["/a file with spaces", "", "/dev/nvidia0"]
+    assert [mapping.readable for mapping in found] == [True, True, False]
+    assert [mapping.shared for mapping in found] == [False, False, True]
+
+
+@given(st.integers(0, 2 * CHUNK - 1), st.integers(0, 300))
+def test_bytes_at_any_place(at: int, count: int) -> None:
+    data = random.Random(1).randbytes(2 * CHUNK)
+    memory = FakeMemory(data)
+    expected = data[at : at + count].ljust(count, b"\0")
+    assert memory.text_bytes(_START + at, count) == expected
+    aligned = at & ~7
+    assert memory.word(_START + aligned) == int.from_bytes(data[aligned : aligned + 8], "little")
+    assert memory.byte(_START + at) == data[at]
+
+
+@pytest.mark.parametrize("address", [0, 8, -8, _START - 8, _START + 2 * CHUNK, 1 << 60, (1 << 64) - 8])
+def test_what_is_not_mapped_is_zeros(address: int) -> None:
+    memory = FakeMemory(b"\xff" * 2 * CHUNK)
+    assert memory.word(address) == 0
+    assert not any(memory.words(address, 1))
+
+
+def test_this_process_reads_itself() -> None:
+    value = ctypes.create_string_buffer(b"the quick brown fox")
+    memory = ProcessMemory(os.getpid())
+    assert memory.text_bytes(ctypes.addressof(value), 19) == b"the quick brown fox"
+
+
+def test_a_process_that_ended() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        memory = ProcessMemory(child.pid)
+        readable = next(mapping for mapping in memory.mappings if mapping.readable)
+        child.kill()
+        child.wait()
+        with pytest.raises(GoneError, match=f"process {child.pid} ended"):
+            memory.word(readable.start)
+    with pytest.raises(GoneError):
+        ProcessMemory(child.pid)
+
+
+def test_a_process_that_must_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = ProcessMemory(os.getpid())
+
+    def refused(*_: object) -> int:
+        ctypes.set_errno(1)
+        return -1
+
+    monkeypatch.setattr(memory, "_readv", refused)
+    readable = next(mapping for mapping in memory.mappings if mapping.readable)
+    with pytest.raises(ForbiddenError):
+        memory.word(readable.start)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.booleans())
+def test_hostile_structures_neither_crash_nor_hang(seed: int, pointers: bool) -> None:
+    """Random bytes, or random pointers into themselves, where objects should be."""
+    chance = random.Random(seed)
+    if pointers:
+        words = (_START + 8 * chance.randrange(_SIZE >> 3) for _ in range(4096))
+        data = b"".join(word.to_bytes(8, "little") for word in words) * (_SIZE >> 15)
+    else:
+        data = chance.randbytes(1 << 15) * (_SIZE >> 15)
+    memory = FakeMemory(data)
+    heap = RemoteHeap(memory, PythonLayout(), lambda own: _START + own % _SIZE & ~7)
+    for _ in range(20):
+        address = _START + 8 * chance.randrange(_SIZE >> 3)
+        heap.type_of(address)
+        heap.referents(address)
+        heap.text(address)
+        heap.number(address)
+        heap.frame(address)
+        for read in (heap.list_items, heap.tuple_items, heap.set_items, heap.deque_items, heap.dict_items):
+            assert len(read(address)) <= 8_000_000

@@ -1,0 +1,86 @@
+"""A job that is stopped for a moment always goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from memtriage.outside.memory import GoneError, ProcessMemory
+from memtriage.outside.pause import paused
+
+_JOB = """
+import sys
+print("ready", flush=True)
+for line in sys.stdin:
+    print(line, end="", flush=True)
+"""
+_KILLED_READER = """
+import os, signal, sys
+from memtriage.outside.pause import paused
+with paused(int(sys.argv[1])):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def job() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", _JOB]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def _state(pid: int) -> str:
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+def _goes_on(job: subprocess.Popen[str]) -> bool:
+    assert job.stdin is not None and job.stdout is not None
+    job.stdin.write("still here\n")
+    job.stdin.flush()
+    return job.stdout.readline() == "still here\n"
+
+
+def test_a_job_is_stopped_and_goes_on(job: subprocess.Popen[str]) -> None:
+    with paused(job.pid) as stop:
+        os.waitid(os.P_PID, job.pid, os.WSTOPPED | os.WCONTINUED)  # returns only if it was stopped
+        memory = ProcessMemory(job.pid)
+        first = next(mapping for mapping in memory.mappings if mapping.readable)
+        assert stop.copy(memory, [first.start >> 18])
+    assert stop.seconds > 0
+    assert _goes_on(job)
+
+
+def test_an_error_while_it_is_stopped(job: subprocess.Popen[str]) -> None:
+    with pytest.raises(ZeroDivisionError), paused(job.pid):
+        _ = 1 / 0
+    assert _goes_on(job)
+
+
+def test_a_reader_that_is_killed_while_it_is_stopped(job: subprocess.Popen[str]) -> None:
+    reader = subprocess.run([sys.executable, "-c", _KILLED_READER, str(job.pid)], check=False)
+    assert reader.returncode == -signal.SIGKILL
+    assert _goes_on(job)
+
+
+def test_a_job_that_was_stopped_before_stays_stopped(job: subprocess.Popen[str]) -> None:
+    os.kill(job.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, job.pid, os.WSTOPPED)
+    with paused(job.pid):
+        pass
+    assert _state(job.pid) == "T"
+
+
+def test_a_job_that_ends_while_it_is_stopped(job: subprocess.Popen[str]) -> None:
+    with pytest.raises(GoneError), paused(job.pid):
+        job.kill()
+        job.wait()
+    with pytest.raises(GoneError), paused(job.pid):
+        pass
