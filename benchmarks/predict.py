@@ -1,8 +1,9 @@
 """Predicted against measured: the peaks of the workloads that an H200 measured, one process a workload.
 
-    python benchmarks/predict.py [--families] [NAME...]
+    python benchmarks/predict.py [--families | --compiled] [NAME...]
 
-With `--families` the workloads are those that were predicted before anybody had measured them. Prints, for
+With `--families` the workloads are those that were predicted before anybody had measured them, with
+`--compiled` those that were measured under `torch.compile`, which needs torch 2.11 and Triton. Prints, for
 every workload, predicted and measured peaks of the second step, signed errors, seconds and the process's
 highest resident memory. Needs transformers and peft, and no GPU.
 """
@@ -30,20 +31,24 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="workloads; all by default")
-    parser.add_argument("--families", action="store_true", help="the workloads of other families")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--families", action="store_true", help="the workloads of other families")
+    kinds.add_argument("--compiled", action="store_true", help="workloads under torch.compile")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(_one(options.one, options.families)))
+        print(json.dumps(_one(options.one, options.families, options.compiled)))
         return 0
-    truths = GROUND_TRUTH / ("families_h200.json" if options.families else "measured_h200.json")
+    kind = "families" if options.families else "compiled" if options.compiled else "measured"
+    truths = GROUND_TRUTH / f"{kind}_h200.json"
     measured = {load["name"]: load for load in json.loads(truths.read_text())}
     print(
         f"{'workload':<18}{'allocated':>10}{'error':>9}{'reserved':>11}{'error':>9}{'seconds':>9}{'MiB':>7}"
     )
     errors: list[tuple[float, float]] = []
     for name in options.names or list(measured):
-        command = [sys.executable, __file__, "--one", name, *(["--families"] if options.families else [])]
+        command = [sys.executable, __file__, "--one", name]
+        command += [f"--{kind}"] if kind != "measured" else []
         run = subprocess.run(command, capture_output=True, text=True)
         if run.returncode:
             print(f"{name:<18}failed: {run.stderr.strip().splitlines()[-1]}")
@@ -66,7 +71,9 @@ def main() -> int:
     return 0
 
 
-def _one(name: str, families: bool) -> dict[str, Any]:
+def _one(name: str, families: bool, compiled: bool) -> dict[str, Any]:
+    import torch
+
     import memtriage
 
     file = "families.py" if families else "workloads.py"
@@ -76,7 +83,16 @@ def _one(name: str, families: bool) -> dict[str, Any]:
     specification.loader.exec_module(workloads)
     specs = workloads.SPECS if families else json.loads((GROUND_TRUTH / "specs.json").read_text())
     spec = next(spec for spec in specs if spec["name"] == name)
-    prediction = memtriage.predict(lambda device: workloads.build(spec, device), torch_version=MEASURED_WITH)
+
+    def build(device: torch.device) -> Any:
+        if not compiled:
+            return workloads.build(spec, device)
+        torch.set_float32_matmul_precision("high")
+        model, optimizer, step = workloads.build(spec, device)
+        model.compile(**({} if isinstance(spec.get("seq"), list) else {"dynamic": False}))
+        return model, optimizer, step
+
+    prediction = memtriage.predict(build, torch_version=MEASURED_WITH)
     return {
         "peak_allocated": prediction.peak_allocated,
         "peak_reserved": prediction.peak_reserved,

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import memtriage
+from memtriage.prediction.compiled import inductor
 
 GPU_HERE = torch.cuda.is_available()
 PARAMETERS = 4 * (64 * 128 + 128 + 128 * 64 + 64)
@@ -280,7 +281,8 @@ def test_a_program_is_predicted(program, net, training):
 @pytest.mark.parametrize(
     ("program", "said"), [(compiled, "torch.compile is left out"), (recurrent, "recurrent layers")]
 )
-def test_what_is_assumed_is_said(program, said, net, training):
+def test_what_is_assumed_is_said(program, said, net, training, monkeypatch):
+    monkeypatch.setattr(inductor, "missing", lambda: "Inductor needs Triton")
     prediction = memtriage.predict(lambda device: program(device, net, training), steps=1)
     assert any(said in note for note in prediction.notes)
 

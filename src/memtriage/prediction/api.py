@@ -113,6 +113,7 @@ def prediction_of(
             for counter in counters
         ],
         cudnn_trials_bound=kind.memory - kind.outside if traced_program.cudnn_tries else UNSET,
+        compile_trials=UNSET if traced_program.compile_trials is None else traced_program.compile_trials,
         seconds=time.perf_counter() - begun,
         notes=[
             *traced_program.notes,
@@ -167,7 +168,7 @@ def predict(
         ValueError: an argument is out of range, `build` returns something else, or the program raises; the
             text says what to change.
 
-    Limits: one process on one GPU; `torch.compile` is traced as eager code; kernels from
+    Limits: one process on one GPU; `torch.compile` needs Triton, else it is traced as eager; kernels from
     outside PyTorch (Triton, CUDA extensions) need a shape function.
     """
     return predict_program(

@@ -23,6 +23,7 @@ class GpuKind:
         memory: bytes that the driver reports in all; where it was not measured, those of the data sheet, of
             which the driver keeps a few hundred MiB.
         outside: bytes that a training process has outside PyTorch's allocator (context, kernels, libraries).
+        l2_cache: bytes of the L2 cache.
         measured: whether `memory` and `outside` were measured on this kind; else `outside` is the H200's.
     """
 
@@ -31,6 +32,7 @@ class GpuKind:
     multiprocessors: int
     memory: int
     outside: int
+    l2_cache: int
     measured: bool = False
 
     @property
@@ -44,21 +46,21 @@ class GpuKind:
 # less the allocator's segments was 751 to 771 MiB; 767 MiB is the median.
 _H200_OUTSIDE: Final = 767 * MIB
 
-# Capabilities and multiprocessors: NVIDIA's data sheets and the CUDA programming guide.
+# Capabilities, multiprocessors and L2 caches: NVIDIA's data sheets and the CUDA programming guide.
 GPU_KINDS: Final[dict[str, GpuKind]] = {
-    "h200": GpuKind("NVIDIA H200", (9, 0), 132, 150109880320, _H200_OUTSIDE, measured=True),
-    "h100": GpuKind("NVIDIA H100 80GB HBM3", (9, 0), 132, 80 * _GIB, _H200_OUTSIDE),
-    "h100-pcie": GpuKind("NVIDIA H100 PCIe", (9, 0), 114, 80 * _GIB, _H200_OUTSIDE),
-    "b200": GpuKind("NVIDIA B200", (10, 0), 148, 192 * _GIB, _H200_OUTSIDE),
-    "a100": GpuKind("NVIDIA A100-SXM4-80GB", (8, 0), 108, 80 * _GIB, _H200_OUTSIDE),
-    "a100-40gb": GpuKind("NVIDIA A100-SXM4-40GB", (8, 0), 108, 40 * _GIB, _H200_OUTSIDE),
-    "a10": GpuKind("NVIDIA A10G", (8, 6), 80, 24 * _GIB, _H200_OUTSIDE),
-    "l4": GpuKind("NVIDIA L4", (8, 9), 58, 24 * _GIB, _H200_OUTSIDE),
-    "l40s": GpuKind("NVIDIA L40S", (8, 9), 142, 48 * _GIB, _H200_OUTSIDE),
-    "rtx4090": GpuKind("NVIDIA GeForce RTX 4090", (8, 9), 128, 24 * _GIB, _H200_OUTSIDE),
-    "rtx3090": GpuKind("NVIDIA GeForce RTX 3090", (8, 6), 82, 24 * _GIB, _H200_OUTSIDE),
-    "v100": GpuKind("Tesla V100-SXM2-32GB", (7, 0), 80, 32 * _GIB, _H200_OUTSIDE),
-    "t4": GpuKind("Tesla T4", (7, 5), 40, 16 * _GIB, _H200_OUTSIDE),
+    "h200": GpuKind("NVIDIA H200", (9, 0), 132, 150109880320, _H200_OUTSIDE, 50 * MIB, measured=True),
+    "h100": GpuKind("NVIDIA H100 80GB HBM3", (9, 0), 132, 80 * _GIB, _H200_OUTSIDE, 50 * MIB),
+    "h100-pcie": GpuKind("NVIDIA H100 PCIe", (9, 0), 114, 80 * _GIB, _H200_OUTSIDE, 50 * MIB),
+    "b200": GpuKind("NVIDIA B200", (10, 0), 148, 192 * _GIB, _H200_OUTSIDE, 126 * MIB),
+    "a100": GpuKind("NVIDIA A100-SXM4-80GB", (8, 0), 108, 80 * _GIB, _H200_OUTSIDE, 40 * MIB),
+    "a100-40gb": GpuKind("NVIDIA A100-SXM4-40GB", (8, 0), 108, 40 * _GIB, _H200_OUTSIDE, 40 * MIB),
+    "a10": GpuKind("NVIDIA A10G", (8, 6), 80, 24 * _GIB, _H200_OUTSIDE, 6 * MIB),
+    "l4": GpuKind("NVIDIA L4", (8, 9), 58, 24 * _GIB, _H200_OUTSIDE, 48 * MIB),
+    "l40s": GpuKind("NVIDIA L40S", (8, 9), 142, 48 * _GIB, _H200_OUTSIDE, 96 * MIB),
+    "rtx4090": GpuKind("NVIDIA GeForce RTX 4090", (8, 9), 128, 24 * _GIB, _H200_OUTSIDE, 72 * MIB),
+    "rtx3090": GpuKind("NVIDIA GeForce RTX 3090", (8, 6), 82, 24 * _GIB, _H200_OUTSIDE, 6 * MIB),
+    "v100": GpuKind("Tesla V100-SXM2-32GB", (7, 0), 80, 32 * _GIB, _H200_OUTSIDE, 6 * MIB),
+    "t4": GpuKind("Tesla T4", (7, 5), 40, 16 * _GIB, _H200_OUTSIDE, 4 * MIB),
 }
 
 

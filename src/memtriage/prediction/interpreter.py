@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memtriage.prediction import data_dependent, shapes
+from memtriage.prediction.compiled.entry import Compiler
 from memtriage.prediction.distributed.collectives import Collectives
 from memtriage.prediction.engine import adds_in_place, uses_alone
 from memtriage.prediction.fake_cuda.composites import Composites
@@ -48,6 +49,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         notes: what had to be assumed.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(
         self,
         lifetimes: Lifetimes,
@@ -56,6 +59,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         scratch: Scratch,
         composites: Composites,
         collectives: Collectives,
+        compiler: Compiler,
     ) -> None:
         super().__init__()
         uses_alone()
@@ -66,8 +70,13 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         self._scratch = scratch
         self._composites = composites.kernels
         self._collectives = collectives
+        self._compiler = compiler
         self._shapes = KnownShapes()
         lifetimes.freed = values.forget
+
+    def ignore_compile_internals(self) -> bool:
+        """Whether Dynamo compiles under this mode, which is off meanwhile; asked by PyTorch."""
+        return self._compiler.active
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -80,6 +89,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             return self._answer(func, types, args, kwargs or {})
 
     def _answer(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(func, torch._ops.HigherOrderOperator):
+            return self._higher_order(func, args, kwargs)
         if types and not all(map(_plain, types)):
             # A wrapper (DTensor) runs its own parts first.
             return NotImplemented
@@ -108,6 +119,23 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             if answer is not NotImplemented:
                 return answer
         return self.run(func, args, kwargs)
+
+    def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run what an operator that takes operators does on a GPU.
+
+        Raises:
+            NotImplementedError: it is none of those that a trace knows.
+        """
+        if func.name() == "graphsafe_run_with_rng_state":
+            # Compiled code draws again what forward has drawn.
+            operator, *given = args
+            with self:
+                return operator(
+                    *given, **{name: value for name, value in kwargs.items() if name != "rng_state"}
+                )
+        raise NotImplementedError(
+            f"torch.ops.higher_order.{func.name()} cannot be traced outside torch.compile"
+        )
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator that takes or makes tensors without data."""

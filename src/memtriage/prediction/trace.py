@@ -13,6 +13,7 @@ from memtriage.allocator.settings import AllocatorSettings
 from memtriage.observe.hooks import TrainingHooks
 from memtriage.prediction.allocator_conf import AllocatorConf
 from memtriage.prediction.build import EXPECTED, Build, BuildError, Built, check_built, check_done, failure
+from memtriage.prediction.compiled.entry import Compiler
 from memtriage.prediction.distributed.collectives import Collectives
 from memtriage.prediction.distributed.world import check_world, fake_world
 from memtriage.prediction.fake_cuda.autocast import Autocast
@@ -48,6 +49,7 @@ class Trace:
         steps: how many steps were traced.
         varies: whether the steps may differ (`Program.varies`).
         cudnn_tries: whether cuDNN chooses convolutions by trial.
+        compile_trials: bytes that Inductor's trials of kernels held at once; None where nothing was compiled.
     """
 
     recording: AllocationTrace
@@ -62,6 +64,7 @@ class Trace:
     steps: int = 0
     varies: bool = False
     cudnn_tries: bool = False
+    compile_trials: int | None = None
 
 
 class BuildFunction(TracedProgram):
@@ -135,7 +138,8 @@ def trace(
     scratch = Scratch(machine, version, lifetimes)
     composites = Composites(machine, version, notes)
     collectives = Collectives(lifetimes)
-    interpreter = Interpreter(lifetimes, KnownValues(), notes, scratch, composites, collectives)
+    compiler = Compiler(machine, version, notes, lifetimes)
+    interpreter = Interpreter(lifetimes, KnownValues(), notes, scratch, composites, collectives, compiler)
     overrides = Overrides()
     autocast = Autocast(version)
     program = build if isinstance(build, TracedProgram) else BuildFunction(build)
@@ -150,7 +154,10 @@ def trace(
         composites.register(overrides)
         stack.enter_context(fake_world(world_size, rank, lifetimes))
         stack.enter_context(fake_devices(rank))
-        stack.enter_context(fake_cuda(machine, lifetimes, allocator, conf, notes, world_size))
+        stack.enter_context(
+            fake_cuda(machine, lifetimes, allocator, conf, notes, compiler.stand_in, world_size)
+        )
+        stack.callback(compiler.close)
         stack.enter_context(autocast.cache_kept())
         stack.callback(hooks.remove)
         hooks.install()
@@ -161,6 +168,7 @@ def trace(
             stack.enter_context(places.followed())
         with _failures_described(notes):
             made = program.run(watch, steps)
+        compile_trials = compiler.tried()
         lifetimes.close()
     for remark in watch.remarks():
         notes.add("step", remark)
@@ -177,4 +185,5 @@ def trace(
         steps=made,
         varies=program.varies,
         cudnn_tries=scratch.tried,
+        compile_trials=compile_trials,
     )

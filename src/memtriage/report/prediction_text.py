@@ -60,6 +60,8 @@ def render(prediction: Prediction, console: Console) -> None:
             size(step.peak_reserved),
             size(step.end_allocated),
         )
+    if prediction.compile_trials is not UNSET:
+        _row(page, "trials of kernels", size(prediction.compile_trials))
     if prediction.ranks is not UNSET:
         page.heading("Ranks", "how many, allocated at most, reserved at most")
         for group in prediction.ranks:

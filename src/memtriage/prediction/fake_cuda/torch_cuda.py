@@ -58,6 +58,7 @@ def fake_cuda(
     allocator: LiveReplay,
     conf: AllocatorConf,
     notes: Notes,
+    stand_in: Callable[[Any], Any],
     devices: int,
 ) -> Iterator[None]:
     """Makes `torch.cuda` answer as GPUs of this kind; everything is put back at the end.
@@ -68,7 +69,9 @@ def fake_cuda(
     with ExitStack() as stack:
         if not _numbers_are_devices():
             stack.enter_context(_device_pickled(torch.device))
-        for owner, name, value in _replacements(machine, lifetimes, allocator, conf, notes, devices):
+        for owner, name, value in _replacements(
+            machine, lifetimes, allocator, conf, notes, stand_in, devices
+        ):
             before = getattr(owner, name, _MISSING)
             # Not every version of torch has all names, and only a build for CUDA has all of `torch._C`.
             if before is not _MISSING or owner is torch._C:
@@ -113,6 +116,7 @@ def _replacements(
     allocator: LiveReplay,
     conf: AllocatorConf,
     notes: Notes,
+    stand_in: Callable[[Any], Any],
     devices: int,
 ) -> list[tuple[Any, str, Any]]:
     """Every attribute that is replaced: its owner, its name, its value."""
@@ -138,7 +142,12 @@ def _replacements(
             if name in vars(owner)
         ]
     attributes += [(torch, "Stream", streams.stream_type), (torch, "Event", streams.event_type)]
-    return [*attributes, *transfers.replacements(lifetimes), *legacy.replacements(), *_of_torch(notes, conf)]
+    return [
+        *attributes,
+        *transfers.replacements(lifetimes),
+        *legacy.replacements(),
+        *_of_torch(notes, conf, stand_in),
+    ]
 
 
 def _always(value: Any) -> Callable[..., Any]:
@@ -154,6 +163,9 @@ def _of_device(machine: GpuKind, devices: int) -> dict[str, Any]:
         multi_processor_count=machine.multiprocessors,
         max_threads_per_multi_processor=machine.threads_per_multiprocessor,
         total_memory=machine.memory,
+        regs_per_multiprocessor=65536,
+        max_threads_per_block=1024,
+        L2_cache_size=machine.l2_cache,
         warp_size=32,
         is_integrated=0,
         is_multi_gpu_board=0,
@@ -284,7 +296,9 @@ def _readable(original: Callable[..., Any], notes: Notes) -> Callable[..., Any]:
     return numpy
 
 
-def _of_torch(notes: Notes, conf: AllocatorConf) -> list[tuple[Any, str, Any]]:
+def _of_torch(
+    notes: Notes, conf: AllocatorConf, stand_in: Callable[[Any], Any]
+) -> list[tuple[Any, str, Any]]:
     # Before its members are replaced: the set is made once and kept for good.
     _device._device_constructors()
     context = _device.DeviceContext
@@ -308,7 +322,7 @@ def _of_torch(notes: Notes, conf: AllocatorConf) -> list[tuple[Any, str, Any]]:
             else passing_for(torch.device, _first_numbered(torch.device)),
         ),
         (context, "__torch_function__", asked_by_context),
-        (torch, "compile", _not_compiled(notes)),
+        (torch, "compile", stand_in(torch.compile)),
         # Compares values, which are not known.
         (torch.distributions.Distribution, "_validate_args", False),
         (torch, "Generator", passing_for(torch.Generator, _host_generator(torch.Generator))),
@@ -326,14 +340,6 @@ def _of_torch(notes: Notes, conf: AllocatorConf) -> list[tuple[Any, str, Any]]:
         (torch.backends.cudnn, "is_available", _always(True)),
         (torch.backends.cudnn, "version", _always(91900)),
     ]
-
-
-def _not_compiled(notes: Notes) -> Callable[..., Any]:
-    def compile(model: Any = None, **options: Any) -> Any:
-        notes.add("compile", "torch.compile is left out: compiled code keeps and recomputes other tensors")
-        return model if model is not None else lambda function: function
-
-    return compile
 
 
 def _grouped(original: Callable[..., Any]) -> Callable[..., Any]:

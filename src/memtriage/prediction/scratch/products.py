@@ -39,6 +39,11 @@ PRODUCTS: Final = frozenset(
         aten._addmm_activation.default,
     }
 )
+IN_GIVEN: Final = {
+    getattr(aten, name).out: getattr(aten, name).default
+    for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_addmm_activation")
+}
+"""Products into a given tensor, which have the same buffers: compiled code calls no others."""
 _OPERANDS: Final[dict[Any, tuple[int, int]]] = {
     aten.mm.default: (0, 1),
     aten.bmm.default: (0, 1),

@@ -52,6 +52,7 @@ class Scratch:
 
     def keep(self, func: Any, args: tuple[Any, ...]) -> None:
         """Make what libraries keep or drop from here on; called when the results are allocated."""
+        func = products.IN_GIVEN.get(func, func)
         if func in products.PRODUCTS:
             self._workspaces.keep(func, args)
         elif func in convolution.RULES:
@@ -61,6 +62,7 @@ class Scratch:
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor]
     ) -> Staged:
         """Return the buffers that the operator holds besides its results."""
+        func = products.IN_GIVEN.get(func, func)
         if func in convolution.RULES:
             return convolution.RULES[func](args, kwargs, outputs, self._machine)
         if func in products.PRODUCTS:

@@ -1,0 +1,254 @@
+"""Runs Inductor without a GPU: lowering, fusion, scheduling and the wrapper are real, kernels do nothing.
+
+The wrapper's `call` runs on the tensors of the trace: its buffers come, go and are reused as on the GPU.
+All private names of Dynamo and Inductor are here and in `fakes.py`; `missing` says whether they are there.
+
+Known limitations: pools of CUDA graphs and kernels chosen by trial (`max_autotune`) are not simulated.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+
+from memtriage.prediction.compiled import fakes
+from memtriage.prediction.compiled.padding import MatrixProduct
+from memtriage.prediction.compiled.trials import HostKernel, Kernel, KernelTrials
+from memtriage.prediction.fake_cuda.tensors import CUDA, gpu
+from memtriage.prediction.gpu_kinds import GpuKind
+
+_NEEDED: Final = {
+    "torch._dynamo.device_interface": ("CudaInterface", "caching_worker_device_properties"),
+    "torch._inductor.async_compile": ("AsyncCompile",),
+    "torch._inductor.constant_folding": ("ConstantFolder",),
+    "torch._inductor.fx_passes.pad_mm": ("_should_pad", "get_padded_length", "get_alignment_size"),
+    "torch._inductor.utils": ("get_gpu_shared_memory",),
+    "torch._subclasses.fake_tensor": (
+        *("FakeTensor", "FakeTensorConverter", "FakeTensorMode", "init_gpu_context"),
+        *("_DISPATCH_META_HANDLERS", "in_kernel_invocation_manager"),
+    ),
+    "torch._subclasses.functional_tensor": ("FunctionalTensor", "FunctionalTensorMode"),
+    "torch.fx.experimental.proxy_tensor": ("ProxyTorchDispatchMode", "unset_fake_temporarily"),
+    "torch._subclasses.fake_impls": ("in_kernel_invocation_manager",),
+    "torch._inductor.runtime.triton_helpers": ("set_driver_to_gpu",),
+    "torch.utils._triton": ("triton_hash_with_backend",),
+}
+"""Private names that are replaced or called, by module."""
+
+_SHARED_MEMORY: Final = {
+    (7, 0): 98304,
+    (7, 5): 65536,
+    (8, 0): 166912,
+    (8, 6): 101376,
+    (8, 9): 101376,
+    (9, 0): 232448,
+    (10, 0): 232448,
+}
+"""Bytes of shared memory that a block may ask for (CUDA programming guide, table of compute capabilities)."""
+
+
+def missing() -> str | None:
+    """What keeps `torch.compile` from being simulated, in words; None when nothing does."""
+    if importlib.util.find_spec("triton") is None:
+        return "Inductor needs Triton, which is not installed (pip install triton)"
+    for name, attributes in _NEEDED.items():
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            return f"torch {torch.__version__} has no {name}"
+        for attribute in attributes:
+            if not hasattr(module, attribute):
+                return f"torch {torch.__version__} has no {name}.{attribute}"
+    return None
+
+
+@contextmanager
+def without_gpu(machine: GpuKind, trials: KernelTrials) -> Iterator[None]:
+    """In the block Inductor compiles for this kind of GPU; what it compiled is dropped at the end."""
+    from torch._inductor import config
+
+    with ExitStack() as stack:
+        caches = _caches()
+        stack.callback(_cleared, caches)
+        # Compiled code calls stand-ins, and guards on them.
+        stack.callback(_drop_compiled)
+        for owner, name, value in (*fakes.replacements(), *_replacements(machine, trials)):
+            stack.enter_context(_replaced(owner, name, value))
+        # Workers would not know the stand-ins; caches would keep code for a GPU that is not there.
+        stack.enter_context(config.patch(compile_threads=1, force_disable_caches=True))
+        _cleared(caches)
+        _modes_ignored()
+        yield
+
+
+def _drop_compiled() -> None:
+    """Drop what was compiled. No graph was captured, and only a build for CUDA has its pools."""
+    with _replaced(torch.cuda, "is_available", lambda: False):
+        torch._dynamo.reset()
+
+
+def _modes_ignored() -> None:
+    """Say again that the mode of the trace lets Dynamo compile: it was asked when it was entered."""
+    modes = torch.utils._python_dispatch
+    if hasattr(modes, "set_is_in_mode_without_ignore_compile_internals"):
+        modes._is_in_any_mode_without_ignore_compile_internals = False
+        modes.set_is_in_mode_without_ignore_compile_internals(False)
+
+
+_ABSENT: Final = object()
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = vars(owner).get(name, _ABSENT)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is _ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+def _replacements(machine: GpuKind, trials: KernelTrials) -> list[tuple[Any, str, Any]]:
+    from torch._dynamo import device_interface
+    from torch._inductor import async_compile, constant_folding, utils
+    from torch._inductor.fx_passes import pad_mm
+    from torch._inductor.runtime import triton_helpers
+    from torch.utils import _triton
+
+    folder = constant_folding.ConstantFolder
+    kernels = async_compile.AsyncCompile
+    return [
+        (kernels, "triton", lambda self, name, source, device_str="cuda": Kernel(name, source, trials)),
+        *(
+            (kernels, name, lambda self, *args, **kwargs: HostKernel())
+            for name in ("cpp", "cpp_pybinding", "multi_kernel")
+            if hasattr(kernels, name)
+        ),
+        (triton_helpers, "set_driver_to_gpu", lambda: None),
+        *(
+            (kernels, name, classmethod(lambda cls: None))
+            for name in ("warm_pool", "wakeup")
+            if hasattr(kernels, name)
+        ),
+        (torch._C._dynamo.guards, "_empty_strided_cuda", _empty_strided),
+        (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
+        (torch.cuda, "default_generators", (_Generator(),) * torch.cuda.device_count()),
+        (device_interface, "get_cuda_stream", lambda index: 0),
+        *_of_interface(device_interface.CudaInterface),
+        (folder, "run", _folded_on_host(folder.run)),
+        (pad_mm, "_should_pad", _padding(machine, pad_mm, trials)),
+        (_triton, "triton_hash_with_backend", lambda: "none"),
+        (utils, "get_gpu_shared_memory", lambda: _SHARED_MEMORY.get(machine.capability, 101376)),
+    ]
+
+
+def _of_interface(interface: Any) -> list[tuple[Any, str, Any]]:
+    """Dynamo's view of CUDA, which took its functions from `torch.cuda` when it was imported."""
+    names = (
+        *(
+            "current_device",
+            "set_device",
+            "device_count",
+            "stream",
+            "current_stream",
+            "set_stream",
+            "synchronize",
+        ),
+        *("get_device_properties", "exchange_device", "maybe_exchange_device", "is_bf16_supported"),
+    )
+    functions = {name: getattr(torch.cuda, name, None) or getattr(torch.cuda, f"_{name}") for name in names}
+    functions["get_raw_stream"] = lambda index: 0
+    return [(interface, name, staticmethod(function)) for name, function in functions.items()]
+
+
+class _Generator(torch._C.Generator):  # type: ignore[misc]
+    """The default generator of a GPU, whose state recomputed dropout saves and restores."""
+
+    @property
+    def device(self) -> torch.device:
+        return gpu()
+
+    def clone_state(self) -> _Generator:
+        return self
+
+    def graphsafe_get_state(self) -> _Generator:
+        return self
+
+    def graphsafe_set_state(self, state: torch.Generator) -> None:
+        """Nothing is drawn."""
+
+
+def _empty_strided(size: Any, stride: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device=CUDA)
+
+
+def _folded_on_host(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run(self: Any) -> Any:
+        with fakes.MadeOnHost():
+            return original(self)
+
+    return run
+
+
+def _padding(machine: GpuKind, pad_mm: ModuleType, trials: KernelTrials) -> Callable[..., bool]:
+    """`_should_pad`, which runs both products on the GPU and takes the faster one."""
+    decided: dict[Any, bool] = {}
+
+    def should_pad(match: Any, left: Any, right: Any, op: Any, input: Any = None) -> bool:
+        *batch, rows, inner = map(int, pad_mm.realize_symbols(left.shape))
+        columns = int(pad_mm.realize_symbols(right.shape)[-1])
+        alignment = pad_mm.get_alignment_size(left)
+        # Lengths that vary are not padded.
+        lengths = (*left.shape[-2:], right.shape[-1])
+        product = MatrixProduct(
+            dtype=left.dtype,
+            batch=batch[0] if batch else 1,
+            rows=rows,
+            inner=inner,
+            columns=columns,
+            added=tuple(pad_mm.get_padded_length(length, alignment) for length in lengths),
+            made_padded=tuple(pad_mm.should_exclude_padding_time(match, name) for name in ("mat1", "mat2")),
+            in_rows=tuple(bool(operand.stride(-1) == 1) for operand in (left, right)),
+        )
+        if not product.is_worth_timing(machine):
+            return False
+        if product not in decided:
+            trials.pad(product.operands(), product.result(), *product.padded())
+            decided[product] = product.is_faster_padded(machine)
+        return decided[product]
+
+    return should_pad
+
+
+def _caches() -> list[Callable[[], None]]:
+    """Empties what these modules remember of the GPU."""
+    from torch._dynamo import device_interface
+    from torch._inductor import utils
+    from torch._inductor.runtime import hints
+    from torch.utils import _triton
+
+    holders = (_triton, utils, hints.DeviceProperties)
+    return [
+        device_interface.caching_worker_device_properties.clear,
+        device_interface.caching_worker_current_devices.clear,
+        *(
+            value.cache_clear
+            for holder in holders
+            for value in (getattr(holder, name) for name in vars(holder))
+            if hasattr(value, "cache_clear")
+        ),
+    ]
+
+
+def _cleared(caches: list[Callable[[], None]]) -> None:
+    for clear in caches:
+        clear()

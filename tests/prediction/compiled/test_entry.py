@@ -1,0 +1,56 @@
+"""What `torch.compile` does in a trace."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import memtriage
+from memtriage.prediction.compiled import inductor
+
+
+def build_compiled(device):
+    model = torch.nn.Linear(64, 64).to(device)
+    compiled = torch.compile(lambda given: model(given).relu().sum())
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def step():
+        compiled(torch.randn(8, 64, device=device)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
+def test_the_note_says_why_compiled_code_is_left_out(monkeypatch):
+    monkeypatch.setattr(inductor, "missing", lambda: "Inductor needs Triton")
+    prediction = memtriage.predict(build_compiled)
+    assert "torch.compile is left out: Inductor needs Triton" in prediction.notes
+
+
+def test_the_compiler_of_another_version_is_refused(monkeypatch):
+    monkeypatch.setattr(inductor, "missing", lambda: None)
+    with pytest.raises(ValueError, match="cannot be predicted with torch"):
+        memtriage.predict(build_compiled, torch_version="2.8")
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        ({"mode": "reduce-overhead"}, "mode='reduce-overhead'"),
+        ({"mode": "max-autotune"}, "mode='max-autotune'"),
+        ({"options": {"triton.cudagraphs": True}}, "triton.cudagraphs"),
+        ({"backend": "cudagraphs"}, "backend='cudagraphs'"),
+    ],
+)
+def test_pools_of_graphs_and_kernels_chosen_by_trial_are_refused(monkeypatch, asked, shown):
+    monkeypatch.setattr(inductor, "missing", lambda: None)
+
+    def build(device):
+        model = torch.nn.Linear(64, 64).to(device)
+        model.compile(**asked)
+        return model, torch.optim.SGD(model.parameters()), lambda: None
+
+    with pytest.raises(ValueError, match="cannot be predicted") as refused:
+        memtriage.predict(build)
+    assert shown in str(refused.value)

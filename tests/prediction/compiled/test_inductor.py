@@ -1,0 +1,134 @@
+"""Small programs under `torch.compile`, compiled for a GPU that is not there."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import memtriage
+from memtriage.prediction.compiled import inductor
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Inductor needs Triton to compile for GPUs"
+)
+
+ROWS, WIDTH = 4096, 1024
+VALUES = ROWS * WIDTH * 4
+
+
+def of_function(function, *, compiled, shape=(1,)):
+    """A build function whose step runs `function` on new values and a weight, goes backward and steps."""
+
+    def build(device):
+        weight = torch.nn.Parameter(torch.randn(shape, device=device))
+        optimizer = torch.optim.SGD([weight])
+        called = torch.compile(function, dynamic=False) if compiled else function
+
+        def step():
+            values = torch.randn(ROWS, WIDTH, device=device, requires_grad=True)
+            called(values, weight).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return torch.nn.ParameterList([weight]), optimizer, step
+
+    return build
+
+
+def chain(values, weight):
+    for _ in range(4):
+        values = values.sin()
+    return values.sum() * weight.sum()
+
+
+def test_fused_operators_keep_their_input_alone():
+    eager = memtriage.predict(of_function(chain, compiled=False))
+    compiled = memtriage.predict(of_function(chain, compiled=True))
+    # Eager code keeps what each sine took; compiled code takes its input again.
+    assert eager.peak_allocated >= 5 * VALUES
+    assert 2 * VALUES <= compiled.peak_allocated < 3 * VALUES
+
+
+def test_everything_is_as_before_afterwards():
+    from torch._dynamo.device_interface import CudaInterface
+    from torch._inductor.async_compile import AsyncCompile
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    watched = [
+        (AsyncCompile, "triton"),
+        (CudaInterface, "current_device"),
+        (FakeTensor, "__torch_dispatch__"),
+    ]
+    before = [vars(owner)[name] for owner, name in watched]
+    prediction = memtriage.predict(of_function(chain, compiled=True))
+    assert prediction.compile_trials is not None
+    assert [vars(owner)[name] for owner, name in watched] == before
+
+
+def build_convolution(device):
+    model = torch.nn.Conv2d(64, 64, 3, padding=1, bias=False, device=device).to(
+        memory_format=torch.channels_last
+    )
+    compiled = torch.compile(lambda images: F.gelu(model(images)).sum())
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def step():
+        images = torch.randn(8, 64, 32, 32, device=device).to(memory_format=torch.channels_last)
+        compiled(images).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
+def test_convolutions_keep_their_layout():
+    prediction = memtriage.predict(build_convolution)
+    assert not prediction.notes
+    assert prediction.peak_allocated >= 3 * 8 * 64 * 32 * 32 * 4
+
+
+def test_another_length_compiles_again_for_any_length():
+    lengths = []
+
+    def build(device):
+        weight = torch.nn.Parameter(torch.randn(WIDTH, WIDTH, device=device))
+        compiled = torch.compile(lambda values: (values @ weight)[:, : WIDTH // 2].tanh().sum())
+
+        def step():
+            for rows in (512, 2048, 1024):
+                compiled(torch.randn(rows, WIDTH, device=device)).backward()
+                lengths.append(torch.cuda.memory_allocated())
+
+        return torch.nn.ParameterList([weight]), torch.optim.SGD([weight]), step
+
+    memtriage.predict(build)
+    assert len(set(lengths[3:])) == 1
+
+
+def test_dropout_of_recomputed_attention_is_drawn_again():
+    def attention(values, weight):
+        heads = (values @ weight).view(4, 16, 64, WIDTH).transpose(1, 2).contiguous()[..., :64]
+        mixed = F.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.1)
+        return mixed.sum()
+
+    def recomputed(values, weight):
+        return checkpoint(attention, values, weight, use_reentrant=False)
+
+    build = of_function(recomputed, compiled=True, shape=(WIDTH, WIDTH))
+    prediction = memtriage.predict(build)
+    assert prediction.compile_trials is not None
+
+
+def test_a_scalar_that_is_made_on_the_device_is_a_constant_of_the_graph():
+    def masked(values, weight):
+        return torch.where(values > 0, values, torch.tensor(-1.0, device=values.device)).sum() * weight.sum()
+
+    assert memtriage.predict(of_function(masked, compiled=True)).peak_allocated >= VALUES
+
+
+def test_private_names_that_are_replaced_are_there():
+    assert inductor.missing() is None
