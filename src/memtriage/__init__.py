@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from memtriage.model.plan import Plan as Plan
     from memtriage.model.prediction import Horizon as Horizon
     from memtriage.model.prediction import Prediction as Prediction
-    from memtriage.model.priming import Priming as Priming
     from memtriage.model.recording import Recording as Recording
     from memtriage.model.recording import SnapshotError as SnapshotError
     from memtriage.model.report import RunReport as RunReport
@@ -77,7 +76,6 @@ if TYPE_CHECKING:
     from memtriage.treat.phase import Phase as Phase
     from memtriage.treat.phase import PhasePolicy as PhasePolicy
     from memtriage.treat.phase import phase as phase
-    from memtriage.treat.priming import prime as prime
 
 __all__ = [
     "Census",
@@ -105,7 +103,6 @@ __all__ = [
     "PinningFailed",
     "Plan",
     "Prediction",
-    "Priming",
     "Recording",
     "Registration",
     "RunReport",
@@ -133,7 +130,6 @@ __all__ = [
     "phase",
     "plan",
     "predict",
-    "prime",
     "register_holder",
     "release_parking",
     "serve_metrics",
@@ -168,7 +164,6 @@ _HOMES: Final = {
     "PinningFailed": "treat.offload.pinned",
     "Plan": "model.plan",
     "Prediction": "model.prediction",
-    "Priming": "model.priming",
     "Recording": "model.recording",
     "Registration": "catalogue.registered",
     "RunReport": "model.report",
@@ -196,7 +191,6 @@ _HOMES: Final = {
     "phase": "treat.phase",
     "plan": "planning.api",
     "predict": "prediction.api",
-    "prime": "treat.priming",
     "register_holder": "catalogue.registered",
     "release_parking": "treat.parking.api",
     "serve_metrics": "integrations.metrics",

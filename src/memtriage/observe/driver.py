@@ -78,18 +78,6 @@ def split_processes(total: int, in_use: int, processes: ProcessUse | str, own_pi
     return DriverUse(total=total, used=in_use, processes=others, own=own, source=source)
 
 
-def first_device_name() -> str | None:
-    """The name of the machine's first GPU, without CUDA; None where NVML does not report one."""
-    try:
-        nvml = _nvml()
-    except _NotReported:
-        return None
-    try:
-        return str(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(0)))
-    except nvml.NVMLError:
-        return None
-
-
 def _memory_info(device: int) -> tuple[int, int] | str:
     """(free, total) in bytes, or why they cannot be read."""
     if not cuda.initialized():

@@ -10,10 +10,8 @@ import msgspec
 
 from memtriage.model.plan import Plan
 from memtriage.model.prediction import Prediction
-from memtriage.model.priming import Priming
 from memtriage.model.target import TraceTarget
 from memtriage.planning.api import plan_program
-from memtriage.planning.priming import plan_priming
 from memtriage.prediction.api import predict_program
 from memtriage.prediction.many_steps.api import horizon_of_program
 from memtriage.prediction.many_steps.programs import ShapedBuild, ShapedScript
@@ -53,13 +51,39 @@ def plan(target: dict[str, Any], options: dict[str, Any]) -> Plan:
     return plan_program(_program(target), **options)
 
 
-def prime(target: dict[str, Any], options: dict[str, Any]) -> Priming:
-    """Choose blocks for a target; `options` are keyword arguments of `planning.priming.plan_priming`.
+def _shaped(given: dict[str, Any], steps: int, lengths: str | None) -> ShapedBuild | ShapedScript:
+    """The program that a target names, traced with one input of each shape.
+
+    Args:
+        lengths: a file with what each step of a build function gets, as JSON: a list, or an object
+            that says how often each length comes.
 
     Raises:
-        ValueError: the target or an option cannot be used.
+        ValueError: it, or the file, cannot be found or used.
     """
-    return plan_priming(_program(target), **options)
+    target = msgspec.convert(given, TraceTarget)
+    name = target.module or target.name
+    if name is None or (target.module is None and ":" in name):
+        return ShapedBuild(_program(given), inputs_of(_read_lengths(lengths), steps))  # type: ignore[arg-type]
+    if lengths is not None:
+        raise ValueError(
+            f"--lengths goes with a build function whose step takes a length; the lengths of {name} are "
+            "those of its DataLoader"
+        )
+    return ShapedScript(name, target.arguments, module=target.module is not None, steps=steps)
+
+
+def _read_lengths(file: str | None) -> Any:
+    if file is None:
+        return None
+    try:
+        read = msgspec.json.decode(Path(file).read_bytes(), type=list[int | tuple[int, ...]] | dict[int, int])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ValueError(
+            f"--lengths {file}: {error}; expected JSON: a list such as [512, 380] or [[8, 512], [8, 380]], "
+            'or how often each length comes, such as {"512": 90, "380": 10}'
+        ) from error
+    return read
 
 
 def _program(given: dict[str, Any]) -> Callable[..., Any] | TracedProgram:
