@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memtriage.outside.memory import CHUNK, CHUNK_BITS, OutsideError, ProcessMemory, Words
-from memtriage.outside.objects import FRAME_OBJECT_OWNS, Frame, Heap, Translate
+from memtriage.outside.objects import Frame, RemoteHeap, Translate
 from memtriage.outside.own_memory import own_words
 from memtriage.outside.python_layout import PythonLayout, has_debug_build, layout_of, versions
 
@@ -120,7 +120,7 @@ def _unlike(what: str) -> OutsideError:
     )
 
 
-class Interpreter:
+class RemoteInterpreter:
     """The main interpreter of a process.
 
     Args:
@@ -132,7 +132,7 @@ class Interpreter:
         OutsideError: Python is not running there (yet).
     """
 
-    def __init__(self, heap: Heap, found: InterpreterLayout, translate: Translate) -> None:
+    def __init__(self, heap: RemoteHeap, found: InterpreterLayout, translate: Translate) -> None:
         self._heap = heap
         self._memory = heap.memory
         self._found = found
@@ -148,7 +148,7 @@ class Interpreter:
 
     def has_others(self) -> bool:
         """Whether the process has more than one interpreter; only the main one is read."""
-        return bool(self._memory.word(self._state + self._heap.layout.interpreter_next))
+        return bool(self._memory.word(self._state))
 
     def frames(self, main_thread: int) -> Iterator[tuple[int | None, Frame]]:
         """(identifier of the thread or None for the main one, frame) of what runs, innermost first.
@@ -163,15 +163,12 @@ class Interpreter:
                 return
             native = memory.word(thread + self._found.native_id)
             ident = None if native == main_thread else memory.word(thread + self._found.thread_id)
-            at = memory.word(thread + layout.thread_frame)
-            if layout.cframe_frame is not None:
-                at = memory.word(at + layout.cframe_frame)
+            at = memory.word(memory.word(thread + layout.thread_cframe) + layout.cframe_frame)
             for _ in range(_MOST_FRAMES):
                 frame = heap.frame(at)
                 if frame is None:
                     break
-                if memory.byte(at + layout.frame_owner) <= FRAME_OBJECT_OWNS:  # else it stands for C's stack
-                    yield ident, frame
+                yield ident, frame
                 at = memory.word(at + layout.frame_previous)
             thread = memory.word(thread + layout.thread_next)
 
@@ -217,7 +214,7 @@ class Interpreter:
         self.cut = self.cut or at != head
 
 
-class _Plain:
+class _WithValues:
     def __init__(self) -> None:
         self.first, self.second = [1], (2, 3)
 
@@ -259,7 +256,7 @@ def check_self(layout: PythonLayout, found: InterpreterLayout) -> None:
         OutsideError: something differs: this build is not read.
     """
     memory = ProcessMemory(os.getpid())
-    heap = Heap(memory, layout, lambda address: address)
+    heap = RemoteHeap(memory, layout, lambda address: address)
     inside = "a cell's value"
 
     def function(argument: int, other: object = (4, 5), *, named: str = "n") -> str:
@@ -270,9 +267,9 @@ def check_self(layout: PythonLayout, found: InterpreterLayout) -> None:
         yield len(str(kept))
 
     cached = functools.lru_cache(maxsize=5)(function)
-    plain, slotted, generator = _Plain(), _Slotted(), generate()
+    plain, slotted, generator = _WithValues(), _Slotted(), generate()
     next(generator)
-    with_dict = _Plain()
+    with_dict = _WithValues()
     own = vars(with_dict)
     values = [plain, slotted, "text"]
     table, mixed = {"one": plain, "two": slotted}, {1: plain, (2,): slotted}
@@ -287,7 +284,7 @@ def check_self(layout: PythonLayout, found: InterpreterLayout) -> None:
     function_words = heap.referents(id(function))
     checks: dict[str, bool] = {
         "lists": heap.list_items(id(values)) == [id(value) for value in values],
-        "tuples": heap.tuple_items(id(_Plain.__mro__)) == [id(base) for base in _Plain.__mro__],
+        "tuples": heap.tuple_items(id(_WithValues.__mro__)) == [id(base) for base in _WithValues.__mro__],
         "dicts": heap.dict_items(id(table)) == [(id(k), id(v)) for k, v in table.items()]
         and heap.dict_items(id(mixed)) == [(id(k), id(v)) for k, v in mixed.items()],
         "bounds": [
@@ -299,9 +296,9 @@ def check_self(layout: PythonLayout, found: InterpreterLayout) -> None:
         "strings": [heap.text(id(text)) for text in ("abc", "äöü", "€uro", "😀")]
         == ["abc", "äöü", "€uro", "😀"],
         "numbers": heap.number(id(ident)) == ident,
-        "classes": (klass.name, klass.module) == (_Plain.__name__, __name__)
-        and klass.size == _Plain.__basicsize__
-        and list(klass.lineage) == [id(base) for base in _Plain.__mro__],
+        "classes": (klass.name, klass.module) == (_WithValues.__name__, __name__)
+        and klass.size == _WithValues.__basicsize__
+        and list(klass.lineage) == [id(base) for base in _WithValues.__mro__],
         "attributes": heap.attributes(id(plain), klass)
         == [("first", id(plain.first)), ("second", id(plain.second))],
         "instances": heap.instance_dict(id(with_dict), klass) == id(own)
@@ -319,8 +316,10 @@ def check_self(layout: PythonLayout, found: InterpreterLayout) -> None:
         raise _unlike(" and ".join(wrong))
     with _waiting_function() as ident:
         gc.collect()  # what was made here joins the oldest generation, whose list stands still
-        heap = Heap(ProcessMemory(os.getpid()), layout, lambda address: address)  # the thread's stack is new
-        interpreter = Interpreter(heap, found, lambda address: address)
+        heap = RemoteHeap(
+            ProcessMemory(os.getpid()), layout, lambda address: address
+        )  # the thread's stack is new
+        interpreter = RemoteInterpreter(heap, found, lambda address: address)
         threads = list(interpreter.frames(threading.get_native_id()))
         followed = set(interpreter.tracked().tolist())
     if not any(thread == ident and frame.name == "_wait" for thread, frame in threads):

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from memtriage.outside.memory import Memory, Words
+from memtriage.outside.memory import RemoteMemory, Words
 from memtriage.outside.python_layout import PythonLayout
 
 LONGEST_TEXT: Final = 300
@@ -29,19 +29,13 @@ _LARGEST_INSTANCE: Final = 1 << 14
 HIGHEST: Final = 1 << 48
 """Above the addresses of a user's process."""
 
-_INLINE_VALUES: Final = 1 << 2
 _MANAGED_DICT: Final = 1 << 4
 HEAP_TYPE: Final = 1 << 9
 """Of `tp_flags`: a class that Python code or `PyType_FromSpec` made."""
 _TYPE_SUBCLASS: Final = 1 << 31
-_VALID: Final = 0xFF << 24
-"""Of the first word of values in an instance: the byte that says that they are in use."""
 _SUSPENDED_OR_RUNNING: Final = 1
 """A generator whose state is below this still has its variables."""
-FRAME_OBJECT_OWNS: Final = 2
-"""`owner` of a frame that outlived its function. Higher ones are no functions of Python."""
-_NEGATIVE: Final = 2
-"""Of the tag of an int, since Python 3.12."""
+_FRAME_OBJECT_OWNS: Final = 2
 _IS_FUNCTION: Final = 1
 
 Translate = Callable[[int], int | None]
@@ -115,7 +109,7 @@ class Frame:
     variables: list[tuple[str, int]] = field(default_factory=list)
 
 
-class Heap:
+class RemoteHeap:
     """Reads objects of another process.
 
     Args:
@@ -124,7 +118,7 @@ class Heap:
         translate: where the built-in classes of this Python are in it.
     """
 
-    def __init__(self, memory: Memory, layout: PythonLayout, translate: Translate) -> None:
+    def __init__(self, memory: RemoteMemory, layout: PythonLayout, translate: Translate) -> None:
         self.memory = memory
         self.layout = layout
         self._types: dict[int, RemoteType | None] = {}
@@ -342,9 +336,8 @@ class Heap:
         memory, layout = self.memory, self.layout
         if not address or memory.word(address + 8) != self._address_of(int):
             return None
-        tag = memory.signed(address + layout.size)
-        digits = tag >> layout.number_tag_bits
-        if not 0 <= digits <= 3 or tag & (1 << layout.number_tag_bits) - 1 & _NEGATIVE:
+        digits = memory.signed(address + layout.size)
+        if not 0 <= digits <= 3:
             return None
         return sum(memory.half(address + layout.number_digits + 4 * at) << 30 * at for at in range(digits))
 
@@ -439,7 +432,7 @@ class Heap:
             words = memory.words(start, 3 * count)
             names, found = words[1::3], words[2::3]
         if values:
-            found = memory.words(values + layout.values_start, len(names))
+            found = memory.words(values, len(names))
         return [(name, value) for name, value in zip(names, found, strict=False) if value]
 
     def named_items(self, address: int) -> list[tuple[str, int]]:
@@ -456,8 +449,7 @@ class Heap:
     def instance_dict(self, address: int, klass: RemoteType) -> int:
         """Return the address of an instance's dict; 0 where it has none (yet)."""
         if klass.managed:
-            own = self.memory.word(address + self.layout.managed_dict)
-            return 0 if self.layout.managed_tagged and own & 1 else own
+            return self.memory.word(address + self.layout.managed_dict)
         offset = klass.dict_offset
         if offset < 0:
             length = abs(self.memory.signed(address + self.layout.size))
@@ -468,42 +460,19 @@ class Heap:
 
     def inline_values(self, address: int, klass: RemoteType) -> list[tuple[str, int]]:
         """Return (name, value) of the attributes that an instance has without a dict."""
-        values = self._own_values(address, klass)
+        if not klass.managed:
+            return []
+        values = self.memory.word(address + self.layout.managed_values)
         if not values:
             return []
         items = ((self.text(key), value) for key, value in self._entries(klass.cached_keys, values))
         return [(name, value) for name, value in items if name is not None]
 
-    def _own_values(self, address: int, klass: RemoteType) -> int:
-        """Return the address of the values that an instance has without a dict; 0 for none."""
-        layout, memory = self.layout, self.memory
-        if not klass.managed:
-            return 0
-        if layout.managed_values is not None:
-            return memory.word(address + layout.managed_values)
-        if layout.managed_tagged:
-            own = memory.word(address + layout.managed_dict)
-            return own + 1 if own & 1 else 0
-        values = address + klass.size
-        return values if klass.flags & _INLINE_VALUES and memory.word(values) & _VALID else 0
-
-    def managed(self, addresses: Words, sizes: Words, flags: Words) -> tuple[Words, Words]:
-        """Return the addresses of instances' inline values and of their dicts; 0 for none.
-
-        Args:
-            addresses: of instances whose class has the flag of a managed dict.
-            sizes, flags: of their classes.
-        """
-        layout, memory = self.layout, self.memory
-        own = memory.data[memory.places(addresses + layout.managed_dict)]
-        if layout.managed_values is not None:
-            return memory.data[memory.places(addresses + layout.managed_values)], own
-        if layout.managed_tagged:
-            tagged = own & 1 != 0
-            return np.where(tagged, own + 1, 0), np.where(tagged, 0, own)
-        values = addresses + sizes
-        valid = memory.data[memory.places(values)] & _VALID != 0
-        return np.where(valid & (flags & _INLINE_VALUES != 0), values, 0), own
+    def managed(self, addresses: Words) -> tuple[Words, Words]:
+        """Return the addresses of instances' inline values and of their dicts; 0 for none."""
+        memory = self.memory
+        values = memory.data[memory.places(addresses + self.layout.managed_values)]
+        return values, memory.data[memory.places(addresses + self.layout.managed_dict)]
 
     def attributes(self, address: int, klass: RemoteType) -> list[tuple[str, int]]:
         """Return (name, value) of an instance's attributes, wherever it has them."""
@@ -538,7 +507,7 @@ class Heap:
                 if 4096 < word < HIGHEST and not word & 7 and start + 8 * at not in skipped
             ]
         if klass.managed:
-            values = self._own_values(address, klass)
+            values = self.memory.word(address + self.layout.managed_values)
             if values:
                 found += [value for _, value in self._entries(klass.cached_keys, values)]
         own = self.instance_dict(address, klass)
@@ -651,7 +620,7 @@ class Heap:
             memory.word(address + layout.frame_object_trace),
         ]
         frame = memory.word(address + layout.frame_object_frame)
-        if frame and memory.byte(frame + layout.frame_owner) == FRAME_OBJECT_OWNS:
+        if frame and memory.byte(frame + layout.frame_owner) == _FRAME_OBJECT_OWNS:
             found += self._frame_referents(frame)
         return found
 
