@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from memtriage.account.owners import RANK
-from memtriage.model.census import GroupDetail, GroupKey, HolderGroup, Owner, StorageRecord
+from memtriage.model.census import GroupKey, HolderGroup, Owner, StorageRecord
 from memtriage.model.paths import HolderPath, is_native
 from memtriage.observe.tensors import StorageFacts
 from memtriage.outside.holders import Holders, RemoteHolding
@@ -67,8 +67,6 @@ class OutsideCensus:
             by their addresses, and so are storages, which are all witnesses. `kept` and `objects` of a group
             are not worked out.
         storages: their records.
-        details: type and bound of the container of each group.
-        at: when the last reading was copied, in seconds of the monotonic clock.
         objects, nodes: that were walked in the last reading.
         moved: storages about which two readings disagree; None where only one counts.
         moved_bytes: their bytes.
@@ -79,8 +77,6 @@ class OutsideCensus:
 
     groups: list[HolderGroup]
     storages: list[StorageRecord]
-    details: dict[GroupKey, GroupDetail]
-    at: float
     objects: int
     nodes: int
     moved: int | None
@@ -136,7 +132,6 @@ def take_census(pid: int, *, pause: bool = False, within_s: float = 60.0) -> Out
         stopped_s = stop.seconds
     else:
         again.read_ahead(wanted)
-    at = time.monotonic()
     second = read(again)
     if complete:
         agreed, moved = second, None
@@ -153,8 +148,6 @@ def take_census(pid: int, *, pause: bool = False, within_s: float = 60.0) -> Out
     return OutsideCensus(
         groups=_groups(agreed),
         storages=list(agreed.storages.values()),
-        details=_details(agreed),
-        at=at,
         objects=second.objects,
         nodes=second.nodes,
         moved=None if moved is None else len(moved),
@@ -271,16 +264,6 @@ def _groups(reading: RemoteReading) -> list[HolderGroup]:
         group.witnesses = frozenset(witnesses[group.key])
         group.path = max(group.tails, key=lambda path: group.tails[path])
     return sorted(groups.values(), key=lambda group: -group.nbytes)
-
-
-def _details(reading: RemoteReading) -> dict[GroupKey, GroupDetail]:
-    details: dict[GroupKey, GroupDetail] = {}
-    for key, record in reading.storages.items():
-        holding = reading.holdings[key]
-        group = (record.device, reading.anchors[key])
-        if group not in details:
-            details[group] = GroupDetail(holder_kind=holding.kind, bound=holding.bound, shared=record.shared)
-    return details
 
 
 def _started_at(pid: int) -> str:

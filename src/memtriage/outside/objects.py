@@ -403,16 +403,6 @@ class RemoteHeap:
             block, at = memory.word(block + 8 + 8 * layout.deque_block), 0
         return items
 
-    def bound(self, address: int, klass: RemoteType) -> int | None:
-        """Return how many entries a deque or a cache of `functools.lru_cache` takes; None for no bound."""
-        if self.is_a(klass, deque):
-            bound = self.memory.signed(address + self.layout.deque_bound)
-        elif self.is_read_alone(klass):
-            bound = self.memory.signed(address + self.layout.lru_bound)
-        else:
-            return None
-        return bound if bound >= 0 else None
-
     def dict_items(self, address: int) -> list[tuple[int, int]]:
         """Return (key, value) of a dict, as addresses, in order."""
         values = self.memory.word(address + self.layout.dict_values)

@@ -86,7 +86,6 @@ class PythonLayout:
     deque_left: int = 24
     deque_left_index: int = 40
     deque_block: int = 64
-    deque_bound: int = 64
     deque_size: int = 216
     number_digits: int = 24
     # functions and descriptors
@@ -115,7 +114,6 @@ class PythonLayout:
     lru_next: int = 24
     lru_key: int = 40
     lru_function: int = 56
-    lru_bound: int = 96
     exception_traceback: int = 40
     # words before an instance: the collector's two, then its dict, then its inline values
     managed_dict: int = -24
