@@ -7,7 +7,6 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -17,33 +16,12 @@ from memtriage.outside.memory import (
     CHUNK,
     ForbiddenError,
     GoneError,
-    Mapping,
     ProcessMemory,
-    RemoteMemory,
     parse_maps,
 )
 from memtriage.outside.objects import RemoteHeap
 from memtriage.outside.python_layout import PythonLayout
-
-_START = 64 * CHUNK
-_SIZE = 4 * CHUNK
-
-
-class FakeMemory(RemoteMemory):
-    """Bytes at an address, as a process may have them."""
-
-    def __init__(self, data: bytes, start: int = _START) -> None:
-        super().__init__([Mapping(start, start + len(data), readable=True, shared=False, path="")])
-        self._data = data
-        self._start = start
-
-    def _copy(self, parts: Sequence[tuple[int, int, int]]) -> int:
-        copied = 0
-        for address, size, at in parts:
-            data = self._data[address - self._start :][:size]
-            self.raw[at : at + len(data)] = data
-            copied += len(data)
-        return copied
+from support.remote_memory import SIZE, START, FakeMemory, hostile_memory
 
 
 def test_mappings_are_read_from_the_kernels_text() -> None:
@@ -63,13 +41,13 @@ def test_bytes_at_any_place(at: int, count: int) -> None:
     data = random.Random(1).randbytes(2 * CHUNK)
     memory = FakeMemory(data)
     expected = data[at : at + count].ljust(count, b"\0")
-    assert memory.text_bytes(_START + at, count) == expected
+    assert memory.text_bytes(START + at, count) == expected
     aligned = at & ~7
-    assert memory.word(_START + aligned) == int.from_bytes(data[aligned : aligned + 8], "little")
-    assert memory.byte(_START + at) == data[at]
+    assert memory.word(START + aligned) == int.from_bytes(data[aligned : aligned + 8], "little")
+    assert memory.byte(START + at) == data[at]
 
 
-@pytest.mark.parametrize("address", [0, 8, -8, _START - 8, _START + 2 * CHUNK, 1 << 60, (1 << 64) - 8])
+@pytest.mark.parametrize("address", [0, 8, -8, START - 8, START + 2 * CHUNK, 1 << 60, (1 << 64) - 8])
 def test_what_is_not_mapped_is_zeros(address: int) -> None:
     memory = FakeMemory(b"\xff" * 2 * CHUNK)
     assert memory.word(address) == 0
@@ -112,15 +90,10 @@ def test_a_process_that_must_not_be_read(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_hostile_structures_neither_crash_nor_hang(seed: int, pointers: bool) -> None:
     """Random bytes, or random pointers into themselves, where objects should be."""
     chance = random.Random(seed)
-    if pointers:
-        words = (_START + 8 * chance.randrange(_SIZE >> 3) for _ in range(4096))
-        data = b"".join(word.to_bytes(8, "little") for word in words) * (_SIZE >> 15)
-    else:
-        data = chance.randbytes(1 << 15) * (_SIZE >> 15)
-    memory = FakeMemory(data)
-    heap = RemoteHeap(memory, PythonLayout(), lambda own: _START + own % _SIZE & ~7)
+    memory = hostile_memory(chance, pointers)
+    heap = RemoteHeap(memory, PythonLayout(), lambda own: START + own % SIZE & ~7)
     for _ in range(20):
-        address = _START + 8 * chance.randrange(_SIZE >> 3)
+        address = START + 8 * chance.randrange(SIZE >> 3)
         heap.type_of(address)
         heap.referents(address)
         heap.text(address)

@@ -10,17 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.outside.test_memory import FakeMemory
 
 from memtriage.outside.interpreter import RemoteInterpreter, measure
-from memtriage.outside.memory import CHUNK, ProcessMemory
+from memtriage.outside.memory import ProcessMemory
 from memtriage.outside.objects import HIGHEST, RemoteHeap
 from memtriage.outside.python_layout import PythonLayout, layout_of
 from memtriage.outside.references import ClassRows, References
 from memtriage.outside.same_build import SharedFiles
+from support.remote_memory import SIZE, START, hostile_memory
 
-_START = 64 * CHUNK
-_SIZE = 4 * CHUNK
 _JOB = """
 import collections, functools, json, logging, types, weakref
 
@@ -103,15 +101,10 @@ def test_the_same_references_as_of_each_object_alone() -> None:
 @given(st.integers(0, 2**32), st.booleans())
 def test_hostile_structures(seed: int, pointers: bool) -> None:
     chance = random.Random(seed)
-    if pointers:
-        words = (_START + 8 * chance.randrange(_SIZE >> 3) for _ in range(4096))
-        data = b"".join(word.to_bytes(8, "little") for word in words) * (_SIZE >> 15)
-    else:
-        data = chance.randbytes(1 << 15) * (_SIZE >> 15)
-    memory = FakeMemory(data)
-    heap = RemoteHeap(memory, PythonLayout(), lambda own: _START + own % _SIZE & ~7)
+    memory = hostile_memory(chance, pointers)
+    heap = RemoteHeap(memory, PythonLayout(), lambda own: START + own % SIZE & ~7)
     rows = ClassRows(heap, lambda address: 1)
-    objects = _START + 8 * np.array([chance.randrange(_SIZE >> 3) for _ in range(100)], np.int64)
+    objects = START + 8 * np.array([chance.randrange(SIZE >> 3) for _ in range(100)], np.int64)
     edges = References(heap, rows).of(objects, rows.rows(memory.data[memory.places(objects) + 1]))
     assert len(edges.children) == len(edges.holders)
     for reader in (heap_reader for heap_reader in ("_lists", "_tuples", "_sets", "_dicts")):

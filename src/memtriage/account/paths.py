@@ -115,11 +115,12 @@ def _without_last(path: Path) -> Path:
     return Path(path.hops[:-1], min(path.outside, len(path.hops) - 1), in_graph=path.in_graph)
 
 
-def _item(place: object) -> PathSegment:
+def item_segment(place: object) -> PathSegment:
+    """An entry of a container, by its index or key as text."""
     return PathSegment(SegmentKind.ITEM, str(place))
 
 
-def _attribute(name: str) -> PathSegment:
+def attribute_segment(name: str) -> PathSegment:
     """An attribute, or a module's variable; those that keep hooks are named like `_forward_hooks`."""
     return PathSegment(SegmentKind.HOOKS if "_hooks" in name else SegmentKind.ATTRIBUTE, name)
 
@@ -220,12 +221,12 @@ class PathNamer:
         if (own.grad_fn is None or own.retains_grad) and own.grad is obj:
             return self._add(before, PathSegment(SegmentKind.GRADIENT, "grad"))
         if own._is_view() and own._base is obj:
-            return self._add(before, _attribute("_base"))
+            return self._add(before, attribute_segment("_base"))
         if self._kind(type(obj)) == TENSOR and is_sparse(tensor):
             return self._add(before)  # its indices or values
         if issubclass(type(obj), dict):
             return self._add(before, PathSegment(SegmentKind.HOOKS, "_hooks"))
-        return self._add(before, _attribute(_slot_name(tensor, obj)))
+        return self._add(before, attribute_segment(_slot_name(tensor, obj)))
 
     def _from_node(self, before: Path, parent: int, node: Any, obj: Any) -> Path:
         if self._kind(type(obj)) == NODE:
@@ -247,7 +248,7 @@ class PathNamer:
             labels = {}
             for name, place, value in self._graph.reader.saved_values(node):
                 saved = PathSegment(SegmentKind.SAVED, name)
-                labels[id(value)] = (saved,) if place is None else (saved, _item(place))
+                labels[id(value)] = (saved,) if place is None else (saved, item_segment(place))
             self._saved[parent] = labels
         return labels
 
@@ -261,7 +262,8 @@ class PathNamer:
             last = before.last
             if last.kind is SegmentKind.CONTEXT and last.name and kind is list and len(holder) <= _MAX_TUPLE:
                 at = next((at for at, value in enumerate(holder) if value is obj), "*")
-                return self._add(before, _item(at))  # a context's list is a record: its places have meaning
+                # A context's list is a record: its places have meaning.
+                return self._add(before, item_segment(at))
             return self._add(before, ANY_ITEM)
         if issubclass(kind, tuple):
             return self._from_tuple(before, parent, holder, obj)
@@ -285,7 +287,7 @@ class PathNamer:
         if name_of(kind) == "_lru_list_elem":
             return before if before.last == ANY_ITEM else self._add(before, ANY_ITEM)
         if kind is types.MethodType:
-            return self._add(before, *((_attribute("__self__"),) if obj is holder.__self__ else ()))
+            return self._add(before, *((attribute_segment("__self__"),) if obj is holder.__self__ else ()))
         if kind is functools.partial:
             return self._add(before, PathSegment(SegmentKind.PARTIAL, _short(holder.func)))
         if issubclass(kind, _GENERATORS):
@@ -336,8 +338,8 @@ class PathNamer:
         for at, value in enumerate(values):
             if value is obj:
                 if type(fields) is tuple and at < len(fields):
-                    return self._add(before, _attribute(fields[at]))
-                return self._add(before, _item(at) if len(values) <= _MAX_TUPLE else ANY_ITEM)
+                    return self._add(before, attribute_segment(fields[at]))
+                return self._add(before, item_segment(at) if len(values) <= _MAX_TUPLE else ANY_ITEM)
         return self._add(before, ANY_ITEM)
 
     def _from_function(self, before: Path, function: types.FunctionType, obj: Any) -> Path:
@@ -367,8 +369,8 @@ class PathNamer:
                 if value is obj:
                     if name in _MODULE_DICTS and self._kind(type(holder)) == MODULE:
                         return self._add(before, namespace=True)
-                    return self._add(before, _attribute(name))
-        return self._add(before, _attribute(_slot_name(holder, obj)))
+                    return self._add(before, attribute_segment(name))
+        return self._add(before, attribute_segment(_slot_name(holder, obj)))
 
     def _garbage_name(self, position: int) -> str:
         """The most telling type of a cycle: the first class instance met from its entry."""
@@ -422,7 +424,7 @@ def key_labels(keys: Sequence[tuple[str | None, int]], namespace: bool) -> dict[
             if text == "*" or (namespace and text.isdigit()):
                 label = ANY_ITEM
             else:
-                label = _attribute(text) if namespace else _item(repr(text))
+                label = attribute_segment(text) if namespace else item_segment(repr(text))
         labels.setdefault(value_id, label)
     return labels
 

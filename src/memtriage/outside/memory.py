@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ SLOT: Final = _SLOT_BYTES >> 3
 _CHUNKS_AT_ONCE: Final = 64
 _LIVE_AT_ONCE: Final = 512
 MOST_BYTES: Final = 4 << 30
-"""Bytes that are copied. What lies beyond reads as zeros, and `RemoteMemory.full` says so."""
+"""Bytes that are copied. The rest reads as zeros, and `RemoteMemory.full` says so."""
 READ_FIRST: Final = 512 << 20
 """Bytes that are copied in one go before they are asked for, so that they are of nearly the same instant."""
 LONGEST_READ: Final = 64 << 20
@@ -104,7 +105,7 @@ def read_maps(pid: int) -> list[Mapping]:
         raise GoneError(f"process {pid} ended") from None
 
 
-class RemoteMemory:
+class RemoteMemory(ABC):
     """Words and bytes of an address space, which a subclass reads.
 
     A chunk is copied when something in it is asked for. Questions about many addresses are arrays. A *place*
@@ -141,9 +142,9 @@ class RemoteMemory:
         self._number_of = np.zeros(self._slots, np.int64)
         self._asked = np.zeros(self._slots, bool)
 
+    @abstractmethod
     def _copy(self, parts: Sequence[tuple[int, int, int]]) -> int:
         """Copy ranges (address, bytes, offset in `raw`); return how many bytes could be copied."""
-        raise NotImplementedError
 
     # --- one word ---
 

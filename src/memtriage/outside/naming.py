@@ -8,7 +8,7 @@ from __future__ import annotations
 import types
 from collections import deque
 
-from memtriage.account.paths import Hop, Path, extend, key_labels
+from memtriage.account.paths import Hop, Path, attribute_segment, extend, item_segment, key_labels
 from memtriage.model.paths import ANY_ITEM, PathSegment, SegmentKind
 from memtriage.observe.kinds import ARRAY, KLASS, LOCALS, MODULE, NODE, PLACEHOLDER, TENSOR
 from memtriage.outside.objects import RemoteType
@@ -27,14 +27,6 @@ _GARBAGE_LOOKED_AT = 200
 
 def _root_path(*segments: PathSegment, namespace: bool = False, in_graph: bool = False) -> Path:
     return Path((segments,), 1, namespace, in_graph)
-
-
-def _item(place: object) -> PathSegment:
-    return PathSegment(SegmentKind.ITEM, str(place))
-
-
-def _attribute(name: str) -> PathSegment:
-    return PathSegment(SegmentKind.HOOKS if "_hooks" in name else SegmentKind.ATTRIBUTE, name)
 
 
 class RemoteNamer:
@@ -162,7 +154,7 @@ class RemoteNamer:
         if torch.gradient(tensor) == obj:
             return self._add(before, PathSegment(SegmentKind.GRADIENT, "grad"))
         if torch.base(tensor) == obj:
-            return self._add(before, _attribute("_base"))
+            return self._add(before, attribute_segment("_base"))
         klass = graph.type_at(position)
         if klass is not None and self._heap.is_a(klass, dict):
             return self._add(before, PathSegment(SegmentKind.HOOKS, "_hooks"))
@@ -192,7 +184,7 @@ class RemoteNamer:
             for saved in self._torch.saved(node):
                 name = PathSegment(SegmentKind.SAVED, saved.name)
                 value = saved.tensor or self._torch_or_self(saved.packed)
-                labels[value] = (name,) if saved.place is None else (name, _item(saved.place))
+                labels[value] = (name,) if saved.place is None else (name, item_segment(saved.place))
         return labels
 
     def _torch_or_self(self, address: int) -> int:
@@ -230,7 +222,7 @@ class RemoteNamer:
             return before if before.last == ANY_ITEM else self._add(before, ANY_ITEM)
         if heap.is_exactly(klass, types.MethodType):
             bound = self._memory.word(holder + layout.method_self) == obj
-            return self._add(before, *((_attribute("__self__"),) if bound else ()))
+            return self._add(before, *((attribute_segment("__self__"),) if bound else ()))
         if klass.bases[0] == "functools.partial":
             called = self._short(self._memory.word(holder + layout.partial_function))
             return self._add(before, PathSegment(SegmentKind.PARTIAL, called))
@@ -243,7 +235,7 @@ class RemoteNamer:
             ended = PathSegment(SegmentKind.FRAME, "?" if frame is None else frame.name)
             return self._add(before, ended, self._variable(frame.variables if frame else [], obj))
         if graph.kinds[parent] == ARRAY:
-            return self._add(before, _attribute(f"<{self._type_name(position)}>"))
+            return self._add(before, attribute_segment(f"<{self._type_name(position)}>"))
         return self._from_instance(before, parent, position)
 
     def _variable(self, variables: list[tuple[str, int]], obj: int) -> PathSegment:
@@ -289,7 +281,7 @@ class RemoteNamer:
         if is_list and last.kind is SegmentKind.CONTEXT and last.name:
             items = self._heap.list_items(holder)
             if len(items) <= _MAX_RECORD:
-                return self._add(before, _item(items.index(obj) if obj in items else "*"))
+                return self._add(before, item_segment(items.index(obj) if obj in items else "*"))
         return self._add(before, ANY_ITEM)
 
     def _from_tuple(self, before: Path, parent: int, klass: RemoteType, obj: int) -> Path:
@@ -306,8 +298,8 @@ class RemoteNamer:
         at = values.index(obj)
         fields = [] if heap.is_exactly(klass, tuple) else self._fields(klass)
         if at < len(fields):
-            return self._add(before, _attribute(fields[at]))
-        return self._add(before, _item(at) if len(values) <= _MAX_TUPLE else ANY_ITEM)
+            return self._add(before, attribute_segment(fields[at]))
+        return self._add(before, item_segment(at) if len(values) <= _MAX_TUPLE else ANY_ITEM)
 
     def _fields(self, klass: RemoteType) -> list[str]:
         """Names of a named tuple's places."""
@@ -357,7 +349,7 @@ class RemoteNamer:
         graph, heap = self._graph, self._heap
         holder, obj, klass = self._object(parent), self._object(position), graph.type_at(parent)
         if klass is None:
-            return self._add(before, _attribute(f"<{self._type_name(position)}>"))
+            return self._add(before, attribute_segment(f"<{self._type_name(position)}>"))
         traceback = self._memory.word(holder + self._layout.exception_traceback)
         if "builtins.BaseException" in klass.bases and traceback == obj:
             return self._add(before, PathSegment(SegmentKind.TRACEBACK, "__traceback__"))
@@ -367,9 +359,9 @@ class RemoteNamer:
             if value == obj:
                 if name in _MODULE_DICTS and graph.kinds[parent] == MODULE:
                     return self._add(before, namespace=True)
-                return self._add(before, _attribute(name))
+                return self._add(before, attribute_segment(name))
         slot = heap.slot_name(holder, klass, obj)
-        return self._add(before, _attribute(slot or f"<{self._type_name(position)}>"))
+        return self._add(before, attribute_segment(slot or f"<{self._type_name(position)}>"))
 
     def _type_name(self, position: int) -> str:
         klass = self._graph.type_at(position)

@@ -147,7 +147,7 @@ class TorchReader:
         return StorageFacts(device, address, nbytes)
 
     def is_shared(self, facts: StorageFacts) -> bool:
-        """Whether a storage of the host lies in memory that other processes may see."""
+        """Whether a storage of the host is in memory that other processes may see."""
         mapping = self._memory.mapping_at(facts.address) if facts.device == "cpu" else None
         return mapping is not None and mapping.shared
 

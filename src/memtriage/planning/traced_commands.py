@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from memtriage.model.prediction import Prediction
 from memtriage.model.target import TraceTarget
 from memtriage.planning.api import plan_program
 from memtriage.prediction.api import predict_program
+from memtriage.prediction.build import Build
 from memtriage.prediction.many_steps.api import horizon_of_program
 from memtriage.prediction.many_steps.programs import ShapedBuild, ShapedScript
 from memtriage.prediction.many_steps.shapes import inputs_of
@@ -62,9 +62,10 @@ def _shaped(given: dict[str, Any], steps: int, lengths: str | None) -> ShapedBui
         ValueError: it, or the file, cannot be found or used.
     """
     target = msgspec.convert(given, TraceTarget)
-    name = target.module or target.name
-    if name is None or (target.module is None and ":" in name):
-        return ShapedBuild(_program(given), inputs_of(_read_lengths(lengths), steps))  # type: ignore[arg-type]
+    build = _build_function(target)
+    if build is not None:
+        return ShapedBuild(build, inputs_of(_read_lengths(lengths), steps))
+    name = _script_name(target)
     if lengths is not None:
         raise ValueError(
             f"--lengths goes with a build function whose step takes a length; the lengths of {name} are "
@@ -86,25 +87,36 @@ def _read_lengths(file: str | None) -> Any:
     return read
 
 
-def _program(given: dict[str, Any]) -> Callable[..., Any] | TracedProgram:
+def _program(given: dict[str, Any]) -> Build | TracedProgram:
     """The build function, script or module that a target names.
 
     Raises:
         ValueError: it cannot be found or used.
     """
+    from memtriage.prediction.script import Script
+
     target = msgspec.convert(given, TraceTarget)
+    build = _build_function(target)
+    if build is not None:
+        return build
+    return Script(_script_name(target), target.arguments, module=target.module is not None)
+
+
+def _build_function(target: TraceTarget) -> Build | None:
+    """The build function that a target names, or that of its configuration; None for a script or module."""
     if target.hf_config is not None:
         from memtriage.prediction.hf import TrainingArguments, build_from_config
 
         return build_from_config(Path(target.hf_config), TrainingArguments(**target.training))
-    if target.name is not None and ":" in target.name:
+    if target.module is None and target.name is not None and ":" in target.name:
         from memtriage.prediction.build import load
 
         return load(target.name)
-    from memtriage.prediction.script import Script
+    return None
 
-    if target.module is not None:
-        return Script(target.module, target.arguments, module=True)
-    if target.name is None:
+
+def _script_name(target: TraceTarget) -> str:
+    name = target.module or target.name
+    if name is None:
         raise ValueError("nothing to trace; expected a build function, a script, a module or a configuration")
-    return Script(target.name, target.arguments)
+    return name
