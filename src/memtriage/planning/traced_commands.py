@@ -12,7 +12,7 @@ from memtriage.model.prediction import Prediction
 from memtriage.model.target import TraceTarget
 from memtriage.planning.api import plan_program
 from memtriage.prediction.api import predict_program
-from memtriage.prediction.build import Build
+from memtriage.prediction.build import Build, load
 from memtriage.prediction.many_steps.api import horizon_of_program
 from memtriage.prediction.many_steps.programs import ShapedBuild, ShapedScript
 from memtriage.prediction.many_steps.shapes import inputs_of
@@ -109,8 +109,6 @@ def _build_function(target: TraceTarget) -> Build | None:
 
         return build_from_config(Path(target.hf_config), TrainingArguments(**target.training))
     if target.module is None and target.name is not None and ":" in target.name:
-        from memtriage.prediction.build import load
-
         return load(target.name)
     return None
 
