@@ -25,7 +25,7 @@ def census(
     ],
     json: Annotated[bool, typer.Option("--json", help="Print every holder, as JSON.")] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", help="Give up after so many seconds.")
+        float, typer.Option("--timeout", metavar="SECONDS", help="Give up after SECONDS.")
     ] = 60.0,
     pause: Annotated[
         bool, typer.Option("--pause", help="Stop the process for at most 50 ms to read it.")

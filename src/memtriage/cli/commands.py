@@ -99,6 +99,7 @@ COMMANDS: Final = (
         (
             "memtriage predict train.py:build",
             "memtriage predict train.py -- --batch-size 8",
+            "memtriage predict --horizon 1000 train.py",
             "memtriage predict --hf-config config.json --batch 8",
         ),
     ),

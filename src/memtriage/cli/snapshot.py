@@ -39,7 +39,7 @@ def snapshot(
         typer.Option("--sql", metavar="QUERY", help="Run a SELECT over the tables events, blocks, segments."),
     ] = None,
     what_if: Annotated[
-        bool, typer.Option("--what-if", help="Replay it with other allocator settings.")
+        bool, typer.Option("--what-if", help="Replay FILE with other allocator settings.")
     ] = False,
 ) -> int:
     """Find leaks and fragmentation in a memory snapshot."""

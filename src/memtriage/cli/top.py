@@ -28,9 +28,7 @@ def top(
     sort: Annotated[
         str, typer.Option("--sort", metavar="COLUMN", help="Sort ranks by COLUMN, such as growth.")
     ] = "rank",
-    every: Annotated[
-        float, typer.Option("--every", metavar="SECONDS", help="Refresh every so many seconds.")
-    ] = 1.0,
+    every: Annotated[float, typer.Option("--every", metavar="SECONDS", help="Refresh every SECONDS.")] = 1.0,
 ) -> int:
     """Follow a running job on a live screen."""
     from memtriage.diagnose.ranks.live import LiveRun
