@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import psutil
 
@@ -15,6 +16,7 @@ from memtriage.session.host_watch import HostWatch
 from memtriage.session.time_marks import TimeMarks
 from memtriage.store.records import HostSampleLine
 
+_Result = TypeVar("_Result")
 _WAKE_S = 0.25
 _HOST_EVERY_S = 5.0
 _STOP_WITHIN_S = 2.0
@@ -49,6 +51,7 @@ class Sampler:
         self._failed = failed
         self._stop = threading.Event()
         self._thread = OwnThread(self._run)
+        self._next_host = self._next_children = 0.0
 
     def start(self) -> None:
         """Start the thread; where none can be had there are no samples."""
@@ -64,37 +67,43 @@ class Sampler:
         self._thread.join(timeout=_STOP_WITHIN_S)
 
     def _run(self) -> None:
-        next_host = next_children = 0.0
-        # The first at once: a thread's first allocation reserves address space for a heap of its own, which
-        # must not come out of a limit that the program sets later.
+        # The first sample at once: a thread's first allocation reserves address space for a heap of its own,
+        # which must not come out of a limit that the program sets later.
         while True:
-            wake_s = _WAKE_S
-            try:
-                now = self._now().time_s
-                self._watch.while_training()
-                self._watch.at_shared_memory(dev_shm())
-                if now >= next_host:
-                    next_host = now + _HOST_EVERY_S
-                    self._write(self.sample())
-                elif now >= next_children and has_children():
-                    self.sample()
-                    took = self._now().time_s - now
-                    next_children = now + max(_CHILDREN_EVERY_S, took / _CHILDREN_SHARE)
-                wake_s = min(_WAKE_S, self._marks.at_wake())
-            # A file that vanished, a limit or an audit hook that forbids reading: no sample then.
-            except (Exception, SystemExit) as error:
-                self._failed("host sample", error)
-            if self._stop.wait(wake_s):
+            self._try(self._sample_if_due)
+            due_s = self._try(self._marks.at_wake)
+            if self._stop.wait(_WAKE_S if due_s is None else min(_WAKE_S, due_s)):
                 break
-        self._last()
+        self._try(self._sample_children)
 
-    def _last(self) -> None:
-        """What children have un-shared by the end, if they still live."""
+    def _try(self, part: Callable[[], _Result]) -> _Result | None:
+        """Do a part of the work, and note a failure.
+
+        A file that vanished, or a limit or an audit hook that forbids reading, ends neither the thread nor
+        the other part.
+        """
         try:
-            if has_children():
-                self.sample()
-        except Exception as error:
+            return part()
+        except (Exception, SystemExit) as error:
             self._failed("host sample", error)
+            return None
+
+    def _sample_if_due(self) -> None:
+        now = self._now().time_s
+        self._watch.while_training()
+        self._watch.at_shared_memory(dev_shm())
+        if now >= self._next_host:
+            self._next_host = now + _HOST_EVERY_S
+            self._write(self.sample())
+        elif now >= self._next_children:
+            self._sample_children()
+            took = self._now().time_s - now
+            self._next_children = now + max(_CHILDREN_EVERY_S, took / _CHILDREN_SHARE)
+
+    def _sample_children(self) -> None:
+        """What children have un-shared by now, if there are any."""
+        if has_children():
+            self.sample()
 
     def sample(self) -> HostSampleLine:
         """Return the host now: this process, its children, the control group."""
