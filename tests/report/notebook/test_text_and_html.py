@@ -142,7 +142,7 @@ def test_what_ipython_keeps_and_what_was_freed() -> None:
     outputs = [OutputHold(number=3, bytes={"cuda:0": 2 * MIB}, kind="Linear")]
     for words in both(report(outputs=outputs, traceback={"cuda:0": 5 * MIB})):
         assert "Out[3] (Linear) alone holds 2.0 MiB on cuda:0" in words
-        assert "5.0 MiB on cuda:0; `%memtriage_free` lets" in words.replace(
+        assert "5.0 MiB on cuda:0; `%memtriage_free` releases" in words.replace(
             "; %memtriage_free", "; `%memtriage_free`"
         )
     freed = Freed(bytes={"cuda:0": 5 * MIB}, frames=2, outputs=[3], holders=[change("Out[*]", -MIB)])

@@ -109,7 +109,7 @@ def rebinding_in_words(one: Rebinding) -> str:
 
 
 def outputs_in_words(outputs: Sequence[OutputHold]) -> list[str]:
-    """Return what `Out` alone keeps, and how it lets go."""
+    """Return what `Out` alone keeps, and what releases it."""
     if not outputs:
         return []
     held = [
@@ -130,7 +130,7 @@ def traceback_in_words(nbytes: Mapping[str, int]) -> list[str]:
 
 
 def freed_in_words(freed: Freed) -> str:
-    """Return what was let go of."""
+    """Return what was released."""
     parts = []
     if freed.frames:
         parts.append(f"the traceback's variables ({count(freed.frames, 'function')})")
