@@ -309,3 +309,14 @@ def test_heads_tell_what_is_written_to_from_what_is_lengthened(closer: Closer) -
     ones = b"\0\0\x80?" * 16
     sevens = dict.fromkeys(("train.filled", "train.single[*]", "train.bank.queue"), b"\7" * 64)
     assert mine == sevens | {"train.two[*]": 2 * ones}
+
+
+def test_a_census_while_a_tuple_is_being_built(program: Any) -> None:
+    """A time mark may come at any place of the program: here, within the generator that `tuple()` reads."""
+    program.run(PRELUDE)
+    program.run(
+        "def layers():\n    yield made(torch.zeros(8))\n    look()\n    yield torch.zeros(8)\n"
+        "built = tuple(layers())"
+    )
+    assert program.holders() == {"C++ or an evaluation stack -> tuple[*]"}
+    assert len(program["built"]) == 2

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
+from collections.abc import Iterator
 
-from memtriage.observe.objects import instances, tracked_objects
+from memtriage.observe.objects import instances, tracked_objects, tuple_items
 
 
 class Batch:
@@ -59,3 +61,29 @@ def test_instances_keeps_nothing_alive_after_the_iteration() -> None:
     list(instances(lambda kind: kind is Batch))
     del batch
     assert alive() is None
+
+
+def test_items_of_a_tuple_that_is_still_being_built() -> None:
+    seen: list[list[object]] = []
+
+    def batches() -> Iterator[Batch]:
+        batch = Batch()
+        yield batch
+        (unfinished,) = (each for each in gc.get_referrers(batch) if type(each) is tuple)
+        seen.append(tuple_items(unfinished))
+        del unfinished  # or it could not be shortened to its length
+        yield batch
+
+    built = tuple(batches())
+    assert seen == [[built[0]]]
+    assert tuple_items(built) == [built[0], built[0]]
+
+
+def test_items_of_a_tuple_in_order_whatever_its_class_says() -> None:
+    class Backwards(tuple[int, ...]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(self[::-1])
+
+    assert tuple_items((1, 2, 2)) == [1, 2, 2]
+    assert tuple_items(Backwards((1, 2))) == [1, 2]
+    assert tuple_items(()) == []

@@ -13,6 +13,7 @@ from memtriage.observe.classes import declares, instance_dict, module_of
 from memtriage.observe.edges import is_sparse
 from memtriage.observe.heap import HeapGraph
 from memtriage.observe.kinds import TENSOR
+from memtriage.observe.objects import tuple_items
 from memtriage.observe.tensors import plain
 
 PRIORITY: tuple[Owner, ...] = (
@@ -96,7 +97,7 @@ def _tensors_in(graph: HeapGraph, value: Any, depth: int) -> Iterator[Any]:
     elif issubclass(kind, list):
         items = list(list.__iter__(value))
     elif issubclass(kind, tuple):
-        items = list(tuple.__iter__(value))
+        items = tuple_items(value)
     if depth:
         for item in items:
             yield from _tensors_in(graph, item, depth - 1)

@@ -33,6 +33,7 @@ from memtriage.observe.edges import is_sparse
 from memtriage.observe.frames import frame_locals
 from memtriage.observe.heap import HeapGraph
 from memtriage.observe.kinds import FUTURE, KLASS, MODULE, NODE, PLACEHOLDER, SAVED, TENSOR, FrameLocals
+from memtriage.observe.objects import tuple_items
 from memtriage.observe.tensors import plain
 
 _MODULE_DICTS = ("_modules", "_parameters", "_buffers")
@@ -334,7 +335,9 @@ class PathNamer:
                     variable = PathSegment(SegmentKind.VARIABLE, name)
                     return self._add(_without_last(before), *before.hops[-1], variable)
         fields = getattr(type(holder), "_fields", ())
-        values = tuple(tuple.__iter__(holder))
+        values = tuple_items(holder)
+        if len(values) < tuple.__len__(holder):
+            return self._add(before, ANY_ITEM)
         for at, value in enumerate(values):
             if value is obj:
                 if type(fields) is tuple and at < len(fields):

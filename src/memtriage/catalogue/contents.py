@@ -13,6 +13,7 @@ from memtriage.catalogue.place import Place
 from memtriage.model.holders import HolderReading
 from memtriage.observe.classes import attributes_of, bases_of, instance_dict, module_of, name_of, read_member
 from memtriage.observe.edges import is_sparse, sparse_parts
+from memtriage.observe.objects import tuple_items
 from memtriage.observe.tensors import StorageFacts, plain, storage_facts, undisturbed
 from memtriage.process.stdlib import gc
 
@@ -69,6 +70,8 @@ def _parts(value: Any) -> list[Any]:
     kind = type(value)
     if issubclass(kind, dict):
         return list(dict.values(value))
+    if kind is tuple:
+        return tuple_items(value)
     if issubclass(kind, (list, tuple, set, frozenset, deque)):
         return list(kind.__iter__(value)) if kind in _PLAIN else gc.get_referents(value)
     if kind is LRU:
@@ -77,7 +80,7 @@ def _parts(value: Any) -> list[Any]:
     return (list(own.values()) if own else []) + _slots(value)
 
 
-_PLAIN: Final = (list, tuple, set, frozenset, deque)
+_PLAIN: Final = (list, set, frozenset, deque)
 
 
 def _slots(value: Any) -> list[Any]:

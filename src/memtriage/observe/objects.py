@@ -17,6 +17,20 @@ def tracked_objects() -> list[Any]:
     return gc.get_objects()
 
 
+def tuple_items(value: tuple[Any, ...]) -> list[Any]:
+    """Return the items of a tuple in order; of one still being built, those that are there, in no order.
+
+    `tuple(generator)` makes the tuple, which the collector tracks from then on, before the generator fills
+    its places. Reading an empty place in any other way crashes the interpreter (bpo-15108); the collector
+    passes over it. A subclass's own methods are not asked.
+    """
+    if type(value) is tuple:
+        present = gc.get_referents(value)
+        if len(present) < len(value):
+            return present
+    return list(tuple.__iter__(value))
+
+
 def instances(is_wanted: Callable[[type], bool]) -> Iterator[Any]:
     """Yield the tracked objects whose types are wanted, with the limitations of `tracked_objects`.
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 from memtriage.observe.containers import deep_size
 from memtriage.observe.heap import HeapGraph
 from memtriage.observe.kinds import ARRAY, TENSOR
+from memtriage.observe.objects import tuple_items
 
 _LEAST_ENTRIES: Final = 20_000
 """Containers with fewer entries are not data sets: 20,000 objects of 100 bytes are 2 MB."""
@@ -37,10 +38,14 @@ def largest_population(graph: HeapGraph) -> tuple[int, int, int] | None:
 
 
 def _mean_size(graph: HeapGraph, container: Any) -> float:
-    entries: Iterable[Any] = container.items() if type(container) is dict else container
+    entries: Iterable[Any] = container
+    if type(container) is dict:
+        entries = container.items()
+    elif type(container) is tuple:
+        entries = tuple_items(container)
     every = max(1, len(container) // _SAMPLED)
     sample = list(islice(entries, 0, None, every))[:_SAMPLED]
-    return sum(_size(graph, entry) for entry in sample) / len(sample)
+    return sum(_size(graph, entry) for entry in sample) / max(1, len(sample))
 
 
 def _size(graph: HeapGraph, entry: Any) -> int:
