@@ -402,6 +402,23 @@ def test_backward_begins_under_the_census_lock(session: Session, monkeypatch: py
 # --- what the verdict rests on ------------------------------------------------------------------------------
 
 
+def test_memory_of_the_watch_is_not_taken_for_a_steps(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[bool] = []
+    monkeypatch.setattr(HostWatch, "while_training", lambda watch: looked.append(True))
+    monkeypatch.setattr(GrowthWatch, "recording", True)  # of allocation sites, whose tables are in malloc
+    session.backward_begins()
+    with session._lock:  # as in a census
+        monkeypatch.setattr(GrowthWatch, "recording", False)
+        sampler = threading.Thread(target=session._within_step)
+        sampler.start()
+        sampler.join()
+        assert not looked
+    session.backward_begins()
+    assert looked
+
+
 def backwards(session: Session, count: int, *, steps: bool) -> None:
     model, optimizer = training()
     for _ in range(count):

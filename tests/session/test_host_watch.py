@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from memtriage.account.census import CensusView
 from memtriage.diagnose.host.findings import host_findings
 from memtriage.observe.cgroup import CgroupMemory
 from memtriage.observe.counters import Reading
@@ -24,6 +26,7 @@ from memtriage.treat.host_tuning import MALLOC_SETTINGS
 MIB = 1 << 20
 GIB = 1 << 30
 OWN = HostSample(rss=GIB, pss=GIB, swap=3 * MIB, peak_rss=2 * GIB)
+NO_GRAPH = cast(CensusView, None)  # only looked at where there are child processes, or a reading
 needs_kernel = pytest.mark.skipif(
     malloc_info() is None or memory_classes() is None, reason="no glibc counters, or no smaps"
 )
@@ -110,7 +113,7 @@ def test_what_went_back_is_not_held_against_malloc() -> None:
     watch.at_mark([Reading("cpu", 100 * MIB, 900 * MIB)], GIB, 3)
     watch.while_training()
     assert watch.evidence.retention is not None and watch.evidence.retention.step == 3
-    assert watch.evidence.needed is not None
+    assert watch.evidence.taken_by_steps is not None
     watch.at_mark([Reading("cpu", 100 * MIB, 120 * MIB)], GIB, 4)
     assert host_findings(watch.conclude()) == []
     assert watch.evidence.retention is None
@@ -121,8 +124,8 @@ def test_a_slow_malloc_is_not_read_at_every_backward(monkeypatch: pytest.MonkeyP
 
     def slow() -> SimpleNamespace:
         now[0] += 0.05
-        readings.append(now[0])
-        return SimpleNamespace(in_use=len(readings))
+        readings.append(int(now[0] * 1000))
+        return SimpleNamespace(in_use=readings[-1])
 
     monkeypatch.setattr(host_watch.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(host_watch, "malloc_info", slow)
@@ -132,8 +135,42 @@ def test_a_slow_malloc_is_not_read_at_every_backward(monkeypatch: pytest.MonkeyP
     for _ in range(3000):
         now[0] += 0.01
         watch.while_training()
-    assert 2 <= len(readings) <= 4
-    assert watch.evidence.needed == len(readings)
+    assert 3 <= len(readings) <= 5, "one at the mark, the others 10 s apart"
+    assert watch.evidence.taken_by_steps == readings[-1] - readings[0]
+
+
+def test_what_a_step_takes_is_counted_from_the_last_mark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_use = [100 * MIB]
+    monkeypatch.setattr(host_watch, "malloc_info", lambda: SimpleNamespace(in_use=in_use[0]))
+    monkeypatch.setattr(host_watch, "read_host", lambda: None)
+    monkeypatch.setattr(host_watch, "_READING_SHARE", 1e9)  # every reading is due
+    watch = HostWatch()
+    watch.at_mark([Reading("cpu", 100 * MIB, 900 * MIB)], GIB, 3)
+    in_use[0] += 50 * MIB
+    watch.while_training()
+    watch.at_mark([Reading("cpu", 150 * MIB, 900 * MIB)], GIB, 4)  # the program keeps what it took
+    in_use[0] += 30 * MIB
+    watch.while_training()
+    assert watch.evidence.taken_by_steps == 50 * MIB
+    watch.at_census(NO_GRAPH, None)
+    in_use[0] += 70 * MIB  # what the watch keeps of its census
+    watch.while_training()
+    assert watch.evidence.taken_by_steps == 50 * MIB
+
+
+@needs_kernel
+def test_what_the_program_took_since_is_not_held_against_malloc(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = HostWatch()
+    watch.at_mark([Reading("cpu", 100 * MIB, 900 * MIB)], GIB, 3)
+    kept = watch.evidence.retention
+    assert kept is not None
+    watch.evidence.retention = replace(kept, resident=800 * MIB, trimmable=790 * MIB)
+    watch.at_mark([Reading("cpu", 500 * MIB, 900 * MIB)], GIB, 4)
+    watch.evidence.retention = replace(kept, resident=800 * MIB, trimmable=790 * MIB)
+    kept = watch.conclude().retention
+    assert kept is not None and (kept.resident, kept.trimmable) == (400 * MIB, 400 * MIB)
 
 
 LOADING = """

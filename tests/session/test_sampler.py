@@ -32,6 +32,7 @@ class Quiet:
             HostWatch(),
             now=lambda: TrainingPosition(step=7, time_s=1.5),
             marks=cast(TimeMarks, self),
+            within_step=lambda: None,
             write=self._write,
             failed=lambda where, error: self._did(f"{where}: {error}"),
         )

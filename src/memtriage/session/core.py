@@ -143,6 +143,7 @@ class Session:
             self._host,
             now=progress.now,
             marks=time_marks,
+            within_step=self._within_step,
             write=lambda sample: record.write("host", sample),
             failed=record.failed,
         )
@@ -226,7 +227,7 @@ class Session:
         with self._lock:  # not in the middle of a census for another process
             self._progress.backward_begins()
         self._growth.in_backward(True)
-        self._host.while_training()
+        self._within_step()
         self._death.backward_begins()
 
     @never_raises
@@ -288,6 +289,15 @@ class Session:
             self._growth.at_mark(mark)
             if name != "end" and not within_step:  # while the program still has what it needs
                 self._host.at_mark(readings, self._reader.rss(), position.step)
+
+    def _within_step(self) -> None:
+        """Look what a step takes from malloc, unless the watch itself takes memory at this moment."""
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._growth.recording:
+                    self._host.while_training()
+            finally:
+                self._lock.release()
 
     def _seconds_since_mark(self) -> float:
         last = 0.0 if self._last_mark is None else self._last_mark.position.time_s

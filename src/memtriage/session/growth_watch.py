@@ -122,6 +122,11 @@ class GrowthWatch:
                 tables = self._investigator.recorder_tables() - tables
                 self._subtract_own(before, self._investigator.in_malloc(tables))
 
+    @property
+    def recording(self) -> bool:
+        """Whether recorders of allocation sites run, whose tables are in malloc."""
+        return self._investigator.recording
+
     def judged(self) -> dict[str, Judged]:
         """Return by device whether growth could be judged, and how small a leak would have been found."""
         return judge_devices(self.scheduler.judged_on, self._readable)
@@ -137,7 +142,7 @@ class GrowthWatch:
     def _values(self, mark: MarkPoint, readings: Mapping[str, int]) -> dict[str, int]:
         """Return these readings without those that are disturbed, and the size of generated code."""
         values = dict(readings)
-        if self._investigator.recording:
+        if self.recording:
             values.pop("cpu", None)  # malloc's counter includes what the recorders of allocation sites use
         within_step = mark.name == "backward" and mark.position.step > 0
         return values if within_step else values | self._generated_code()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from memtriage.account.census import CensusView
@@ -40,8 +41,10 @@ class HostWatch:
         self._lock = threading.Lock()
         self._first: dict[int, ChildSample] = {}
         self._growths: dict[int, WorkerGrowth] = {}
-        self._reading_due_s = self._needed_due_s = 0.0
+        self._reading_due_s = self._between_due_s = self._within_due_s = 0.0
+        self._kept = 0
         self._much_kept = False
+        self._between_steps: int | None = None
         self._shm_first: int | None = None
         self._peak_before = host_peak()
 
@@ -56,29 +59,36 @@ class HostWatch:
         own = next((reading for reading in readings if reading.device == "cpu"), None)
         if own is None or own.allocated is None or own.reserved is None:
             return
-        kept = own.reserved - own.allocated
-        self._much_kept = kept >= max(POLICY.retained, POLICY.retained_share * rss)
-        now = time.perf_counter()
-        if not self._much_kept or now < self._reading_due_s:
+        self._kept, self._between_steps = own.reserved - own.allocated, None
+        self._much_kept = self._kept >= max(POLICY.retained, POLICY.retained_share * rss)
+        if not self._much_kept:
             return
-        reading = read_host()
-        if reading is not None:
-            self._note_retention(reading, step)
-        took = time.perf_counter() - now
-        self._reading_due_s = now + took / _READING_SHARE
+        now = time.perf_counter()
+        if now >= self._reading_due_s:
+            reading = read_host()
+            if reading is not None:
+                self._note_retention(reading, step)
+            self._reading_due_s = now + (time.perf_counter() - now) / _READING_SHARE
+        # What a step takes is counted from here: from after the watch's own work at this mark.
+        now = time.perf_counter()
+        if now >= self._between_due_s:
+            self._between_steps = _in_malloc()
+            self._between_due_s = now + (time.perf_counter() - now) / _READING_SHARE
 
     def while_training(self) -> None:
-        """Note how much malloc has handed out, in the middle of a step: that much is needed again.
+        """Note how much more malloc has handed out than at the last mark, in the middle of a step.
 
-        Does nothing until malloc was seen to keep much. Such a heap may be slow to read: that takes
-        no more than a share of the time, too.
+        To be called while the watch itself does nothing: its own memory would count as the program's. Does
+        nothing until malloc was seen to keep much. Such a heap may be slow to read: that takes no more than a
+        share of the time, too.
         """
         now = time.perf_counter()
-        if not self._much_kept or now < self._needed_due_s:
+        if self._between_steps is None or now < self._within_due_s:
             return
-        if (info := malloc_info()) is not None:
-            self.evidence.needed = max(self.evidence.needed or 0, info.in_use)
-        self._needed_due_s = now + (time.perf_counter() - now) / _READING_SHARE
+        if (in_use := _in_malloc()) is not None:
+            taken = max(in_use - self._between_steps, 0)
+            self.evidence.taken_by_steps = max(self.evidence.taken_by_steps or 0, taken)
+        self._within_due_s = now + (time.perf_counter() - now) / _READING_SHARE
 
     def _note_retention(self, reading: HostReading, step: int) -> None:
         resident, counters = reading.retained(), reading.malloc
@@ -88,7 +98,6 @@ class HostWatch:
             step=step,
             resident=resident,
             trimmable=min(sum(arena.trimmable for arena in reading.arenas), resident),
-            in_use=counters.in_use,
             arenas=sum(arena.free > 0 for arena in reading.arenas),
             rss=reading.classes.total,
         )
@@ -97,6 +106,7 @@ class HostWatch:
 
     def at_census(self, view: CensusView, reading: HostReading | None) -> None:
         """Note page-locked tensors, mapped files, and what workers may un-share."""
+        self._between_steps = None  # some of its memory stays
         evidence = self.evidence
         if reading is not None:
             evidence.mapped_files = reading.classes.resident("file")
@@ -158,10 +168,19 @@ class HostWatch:
     # --- at the end -----------------------------------------------------------------------------------------
 
     def conclude(self) -> HostEvidence:
-        """Return the evidence. What was kept and has gone back since is no longer held against malloc."""
-        if not self._much_kept:
+        """Return the evidence. What went back or was taken since is no longer held against malloc."""
+        kept = self.evidence.retention
+        if kept is not None and not self._much_kept:
             self.evidence.retention = None
+        elif kept is not None:
+            resident, trimmable = min(kept.resident, self._kept), min(kept.trimmable, self._kept)
+            self.evidence.retention = replace(kept, resident=resident, trimmable=trimmable)
         return self.evidence
+
+
+def _in_malloc() -> int | None:
+    info = malloc_info()
+    return None if info is None else info.in_use
 
 
 def _pressure(group: CgroupMemory | None, available: int, job: int) -> Pressure | None:

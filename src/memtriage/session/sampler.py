@@ -31,6 +31,7 @@ class Sampler:
         watch: given every sample.
         now: gives where training stands, with the time.
         marks: asked at each wake whether a time-based mark is due.
+        within_step: called at each wake, to look what a step takes.
         write: takes every few seconds' sample, for the record.
         failed: notes that a part of the watch failed, by its name.
     """
@@ -41,12 +42,14 @@ class Sampler:
         *,
         now: Callable[[], TrainingPosition],
         marks: TimeMarks,
+        within_step: Callable[[], None],
         write: Callable[[HostSampleLine], None],
         failed: Callable[[str, BaseException], None],
     ) -> None:
         self._watch = watch
         self._now = now
         self._marks = marks
+        self._within_step = within_step
         self._write = write
         self._failed = failed
         self._stop = threading.Event()
@@ -90,7 +93,7 @@ class Sampler:
 
     def _sample_if_due(self) -> None:
         now = self._now().time_s
-        self._watch.while_training()
+        self._within_step()
         self._watch.at_shared_memory(dev_shm())
         if now >= self._next_host:
             self._next_host = now + _HOST_EVERY_S

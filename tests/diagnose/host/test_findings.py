@@ -37,11 +37,9 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 
-def kept(
-    resident: int, *, in_use: int = 100 * MIB, rss: int = GIB, trimmable: int | None = None
-) -> Retention:
+def kept(resident: int, *, rss: int = GIB, trimmable: int | None = None) -> Retention:
     whole = resident if trimmable is None else trimmable
-    return Retention(step=5, resident=resident, trimmable=whole, in_use=in_use, arenas=2, rss=rss)
+    return Retention(step=5, resident=resident, trimmable=whole, arenas=2, rss=rss)
 
 
 def worker(copied: int, pid: int = 1) -> WorkerGrowth:
@@ -92,9 +90,9 @@ def test_retention_tells_what_a_trim_returns() -> None:
 
 def test_what_the_next_step_takes_again_is_not_retained() -> None:
     """Activations of 700 MiB are freed at the end of a step and allocated anew in the next one."""
-    evidence = HostEvidence(retention=kept(800 * MIB), needed=800 * MIB)
+    evidence = HostEvidence(retention=kept(800 * MIB), taken_by_steps=700 * MIB)
     assert malloc_retention(evidence) is None
-    evidence = HostEvidence(retention=kept(800 * MIB), needed=300 * MIB)
+    evidence = HostEvidence(retention=kept(800 * MIB), taken_by_steps=200 * MIB)
     finding = malloc_retention(evidence)
     assert finding is not None and finding.bytes == 600 * MIB
     assert "200.0 MiB of it again" in finding.evidence[0]

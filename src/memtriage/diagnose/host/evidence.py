@@ -15,7 +15,6 @@ class Retention:
         step: completed steps at that mark.
         resident: free and resident.
         trimmable: the part that `malloc_trim(0)` would have given back.
-        in_use: handed out by malloc at that mark.
         arenas: arenas of malloc that held some of it.
         rss: resident set at that mark.
     """
@@ -23,7 +22,6 @@ class Retention:
     step: int
     resident: int
     trimmable: int
-    in_use: int
     arenas: int
     rss: int
 
@@ -126,8 +124,8 @@ class HostEvidence:
         mapped_files: resident pages of mapped files that are no libraries.
         mapped_files_first: the same at the first reading.
         retention: the last time that much was kept by malloc; None when it never was.
-        needed: the most that malloc had handed out at once while training, seen at the beginning of backward
-            passes and now and then in between; None when not looked at.
+        taken_by_steps: the most that a step had taken from malloc beyond what was in use before it, seen at
+            the beginning of backward passes and now and then in between; None when not looked at.
         workers: children that un-shared memory.
         population: the largest container of Python objects, seen while children ran.
         pinned: page-locked memory; None without CUDA.
@@ -141,7 +139,7 @@ class HostEvidence:
     mapped_files: int | None = None
     mapped_files_first: int | None = None
     retention: Retention | None = None
-    needed: int | None = None
+    taken_by_steps: int | None = None
     workers: list[WorkerGrowth] = field(default_factory=list)
     population: Population | None = None
     pinned: PinnedUse | None = None

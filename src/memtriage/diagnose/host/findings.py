@@ -87,7 +87,7 @@ def malloc_retention(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Fin
     kept = evidence.retention
     if kept is None:
         return None
-    taken_again = max((evidence.needed or 0) - kept.in_use, 0)
+    taken_again = evidence.taken_by_steps or 0
     idle = min(kept.resident - taken_again, kept.trimmable)
     if idle < max(policy.retained, policy.retained_share * kept.rss):
         return None
