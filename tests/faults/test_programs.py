@@ -46,6 +46,13 @@ def test_a_program_that_waits_for_signals_and_becomes_another(tmp_path: Path) ->
     assert watched == plain
 
 
+def test_a_program_without_torch(tmp_path: Path) -> None:
+    plain, watched = run_both(tmp_path, "without_torch.py")
+    assert plain.status == 21 and "asked" not in plain.stdout
+    assert watched == plain
+    assert read_run([tmp_path / "record"]).ranks[0].end is not None
+
+
 @pytest.mark.parametrize("name", ["torch", "memtriage"])
 def test_another_module_of_this_name_beside_the_script(tmp_path: Path, name: str) -> None:
     text = f"import {name}\nprint({name}.WHOSE)\nraise SystemExit(4)\n"

@@ -5,18 +5,26 @@ import os
 import signal
 import sys
 import threading
+import time
 import tracemalloc
 
 
 def numbers():
-    """Descriptors below the watch's own, but for the kernel's files that its thread opens for an instant."""
-    found = []
+    """Descriptors below the watch's own, but for files that its threads open for an instant."""
+    first = links()
+    time.sleep(0.01)
+    return sorted(number for number, link in first.items() & links().items())
+
+
+def links():
+    found = {}
     for number in range(256):
         try:
-            if not os.readlink(f"/proc/self/fd/{number}").startswith(("/proc/", "/sys/")):
-                found.append(number)
+            link = os.readlink(f"/proc/self/fd/{number}")
         except OSError:
             continue
+        if not link.startswith(("/proc/", "/sys/")):
+            found[number] = link
     return found
 
 
