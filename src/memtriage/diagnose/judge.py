@@ -18,13 +18,32 @@ from memtriage.model.position import Scale, TrainingPosition
 from memtriage.model.units import size
 from memtriage.playbook.entries import LEAKS
 
-_UNNAMED_SHARE = 0.3
-"""Part of a counter's rate that may stay unexplained: malloc rounds, and a census counts what was asked."""
-_AS_FAST = (0.5, 2.0)
-"""Least and most that a container of ordinary data grows by, as parts of what a counter shows and no other
-holder explains, where it is what holds that: the size of its entries is only estimated."""
-_STAYS = 0.5
-"""Part of what a step's micro-batches keep that must be there from step to step to be a growth of both."""
+
+@dataclass(frozen=True, slots=True)
+class FindingPolicy:
+    """Thresholds between what grew and a finding.
+
+    Attributes:
+        shows: part of a rate that a counter must show to grow by it. Not all: malloc may reuse what others
+            have freed. Of what a step's micro-batches keep, the part that must stay after the step.
+        intervals: intervals over which a holder grew below which only a counter makes it a suspicion: most
+            programs allocate something once.
+        unnamed: part of a counter's rate that may stay unexplained: malloc rounds, and a census counts what
+            was asked.
+        as_fast: least and most that a container of ordinary data grows by, as parts of what a counter shows
+            and no other holder explains, where it is what holds that: the size of its entries is only
+            estimated.
+        known: part of a group that one known holder must keep to be named for all of it.
+    """
+
+    shows: float = 0.5
+    intervals: int = 2
+    unnamed: float = 0.3
+    as_fast: tuple[float, float] = (0.5, 2.0)
+    known: float = 0.5
+
+
+POLICY: Final = FindingPolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +70,11 @@ class Evidence:
     caches_may_fill: bool = False
 
     def grows(self, counter: str, rate: float) -> bool:
-        """Whether a counter shows at least half of a rate, surely or perhaps."""
+        """Whether a counter shows enough of a rate, surely or perhaps."""
         growth = self.estimates.get(counter)
-        return growth is not None and growth.state in ("growing", "undecided") and growth.rate >= 0.5 * rate
+        if growth is None or growth.state not in ("growing", "undecided"):
+            return False
+        return growth.rate >= POLICY.shows * rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +105,8 @@ def holder_finding(
     if (garbage and not evidence.collector_off) or detail.bound is not None or proof.certainty is None:
         return None
     counter = "shared" if detail.shared else group.device
-    if proof.certainty == "suspected" and proof.intervals < 2 and not evidence.grows(counter, proof.rate):
+    once = proof.certainty == "suspected" and proof.intervals < POLICY.intervals
+    if once and not evidence.grows(counter, proof.rate):
         return None
     facts = held_by(growth, detail, evidence.position)
     explanation = mechanism_of(facts)
@@ -151,7 +173,7 @@ def held_by(growth: HolderGrowth, detail: GroupDetail, position: TrainingPositio
 def _known_holder(group: HolderGroup) -> str | None:
     """Return the entry of the catalogue that keeps more than half of a group."""
     name = max(group.known, key=lambda entry: group.known[entry], default=None)
-    return name if name is not None and 2 * group.known[name] > group.nbytes else None
+    return name if name is not None and group.known[name] > POLICY.known * group.nbytes else None
 
 
 def _rates(rate: float, counter: str, evidence: Evidence) -> Rates:
@@ -165,7 +187,7 @@ def _rates(rate: float, counter: str, evidence: Evidence) -> Rates:
         return Rates(second=round(rate))
     if evidence.scale == "step":
         return Rates(step=round(rate), microbatch=round(rate / max(1, each_step)))
-    stays = each_step > 0 and evidence.grows(counter, _STAYS * 2 * rate * each_step)
+    stays = each_step > 0 and evidence.grows(counter, rate * each_step)
     return Rates(step=round(rate * each_step) if stays else None, microbatch=round(rate))
 
 
@@ -229,7 +251,7 @@ def data_finding(growth: DataGrowth, evidence: Evidence) -> Finding | None:
     """
     data, proof = growth.data, growth.proof
     suspected = proof.certainty == "suspected"
-    if not growth.large or (suspected and (evidence.scale == "second" or proof.intervals < 2)):
+    if not growth.large or (suspected and (evidence.scale == "second" or proof.intervals < POLICY.intervals)):
         return None
     explanation = _explained(data, evidence)
     rates = _rates(proof.rate, "host", evidence)
@@ -305,13 +327,11 @@ def unnamed_growth(
     data = sum(_rate_on(finding, evidence.scale) for finding in named if finding.device == "host")
     known = max(known, (held or 0.0) + (data if counter == "cpu" else 0))
     missing = growth.rate - known
-    if growth.low - known < policy.least or missing < _UNNAMED_SHARE * growth.rate:
+    if growth.low - known < policy.least or missing < POLICY.unnamed * growth.rate:
         return None
     if holder is None and counter == "cpu":
-        holder = next(
-            (container for container in containers if _AS_FAST[0] <= container.rate / missing <= _AS_FAST[1]),
-            None,
-        )
+        slowest, fastest = (part * missing for part in POLICY.as_fast)
+        holder = next((each for each in containers if slowest <= each.rate <= fastest), None)
     where = "host" if counter == "cpu" else counter
     open_because = ["the resident set does not grow with it"] if resident_contradicts else []
     if evidence.caches_may_fill and counter == "cpu" and holder is None:

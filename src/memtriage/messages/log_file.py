@@ -233,13 +233,19 @@ def expandable_segments_on(raw: bytes) -> bool:
     return False
 
 
+_SAMPLE: Final = 512
+_LEAST_SAMPLE: Final = 8
+_ZEROS: Final = 0.3
+"""Part of a sample of UTF-16 that is zeros: half of it, less what is not Latin."""
+
+
 def _wide_encoding(head: bytes) -> str | None:
     """UTF-16, as PowerShell writes logs; None for all else."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    sample = head[:512]
+    sample = head[:_SAMPLE]
     zeros = sample.count(0)
-    if len(sample) < 8 or zeros < len(sample) * 0.3:
+    if len(sample) < _LEAST_SAMPLE or zeros < len(sample) * _ZEROS:
         return None
     return "utf-16-le" if sample[1::2].count(0) > sample[::2].count(0) else "utf-16-be"
 

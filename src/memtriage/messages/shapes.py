@@ -151,13 +151,14 @@ _FP32: Final = 4
 _LARGE_REQUEST: Final = 10 * _MIB
 """Above this the CUDA allocator rounds up to 2 MiB; below it asks for 2 or 20 MiB, whatever the tensor.
 Source: kMinLargeAlloc and kRoundLarge in c10/core/AllocatorConfig.h."""
+_SMALL_SEGMENTS: Final = (2 * _MIB, 20 * _MIB)
 _ROUNDING: Final = 2 * _MIB
 
 
 def _makes(tensor: int, request: int) -> bool:
     """Whether a tensor of so many bytes makes a request of so many."""
     if tensor == request:
-        return request not in (20 * _MIB, 2 * _MIB)
+        return request not in _SMALL_SEGMENTS
     if tensor < _LARGE_REQUEST or tensor > request + _print_error(request):
         return False
     rounded = -(-tensor // _ROUNDING) * _ROUNDING

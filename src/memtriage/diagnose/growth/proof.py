@@ -29,6 +29,7 @@ class ProofPolicy:
         contradicts: part of the holder's rate that a counter would have to show, and does not.
         differs: times as far as intervals differ that the last one must fall short of what is expected.
         exact: part of the expected growth that it must fall short by where intervals do not differ at all.
+        whole: part of a period that two censuses must be apart for a rate over whole periods.
         ages: positions after the last census, as a part of those over which growth was seen, up to which a
             holder is taken to grow on where no counter shows it.
     """
@@ -42,6 +43,7 @@ class ProofPolicy:
     contradicts: float = 0.5
     differs: float = 4.0
     exact: float = 0.05
+    whole: float = 0.9
     ages: float = 0.25
 
 
@@ -103,7 +105,7 @@ def prove(
     points = _joined(points, needed, policy)
     rates = _rates(points)
     late = len(rates) > 1 and rates[0] < policy.begun * median(rates[1:])
-    start, whole = points[0][0], _rate(points[late:], period)
+    start, whole = points[0][0], _rate(points[late:], period, policy)
     grown = len(rates)
     if contradicted(policy.contradicts * whole, start):
         return Proof(None, whole, grown, start, "the counters show that memory did not grow with it")
@@ -148,11 +150,12 @@ def _joined(
     return points
 
 
-def _rate(points: Sequence[tuple[float, float]], period: float | None) -> float:
+def _rate(points: Sequence[tuple[float, float]], period: float | None, policy: ProofPolicy) -> float:
     """Bytes a position between the two points whose distance is nearest to whole periods; else in all."""
     ends = points[0], points[-1]
     if period is not None:
-        pairs = [pair for pair in combinations(points, 2) if pair[1][0] - pair[0][0] >= 0.9 * period]
+        least_apart = policy.whole * period
+        pairs = [pair for pair in combinations(points, 2) if pair[1][0] - pair[0][0] >= least_apart]
         ends = min(pairs, key=lambda pair: _misses_period(pair[1][0] - pair[0][0], period), default=ends)
     (begin, least), (end, most) = ends
     return (most - least) / (end - begin)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import pairwise
 from typing import Final, Literal
 
 import numpy as np
 
+from memtriage.diagnose.growth.jumps import bend_to_flat, changes, without_jumps, without_releases
+from memtriage.diagnose.growth.line import POLICY as LINE
+from memtriage.diagnose.growth.line import fit, noise, quarter_rates, slopes
 from memtriage.diagnose.growth.track import Floats, Points
 
 TrendState = Literal["too_short", "flat", "undecided", "growing"]
@@ -45,16 +46,21 @@ class TrendPolicy:
         accuracy: error of the rate within which a leak counts as found.
         margin: how much larger than the smallest leak that would have been found the stated limit is: with
             other noise of the same size, 99 in 100 are found.
+        again: factor of `suspicion` and `certainty` where a part of the series is judged: more looks need
+            more certainty.
+        narrower: interval of a later part's rate, as part of the whole's, above which growth did not begin
+            with that part: it is known no better there.
         windows: levels that a rate is taken from.
         troughs: windows whose lowest points are compared where collections make the counter a saw-tooth.
-        late: part of the time after which an onset leaves too little to judge.
-        jump: part of the whole rise that one or two jumps must have to be set apart from a trend.
-        released: part of the rise before it, and of that after it, up to which a fall is a release of what
-            does not grow.
-        regular: spread of the distances between rises, as part of their mean, up to which they are periodic.
+        per_trough: readings that each of them must have.
+        steadier: error through the lowest points, as part of that through the levels, below which they are
+            taken instead.
         stops: slope of the end, as a part of the smallest in any other stretch as long, below which growth
             has come to an end; and how many times further from the middle than that one it must be.
-        waits: longest distance between two rises, times so much: without a rise for longer, they may be over.
+        ends: parts of the time that an end may take: one in so many.
+        falls: fall within such an end, as part of what its time would have brought, that explains it.
+        goes_on: part of the rate that growth beside that fall must show.
+        differs: standard errors by which the last quarter must fall short of the first to be slower.
     """
 
     warm_up: int = 3
@@ -69,19 +75,59 @@ class TrendPolicy:
     slows: float = 0.7
     accuracy: float = 0.2
     margin: float = 1.3
+    again: float = 1.2
+    narrower: float = 0.5
     windows: int = 24
     troughs: int = 6
-    late: float = 0.8
-    jump: float = 0.25
-    released: float = 0.4
-    regular: float = 0.25
+    per_trough: int = 4
+    steadier: float = 0.5
     stops: tuple[float, float] = (0.25, 3.0)
-    waits: float = 1.6
+    ends: tuple[int, ...] = (8, 16, 32, 64, 128)
+    falls: float = 0.25
+    goes_on: float = 0.5
+    differs: float = 2.0
 
     @property
     def readings(self) -> int:
         """Readings needed in all."""
         return self.warm_up + self.points
+
+
+@dataclass(frozen=True, slots=True)
+class RisePolicy:
+    """Thresholds for growth that comes in single rises.
+
+    Attributes:
+        noise: standard deviations of the differences that a rise must exceed.
+        part: part of all growth that it must have.
+        others: part of all growth that the usual differences bring from which it grows at other times too.
+        alike: sizes of rises, as parts of the typical one, between which they are of one kind.
+        differences: rises may be one difference in so many: where there are more, growth is no rare event.
+        groups: the same, where a rise within a block that shows in two differences counts once.
+        explained: part of all growth that the rises must bring: noise hides the others below that.
+        few: rises below which nothing says that another will come.
+        several: rises from which irregular ones are growth.
+        regular: spread of the distances between rises, as part of their mean, up to which they are periodic;
+            twice that for their sizes.
+        accuracy: error of the rate of such rises, as part of it, that the counter's rate may show at least.
+        waits: longest distance between two rises, times so much: without a rise for longer, they may be over.
+    """
+
+    noise: float = 6.0
+    part: float = 0.005
+    others: float = 0.5
+    alike: tuple[float, float] = (0.3, 5.0)
+    differences: int = 3
+    groups: int = 6
+    explained: float = 0.5
+    few: int = 3
+    several: int = 5
+    regular: float = 0.25
+    accuracy: float = 0.05
+    waits: float = 1.6
+
+
+_RISES: Final = RisePolicy()
 
 
 _POLICIES: Final = {
@@ -142,20 +188,19 @@ def estimate(points: Points, policy: TrendPolicy = TrendPolicy()) -> GrowthEstim
     if len(points.at) < policy.points or points.span <= 0:
         return GrowthEstimate("too_short")
     whole = _judge(points, policy)
-    # More looks need more certainty; over half of the time what fills exponentially slows down by the root.
     stricter = replace(
         policy,
-        suspicion=1.2 * policy.suspicion,
-        certainty=1.2 * policy.certainty,
-        slows=policy.slows**0.5,
+        suspicion=policy.again * policy.suspicion,
+        certainty=policy.again * policy.certainty,
+        slows=policy.slows**0.5,  # over half of the time what fills exponentially slows down by the root
     )
     best = whole
-    for start in _changes(points, policy):
+    for start in changes(points):
         late = _judge(points.since(start), stricter)
         if late.state == "growing":
             late = replace(late, jumps=whole.jumps)
-            if whole.state == "growing" and late.high - late.low > 0.5 * (whole.high - whole.low):
-                continue  # it began with the series
+            if whole.state == "growing" and _interval(late) > policy.narrower * _interval(whole):
+                continue
             return late
         if late.state == "undecided" and best.state == "flat":
             best = late
@@ -164,6 +209,10 @@ def estimate(points: Points, policy: TrendPolicy = TrendPolicy()) -> GrowthEstim
     ended = best if best.until is not None else _ended(points, best, stricter)
     after = _judge(_after(points, ended, policy), stricter)
     return after if after.state == "growing" else ended
+
+
+def _interval(growth: GrowthEstimate) -> float:
+    return growth.high - growth.low
 
 
 def detection_limit(points: Points, policy: TrendPolicy = TrendPolicy()) -> float | None:
@@ -182,14 +231,14 @@ def detection_limit(points: Points, policy: TrendPolicy = TrendPolicy()) -> floa
         points = Points(points.at, points.means - grown, points.floors - grown)
     after = _after(points, own, policy)
     points = after if len(after.at) >= policy.points else points
-    rate = max(policy.least, policy.settles / points.span) * 1.001
+    rate = max(policy.least, policy.settles / points.span) * _JUST_ABOVE
     swing = float(np.ptp(points.means)) / points.span
     missed = rate
     for _ in range(_TRIES):
         if _would_find(points, rate, policy):
             break
         missed = rate
-        rate *= 1.25 if rate > swing / 8 else 2
+        rate *= _FACTOR if rate > swing / _RISES_OF_A_LEAK else _FAR_FACTOR
     else:
         return None
     for _ in range(_FINER):
@@ -214,13 +263,20 @@ def _estimates_of_other_shapes(
 ) -> Iterator[tuple[GrowthEstimate, float]]:
     """Estimate leaks that come now and then, or late; yield each estimate with the leak's true rate."""
     since = points.at - points.at[0]
-    period = points.span / 8
+    period = points.span / _RISES_OF_A_LEAK
     if len(points.at) < policy.windows or np.diff(since).max() > period:
         return  # several rises may come between two readings
     yield estimate(points.plus(rate * period * np.floor(since / period)), policy), rate
     yield estimate(points.plus(2 * rate * np.maximum(0, since - points.span / 2)), policy), 2 * rate
 
 
+_JUST_ABOVE: Final = 1.001
+"""Above what is never called growth, for rounding."""
+_RISES_OF_A_LEAK: Final = 8
+"""In how many rises a leak comes that comes now and then."""
+_FACTOR: Final = 1.25
+_FAR_FACTOR: Final = 2
+"""From a rate that is not found to the next; the second one far below the swing of the series itself."""
 _TRIES: Final = 64
 _FINER: Final = 3
 """Halvings of the last factor: the limit is then within 3 % of the smallest leak that would be found."""
@@ -229,61 +285,40 @@ _FINER: Final = 3
 # --- one stretch of time ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A line through levels `(at, values)`: its slope and the slope's standard error."""
-
-    rate: float
-    error: float
-    at: Floats
-    values: Floats
-
-    @property
-    def levels(self) -> int:
-        return len(self.at)
-
-    def error_of_a_curve(self) -> float:
-        """The same error from what a parabola leaves: how far growth may seem to slow down by chance."""
-        centered = self.at - self.at.mean()
-        powers = np.polynomial.polynomial.polyvander(centered / np.ptp(centered), 2)
-        return _error(centered, self.values - powers @ np.linalg.lstsq(powers, self.values, rcond=None)[0])
-
-
 def _judge(points: Points, policy: TrendPolicy, *, to_the_end: bool = True) -> GrowthEstimate:
     """Judge whether a series grows from its beginning to its end; without `to_the_end`, almost to it."""
     if len(points.at) < policy.points or points.span <= 0:
         return GrowthEstimate("too_short")
-    points, jumps = _without_jumps(_without_releases(points, policy), policy)
-    line, values, quantile = _line(points.at, points.means, policy.windows), points.means, 0.25
-    if len(points.at) >= 4 * policy.troughs:
-        lowest = _line(points.at, points.floors, policy.troughs, quantile=0.0)
-        if 2 * _uncertainty(lowest) < _uncertainty(line):
+    points, jumps = without_jumps(without_releases(points))
+    line, values, quantile = fit(points.at, points.means, policy.windows), points.means, LINE.level
+    if len(points.at) >= policy.per_trough * policy.troughs:
+        lowest = fit(points.at, points.floors, policy.troughs, quantile=0.0)
+        if lowest.uncertainty < policy.steadier * line.uncertainty:
             line, values, quantile = lowest, points.floors, 0.0
-    reach = policy.interval * (1 + 3 / line.levels) * line.error
+    reach = policy.interval * line.reach
     result = GrowthEstimate(
         "flat", line.rate, line.rate - reach, line.rate + reach, float(points.at[0]), jumps=jumps
     )
     significant = (
-        line.rate > policy.suspicion * _uncertainty(line)
+        line.rate > policy.suspicion * line.uncertainty
         and line.rate >= policy.least
         and line.rate * points.span >= policy.settles
     )
     if not significant:
         return result
-    quarters = _quarters(points.at, values, quantile)
-    noise = _QUARTER_ERROR * line.error
+    quarters = quarter_rates(points.at, values, quantile)
     rises = np.diff(line.values)
     always = len(rises) >= policy.always and bool((rises > 0).all())
-    goes_on = quarters[-1] > policy.suspicion * noise
+    goes_on = quarters[-1] > policy.suspicion * line.quarter_error
     if quarters.min() < policy.share * line.rate:
         return replace(result, state="undecided" if goes_on else "flat")
     end = _end(points.at, values, policy) if to_the_end else None
     if end is not None:
         few = int(np.count_nonzero(points.at > end)) < 2 * policy.points
         return replace(result, state="undecided" if few else "flat", until=end)
+    uncertain = line.rate < policy.certainty * line.uncertainty and not always
     slower = policy.slows * quarters[0] - quarters[-1]
-    differ = max(_QUARTER_ERROR * line.error_of_a_curve(), _spread_of_quarters(line))
-    if (line.rate < policy.certainty * _uncertainty(line) and not always) or slower > 2 * differ:
+    if uncertain or slower > policy.differs * line.difference_of_quarters():
         return replace(result, state="undecided")
     return _by_single_rises(points, replace(result, state="growing"), policy)
 
@@ -296,223 +331,41 @@ def _end(at: Floats, values: Floats, policy: TrendPolicy) -> float | None:
     """
     part, apart = policy.stops
     span = float(at[-1] - at[0])
-    for count in (8, 16, 32, 64, 128):
-        slopes = _slopes(at, values, count)
-        if slopes is None:
+    for count in policy.ends:
+        rates = slopes(at, values, count)
+        if rates is None:
             return None
-        last, others = slopes[-1], slopes[:-2]
+        last, others = rates[-1], rates[:-2]
         least, middle = float(others.min()), float(np.median(others))
         flat = last < part * least and middle - last > apart * (middle - least)
         if not flat or least < policy.share * middle:
             continue
         end = float(at[-1] - span / count)
-        if not _has_release(at[at >= end], values[at >= end], middle):
+        if not _has_release(at[at >= end], values[at >= end], middle, policy):
             return end
     return None
 
 
-def _has_release(at: Floats, values: Floats, rate: float) -> bool:
+def _has_release(at: Floats, values: Floats, rate: float, policy: TrendPolicy) -> bool:
     """Whether a short stretch is flat only because something was released in it.
 
     It contains a fall, and growth goes on before or after it, as far as there are enough readings to tell.
     """
     middle = len(at) // 2
-    if -float(np.diff(values).min()) < 0.25 * rate * float(at[-1] - at[0]):
+    if -float(np.diff(values).min()) < policy.falls * rate * float(at[-1] - at[0]):
         return False
     if middle < 2:
         return True
     halves = (slice(None, middle), slice(middle, None))
-    return max(float(np.polyfit(at[halve] - at[0], values[halve], 1)[0]) for halve in halves) >= 0.5 * rate
-
-
-def _slopes(at: Floats, values: Floats, count: int) -> Floats | None:
-    """Least-squares slopes within so many equal spans; None where one has fewer than three readings."""
-    edges = np.searchsorted(at, np.linspace(at[0], at[-1], count + 1)[1:-1])
-    starts = np.concatenate(([0], edges))
-    sizes = np.diff(np.concatenate((starts, [len(at)])))
-    if sizes.min() < 3:
-        return None
-    x = at - np.repeat(np.add.reduceat(at, starts) / sizes, sizes)
-    slopes: Floats = np.add.reduceat(x * values, starts) / np.add.reduceat(x * x, starts)
-    return slopes
-
-
-_QUARTER_ERROR: Final = 3.3
-"""Standard error of the rise between two neighboring quarters, as a multiple of the line's: 8 * sqrt(2) over
-sqrt(12), for independent noise."""
-
-
-def _spread_of_quarters(line: _Line) -> float:
-    """Standard error of the difference between two quarters' rates, where growth comes in random sizes."""
-    rates = np.diff(line.values) / np.diff(line.at)
-    quarter = len(rates) // 4
-    if quarter < 2:
-        return 0.0
-    # From one to the next, so that growth which slows down steadily does not count.
-    squares = [np.square(np.diff(part)).mean() / 2 for part in (rates[:quarter], rates[-quarter:])]
-    return float(np.sqrt(sum(squares) / quarter))
-
-
-def _uncertainty(line: _Line) -> float:
-    """A line's standard error, larger where few levels tell it less well."""
-    return (1 + 5 / line.levels) * line.error
-
-
-def _quarters(at: Floats, values: Floats, quantile: float) -> Floats:
-    """Rates from each quarter of the time to the next; of the readings, where a quarter has none."""
-    windows = _windows(at, 4)
-    if len(windows) < 4:
-        windows = list(pairwise(np.linspace(0, len(at), 5).astype(int).tolist()))
-    # Where a series rises steadily, the quantile of a quarter is the reading at that part of it.
-    ranks = [int(quantile * (b - a - 1)) for a, b in windows]
-    levels = [np.sort(values[a:b])[rank] for (a, b), rank in zip(windows, ranks, strict=True)]
-    when = [at[a + rank] for (a, b), rank in zip(windows, ranks, strict=True)]
-    rates: Floats = np.diff(levels) / np.diff(when)
-    return rates
-
-
-def _levels(at: Floats, values: Floats, windows: int, quantile: float = 0.25) -> tuple[Floats, Floats]:
-    """The point at a quantile of each of so many equal spans; the points themselves where they are few.
-
-    A quantile stays at one side of a jump, so that one jump makes one difference between levels.
-    """
-    if len(at) < 2 * windows:
-        return at, values
-    chosen = [a + int(values[a:b].argsort()[int(quantile * (b - a - 1))]) for a, b in _windows(at, windows)]
-    return at[chosen], values[chosen]
-
-
-def _windows(at: Floats, count: int) -> list[tuple[int, int]]:
-    """Where to cut points into so many equal spans; spans without a point are left out."""
-    edges = np.linspace(at[0], at[-1], count + 1)[1:-1]
-    bounds = [0, *np.searchsorted(at, edges).tolist(), len(at)]
-    return [(a, b) for a, b in pairwise(bounds) if b > a]
-
-
-@cache
-def _pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
-    first, second = np.triu_indices(count, 1)
-    return first, second
-
-
-def _line(at: Floats, values: Floats, windows: int, quantile: float = 0.25) -> _Line:
-    """Fit a line through levels: the median slope of all pairs, with an error that allows for swings.
-
-    The error is Newey and West's: neighboring residuals that go together make it larger.
-    """
-    x, y = _levels(at, values, windows, quantile)
-    i, j = _pairs(len(x))
-    apart = x[j] - x[i]
-    slopes = (y[j] - y[i])[apart > 0] / apart[apart > 0]
-    rate = float(np.median(slopes))
-    residuals = y - rate * x
-    return _Line(rate, _error(x - x.mean(), residuals - residuals.mean()), x, y)
-
-
-def _error(x: Floats, residuals: Floats) -> float:
-    """Standard error of a slope from what the fit leaves."""
-    scores = x * residuals
-    lags = max(2, len(x) // 6)
-    variance = float(scores @ scores)
-    for lag in range(1, lags + 1):
-        variance += 2 * (1 - lag / (lags + 1)) * float(scores[lag:] @ scores[:-lag])
-    spread = float(x @ x)
-    # Where swings cancel out by chance the sum may be near 0: never less than half of independent noise.
-    variance = max(variance, 0.5 * float(residuals @ residuals) / len(x) * spread)
-    return 1.2 * float(np.sqrt(variance * len(x) / (len(x) - 2))) / spread
-
-
-# --- changes that are no trend ------------------------------------------------------------------------------
-
-
-def _usual_and_noise(rises: Floats) -> tuple[float, float]:
-    """Return the median of rises from level to level, and their standard deviation without jumps."""
-    usual = float(np.median(rises))
-    return usual, _noise(rises - usual)
-
-
-def _noise(deviations: Floats) -> float:
-    """Return their standard deviation, as the median of their sizes tells it: jumps do not count."""
-    return 1.48 * float(np.median(np.abs(deviations)))
-
-
-def _excess_and_noise(at: Floats, values: Floats) -> tuple[Floats, float]:
-    """Return by how much each level rises more than usual in such a time, and the standard deviation of that.
-
-    Levels lie at unequal distances: where readings are missing, growth shows as one large rise.
-    """
-    times, rises = np.diff(at), np.diff(values)
-    excess = rises - float(np.median(rises / times)) * times
-    return excess, _noise(excess)
-
-
-def _without_jumps(points: Points, policy: TrendPolicy) -> tuple[Points, tuple[tuple[float, float], ...]]:
-    """Remove one or two rises that come once and stay: an optimizer's state, a copy, an evaluation."""
-    at, values = _levels(points.at, points.means, policy.windows)
-    excess, noise = _excess_and_noise(at, values)
-    enough = max(6 * noise, policy.jump * float(np.ptp(values)), 1.0)
-    jump_levels = np.flatnonzero(excess > enough)
-    if not 1 <= len(jump_levels) <= 2:
-        return points, ()
-    means, floors, jumps = points.means, points.floors, []
-    for level in jump_levels.tolist():
-        a, b = np.searchsorted(points.at, at[level : level + 2]).tolist()
-        where = a + int(np.argmax(np.diff(points.means[a : b + 1]))) + 1
-        after = points.at >= points.at[where]
-        nbytes = float(excess[level])
-        means, floors = means - nbytes * after, floors - nbytes * after
-        jumps.append((float(points.at[where]), nbytes))
-    return Points(points.at, means, floors), tuple(jumps)
-
-
-def _without_releases(points: Points, policy: TrendPolicy) -> Points:
-    """Put back one or two releases that are far smaller than the growth before and after them.
-
-    A list or a collector that is emptied now and then releases most of what had come before, and is left in.
-    """
-    at, values = _levels(points.at, points.means, policy.windows)
-    excess, noise = _excess_and_noise(at, values)
-    rises = np.diff(values)
-    enough = max(6 * noise, 0.1 * policy.jump * float(np.ptp(values)), 1.0)
-    fall_levels = np.flatnonzero((-excess > enough) & (rises < 0))
-    if not 1 <= len(fall_levels) <= 2 or np.median(rises) <= 0:
-        return points
-    means, floors = points.means, points.floors
-    for level in fall_levels.tolist():
-        nbytes = -float(excess[level])
-        before, after = (
-            values[level] - values[: level + 1].min(),
-            values[level + 1 :].max() - values[level + 1],
-        )
-        if nbytes > policy.released * min(before, after):
-            return points
-        a, b = np.searchsorted(points.at, at[level : level + 2]).tolist()
-        where = points.at >= points.at[a + int(np.argmin(np.diff(points.means[a : b + 1]))) + 1]
-        means, floors = means + nbytes * where, floors + nbytes * where
-    return Points(points.at, means, floors)
-
-
-def _changes(points: Points, policy: TrendPolicy) -> list[float]:
-    """Positions from which the rest may be judged separately: an onset, a release, half of the time."""
-    at, values = _levels(points.at, points.means, policy.windows)
-    positions = []
-    onset = _onset(at, values)
-    if onset is not None and at[onset] <= at[0] + policy.late * points.span:
-        positions.append(float(at[onset]))
-    falls = -np.diff(values)
-    big = np.flatnonzero(falls > max(0.3 * float(np.ptp(values)), 1.0))
-    if len(big) == 1 and 2 * (at[-1] - at[big[0] + 1]) >= points.span:
-        positions.append(float(at[big[0] + 1]))
-    return [*positions, float(points.at[0]) + points.span / 2]
+    rates = [float(np.polyfit(at[half] - at[0], values[half], 1)[0]) for half in halves]
+    return max(rates) >= policy.goes_on * rate
 
 
 def _ended(points: Points, flat: GrowthEstimate, policy: TrendPolicy) -> GrowthEstimate:
     """Return with `until` where a flat series grew up to some position: a cache that filled to its bound."""
-    at, values = _levels(points.at, points.means, policy.windows)
-    end = _onset(-at[::-1], values[::-1])
-    if end is None:
+    until = bend_to_flat(points)
+    if until is None:
         return flat
-    until = float(at[len(at) - 1 - end])
     early = points.at <= until
     grown = Points(points.at[early], points.means[early], points.floors[early])
     grew = _judge(grown, policy, to_the_end=False)
@@ -528,50 +381,36 @@ def _after(points: Points, growth: GrowthEstimate, policy: TrendPolicy) -> Point
     return points.since(growth.until + points.span / policy.windows)
 
 
-def _onset(at: Floats, values: Floats) -> int | None:
-    """The level from which a line that is flat before fits best; None where that is hardly better."""
-    straight = _misfit(at - at[0], values)
-    misfits = [_misfit(np.maximum(0, at - at[level]), values) for level in range(2, len(at) - 3)]
-    best = int(np.argmin(misfits)) if misfits else 0
-    return best + 2 if misfits and misfits[best] < 0.5 * straight else None
-
-
-def _misfit(x: Floats, y: Floats) -> float:
-    """Sum of squares that a least-squares line leaves."""
-    dx, dy = x - x.mean(), y - y.mean()
-    across = float(dx @ dx)
-    return float(dy @ dy) - (float(dx @ dy) ** 2 / across if across else 0.0)
-
-
 def _by_single_rises(points: Points, growth: GrowthEstimate, policy: TrendPolicy) -> GrowthEstimate:
     """Return growth that comes in single rises as periodic where they are regular, as undecided where few."""
     steps = np.diff(points.means)
-    usual, noise = _usual_and_noise(steps)
+    usual = float(np.median(steps))
+    deviation = noise(steps - usual)
     grown = growth.rate * points.span
     # What an evaluation takes goes again: a rise counts where the series never falls below it later.
     steps = np.diff(np.minimum.accumulate(points.means[::-1])[::-1])
-    high = steps > max(6 * noise, usual, 0.005 * grown)
-    if usual * len(steps) > 0.5 * grown or not high.any():
-        return growth  # it grows at other times too
+    high = steps > max(_RISES.noise * deviation, usual, _RISES.part * grown)
+    if usual * len(steps) > _RISES.others * grown or not high.any():
+        return growth
     typical = float(np.median(steps[high]))
-    at = np.flatnonzero(high & (steps > 0.3 * typical) & (steps < 5 * typical))
-    # A rise within a block shows in two differences.
+    smallest, largest = _RISES.alike
+    at = np.flatnonzero(high & (steps > smallest * typical) & (steps < largest * typical))
     groups = np.split(at, np.flatnonzero(np.diff(at) > 1) + 1)
-    if len(at) > len(steps) / 3 or len(groups) > len(steps) / 6:
+    if len(at) > len(steps) / _RISES.differences or len(groups) > len(steps) / _RISES.groups:
         return growth
     where = np.array([points.at[group[0] + 1] for group in groups])
     sizes = np.array([steps[group].sum() for group in groups])
-    if sizes.sum() < 0.5 * grown:
-        return growth  # noise hides the others
-    if len(groups) < 3:
+    if sizes.sum() < _RISES.explained * grown:
+        return growth
+    if len(groups) < _RISES.few:
         return replace(growth, state="undecided")
     gaps = np.diff(where)
-    if points.at[-1] - where[-1] > policy.waits * gaps.max():
+    if points.at[-1] - where[-1] > _RISES.waits * gaps.max():
         return replace(growth, state="undecided")
-    regular = gaps.std() <= policy.regular * gaps.mean() and sizes.std() <= 2 * policy.regular * sizes.mean()
+    regular = gaps.std() <= _RISES.regular * gaps.mean() and sizes.std() <= 2 * _RISES.regular * sizes.mean()
     period = float(gaps.mean())
     rate = float(sizes.mean()) / period
-    if regular and abs(rate - growth.rate) <= max(growth.high - growth.rate, 0.05 * rate):
+    if regular and abs(rate - growth.rate) <= max(growth.high - growth.rate, _RISES.accuracy * rate):
         reach = policy.interval * float(sizes.std()) / np.sqrt(len(sizes)) / period
         return replace(growth, rate=rate, low=rate - reach, high=rate + reach, period=period)
-    return growth if len(groups) > 4 else replace(growth, state="undecided")
+    return growth if len(groups) >= _RISES.several else replace(growth, state="undecided")

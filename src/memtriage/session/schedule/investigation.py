@@ -22,10 +22,25 @@ from memtriage.observe.identity import Identities
 from memtriage.observe.sites import SiteRecorder
 from memtriage.process.stdlib import gc
 
-_MOST_DETAILED: Final = 12
-"""Growing holders whose details are read at a census."""
-_MOST_RECORDED: Final = 3
-"""Censuses with sites recorded before them: what has no site by then is allocated elsewhere, or seldom."""
+
+@dataclass(frozen=True, slots=True)
+class InvestigationPolicy:
+    """How far a census is followed up.
+
+    Attributes:
+        detailed: growing holders, the largest first, whose details are read at a census.
+        recorded: censuses with sites recorded before them: what has no site by then is allocated elsewhere,
+            or seldom.
+        matches: least and most bytes that a line allocated over one position, as parts of what a container's
+            entries grew by, where it made them: the size of an entry is only estimated.
+    """
+
+    detailed: int = 12
+    recorded: int = 3
+    matches: tuple[float, float] = (0.5, 2.0)
+
+
+POLICY: Final = InvestigationPolicy()
 
 
 @dataclass(slots=True)
@@ -101,10 +116,10 @@ class Investigation:
         """Whether something grows whose allocation site is unknown and may still be found."""
         lacks = any(
             holding.key not in self.details or self.details[holding.key].allocated_at is None
-            for holding in self.growing()[:_MOST_DETAILED]
+            for holding in self.growing()[: POLICY.detailed]
         )
         lacks = lacks or any(container.allocated_at is None for container in self.data.values())
-        return lacks and self.recorded < _MOST_RECORDED
+        return lacks and self.recorded < POLICY.recorded
 
 
 class Investigator:
@@ -267,7 +282,7 @@ class Investigator:
         growing = [holding for holding in investigation.growing() if holding.key in present]
         if growing:
             self._add_details(
-                investigation, view, growing[:_MOST_DETAILED], last=not between, recorded=recorded
+                investigation, view, growing[: POLICY.detailed], last=not between, recorded=recorded
             )
         if between:
             self._add_data(investigation, view, point.position)
@@ -328,8 +343,9 @@ class Investigator:
         # Sites were recorded over one position. The line whose allocations match the growth made the entries.
         rate = container.entry_bytes * (now - last) / (position - last_at)
         line = min(by_line, key=lambda line: abs(by_line[line] - rate), default=None)
-        matches = line is not None and 0.5 * rate <= by_line[line] <= 2 * rate
-        site = self._sites.named([line]) if line is not None and matches else None
+        least, most = (part * rate for part in POLICY.matches)
+        made_them = line is not None and least <= by_line[line] <= most
+        site = self._sites.named([line]) if line is not None and made_them else None
         site = site or (None if before is None else before.allocated_at)
         return GrowingData(
             path=(*view.path(container.position), ANY_ITEM),

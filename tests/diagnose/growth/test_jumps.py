@@ -1,0 +1,88 @@
+"""Jumps and releases are set apart from a trend; changes say from where the rest is judged alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from memtriage.diagnose.growth.jumps import bend_to_flat, changes, without_jumps, without_releases
+from memtriage.diagnose.growth.track import Floats, Points
+
+AT: Floats = np.arange(1, 241, dtype=np.float64)
+STEADY = 10.0 * AT
+
+
+def points(values: Floats) -> Points:
+    return Points(AT, values, values - 1.0)
+
+
+def test_one_or_two_jumps_are_removed_where_they_happened() -> None:
+    one, (jump,) = without_jumps(points(STEADY + 5_000.0 * (AT >= 100)))
+    assert jump == (100.0, pytest.approx(5_000.0))
+    assert one.means == pytest.approx(STEADY)
+    assert one.floors == pytest.approx(STEADY - 1.0)
+    two, jumps = without_jumps(points(STEADY + 5_000.0 * (AT >= 60) + 6_000.0 * (AT >= 180)))
+    assert [position for position, _ in jumps] == [60.0, 180.0]
+    assert two.means == pytest.approx(STEADY)
+
+
+def test_three_jumps_are_growth_and_stay() -> None:
+    values = 5_000.0 * ((AT >= 60).astype(float) + (AT >= 120) + (AT >= 180))
+    same, jumps = without_jumps(points(values))
+    assert jumps == ()
+    assert same.means == pytest.approx(values)
+
+
+@pytest.mark.parametrize(("share", "jumps"), [(0.2, 0), (0.3, 1)])
+def test_a_jump_is_a_large_part_of_the_whole_rise(share: float, jumps: int) -> None:
+    rise = STEADY[-1] - STEADY[0]
+    size = share / (1 - share) * rise
+    assert len(without_jumps(points(STEADY + size * (AT >= 125)))[1]) == jumps
+
+
+def test_noise_is_no_jump() -> None:
+    values = np.random.default_rng(4).normal(0, 100.0, len(AT))
+    assert without_jumps(points(values))[1] == ()
+
+
+def test_a_release_that_is_small_beside_the_growth_is_put_back() -> None:
+    put_back = without_releases(points(STEADY - 300.0 * (AT >= 125)))
+    assert put_back.means == pytest.approx(STEADY, abs=1.0)
+    assert put_back.floors == pytest.approx(STEADY - 1.0, abs=1.0)
+    two = without_releases(points(STEADY - 200.0 * (AT >= 80) - 150.0 * (AT >= 160)))
+    assert two.means == pytest.approx(STEADY, abs=1.0)
+
+
+@pytest.mark.parametrize(("part", "kept"), [(0.3, False), (0.5, True)])
+def test_a_list_that_is_emptied_is_no_release(part: float, kept: bool) -> None:
+    values = STEADY - part * 1_200.0 * (AT >= 120)
+    left = without_releases(points(values)).means[-1] == pytest.approx(values[-1])
+    assert bool(left) == kept
+
+
+def test_a_fall_of_what_does_not_grow_is_no_release() -> None:
+    values = np.where(AT < 120, 1_000.0, 400.0)
+    assert without_releases(points(values)).means == pytest.approx(values)
+
+
+def test_an_onset_a_fall_and_the_middle_begin_new_stretches() -> None:
+    middle = 1 + (240 - 1) / 2
+    onset = changes(points(np.maximum(0.0, 50.0 * (AT - 80))))
+    assert onset == [pytest.approx(80, abs=12), middle]
+    fall = changes(points(STEADY - 1_500.0 * (AT >= 50)))
+    assert pytest.approx(51, abs=12) in fall
+    assert changes(points(STEADY)) == [middle]
+
+
+def test_an_onset_near_the_end_leaves_too_little_to_judge() -> None:
+    assert changes(points(np.maximum(0.0, 50.0 * (AT - 215)))) == [120.5]
+
+
+def test_a_fall_in_the_second_half_begins_no_stretch() -> None:
+    late = STEADY - 2_000.0 * (AT >= 190)
+    assert not [position for position in changes(points(late)) if position > 150]
+
+
+def test_growth_that_ended_bends_to_flat() -> None:
+    assert bend_to_flat(points(10.0 * np.minimum(AT, 150))) == pytest.approx(150, abs=12)
+    assert bend_to_flat(points(STEADY)) is None
