@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memtriage.outside.interpreter import RemoteInterpreter, measure
 from memtriage.outside.memory import ProcessMemory
 from memtriage.outside.objects import HIGHEST, RemoteHeap
-from memtriage.outside.python_layout import PythonLayout, layout_of
+from memtriage.outside.python_layout import layout_of
 from memtriage.outside.references import ClassRows, References
 from memtriage.outside.same_build import SharedFiles
 from support.remote_memory import SIZE, START, hostile_memory
@@ -98,11 +98,13 @@ def test_the_same_references_as_of_each_object_alone() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**32), st.booleans())
-def test_hostile_structures(seed: int, pointers: bool) -> None:
+@given(st.integers(0, 2**32), st.booleans(), st.sampled_from([11, 12, 13]))
+def test_hostile_structures(seed: int, pointers: bool, minor: int) -> None:
     chance = random.Random(seed)
     memory = hostile_memory(chance, pointers)
-    heap = RemoteHeap(memory, PythonLayout(), lambda own: START + own % SIZE & ~7)
+    layout = layout_of((3, minor))
+    assert layout is not None
+    heap = RemoteHeap(memory, layout, lambda own: START + own % SIZE & ~7)
     rows = ClassRows(heap, lambda address: 1)
     objects = START + 8 * np.array([chance.randrange(SIZE >> 3) for _ in range(100)], np.int64)
     edges = References(heap, rows).of(objects, rows.rows(memory.data[memory.places(objects) + 1]))

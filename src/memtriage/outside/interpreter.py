@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import gc
 import os
 import sys
@@ -17,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from memtriage.outside.memory import CHUNK, CHUNK_BITS, OutsideError, ProcessMemory, Words
-from memtriage.outside.objects import Frame, RemoteHeap, Translate
+from memtriage.outside.objects import FRAME_OBJECT_OWNS, Frame, RemoteHeap, Translate
 from memtriage.outside.own_memory import own_words
-from memtriage.outside.python_layout import PythonLayout, has_debug_build, layout_of, versions
+from memtriage.outside.python_layout import PythonLayout, is_special_build, layout_of, versions
 
 MOST_TRACKED: Final = 20_000_000
 _MOST_THREADS: Final = 10_000
@@ -31,7 +32,6 @@ _GENERATION_SIZE: Final = 24
 _PERMANENT: Final = _GENERATIONS * _GENERATION_SIZE + 8
 """`permanent_generation` (of `gc.freeze`) follows the three generations and a pointer to the first."""
 _PART: Final = 4096
-_UNMAPPED: Final = 1 << 62
 _TAGS: Final = 3
 """Bits of the collector's pointers that are marks of a running collection."""
 
@@ -60,13 +60,17 @@ def own_layout() -> PythonLayout:
         OutsideError: there is none.
     """
     layout = layout_of(sys.version_info[:2])
-    if sys.implementation.name != "cpython" or sys.maxsize < 1 << 32 or layout is None or has_debug_build():
+    if sys.implementation.name != "cpython" or sys.maxsize < 1 << 32 or layout is None or is_special_build():
         raise OutsideError(
             f"reading from outside is not known for this Python ({sys.implementation.name} "
-            f"{sys.version_info[0]}.{sys.version_info[1]}): expected a 64-bit release build of CPython "
-            f"{' or '.join(versions())}; start the job with `memtriage run --listen`"
+            f"{sys.version_info[0]}.{sys.version_info[1]}{_kind_of_build()}): expected a 64-bit release of "
+            f"CPython {' or '.join(versions())}; start the job with `memtriage run --listen`"
         )
     return layout
+
+
+def _kind_of_build() -> str:
+    return ", a debug or free-threaded build" if is_special_build() else ""
 
 
 def measure(layout: PythonLayout) -> InterpreterLayout:
@@ -147,7 +151,7 @@ class RemoteInterpreter:
 
     def has_others(self) -> bool:
         """Whether the process has more than one interpreter; only the main one is read."""
-        return bool(self._memory.word(self._state))
+        return bool(self._memory.word(self._state + self._heap.layout.interpreter_next))
 
     def frames(self, main_thread: int) -> Iterator[tuple[int | None, Frame]]:
         """(identifier of the thread or None for the main one, frame) of what runs, innermost first.
@@ -157,17 +161,25 @@ class RemoteInterpreter:
         """
         memory, layout, heap = self._memory, self._heap.layout, self._heap
         thread = memory.word(self._state + layout.interpreter_threads)
+        met: set[int] = set()  # threads and frames: lists that change meanwhile may lead back into themselves
         for _ in range(_MOST_THREADS):
-            if not thread:
+            if not thread or thread in met:
                 return
+            met.add(thread)
             native = memory.word(thread + self._found.native_id)
             ident = None if native == main_thread else memory.word(thread + self._found.thread_id)
-            at = memory.word(memory.word(thread + layout.thread_cframe) + layout.cframe_frame)
+            at = memory.word(thread + layout.thread_frame)
+            if layout.cframe_frame is not None:
+                at = memory.word(at + layout.cframe_frame)
             for _ in range(_MOST_FRAMES):
-                frame = heap.frame(at)
-                if frame is None:
+                if not at or at in met:
                     break
-                yield ident, frame
+                met.add(at)
+                if memory.byte(at + layout.frame_owner) <= FRAME_OBJECT_OWNS:  # else it stands for C's stack
+                    frame = heap.frame(at)
+                    if frame is None:
+                        break
+                    yield ident, frame
                 at = memory.word(at + layout.frame_previous)
             thread = memory.word(thread + layout.thread_next)
 
@@ -201,7 +213,7 @@ class RemoteInterpreter:
                 if at == head:
                     break
             count += len(part)
-            members = np.array([min(member, _UNMAPPED) for member in part], np.int64)
+            members: Words = np.array(part, np.uint64).view(np.int64)
             places = self._memory.places(members)
             new = ~seen[places]
             seen[places] = True
@@ -265,6 +277,7 @@ def check_self(layout: PythonLayout, found: InterpreterLayout) -> None:
         kept = plain
         yield len(str(kept))
 
+    cached = functools.lru_cache(maxsize=5)(function)
     plain, slotted, generator = _WithValues(), _Slotted(), generate()
     next(generator)
     with_dict = _WithValues()
@@ -285,6 +298,10 @@ def check_self(layout: PythonLayout, found: InterpreterLayout) -> None:
         "tuples": heap.tuple_items(id(_WithValues.__mro__)) == [id(base) for base in _WithValues.__mro__],
         "dicts": heap.dict_items(id(table)) == [(id(k), id(v)) for k, v in table.items()]
         and heap.dict_items(id(mixed)) == [(id(k), id(v)) for k, v in mixed.items()],
+        "bounds": [
+            heap.bound(id(one), of) for one in (left, deque(), cached) if (of := heap.type_of(id(one)))
+        ]
+        == [70, None, 5],
         "sets": set(heap.set_items(id(some))) >= {id(value) for value in some},
         "deques": heap.deque_items(id(left)) == [id(value) for value in left],
         "strings": [heap.text(id(text)) for text in ("abc", "äöü", "€uro", "😀")]

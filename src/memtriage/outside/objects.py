@@ -29,14 +29,22 @@ _LARGEST_INSTANCE: Final = 1 << 14
 HIGHEST: Final = 1 << 48
 """Above the addresses of a user's process."""
 
+_INLINE_VALUES: Final = 1 << 2
 _MANAGED_DICT: Final = 1 << 4
 HEAP_TYPE: Final = 1 << 9
 """Of `tp_flags`: a class that Python code or `PyType_FromSpec` made."""
 _TYPE_SUBCLASS: Final = 1 << 31
+_VALID: Final = 0xFF << 24
+"""Of the first word of values in an instance: the byte that says that they are in use."""
 _SUSPENDED_OR_RUNNING: Final = 1
 """A generator whose state is below this still has its variables."""
-_FRAME_OBJECT_OWNS: Final = 2
+FRAME_OBJECT_OWNS: Final = 2
+"""`owner` of a frame that outlived its function. Higher ones are no functions of Python."""
+_NEGATIVE: Final = 2
+"""Of the tag of an int, since Python 3.12."""
 _IS_FUNCTION: Final = 1
+_DEQUE: Final = "collections.deque"
+"""Since Python 3.12 it is made when a program starts, so its place is not that of this process's."""
 
 Translate = Callable[[int], int | None]
 """From an address in a file of this process to that of the same thing in the other one; None: not there."""
@@ -145,7 +153,7 @@ class RemoteHeap:
             (tuple, lambda address, klass: self.tuple_items(address)[::-1]),
             (set, lambda address, klass: self.set_items(address)),
             (frozenset, lambda address, klass: self.set_items(address)),
-            (deque, lambda address, klass: self.deque_items(address)),
+            (deque, self._deque_referents),
             (types.FunctionType, self._function_referents),
             (types.CellType, lambda address, klass: [self.memory.word(address + self.layout.cell_value)]),
             (types.MethodType, self._method_referents),
@@ -224,6 +232,8 @@ class RemoteHeap:
         module = module or "builtins"
         bases = [known for base in mro[1:] if (known := self.class_at(base)) is not None]
         names = (f"{module}.{short}", *(f"{base.module}.{base.name}" for base in bases))
+        if names[0] == _DEQUE and size == layout.deque_size and address not in self._readers:
+            self._readers[address], self._built_in[address] = self._deque_referents, deque
         shape = next((base for base in mro if base in self._readers), 0)
         offsets = {memory.signed(base + layout.type_weaklist_offset) for base in mro}
         dict_offset = memory.signed(address + layout.type_dict_offset)
@@ -336,8 +346,9 @@ class RemoteHeap:
         memory, layout = self.memory, self.layout
         if not address or memory.word(address + 8) != self._address_of(int):
             return None
-        digits = memory.signed(address + layout.size)
-        if not 0 <= digits <= 3:
+        tag = memory.signed(address + layout.size)
+        digits = tag >> layout.number_tag_bits
+        if not 0 <= digits <= 3 or tag & (1 << layout.number_tag_bits) - 1 & _NEGATIVE:
             return None
         return sum(memory.half(address + layout.number_digits + 4 * at) << 30 * at for at in range(digits))
 
@@ -403,6 +414,16 @@ class RemoteHeap:
             block, at = memory.word(block + 8 + 8 * layout.deque_block), 0
         return items
 
+    def bound(self, address: int, klass: RemoteType) -> int | None:
+        """Return how many entries a deque or a cache of `functools.lru_cache` takes; None for no bound."""
+        if self.is_a(klass, deque):
+            bound = self.memory.signed(address + self.layout.deque_bound)
+        elif self.is_read_alone(klass):
+            bound = self.memory.signed(address + self.layout.lru_bound)
+        else:
+            return None
+        return bound if bound >= 0 else None
+
     def dict_items(self, address: int) -> list[tuple[int, int]]:
         """Return (key, value) of a dict, as addresses, in order."""
         values = self.memory.word(address + self.layout.dict_values)
@@ -422,7 +443,7 @@ class RemoteHeap:
             words = memory.words(start, 3 * count)
             names, found = words[1::3], words[2::3]
         if values:
-            found = memory.words(values, len(names))
+            found = memory.words(values + layout.values_start, len(names))
         return [(name, value) for name, value in zip(names, found, strict=False) if value]
 
     def named_items(self, address: int) -> list[tuple[str, int]]:
@@ -439,7 +460,8 @@ class RemoteHeap:
     def instance_dict(self, address: int, klass: RemoteType) -> int:
         """Return the address of an instance's dict; 0 where it has none (yet)."""
         if klass.managed:
-            return self.memory.word(address + self.layout.managed_dict)
+            own = self.memory.word(address + self.layout.managed_dict)
+            return 0 if self.layout.managed_tagged and own & 1 else own
         offset = klass.dict_offset
         if offset < 0:
             length = abs(self.memory.signed(address + self.layout.size))
@@ -450,19 +472,42 @@ class RemoteHeap:
 
     def inline_values(self, address: int, klass: RemoteType) -> list[tuple[str, int]]:
         """Return (name, value) of the attributes that an instance has without a dict."""
-        if not klass.managed:
-            return []
-        values = self.memory.word(address + self.layout.managed_values)
+        values = self._own_values(address, klass)
         if not values:
             return []
         items = ((self.text(key), value) for key, value in self._entries(klass.cached_keys, values))
         return [(name, value) for name, value in items if name is not None]
 
-    def managed(self, addresses: Words) -> tuple[Words, Words]:
-        """Return the addresses of instances' inline values and of their dicts; 0 for none."""
-        memory = self.memory
-        values = memory.data[memory.places(addresses + self.layout.managed_values)]
-        return values, memory.data[memory.places(addresses + self.layout.managed_dict)]
+    def _own_values(self, address: int, klass: RemoteType) -> int:
+        """Return the address of the values that an instance has without a dict; 0 for none."""
+        layout, memory = self.layout, self.memory
+        if not klass.managed:
+            return 0
+        if layout.managed_values is not None:
+            return memory.word(address + layout.managed_values)
+        if layout.managed_tagged:
+            own = memory.word(address + layout.managed_dict)
+            return own + 1 if own & 1 else 0
+        values = address + klass.size
+        return values if klass.flags & _INLINE_VALUES and memory.word(values) & _VALID else 0
+
+    def managed(self, addresses: Words, sizes: Words, flags: Words) -> tuple[Words, Words]:
+        """Return the addresses of instances' inline values and of their dicts; 0 for none.
+
+        Args:
+            addresses: of instances whose class has the flag of a managed dict.
+            sizes, flags: of their classes.
+        """
+        layout, memory = self.layout, self.memory
+        own = memory.data[memory.places(addresses + layout.managed_dict)]
+        if layout.managed_values is not None:
+            return memory.data[memory.places(addresses + layout.managed_values)], own
+        if layout.managed_tagged:
+            tagged = own & 1 != 0
+            return np.where(tagged, own + 1, 0), np.where(tagged, 0, own)
+        values = addresses + sizes
+        valid = memory.data[memory.places(values)] & _VALID != 0
+        return np.where(valid & (flags & _INLINE_VALUES != 0), values, 0), own
 
     def attributes(self, address: int, klass: RemoteType) -> list[tuple[str, int]]:
         """Return (name, value) of an instance's attributes, wherever it has them."""
@@ -497,7 +542,7 @@ class RemoteHeap:
                 if 4096 < word < HIGHEST and not word & 7 and start + 8 * at not in skipped
             ]
         if klass.managed:
-            values = self.memory.word(address + self.layout.managed_values)
+            values = self._own_values(address, klass)
             if values:
                 found += [value for _, value in self._entries(klass.cached_keys, values)]
         own = self.instance_dict(address, klass)
@@ -507,6 +552,9 @@ class RemoteHeap:
         if klass.shape:
             found += self._readers[klass.shape](address, klass)
         return found
+
+    def _deque_referents(self, address: int, klass: RemoteType) -> list[int]:
+        return self.deque_items(address)
 
     def _dict_referents(self, address: int, klass: RemoteType) -> list[int]:
         keys = self.memory.word(address + self.layout.dict_keys)
@@ -610,7 +658,7 @@ class RemoteHeap:
             memory.word(address + layout.frame_object_trace),
         ]
         frame = memory.word(address + layout.frame_object_frame)
-        if frame and memory.byte(frame + layout.frame_owner) == _FRAME_OBJECT_OWNS:
+        if frame and memory.byte(frame + layout.frame_owner) == FRAME_OBJECT_OWNS:
             found += self._frame_referents(frame)
         return found
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+import sysconfig
+from dataclasses import dataclass, replace
 from typing import Final
 
 
@@ -12,14 +13,18 @@ class PythonLayout:
     """Offsets in bytes, from the start of each structure; `deque_block` is a number of entries.
 
     Attributes are named after CPython's structures and fields: `list_items` is `PyListObject.ob_item`.
+    `thread_frame` leads to the running frame, through a `_PyCFrame` where there is `cframe_frame`. Of
+    `managed_*`: instances have their values' address in a word of its own, in that of their dict with a tag,
+    or else their values after themselves. `number_tag_bits` are low bits of an int's count of digits.
     """
 
     # PyThreadState and what leads to the running frames
     runtime_interpreters: int = 40
+    interpreter_next: int = 0
     interpreter_threads: int = 16
     thread_next: int = 8
-    thread_cframe: int = 56
-    cframe_frame: int = 8
+    thread_frame: int = 56
+    cframe_frame: int | None = 8
     # _PyInterpreterFrame
     frame_function: int = 0
     frame_locals: int = 24
@@ -36,7 +41,6 @@ class PythonLayout:
     traceback_next: int = 16
     traceback_frame: int = 24
     # PyGenObject
-    generator_code: int = 16
     generator_name: int = 32
     generator_exception: int = 48
     generator_state: int = 75
@@ -70,6 +74,7 @@ class PythonLayout:
     keys_kind: int = 10
     keys_entries: int = 24
     keys_indices: int = 32
+    values_start: int = 0
     # PyUnicodeObject
     text_length: int = 16
     text_state: int = 32
@@ -86,8 +91,10 @@ class PythonLayout:
     deque_left: int = 24
     deque_left_index: int = 40
     deque_block: int = 64
+    deque_bound: int = 64
     deque_size: int = 216
     number_digits: int = 24
+    number_tag_bits: int = 0
     # functions and descriptors
     function_globals: int = 16
     function_name: int = 32
@@ -114,16 +121,52 @@ class PythonLayout:
     lru_next: int = 24
     lru_key: int = 40
     lru_function: int = 56
+    lru_bound: int = 96
     exception_traceback: int = 40
     # words before an instance: the collector's two, then its dict, then its inline values
     managed_dict: int = -24
-    managed_values: int = -32
+    managed_values: int | None = -32
+    managed_tagged: bool = False
     collector_head: int = 16
     # numpy's PyArrayObject
     array_base: int = 48
 
 
-_TABLES: Final = {(3, 11): PythonLayout()}
+_3_12: Final = PythonLayout(
+    interpreter_threads=72,
+    cframe_frame=0,
+    frame_function=16,
+    frame_locals=40,
+    frame_code=0,
+    frame_object=48,
+    frame_previous=8,
+    frame_owner=70,
+    generator_name=24,
+    generator_exception=40,
+    generator_state=67,
+    generator_frame=72,
+    code_arguments=52,
+    code_values=72,
+    code_free=88,
+    type_qualified_name=872,
+    type_cached_keys=880,
+    text_ascii=40,
+    text_other=56,
+    number_tag_bits=3,
+    managed_values=None,
+    managed_tagged=True,
+)
+_3_13: Final = replace(
+    _3_12,
+    runtime_interpreters=632,
+    interpreter_next=7264,
+    interpreter_threads=7344,
+    thread_frame=72,
+    cframe_frame=None,
+    values_start=8,
+    managed_tagged=False,
+)
+_TABLES: Final = {(3, 11): PythonLayout(), (3, 12): _3_12, (3, 13): _3_13}
 
 
 def layout_of(version: tuple[int, int]) -> PythonLayout | None:
@@ -136,6 +179,7 @@ def versions() -> list[str]:
     return [f"{major}.{minor}" for major, minor in _TABLES]
 
 
-def has_debug_build() -> bool:
-    """Whether this interpreter was built with fields that the tables do not have."""
-    return hasattr(sys, "gettotalrefcount") or hasattr(sys, "getobjects")
+def is_special_build() -> bool:
+    """Whether the objects of this interpreter have other fields: a debug or free-threaded build."""
+    debug = hasattr(sys, "gettotalrefcount") or hasattr(sys, "getobjects")
+    return debug or bool(sysconfig.get_config_var("Py_GIL_DISABLED"))

@@ -24,8 +24,9 @@ _MOST_EDGES: Final = 30_000_000
 """References of one batch: beyond it containers of the batch are left out, as no process has them."""
 _MOST_SKIPPED: Final = 4
 _PARTS: Final = 16
+_LOW_FLAGS: Final = 0xFFFFFFFF
 _COLUMNS: Final = ("kind", "instance", "layout", "fixed", "own_from", "own_words", "managed", "dict_offset",
-                   "size", "item_size", "keys", "address")  # fmt: skip
+                   "size", "item_size", "keys", "address", "flags")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ class ClassRows:
     def _row(self, address: int) -> tuple[int, ...]:
         klass = self._heap.class_at(address) if address > 0 else None
         if klass is None:
-            return (ATOM, 0, NOTHING, 0, 0, 0, 0, 0, 0, 0, 0, address)
+            return (ATOM, 0, NOTHING, 0, 0, 0, 0, 0, 0, 0, 0, address, 0)
         built_in = self._heap.built_in(klass.shape) if klass.shape else None
         layout, fixed = (NOTHING, 0) if built_in is None else self._layouts.get(built_in, (ALONE, 0))
         if len(klass.skipped) > _MOST_SKIPPED or self._heap.is_read_alone(klass):
@@ -137,7 +138,7 @@ class ClassRows:
         return (
             self._kind_of(address), int(klass.address != klass.shape), layout, fixed,
             klass.own_from, own_words, int(klass.managed), klass.dict_offset, klass.size,
-            klass.item_size, klass.cached_keys, address,
+            klass.item_size, klass.cached_keys, address, klass.flags & _LOW_FLAGS,
         )  # fmt: skip
 
 
@@ -215,7 +216,10 @@ class References:
         own = np.zeros(len(objects), np.int64)
         if managed.any():
             chosen = np.flatnonzero(managed)
-            values, own[chosen] = self._heap.managed(objects[chosen])
+            classes = rows[chosen]
+            values, own[chosen] = self._heap.managed(
+                objects[chosen], column("size", classes), column("flags", classes)
+            )
             inline = np.flatnonzero(values != 0)
             if len(inline):
                 chosen = chosen[inline]
@@ -292,7 +296,7 @@ class References:
         counts = np.where((places > 0) & (index_bits <= 40), counts, 0)
         counts = _bounded(counts)
         if values is not None:
-            words, which = memory.spans(values, counts)
+            words, which = memory.spans(values + layout.values_start, counts)
             return words, holders[which]
         starts = keys + layout.keys_indices + (np.int64(1) << np.minimum(index_bits, 40))
         words, which = memory.spans(starts + 8, np.where(of_strings, counts, 0), 16)
