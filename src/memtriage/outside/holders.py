@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memtriage.model.paths import ANY_ITEM
 from memtriage.observe.kinds import NODE, TENSOR
 from memtriage.outside.naming import RemoteNamer
 from memtriage.outside.walk import RemoteGraph
@@ -16,10 +17,14 @@ class RemoteHolding:
     Attributes:
         holder: address of the container, instance, module or function.
         element: address of the object in it that its path names.
+        kind: type of the container; None for a function's variables.
+        bound: entries at which the container stops growing; None for no bound.
     """
 
     holder: int
     element: int
+    kind: str | None
+    bound: int | None
 
 
 class Holders:
@@ -61,4 +66,20 @@ class Holders:
         at = holder
         while self._namer.path(at).namespace and graph.parents[at] >= 0:
             at = graph.parents[at]
-        return RemoteHolding(graph.objects[at], graph.objects[element])
+        container = self._container_of(element)
+        klass = graph.type_at(container)
+        bound = None if klass is None else graph.heap.bound(graph.objects[container], klass)
+        kind = graph.type_at(holder)
+        return RemoteHolding(
+            graph.objects[at], graph.objects[element], None if kind is None else kind.name, bound
+        )
+
+    def _container_of(self, element: int) -> int:
+        """Return the container whose entries vary in number, or what holds the element."""
+        at = element
+        while at >= 0:
+            above = self._graph.parents[at]
+            if self._namer.path(at).whole[-1:] == (ANY_ITEM,) and above >= 0:
+                return above
+            at = above
+        return max(0, self._graph.parents[element])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from memtriage.outside.memory import ForbiddenError, GoneError, RemoteMemory
@@ -15,6 +17,9 @@ PAUSE_S: Final = 0.05
 """The longest that a process is stopped."""
 _PART: Final = 64
 """Chunks between two looks at the clock: 16 MiB."""
+_START: Final = b"s"
+_END: Final = b"e"
+_TIME: Final = struct.Struct("d")
 
 
 class Stop:
@@ -28,6 +33,15 @@ class Stop:
         self.seconds = 0.0
         self._began = time.monotonic()
 
+    def begin(self) -> None:
+        """Let the time begin."""
+        self._began = time.monotonic()
+
+    def end(self, at: float | None = None) -> None:
+        """Note that the process goes on, since now or since a time; what came first counts."""
+        seconds = (time.monotonic() if at is None else at) - self._began
+        self.seconds = min(seconds, self.seconds or seconds)
+
     def copy(self, memory: RemoteMemory, chunks: Sequence[int]) -> bool:
         """Read chunks until they are all copied or the time is over; return whether they all are."""
         for first in range(0, len(chunks), _PART):
@@ -38,11 +52,16 @@ class Stop:
 
 
 @contextlib.contextmanager
-def paused(pid: int) -> Iterator[Stop]:
+def paused(pid: int, prepare: Callable[[], object] = lambda: None) -> Iterator[Stop]:
     """Stop a process in the block, for at most `PAUSE_S`.
 
     A child of this process sends the signal to go on when the time is over: also if this one is killed, or
     hangs. A process that is stopped already is left as it is.
+
+    Args:
+        pid: the process.
+        prepare: called when the child is there, just before the process is stopped. Memory that is made ready
+            earlier is shared with the child, and has to be copied when it is written to.
 
     Raises:
         GoneError: there is no such process.
@@ -54,31 +73,67 @@ def paused(pid: int) -> Iterator[Stop]:
         raise GoneError(f"process {pid} ended") from None
     try:
         if _is_stopped(pid):
+            prepare()
             yield Stop()
             return
-        guard = _guard(handle)
-        stop = Stop()
+        guard, stop = _Guard(handle), Stop()
         try:
+            prepare()
+            guard.start()
+            stop.begin()
             _send(handle, signal.SIGSTOP, pid)
             yield stop
         finally:
-            _send(handle, signal.SIGCONT, pid)
-            stop.seconds = time.monotonic() - stop._began
-            os.waitpid(guard, 0)
+            try:
+                _send(handle, signal.SIGCONT, pid)
+            finally:
+                stop.end()
+                stop.end(guard.end())
     finally:
         os.close(handle)
 
 
-def _guard(handle: int) -> int:
-    """Start the child that lets the process go on when the time is over; return its number."""
-    child = os.fork()
-    if child:
-        return child
-    try:
-        time.sleep(PAUSE_S)
-        signal.pidfd_send_signal(handle, signal.SIGCONT)
-    finally:
-        os._exit(0)
+class _Guard:
+    """The child that lets a process go on when the time is over.
+
+    Args:
+        handle: of the process.
+    """
+
+    def __init__(self, handle: int) -> None:
+        orders, self._orders = os.pipe()
+        self._told, told = os.pipe()
+        self._child = os.fork()
+        if self._child:
+            os.close(orders)
+            os.close(told)
+            return
+        try:
+            os.close(self._orders)
+            os.close(self._told)
+            with contextlib.suppress(OSError):  # where it is allowed, busy processors do not delay the guard
+                os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+            if os.read(orders, 1) == _START:
+                late = not select.select([orders], [], [], PAUSE_S)[0]
+                if late or os.read(orders, 1) != _END:  # or this process was killed
+                    signal.pidfd_send_signal(handle, signal.SIGCONT)
+                    os.write(told, _TIME.pack(time.monotonic()))
+        finally:
+            os._exit(0)
+
+    def start(self) -> None:
+        """Let the time begin."""
+        os.write(self._orders, _START)
+
+    def end(self) -> float | None:
+        """End the child; return when it let the process go on, None where it did not have to."""
+        with contextlib.suppress(BrokenPipeError):  # its time was over
+            os.write(self._orders, _END)
+        told = os.read(self._told, _TIME.size)
+        os.waitpid(self._child, 0)
+        os.close(self._orders)
+        os.close(self._told)
+        return float(_TIME.unpack(told)[0]) if told else None
 
 
 def _send(handle: int, number: signal.Signals, pid: int) -> None:
