@@ -76,7 +76,7 @@ def paused(pid: int, prepare: Callable[[], object] = lambda: None) -> Iterator[S
             prepare()
             yield Stop()
             return
-        guard, stop = _Guard(handle), Stop()
+        guard, stop = _StopGuard(handle), Stop()
         try:
             prepare()
             guard.start()
@@ -93,7 +93,7 @@ def paused(pid: int, prepare: Callable[[], object] = lambda: None) -> Iterator[S
         os.close(handle)
 
 
-class _Guard:
+class _StopGuard:
     """The child that lets a process go on when the time is over.
 
     Args:
