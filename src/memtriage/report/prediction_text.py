@@ -13,7 +13,8 @@ from memtriage.model.units import rank_list
 from memtriage.report.console import BULLET, Page
 from memtriage.report.text import UNKNOWN, duration, size
 
-_NAME_WIDTH: Final = 18
+_NAME_WIDTH: Final = 20
+"""Width of the longest owner's name, `communication buffer`."""
 _SIZE_WIDTH: Final = 12
 _SHARE_WIDTH: Final = 8
 _MODULE_WIDTH: Final = 36
