@@ -171,7 +171,7 @@ def floor() -> Found:
 def pasted_snippet() -> Found:
     everything = gc.get_objects()
     # By type: `isinstance` runs code of proxies that it meets, and some of them raise.
-    tensors = [one for one in everything if issubclass(type(one), torch.Tensor)]
+    tensors = [item for item in everything if issubclass(type(item), torch.Tensor)]
     return Found(len(everything), tensor_bytes=storage_bytes(tensors))
 
 

@@ -413,7 +413,7 @@ def row_of(shape: Shape, timed: Timed, peak: float) -> Row:
 def line(row: Row) -> str:
     memory = (row.live, row.reserved_before, row.predicted, row.reserved)
     return (
-        f"{row.shape:6}{row.blocks:7}{''.join(f'{size(one):>11}' for one in memory)}"
+        f"{row.shape:6}{row.blocks:7}{''.join(f'{size(nbytes):>11}' for nbytes in memory)}"
         f"{row.whole_s * 1e3:10.1f}{row.unfrozen_s * 1e3:10.1f}{row.copies_s * 1e3:10.2f}"
         f"{row.rate / 1e12:8.2f}{row.rate / row.peak:9.0%}{row.driver_s * 1e3:10.1f}"
         f"{row.allocator_s * 1e3:13.1f}{row.host_s * 1e3:10.1f}"
@@ -484,7 +484,8 @@ def main() -> None:
             for action, count in row.driver_calls.items()
         )
         whole, driver = (
-            ", ".join(f"{one * 1e3:.1f}" for one in each) for each in (row.all_whole_s, row.all_driver_s)
+            ", ".join(f"{seconds * 1e3:.1f}" for seconds in each)
+            for each in (row.all_whole_s, row.all_driver_s)
         )
         print(f"{row.shape}: {parts}; repeats, whole {whole}, driver {driver} ms; {row.of_allowed()}")
     for row in rows:

@@ -43,13 +43,13 @@ def recorded() -> Recording:
     """One compaction, with its calls."""
     torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=1_000_000)
     try:
-        segments = [(one["address"], one["total_size"]) for one in torch.cuda.memory_snapshot()]
+        segments = [(segment["address"], segment["total_size"]) for segment in torch.cuda.memory_snapshot()]
         memtriage.compact()
         trace = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)
     wanted = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
-    calls = [(one["action"], one["addr"], one["size"]) for one in trace if one["action"] in wanted]
+    calls = [(event["action"], event["addr"], event["size"]) for event in trace if event["action"] in wanted]
     return Recording(sorted(segments), calls)
 
 
@@ -124,7 +124,7 @@ def write(driver: ctypes.CDLL, address: int, nbytes: int) -> None:
 def segment_of(nbytes: int) -> list[int]:
     """Blocks that fill a new segment of some size: two where only the small pool makes such a one."""
     sizes = [nbytes] if nbytes > SMALL_SEGMENT else [nbytes // 2] * 2
-    return [torch.cuda.caching_allocator_alloc(one) for one in sizes]
+    return [torch.cuda.caching_allocator_alloc(nbytes) for nbytes in sizes]
 
 
 def seconds_to_empty(beside: bool) -> float:

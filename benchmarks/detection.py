@@ -209,7 +209,7 @@ def study(healthy: int, leaking: int, seed: int) -> dict[str, object]:
         values = values + grown
         said = estimate(points(at, values, program.device, policy), policy)
         ratio = 0 if limit is None else mean / limit
-        row = rows.setdefault((kind, sum(ratio >= one for one in RATIOS) - 1), Counter())
+        row = rows.setdefault((kind, sum(ratio >= limit for limit in RATIOS) - 1), Counter())
         row["series"] += 1
         row[WORDS[said.state]] += 1
         row["found"] += said.state == "growing" and abs(said.rate - rate) <= 0.2 * rate

@@ -97,7 +97,7 @@ def emptied(at: Series, chance: Chance) -> Holder:
 def jumps(at: Series, chance: Chance) -> Holder:
     """Gets something once, or a few times in one part of the run."""
     when = chance.uniform(0.02, 0.95, int(chance.integers(1, 4))) * len(at)
-    count = sum((at >= one).astype(float) for one in when)
+    count = sum((at >= moment).astype(float) for moment in when)
     return storages(1.0 + count, size(chance) * 30)
 
 
@@ -160,8 +160,8 @@ def size(chance: Chance) -> float:
 
 
 HEALTHY: Final[dict[str, Callable[[Series, Chance], Holder]]] = {
-    one.__name__: one
-    for one in (
+    shape.__name__: shape
+    for shape in (
         cache_with_a_bound, full_at_last, cache_of_shapes, seen_shapes, declared_bound, emptied, jumps,
         warm_up, batches, queue, evaluation, first_epochs, log, cached_data, native_cache,
     )
@@ -194,7 +194,7 @@ def at_random(at: Series, chance: Chance) -> Series:
 
 
 LEAKING: Final[dict[str, Callable[[Series, Chance], Series]]] = {
-    one.__name__: one for one in (every_step, every_k_steps, every_epoch, late, at_random)
+    growth.__name__: growth for growth in (every_step, every_k_steps, every_epoch, late, at_random)
 }
 
 
@@ -234,7 +234,7 @@ def a_healthy(kind: str, noise: Callable[[int, Chance], Series], chance: Chance)
     at = np.arange(len(loop.noise), dtype=np.float64)
     holders = loop.holders | {kind: HEALTHY[kind](at, chance)}
     if kind != "full_at_last" and chance.random() < 0.4:
-        also = str(chance.choice([one for one in HEALTHY if one != "full_at_last"]))
+        also = str(chance.choice([shape for shape in HEALTHY if shape != "full_at_last"]))
         holders["also_" + also] = HEALTHY[also](at, chance)
     program = replace(loop, holders=holders)
     return Case(kind, program, program, 0.0)

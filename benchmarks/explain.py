@@ -130,7 +130,7 @@ def measure(folder: Path, megabytes: int, rounds: int) -> Iterator[Row]:
             for name, command in commands.items():
                 runs[name].append(timed(command))
         for name, took in runs.items():
-            seconds = [one[0] for one in took]
+            seconds = [reading[0] for reading in took]
             yield Row(
                 log=kind,
                 command=name,
@@ -139,7 +139,7 @@ def measure(folder: Path, megabytes: int, rounds: int) -> Iterator[Row]:
                 median_s=statistics.median(seconds),
                 fastest_s=min(seconds),
                 slowest_s=max(seconds),
-                peak_rss=max(one[1] for one in took),
+                peak_rss=max(reading[1] for reading in took),
                 said=told(name, took[0][2]),
             )
         path.unlink()
@@ -149,9 +149,9 @@ def told(command: str, output: str) -> str:
     """What a command answered, in short."""
     if command.startswith("grep"):
         return f"{int(output):,} lines"
-    found = json.loads(output)
-    first = next(event for event in found["events"] if event["role"] == "cause")
-    return f"{found['diagnosis']}, line {first['line']:,}, rank {first['ranks'][0]}"
+    report = json.loads(output)
+    first = next(event for event in report["events"] if event["role"] == "cause")
+    return f"{report['diagnosis']}, line {first['line']:,}, rank {first['ranks'][0]}"
 
 
 def print_table(rows: Sequence[Row]) -> None:

@@ -196,10 +196,11 @@ def describe_machine(device: str) -> dict[str, Any]:
 
 def print_table(machine: dict[str, Any], rows: Sequence[Row]) -> None:
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
-    width = max(len(one.what) for one in rows)
-    for one in rows:
-        spread = f"{one.low_quartile:.2f} to {one.high_quartile:.2f}"
-        print(f"{one.what:{width}}  {one.median:8.2f} {one.unit}  {spread:18}  n {one.repeats:5}  {one.note}")
+    width = max(len(reading.what) for reading in rows)
+    for reading in rows:
+        spread = f"{reading.low_quartile:.2f} to {reading.high_quartile:.2f}"
+        figures = f"{reading.median:8.2f} {reading.unit}  {spread:18}  n {reading.repeats:5}"
+        print(f"{reading.what:{width}}  {figures}  {reading.note}")
 
 
 if __name__ == "__main__":

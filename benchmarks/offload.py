@@ -311,12 +311,12 @@ def run(job: Job) -> Result | str:
                 )
             )
         try:
-            outputs = [one.communicate(timeout=TIME_LIMIT_S) for one in running]
+            outputs = [child.communicate(timeout=TIME_LIMIT_S) for child in running]
         except subprocess.TimeoutExpired:
             return f"took longer than {TIME_LIMIT_S} s"
         finally:
-            for one in running:
-                one.kill()
+            for child in running:
+                child.kill()
     results = []
     for process, (output, errors) in zip(running, outputs, strict=True):
         if process.returncode:
@@ -373,9 +373,9 @@ def main() -> None:
     )
     installed = on_gpu and offload_deepspeed.installed()
     variants = [
-        one
-        for one in (options.only or VARIANTS)
-        if (installed or not one.startswith("deepspeed")) and (on_gpu or one != "GPU")
+        name
+        for name in (options.only or VARIANTS)
+        if (installed or not name.startswith("deepspeed")) and (on_gpu or name != "GPU")
     ]
     device = torch.cuda.get_device_name() if on_gpu else "CPU only"
     print(

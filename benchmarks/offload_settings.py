@@ -198,7 +198,7 @@ def stepping(candidate: Candidate, weights: list[Any], steps: int, library: Libr
         weight.grad = gradient
     found: dict[str, Any] = {"first_s": times[0], "step_s": statistics.median(times[UNTIMED_STEPS:])}
     for key in spent[0]:
-        found[f"{key}_s"] = statistics.median(one[key] for one in spent[UNTIMED_STEPS:])
+        found[f"{key}_s"] = statistics.median(seconds[key] for seconds in spent[UNTIMED_STEPS:])
     found["reserved"], found["pinned"], found["compiled"] = made.host_bytes, made.pinned, made.compiled
     made.close()
     return found

@@ -72,7 +72,7 @@ def main() -> int:
     say(f"values after {options.cycles} cycles: {'identical' if found['identical'] else 'DIFFERENT'}")
     warm = found["cycles"][1:] or found["cycles"]
     for way in ("down", "up"):
-        best = statistics.median(one[way] for one in warm)
+        best = statistics.median(reading[way] for reading in warm)
         found[f"{way}_share"] = best / copied[way]
         say(f"{way}: {rate(best)}, {best / copied[way]:.0%} of the plain copy")
     found["released"] = memtriage.release_parking()

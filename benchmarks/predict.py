@@ -53,17 +53,17 @@ def main() -> int:
         if run.returncode:
             print(f"{name:<18}failed: {run.stderr.strip().splitlines()[-1]}")
             continue
-        found = json.loads(run.stdout.splitlines()[-1])
+        report = json.loads(run.stdout.splitlines()[-1])
         truth = measured[name]["steps"][STEADY]
         error = (
-            found["peak_allocated"] / truth["peak_alloc"] - 1,
-            found["peak_reserved"] / truth["peak_reserved"] - 1,
+            report["peak_allocated"] / truth["peak_alloc"] - 1,
+            report["peak_reserved"] / truth["peak_reserved"] - 1,
         )
         errors.append(error)
         print(
-            f"{name:<18}{found['peak_allocated'] / MIB:>10,.0f}{error[0]:>+9.2%}"
-            f"{found['peak_reserved'] / MIB:>11,.0f}{error[1]:>+9.2%}"
-            f"{found['seconds']:>9.1f}{found['resident'] / MIB:>7,.0f}"
+            f"{name:<18}{report['peak_allocated'] / MIB:>10,.0f}{error[0]:>+9.2%}"
+            f"{report['peak_reserved'] / MIB:>11,.0f}{error[1]:>+9.2%}"
+            f"{report['seconds']:>9.1f}{report['resident'] / MIB:>7,.0f}"
         )
     for place, what in enumerate(("allocated", "reserved") if errors else ()):
         sizes = [abs(error[place]) for error in errors]

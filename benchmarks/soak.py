@@ -150,12 +150,15 @@ def main() -> None:
     if asked.alone:
         with tempfile.TemporaryDirectory() as folder:
             readings = list(soak(steps, asked.alone == "watched", Path(folder)))
-        print(json.dumps([asdict(one) for one in readings]))
+        print(json.dumps([asdict(sample) for sample in readings]))
         return
     bare, watched = in_a_process(steps, False), in_a_process(steps, True)
     print("\n".join(lines(watched, bare)))
     if asked.json is not None:
-        result = {"watched": [asdict(one) for one in watched], "bare": [asdict(one) for one in bare]}
+        result = {
+            "watched": [asdict(sample) for sample in watched],
+            "bare": [asdict(sample) for sample in bare],
+        }
         asked.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

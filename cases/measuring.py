@@ -133,7 +133,7 @@ def run(job: Job, limit_s: float) -> Outcome:
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-        figures, report = (_read(folder / one) for one in ("figures.json", "report.json"))
+        figures, report = (_read(folder / name) for name in ("figures.json", "report.json"))
         if figures is None and report is None:
             raise RuntimeError(f"exit status {process.returncode}: {said.strip()[-LAST_WORDS:]}")
         return Outcome(figures, report, said, round(time.perf_counter() - began, 1))
@@ -188,7 +188,7 @@ def _traceback(lines: list[str]) -> list[str]:
 def findings(report: Mapping[str, Any] | None, kinds: Iterable[str]) -> list[dict[str, Any]]:
     """The findings of these kinds, with what a case keeps of each."""
     found = [] if report is None else report["findings"]
-    return [{name: one.get(name) for name in TOLD} for one in found if one["kind"] in set(kinds)]
+    return [{name: finding.get(name) for name in TOLD} for finding in found if finding["kind"] in set(kinds)]
 
 
 def write(path: Path, results: Mapping[str, Any]) -> None:
@@ -201,7 +201,7 @@ def write(path: Path, results: Mapping[str, Any]) -> None:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found: dict[str, Any] = json.loads(path.read_text())
+        report: dict[str, Any] = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return found
+    return report

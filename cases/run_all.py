@@ -205,10 +205,10 @@ def perform(part: Part, machine: Machine, out: Path) -> str | None:
             process.wait()
         if status or not file.exists():
             return f"exit status {status}"
-        found: dict[str, Any] = json.loads(file.read_text())
+        report: dict[str, Any] = json.loads(file.read_text())
         if part.wrap is not None:
-            found = {"about": measuring.about("deepspeed"), part.wrap: found}
-        measuring.write(out, found)
+            report = {"about": measuring.about("deepspeed"), part.wrap: report}
+        measuring.write(out, report)
     return None
 
 

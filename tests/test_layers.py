@@ -82,6 +82,52 @@ def test_packages_hold_a_docstring_of_what_belongs_there_and_nothing_else() -> N
             assert len(tree.body) == 1, f"{name}/__init__.py holds more than a docstring"
 
 
+SCENARIOS = {
+    "account/no_trace",
+    "catalogue/known",
+    "cli/many_ranks",
+    "integrations/callback_metrics",
+    "integrations/extras",
+    "integrations/notebook/kernel",
+    "integrations/notebook/shell",
+    "messages/tools",
+    "messages/words",
+    "model/schemas",
+    "outside/zoo_scripts",
+    "planning/code",
+    "planning/rungs/edits",
+    "playbook/advice",
+    "prediction/programs",
+    "prediction/unchanged_programs",
+    "report/monitoring/grafana",
+    "session/ranks",
+    "snapshots/programs",
+    "treat/deepspeed/real",
+    "treat/offload/bits",
+    "treat/offload/faults",
+    "treat/offload/memory",
+    "treat/offload/partition",
+    "treat/offload/state",
+    "treat/parking/faults",
+}
+"""Tests of several files together, named after what happens in them."""
+
+
+def test_tests_are_found_by_the_name_of_what_they_test() -> None:
+    """`tests/F/test_N.py` tests `src/memtriage/F/N.py`, or a part of it where it is `test_N_part.py`."""
+    files = {name.replace(".", "/") for name, path in layers.modules().items() if path.name != "__init__.py"}
+    strangers = set()
+    for path in sorted((layers.ROOT / "tests").rglob("test_*.py")):
+        folder = path.parent.relative_to(layers.ROOT / "tests").as_posix()
+        if not (layers.PACKAGE / folder).is_dir() or folder == ".":
+            continue
+        words = path.stem.removeprefix("test_").split("_")
+        tested = {f"{folder}/{'_'.join(words[:count])}" for count in range(1, len(words) + 1)}
+        if not tested & files:
+            strangers.add(f"{folder}/{'_'.join(words)}")
+    assert strangers == SCENARIOS
+
+
 def test_no_folder_has_the_name_of_a_public_function() -> None:
     public = set(memtriage.__all__)
     folders = {

@@ -82,9 +82,10 @@ def ledger(jobs: Jobs) -> str:
     for buffer in (*BUFFERS, "malloc, Python objects and the rest"):
         cells = [f"{share.get(buffer, 0) / known[name]['parameters']:.2f}" for name, share in shares.items()]
         rows.append([f"**{buffer}**" if buffer in EXCESS else buffer, *cells])
-    rows.append(["sum", *(f"{one['ledger'] / one['parameters']:.2f}" for one in known.values())])
+    rows.append(["sum", *(f"{figure['ledger'] / figure['parameters']:.2f}" for figure in known.values())])
     missed = [
-        f"{abs(one['after']['step 4'] - one['ledger']) / one['parameters']:.2f}" for one in known.values()
+        f"{abs(figure['after']['step 4'] - figure['ledger']) / figure['parameters']:.2f}"
+        for figure in known.values()
     ]
     rows.append(["missed of the resident set", *missed])
     columns = [

@@ -53,7 +53,7 @@ Outcome = list[dict[str, Any]] | str
 def gpu_jobs(gpus: int) -> Iterator[Job]:
     small = Job(name="", optimizer="memtriage", layers=12, width=4096, device="cuda")
     large = replace(small, layers=60)
-    their_small, their_large = (replace(one, optimizer="deepspeed") for one in (small, large))
+    their_small, their_large = (replace(options, optimizer="deepspeed") for options in (small, large))
     yield replace(large, name="OffloadedAdamW, 1B")
     yield replace(large, name="OffloadedAdamW bf16 states, 1B", state="bfloat16")
     yield replace(small, name="OffloadedAdamW, 200M")
@@ -133,8 +133,8 @@ def run(job: Job) -> Outcome:
     except subprocess.TimeoutExpired:
         return f"took longer than {TIME_LIMIT_S} s"
     finally:
-        for one in running:
-            one.kill()
+        for child in running:
+            child.kill()
     found = []
     for process, (output, errors) in zip(running, outputs, strict=True):
         lines = [line for line in output.splitlines() if line.startswith('{"job"')]
@@ -187,8 +187,8 @@ def line(name: str, outcome: Outcome) -> str:
         peak["initialize"],
         held,
         max(nbytes for key, nbytes in peak.items() if key != "initialize"),
-        sum(one["trimmed"] for one in outcome),
-        held - sum(one["ledger"] for one in outcome),
+        sum(rank["trimmed"] for rank in outcome),
+        held - sum(rank["ledger"] for rank in outcome),
     )
     return f"{name:52}" + "".join(f"{nbytes / parameters:10.2f}" for nbytes in figures)
 

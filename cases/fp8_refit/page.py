@@ -67,8 +67,8 @@ def simulated(results: Mapping[str, Any]) -> str:
 
 def losses(results: Mapping[str, Any]) -> str:
     told = results["losses"]
-    same = len({tuple(one) for one in told.values()}) == 1
-    ways = ", ".join(f"`{one}`" for one in told)
+    same = len({tuple(finding) for finding in told.values()}) == 1
+    ways = ", ".join(f"`{finding}`" for finding in told)
     return (
         f"Losses of the loop's steps with {ways}, on this CPU: {', '.join(told['none'])}; "
         f"{'the same' if same else 'not the same'} to the last bit with all of them."
@@ -121,7 +121,7 @@ def targets(results: Mapping[str, Any]) -> str:
     later = results.get("later")
     if later is not None:
         since = f", from step {later['warmup'] + 1} on"
-        found += [(one, since) for one in later["targets"] if one["metric"] == "time_per_step"]
+        found += [(aim, since) for aim in later["targets"] if aim["metric"] == "time_per_step"]
     rows = []
     for one, when in found:
         row = msgspec.convert(one, TargetRow)

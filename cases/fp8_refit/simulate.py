@@ -61,8 +61,8 @@ def after_refits(asked: argparse.Namespace, conf: str = "") -> list[Reading]:
         conf: settings of the allocator, as in `PYTORCH_CUDA_ALLOC_CONF`.
     """
     kind = machine("h200")
-    found = trace(_program(asked), kind, _TORCH, asked.steps)
-    counters = _at_releases(found.recording, Simulator(parse_conf(conf, _TORCH), device_memory=kind.memory))
+    tape = trace(_program(asked), kind, _TORCH, asked.steps)
+    counters = _at_releases(tape.recording, Simulator(parse_conf(conf, _TORCH), device_memory=kind.memory))
     # The cache is emptied once before the first step, then twice in each: after training, after the refit.
     return [
         last._replace(peak=max(trained.peak, last.peak))

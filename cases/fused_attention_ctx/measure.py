@@ -90,22 +90,22 @@ def main() -> None:
     with_te = importlib.util.find_spec("transformer_engine") is not None
     rows = variants(on_gpu and with_te, options.ranks)
     if options.only:
-        rows = [one for one in rows if any(word in one.name for word in options.only)]
+        rows = [row for row in rows if any(word in row.name for word in options.only)]
     results: dict[str, Any] = {
         "about": measuring.about("transformer_engine"),
         "ranks": options.ranks,
-        "rows": {one.name: {"arguments": one.arguments, "runs": {}} for one in rows},
+        "rows": {row.name: {"arguments": row.arguments, "runs": {}} for row in rows},
     }
     jobs = [
         measuring.Job(
-            f"{cure}: {one.name}",
+            f"{cure}: {row.name}",
             SCRIPT,
-            (*one.arguments, *STEPS, "--cure", cure),
+            (*row.arguments, *STEPS, "--cure", cure),
             options.ranks,
         )
         for cure in ALL
-        for one in rows
-        if cure in one.cures
+        for row in rows
+        if cure in row.cures
     ]
     began = time.perf_counter()
     at_a_time = options.at_a_time or AT_A_TIME["cuda" if on_gpu else "cpu"]

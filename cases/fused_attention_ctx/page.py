@@ -34,7 +34,7 @@ def line(found: dict[str, Any] | str) -> str:
 
 def most(found: Mapping[str, Any], name: str) -> int | None:
     """A figure; of several ranks the largest."""
-    ranks = [one[name] for one in found.get("ranks", ()) if one[name] is not None]
+    ranks = [rank[name] for rank in found.get("ranks", ()) if rank[name] is not None]
     figure: int | None = max(ranks) if ranks else found[name]
     return figure
 
@@ -62,7 +62,7 @@ def losses(runs: Mapping[str, Any]) -> str:
     known = [run["losses"] for run in runs.values() if not isinstance(run, str)]
     if len(known) < 2:
         return ""
-    return "the same" if all(one == known[0] for one in known) else "differ"
+    return "the same" if all(figure == known[0] for figure in known) else "differ"
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -105,12 +105,12 @@ def probed(results: Mapping[str, Any]) -> str:
         rows.append(
             [
                 entry["layer"], entry["recipe"],
-                yes[entry["quantised parameters"]], yes[entry["checkpointed"]],
+                yes[entry["quantized parameters"]], yes[entry["checkpointed"]],
                 *([entry["failed"], ""] if "failed" in entry else
                   [size(entry["on contexts after backward"]), f"{entry['MiB that go with the nodes']} MiB"]),
             ]
         )  # fmt: skip
-    columns = ("layer", "recipe", "quantised parameters", "checkpointed")
+    columns = ("layer", "recipe", "quantized parameters", "checkpointed")
     return markdown([*columns, "on the contexts after backward", "memory falls by, with the nodes"], rows)
 
 

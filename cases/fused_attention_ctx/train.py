@@ -280,7 +280,7 @@ def main() -> None:
         ranks: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
         dist.all_gather_object(ranks, found)
         dist.barrier()
-        found["ranks"] = [{name: one[name] for name in ("allocated", "stays", "peak")} for one in ranks]
+        found["ranks"] = [{name: rank[name] for name in ("allocated", "stays", "peak")} for rank in ranks]
         dist.destroy_process_group()
     if options.out is not None and RANK == 0:
         options.out.write_text(json.dumps(found))

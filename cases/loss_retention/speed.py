@@ -77,7 +77,7 @@ def main() -> None:
         "rounds": options.rounds,
         "micro_batches": options.micro_batches,
         "ms": {way: round(1e3 * statistics.median(each), 4) for way, each in times.items()},
-        "all_ms": {way: [round(1e3 * one, 4) for one in each] for way, each in times.items()},
+        "all_ms": {way: [round(1e3 * seconds, 4) for seconds in each] for way, each in times.items()},
         "leaking to cured": compared(times, LEAKING, CURED),
         "watched to unwatched": compared(times, WATCHED, CURED),
     }

@@ -80,9 +80,9 @@ def on_cpu(build: Build) -> dict[str, Any]:
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as answer:
-        found: dict[str, Any] = json.loads(answer.read() or '{"error": "the process died"}')
+        report: dict[str, Any] = json.loads(answer.read() or '{"error": "the process died"}')
     os.waitpid(child, 0)
-    return found
+    return report
 
 
 def _on_cpu(build: Build) -> dict[str, Any]:

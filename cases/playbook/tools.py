@@ -99,10 +99,10 @@ def last_json(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     """
     lines = done.stdout.strip().splitlines()
     try:
-        found: dict[str, Any] = json.loads(lines[-1])
+        report: dict[str, Any] = json.loads(lines[-1])
     except (IndexError, ValueError) as error:
         raise RuntimeError(f"exit status {done.returncode}: {done.stderr[-SHOWN_ERROR:]}") from error
-    return found
+    return report
 
 
 def watched(name: str, *arguments: str, environment: Mapping[str, str] | None = None) -> Watched:
@@ -130,8 +130,8 @@ def memtriage(command: str, *arguments: str) -> dict[str, Any]:
     done = python("-m", "memtriage", command, *arguments, "--json")
     if done.returncode:
         raise RuntimeError(f"memtriage {command}: {done.stderr[-SHOWN_ERROR:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 def together(*calls: Callable[[], Any]) -> list[Any]:

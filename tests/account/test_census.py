@@ -218,8 +218,8 @@ class Closer:
             in_words(group.anchor): group.key for group in view.census().groups if group.device == "cpu"
         }
         keys = [groups[anchor] for anchor in ANCHORS]
-        found = view.details([*keys, NOWHERE], self.site_of)
-        self.details = {in_words(anchor): detail for (_, anchor), detail in found.items()}
+        details = view.details([*keys, NOWHERE], self.site_of)
+        self.details = {in_words(anchor): detail for (_, anchor), detail in details.items()}
         self.heads = {
             in_words(anchor): head for (device, anchor), head in view.heads().items() if device == "cpu"
         }

@@ -49,7 +49,9 @@ def test_what_is_dominated_goes_with_one_of_the_nodes(successors: list[list[int]
     reachable = reach(successors, 0)
     by &= reachable
     found = dominated(immediate_dominators(successors, 0), by, reachable)
-    assert set(found) == {node for one in by for node in reachable - reach(successors, 0, without=one)}
+    assert set(found) == {
+        node for dominator in by for node in reachable - reach(successors, 0, without=dominator)
+    }
 
 
 def test_a_long_chain_is_no_recursion() -> None:

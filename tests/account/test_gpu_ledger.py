@@ -132,7 +132,9 @@ def test_rows_sum_to_the_driver_figure(
 
 def expected_rows(segments: list[Segment], storages: list[StorageRecord]) -> Counter[tuple[str, str | None]]:
     """Each byte of the segments classed by itself, the slow and obvious way."""
-    order = sorted((one for one in storages if one.address), key=lambda one: (one.address, -one.nbytes))
+    order = sorted(
+        (record for record in storages if record.address), key=lambda one: (one.address, -one.nbytes)
+    )
     found: Counter[tuple[str, str | None]] = Counter()
     for segment in segments:
         wholly_free = all(block.state == "free" for block in segment.blocks)
@@ -174,7 +176,12 @@ def test_foreign_bytes_are_those_outside_every_segment(
 ) -> None:
     reserved = sum(segment.size for segment in segments)
     ledger = gpu_ledger("cuda:0", segments, storages, use_of(reserved + 1000, own=reserved + 1000))
-    named = {byte for one in storages if one.address for byte in range(one.address, one.address + one.nbytes)}
+    named = {
+        byte
+        for record in storages
+        if record.address
+        for byte in range(record.address, record.address + record.nbytes)
+    }
     inside = {byte for segment in segments for byte in range(segment.address, segment.end)}
     assert sums(ledger).get(("foreign memory", None), 0) == len(named - inside)
 
@@ -186,11 +193,11 @@ def test_totals_are_closed_and_agree_with_the_stranded_segments(segments: list[S
     parts = totals.requested + totals.rounding + totals.awaiting + totals.releasable + totals.stranded
     assert parts == totals.reserved
     worst_first = stranded_segments(segments)
-    assert sum(one.stranded for one in worst_first) == totals.stranded
-    assert [one.stranded for one in worst_first] == sorted(
-        (one.stranded for one in worst_first), reverse=True
+    assert sum(segment.stranded for segment in worst_first) == totals.stranded
+    assert [segment.stranded for segment in worst_first] == sorted(
+        (segment.stranded for segment in worst_first), reverse=True
     )
-    assert all(one.pins and all(pin.state != "free" for pin in one.pins) for one in worst_first)
+    assert all(segment.pins and all(pin.state != "free" for pin in segment.pins) for segment in worst_first)
 
 
 # --- cases --------------------------------------------------------------------------------------------------
@@ -412,7 +419,7 @@ def test_recorded_fragmentation_is_stranded_by_the_kept_blocks() -> None:
     kept = [b for s in segments for b in s.blocks if b.site == "train.py:82 in per"]
     assert len(kept) == 14
     worst = stranded_segments(segments)
-    assert [one.stranded for one in worst[:2]] == [425_721_856, 50_331_648]
+    assert [segment.stranded for segment in worst[:2]] == [425_721_856, 50_331_648]
     assert set(worst[1].pins) <= set(kept)
     ledger = gpu_ledger("cuda:0", segments, [], use_of(totals.reserved + 600 * MIB), 500 * MIB)
     assert sums(ledger)["stranded", None] == totals.stranded == 605_101_056

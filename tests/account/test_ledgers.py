@@ -87,7 +87,7 @@ def test_a_census_counts_elements_and_not_bytes() -> None:
             torch.nn.Parameter(torch.zeros(500).half()),
         ]
     )
-    assert take_census().parameters - before == sum(one.numel() for one in kept)
+    assert take_census().parameters - before == sum(tensor.numel() for tensor in kept)
 
 
 def test_a_reading_before_the_census_leaves_the_census_out() -> None:

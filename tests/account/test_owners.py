@@ -234,8 +234,8 @@ def test_saving_nodes_are_told_with_their_module(program: Any) -> None:
 
     def ask(view: CensusView) -> None:
         keys = [group.key for group in view.census().groups if group.device == "cpu"]
-        found = view.details(keys, lambda obj: None)
-        saved_by.update({in_words(anchor): found["cpu", anchor].saved_by for _, anchor in keys})
+        details = view.details(keys, lambda obj: None)
+        saved_by.update({in_words(anchor): details["cpu", anchor].saved_by for _, anchor in keys})
 
     program.look(ask)
     assert saved_by["train.losses[*]"] == "ReluBackward0 in train.model.fc"  # told by the layer before it

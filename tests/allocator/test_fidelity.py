@@ -37,22 +37,22 @@ SETTINGS = [
 @pytest.mark.parametrize("path", H200, ids=lambda path: path.stem)
 def test_a_recording_from_a_gpu_comes_out_to_the_byte(path: Path) -> None:
     trace, segments = read(path)
-    found = compare(trace, segments, parse_conf("", TORCH))
-    assert found.difference is None
-    assert found.segment_events == np.isin(trace.kind, (SEGMENT_ALLOC, SEGMENT_FREE, OOM)).sum()
+    comparison = compare(trace, segments, parse_conf("", TORCH))
+    assert comparison.difference is None
+    assert comparison.segment_events == np.isin(trace.kind, (SEGMENT_ALLOC, SEGMENT_FREE, OOM)).sum()
     steps = np.where(trace.kind == SEGMENT_ALLOC, trace.size, 0)
     steps -= np.where(trace.kind == SEGMENT_FREE, trace.size, 0)
-    assert found.peak_reserved == steps.cumsum().max()
+    assert comparison.peak_reserved == steps.cumsum().max()
 
 
 def test_a_limit_of_the_process_explains_the_error_by_itself() -> None:
-    (path,) = [one for one in H200 if one.name.startswith("oom")]
+    (path,) = [path for path in H200 if path.name.startswith("oom")]
     trace, segments = read(path)
     settings = parse_conf(f"per_process_memory_fraction:{OOM_FRACTION}", TORCH)
     assert compare(trace, segments, settings, device_memory=H200_MEMORY).difference is None
     wider = parse_conf("per_process_memory_fraction:0.013", TORCH)
-    found = compare(trace, segments, wider, device_memory=H200_MEMORY)
-    assert "recorded oom" in (found.difference or "")
+    comparison = compare(trace, segments, wider, device_memory=H200_MEMORY)
+    assert "recorded oom" in (comparison.difference or "")
 
 
 @pytest.mark.parametrize("path", H200, ids=lambda path: path.stem)
@@ -60,9 +60,9 @@ def test_a_recording_that_starts_late_too(path: Path) -> None:
     trace, segments = read(path)
     certain = 0
     for first in range(0, len(trace), max(1, len(trace) // 9)):
-        found = compare(part(trace, first), segments, parse_conf("", TORCH))
-        assert found.difference is None or found.guessed
-        certain += not found.guessed
+        comparison = compare(part(trace, first), segments, parse_conf("", TORCH))
+        assert comparison.difference is None or comparison.guessed
+        certain += not comparison.guessed
     assert certain > 0
 
 
@@ -139,8 +139,8 @@ def test_a_recording_under_other_settings_from_a_gpu(path: Path) -> None:
     trace, segments = read(path)
     made_with = json.loads(path.with_name(path.name.replace(".pickle.gz", ".json")).read_text())
     settings = parse_conf(made_with["conf"], made_with["torch"])
-    found = compare(trace, segments, settings, device_memory=made_with["device_memory"])
-    assert found.difference is None
+    comparison = compare(trace, segments, settings, device_memory=made_with["device_memory"])
+    assert comparison.difference is None
     if settings.expandable_segments:
         assert compare(trace, segments, parse_conf("", made_with["torch"])).difference is not None
 
@@ -196,20 +196,20 @@ def test_nor_does_the_wrong_version() -> None:
     settings = parse_conf("", "2.13")
     trace, segments, _ = simulated(settings, seed=1)
     assert compare(trace, segments, settings).difference is None
-    found = compare(trace, segments, parse_conf("", "2.11"))
-    assert found.difference is not None
+    comparison = compare(trace, segments, parse_conf("", "2.11"))
+    assert comparison.difference is not None
 
 
 class TestDamage:
     """A recording with one thing changed does not pass."""
 
-    trace, segments = read(next(one for one in H200 if one.name.startswith("frag")))
+    trace, segments = read(next(path for path in H200 if path.name.startswith("frag")))
     settings = parse_conf("", TORCH)
 
     def difference(self, **columns: np.ndarray) -> str:
-        found = compare(replace(self.trace, **columns), self.segments, self.settings)
-        assert found.difference is not None
-        return found.difference
+        comparison = compare(replace(self.trace, **columns), self.segments, self.settings)
+        assert comparison.difference is not None
+        return comparison.difference
 
     def test_a_segment_of_another_size(self) -> None:
         size = self.trace.size.copy()
@@ -238,8 +238,8 @@ class TestDamage:
         self.difference(size=size)
 
     def test_a_segment_that_is_missing_at_the_end(self) -> None:
-        found = compare(part(self.trace, 0), self.segments[:-1], self.settings)
-        assert found.difference is not None
+        comparison = compare(part(self.trace, 0), self.segments[:-1], self.settings)
+        assert comparison.difference is not None
 
     def test_another_stream(self) -> None:
         stream = self.trace.stream.copy()

@@ -118,7 +118,7 @@ def taped(conf: str, calls: list[tuple[str, int, int]], capacity: int | None = N
 def at(replayed: ReplayedTrace, event: int) -> tuple[int, int, int, int]:
     line = replayed.timeline
     free_segments = line.releasable + line.private_pools_free
-    return tuple(int(one[event]) for one in (line.allocated, line.active, line.reserved, free_segments))
+    return tuple(int(series[event]) for series in (line.allocated, line.active, line.reserved, free_segments))
 
 
 @settings(deadline=None, max_examples=150)
@@ -188,7 +188,7 @@ def test_the_free_blocks_at_an_out_of_memory_error_are_kept() -> None:
     assert tape.events[-1].action == "oom"
     ((event, free),) = tape.replayed().free_at_oom.items()
     assert event == len(tape.events) - 1
-    assert [(one.size, one.whole) for one in free] == [(10 * MIB, False)]
+    assert [(block.size, block.whole) for block in free] == [(10 * MIB, False)]
 
 
 def test_what_was_there_before_the_trace_has_no_birth() -> None:
@@ -229,7 +229,7 @@ def test_a_recorded_limit_that_is_none(limit: int | None) -> None:
 def test_recorded_settings_are_read() -> None:
     recorded = {
         "max_split_size": 32 * MIB,
-        "roundup_power2_divisions": {str(1 << one): 8 if one < 8 else 0 for one in range(16)},
+        "roundup_power2_divisions": {str(1 << power): 8 if power < 8 else 0 for power in range(16)},
         "a_newer_key": object(),
     }
     expected = replace_divisions((8,) * 8 + (0,) * 8, 32 * MIB)
@@ -249,6 +249,6 @@ def test_blocks_older_than_the_trace_have_the_stack_of_the_snapshot() -> None:
         tape.do(call)
     stacks = {older: 7, freed: 8}
     replayed = replay(tape.columns(cut), tape.segments(), tape.settings, stacks)
-    found = dict(zip(replayed.address.tolist(), replayed.stack.tolist(), strict=True))
-    assert found[older] == 7
-    assert found[freed] == 0, "what was freed meanwhile is not in the snapshot"
+    by_name = dict(zip(replayed.address.tolist(), replayed.stack.tolist(), strict=True))
+    assert by_name[older] == 7
+    assert by_name[freed] == 0, "what was freed meanwhile is not in the snapshot"

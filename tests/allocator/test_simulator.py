@@ -435,7 +435,10 @@ class TestPrivatePools:
         one.add_pool(POOL, expandable=False)
         one.malloc(5 * MIB, pool=POOL)
         one.malloc(5 * MIB, pool=(0, 8))
-        assert sorted((one.pool, one.expandable) for one in one.snapshot()) == [(POOL, False), ((0, 8), True)]
+        assert sorted((segment.pool, segment.expandable) for segment in one.snapshot()) == [
+            (POOL, False),
+            ((0, 8), True),
+        ]
 
 
 class TestExpandableSegments:

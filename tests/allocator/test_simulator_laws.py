@@ -82,7 +82,7 @@ class Laws(RuleBasedStateMachine):
         try:
             block = self.simulator.malloc(size, stream, pool)
         except OutOfMemory:
-            assert {one: self.place(one) for one in self.live} == before
+            assert {block: self.place(block) for block in self.live} == before
             assert self.capacity is not None or self.simulator.settings.memory_fraction is not None
             assert not fitting
             return multiple()

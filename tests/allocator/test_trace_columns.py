@@ -45,7 +45,7 @@ def test_equal_stacks_have_one_number_whether_shared_or_not() -> None:
     table = StackTable()
     shared = [FRAME]
     other = [FRAME, {**FRAME, "line": 4}]
-    trace = [event(frames=one) for one in (shared, shared, [FRAME], [dict(FRAME)], other, [], None)]
+    trace = [event(frames=frames) for frames in (shared, shared, [FRAME], [dict(FRAME)], other, [], None)]
     assert trace_columns(trace, table).stack.tolist() == [1, 1, 1, 1, 2, 0, 0]
     assert [stack.site for stack in table.stacks()] == [NO_FRAMES, "train.py:3 in f", "train.py:3 in f"]
 
@@ -75,7 +75,7 @@ def test_a_stack_of_c_code_alone_is_named_by_autograds_node() -> None:
 
 def test_private_pools_are_remembered() -> None:
     ids = [(0, 0), (0, 2), None]
-    trace = [event(pool_id=one) for one in ids] + [event(action="segment_alloc", pool_id=(1, 0))]
+    trace = [event(pool_id=identity) for identity in ids] + [event(action="segment_alloc", pool_id=(1, 0))]
     assert trace_columns(trace, StackTable()).pool == {1: (0, 2), 3: (1, 0)}
 
 

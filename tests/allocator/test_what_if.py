@@ -35,7 +35,7 @@ def under(conf: str) -> AllocatorSettings:
 
 
 def recorded(name: str) -> Path:
-    (path,) = [one for one in H200 if one.name.startswith(name)]
+    (path,) = [path for path in H200 if path.name.startswith(name)]
     return path
 
 
@@ -45,17 +45,19 @@ def reserved_after(path: Path) -> np.ndarray:
     return np.cumsum(change - np.where(trace.kind == SEGMENT_FREE, trace.size, 0))
 
 
-@pytest.mark.parametrize("path", [one for one in H200 if "oom" not in one.name], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in H200 if "oom" not in path.name], ids=lambda path: path.stem
+)
 def test_under_its_own_settings_a_recording_comes_out_as_it_was(path: Path) -> None:
     trace, segments = read(path)
-    found = what_if(trace, segments, DEFAULTS, DEFAULTS)
+    scenario = what_if(trace, segments, DEFAULTS, DEFAULTS)
     reserved = reserved_after(path)
-    assert (found.peak_reserved, found.end_reserved) == (reserved.max(), reserved[-1])
+    assert (scenario.peak_reserved, scenario.end_reserved) == (reserved.max(), reserved[-1])
     live = [block.size for segment in segments for block in segment.blocks if block.state == "active"]
     # Ties between blocks of equal size go by address, and with the place of a block goes its slack.
-    assert found.end_allocated == pytest.approx(sum(live), rel=0.005)
-    assert found.end_reserved == found.end_allocated + found.end_stranded + found.end_releasable
-    assert (found.fits, found.retries, found.recorded_ooms) == (True, 0, 0)
+    assert scenario.end_allocated == pytest.approx(sum(live), rel=0.005)
+    assert scenario.end_reserved == scenario.end_allocated + scenario.end_stranded + scenario.end_releasable
+    assert (scenario.fits, scenario.retries, scenario.recorded_ooms) == (True, 0, 0)
 
 
 def test_expandable_segments_leave_less_stranded() -> None:
@@ -94,11 +96,11 @@ def test_expandable_segments_avoid_the_recorded_error() -> None:
 
 def test_a_replay_ends_where_memory_does() -> None:
     trace, segments = read(recorded("fragmentation"))
-    found = what_if(trace, segments, DEFAULTS, DEFAULTS, memory=Memory(capacity=1 << 30))
-    assert found.failed_at is not None
-    assert trace.kind[found.failed_at] == ALLOC
-    assert not found.fits
-    assert found.peak_reserved <= 1 << 30
+    scenario = what_if(trace, segments, DEFAULTS, DEFAULTS, memory=Memory(capacity=1 << 30))
+    assert scenario.failed_at is not None
+    assert trace.kind[scenario.failed_at] == ALLOC
+    assert not scenario.fits
+    assert scenario.peak_reserved <= 1 << 30
     nothing = what_if(
         part(trace, 2000), segments, DEFAULTS, under("max_split_size_mb:64"), memory=Memory(limit=MIB)
     )
@@ -110,18 +112,18 @@ def test_a_recording_that_starts_late() -> None:
     late = part(trace, len(trace) // 2)
     end = what_if(trace, segments, DEFAULTS, DEFAULTS).end_allocated
     for conf in ("", "expandable_segments:True"):
-        found = what_if(late, segments, DEFAULTS, under(conf))
-        assert found.fits
-        assert abs(found.end_allocated - end) < 8 * MIB  # Slack differs with the place of a block.
+        scenario = what_if(late, segments, DEFAULTS, under(conf))
+        assert scenario.fits
+        assert abs(scenario.end_allocated - end) < 8 * MIB  # Slack differs with the place of a block.
 
 
 def test_under_its_own_settings_it_begins_with_what_was_there() -> None:
     path = recorded("fragmentation")
     trace, segments = read(path)
     first = len(trace) // 2
-    found = what_if(part(trace, first), segments, DEFAULTS, DEFAULTS)
+    scenario = what_if(part(trace, first), segments, DEFAULTS, DEFAULTS)
     reserved = reserved_after(path)
-    assert found.peak_reserved == reserved[first - 1 :].max()
+    assert scenario.peak_reserved == reserved[first - 1 :].max()
     assert reserved[first - 1] > trace.size[first:].max()
 
 
@@ -165,8 +167,8 @@ def test_the_columns_of_a_replayed_recording_keep_its_pools() -> None:
     (born,) = columns.pool
     assert columns.pool == {born: (0, 3)}
     assert columns.address[born] == device.lives.address[1]
-    found = what_if(columns, device.segments, DEFAULTS, DEFAULTS)
-    assert (found.end_reserved, found.end_allocated) == (40 * MIB, 8 * MIB)
+    scenario = what_if(columns, device.segments, DEFAULTS, DEFAULTS)
+    assert (scenario.end_reserved, scenario.end_allocated) == (40 * MIB, 8 * MIB)
     without = what_if(replace(columns, pool={}), (), DEFAULTS, DEFAULTS)
     assert without.end_reserved == 20 * MIB
 
@@ -223,4 +225,4 @@ def test_a_flush_under_pressure_frees_no_block_that_lives(seed: int) -> None:
     ]
     pressed = [outcome for outcome in outcomes if outcome.fits and outcome.retries]
     assert pressed
-    assert {one.end_allocated for one in pressed} == {live}
+    assert {outcome.end_allocated for outcome in pressed} == {live}

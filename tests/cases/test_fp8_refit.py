@@ -72,7 +72,7 @@ def losses(printed: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "treatment",
-    [*(pytest.param(one, marks=pytest.mark.slow) for one in ("clear-all", "compact")), "memtriage"],
+    [*(pytest.param(name, marks=pytest.mark.slow) for name in ("clear-all", "compact")), "memtriage"],
 )
 def test_treatments_change_no_loss_and_fp8_does(run: Callable[..., str], treatment: str) -> None:
     plain = losses(run("--engine", "inside", "--treatment", "none"))
@@ -134,7 +134,7 @@ class TestWorkspaces:
         made = fp8.blocks("standin", True, device, torch.float32)
         decoder = model.Decoder(model.TINY, made, device, torch.float32)
         decoder(torch.zeros(1, 16, dtype=torch.long), True)
-        linear_layers = sum(isinstance(one, fp8.StandInLinear) for one in decoder.modules())
+        linear_layers = sum(isinstance(module, fp8.StandInLinear) for module in decoder.modules())
         assert fp8.clear_workspaces(decoder) == linear_layers
         assert fp8.clear_workspaces(decoder) == 0
 
@@ -163,7 +163,7 @@ class TestWorkspaces:
             linear.weight.neg_()
             linear(x, True)
         assert linear._fp8_workspaces["weight"] is trained
-        rows, columns, inverse = (one.float() for one in trained)
+        rows, columns, inverse = (tensor.float() for tensor in trained)
         torch.testing.assert_close(rows * inverse, linear.weight.detach(), rtol=0.1, atol=0.01)
         assert torch.equal(columns, rows.t())
 
@@ -187,13 +187,13 @@ class TestMicroBatches:
         longest = budget // multiple * multiple
         made = case("lengths").micro_batches(count, budget, longest, multiple, seed)
         assert len(made) == count
-        assert all(one.tokens <= budget and one.length % multiple == 0 for one in made)
+        assert all(item.tokens <= budget and item.length % multiple == 0 for item in made)
         assert made == case("lengths").micro_batches(count, budget, longest, multiple, seed)
 
     def test_lengths_vary(self, case: Callable[[str], ModuleType]) -> None:
         made = case("lengths").micro_batches(40, 8192, 8192, 64, 1)
-        assert len({one.length for one in made}) > 20
-        assert len({one.seed for one in made}) == 40
+        assert len({item.length for item in made}) > 20
+        assert len({item.seed for item in made}) == 40
 
 
 class TestPack:
@@ -204,9 +204,9 @@ class TestPack:
         weights = [(str(index), torch.empty(size)) for index, size in enumerate(sizes)]
         refit = case("refit")
         buckets = list(refit.pack(refit.pieces_of(weights), room))
-        assert [one.name for bucket in buckets for one in bucket] == [name for name, _ in weights]
+        assert [weight.name for bucket in buckets for weight in bucket] == [name for name, _ in weights]
         for bucket in buckets:
-            ends = [one.start + one.nbytes for one in bucket]
+            ends = [weight.start + weight.nbytes for weight in bucket]
             assert ends[-1] <= room
             assert all(end <= one.start for end, one in zip(ends, bucket[1:], strict=False))
 
@@ -245,13 +245,13 @@ class TestWhoHolds:
             record(0x20000000, 4 * MIB, "loop.model.layers[*].qkv._fp8_workspaces['weight']._data"),
         ]
         made = who.table("after refit", segments, records)
-        shares = {one.owner: one for one in made.shares}
+        shares = {share.owner: share for share in made.shares}
         assert made.allocated == 40 * MIB
         assert made.reserved == 276 * MIB
         assert shares["rotary embeddings by length"].strands_alone == 96 * MIB
         assert shares["FP8 weight workspaces"].strands_with_others == 60 * MIB
         assert shares["workspaces of cuBLAS"].nbytes == 32 * MIB
-        assert [one.free for one in made.worst] == [96 * MIB, 60 * MIB]
+        assert [segment.free for segment in made.worst] == [96 * MIB, 60 * MIB]
 
     def test_a_written_table_reads_as_the_printed_one(self, case: Callable[[str], ModuleType]) -> None:
         who = case("who_holds")
@@ -288,8 +288,8 @@ def test_the_trials_name_the_five_rows_and_their_targets(file: str, ranks: int) 
     trials = read_trials(CASE / file)
     assert trials.ranks == ranks
     assert trials.names == ["bf16", "fp8", "fp8-clear", "fp8-clear-expandable", "fp8-memtriage"]
-    assert {one.metric for one in trials.targets} == {"allocated", "reserved", "time_per_step", "loss"}
-    assert all(one.variant == "fp8-memtriage" for one in trials.targets)
+    assert {target.metric for target in trials.targets} == {"allocated", "reserved", "time_per_step", "loss"}
+    assert all(target.variant == "fp8-memtriage" for target in trials.targets)
 
 
 @pytest.mark.parametrize("file", ["trials.toml", "trials_two_gpus.toml"])
@@ -311,7 +311,7 @@ def test_measuring_reports_later_steps_of_the_same_trials(
     assert (first.warmup, later.warmup) == (1, measure.FIRST_TIMES)
     assert first.script == later.script == CASE / "loop.py"
     assert first.variants == later.variants
-    steps = [int(one.args[-1]) for one in first.variants if one.name in ("fp8", "fp8-memtriage")]
+    steps = [int(variant.args[-1]) for variant in first.variants if variant.name in ("fp8", "fp8-memtriage")]
     assert all(number > measure.FIRST_TIMES + 1 for number in steps)
     assert found["later"]["targets"] == []
 

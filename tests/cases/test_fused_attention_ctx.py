@@ -24,7 +24,7 @@ KEPT = LAYERS * 4 * (BATCH * TOKENS * WIDTH + 4)
 LOSS = 4
 
 
-OWN = ("train", "sharded", "upstream_fix", "twin", "twin.layer", "twin.quantised")
+OWN = ("train", "sharded", "upstream_fix", "twin", "twin.layer", "twin.quantized")
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_residue_is_named_and_both_fixes_clear_it_with_equal_losses(
 @pytest.mark.slow
 def test_under_fsdp_every_rank_keeps_its_own(tmp_path: Path) -> None:
     sharded, _ = run(tmp_path, *AGAIN, "--num-iters", "1", "--num-layers", "2", "--fsdp", "2", ranks=2)
-    assert [one["stays"] for one in sharded["ranks"]] == [KEPT // LAYERS * 2 + LOSS] * 2
+    assert [rank["stays"] for rank in sharded["ranks"]] == [KEPT // LAYERS * 2 + LOSS] * 2
 
 
 @pytest.mark.parametrize(
@@ -162,10 +162,10 @@ def test_the_patch_is_undone_and_says_when_there_is_nothing_to_patch(module: Mod
 
 
 def test_quantized_tensors_survive_saving_and_restoring(module: ModuleType) -> None:
-    quantised = importlib.import_module("twin.quantised")
-    plain, eight = torch.arange(4.0), quantised.Quantised(torch.arange(6.0))
-    parts, shells = quantised.prepare_for_saving(plain, eight, None)
+    quantized = importlib.import_module("twin.quantized")
+    plain, eight = torch.arange(4.0), quantized.Quantized(torch.arange(6.0))
+    parts, shells = quantized.prepare_for_saving(plain, eight, None)
     assert eight._data is None and shells == [None, eight, None]
     assert len(parts) == 4 and parts[0] is plain and parts[3] is None
-    assert quantised.restore_from_saved(shells, tuple(parts)) == [plain, eight, None]
-    assert torch.allclose(eight.dequantise(), torch.arange(6.0), atol=0.2)
+    assert quantized.restore_from_saved(shells, tuple(parts)) == [plain, eight, None]
+    assert torch.allclose(eight.dequantize(), torch.arange(6.0), atol=0.2)

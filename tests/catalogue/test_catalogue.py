@@ -20,7 +20,7 @@ from memtriage.catalogue.situation import Situation
 from memtriage.model.holders import KINDS, ClearPolicy, Condition, HolderOutcome, HolderReading
 from support.holder_standins import NBYTES, STANDINS, WITHOUT_STORAGES, Stage, Standin, tensor
 
-ENTRIES = {one.name: one for one in BUILT_IN}
+ENTRIES = {holder.name: holder for holder in BUILT_IN}
 CASES = [
     pytest.param(ENTRIES[name], standin, id=f"{name}-{number}")
     for name, standins in STANDINS.items()
@@ -64,7 +64,7 @@ def clear(holder: Holder, **options: Any) -> HolderOutcome:
 
 
 def test_every_entry_has_a_stand_in_and_a_name_of_its_own() -> None:
-    assert [one.name for one in BUILT_IN] == list(dict.fromkeys(one.name for one in BUILT_IN))
+    assert [holder.name for holder in BUILT_IN] == list(dict.fromkeys(holder.name for holder in BUILT_IN))
     assert set(STANDINS) == set(ENTRIES)
 
 
@@ -263,7 +263,7 @@ VERSIONS = ((1, 13), (2, 0), (2, 1), (2, 14, 1), (2, 15))
 
 def test_affected_versions_are_those_before_the_fixes() -> None:
     spans = ENTRIES["te.tensor_objects"].spans
-    assert [sum(span.covers(one) for span in spans) for one in VERSIONS] == [0, 3, 2, 1, 0]
+    assert [sum(span.covers(version) for span in spans) for version in VERSIONS] == [0, 3, 2, 1, 0]
 
 
 def test_situations_forbid_in_the_order_of_the_conditions() -> None:

@@ -31,7 +31,7 @@ def only_new_objects() -> Iterator[None]:
 
 def places(name: str) -> list[tuple[str, int]]:
     with Scene() as scene:
-        holders = read_holders(scene, [one for one in GENERIC if one.name == name])
+        holders = read_holders(scene, [entry for entry in GENERIC if entry.name == name])
     return holders[0].places if holders else []
 
 
@@ -75,8 +75,8 @@ def test_closures_and_default_arguments_are_told_apart() -> None:
 
     def defaulted(table: torch.Tensor = tensor(), *, other: Any = (tensor(),)) -> None: ...  # noqa: B008
 
-    found = dict(places("generic.functions"))
-    mine = {path.partition(" of ")[0]: nbytes for path, nbytes in found.items() if "told_apart" in path}
+    by_name = dict(places("generic.functions"))
+    mine = {path.partition(" of ")[0]: nbytes for path, nbytes in by_name.items() if "told_apart" in path}
     assert mine == {"closure": NBYTES, "default arguments": 2 * NBYTES}
     del closed, defaulted
 
@@ -87,7 +87,7 @@ def test_a_storage_counts_for_the_entry_that_knows_it_best(monkeypatch: pytest.M
     layer._fp8_workspaces = {"weight": tensor()}  # type: ignore[assignment]
     with Scene() as scene:
         every = read_holders(scene, BUILT_IN)
-    both = [one.name for one in every if one.total == NBYTES]
+    both = [holder.name for holder in every if holder.total == NBYTES]
     assert {"te.fp8_workspaces", "generic.module_attributes"} <= set(both)
     kept = {repeat.name: repeat for repeat in without_repeats(every)}
     assert kept["te.fp8_workspaces"].nbytes == {"cpu": NBYTES}
@@ -99,5 +99,14 @@ def test_repeats_are_taken_out_of_the_figures_of_later_entries() -> None:
     first = HolderReading(name="a", nbytes={"cpu": 3}, storages=[("cpu", 1, 3)])
     second = HolderReading(name="b", nbytes={"cpu": 5, "host": 7}, storages=[("cpu", 1, 3), ("cpu", 9, 2)])
     kept = without_repeats([first, second])
-    assert [one.nbytes for one in kept] == [{"cpu": 3}, {"cpu": 2, "host": 7}]
+    assert [held.nbytes for held in kept] == [{"cpu": 3}, {"cpu": 2, "host": 7}]
     assert kept[1].storages == [("cpu", 9, 2)]
+
+
+def test_variables_of_a_class_are_named_by_it_and_those_of_torch_are_left_to_its_entries() -> None:
+    kept = {"kept": tensor(), "by_name": {"rope": tensor()}, "empty": {}, "count": 3}
+    own = type("Registry", (), {"__module__": "train", **kept})
+    of_torch = type("Table", (), {"__module__": "torch.nn.tables", "kept": tensor()})
+    expected = [("train.Registry.by_name", NBYTES), ("train.Registry.kept", NBYTES)]
+    assert sorted(places("generic.class_attributes")) == expected
+    del own, of_torch

@@ -10,7 +10,7 @@ from memtriage.catalogue.catalogue import BUILT_IN
 from memtriage.catalogue.installed import holders_here, installed_version, release
 from support.builds import versions_of_torch
 
-ENTRIES = {one.name: one for one in BUILT_IN}
+ENTRIES = {holder.name: holder for holder in BUILT_IN}
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_the_leak_of_tensor_objects_is_told_by_version(version: str | None, appl
 
 
 def test_an_entry_without_a_library_applies_everywhere() -> None:
-    assert all(one.applies for one in holders_here([ENTRIES["generic.lru_cache"]]))
+    assert all(holder.applies for holder in holders_here([ENTRIES["generic.lru_cache"]]))
 
 
 def test_the_version_of_torch_is_the_installed_one() -> None:

@@ -16,7 +16,7 @@ from support.holder_standins import NBYTES, STANDINS, Stage, tensor
 from support.paths import named
 
 MIB = 1 << 20
-ENTRIES = {one.name: one for one in BUILT_IN}
+ENTRIES = {holder.name: holder for holder in BUILT_IN}
 
 
 def take(monkeypatch: pytest.MonkeyPatch, *names: str) -> Census:

@@ -31,7 +31,7 @@ def test_it_is_cleared_with_the_others_until_it_is_removed() -> None:
         (outcome,) = memtriage.clear_caches(["rope tables"]).entries
         assert (outcome.status, outcome.freed) == ("cleared", {"cpu": 4000})
         CACHE["rope"] = torch.ones(1000)
-        assert "rope tables" in [one.name for one in memtriage.clear_caches().cleared]
+        assert "rope tables" in [holder.name for holder in memtriage.clear_caches().cleared]
         assert CACHE == {}
     finally:
         registration.remove()
@@ -53,7 +53,7 @@ def test_one_without_an_action_is_told_and_left_alone() -> None:
 def test_one_on_request_waits_for_its_kind() -> None:
     registration = memtriage.register_holder("rope tables", lambda: CACHE, CACHE.clear, automatic=False)
     try:
-        assert "rope tables" in [one.name for one in memtriage.clear_caches().skipped]
+        assert "rope tables" in [holder.name for holder in memtriage.clear_caches().skipped]
         assert CACHE
         assert memtriage.clear_caches(["registered"]).cleared[0].freed == {"cpu": 4000}
     finally:

@@ -6,7 +6,7 @@ import sys
 import pytest
 import typer
 
-from memtriage.cli import app, run, systems, trace_options
+from memtriage.cli import app, run, trace_options
 from memtriage.cli.commands import COMMANDS, EXIT_STATUSES, _application
 from memtriage.model.version import __version__
 
@@ -92,7 +92,8 @@ def test_completion(shell):
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
 @pytest.mark.parametrize("name", ["run", "census", "compare"])
 def test_what_needs_linux_says_so_in_one_line(name, platform, monkeypatch, capsys):
-    monkeypatch.setattr(app, "refusal", lambda command, _: systems.refusal(command, platform))
+    refusal = app.refusal
+    monkeypatch.setattr(app, "refusal", lambda command, _: refusal(command, platform))
     assert app.main([name, "x"]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"memtriage {name}: needs Linux, and this is ")
@@ -101,10 +102,10 @@ def test_what_needs_linux_says_so_in_one_line(name, platform, monkeypatch, capsy
 
 def test_what_works_on_other_systems_too():
     for name in ("explain", "snapshot", "report", "top", "holders", "metrics", "doctor"):
-        assert systems.refusal(name, "win32") is None
-    assert systems.refusal("predict", "darwin") is None
-    assert "Windows" in str(systems.refusal("predict", "win32"))
-    assert systems.refusal("run", "linux") is None
+        assert app.refusal(name, "win32") is None
+    assert app.refusal("predict", "darwin") is None
+    assert "Windows" in str(app.refusal("predict", "win32"))
+    assert app.refusal("run", "linux") is None
 
 
 WITHOUT_POSIX = """

@@ -56,12 +56,12 @@ def test_json_of_a_pipe(
     assert app.main(["explain", *arguments, "--json"]) == 0
     out, err = capfdbinary.readouterr()
     assert err == b""
-    found = json.loads(out)
-    assert list(found)[:2] == ["schema", "diagnosis"]
-    assert (found["schema"], found["diagnosis"], found["confidence"]) == (1, "fragmentation", 0.95)
-    assert found["fields"]["requested"] == 2 * 1024**3
-    assert set(found["fixes"][0]) == {"playbook", "action", "why", "saves_bytes", "math", "costs"}
-    assert "saves_bytes" not in found["fixes"][1], "what is unknown is left out"
+    report = json.loads(out)
+    assert list(report)[:2] == ["schema", "diagnosis"]
+    assert (report["schema"], report["diagnosis"], report["confidence"]) == (1, "fragmentation", 0.95)
+    assert report["fields"]["requested"] == 2 * 1024**3
+    assert set(report["fixes"][0]) == {"playbook", "action", "why", "saves_bytes", "math", "costs"}
+    assert "saves_bytes" not in report["fixes"][1], "what is unknown is left out"
 
 
 def test_shapes_factor_the_request(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,9 +151,9 @@ def test_sizes_in_any_spelling() -> None:
 
 
 def test_from_python() -> None:
-    found = memtriage.explain(TEXT, {"batch": 8, "heads": 16, "seq": 2048})
-    assert found.diagnosis == "fragmentation"
-    assert any("batch x heads x seq x seq" in line for line in found.evidence)
+    diagnosis = memtriage.explain(TEXT, {"batch": 8, "heads": 16, "seq": 2048})
+    assert diagnosis.diagnosis == "fragmentation"
+    assert any("batch x heads x seq x seq" in line for line in diagnosis.evidence)
 
 
 def test_neither_torch_nor_duckdb_is_needed() -> None:

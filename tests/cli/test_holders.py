@@ -14,8 +14,8 @@ def test_json_has_the_whole_catalogue(capfdbinary: pytest.CaptureFixture[bytes])
     assert main(["holders", "--json"]) == 0
     said = json.loads(capfdbinary.readouterr().out)
     assert said["schema"] == 1
-    assert [one["name"] for one in said["holders"]] == [one.name for one in BUILT_IN]
-    (workspaces,) = [one for one in said["holders"] if one["name"] == "te.fp8_workspaces"]
+    assert [holder["name"] for holder in said["holders"]] == [holder.name for holder in BUILT_IN]
+    (workspaces,) = [holder for holder in said["holders"] if holder["name"] == "te.fp8_workspaces"]
     assert workspaces["forbidden"] == ["graphs", "backward"]
     assert workspaces["policy"] == "automatic" and workspaces["clears"] and workspaces["refills"]
     assert said["not_detected"][0].keys() == {"library", "what", "helps"}

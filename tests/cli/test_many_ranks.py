@@ -67,8 +67,8 @@ def test_the_json_names_all_that_stand_out(directory: Path, job: Any) -> None:
     outliers = {outlier["rank"]: outlier for outlier in compared["outliers"]}
     assert set(outliers) == apart
     assert outliers[job.killed]["killed"] and outliers[job.killed]["last_step"] == job.steps // 3
-    assert [one["figure"] for one in outliers[job.reserving]["differs"]] == ["reserved", "peak"]
-    assert [one["figure"] for one in outliers[job.sparse]["differs"]] == ["marks"]
+    assert [difference["figure"] for difference in outliers[job.reserving]["differs"]] == ["reserved", "peak"]
+    assert [difference["figure"] for difference in outliers[job.sparse]["differs"]] == ["marks"]
     assert outliers[job.leaking]["differs"][0]["figure"] == "growth"
     # Each rank whose memory stands out has its finding, and no other rank has one.
     differing = {finding["rank"] for finding in report["findings"] if finding["kind"] == "rank_differs"}

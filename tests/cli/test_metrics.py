@@ -35,7 +35,7 @@ def test_the_table_as_json(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert app.main(["metrics", "--json"]) == 0
     told = json.loads(capfdbinary.readouterr().out)
     assert told["schema"] == 1
-    assert [one["prometheus"] for one in told["metrics"]] == [gauge.prometheus for gauge in GAUGES]
+    assert [metric["prometheus"] for metric in told["metrics"]] == [gauge.prometheus for gauge in GAUGES]
     assert told["metrics"][0]["scalar"] == "memtriage/{device}/allocated_bytes"
 
 
@@ -53,7 +53,7 @@ def test_a_run_in_progress_as_prometheus_text(tmp_path: Path, capsys: pytest.Cap
         family.name: family for family in parser.text_string_to_metric_families(capsys.readouterr().out)
     }
     allocated = families["memtriage_memory_allocated_bytes"].samples
-    assert [(one.labels, one.value) for one in allocated] == [
+    assert [(sample.labels, sample.value) for sample in allocated] == [
         ({"rank": "0", "device": "cuda:0"}, 1 << 30),
         ({"rank": "1", "device": "cuda:1"}, 2 << 30),
     ]

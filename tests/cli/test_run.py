@@ -101,8 +101,8 @@ def report_again(folder: Path) -> dict[str, Any]:
         [sys.executable, "-m", "memtriage", "report", str(folder / "runs"), "--json"],
         env=ENV, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 def assert_shape(record: dict[str, Any], shape: dict[str, tuple[type, ...]]) -> None:

@@ -73,15 +73,15 @@ def test_a_running_script_serves_where_it_stands_and_who_grows(tmp_path: Path) -
     done = run(tmp_path, SCRIPT, str(port), f"http://127.0.0.1:{port}/metrics")
     assert done.returncode == 0, done.stderr
     assert f"memtriage: metrics at http://127.0.0.1:{port}/metrics\n" in done.stderr
-    found = served(done.stdout)
-    assert found["memtriage_steps"] == [({"rank": "0"}, 20)]
-    ((labels, rate),) = found["memtriage_leak_growth_per_step_bytes"]
+    body = served(done.stdout)
+    assert body["memtriage_steps"] == [({"rank": "0"}, 20)]
+    ((labels, rate),) = body["memtriage_leak_growth_per_step_bytes"]
     assert "kept[*]" in labels["holder"] and labels["device"] == "cpu"
     assert 1 << 20 <= rate < 1.1 * (1 << 20)
-    ((_, growth),) = found["memtriage_memory_growth_per_step_bytes"]
+    ((_, growth),) = body["memtriage_memory_growth_per_step_bytes"]
     assert growth >= 1 << 20
-    classes = sum(value for _, value in found["memtriage_host_class_bytes"])
-    ((_, rss),) = found["memtriage_host_rss_bytes"]
+    classes = sum(value for _, value in body["memtriage_host_class_bytes"])
+    ((_, rss),) = body["memtriage_host_rss_bytes"]
     assert classes == pytest.approx(rss, rel=0.1)
     assert json.loads((tmp_path / "report.json").read_text())["verdict"] == "leak"
     again = subprocess.run(
@@ -89,9 +89,9 @@ def test_a_running_script_serves_where_it_stands_and_who_grows(tmp_path: Path) -
         capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     later = served(again.stdout)
-    assert later["memtriage_steps"] == found["memtriage_steps"]
+    assert later["memtriage_steps"] == body["memtriage_steps"]
     assert later["memtriage_leak_growth_per_step_bytes"][0][0] == labels
-    assert later.keys() <= found.keys()
+    assert later.keys() <= body.keys()
 
 
 def test_a_taken_port_is_one_line_and_the_script_goes_on(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def test_a_table_and_its_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 out-of-memory error avoided" in avoided
     assert main(["snapshot", str(RECORDED), "--what-if", "--json"]) == 0
     (device,) = json.loads(capsys.readouterr().out)["devices"]
-    fits = {one["name"]: one["fits"] for one in device["scenarios"]}
+    fits = {scenario["name"]: scenario["fits"] for scenario in device["scenarios"]}
     assert not fits["as recorded"]
     assert fits["expandable_segments:True"]
 

@@ -31,7 +31,7 @@ def test_all_layers_are_one_finding_for_each_device() -> None:
         ],
         step=3,
     )
-    assert [(one.device, one.bytes, one.kind) for one in found] == [
+    assert [(finding.device, finding.bytes, finding.kind) for finding in found] == [
         ("cuda:0", 2 * half + 1, "residue"),
         ("cuda:1", POLICY.floor, "residue"),
     ]

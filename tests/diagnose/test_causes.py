@@ -91,12 +91,12 @@ TWO_CAUSES: dict[str, tuple[HolderPath, HolderPath]] = {
 
 @pytest.mark.parametrize(("paths", "holder"), ONE_CAUSE.values(), ids=ONE_CAUSE)
 def test_one_cause_is_one_finding(paths: list[HolderPath], holder: str) -> None:
-    found = one_a_cause([leak(path) for path in paths])
-    assert [(one.holder, one.bytes_per_step, one.bytes) for one in found] == [
+    leaks = one_a_cause([leak(path) for path in paths])
+    assert [(finding.holder, finding.bytes_per_step, finding.bytes) for finding in leaks] == [
         (holder, 1000 * len(paths), 10_000 * len(paths))
     ]
-    assert found[0].holder_path is not None and in_words(found[0].holder_path) == holder
-    assert found == one_a_cause(found)
+    assert leaks[0].holder_path is not None and in_words(leaks[0].holder_path) == holder
+    assert leaks == one_a_cause(leaks)
 
 
 @pytest.mark.parametrize(("one", "other"), TWO_CAUSES.values(), ids=TWO_CAUSES)
@@ -140,9 +140,9 @@ def test_what_one_part_of_a_library_keeps_is_one_cause(
         path: Held(path, path, attached=False, owner="variable", classes=of)
         for path, of in zip(paths, classes, strict=True)
     }
-    found = one_a_cause([leak(path) for path in paths], held)
-    assert len(found) == (1 if kept == "*" else 2)
-    assert found[0].holder == f"frame main(): x.{kept}[*]"
+    leaks = one_a_cause([leak(path) for path in paths], held)
+    assert len(leaks) == (1 if kept == "*" else 2)
+    assert leaks[0].holder == f"frame main(): x.{kept}[*]"
 
 
 def test_two_variables_of_one_library_are_two_causes() -> None:
@@ -187,9 +187,9 @@ def test_devices_stay_apart_except_host_memory_of_cpu_tensors() -> None:
     gpu, cpu, host = (
         leak(X, rate, device=device) for device, rate in {"cuda:0": 5, "cpu": 4, "host": 3}.items()
     )
-    found = one_a_cause([host, cpu, gpu])
-    assert [(one.device, one.bytes_per_step) for one in found] == [("cpu", 7), ("cuda:0", 5)]
-    assert [one.device for one in one_a_cause([host])] == ["host"]
+    leaks = one_a_cause([host, cpu, gpu])
+    assert [(finding.device, finding.bytes_per_step) for finding in leaks] == [("cpu", 7), ("cuda:0", 5)]
+    assert [leak.device for leak in one_a_cause([host])] == ["host"]
 
 
 def test_ranks_kinds_and_findings_without_growth_stay_apart() -> None:
@@ -210,7 +210,7 @@ def test_memory_is_full_sooner_if_all_parts_grow() -> None:
 
     (found,) = one_a_cause([part("'a'", 300), part("'b'", 300)])
     assert found.projection == Projection(device="cpu", limit=1000, step=200)
-    assert [one for one in found.evidence if "is full" in one] == [str(found.projection)]
+    assert [line for line in found.evidence if "is full" in line] == [str(found.projection)]
 
 
 PLACES = st.builds(
@@ -223,9 +223,9 @@ PATHS = st.lists(PLACES, max_size=4).map(lambda places: (*X, *places))
 def test_nothing_is_lost_and_nothing_counts_twice(parts: list[tuple[HolderPath, int]]) -> None:
     once = dict(parts)
     findings = [leak(path, rate) for path, rate in once.items()]
-    found = one_a_cause(findings)
-    assert sum(one.bytes_per_step or 0 for one in found) == sum(once.values())
-    assert len(found) <= len(findings)
+    leaks = one_a_cause(findings)
+    assert sum(finding.bytes_per_step or 0 for finding in leaks) == sum(once.values())
+    assert len(leaks) <= len(findings)
 
 
 def test_an_anchor_ends_before_the_graph() -> None:

@@ -51,11 +51,11 @@ def test_changes_by_holder() -> None:
         census({"kept[*]": (1, MIB), "old": (3, 2 * MIB), "same": (1, MIB)}),
         census({"kept[*]": (3, 3 * MIB), "new": (1, 4 * MIB), "same": (1, MIB + 8)}),
     )
-    assert [(one.holder, one.bytes, one.count) for one in came] == [
+    assert [(change.holder, change.bytes, change.count) for change in came] == [
         ("new", 4 * MIB, 1),
         ("kept[*]", 2 * MIB, 2),
     ]
-    assert [(one.holder, one.bytes, one.count) for one in went] == [("old", -2 * MIB, -3)]
+    assert [(change.holder, change.bytes, change.count) for change in went] == [("old", -2 * MIB, -3)]
 
 
 @given(
@@ -65,16 +65,16 @@ def test_changes_by_holder() -> None:
 def test_changes_sum_to_the_difference(before: Held, after: Held) -> None:
     came, went = changes(census(before), census(after))
     difference = sum(n for _, n in after.values()) - sum(n for _, n in before.values())
-    told = sum(one.bytes for one in (*came, *went))
+    told = sum(change.bytes for change in (*came, *went))
     assert abs(told - difference) < 4 * 1024  # what is less than 1 KiB is left out
-    assert all(one.bytes > 0 for one in came)
-    assert all(one.bytes < 0 for one in went)
+    assert all(change.bytes > 0 for change in came)
+    assert all(change.bytes < 0 for change in went)
 
 
 def test_growth_shows_at_second_run_and_is_judged_at_third() -> None:
     three = runs((kept(0), kept(1)), (kept(1), kept(2)), (kept(2), kept(3)))
     assert growing(three[:1]) == []
-    assert [in_words(one.group.anchor) for one in growing(three[:2])] == ["kept[*]"]
+    assert [in_words(holding.group.anchor) for holding in growing(three[:2])] == ["kept[*]"]
     (growth,) = growing(three)
     assert (growth.nbytes, growth.rate) == (2 * MIB, MIB)
     finding = run_finding(growth, GroupDetail(also_held_by=[named("other")]), three)

@@ -334,7 +334,7 @@ def findings(gallery: Callable[..., Any]) -> Iterator[dict[str, list[Finding]]]:
     """By case, the finding of each group of storages that the case made, as if it had just come."""
     shown: list[Any] = []
     collects = gc.isenabled()
-    registration = memtriage.register_holder("train-cache", lambda: [one["cache"] for one in shown], dict)
+    registration = memtriage.register_holder("train-cache", lambda: [item["cache"] for item in shown], dict)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of create_graph's cycle
@@ -493,8 +493,9 @@ from memtriage.account.census import Look
 with Look() as view:
     keys = [group.key for group in view.census().groups if group.nbytes >= 4000]
     found = view.details(keys, lambda obj: None, named=lambda trace: str(trace[0][1]))
-    packed = [one for one in found.values() if one.packs_itself]
-    print(len(packed), *(one.stored_at for one in packed), *(len(one.stored_value) for one in packed))
+    packed = [detail for detail in found.values() if detail.packs_itself]
+    lines = [detail.stored_at for detail in packed]
+    print(len(packed), *lines, *(len(detail.stored_value) for detail in packed))
 """
 
 

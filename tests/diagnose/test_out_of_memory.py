@@ -171,18 +171,18 @@ def found_for(text: str, position: TrainingPosition = LATE, device: str = "cuda:
 def test_the_finding_of_a_full_card_in_the_first_backward() -> None:
     holders = [("saved for backward", 60 * GIB), ("parameter", 10 * GIB), ("buffer", GIB), ("variable", MIB)]
     position = at("backward")
-    found = found_for(
+    diagnosis = found_for(
         FULL, position, device="cuda:1", holders=holders, factored="1.96 GiB = 8 x 9 x 4 bytes (a x b)"
     )
-    assert found.device == "cuda:0", "what the message says goes before what was guessed"
-    assert found.bytes == 2104533975
-    assert found.playbook == "M14"
-    assert found.mechanism == (
+    assert diagnosis.device == "cuda:0", "what the message says goes before what was guessed"
+    assert diagnosis.bytes == 2104533975
+    assert diagnosis.playbook == "M14"
+    assert diagnosis.mechanism == (
         "The first backward asked for 2.0 GiB: gradients come on top of every activation that the forward "
         "saved; most of what was alive: saved for backward 60.0 GiB, parameter 10.0 GiB, buffer 1.0 GiB."
     )
-    assert found.fix is not None and found.fix.startswith("Checkpoint")
-    assert found.evidence == [
+    assert diagnosis.fix is not None and diagnosis.fix.startswith("Checkpoint")
+    assert diagnosis.evidence == [
         "died in the backward, after 0 optimizer steps and 0 backwards",
         "an allocation on cuda:0 failed, not one of the host",
         "asked 2.0 GiB, free on cuda:0 1.1 GiB: 901.1 MiB short",
@@ -195,9 +195,9 @@ def test_the_finding_of_a_full_card_in_the_first_backward() -> None:
 
 
 def test_the_finding_of_a_cpu_tensor() -> None:
-    found = found_for(CPU, at("forward"), device="host", limit="cgroup memory.max, 8.0 GiB")
-    assert (found.device, found.bytes, found.playbook) == ("cpu", 116813856768, "M4")
-    assert found.evidence[1:] == [
+    diagnosis = found_for(CPU, at("forward"), device="host", limit="cgroup memory.max, 8.0 GiB")
+    assert (diagnosis.device, diagnosis.bytes, diagnosis.playbook) == ("cpu", 116813856768, "M4")
+    assert diagnosis.evidence[1:] == [
         "a host allocation failed (a CPU tensor): GPU advice does not help",
         "asked 108.8 GiB",
         "the limit: cgroup memory.max, 8.0 GiB",
@@ -214,10 +214,10 @@ def test_the_finding_of_a_cpu_tensor() -> None:
     ],
 )
 def test_failures_of_the_host_get_advice_for_the_host(text: str, entry: str, first: str) -> None:
-    found = found_for(text, replace(LATE, phase="backward"))
-    assert (found.device, found.playbook) == ("host", entry)
-    assert found.fix is not None and found.fix.startswith(first)
-    assert "a host allocation failed: GPU advice does not help" in found.evidence
+    diagnosis = found_for(text, replace(LATE, phase="backward"))
+    assert (diagnosis.device, diagnosis.playbook) == ("host", entry)
+    assert diagnosis.fix is not None and diagnosis.fix.startswith(first)
+    assert "a host allocation failed: GPU advice does not help" in diagnosis.evidence
 
 
 @pytest.mark.parametrize(
@@ -242,9 +242,9 @@ def test_failures_of_the_host_get_advice_for_the_host(text: str, entry: str, fir
     ],
 )
 def test_what_the_figures_prove_comes_first(text: str, first: str, fact: str) -> None:
-    found = found_for(text)
-    assert found.fix is not None and found.fix.startswith(first)
-    assert any(fact in line for line in found.evidence)
+    diagnosis = found_for(text)
+    assert diagnosis.fix is not None and diagnosis.fix.startswith(first)
+    assert any(fact in line for line in diagnosis.evidence)
 
 
 def test_a_request_larger_than_the_device_is_said_so() -> None:
@@ -258,17 +258,20 @@ def test_messages_without_sizes_say_who_may_have_asked() -> None:
 
 
 def test_the_longest_batch_is_shown_with_both_sizes() -> None:
-    found = found_for(FULL, replace(LATE, batch_elements=65536, largest_batch=8192))
-    assert found.playbook == "M16"
-    assert "the batch in work has 65,536 elements, the largest before it 8,192 (8.00 times)" in found.evidence
+    diagnosis = found_for(FULL, replace(LATE, batch_elements=65536, largest_batch=8192))
+    assert diagnosis.playbook == "M16"
+    assert (
+        "the batch in work has 65,536 elements, the largest before it 8,192 (8.00 times)"
+        in diagnosis.evidence
+    )
 
 
 @pytest.mark.parametrize(("enabled", "word"), [(True, "enabled"), (False, "disabled")])
 def test_evaluation_says_whether_gradients_were_on(enabled: bool, word: str) -> None:
-    found = found_for(FULL, at("evaluation", 3, 0, 3, grad_enabled=enabled))
-    assert f"gradients were {word}" in found.evidence
-    assert found.fix is not None
-    assert ("no_grad" in found.fix) == enabled
+    diagnosis = found_for(FULL, at("evaluation", 3, 0, 3, grad_enabled=enabled))
+    assert f"gradients were {word}" in diagnosis.evidence
+    assert diagnosis.fix is not None
+    assert ("no_grad" in diagnosis.fix) == enabled
 
 
 @settings(deadline=None)
@@ -287,11 +290,15 @@ def test_evaluation_says_whether_gradients_were_on(enabled: bool, word: str) -> 
     st.sampled_from([FULL, CPU, NUMPY, SHM, BARE, CUBLAS, ASYNC, ""]),
 )
 def test_every_position_gets_a_whole_finding(position: TrainingPosition, device: str, text: str) -> None:
-    found = found_for(text, position, device)
-    assert found.playbook in PLAYBOOK
-    assert found.mechanism is not None and found.mechanism.endswith(".") and "{" not in found.mechanism
-    assert found.fix is not None and found.fix.endswith(".")
-    assert all(found.evidence)
+    diagnosis = found_for(text, position, device)
+    assert diagnosis.playbook in PLAYBOOK
+    assert (
+        diagnosis.mechanism is not None
+        and diagnosis.mechanism.endswith(".")
+        and "{" not in diagnosis.mechanism
+    )
+    assert diagnosis.fix is not None and diagnosis.fix.endswith(".")
+    assert all(diagnosis.evidence)
 
 
 def leak(device: str = "cuda:0", **rate: int) -> Finding:

@@ -35,10 +35,10 @@ def test_what_a_model_has_between_phases_is_none(owner: Owner) -> None:
 
 
 def test_holder_is_one_row_and_the_largest_comes_first() -> None:
-    found = rows(
+    table = rows(
         record(1), record(2), record(3, 5 * MIB, path=named("train.graph")), record(4, device="cuda:1")
     )
-    assert [(row.device, row.name, row.nbytes, row.storages) for row in found] == [
+    assert [(row.device, row.name, row.nbytes, row.storages) for row in table] == [
         ("cuda:0", "train.graph", 5 * MIB, 1),
         ("cuda:0", "train.cache[*]", 2 * MIB, 2),
         ("cuda:1", "train.cache[*]", MIB, 1),
@@ -69,7 +69,7 @@ def test_a_row_without_a_path_is_called_by_its_owner() -> None:
 
 
 def test_findings_name_the_large_holders_of_each_device() -> None:
-    found = residue_findings(
+    residues = residue_findings(
         rows(
             record(1, 80 * MIB),
             record(2, 15 * MIB, path=named("train.graph"), owner="saved for backward"),
@@ -79,15 +79,18 @@ def test_findings_name_the_large_holders_of_each_device() -> None:
         "train",
         7,
     )
-    assert [(one.kind, one.device, one.bytes, one.holder, one.phase, one.step) for one in found] == [
+    assert [
+        (finding.kind, finding.device, finding.bytes, finding.holder, finding.phase, finding.step)
+        for finding in residues
+    ] == [
         ("residue", "cuda:0", 80 * MIB, "train.cache[*]", "train", 7),
         ("residue", "cuda:0", 15 * MIB, "train.graph", "train", 7),
     ]
-    assert found[0].evidence == [
+    assert residues[0].evidence == [
         "after phase 'train' 96.0 MiB stay on cuda:0 in addition to parameters, gradients, optimizer state "
         "and buffers; 80.0 MiB of it in 1 storages here"
     ]
-    assert "autograd graph" in (found[1].mechanism or "")
+    assert "autograd graph" in (residues[1].mechanism or "")
 
 
 @pytest.mark.parametrize(

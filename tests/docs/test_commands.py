@@ -13,8 +13,8 @@ from support.documented_commands import RULES, Rule, as_typed, compare, prepare,
 from support.documented_files import MAKERS, Files
 from support.documents import Command
 
-ALL = [one for page in documents.pages() for one in documents.commands(page)]
-COMMANDS = list({(typed_in(one), *one.words, *one.shown): one for one in ALL}.values())
+ALL = [command for page in documents.pages() for command in documents.commands(page)]
+COMMANDS = list({(typed_in(typed), *typed.words, *typed.shown): typed for typed in ALL}.values())
 """Each once, though several pages have it."""
 
 

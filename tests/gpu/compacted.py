@@ -95,15 +95,23 @@ def train(kind: str, compacting: bool) -> tuple[list[float], list[memtriage.Comp
 def compare(kind: str) -> dict[str, Any]:
     plain, _ = train(kind, compacting=False)
     compacted, done = train(kind, compacting=True)
-    shares = [one.after.allocated / one.after.reserved for one in done if one.after and one.after.reserved]
+    shares = [
+        result.after.allocated / result.after.reserved
+        for result in done
+        if result.after and result.after.reserved
+    ]
     return {
         "plain": plain,
         "compacted": compacted,
-        "moved": [one.moved for one in done],
+        "moved": [result.moved for result in done],
         "shares": shares,
-        "slack": [one.after.reserved - one.after.allocated for one in done if one.after is not None],
-        "refused": sorted({row.reason for one in done for row in one.refused}),
-        "stopped": [device.stopped for one in done for device in one.devices if device.stopped is not None],
+        "slack": [
+            result.after.reserved - result.after.allocated for result in done if result.after is not None
+        ],
+        "refused": sorted({row.reason for result in done for row in result.refused}),
+        "stopped": [
+            device.stopped for result in done for device in result.devices if device.stopped is not None
+        ],
     }
 
 

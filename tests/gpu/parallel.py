@@ -227,7 +227,7 @@ def measure(folder: Path) -> None:
 def predict(rank: int) -> None:
     import memtriage
 
-    found = memtriage.predict(
+    prediction = memtriage.predict(
         build, steps=STEPS, gpu="h100", world_size=RANKS, rank=rank, torch_version="2.11.0"
     )
     print(
@@ -238,7 +238,7 @@ def predict(rank: int) -> None:
                     "peak_reserved": step.peak_reserved,
                     "end_allocated": step.end_allocated,
                 }
-                for step in found.steps
+                for step in prediction.steps
             ]
         )
     )

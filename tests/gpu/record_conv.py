@@ -299,7 +299,9 @@ def main() -> None:
         if "rows" not in locals():
             seen, rows, spans = measure(deadline)
         names = [[] for _ in rows]
-    table = {name: number for number, name in enumerate(dict.fromkeys(each for one in names for each in one))}
+    table = {
+        name: number for number, name in enumerate(dict.fromkeys(each for name in names for each in name))
+    }
     made_with = {
         "torch": torch.__version__,
         "cudnn": torch.backends.cudnn.version(),

@@ -68,10 +68,10 @@ def ask(pid: int) -> dict[str, Any]:
 
 
 def test_who_holds_device_memory(job: tuple[subprocess.Popen[str], Path]) -> None:
-    found = ask(job[0].pid)
-    kept = next(row for row in found["holders"] if row["holder"] == "frame train(): kept[*]")
+    answer = ask(job[0].pid)
+    kept = next(row for row in answer["holders"] if row["holder"] == "frame train(): kept[*]")
     assert (kept["count"], kept["bytes"], kept["device"]) == (3, 3 * 4 * 300_011, "cuda:0")
-    rows = found["ledger"]["cuda:0"]
+    rows = answer["ledger"]["cuda:0"]
     assert {"parameter", "optimizer state"} <= {row["owner"] for row in rows}
 
 

@@ -146,8 +146,8 @@ def run(command: list[str], kind: str, settings: str = "") -> dict[str, Any]:
         [*command, str(PROGRAM), kind], capture_output=True, text=True, timeout=TIME_LIMIT_S, env=environment
     )
     assert process.returncode == 0, process.stderr[-4000:]
-    found: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
-    return found
+    report: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
+    return report
 
 
 def assert_same_training(result: dict[str, Any]) -> None:
@@ -167,11 +167,11 @@ def test_compiled_training_is_bit_identical() -> None:
 
 
 def test_compiled_with_graphs_nothing_moves() -> None:
-    found = run([sys.executable], "graphs")
-    assert found["moved"] == [0]
-    assert GRAPH in found["refused"]
-    assert found["same"]
-    assert found["right"]
+    outcome = run([sys.executable], "graphs")
+    assert outcome["moved"] == [0]
+    assert GRAPH in outcome["refused"]
+    assert outcome["same"]
+    assert outcome["right"]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -180,11 +180,11 @@ def test_several_devices_of_one_process() -> None:
     kept = [sparse_blocks(seed=index, device=device) for index, device in enumerate(devices)]
     values = [[block.cpu() for block in blocks] for blocks in kept]
     alone = memtriage.compact("cuda:1")
-    assert [one.device for one in alone.devices] == ["cuda:1"]
+    assert [device.device for device in alone.devices] == ["cuda:1"]
     assert alone.moved > 0
     done = memtriage.compact()
-    assert [one.device for one in done.devices] == devices
-    assert [one.moved > 0 for one in done.devices] == [True, False]
+    assert [device.device for device in done.devices] == devices
+    assert [device.moved > 0 for device in done.devices] == [True, False]
     assert compacted(done)
     assert torch.cuda.current_device() == 0
     for blocks, before in zip(kept, values, strict=True):

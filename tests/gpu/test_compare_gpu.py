@@ -36,7 +36,7 @@ JOB = """
         peak = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
         del peak
         memtriage.mark("after refit")
-    expandable = any(one["is_expandable"] for one in torch.cuda.memory_snapshot())
+    expandable = any(segment["is_expandable"] for segment in torch.cuda.memory_snapshot())
     print("segments", "expandable" if expandable else "fixed")
 """
 HEAD = """

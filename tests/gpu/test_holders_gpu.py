@@ -264,7 +264,7 @@ def _train(clearing: bool) -> tuple[list[float], list[dict[str, Any]]]:
             losses.append(loss.item())
             del loss
             if clearing:
-                held += [{"last": last, "held": one.nbytes} for one in read("fsdp2.communication")]
+                held += [{"last": last, "held": holder.nbytes} for holder in read("fsdp2.communication")]
                 outcome, _ = clear("fsdp2.communication")
                 assert outcome.status in ("cleared", "absent"), outcome
                 held.append({"last": last, "freed": outcome.freed, "status": outcome.status})
@@ -278,8 +278,8 @@ def test_fsdp2_trains_on_as_if_nothing_had_been_cleared(process_group: None, kee
     cleared, held = _train(True)
     keep("holders_fsdp2", {"losses": cleared, "held and freed": held})
     assert cleared == plain
-    assert any(one.get("status") == "cleared" and one["freed"] for one in held)
-    assert [one.name for one in read("torch.nccl")] == ["torch.nccl"]
+    assert any(holder.get("status") == "cleared" and holder["freed"] for holder in held)
+    assert [holder.name for holder in read("torch.nccl")] == ["torch.nccl"]
 
 
 def test_torchao_float8_training_can_be_looked_through() -> None:

@@ -132,22 +132,28 @@ def test_segments_equal_memory_snapshot() -> None:
     states = {"active_allocated": "active", "inactive": "free"}
     expected = [
         (
-            (one["device"], one["address"], one["total_size"], one["stream"], tuple(one["segment_pool_id"])),
-            [(b["address"], b["size"], states.get(b["state"], "awaiting")) for b in one["blocks"]],
+            (
+                segment["device"],
+                segment["address"],
+                segment["total_size"],
+                segment["stream"],
+                tuple(segment["segment_pool_id"]),
+            ),
+            [(b["address"], b["size"], states.get(b["state"], "awaiting")) for b in segment["blocks"]],
         )
-        for one in torch.cuda.memory_snapshot()
+        for segment in torch.cuda.memory_snapshot()
     ]
-    found = cuda.segments()
-    assert found is not None
+    held = cuda.segments()
+    assert held is not None
     assert expected == [
         (
-            (one.device, one.address, one.size, one.stream, one.pool),
-            [(block.address, block.size, block.state) for block in one.blocks],
+            (segment.device, segment.address, segment.size, segment.stream, segment.pool),
+            [(block.address, block.size, block.state) for block in segment.blocks],
         )
-        for one in found
+        for segment in held
     ]
-    for one in found:
-        assert sum(block.size for block in one.blocks) == one.size
+    for segment in held:
+        assert sum(block.size for block in segment.blocks) == segment.size
 
 
 def test_segment_totals_equal_the_counters() -> None:
@@ -234,7 +240,9 @@ def test_history_names_the_site_keeps_no_trace_and_is_put_back(history_off: None
             for block in segment.blocks
             if block.state == "active"
         }
-        assert all((sites[one.data_ptr()] or "").startswith(os.path.basename(__file__) + ":") for one in kept)
+        assert all(
+            (sites[tensor.data_ptr()] or "").startswith(os.path.basename(__file__) + ":") for tensor in kept
+        )
     assert not recording()
 
 
@@ -305,12 +313,12 @@ from memtriage.observe import cuda
 random.seed(1)
 sizes = [random.choice([1 << 10, 300 << 10, 3 << 20, 11 << 20, 47 << 20]) for _ in range(300)]
 kept = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
-kept = [one for one in kept if random.random() < 0.2]
+kept = [block for block in kept if random.random() < 0.2]
 before = segment_totals(cuda.segments(0))
 torch.cuda.empty_cache()
 after = torch.cuda.memory_reserved(0)
 print(json.dumps({
-    "expandable": any(one.expandable for one in cuda.segments(0)),
+    "expandable": any(segment.expandable for segment in cuda.segments(0)),
     "reserved": before.reserved, "predicted": before.releasable, "given_back": before.reserved - after,
 }))
 """
@@ -318,10 +326,10 @@ print(json.dumps({
 
 @pytest.mark.parametrize("expandable", [False, True])
 def test_releasable_is_what_empty_cache_gives_back(expandable: bool) -> None:
-    found = run_script(RELEASABLE, f"expandable_segments:{expandable}")
-    if expandable and not found["expandable"]:
+    prediction = run_script(RELEASABLE, f"expandable_segments:{expandable}")
+    if expandable and not prediction["expandable"]:
         pytest.skip("expandable segments are not supported here")
-    assert found["predicted"] == found["given_back"] != 0
+    assert prediction["predicted"] == prediction["given_back"] != 0
 
 
 ASYNC = """
@@ -345,8 +353,8 @@ print(json.dumps({
 
 
 def test_cuda_malloc_async_is_accounted_with_what_it_tells() -> None:
-    found = run_script(ASYNC, "backend:cudaMallocAsync")
-    assert found == {
+    prediction = run_script(ASYNC, "backend:cudaMallocAsync")
+    assert prediction == {
         "native": False,
         "devices": 1,
         "segments": None,

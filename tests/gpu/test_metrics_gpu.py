@@ -71,11 +71,11 @@ def test_with_expandable_segments_it_is_the_ledgers(tmp_path: Path, keep: Callab
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    keep("metrics_expandable", found)
-    assert found["expandable"] is True
-    assert found["counter"] == 0  # it leaves these segments out
-    assert found["metric"] == pytest.approx(found["ledger"], abs=4 * MIB)
+    report = json.loads(done.stdout.splitlines()[-1])
+    keep("metrics_expandable", report)
+    assert report["expandable"] is True
+    assert report["counter"] == 0  # it leaves these segments out
+    assert report["metric"] == pytest.approx(report["ledger"], abs=4 * MIB)
 
 
 def watched() -> Session:

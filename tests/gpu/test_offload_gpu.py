@@ -259,10 +259,10 @@ def test_partition_ddp_and_fsdp2_over_nccl(tmp_path: Path) -> None:
         for rank in range(RANKS)
     ]
     try:
-        outputs = [one.communicate(timeout=TIME_LIMIT_S)[0] for one in running]
+        outputs = [process.communicate(timeout=TIME_LIMIT_S)[0] for process in running]
     finally:
-        for one in running:
-            one.kill()
+        for process in running:
+            process.kill()
     for output in outputs:
         outcomes = dict(json.loads(line) for line in output.splitlines() if line.startswith("["))
         assert outcomes and set(outcomes.values()) == {"passed"}, outcomes

@@ -178,9 +178,9 @@ def test_the_benchmark_finds_the_same_values_under_each_allocator_setting(conf: 
     command = [sys.executable, str(BENCHMARK), "--parameters", "4e8", "--cycles", "3", "--out", str(out)]
     ran = subprocess.run(command, env=os.environ | {"PYTORCH_CUDA_ALLOC_CONF": conf}, timeout=TIME_LIMIT_S)
     assert ran.returncode in (0, 1)  # 1: slower than its target; with so few bytes that says little
-    found = json.loads(out.read_text())
-    assert found["identical"]
-    assert all(cycle["reserved"] <= 1.1 * cycle["allocated"] + SPARE for cycle in found["cycles"])
+    report = json.loads(out.read_text())
+    assert report["identical"]
+    assert all(cycle["reserved"] <= 1.1 * cycle["allocated"] + SPARE for cycle in report["cycles"])
 
 
 def test_with_a_captured_graph_nothing_is_parked() -> None:

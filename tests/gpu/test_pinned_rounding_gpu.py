@@ -39,7 +39,7 @@ SCRIPT = """
             "staging": torch.ones(150_000_000, dtype=torch.bfloat16).pin_memory(),
             "power of two": torch.empty(1 << 26, dtype=torch.uint8, pin_memory=True),
         }
-        asked = sum(one.nbytes for one in buffers.values())
+        asked = sum(buffer.nbytes for buffer in buffers.values())
         for step in range(6):
             train(model, optimizer)
         print("FIGURES" + json.dumps({"asked": asked, "grown": resident() - before}), flush=True)

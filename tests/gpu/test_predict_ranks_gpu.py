@@ -67,8 +67,8 @@ def measured(kind: str, folder: Path) -> list[dict[str, Any]]:
 def predicted(kind: str, rank: int) -> dict[str, Any]:
     """What is predicted for a rank."""
     printed = run(kind, [str(RANKED), "predict", str(rank)], PREDICTED_WITHIN_S)
-    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
-    return found
+    report: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return report
 
 
 def result_of(future: Future[Any]) -> Any:

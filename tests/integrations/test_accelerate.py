@@ -194,7 +194,7 @@ def test_two_processes_under_its_launcher_are_one_run(tmp_path: Path) -> None:
     report = json.loads(again.stdout)
     assert report["ranks"] == {"seen": 2, "of": 2}
     assert (report["verdict"], report["steps"]) == ("leak", 20)
-    (finding,) = [one for one in report["findings"] if one["kind"] == "leak"]
+    (finding,) = [finding for finding in report["findings"] if finding["kind"] == "leak"]
     assert (finding["rank"], finding["bytes_per_step"]) == (1, 256 << 10)
     assert "KEPT[*]" in finding["holder"]
     marks = {(mark["name"], mark["rank"]) for mark in report["marks"]}

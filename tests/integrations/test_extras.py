@@ -175,14 +175,14 @@ def test_every_extra_has_a_smoke() -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", [pytest.param(one, marks=pytest.mark.slow if one in SLOW else ()) for one in SMOKES]
+    "extra", [pytest.param(smoke, marks=pytest.mark.slow if smoke in SLOW else ()) for smoke in SMOKES]
 )
 def test_with_its_own_libraries_alone(extra: str, tmp_path: Path) -> None:
     torch = ["torch"] if extra in TORCH_TOO else []
     apart = [real_deepspeed.APART] if extra == "deepspeed" else []
     if not (real_deepspeed.installed() if apart else alone.installed(alone.EXTRAS[extra])):
         pytest.skip(f"not installed: {alone.EXTRAS[extra]}")
-    needed = [one for folder in apart for one in alone.requirements_in(folder)]
+    needed = [requirement for folder in apart for requirement in alone.requirements_in(folder)]
     wanted = alone.with_dependencies([*alone.CORE, *alone.EXTRAS[extra], *torch, *needed])
     folder = alone.link(wanted, tmp_path / "libraries")
     done = alone.run(SMOKES[extra], folder, tmp_path, *apart)

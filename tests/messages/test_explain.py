@@ -47,34 +47,34 @@ def actions(explanation: Explanation) -> list[str]:
 
 @pytest.mark.parametrize("record", RECORDS, ids=[record["id"] for record in RECORDS])
 def test_a_real_message(record: dict[str, Any]) -> None:
-    found = explain(record["text"])
-    assert found.diagnosis in record["accept"]
-    assert found.fields == (record.get("bytes") or {})
-    assert set(found.also_possible) <= set(record["accept"])
-    assert 0 < found.confidence < 1
-    assert found.evidence and all(found.evidence)
-    assert found.events[0].role == "cause"
-    assert bool(found.fixes) == (found.diagnosis not in ("informational", "not_memory"))
-    for fix in found.fixes:
+    diagnosis = explain(record["text"])
+    assert diagnosis.diagnosis in record["accept"]
+    assert diagnosis.fields == (record.get("bytes") or {})
+    assert set(diagnosis.also_possible) <= set(record["accept"])
+    assert 0 < diagnosis.confidence < 1
+    assert diagnosis.evidence and all(diagnosis.evidence)
+    assert diagnosis.events[0].role == "cause"
+    assert bool(diagnosis.fixes) == (diagnosis.diagnosis not in ("informational", "not_memory"))
+    for fix in diagnosis.fixes:
         assert fix.playbook in PLAYBOOK
         assert fix.math in get_args(Maths)
         assert fix.saves_bytes is None or fix.saves_bytes > 0
-    if found.fixes and (found.diagnosis != "does_not_fit" or found.also_possible):
-        assert not SMALLER_BATCH.search(found.fixes[0].action)
+    if diagnosis.fixes and (diagnosis.diagnosis != "does_not_fit" or diagnosis.also_possible):
+        assert not SMALLER_BATCH.search(diagnosis.fixes[0].action)
     device_failed = record["family"].startswith(("cuda", "hip", "xpu", "mps"))
-    if not device_failed and found.diagnosis.startswith(("host", "killed", "shared")):
-        assert not any("GPU" in fix.action or "expandable" in fix.action for fix in found.fixes)
+    if not device_failed and diagnosis.diagnosis.startswith(("host", "killed", "shared")):
+        assert not any("GPU" in fix.action or "expandable" in fix.action for fix in diagnosis.fixes)
 
 
 @pytest.mark.parametrize("record", RECORDS_2026, ids=[record["id"] for record in RECORDS_2026])
 def test_a_real_message_of_any_library(record: dict[str, Any]) -> None:
-    found = explain(record["text"])
-    assert found.diagnosis in record["accept"]
-    assert found.evidence and all(found.evidence)
-    assert bool(found.fixes) == (found.diagnosis not in ("informational", "not_memory"))
-    assert found.diagnosis != "unknown" or found.confidence <= 0.65
-    assert any(event.role in ("cause", "context") for event in found.events)
-    told = [size for size in found.fields.values() if isinstance(size, int)]
+    diagnosis = explain(record["text"])
+    assert diagnosis.diagnosis in record["accept"]
+    assert diagnosis.evidence and all(diagnosis.evidence)
+    assert bool(diagnosis.fixes) == (diagnosis.diagnosis not in ("informational", "not_memory"))
+    assert diagnosis.diagnosis != "unknown" or diagnosis.confidence <= 0.65
+    assert any(event.role in ("cause", "context") for event in diagnosis.events)
+    told = [size for size in diagnosis.fields.values() if isinstance(size, int)]
     for size in (record.get("bytes") or {}).values() if told else ():
         assert size in told, "each figure under whatever name"
 
@@ -100,28 +100,32 @@ def test_the_arithmetic_is_the_evidence() -> None:
 
 
 def test_a_refusal_though_memory_is_free() -> None:
-    found = explain(TEXT["oom-003"])
-    assert found.evidence[0] == "asked 12.50 MiB; 9.28 GiB free: the driver refused though memory was free"
-    assert found.settle is not None and "torch.empty(13107200" in found.settle.command
+    diagnosis = explain(TEXT["oom-003"])
+    assert (
+        diagnosis.evidence[0] == "asked 12.50 MiB; 9.28 GiB free: the driver refused though memory was free"
+    )
+    assert diagnosis.settle is not None and "torch.empty(13107200" in diagnosis.settle.command
 
 
 def test_holes_are_cured_by_expandable_segments() -> None:
-    found = explain(HOLES)
-    assert (found.diagnosis, found.confidence) == ("fragmentation", 0.95)
-    assert (found.fixes[0].playbook, found.fixes[0].saves_bytes) == ("M8", 17 * 1024**3)
-    assert found.stale_advice is None
+    diagnosis = explain(HOLES)
+    assert (diagnosis.diagnosis, diagnosis.confidence) == ("fragmentation", 0.95)
+    assert (diagnosis.fixes[0].playbook, diagnosis.fixes[0].saves_bytes) == ("M8", 17 * 1024**3)
+    assert diagnosis.stale_advice is None
 
 
 def test_advice_to_turn_on_what_is_on_is_stale() -> None:
-    found = explain(f"export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n{HOLES}")
-    assert "M8" not in actions(found)
-    assert found.stale_advice is not None and "already on" in found.stale_advice
+    diagnosis = explain(f"export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n{HOLES}")
+    assert "M8" not in actions(diagnosis)
+    assert diagnosis.stale_advice is not None and "already on" in diagnosis.stale_advice
 
 
 def test_advice_that_the_figures_do_not_support_is_stale() -> None:
-    found = explain(FULL)
-    assert "M8" not in actions(found)
-    assert found.stale_advice is not None and "83.28 MiB in holes, 1.96 GiB asked" in found.stale_advice
+    diagnosis = explain(FULL)
+    assert "M8" not in actions(diagnosis)
+    assert (
+        diagnosis.stale_advice is not None and "83.28 MiB in holes, 1.96 GiB asked" in diagnosis.stale_advice
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,16 +143,16 @@ def test_fixes_that_cannot_help_at_that_moment_are_not_offered(
     frames: list[tuple[str, str]], first: str, never: set[str]
 ) -> None:
     above = "".join(f'  File "{file}", line 7, in {name}\n    call()\n' for file, name in reversed(frames))
-    found = explain(f"Traceback (most recent call last):\n{above}{FULL}")
-    assert actions(found)[0] == first
-    assert not never & set(actions(found))
+    diagnosis = explain(f"Traceback (most recent call last):\n{above}{FULL}")
+    assert actions(diagnosis)[0] == first
+    assert not never & set(actions(diagnosis))
 
 
 def test_the_request_is_factored() -> None:
-    found = explain(TEXT["oom-049"], {"tokens": 30688, "vocab": 151936, "hidden": 4096})
+    diagnosis = explain(TEXT["oom-049"], {"tokens": 30688, "vocab": 151936, "hidden": 4096})
     line = "17.37 GiB = 30,688 x 151,936 x 4 bytes (tokens x vocab): fp32 logits"
-    assert line in found.evidence
-    assert (found.fixes[0].playbook, found.fixes[0].saves_bytes) == ("M14", 18650895483)
+    assert line in diagnosis.evidence
+    assert (diagnosis.fixes[0].playbook, diagnosis.fixes[0].saves_bytes) == ("M14", 18650895483)
 
 
 def test_logits_of_a_sequence_without_its_last_position() -> None:
@@ -162,15 +166,15 @@ def test_logits_of_a_sequence_without_its_last_position() -> None:
 
 def test_attention_scores_are_named() -> None:
     text = FULL.replace("1.96 GiB. GPU", "16.00 GiB. GPU")
-    found = explain(text, {"batch": 8, "heads": 32, "seq": 4096})
-    assert any(line.endswith("fp32 attention scores") for line in found.evidence)
-    assert found.fixes[0].playbook == "M11"
+    diagnosis = explain(text, {"batch": 8, "heads": 32, "seq": 4096})
+    assert any(line.endswith("fp32 attention scores") for line in diagnosis.evidence)
+    assert diagnosis.fixes[0].playbook == "M11"
 
 
 def test_savings_are_reckoned_from_the_number_of_parameters() -> None:
     above = 'Traceback (most recent call last):\n  File "/venv/torch/optim/adam.py", line 7, in step\n'
-    found = explain(above + FULL, {"params": 7_000_000_000, "ranks": 8})
-    assert {fix.playbook: fix.saves_bytes for fix in found.fixes} == {
+    diagnosis = explain(above + FULL, {"params": 7_000_000_000, "ranks": 8})
+    assert {fix.playbook: fix.saves_bytes for fix in diagnosis.fixes} == {
         "M17": None,
         "M12": 42_000_000_000,
         "M9": 49_000_000_000,
@@ -184,8 +188,8 @@ def test_one_gpu_cannot_shard() -> None:
 
 
 def test_other_processes_are_counted_beside_ones_own() -> None:
-    found = explain(TEXT["oom-054"])
-    assert "other processes have 344.00 MiB on the device" in found.evidence
+    diagnosis = explain(TEXT["oom-054"])
+    assert "other processes have 344.00 MiB on the device" in diagnosis.evidence
 
 
 def test_what_this_process_has_outside_its_allocator_is_no_others() -> None:
@@ -195,10 +199,10 @@ def test_what_this_process_has_outside_its_allocator_is_no_others() -> None:
         "allocated memory 40.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch but "
         "unallocated."
     )
-    found = explain(whole)
-    assert found.diagnosis == "other_process_or_outside_allocator"
-    assert "M3" not in actions(found)
-    assert found.fixes[0].playbook == "M18"
+    diagnosis = explain(whole)
+    assert diagnosis.diagnosis == "other_process_or_outside_allocator"
+    assert "M3" not in actions(diagnosis)
+    assert diagnosis.fixes[0].playbook == "M18"
 
 
 # Logs
@@ -219,62 +223,67 @@ def test_the_first_failure_is_the_cause_and_the_rest_follows() -> None:
         "Sending process 123 closing signal SIGTERM",
         "failed (exitcode: 1) local_rank: 5",
     ]
-    found = explain("\n".join(log))
-    assert found.diagnosis == "does_not_fit"
-    cause, *after = found.events
+    diagnosis = explain("\n".join(log))
+    assert diagnosis.diagnosis == "does_not_fit"
+    cause, *after = diagnosis.events
     assert (cause.role, cause.line, cause.ranks) == ("cause", 401, [5])
     assert {event.role for event in after} == {"followed"}
-    assert "followed from line 402: collective timed out on ranks 0-4" in found.evidence
-    assert "followed from line 407: fragmentation on rank 6" in found.evidence
+    assert "followed from line 402: collective timed out on ranks 0-4" in diagnosis.evidence
+    assert "followed from line 407: fragmentation on rank 6" in diagnosis.evidence
 
 
 def test_reports_of_memory_before_the_failure_are_its_context() -> None:
-    found = explain(f"{TEXT['oom-179']}\n" * 3 + FULL)
-    assert found.diagnosis == "does_not_fit"
-    assert [event.role for event in found.events] == ["context", "cause"]
+    diagnosis = explain(f"{TEXT['oom-179']}\n" * 3 + FULL)
+    assert diagnosis.diagnosis == "does_not_fit"
+    assert [event.role for event in diagnosis.events] == ["context", "cause"]
 
 
 def test_a_kill_alone_is_never_called_out_of_memory() -> None:
-    found = explain(TEXT["oom-167"])
-    assert (found.diagnosis, found.also_possible) == ("killed_unproven", ["host_memory_limit"])
-    assert found.settle is not None and "memory.events" in found.settle.command
+    diagnosis = explain(TEXT["oom-167"])
+    assert (diagnosis.diagnosis, diagnosis.also_possible) == ("killed_unproven", ["host_memory_limit"])
+    assert diagnosis.settle is not None and "memory.events" in diagnosis.settle.command
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_the_kernel_s_line_explains_a_kill(order: int) -> None:
     log = [TEXT["oom-167"], KERNEL][::order]
-    found = explain("\n".join(log))
-    assert found.diagnosis == "host_memory_limit"
-    assert found.fields["anon_rss"] == 31451456 * 1024
+    diagnosis = explain("\n".join(log))
+    assert diagnosis.diagnosis == "host_memory_limit"
+    assert diagnosis.fields["anon_rss"] == 31451456 * 1024
 
 
 def test_a_shut_down_by_the_launcher_is_no_cause() -> None:
-    found = explain(f"failed (exitcode: -15) local_rank: 1 (pid: 7)\n{FULL}")
-    assert found.diagnosis == "does_not_fit"
+    diagnosis = explain(f"failed (exitcode: -15) local_rank: 1 (pid: 7)\n{FULL}")
+    assert diagnosis.diagnosis == "does_not_fit"
 
 
 def test_the_bare_name_of_a_signal_is_no_cause() -> None:
-    found = explain(f"config: kill_signal=SIGKILL\n{FULL}")
-    assert found.diagnosis == "does_not_fit"
+    diagnosis = explain(f"config: kill_signal=SIGKILL\n{FULL}")
+    assert diagnosis.diagnosis == "does_not_fit"
 
 
 def test_mention_without_figures_gives_way_to_the_message() -> None:
-    found = explain(f"WARNING: CUDA out of memory, will retry\n\n\nsomething else\n{FULL}")
-    assert found.diagnosis == "does_not_fit"
-    assert found.fields["requested"] == 2104533975
+    diagnosis = explain(f"WARNING: CUDA out of memory, will retry\n\n\nsomething else\n{FULL}")
+    assert diagnosis.diagnosis == "does_not_fit"
+    assert diagnosis.fields["requested"] == 2104533975
 
 
 def test_a_log_of_those_who_waited_says_where_to_look() -> None:
-    found = explain("\n".join(TAG.format(rank, WATCHDOG.format(rank)) for rank in (0, 1)))
-    assert found.diagnosis == "unknown"
-    assert found.evidence[0] == "only consequences of a failure elsewhere"
-    assert found.settle is not None and "first failure" in found.settle.fact
+    diagnosis = explain("\n".join(TAG.format(rank, WATCHDOG.format(rank)) for rank in (0, 1)))
+    assert diagnosis.diagnosis == "unknown"
+    assert diagnosis.evidence[0] == "only consequences of a failure elsewhere"
+    assert diagnosis.settle is not None and "first failure" in diagnosis.settle.fact
 
 
 @pytest.mark.parametrize("text", ["", "ValueError: 3", "step 1\nstep 2"])
 def test_nothing_about_memory(text: str) -> None:
-    found = explain(text)
-    assert (found.diagnosis, found.fields, found.fixes, found.events) == ("unknown", {}, [], [])
+    diagnosis = explain(text)
+    assert (diagnosis.diagnosis, diagnosis.fields, diagnosis.fixes, diagnosis.events) == (
+        "unknown",
+        {},
+        [],
+        [],
+    )
 
 
 # Laws
@@ -302,10 +311,10 @@ def test_labels_that_no_text_proves_are_never_first() -> None:
 def test_any_text_is_explained(record: dict[str, Any], cut: int, noise: bytes, at: int) -> None:
     text = record["text"][:cut]
     text = text[:at] + noise.decode("utf-8", "surrogateescape") + text[at:]
-    found = explain(text, {"batch": 2, "seq": 64, "vocab": 1000})
-    assert found.diagnosis in get_args(Label)
-    assert 0 < found.confidence < 1
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Explanation) == found
+    diagnosis = explain(text, {"batch": 2, "seq": 64, "vocab": 1000})
+    assert diagnosis.diagnosis in get_args(Label)
+    assert 0 < diagnosis.confidence < 1
+    assert msgspec.json.decode(msgspec.json.encode(diagnosis), type=Explanation) == diagnosis
 
 
 @settings(deadline=None)

@@ -38,7 +38,7 @@ def other_lines(count: int, seed: int = 0) -> list[str]:
 
 
 def seen(reading: LogReading) -> list[tuple[int, str, int | None]]:
-    return [(each.line, each.message.family, each.rank) for each in reading.found]
+    return [(each.line, each.message.family, each.rank) for each in reading.messages]
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_a_message_is_found_wherever_the_pieces_end(at: int) -> None:
     lines[at] = f"[rank3]: {FULL}"
     reading = read_text("\n".join(lines) + "\n")
     assert seen(reading) == [(at + 1, "cuda-v2", 3)]
-    assert dict(reading.found[0].message.fields) == SIZES
+    assert dict(reading.messages[0].message.fields) == SIZES
     assert reading.lines == 2000
 
 
@@ -87,7 +87,7 @@ def test_a_wrapped_message_in_a_long_log(width: int) -> None:
     wrapped = [FULL[i : i + width] for i in range(0, len(FULL), width)]
     lines = [line.replace("[rank", "(worker ") for line in other_lines(1000)]
     reading = read_text("\n".join([*lines[:600], *wrapped, *lines[600:]]))
-    assert [(each.line, dict(each.message.fields)) for each in reading.found] == [(601, SIZES)]
+    assert [(each.line, dict(each.message.fields)) for each in reading.messages] == [(601, SIZES)]
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -102,8 +102,8 @@ def test_pieces_do_not_matter(offset: int, chunk: int) -> None:
             return super().read(min(size or -1, chunk))
 
     reading = read_log(Slow(text.encode()))
-    assert [dict(each.message.fields) for each in reading.found] == [SIZES]
-    assert reading.found[0].line == text[: text.index(FULL)].count("\n") + 1
+    assert [dict(each.message.fields) for each in reading.messages] == [SIZES]
+    assert reading.messages[0].line == text[: text.index(FULL)].count("\n") + 1
     assert reading.lines == text.count("\n")
 
 
@@ -132,16 +132,16 @@ def test_a_progress_bar_is_one_line_of_many_parts() -> None:
 def test_of_many_alike_the_first_are_read_and_the_rest_counted() -> None:
     lines = [f"[rank{i % 4}]: {FULL.replace('GPU 0', f'GPU {i % 7}')}" for i in range(2000)]
     reading = read_text("\n".join(lines))
-    assert reading.found[0].line == 1
-    assert {each.rank for each in reading.found} == {0, 1, 2, 3}
-    assert len(reading.found) < 1000 < reading.unread
+    assert reading.messages[0].line == 1
+    assert {each.rank for each in reading.messages} == {0, 1, 2, 3}
+    assert len(reading.messages) < 1000 < reading.unread
 
 
 @pytest.mark.usefixtures("small_chunks")
 def test_any_bytes_are_read() -> None:
     noise = random.Random(3).randbytes(200_000)
     reading = read_log(io.BytesIO(noise + b"\n" + FULL.encode() + b"\n" + noise))
-    assert "cuda-v2" in [each.message.family for each in reading.found]
+    assert "cuda-v2" in [each.message.family for each in reading.messages]
 
 
 def test_nothing() -> None:

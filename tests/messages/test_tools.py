@@ -20,9 +20,9 @@ OF_TRAINING: Final = ("micro-batch", "cross-entropy", "optimizer", "checkpointin
 
 @pytest.mark.parametrize("message", MESSAGES, ids=[message["id"] for message in MESSAGES])
 def test_the_diagnosis_is_one_that_the_text_allows(message: dict[str, Any]) -> None:
-    found = explain(message["text"])
-    assert found.diagnosis in message["accept"]
-    advice = " ".join(fix.action for fix in found.fixes)
+    diagnosis = explain(message["text"])
+    assert diagnosis.diagnosis in message["accept"]
+    advice = " ".join(fix.action for fix in diagnosis.fixes)
     assert any(word in advice for word in OF_TRAINING) == message["training"]
 
 
@@ -51,9 +51,9 @@ def test_training_beside_an_engine_is_training() -> None:
 
 
 def test_what_ray_only_suspects_is_not_proven() -> None:
-    found = explain(TEXTS["ray-actor"])
-    assert found.confidence < 0.9
-    assert found.settle is not None
+    diagnosis = explain(TEXTS["ray-actor"])
+    assert diagnosis.confidence < 0.9
+    assert diagnosis.settle is not None
 
 
 @pytest.mark.parametrize(
@@ -71,15 +71,15 @@ def test_the_size_of_the_request_is_read(name: str, requested: int) -> None:
 
 @pytest.mark.parametrize("name", ["mmap-file", "slurm-twice", "torchrun-sigkill"])
 def test_a_second_report_of_one_failure_is_no_further_event(name: str) -> None:
-    found = explain(TEXTS[name])
-    assert {event.role for event in found.events} <= {"cause", "same"}
-    assert not any("followed" in sentence for sentence in found.evidence)
+    diagnosis = explain(TEXTS[name])
+    assert {event.role for event in diagnosis.events} <= {"cause", "same"}
+    assert not any("followed" in sentence for sentence in diagnosis.evidence)
 
 
 def test_a_second_killed_process_is_an_event_of_its_own() -> None:
     line = "Killed process {} (python) total-vm:9kB, anon-rss:8kB, file-rss:0kB, shmem-rss:0kB"
-    found = explain("\n".join(f"Memory cgroup out of memory: {line.format(pid)}" for pid in (7, 8)))
-    assert [event.role for event in found.events] == ["cause", "followed"]
+    diagnosis = explain("\n".join(f"Memory cgroup out of memory: {line.format(pid)}" for pid in (7, 8)))
+    assert [event.role for event in diagnosis.events] == ["cause", "followed"]
 
 
 def test_free_memory_that_the_text_does_not_name_is_not_called_zero() -> None:
@@ -90,8 +90,8 @@ def test_free_memory_that_the_text_does_not_name_is_not_called_zero() -> None:
 
 def test_a_container_is_not_asked_about_at_the_scheduler() -> None:
     for name in ("container-limit", "docker-inspect"):
-        found = explain(TEXTS[name])
-        assert found.settle is not None and "docker inspect" in found.settle.command
+        diagnosis = explain(TEXTS[name])
+        assert diagnosis.settle is not None and "docker inspect" in diagnosis.settle.command
 
 
 def test_a_shortage_of_the_host_is_not_treated_on_the_device() -> None:

@@ -45,24 +45,24 @@ def test_node_types() -> None:
 
 def test_saved_by_an_operator() -> None:
     a, b = leaf(), leaf()
-    found = saved((a * b).grad_fn)
-    assert set(found) == {("self", None), ("other", None)}
-    assert found["self", None] is a
-    assert found["other", None] is b
+    kept = saved((a * b).grad_fn)
+    assert set(kept) == {("self", None), ("other", None)}
+    assert kept["self", None] is a
+    assert kept["other", None] is b
 
 
 def test_saved_lists_are_numbered() -> None:
     indices = [torch.tensor([0, 1]), torch.tensor([1, 0])]
-    found = saved(leaf(9).view(3, 3)[tuple(indices)].grad_fn)
-    assert {key for key in found if key[0] == "indices"} == {("indices", 0), ("indices", 1)}
-    assert [found["indices", at].data_ptr() for at in (0, 1)] == [index.data_ptr() for index in indices]
+    kept = saved(leaf(9).view(3, 3)[tuple(indices)].grad_fn)
+    assert {key for key in kept if key[0] == "indices"} == {("indices", 0), ("indices", 1)}
+    assert [kept["indices", at].data_ptr() for at in (0, 1)] == [index.data_ptr() for index in indices]
 
 
 def test_saved_by_a_custom_function_without_the_unset_ones() -> None:
     x, other = leaf(), torch.ones(4)
-    found = saved(Saver.apply(x, other).grad_fn)
-    assert set(found) == {("", 0), ("", 2)}
-    assert found["", 2] is other
+    kept = saved(Saver.apply(x, other).grad_fn)
+    assert set(kept) == {("", 0), ("", 2)}
+    assert kept["", 2] is other
 
 
 def test_nothing_is_saved_after_backward() -> None:
@@ -108,11 +108,11 @@ def test_referents_of_a_node() -> None:
     x, other = leaf(), torch.ones(4)
     node = Saver.apply(x, other).grad_fn
     reader = NodeReader()
-    found = reader.referents(node)
-    assert any(each is other for each in found)
-    assert any(type(each) is dict and each.get("note") == "kept" for each in found)
+    referents = reader.referents(node)
+    assert any(each is other for each in referents)
+    assert any(type(each) is dict and each.get("note") == "kept" for each in referents)
     (accumulates,) = next_nodes(node)
-    assert any(each is accumulates for each in found)
+    assert any(each is accumulates for each in referents)
     assert any(referent is x for referent in reader.referents(accumulates))
     assert id(other) in reader.saved
     assert id(accumulates) not in reader.saved

@@ -201,4 +201,4 @@ def test_a_bounded_cache_is_no_growing_container() -> None:
         before = ContainerLengths(graph)
         cached.update([newest])
         found = grown_containers(graph, before, ContainerLengths(graph), most=1000)
-        assert all(graph.objects[one.position] is not re._cache for one in found)  # type: ignore[attr-defined]
+        assert all(graph.objects[container.position] is not re._cache for container in found)  # type: ignore[attr-defined]

@@ -257,16 +257,16 @@ def test_large_expandable_segments_have_large_pages() -> None:
 def test_segments_ask_for_no_traces_and_for_one_device(install: Callable[..., FakeCuda]) -> None:
     fake = install()
     fake.segments = [RAW, {**RAW, "device": 0}]
-    found = cuda.segments(1)
-    assert found is not None and [segment.device for segment in found] == [1]
+    held = cuda.segments(1)
+    assert held is not None and [segment.device for segment in held] == [1]
     assert fake.snapshots == [{"include_traces": False}]
 
 
 def test_segments_on_a_torch_without_the_option(install: Callable[..., FakeCuda]) -> None:
     fake = install()
     fake.torch.cuda.memory_snapshot = lambda mempool_id=None: [RAW]
-    found = cuda.segments()
-    assert found is not None and len(found) == 1
+    held = cuda.segments()
+    assert held is not None and len(held) == 1
 
 
 # --- history ------------------------------------------------------------------------------------------------

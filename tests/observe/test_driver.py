@@ -86,16 +86,16 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 
 
 def use() -> driver.DriverUse:
-    found = driver.driver_use(0)
-    assert found is not None
-    return found
+    driver_use = driver.driver_use(0)
+    assert driver_use is not None
+    return driver_use
 
 
 def test_this_process_is_apart_from_the_others(nvml: FakeNvml) -> None:
     nvml.compute = [(os.getpid(), 300), (4, 100), (5, None)]
-    found = use()
-    assert (found.total, found.used, found.own) == (TOTAL, TOTAL - FREE, 300)
-    assert found.processes == ((4, 100), (5, None))
+    usage = use()
+    assert (usage.total, usage.used, usage.own) == (TOTAL, TOTAL - FREE, 300)
+    assert usage.processes == ((4, 100), (5, None))
 
 
 def test_a_process_in_several_lists_is_counted_once(nvml: FakeNvml) -> None:
@@ -114,16 +114,16 @@ def test_an_unknown_own_use_is_none_and_the_source_says_why(
     nvml: FakeNvml, listed: list[tuple[int, int | None]], reason: str
 ) -> None:
     nvml.compute = listed
-    found = use()
-    assert found.own is None
-    assert reason in found.source
+    usage = use()
+    assert usage.own is None
+    assert reason in usage.source
 
 
 def test_without_a_process_list_the_totals_still_stand(nvml: FakeNvml) -> None:
     nvml.compute = None
-    found = use()
-    assert (found.used, found.own, found.processes) == (600, None, ())
-    assert "NVML lists no processes" in found.source
+    usage = use()
+    assert (usage.used, usage.own, usage.processes) == (600, None, ())
+    assert "NVML lists no processes" in usage.source
 
 
 def test_a_device_is_found_by_its_pci_address(nvml: FakeNvml) -> None:
@@ -141,9 +141,9 @@ def test_a_mig_instance_is_found_by_its_own_identifier(nvml: FakeNvml) -> None:
 def test_processes_of_a_mig_card_are_not_those_of_the_instance(nvml: FakeNvml) -> None:
     nvml.mig = 1
     nvml.compute = [(os.getpid(), 300)]
-    found = use()
-    assert found.own is None and found.processes == ()
-    assert "not the MIG instance" in found.source
+    usage = use()
+    assert usage.own is None and usage.processes == ()
+    assert "not the MIG instance" in usage.source
 
 
 def test_a_device_that_nvml_does_not_know(nvml: FakeNvml, device: SimpleNamespace) -> None:

@@ -79,7 +79,7 @@ def test_own_objects_are_no_part_of_the_program() -> None:
         from memtriage.observe.kinds import FrameLocals
 
         with HeapWalk() as graph:
-            kinds = {type(one) for one in graph.objects[:graph.first_own]} - {FrameLocals}
+            kinds = {type(held) for held in graph.objects[:graph.first_own]} - {FrameLocals}
             print([kind.__name__ for kind in kinds if module_of(kind).startswith("memtriage")])
             names = [name for at, name in graph.root_names.items() if at < graph.first_own]
             print([name for name in names if "memtriage" in name])

@@ -149,9 +149,9 @@ def test_frames_of_torch_are_left_out() -> None:
 
 def test_running_functions_name_file_function_and_line() -> None:
     line = sys._getframe().f_lineno + 1
-    found = running_functions()
-    assert found[0] == (__file__, "test_running_functions_name_file_function_and_line", line)
-    assert len(found) > 3
+    functions = running_functions()
+    assert functions[0] == (__file__, "test_running_functions_name_file_function_and_line", line)
+    assert len(functions) > 3
 
 
 def test_traceback_frames_are_innermost_first() -> None:

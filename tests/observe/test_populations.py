@@ -20,9 +20,9 @@ def test_the_largest_container_of_objects() -> None:
     table.update((number, ("x" * 200, f"{number}")) for number in range(5_000))
     try:
         with Look() as view:
-            found = largest_population(view.graph)
-            assert found is not None
-            position, entries, nbytes = found
+            population = largest_population(view.graph)
+            assert population is not None
+            position, entries, nbytes = population
             assert view.path(position)[-1].name == "names"
     finally:
         names.clear()
@@ -37,12 +37,12 @@ def test_tensors_are_counted_as_their_headers() -> None:
     kept = [torch.zeros(64) for _ in range(20_000)]
     try:
         with Look() as view:
-            found = largest_population(view.graph)
-            position = -1 if found is None else found[0]
-            named = "" if found is None else in_words(view.path(position))
+            population = largest_population(view.graph)
+            position = -1 if population is None else population[0]
+            named = "" if population is None else in_words(view.path(position))
     finally:
         kept.clear()
-    assert found is None or not named.endswith("kept") or found[2] < 20_000 * 200
+    assert population is None or not named.endswith("kept") or population[2] < 20_000 * 200
 
 
 kept: list[object] = []

@@ -109,8 +109,8 @@ def test_what_is_not_certain_is_not_told(tmp_path: Path, source: str, anchor: Ho
 
 def test_of_several_lines_the_one_that_allocates_is_told(tmp_path: Path) -> None:
     file = place(tmp_path, NOT_CERTAIN["two lines"][0])
-    found = storing_line(items_of("main", "losses"), [file], "train.py:3 in main")
-    assert found == Store(file, 3, "b")
+    line = storing_line(items_of("main", "losses"), [file], "train.py:3 in main")
+    assert line == Store(file, 3, "b")
 
 
 def test_what_is_made_of_itself_is_known(tmp_path: Path) -> None:

@@ -67,24 +67,24 @@ def test_quantized_tensors_have_one() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tensor = torch.quantize_per_tensor(torch.ones(64), 0.1, 0, torch.quint8)
-    found = facts(tensor)
-    assert found is not None
-    assert found.nbytes == 64
+    known = facts(tensor)
+    assert known is not None
+    assert known.nbytes == 64
 
 
 @pytest.mark.parametrize(("count", "expected"), [(4, b"\1\2\3\4"), (64, b"\1\2\3\4\5")])
 def test_end_bytes(count: int, expected: bytes) -> None:
     tensor = torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8)
-    found = facts(tensor)
-    assert found is not None
-    assert end_bytes(tensor[2:], found, count) == expected
+    known = facts(tensor)
+    assert known is not None
+    assert end_bytes(tensor[2:], known, count) == expected
 
 
 def test_end_bytes_may_be_the_last_ones() -> None:
     tensor = torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8)
-    found = facts(tensor)
-    assert found is not None
-    assert end_bytes(tensor[:1], found, 2, last=True) == b"\4\5"
+    known = facts(tensor)
+    assert known is not None
+    assert end_bytes(tensor[:1], known, 2, last=True) == b"\4\5"
 
 
 def test_shared_and_pinned() -> None:

@@ -39,9 +39,9 @@ def test_settings_of_the_environment_are_followed(name, monkeypatch):
     plain = predict_program(training)
     assert expected.peak_reserved < plain.peak_reserved
     monkeypatch.setenv(name, EXPANDABLE)
-    found = predict_program(training, allocator_conf=None)
-    assert found.peak_reserved == expected.peak_reserved
-    assert said(found) == [f"allocator settings of the environment: {EXPANDABLE}"]
+    prediction = predict_program(training, allocator_conf=None)
+    assert prediction.peak_reserved == expected.peak_reserved
+    assert said(prediction) == [f"allocator settings of the environment: {EXPANDABLE}"]
     given = predict_program(training)
     assert given.peak_reserved == plain.peak_reserved and not said(given)
 
@@ -82,6 +82,6 @@ def test_settings_that_torch_refuses_are_named(monkeypatch):
 
 def test_a_plan_starts_from_them(monkeypatch):
     monkeypatch.setenv(NAMES[0], EXPANDABLE)
-    found = plan_program(training, "8GiB", allocator_conf=None)
-    assert found.before.reserved == plan_program(training, "8GiB", allocator_conf=EXPANDABLE).before.reserved
-    assert any(EXPANDABLE in note for note in found.notes)
+    plan = plan_program(training, "8GiB", allocator_conf=None)
+    assert plan.before.reserved == plan_program(training, "8GiB", allocator_conf=EXPANDABLE).before.reserved
+    assert any(EXPANDABLE in note for note in plan.notes)

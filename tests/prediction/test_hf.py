@@ -71,13 +71,13 @@ def parameters(config):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_many_kinds_have_their_parameters_and_states(name, config):
-    found = predict_program(
+    prediction = predict_program(
         build_from_config(config(MODELS[name]), TrainingArguments(**SMALL, optimizer="adamw-fused"))
     )
     count = parameters(MODELS[name])
-    assert found.by_owner["parameter"] == 4 * count
+    assert prediction.by_owner["parameter"] == 4 * count
     # Two states, and a step count a parameter on the device.
-    assert 2 * 4 * count < found.by_owner["optimizer state"] < 2 * 4 * count + 1024
+    assert 2 * 4 * count < prediction.by_owner["optimizer state"] < 2 * 4 * count + 1024
 
 
 @pytest.mark.parametrize(
@@ -91,19 +91,19 @@ def test_models_of_many_kinds_have_their_parameters_and_states(name, config):
     ],
 )
 def test_precision_and_optimizer_size_weights_and_states(arguments, weight, states, config):
-    found = predict_program(build_from_config(config(LLAMA), TrainingArguments(**SMALL, **arguments)))
+    prediction = predict_program(build_from_config(config(LLAMA), TrainingArguments(**SMALL, **arguments)))
     count = parameters(LLAMA)
-    assert found.by_owner["parameter"] == weight * count
-    assert found.by_owner.get("optimizer state", 0) == states * count
+    assert prediction.by_owner["parameter"] == weight * count
+    assert prediction.by_owner.get("optimizer state", 0) == states * count
     asked_for = arguments.get("attention") == "eager"
-    assert any("attention (" in note for note in found.notes) is not asked_for
+    assert any("attention (" in note for note in prediction.notes) is not asked_for
 
 
 def test_adafactor_keeps_rows_and_columns(config):
-    found = predict_program(
+    prediction = predict_program(
         build_from_config(config(LLAMA), TrainingArguments(**SMALL, optimizer="adafactor"))
     )
-    assert 0 < found.by_owner["optimizer state"] < found.by_owner["parameter"] / 8
+    assert 0 < prediction.by_owner["optimizer state"] < prediction.by_owner["parameter"] / 8
 
 
 def test_checkpointing_lowers_the_activations(config):

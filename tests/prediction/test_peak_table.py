@@ -74,14 +74,14 @@ def test_the_rows_sum_to_the_peak_and_explaining_does_not_move_it(again, build):
 
 
 def test_each_module_has_its_own(build):
-    found = rows(predict_program(build(), explain=True))
-    assert found["parameter", "blocks[*].linear"].bytes == 3 * WEIGHT
-    assert found["parameter", "head"].bytes == WEIGHT
-    assert found["optimizer state", "head"].blocks == 2
+    table = rows(predict_program(build(), explain=True))
+    assert table["parameter", "blocks[*].linear"].bytes == 3 * WEIGHT
+    assert table["parameter", "head"].bytes == WEIGHT
+    assert table["optimizer state", "head"].blocks == 2
     # Tanh keeps its result; Linear its input, which is that result.
-    assert found["activation", "blocks[*].act"].bytes == 3 * ACTIVATION
-    assert found["activation", "blocks[*].act"].operator == "aten::tanh"
-    assert ("activation", "blocks[*].linear") not in found
+    assert table["activation", "blocks[*].act"].bytes == 3 * ACTIVATION
+    assert table["activation", "blocks[*].act"].operator == "aten::tanh"
+    assert ("activation", "blocks[*].linear") not in table
 
 
 def test_tied_weights_belong_to_the_first_module_that_has_them(training):
@@ -90,21 +90,21 @@ def test_tied_weights_belong_to_the_first_module_that_has_them(training):
         model.head.weight = model.blocks[0].linear.weight
         return training(model, lambda: model(torch.randn(BATCH, WIDTH, device=device)).sum())
 
-    found = rows(predict_program(build, explain=True))
-    assert found["parameter", "blocks[*].linear"].bytes == 3 * WEIGHT
-    assert found["optimizer state", "blocks[*].linear"].bytes >= 6 * WEIGHT
-    assert not {owner for owner, module in found if module == "head"} & {"parameter", "optimizer state"}
+    table = rows(predict_program(build, explain=True))
+    assert table["parameter", "blocks[*].linear"].bytes == 3 * WEIGHT
+    assert table["optimizer state", "blocks[*].linear"].bytes >= 6 * WEIGHT
+    assert not {owner for owner, module in table if module == "head"} & {"parameter", "optimizer state"}
 
 
 def test_what_backward_makes_belongs_to_the_module_of_its_node(build):
-    found = rows(predict_program(build(), explain=True))
-    made = {module for owner, module in found if owner in ("temporary", "gradient")}
+    table = rows(predict_program(build(), explain=True))
+    made = {module for owner, module in table if owner in ("temporary", "gradient")}
     assert made & {"head", "blocks[*].linear", "blocks[*].act"}
 
 
 def test_what_a_checkpoint_makes_again_belongs_to_its_module(build):
-    found = rows(predict_program(build(again=True), explain=True))
-    again = found["activation", "blocks[*].act"]
+    table = rows(predict_program(build(again=True), explain=True))
+    again = table["activation", "blocks[*].act"]
     assert again.bytes >= ACTIVATION
 
 

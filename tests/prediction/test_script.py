@@ -86,29 +86,29 @@ def build_with(parts):
     [(ONE, "1000", True), (ONE, "3", True), (ONE, "2", False), (TWO, "1000", True), (TWO, "2", False)],
 )
 def test_a_script_has_the_peak_of_its_build_function(script, text, count, goes_on, capsys):
-    found = predict_program(Script(script(text), [count]))
+    prediction = predict_program(Script(script(text), [count]))
     parts = (lambda model: [model]) if text is ONE else (lambda model: [model[0], model[2]])
     expected = predict_program(build_with(parts))
-    assert found.peak_allocated == expected.peak_allocated
-    assert found.peak_reserved == expected.peak_reserved
-    assert found.peak_phase == expected.peak_phase
-    assert found.by_owner == expected.by_owner
+    assert prediction.peak_allocated == expected.peak_allocated
+    assert prediction.peak_reserved == expected.peak_reserved
+    assert prediction.peak_phase == expected.peak_phase
+    assert prediction.by_owner == expected.by_owner
     assert ("trained" in capsys.readouterr().out) is not goes_on
     # What the script's own variables keep alive is there at the end of a step: here the loss.
-    for step, other in zip(found.steps, expected.steps, strict=True):
+    for step, other in zip(prediction.steps, expected.steps, strict=True):
         assert 0 <= step.end_allocated - other.end_allocated <= 512
 
 
 def test_steps_end_with_the_last_of_several_optimizers(script):
-    found = predict_program(Script(script(TWO), ["1000"]), steps=3)
-    assert len(found.steps) == 3
-    assert found.steps[1] == found.steps[2]
-    assert found.by_owner["optimizer state"] >= 2 * PARAMETERS
+    prediction = predict_program(Script(script(TWO), ["1000"]), steps=3)
+    assert len(prediction.steps) == 3
+    assert prediction.steps[1] == prediction.steps[2]
+    assert prediction.by_owner["optimizer state"] >= 2 * PARAMETERS
 
 
 def test_a_single_step_can_be_asked_for(script):
-    found = predict_program(Script(script(ONE), ["1"]), steps=1)
-    assert found.by_owner["parameter"] == PARAMETERS
+    prediction = predict_program(Script(script(ONE), ["1"]), steps=1)
+    assert prediction.by_owner["parameter"] == PARAMETERS
 
 
 def test_optimizers_inside_backward_make_steps(script):
@@ -125,11 +125,11 @@ for parameter in optimizers:
 for step in range(1000):
     model(batch()).sum().backward()
 """
-    found = predict_program(Script(script(text)))
-    assert len(found.steps) == 2
-    assert found.by_owner["optimizer state"] == PARAMETERS
+    prediction = predict_program(Script(script(text)))
+    assert len(prediction.steps) == 2
+    assert prediction.by_owner["optimizer state"] == PARAMETERS
     # Each gradient goes as soon as it is used.
-    assert found.by_owner.get("gradient", 0) < PARAMETERS
+    assert prediction.by_owner.get("gradient", 0) < PARAMETERS
 
 
 def test_an_optimizer_that_runs_backward_itself_makes_steps(script):
@@ -231,10 +231,10 @@ for size in (99, 500, 1):
     model(torch.randn(1000 * size, 128, device=device)).sum().backward()
     optimizer.step()
 """
-    found = predict_program(Script(script(text)), steps=3)
-    first, second, third = (step.peak_allocated for step in found.steps)
+    prediction = predict_program(Script(script(text)), steps=3)
+    first, second, third = (step.peak_allocated for step in prediction.steps)
     assert first < second > third
-    assert found.peak_allocated == second
+    assert prediction.peak_allocated == second
 
 
 def test_an_optimizer_that_has_not_stepped_is_noted(script):
@@ -251,9 +251,9 @@ for step in range(1000):
         "1 of the script's optimizers did not step" in note
         for note in predict_program(Script(script(text))).notes
     )
-    found = predict_program(Script(script(text)), steps=7)
-    assert not any("did not step" in note for note in found.notes)
-    assert found.by_owner["optimizer state"] >= 2 * PARAMETERS
+    prediction = predict_program(Script(script(text)), steps=7)
+    assert not any("did not step" in note for note in prediction.notes)
+    assert prediction.by_owner["optimizer state"] >= 2 * PARAMETERS
 
 
 def test_backwards_are_steps_without_an_optimizer(script):
@@ -294,9 +294,9 @@ for step in range(1000):
     optimizer.step()
     optimizer.zero_grad()
 """
-    found = predict_program(Script(script(text)))
-    assert len(found.steps) == 2
-    assert found.by_owner["optimizer state"] >= 2 * PARAMETERS
+    prediction = predict_program(Script(script(text)))
+    assert len(prediction.steps) == 2
+    assert prediction.by_owner["optimizer state"] >= 2 * PARAMETERS
 
 
 def test_script_that_never_trains_is_one_step(script):
@@ -310,11 +310,11 @@ with torch.no_grad():
         else:
             model(batch())
 """
-    found = predict_program(Script(script(text)))
-    assert len(found.steps) == 1
-    assert found.peak_phase == "forward"
-    assert found.peak_allocated > 50 * BATCH * WIDTH * FP32
-    assert any("no backward ran" in note for note in found.notes)
+    prediction = predict_program(Script(script(text)))
+    assert len(prediction.steps) == 1
+    assert prediction.peak_phase == "forward"
+    assert prediction.peak_allocated > 50 * BATCH * WIDTH * FP32
+    assert any("no backward ran" in note for note in prediction.notes)
 
 
 def test_a_callback_after_the_last_step_is_not_run(script, capsys):
@@ -355,8 +355,8 @@ def test_a_module_runs_as_python_m_runs_it(tmp_path, monkeypatch):
         + ONE
     )
     monkeypatch.chdir(tmp_path)
-    found = predict_program(Script("training.run", ["1000"], module=True))
-    assert found.peak_allocated == predict_program(build_with(lambda model: [model])).peak_allocated
+    prediction = predict_program(Script("training.run", ["1000"], module=True))
+    assert prediction.peak_allocated == predict_program(build_with(lambda model: [model])).peak_allocated
     with pytest.raises(BuildError, match="no module named 'nowhere'"):
         Script("nowhere", module=True)
 
@@ -377,11 +377,11 @@ def test_an_error_of_the_script_itself_is_said_plainly(script, text, said):
 
 
 def test_a_script_is_planned_with_what_needs_no_change_of_it(script):
-    found = plan_program(Script(script(ONE), ["1000"]), "860MiB")
-    assert found.traces == 1
-    assert not found.fits
-    assert any("planned as it is" in note for note in found.notes)
-    passed = {rung.rung: rung for rung in found.passed_over}
+    plan = plan_program(Script(script(ONE), ["1000"]), "860MiB")
+    assert plan.traces == 1
+    assert not plan.fits
+    assert any("planned as it is" in note for note in plan.notes)
+    passed = {rung.rung: rung for rung in plan.passed_over}
     assert passed["expandable segments"].outcome == "no help"
     assert passed["micro-batch"].outcome == "does not apply"
     assert "build function" in passed["micro-batch"].why

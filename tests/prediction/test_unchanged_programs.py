@@ -19,9 +19,9 @@ WITH_A_COPY = {"vision_amp"}
 
 def owned(prediction):
     """What is made in a step counts as one: which of it lives on is known by what frees it after the step."""
-    found = dict(prediction.by_owner)
-    found["made"] = found.pop("activation", 0) + found.pop("temporary", 0)
-    return found
+    by_name = dict(prediction.by_owner)
+    by_name["made"] = by_name.pop("activation", 0) + by_name.pop("temporary", 0)
+    return by_name
 
 
 @pytest.fixture(autouse=True)
@@ -34,9 +34,12 @@ def settings_kept(monkeypatch, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_program_has_the_peak_of_its_build_function(name, tmp_path):
     arguments = [str(tmp_path)] if name in WITH_A_FOLDER else []
-    found = predict_program(Script(str(PROGRAMS / f"{name}.py"), arguments))
+    prediction = predict_program(Script(str(PROGRAMS / f"{name}.py"), arguments))
     expected = predict_program(BUILDS[name])
-    assert (found.peak_allocated, found.peak_phase) == (expected.peak_allocated, expected.peak_phase)
-    assert found.peak_reserved == expected.peak_reserved
+    assert (prediction.peak_allocated, prediction.peak_phase) == (
+        expected.peak_allocated,
+        expected.peak_phase,
+    )
+    assert prediction.peak_reserved == expected.peak_reserved
     if name not in WITH_A_COPY:
-        assert owned(found) == owned(expected)
+        assert owned(prediction) == owned(expected)

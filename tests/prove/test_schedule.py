@@ -34,7 +34,7 @@ def test_places_are_shared_out_evenly_at_any_time(count: int, rounds: int) -> No
 def test_each_variant_follows_each_other_equally_often(count: int) -> None:
     rounds = count if count % 2 == 0 else 2 * count
     followed = Counter(pair for number in range(rounds) for pair in pairwise(round_order(count, number)))
-    others = {(one, other) for one in range(count) for other in range(count) if one != other}
+    others = {(first, other) for first in range(count) for other in range(count) if first != other}
     assert set(followed) == others
     assert len(set(followed.values())) <= 1
 

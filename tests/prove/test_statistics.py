@@ -90,9 +90,9 @@ def test_few_trials_fall_back_on_their_steps_and_say_so() -> None:
 
 
 def test_one_figure_a_trial_is_no_step() -> None:
-    found = paired([[1.0], [2.0]])
-    assert found is not None
-    value, interval = found
+    pairs = paired([[1.0], [2.0]])
+    assert pairs is not None
+    value, interval = pairs
     assert value == 1.5
     assert interval is not None
     assert (interval.basis, interval.confidence) == ("trials", 0.5)

@@ -44,14 +44,14 @@ def test_a_stream_of_ascii() -> None:
 
 
 def test_colors_only_on_a_terminal() -> None:
-    found = explain(TEXTS[0])
-    assert "\x1b[" not in page(found)
-    assert "\x1b[" in page(found, colors=True)
+    diagnosis = explain(TEXTS[0])
+    assert "\x1b[" not in page(diagnosis)
+    assert "\x1b[" in page(diagnosis, colors=True)
 
 
 def test_control_characters_of_a_log_do_not_reach_the_terminal() -> None:
-    found = explain("\x1b]0;title\x07\x1b[2JCUDA out of memory. Tried to allocate 2.00 GiB.\x9b31m")
-    assert not {"\x1b", "\x07", "\x9b"} & set(page(found))
+    diagnosis = explain("\x1b]0;title\x07\x1b[2JCUDA out of memory. Tried to allocate 2.00 GiB.\x9b31m")
+    assert not {"\x1b", "\x07", "\x9b"} & set(page(diagnosis))
 
 
 def test_a_long_list_of_events_is_shown_around_the_first_failure() -> None:

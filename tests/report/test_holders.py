@@ -37,7 +37,7 @@ def test_what_is_not_installed_is_printed_only_when_asked_for() -> None:
     short, whole = printed(None, every=False), printed(None, every=True)
     assert "te.fp8_workspaces" not in short and "generic.lru_cache" in short
     assert "memtriage holders --all" in short and "memtriage holders --all" not in whole
-    assert all(one.name in whole for one in BUILT_IN)
+    assert all(holder.name in whole for holder in BUILT_IN)
     assert "not installed" in whole
 
 

@@ -142,14 +142,14 @@ def test_residue_of_a_phase_is_found_once_with_its_latest_figures(session: Sessi
     session.residue([residue(9, phase="refit")])
     session.finish()
     found = [line for line in lines(session, "finding") if line["kind"] == "residue"]
-    assert [(one["bytes"], one["step"]) for one in found if not one["final"]] == [
+    assert [(finding["bytes"], finding["step"]) for finding in found if not finding["final"]] == [
         (5, 0),
         (7, 0),
         (6, 1),
         (9, 1),
     ]
     # The first phase left it, and the later one only found it.
-    final = [(one["phase"], one["holder"], one["bytes"]) for one in found if one["final"]]
+    final = [(finding["phase"], finding["holder"], finding["bytes"]) for finding in found if finding["final"]]
     assert final == [("train", "train.cache[*]", 9), ("train", "train.graph", 7)]
     assert session.verdict == "residue"
 

@@ -183,6 +183,23 @@ def test_in_an_evaluation_with_gradients() -> None:
     assert "no_grad" in (finding.fix or "")
 
 
+@pytest.mark.parametrize(("inputs", "phase"), [(1, "forward"), (2, "evaluation")])
+def test_one_input_alone_does_not_say_that_gradients_are_off(inputs: int, phase: str) -> None:
+    """A layer that fails at its first operation has computed nothing yet: its only tensor is its input."""
+
+    class First(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Any, y: Any) -> Any:
+            return torch.empty(PIB)
+
+    x = torch.ones(4)
+    finding = died(lambda: First()(x, torch.ones(4) if inputs == 2 else None))
+    assert finding.phase == phase
+
+
 def test_python_s_own_memory_is_the_host_s() -> None:
     finding = died(lambda: bytearray(1 << 62))
     assert (finding.device, finding.playbook, finding.bytes) == ("host", "M3", None)

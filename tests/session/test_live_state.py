@@ -118,14 +118,14 @@ def test_nothing_is_known_before_the_first_mark(live: LiveState) -> None:
 def test_figures_are_those_of_the_last_mark(machine: Machine, live: LiveState) -> None:
     marked(live, "backward", 1.0, 0, 1, [Reading("cpu", 5, 9), on_gpu(3 * GIB)])
     marked(live, "step", 2.5, 1, 1, [Reading("cpu"), on_gpu(4 * GIB)])
-    found = stands(live)
-    assert (found.rank, found.steps, found.marked_at) == (3, 1, 1_700_000_002.5)
-    gpu = latest(found)["cuda:0"]
+    position = stands(live)
+    assert (position.rank, position.steps, position.marked_at) == (3, 1, 1_700_000_002.5)
+    gpu = latest(position)["cuda:0"]
     assert (gpu.allocated, gpu.reserved, gpu.requested, gpu.outside) == (4 * GIB, 8 * GIB, 4 * GIB - 5, 600)
     assert gpu.name == "step"
-    assert latest(found)["cpu"].allocated == 5  # malloc was not read at the later one
-    assert found.peak_allocated == {"cuda:0": 5 * GIB}
-    at = {(mark.name, mark.device): mark.allocated for mark in found.named}
+    assert latest(position)["cpu"].allocated == 5  # malloc was not read at the later one
+    assert position.peak_allocated == {"cuda:0": 5 * GIB}
+    at = {(mark.name, mark.device): mark.allocated for mark in position.named}
     assert at == {("backward", "cpu"): 5, ("backward", "cuda:0"): 3 * GIB, ("step", "cuda:0"): 4 * GIB}
 
 
@@ -140,9 +140,9 @@ def test_with_expandable_segments_stranded_is_the_last_ledgers(machine: Machine,
     marked(live, "step", 1.0, 1, 1, [Reading("cpu", 5, 9), on_gpu(3 * GIB, split=0)])
     assert stands(live).stranded == {}
     live.ledgers([ledger_with(GIB), Ledger(device="host", total=0, source="", rows=[])], 1.5)
-    found = stands(live)
-    assert found.stranded == {"cuda:0": 2 * GIB}  # of both pools
-    assert found.ledgers_at == 1_700_000_001.5
+    position = stands(live)
+    assert position.stranded == {"cuda:0": 2 * GIB}  # of both pools
+    assert position.ledgers_at == 1_700_000_001.5
 
 
 def ledger_with(stranded: int) -> Ledger:
@@ -191,10 +191,10 @@ def test_names_of_marks_are_bounded(machine: Machine, live: LiveState) -> None:
     for number in range(2 * MOST_NAMES):
         marked(live, f"mark {number}", float(number), number, 0, [on_gpu(GIB)])
     marked(live, "mark 3", 99.0, 99, 0, [on_gpu(2 * GIB)])
-    found = stands(live)
-    assert len(found.named) == MOST_NAMES
-    assert [mark.allocated for mark in found.named if mark.name == "mark 3"] == [2 * GIB]
-    assert found.steps == 99
+    position = stands(live)
+    assert len(position.named) == MOST_NAMES
+    assert [mark.allocated for mark in position.named if mark.name == "mark 3"] == [2 * GIB]
+    assert position.steps == 99
 
 
 # --- of a session -------------------------------------------------------------------------------------------
@@ -288,8 +288,8 @@ def test_scrapes_and_marks_may_come_at_once(machine: Machine, live: LiveState) -
     worker.start()
     try:
         for _ in range(100):
-            found = stands(live)
-            for mark in (*found.latest, *found.named):
+            position = stands(live)
+            for mark in (*position.latest, *position.named):
                 assert (mark.allocated, mark.reserved) == (mark.step * 512, mark.step * 1024)
     finally:
         stop.set()

@@ -52,8 +52,8 @@ def launch(folder: Path, launcher: list[str], source: str) -> Job:
 def report_again(job: Job) -> dict[str, Any]:
     command = [sys.executable, "-m", "memtriage", "report", str(job.folder / "runs"), "--json"]
     done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=60, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 def steps_of(report: dict[str, Any]) -> dict[int, int]:

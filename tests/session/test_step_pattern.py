@@ -88,7 +88,7 @@ def test_optimizer_per_step_counts_once_the_last_is_gone() -> None:
 @pytest.mark.parametrize("steps", [2, 3, 20])
 def test_kept_optimizers_of_successive_models_all_count(steps: int) -> None:
     kept = [Optimizer(object()) for _ in range(3 * POLICY.alternating)]
-    assert all(counted([event for one in kept for event in steps * (B, one)]))
+    assert all(counted([event for call in kept for event in steps * (B, call)]))
 
 
 def test_one_of_a_second_player_that_comes_late_counts_once() -> None:
@@ -98,7 +98,7 @@ def test_one_of_a_second_player_that_comes_late_counts_once() -> None:
 
 def test_kept_unused_optimizers_do_not_stop_the_count() -> None:
     kept = [Optimizer(object()) for _ in range(10 * POLICY.alternating)]
-    program = [event for one in kept for event in (B, one)]
+    program = [event for call in kept for event in (B, call)]
     assert sum(counted(program)) >= 8
 
 

@@ -38,7 +38,7 @@ STRANGERS: list[list[str]] = [
 
 @pytest.mark.parametrize(
     ("frames", "name"),
-    [*((frames, name) for name, frames in CASES.items()), *((one, None) for one in STRANGERS)],
+    [*((frames, name) for name, frames in CASES.items()), *((stranger, None) for stranger in STRANGERS)],
 )
 def test_the_innermost_function_of_a_library_decides(frames: list[str], name: str | None) -> None:
     found = entry_of_stack(frames)

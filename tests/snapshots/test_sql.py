@@ -122,7 +122,7 @@ def test_a_query_that_cannot_be_answered_says_why(
     file.write_text("a,b\n1,2\n")
     with pytest.raises(SnapshotQueryError, match=f"(?s){says}"):
         query(leaking, sql.replace("{file}", str(file)))
-    assert [one.name for one in tmp_path.iterdir()] == ["secret.csv"]
+    assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
 
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "snapshot-html.md").read_text("utf-8")

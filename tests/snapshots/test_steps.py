@@ -48,8 +48,8 @@ def test_accumulation_is_one_step(tmp_path: Path) -> None:
             work(program, forward(1))
             work(program, AUTOGRAD)
         work(program, optimizer(2))
-    found = steps(tmp_path, program)
-    assert (found.count, found.source) == (5, "optimizer frames")
+    numbers = steps(tmp_path, program)
+    assert (numbers.count, numbers.source) == (5, "optimizer frames")
 
 
 def test_spans_of_a_profiler_serve_where_no_optimizer_is_seen(tmp_path: Path) -> None:
@@ -57,8 +57,8 @@ def test_spans_of_a_profiler_serve_where_no_optimizer_is_seen(tmp_path: Path) ->
     for number in range(5):
         work(program, forward(1))
         program.span(f"ProfilerStep#{number}")
-    found = steps(tmp_path, program)
-    assert (found.count, found.source) == (5, "annotations")
+    numbers = steps(tmp_path, program)
+    assert (numbers.count, numbers.source) == (5, "annotations")
 
 
 @pytest.mark.parametrize("layers", [1, 6, 40])
@@ -71,8 +71,8 @@ def test_the_outer_loop_is_the_step_not_the_layers(tmp_path: Path, layers: int) 
             work(program, user(3, "attention"))
             work(program, user(4, "mlp"))
         work(program, user(5, "loss"))
-    found = steps(tmp_path, program)
-    assert (found.count, found.source) == (9, "period")
+    numbers = steps(tmp_path, program)
+    assert (numbers.count, numbers.source) == (9, "period")
 
 
 def test_what_does_not_recur_has_no_steps(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_a_long_course_is_thinned_evenly_and_keeps_its_latest(count: int) -> Non
     course = Course()
     for step in range(count):
         course.add(mark(step))
-    steps = [one.step for one in course.marks()]
+    steps = [recorded.step for recorded in course.marks()]
     assert len(steps) <= COURSE_POINTS + 1
     assert steps[0] == 0 and steps[-1] == count - 1
     gaps = {after - before for before, after in pairwise(steps[:-1])}

@@ -208,7 +208,7 @@ class Tape:
 
     @staticmethod
     def _private_free(segments: Sequence[Segment]) -> int:
-        return segment_totals(one for one in segments if one.pool != DEFAULT_POOL).releasable
+        return segment_totals(segment for segment in segments if segment.pool != DEFAULT_POOL).releasable
 
     def _snapshot(self) -> list[Segment]:
         blocks: dict[int, list[Block]] = {index: [] for index in range(len(self._segments))}

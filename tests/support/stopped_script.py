@@ -35,7 +35,10 @@ def main() -> None:
 def _inside() -> list[tuple[str, str, str, int]]:
     from memtriage.account.census import take_census
 
-    return [(one.device, one.holder or "", one.owner, one.nbytes) for one in take_census().storages]
+    return [
+        (storage.device, storage.holder or "", storage.owner, storage.nbytes)
+        for storage in take_census().storages
+    ]
 
 
 if __name__ == "__main__":

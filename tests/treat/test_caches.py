@@ -68,7 +68,7 @@ def test_kinds_and_names_choose(stage: Stage) -> None:
     ]
     fill(stage, "te.causal_mask")
     of_te = memtriage.clear_caches(["te"]).entries
-    assert of_te and all(one.name.startswith("te.") for one in of_te)
+    assert of_te and all(name.name.startswith("te.") for name in of_te)
     assert memtriage.clear_caches([]).entries == []
 
 

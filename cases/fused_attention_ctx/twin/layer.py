@@ -1,4 +1,4 @@
-"""A transformer layer whose attention saves its operands quantised."""
+"""A transformer layer whose attention saves its operands quantized."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from twin.quantised import Quantised, prepare_for_saving, restore_from_saved
+from twin.quantized import Quantized, prepare_for_saving, restore_from_saved
 
 
 class FusedAttnFunc(torch.autograd.Function):
@@ -16,10 +16,10 @@ class FusedAttnFunc(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, fp8: bool) -> torch.Tensor:
-        kept: list[Any] = [Quantised(one) for one in (q, k, v)] if fp8 else [q, k, v]
-        operands = [one.dequantise() for one in kept] if fp8 else kept
+        kept: list[Any] = [Quantized(operand) for operand in (q, k, v)] if fp8 else [q, k, v]
+        operands = [tensor.dequantize() for tensor in kept] if fp8 else kept
         out = functional.scaled_dot_product_attention(*operands, is_causal=True)
-        parts, ctx.tensor_objects = prepare_for_saving(*kept, Quantised(out) if fp8 else out)
+        parts, ctx.tensor_objects = prepare_for_saving(*kept, Quantized(out) if fp8 else out)
         ctx.save_for_backward(*parts)
         return out
 
@@ -29,8 +29,10 @@ class FusedAttnFunc(torch.autograd.Function):
         *operands, _ = restore_from_saved(ctx.tensor_objects, ctx.saved_tensors)
         with torch.enable_grad():
             sources = [
-                (one.dequantise() if isinstance(one, Quantised) else one.detach()).requires_grad_()
-                for one in operands
+                (
+                    operand.dequantize() if isinstance(operand, Quantized) else operand.detach()
+                ).requires_grad_()
+                for operand in operands
             ]
             out = functional.scaled_dot_product_attention(*sources, is_causal=True)
         return (*torch.autograd.grad(out, sources, gradients[0]), None)

@@ -68,9 +68,13 @@ def main() -> None:
     options = made.parse_args()
     size = SIZES[options.device]
     if options.predict:
-        found = memtriage.predict(lambda device: build(device, size=size, cured=options.cured))
-        workspace = found.by_owner.get("workspace", 0)  # the libraries' own, whatever the model
-        say(end=found.steps[-1].end_allocated - workspace, peak=found.peak_allocated, workspace=workspace)
+        prediction = memtriage.predict(lambda device: build(device, size=size, cured=options.cured))
+        workspace = prediction.by_owner.get("workspace", 0)  # the libraries' own, whatever the model
+        say(
+            end=prediction.steps[-1].end_allocated - workspace,
+            peak=prediction.peak_allocated,
+            workspace=workspace,
+        )
         return
     torch.manual_seed(0)
     model, optimizer, step = build(options.device, size=size, cured=options.cured)
@@ -78,7 +82,7 @@ def main() -> None:
     for _ in range(2):
         step()
     which = "cuda:0" if options.device == "cuda" else "host"
-    ledger = next(one for one in memtriage.ledger() if one.device == which)
+    ledger = next(ledger for ledger in memtriage.ledger() if ledger.device == which)
     owners: Counter[str] = Counter()
     for row in ledger.rows:
         owners[str(row.owner)] += row.bytes if row.owner else 0

@@ -19,10 +19,10 @@ STEPS = 3
 
 def main() -> None:
     options = parser(__doc__).parse_args()
-    found = memtriage.predict(program(SIZE), steps=STEPS)
-    predicted = [step.peak_allocated for step in found.steps]
+    prediction = memtriage.predict(program(SIZE), steps=STEPS)
+    predicted = [step.peak_allocated for step in prediction.steps]
     if options.device != "cuda":
-        say(predicted=predicted, phase=found.peak_phase)
+        say(predicted=predicted, phase=prediction.peak_phase)
         return
     _, _, step = program(SIZE)("cuda")
     peaks, reserved = [], []
@@ -32,7 +32,7 @@ def main() -> None:
         torch.cuda.synchronize()
         peaks.append(torch.cuda.max_memory_allocated())
         reserved.append(torch.cuda.max_memory_reserved())
-    say(predicted=predicted, phase=found.peak_phase, peaks=peaks, reserved=reserved,
+    say(predicted=predicted, phase=prediction.peak_phase, peaks=peaks, reserved=reserved,
         allocated=torch.cuda.memory_allocated())  # fmt: skip
 
 

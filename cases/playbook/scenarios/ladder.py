@@ -61,9 +61,9 @@ class Beforehand:
         threads = {"OMP_NUM_THREADS": cores, "MKL_NUM_THREADS": cores}
         for line in lines_of(*arguments, environment=threads) if shared else ():
             if line.startswith("{"):
-                found = json.loads(line)
-                self.figures[found["entry"]] = found
-                yield found["entry"]
+                report = json.loads(line)
+                self.figures[report["entry"]] = report
+                yield report["entry"]
         for entry in shared:
             if entry not in self.figures:
                 self.figures[entry] = {"before": {"error": "the process that measures died before it"}}

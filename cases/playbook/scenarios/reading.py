@@ -21,9 +21,9 @@ def m2(device: str) -> Row:
         died, cured = job("reading.py"), job("reading.py", "--cured")
     else:
         died = _recorded(RECORDED)
-    found = explain(died["text"])
-    fields = found["fields"]
-    first = found["fixes"][0]
+    diagnosis = explain(died["text"])
+    fields = diagnosis["fields"]
+    first = diagnosis["fixes"][0]
     decoded = ", ".join(f"{name} {size(fields[name])}" for name in FIELDS if fields.get(name) is not None)
     off = abs(fields["allocated"] - died["allocated"])
     return Row(
@@ -31,13 +31,14 @@ def m2(device: str) -> Row:
         symptom=f"out of memory at {size(died['requested'])}, with {size(died['allocated'])} of "
         f"{size(died['total'])} allocated"
         + ("" if device == "cuda" else " (text recorded on the H200)"),
-        said=f"`memtriage explain`: `{found['diagnosis']}` ({found['confidence']:.2f}); decoded: {decoded}; "
+        said=f"`memtriage explain`: `{diagnosis['diagnosis']}` ({diagnosis['confidence']:.2f}); "
+        f"decoded: {decoded}; "
         f"{first['playbook']}: {first['action']}",
         fix="the cap removed",
         effect="not run: there is no GPU" if cured is None
         else f"dies → runs, {size(cured['allocated'])} allocated",
         predicted=f"allocated as decoded is {size(off)} off the allocator's counter",
-        figures={"job": died, "explain": found, "cured": cured},
+        figures={"job": died, "explain": diagnosis, "cured": cured},
         named=first["playbook"] == "M2",
         absent="" if device == "cuda" else "the fix needs a GPU",
     )  # fmt: skip

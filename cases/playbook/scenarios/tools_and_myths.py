@@ -26,11 +26,11 @@ def m18(device: str) -> Row:
     if device == "cuda":
         no_cache = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         text = error_line(python("jobs/reading.py", "--bare", environment=no_cache).stderr)
-    found = explain(text)
-    watch = next((fix for fix in found["fixes"] if fix["playbook"] == "M18"), None)
+    diagnosis = explain(text)
+    watch = next((fix for fix in diagnosis["fixes"] if fix["playbook"] == "M18"), None)
     figures = job("peaks.py", "--device", device)
     told = figures["predicted"]
-    said = f"`memtriage explain` of {text!r}: `{found['diagnosis']}`"
+    said = f"`memtriage explain` of {text!r}: `{diagnosis['diagnosis']}`"
     said += f"; M18: {watch['action']}" if watch else ""
     row = Row(
         entry="M18",
@@ -39,7 +39,7 @@ def m18(device: str) -> Row:
         fix="peaks by step, reset in between; the figure of the second step counts",
         effect="not measured: there is no GPU",
         predicted=f"step 1: {size(told[0])}, step 2: {size(told[1])}",
-        figures={"explain": found, "job": figures, "text": text},
+        figures={"explain": diagnosis, "job": figures, "text": text},
         named=watch is not None,
         absent="" if device == "cuda" else "the allocator's counters need a GPU",
     )

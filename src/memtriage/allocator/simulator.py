@@ -325,10 +325,10 @@ class Simulator:
         """The free blocks of a pool, size class and stream; made if there is none."""
         known = self._pools.get(pool) or self.add_pool(pool)
         arenas = known.small if small else known.large
-        found = arenas.get(stream)
-        if found is None:
-            found = arenas[stream] = Arena(known, stream, small=small, settings=self.settings)
-        return found
+        arena = arenas.get(stream)
+        if arena is None:
+            arena = arenas[stream] = Arena(known, stream, small=small, settings=self.settings)
+        return arena
 
     # What is where.
 

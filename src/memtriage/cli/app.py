@@ -6,10 +6,16 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 from memtriage.cli import run
-from memtriage.cli.systems import refusal
 from memtriage.process.messages import complain
+
+_NAMES: Final = {"darwin": "macOS", "win32": "Windows"}
+_LINUX: Final = frozenset({"run", "census", "compare"})
+"""They read Linux's counters of processes and glibc's of malloc."""
+_POSIX: Final = frozenset({"predict", "plan"})
+"""They trace a program in a child process that POSIX calls keep away from your files."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,11 +54,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+def refusal(command: str, platform: str) -> str | None:
+    """Return why a command cannot work on a system, in one line; None where it can.
+
+    Args:
+        command: its name, e.g. `run`.
+        platform: as `sys.platform`.
+    """
+    if platform == "linux" or command not in _LINUX | (_POSIX if platform == "win32" else frozenset()):
+        return None
+    elsewhere = "explain, snapshot, report, top, holders, metrics and doctor work here"
+    return f"needs Linux, and this is {_NAMES.get(platform, platform)}; {elsewhere}"
+
+
 def _in_child() -> int | None:
     """Fork; return None in the child, which goes on, and the child's exit status in this process.
 
     A snapshot made for that purpose overflows the C stack of the process that reads it
-    (`observe.snapshot_file`). Then this process is left to say so.
+    (`snapshots/file.py`). Then this process is left to say so.
     """
     child = os.fork()
     if not child:

@@ -89,7 +89,7 @@ def _uses(message: Message) -> list[int]:
     listed = message.fields.get("processes")
     if not isinstance(listed, list):
         return []
-    return [use for one in listed if (use := one.get("in_use")) is not None]
+    return [use for entry in listed if (use := entry.get("in_use")) is not None]
 
 
 def phase_of(frames: Sequence[tuple[str, str, int]]) -> TrainingPhase | None:

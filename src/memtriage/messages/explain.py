@@ -34,7 +34,7 @@ _SHAPES: Final = frozenset({"params", "ranks", "layers"})
 
 @dataclass(frozen=True, slots=True)
 class _JudgedMessage:
-    found: FoundMessage
+    hit: FoundMessage
     labels: tuple[Label, ...]
 
     @property
@@ -57,7 +57,7 @@ def explain(text: str, shapes: Mapping[str, int] | None = None) -> Explanation:
 
 def explain_reading(reading: LogReading, shapes: Mapping[str, int] | None = None) -> Explanation:
     """Explain what was found in a log; see `explain`."""
-    judged = _known([_JudgedMessage(found, judge(found.message)) for found in reading.found])
+    judged = _known([_JudgedMessage(hit, judge(hit.message)) for hit in reading.messages])
     cause = _cause(judged)
     if cause is None:
         return _nothing(judged, reading)
@@ -76,16 +76,16 @@ def explain_reading(reading: LogReading, shapes: Mapping[str, int] | None = None
 
 
 def _mentioned(cause: _JudgedMessage) -> Iterator[str]:
-    if cause.found.message.family == "mention":
-        quoted = _quoted(cause.found.excerpt)
-        yield f"line {cause.found.line:,} reports a lack of memory, in an unknown form: {quoted}"
+    if cause.hit.message.family == "mention":
+        quoted = _quoted(cause.hit.excerpt)
+        yield f"line {cause.hit.line:,} reports a lack of memory, in an unknown form: {quoted}"
 
 
 def _case(cause: _JudgedMessage, reading: LogReading, shapes: Mapping[str, int]) -> Case:
-    message = cause.found.message
+    message = cause.hit.message
     asked = message.number("requested")
     sizes = {name: count for name, count in shapes.items() if name not in _SHAPES}
-    frames, phase = cause.found.frames, phase_of(cause.found.frames)
+    frames, phase = cause.hit.frames, phase_of(cause.hit.frames)
     engine = any(serves(file.replace("\\", "/")) for file, _, _ in frames) if frames else reading.serving
     return Case(
         message=message,
@@ -112,7 +112,7 @@ def _confidence(case: Case) -> float:
 
 def _known(judged: Sequence[_JudgedMessage]) -> list[_JudgedMessage]:
     """The messages of a known form, where there is a failure among them; else what is said in any other."""
-    known = [each for each in judged if each.found.message.family != "mention"]
+    known = [each for each in judged if each.hit.message.family != "mention"]
     failed = any(each.label not in (None, "informational") for each in known)
     return known if failed else list(judged)
 
@@ -128,16 +128,14 @@ def _cause(judged: Sequence[_JudgedMessage]) -> _JudgedMessage | None:
         if proof is not None:
             return proof
         # What the container's runtime says of the kill tells more than the bare code.
-        report = next((failure for failure in failures if failure.found.message.form == "denied"), None)
+        report = next((failure for failure in failures if failure.hit.message.form == "denied"), None)
         if report is not None:
             return report
         # SIGTERM: somebody ended it because of something else. A signal's bare name need be no event at all.
-        if "not_memory" in first.labels or not first.found.message.facts:
+        if "not_memory" in first.labels or not first.hit.message.facts:
             return next((failure for failure in failures if failure.label != "killed_unproven"), first)
-    if first.label == "unknown" and not first.found.message.fields:
-        return next(
-            (failure for failure in failures[1:] if _tells_the_same(first.found, failure.found)), first
-        )
+    if first.label == "unknown" and not first.hit.message.fields:
+        return next((failure for failure in failures[1:] if _tells_the_same(first.hit, failure.hit)), first)
     return first
 
 
@@ -158,13 +156,13 @@ def _role(each: _JudgedMessage, cause: _JudgedMessage) -> Role:
     if each.label == "informational":
         return "context"
     killed = each.label == "killed_unproven" and cause.label == "host_memory_limit"
-    same = killed or each.found.line < cause.found.line or _says_again(each, cause)
+    same = killed or each.hit.line < cause.hit.line or _says_again(each, cause)
     return "same" if same else "followed"
 
 
 def _says_again(each: _JudgedMessage, cause: _JudgedMessage) -> bool:
     """Whether a message of the host reports the cause once more: several layers report one kill."""
-    first, later = cause.found, each.found
+    first, later = cause.hit, each.hit
     ours, theirs = first.message, later.message
     return (
         each.label == cause.label
@@ -179,25 +177,25 @@ def _events(judged: Sequence[_JudgedMessage], cause: _JudgedMessage | None) -> l
     """Return the events in order, like ones joined; the first failure is always alone."""
     groups: dict[tuple[object, ...], LogEvent] = {}
     for each in judged:
-        found = each.found
+        hit = each.hit
         role: Role = "followed" if cause is None else _role(each, cause)
-        key = (role, found.message.family, found.message.form, each.label)
+        key = (role, hit.message.family, hit.message.form, each.label)
         event = groups.setdefault(
             key,
             LogEvent(
-                family=found.message.family,
+                family=hit.message.family,
                 diagnosis=each.label,
                 role=role,
-                line=found.line,
-                source=found.source.name if found.source is not None else None,
-                device=found.message.device,
+                line=hit.line,
+                source=hit.source.name if hit.source is not None else None,
+                device=hit.message.device,
                 count=0,
-                text=found.excerpt,
+                text=hit.excerpt,
             ),
         )
         event.count += 1
-        if found.rank is not None and found.rank not in event.ranks:
-            event.ranks = sorted([*event.ranks, found.rank])
+        if hit.rank is not None and hit.rank not in event.ranks:
+            event.ranks = sorted([*event.ranks, hit.rank])
     return sorted(groups.values(), key=lambda event: event.line)
 
 
@@ -210,8 +208,8 @@ def _course(judged: Sequence[_JudgedMessage], cause: _JudgedMessage, reading: Lo
     ]
     if not others and reading.lines <= _SAME_FAILURE_LINES:
         return
-    who = f", {cause.found.source.name}" if cause.found.source is not None else ""
-    where = f"line {cause.found.line:,}{who}"
+    who = f", {cause.hit.source.name}" if cause.hit.source is not None else ""
+    where = f"line {cause.hit.line:,}{who}"
     yield f"the first of {count(1 + len(others), 'event')} in {count(reading.lines, 'line')}: {where}"
     after = [other for other in others if _role(other, cause) == "followed"]
     yield from _followers(after)
@@ -222,12 +220,12 @@ def _course(judged: Sequence[_JudgedMessage], cause: _JudgedMessage, reading: Lo
 def _followers(after: Sequence[_JudgedMessage]) -> Iterator[str]:
     kinds: dict[str, list[FoundMessage]] = {}
     for judged in after:
-        kind = judged.found.message.form if judged.label is None else str(judged.label).replace("_", " ")
-        kinds.setdefault(kind, []).append(judged.found)
-    for kind, found in kinds.items():
-        ranks = sorted({each.rank for each in found if each.rank is not None})
+        kind = judged.hit.message.form if judged.label is None else str(judged.label).replace("_", " ")
+        kinds.setdefault(kind, []).append(judged.hit)
+    for kind, hits in kinds.items():
+        ranks = sorted({each.rank for each in hits if each.rank is not None})
         who = f" on {'rank' if len(ranks) == 1 else 'ranks'} {rank_list(ranks)}" if ranks else ""
-        yield f"followed from line {found[0].line:,}: {kind}{who}"
+        yield f"followed from line {hits[0].line:,}: {kind}{who}"
 
 
 def _quoted(line: str) -> str:
@@ -236,17 +234,17 @@ def _quoted(line: str) -> str:
 
 def _nothing(judged: Sequence[_JudgedMessage], reading: LogReading) -> Explanation:
     """A text without any failure of memory."""
-    told = [f"no message about memory in {count(reading.lines, 'line')}"]
+    evidence = [f"no message about memory in {count(reading.lines, 'line')}"]
     question = Settle(fact="what ended the program", command="memtriage run train.py")
     if judged:
-        told = ["only consequences of a failure elsewhere", *_followers(judged)]
+        evidence = ["only consequences of a failure elsewhere", *_followers(judged)]
         question = Settle(
             fact="the first failure, in the log of the rank that died first",
             command="grep -ilE 'out of memory|oom|killed' LOGS/*",
         )
     elif reading.speaks is not None:
         number, line = reading.speaks
-        told = [f"line {number:,} mentions memory, in an unknown form: {_quoted(line)}"]
+        evidence = [f"line {number:,} mentions memory, in an unknown form: {_quoted(line)}"]
         question = Settle(
             fact="the message of the failure itself: the first error, with the lines before it",
             command="grep -inE 'error|fail|kill|memory' train.log",
@@ -254,7 +252,7 @@ def _nothing(judged: Sequence[_JudgedMessage], reading: LogReading) -> Explanati
     return Explanation(
         diagnosis="unknown",
         confidence=_MENTIONED if reading.speaks is not None else _CONFIDENCE[1],
-        evidence=told,
+        evidence=evidence,
         settle=question,
         events=_events(judged, None),
     )

@@ -161,7 +161,7 @@ class LogReading:
     """What a log has.
 
     Attributes:
-        found: its messages, in order.
+        messages: its messages, in order.
         lines: how many lines it has.
         expandable: it shows, other than in the advice of an error, that expandable segments were on.
         unread: words of messages on lines that were not read, there being so many of their kind.
@@ -172,7 +172,7 @@ class LogReading:
             first with the word itself.
     """
 
-    found: list[FoundMessage] = field(default_factory=list)
+    messages: list[FoundMessage] = field(default_factory=list)
     lines: int = 0
     expandable: bool = False
     unread: int = 0
@@ -203,7 +203,7 @@ def read_log(stream: BinaryIO) -> LogReading:
         return _Search(source).run(first)
     lines = list(_lines(first, 1))
     return LogReading(
-        found=find(lines),
+        messages=find(lines),
         lines=lines[-1].number if first else 0,
         expandable=expandable_segments_on(first),
         building=_builds(first),
@@ -225,9 +225,9 @@ def expandable_segments_on(raw: bytes) -> bool:
     """Whether a piece of a log shows, other than in an error's advice, that expandable segments are on."""
     if b"expandable_segments:True" not in raw:
         return False
-    for found in _EXPANDABLE_ON.finditer(raw):
-        before = b"".join(raw[max(0, found.start() - 40) : found.start()].split())
-        after = b"".join(raw[found.end() : found.end() + 40].split())
+    for setting in _EXPANDABLE_ON.finditer(raw):
+        before = b"".join(raw[max(0, setting.start() - 40) : setting.start()].split())
+        after = b"".join(raw[setting.end() : setting.end() + 40].split())
         if not before.endswith(_HINT_BEFORE) and not after.startswith(_HINT_AFTER):
             return True
     return False
@@ -329,7 +329,7 @@ class _Search:
         if self.reading.speaks is None and (at := text.find(_MEMORY)) >= 0:
             self.reading.speaks = first_that_speaks([self._line_of(start + at)])
         hits = {at for stem in _FAILURES for at in self._confirmed(text, stem)}
-        if hits or self.reading.found or at_end:
+        if hits or self.reading.messages or at_end:
             hits.update(at for stem in _AFTERMATH for at in self._confirmed(text, stem))
         return sorted(start + at for at in hits)
 
@@ -387,7 +387,7 @@ class _Search:
         hit_line = number + self._buffer.count(b"\n", begin, hits[0])
         lines = list(_lines(self._buffer[begin:end], number))
         first = max(hit_line - _WRAPPED_LINES, self._read_to + 1)
-        self.reading.found += find(lines, first)
+        self.reading.messages += find(lines, first)
         self.reading.building = self.reading.building or _builds(self._buffer[begin:end])
         self.reading.serving = self.reading.serving or any(serves(line.text) for line in lines)
         self.reading.speaks = self.reading.speaks or first_that_speaks(lines)

@@ -101,7 +101,7 @@ def factor(nbytes: int, shapes: Mapping[str, int], itemsizes: Sequence[int] = (4
     known = [(name, count) for name, count in shapes.items() if count > 1]
     for length in range(1, _MOST_FACTORS + 1):
         for names in combinations_with_replacement(known, length):
-            if any(names.count(one) > 2 for one in names):
+            if any(names.count(name) > 2 for name in names):
                 continue
             for itemsize in itemsizes:
                 if _makes(prod(count for _, count in names) * itemsize, nbytes):

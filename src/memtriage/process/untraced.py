@@ -34,10 +34,10 @@ def untraced(work: Callable[[], object], then: Iterable[Callable[[], object]] = 
     switch_off: list[Any] = []
     switch_on: list[Any] = []
     for tool in _TOOLS:
-        found: list[Any] = []
-        find.append(partial(found.extend, tool.installed()))
-        switch_off.append(_each(map(call, map(itemgetter(0), zip(repeat(tool.remove), found, strict=False)))))
-        switch_on.append(_each(starmap(tool.install, found)))
+        tools: list[Any] = []
+        find.append(partial(tools.extend, tool.installed()))
+        switch_off.append(_each(map(call, map(itemgetter(0), zip(repeat(tool.remove), tools, strict=False)))))
+        switch_on.append(_each(starmap(tool.install, tools)))
     raise_again: Callable[[Any], object] = strict_errors  # which raises whatever exception it is given
     again = _each(map(raise_again, iter(failed.pop, None)))
     steps: Iterator[Any] = chain(find, switch_off, [partial(next, attempt, None)], switch_on, then, [again])

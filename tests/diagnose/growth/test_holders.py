@@ -60,8 +60,8 @@ CENSUSES = (3, 12, 14, 20)
 
 def test_a_holder_that_grows_and_whose_counter_agrees_is_proven() -> None:
     history = holders({at: {"losses": at} for at in CENSUSES})
-    found = judged(history, counter_of([at * MIB for at in range(30)]))["losses"]
-    assert (found.proof.certainty, found.proof.rate, found.device) == ("proven", MIB, "cpu")
+    growth = judged(history, counter_of([at * MIB for at in range(30)]))["losses"]
+    assert (growth.proof.certainty, growth.proof.rate, growth.device) == ("proven", MIB, "cpu")
 
 
 def test_a_holder_that_a_flat_counter_contradicts_is_left_out() -> None:
@@ -78,23 +78,23 @@ def test_growth_that_replaces_something_else_is_no_leak() -> None:
 def test_late_onset_is_judged_by_readings_since_then() -> None:
     grown = {step: max(0, step - 200) for step in range(1, 260)}
     history = holders({at: {"losses": 1 + grown[at]} for at in (3, 12, 48, 192, 212, 220, 236, 250)})
-    found = judged(history, counter_of([100 * MIB + n * MIB for n in grown.values()]))["losses"]
-    assert found.proof.certainty == "proven"
-    assert found.proof.rate == pytest.approx(MIB, rel=0.3)
+    growth = judged(history, counter_of([100 * MIB + n * MIB for n in grown.values()]))["losses"]
+    assert growth.proof.certainty == "proven"
+    assert growth.proof.rate == pytest.approx(MIB, rel=0.3)
 
 
 def test_periodic_growth_is_proven_over_whole_periods() -> None:
     history = holders({at: {"metrics": at // 60} for at in (130, 190, 250, 370)})
     counter = counter_of([(100 + at // 60) * MIB for at in range(380)])
-    found = judged(history, counter, period=60)["metrics"]
-    assert found.proof.certainty == "proven"
-    assert found.proof.rate == pytest.approx(MIB / 60)
+    growth = judged(history, counter, period=60)["metrics"]
+    assert growth.proof.certainty == "proven"
+    assert growth.proof.rate == pytest.approx(MIB / 60)
 
 
 def test_one_allocation_is_only_a_suspicion_of_one_interval() -> None:
     history = holders({at: {"base": 2, "cache": 2 + (at > 12)} for at in (3, 12, 48)})
-    found = judged(history, counter_of([100 * MIB + (at > 12) * MIB for at in range(50)]))
-    assert all(each.proof.certainty == "suspected" and each.proof.intervals == 1 for each in found.values())
+    growth = judged(history, counter_of([100 * MIB + (at > 12) * MIB for at in range(50)]))
+    assert all(each.proof.certainty == "suspected" and each.proof.intervals == 1 for each in growth.values())
 
 
 def backlog(counter: Counter) -> dict[str, HolderGrowth]:
@@ -132,27 +132,27 @@ def noisy(sizes: list[int]) -> Counter:
 @pytest.mark.parametrize(("now", "certainty"), [(24, "proven"), (25, "suspected"), (90, "suspected")])
 def test_unseen_growth_stays_proven_for_a_quarter_more_time(now: int, certainty: str) -> None:
     history = holders({at: {"losses": at} for at in CENSUSES})
-    found = judged(history, noisy([*range(now)]), now=now)["losses"]
-    assert found.proof.certainty == certainty
-    assert (found.proof.reason is None) == (certainty == "proven")
+    growth = judged(history, noisy([*range(now)]), now=now)["losses"]
+    assert growth.proof.certainty == certainty
+    assert (growth.proof.reason is None) == (certainty == "proven")
 
 
 def test_what_its_counter_shows_stays_proven() -> None:
     history = holders({at: {"losses": at} for at in CENSUSES})
-    found = judged(history, counter_of([at * MIB for at in range(300)]), now=299)["losses"]
-    assert found.proof.certainty == "proven"
+    growth = judged(history, counter_of([at * MIB for at in range(300)]), now=299)["losses"]
+    assert growth.proof.certainty == "proven"
 
 
 def test_another_leak_does_not_confirm_a_full_cache() -> None:
     history = holders({at: {"losses": at, "cache": at} for at in CENSUSES})
     found = judged(history, counter_of([(at + min(at, 30)) * MIB for at in range(300)]), now=299)
-    assert {one.proof.certainty for one in found.values()} == {"suspected"}
+    assert {growth.proof.certainty for growth in found.values()} == {"suspected"}
 
 
 def test_a_counter_that_has_just_stopped_makes_a_suspicion() -> None:
     history = holders({at: {"losses": at} for at in (3, 12, 24, 48, 92)})
-    found = judged(history, counter_of([min(at, 93) * MIB for at in range(105)]), now=104)["losses"]
-    assert found.proof.certainty == "suspected"
+    growth = judged(history, counter_of([min(at, 93) * MIB for at in range(105)]), now=104)["losses"]
+    assert growth.proof.certainty == "suspected"
 
 
 def test_a_counter_that_has_been_flat_for_a_while_ends_a_proof() -> None:

@@ -247,8 +247,8 @@ def test_small_growth_is_left_out_on_its_own_device_only() -> None:
             group("small", position, position * 15 * KIB),
         )
 
-    found = persistent([both(8), both(12)])
-    assert [(g.group.device, in_words(g.group.anchor)) for g in found] == [
+    kept_caches = persistent([both(8), both(12)])
+    assert [(g.group.device, in_words(g.group.anchor)) for g in kept_caches] == [
         ("cuda:0", LOSSES),
         ("cpu", "small"),
     ]

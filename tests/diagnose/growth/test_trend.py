@@ -50,29 +50,29 @@ STEP: Floats = np.arange(300, dtype=np.float64)
 @pytest.mark.parametrize("steps", [12, 20, 30, 300, 3_000, 100_000])
 @pytest.mark.parametrize("rate", [128 * KIB, MIB])
 def test_steady_growth(steps: int, rate: int) -> None:
-    found = judged(10e9 + rate * np.arange(steps) + noise(100, steps))
-    assert found.state == "growing"
-    assert found.low <= rate <= found.high
-    assert found.rate == pytest.approx(rate, rel=0.01)
-    assert found.period is None
+    growth = judged(10e9 + rate * np.arange(steps) + noise(100, steps))
+    assert growth.state == "growing"
+    assert growth.low <= rate <= growth.high
+    assert growth.rate == pytest.approx(rate, rel=0.01)
+    assert growth.period is None
 
 
 @pytest.mark.parametrize("period", [2, 7, 25, 60])
 def test_periodic_growth(period: int) -> None:
-    found = judged(STEP // period * MIB + noise(100, 300))
-    assert found.state == "growing"
-    assert found.rate == pytest.approx(MIB / period, rel=0.1)
+    growth = judged(STEP // period * MIB + noise(100, 300))
+    assert growth.state == "growing"
+    assert growth.rate == pytest.approx(MIB / period, rel=0.1)
     if period > 6:
-        assert found.period == pytest.approx(period, rel=0.02)
+        assert growth.period == pytest.approx(period, rel=0.02)
 
 
 @pytest.mark.parametrize("onset", [60, 150, 200])
 def test_a_late_onset(onset: int) -> None:
-    found = judged(np.maximum(0, STEP - onset) * 64 * KIB + noise(100, 300))
-    assert found.state == "growing"
-    assert found.rate == pytest.approx(64 * KIB, rel=0.02)
-    assert found.onset is not None
-    assert min(onset, 150) - 15 <= found.onset <= onset + 15
+    growth = judged(np.maximum(0, STEP - onset) * 64 * KIB + noise(100, 300))
+    assert growth.state == "growing"
+    assert growth.rate == pytest.approx(64 * KIB, rel=0.02)
+    assert growth.onset is not None
+    assert min(onset, 150) - 15 <= growth.onset <= onset + 15
 
 
 def test_growth_on_top_of_a_jump_of_a_release_and_of_a_saw_tooth() -> None:
@@ -113,19 +113,19 @@ def test_what_is_no_growth(shape: str, steps: int, policy: TrendPolicy) -> None:
 
 
 def test_growth_that_ended_has_a_last_position() -> None:
-    found = judged(np.minimum(STEP, 120) * 64 * KIB + noise(100, 300))
-    assert found.state == "flat"
-    assert found.until == pytest.approx(120, abs=10)
-    assert found.rate == pytest.approx(64 * KIB, rel=0.05)
+    growth = judged(np.minimum(STEP, 120) * 64 * KIB + noise(100, 300))
+    assert growth.state == "flat"
+    assert growth.until == pytest.approx(120, abs=10)
+    assert growth.rate == pytest.approx(64 * KIB, rel=0.05)
 
 
 @pytest.mark.parametrize("steps", [60, 300, 5_000])
 @pytest.mark.parametrize("part", [0.8, 0.85, 0.9])
 def test_growth_that_stopped_near_the_end_is_not_growing(steps: int, part: float) -> None:
     at = np.arange(steps, dtype=np.float64)
-    found = judged(np.minimum(at, part * steps) * 64 * KIB + noise(100, steps))
-    assert found.state != "growing"
-    assert found.until == pytest.approx(part * steps, abs=0.1 * steps)
+    growth = judged(np.minimum(at, part * steps) * 64 * KIB + noise(100, steps))
+    assert growth.state != "growing"
+    assert growth.until == pytest.approx(part * steps, abs=0.1 * steps)
 
 
 def test_rises_that_do_not_come_any_more_are_not_growing() -> None:
@@ -134,23 +134,23 @@ def test_rises_that_do_not_come_any_more_are_not_growing() -> None:
 
 @pytest.mark.parametrize("at", [100, 250, 290, 298])
 def test_a_release_is_no_end_of_growth(at: int) -> None:
-    found = judged(STEP * 64 * KIB - (at <= STEP) * 1.0 * MIB + noise(100, 300))
-    assert found.state == "growing"
-    assert found.rate == pytest.approx(64 * KIB, rel=0.1)
+    growth = judged(STEP * 64 * KIB - (at <= STEP) * 1.0 * MIB + noise(100, 300))
+    assert growth.state == "growing"
+    assert growth.rate == pytest.approx(64 * KIB, rel=0.1)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_rises_of_random_size_are_growth(seed: int) -> None:
     sizes = np.random.default_rng(seed).exponential(64 * KIB, 300)
-    found = judged(np.cumsum(sizes) + noise(100, 300))
-    assert found.state == "growing"
-    assert found.rate == pytest.approx(sizes.mean(), rel=0.2)
+    growth = judged(np.cumsum(sizes) + noise(100, 300))
+    assert growth.state == "growing"
+    assert growth.rate == pytest.approx(sizes.mean(), rel=0.2)
 
 
 def test_periodic_growth_that_noise_hides_in_part_is_growth() -> None:
-    found = judged(STEP // 20 * MIB + noise(200 * KIB, 300))
-    assert found.state == "growing"
-    assert found.rate == pytest.approx(MIB / 20, rel=0.2)
+    growth = judged(STEP // 20 * MIB + noise(200 * KIB, 300))
+    assert growth.state == "growing"
+    assert growth.rate == pytest.approx(MIB / 20, rel=0.2)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -213,9 +213,9 @@ def test_a_leak_at_the_limit_is_found_with_its_rate(loop: str, steps: int) -> No
     values = np.array(NOISE[loop][:steps], dtype=np.float64)
     limit = detection_limit(points(values))
     assert limit is not None
-    found = judged(values + limit * np.arange(steps))
-    assert found.state == "growing"
-    assert found.rate == pytest.approx(limit, rel=0.2)
+    growth = judged(values + limit * np.arange(steps))
+    assert growth.state == "growing"
+    assert growth.rate == pytest.approx(limit, rel=0.2)
 
 
 @given(st.integers(12, 400), st.integers(0, 1 << 20), st.integers(0, 99), st.integers(-(1 << 40), 1 << 40))
@@ -275,9 +275,9 @@ def test_marks_without_a_reading_do_not_change_the_answer(seed: int, read: float
     kept = np.random.default_rng(seed).random(400) < read
     kept[:20] = True
     values = 128 * KIB * steps + noise(KIB, 400, seed)
-    found = estimate(points(values[kept], steps[kept] + 1))
-    assert found.state == "growing"
-    assert found.rate == pytest.approx(128 * KIB, rel=0.02)
+    growth = estimate(points(values[kept], steps[kept] + 1))
+    assert growth.state == "growing"
+    assert growth.rate == pytest.approx(128 * KIB, rel=0.02)
 
 
 def test_growth_over_missing_readings_is_no_jump() -> None:

@@ -40,7 +40,10 @@ def noisy(ranks: int, middle: int = 50 * GIB, spread: int = 40 * MIB, seed: int 
 
 
 def named(grouping: Grouping) -> dict[int, list[str]]:
-    return {number: [one.figure for one in found] for number, found in sorted(grouping.differences.items())}
+    return {
+        number: [difference.figure for difference in found]
+        for number, found in sorted(grouping.differences.items())
+    }
 
 
 # Identical, noisy, heterogeneous

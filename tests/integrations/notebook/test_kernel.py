@@ -133,7 +133,7 @@ def test_growth_from_run_to_run_is_found(outputs: dict[str, list[Any]]) -> None:
 def test_a_leak_inside_a_cell_that_awaits_is_found_with_its_line(outputs: dict[str, list[Any]]) -> None:
     told = printed(outputs, "training told")
     assert (told["verdict"], told["steps"]) == ("leak", 20)
-    (finding,) = [one for one in told["findings"] if one["kind"] == "leak"]
+    (finding,) = [finding for finding in told["findings"] if finding["kind"] == "leak"]
     assert finding["holder"] == "kept[*]"
     assert 0 <= finding["bytes_per_step"] - (4 << 16) <= 1024  # and a tensor object of its own
     assert finding["allocated_at"].partition(" in ")[0] == f"{told['cell']['label']}:9"
@@ -161,7 +161,7 @@ def test_an_out_of_memory_error_frees_its_traceback(outputs: dict[str, list[Any]
     holder = told["cell"]["freed"]["holders"][0]["holder"]
     assert holder == "last traceback -> frame work(): activations[*]"
     assert told["cell"]["traceback"] == {}
-    assert any(one["holder"] == "model.weight" for one in told["cell"]["holders"])
+    assert any(holder["holder"] == "model.weight" for holder in told["cell"]["holders"])
     for form in report.data.values():
         assert "freed 1.0 MiB on cpu" in form
 
@@ -171,11 +171,11 @@ def test_what_holds_memory_now(outputs: dict[str, list[Any]]) -> None:
     assert now["traceback"] == {"cpu": 1 << 20}
     (output,) = now["outputs"]
     assert (output["bytes"], output["kind"]) == ({"cpu": 1 << 20}, "Tensor")
-    holders = {one["holder"]: one["bytes"] for one in now["holders"]}
+    holders = {holder["holder"]: holder["bytes"] for holder in now["holders"]}
     assert holders["x"] == 1 << 20
     assert holders["Out[*]"] == 1 << 20
     assert holders["model.weight"] == 4 << 20
-    (ledger,) = [one for one in now["ledgers"] if one["device"] == "host"]
+    (ledger,) = [ledger for ledger in now["ledgers"] if ledger["device"] == "host"]
     assert sum(row["bytes"] for row in ledger["rows"]) == ledger["total"]
     for text in (shown(outputs, "now")["text/plain"], text_of(shown(outputs, "now")["text/html"])):
         assert "model.weight" in text
@@ -197,7 +197,7 @@ def test_nothing_shown_loads_anything_or_runs_a_script(outputs: dict[str, list[A
             assert tag not in ("script", "link", "img", "iframe", "object")
             assert not {name for name, _ in attrs} & {"src", "href", "onclick", "onload"}
 
-    data = [one.get("data", {}) for cell in outputs.values() for one in cell]
+    data = [output.get("data", {}) for cell in outputs.values() for output in cell]
     pages = [each["text/html"] for each in data if "text/html" in each]
     assert len(pages) >= 6
     for page in pages:

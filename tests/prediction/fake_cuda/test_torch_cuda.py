@@ -314,10 +314,10 @@ def test_counters_are_those_of_the_simulated_allocator():
 
         return model, torch.optim.SGD(model.parameters()), step
 
-    found = memtriage.predict(build, steps=2, allocator_conf="expandable_segments:True")
-    expected = [(step.peak_allocated, step.peak_reserved) for step in found.steps for _ in range(2)]
+    prediction = memtriage.predict(build, steps=2, allocator_conf="expandable_segments:True")
+    expected = [(step.peak_allocated, step.peak_reserved) for step in prediction.steps for _ in range(2)]
     assert asked == expected
-    assert [each for each, _ in kept] == [step.end_allocated for step in found.steps]
+    assert [each for each, _ in kept] == [step.end_allocated for step in prediction.steps]
     assert all(reserved >= allocated for allocated, reserved in kept)
 
 
@@ -361,8 +361,8 @@ def test_data_parallel_on_one_device():
 
         return model, optimizer, step
 
-    found = memtriage.predict(build)
-    assert found.by_owner["parameter"] == (64 * 64 + 64) * 4
+    prediction = memtriage.predict(build)
+    assert prediction.by_owner["parameter"] == (64 * 64 + 64) * 4
 
 
 def test_a_job_sees_a_device_for_each_rank():

@@ -49,3 +49,25 @@ def test_grouped_keys_have_gradients_for_every_head() -> None:
     own = 2 * 8 * 100 * (64 + 1) * 4
     assert rule((query, query, query, query), {}, [], machine("h200")) == [own]
     assert rule((query, query, key, key), {}, [], machine("h200")) == [own + 2 * (2 * 8 * 50 * 64 * 2)]
+
+
+def test_a_safe_softmax_looks_for_rows_without_scores() -> None:
+    """Which scores are minus infinity, a byte each; which rows have no others; and a zero for these."""
+    rule = RULES[torch.ops.aten._safe_softmax.default]
+    scores = shaped(2, 4, 100, 50)
+    assert rule((scores, -1), {}, [scores], machine("h200")) == [2 * 4 * 100 * 50, 2 * 4 * 100, 2]
+    assert rule((shaped(3, 0), -1), {}, [scores], machine("h200")) == [0, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("width", "elements"),
+    [
+        (64, 2 * 1 * (64 * 64 + 4)),
+        (192, 2 * 3 * (64 * 64 + 4) + 128 * (192 + 192)),  # too wide for registers
+    ],
+)
+def test_backward_of_half_precision_has_gradients_in_tiles_of_64(width: int, elements: int) -> None:
+    rule = RULES[torch.ops.aten._scaled_dot_product_efficient_attention_backward.default]
+    heads = shaped(2, 4, 100, width)
+    sums = 2 * 4 * 100 * 4
+    assert rule((heads, heads, heads, heads), {}, [], machine("h200")) == [2 * 4 * elements * 4, sums]

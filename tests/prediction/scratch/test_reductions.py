@@ -30,8 +30,8 @@ def test_the_gradient_of_a_wide_bias_is_as_measured():
 )
 def test_small_reductions_need_none(shape, reduced, expected):
     strides = torch.empty(shape, device="meta").stride()
-    found = reductions.sizes(reductions.layout_of(shape, strides, reduced), 4, HOPPER)
-    assert bool(found) if expected is True else found == expected
+    buffers = reductions.sizes(reductions.layout_of(shape, strides, reduced), 4, HOPPER)
+    assert bool(buffers) if expected is True else buffers == expected
 
 
 def test_dimensions_that_lie_side_by_side_are_one():

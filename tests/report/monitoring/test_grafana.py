@@ -38,7 +38,7 @@ def test_queries_use_only_metrics_and_labels_that_exist(title: str, target: dict
         assert asked <= {*GAUGE[name].labels, *OF_PROMETHEUS}, name
         labels |= set(GAUGE[name].labels)
     for group in re.findall(r"by \(([^)]*)\)", expression):
-        assert {one.strip() for one in group.split(",")} <= labels
+        assert {label.strip() for label in group.split(",")} <= labels
     assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= labels
     bare = re.sub(r"\"[^\"]*\"|\{[^}]*\}|by \([^)]*\)|\[5m\]", "", expression)
     assert set(re.findall(r"[a-z_]+", bare)) - FUNCTIONS == {name for name, _ in used}

@@ -28,9 +28,13 @@ class Clock:
 def collected(reader: InMemoryMetricReader) -> dict[str, Any]:
     """Metrics by name; all are of one scope."""
     data = reader.get_metrics_data()
-    scopes = [] if data is None else [scope for one in data.resource_metrics for scope in one.scope_metrics]
-    assert {(one.scope.name, one.scope.version) for one in scopes} <= {("memtriage", "1.2")}
-    return {metric.name: metric for one in scopes for metric in one.metrics}
+    scopes = (
+        []
+        if data is None
+        else [scope for resource_metric in data.resource_metrics for scope in resource_metric.scope_metrics]
+    )
+    assert {(scope.scope.name, scope.scope.version) for scope in scopes} <= {("memtriage", "1.2")}
+    return {metric.name: metric for scope in scopes for metric in scope.metrics}
 
 
 def observed(

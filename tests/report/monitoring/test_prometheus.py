@@ -61,10 +61,10 @@ def fetch(url: str) -> str:
 
 def test_every_gauge_of_every_rank_is_in_the_text() -> None:
     text = exposition([status(rank=0), status(rank=1)])
-    found = read(text)
-    assert found[series("memtriage_memory_allocated_bytes", rank="1", device="cuda:1")] == 4 * GIB
+    recorded = read(text)
+    assert recorded[series("memtriage_memory_allocated_bytes", rank="1", device="cuda:1")] == 4 * GIB
     assert (
-        found[series("memtriage_host_class_bytes", rank="0", device="host", **{"class": "libraries"})]
+        recorded[series("memtriage_host_class_bytes", rank="0", device="host", **{"class": "libraries"})]
         == 3 * GIB
     )
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -76,21 +76,22 @@ def test_every_gauge_of_every_rank_is_in_the_text() -> None:
 def test_holders_and_marks_come_through_whatever_they_are_called() -> None:
     odd = 'losses["a\\b"][*]\n-> ctx'
     where = status(leaks=(leak(holder=odd),), named=(mark('after "refit"\\', "cuda:0", 1),))
-    found = read(exposition([where]))
+    recorded = read(exposition([where]))
     rate = leak().bytes_per_step
     assert (
-        found[series("memtriage_leak_growth_per_step_bytes", rank="0", device="cuda:0", holder=odd)] == rate
+        recorded[series("memtriage_leak_growth_per_step_bytes", rank="0", device="cuda:0", holder=odd)]
+        == rate
     )
     assert (
-        found[series("memtriage_mark_allocated_bytes", rank="0", device="cuda:0", mark='after "refit"\\')]
+        recorded[series("memtriage_mark_allocated_bytes", rank="0", device="cuda:0", mark='after "refit"\\')]
         == 1
     )
 
 
 def test_large_figures_are_exact() -> None:
     exact = (1 << 47) + 1
-    found = read(exposition([status(latest=(mark("step", "cuda:0", exact),))]))
-    assert found[series("memtriage_memory_allocated_bytes", rank="0", device="cuda:0")] == exact
+    recorded = read(exposition([status(latest=(mark("step", "cuda:0", exact),))]))
+    assert recorded[series("memtriage_memory_allocated_bytes", rank="0", device="cuda:0")] == exact
 
 
 def test_nothing_known_is_an_empty_page() -> None:

@@ -17,40 +17,40 @@ def values(where: RunStatus) -> dict[tuple[str, ...], float]:
 
 
 def test_every_gauge_has_its_value() -> None:
-    found = values(status())
-    assert found["memory.allocated", "0", "cuda:0"] == 4 * GIB
-    assert found["memory.reserved", "0", "cuda:0"] == 7 * GIB
-    assert found["memory.requested", "0", "cuda:0"] == 4 * GIB - MIB
-    assert found["memory.outside", "0", "cuda:0"] == 600 * MIB
-    assert found["memory.stranded", "0", "cuda:0"] == 3 * GIB
-    assert found["memory.peak_allocated", "0", "cuda:0"] == 5 * GIB
-    assert found["memory.passing", "0", "cuda:0"] == GIB
-    assert found["memory.limit", "0", "host"] == 512 * GIB
-    assert found["memory.growth_per_step", "0", "cuda:0"] == 164 * MIB
-    assert found["leak.growth_per_step", "0", "cuda:0", leak().holder or ""] == 164 * MIB
-    assert found["host.rss", "0", "host"] == 5 * GIB
-    assert found["host.pinned", "0", "host"] == 512 * MIB
-    assert found["host.class", "0", "host", "libraries"] == 3 * GIB
-    assert found["mark.allocated", "0", "cuda:0", "after refit"] == GIB
-    assert found["mark.reserved", "0", "cuda:0", "after refit"] == 7 * GIB
-    assert found["mark.time", "0"] == 1_700_000_040
-    assert found["ledger.time", "0"] == 1_700_000_012
-    assert found["steps", "0"] == 12
+    figures = values(status())
+    assert figures["memory.allocated", "0", "cuda:0"] == 4 * GIB
+    assert figures["memory.reserved", "0", "cuda:0"] == 7 * GIB
+    assert figures["memory.requested", "0", "cuda:0"] == 4 * GIB - MIB
+    assert figures["memory.outside", "0", "cuda:0"] == 600 * MIB
+    assert figures["memory.stranded", "0", "cuda:0"] == 3 * GIB
+    assert figures["memory.peak_allocated", "0", "cuda:0"] == 5 * GIB
+    assert figures["memory.passing", "0", "cuda:0"] == GIB
+    assert figures["memory.limit", "0", "host"] == 512 * GIB
+    assert figures["memory.growth_per_step", "0", "cuda:0"] == 164 * MIB
+    assert figures["leak.growth_per_step", "0", "cuda:0", leak().holder or ""] == 164 * MIB
+    assert figures["host.rss", "0", "host"] == 5 * GIB
+    assert figures["host.pinned", "0", "host"] == 512 * MIB
+    assert figures["host.class", "0", "host", "libraries"] == 3 * GIB
+    assert figures["mark.allocated", "0", "cuda:0", "after refit"] == GIB
+    assert figures["mark.reserved", "0", "cuda:0", "after refit"] == 7 * GIB
+    assert figures["mark.time", "0"] == 1_700_000_040
+    assert figures["ledger.time", "0"] == 1_700_000_012
+    assert figures["steps", "0"] == 12
     assert {sample.gauge for sample in samples(status())} == set(gauges.GAUGES)
 
 
 def test_ledger_values_by_owner_sum_to_the_total() -> None:
-    found = values(status())
-    assert found["ledger.size", "0", "cuda:0", "requested", "parameter"] == 3 * GIB
-    assert sum(value for labels, value in found.items() if labels[0] == "ledger.size") == 7 * GIB
+    figures = values(status())
+    assert figures["ledger.size", "0", "cuda:0", "requested", "parameter"] == 3 * GIB
+    assert sum(value for labels, value in figures.items() if labels[0] == "ledger.size") == 7 * GIB
 
 
 def test_what_is_unknown_has_no_value_and_what_is_none_has_zero() -> None:
-    found = values(status(latest=(mark("step", "cuda:0", 0, None),), host_pinned=None, ledgers_at=None))
-    assert found["memory.allocated", "0", "cuda:0"] == 0
-    names = {labels[0] for labels in found}
+    figures = values(status(latest=(mark("step", "cuda:0", 0, None),), host_pinned=None, ledgers_at=None))
+    assert figures["memory.allocated", "0", "cuda:0"] == 0
+    names = {labels[0] for labels in figures}
     assert not names & {"memory.reserved", "memory.requested", "memory.outside", "host.pinned", "ledger.time"}
-    assert found["memory.growth_per_step", "0", "cpu"] == 0
+    assert figures["memory.growth_per_step", "0", "cpu"] == 0
 
 
 def test_leak_values_are_by_holder_the_fastest_only() -> None:

@@ -23,8 +23,8 @@ def test_every_owner_has_a_color_of_its_own(owner: str) -> None:
 
 
 def test_every_row_has_a_color() -> None:
-    for one in gpu_rank().ledgers.values():
-        for row in ledger(one)["rows"]:
+    for rows in gpu_rank().ledgers.values():
+        for row in ledger(rows)["rows"]:
             assert f"--{row['color']}: " in asset("page.css")
     assert row_color(LedgerRow(row="of a newer memtriage", bytes=1)) == "hue-other"
 

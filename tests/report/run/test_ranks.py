@@ -41,7 +41,7 @@ def test_columns_of_all_ranks_with_their_groups() -> None:
     plot = data["plot"]
     assert unpack(plot["ranks"]) == list(range(24))
     assert unpack(plot["groups"]) == [1] * 5 + [0] + [1] * 10 + [2] * 8
-    columns = {one["key"]: one for one in plot["figures"]}
+    columns = {figure["key"]: figure for figure in plot["figures"]}
     assert list(columns) == ["allocated", "reserved"]  # what is the same on every rank needs no plot
     assert unpack(columns["allocated"]["values"]) == [18 * GIB] * 16 + [22 * GIB] * 8
     assert plot["chosen"] == "reserved"

@@ -91,6 +91,18 @@ def test_memory_kept_by_malloc_does_not_choose_the_chart(make_report):
     assert "resident on host" not in shown(make_report(wasted))
 
 
+def test_without_a_finding_the_course_of_the_first_device_of_the_ledger_is_drawn(make_report):
+    report = make_report(verdict="clean")
+    report.ledger = {"job": [], "host": [], "cuda:1": [], "cuda:0": []}
+    for mark in report.marks:
+        mark.device, mark.host_rss = ("cuda:1" if mark.step % 2 else "cuda:0"), 7 * GiB
+    text = shown(report)
+    assert "allocated on cuda:1" in text and "step 1 to 41" in text
+    report.ledger = {"job": [], "host": []}
+    report.marks = report.marks[1:]
+    assert "allocated on cuda:0" in shown(report)
+
+
 def test_a_terminal_has_colors_unless_they_are_refused(make_report, leak, monkeypatch):
     def escapes():
         console = Console(file=io.StringIO(), force_terminal=True, color_system="standard", width=80)

@@ -91,7 +91,7 @@ def test_the_counters_are_those_of_the_replay(leaking: Recording, tmp_path: Path
                 for event in events
                 if event["ph"] == "C" and (event["pid"], event["name"]) == (process, name)
             ]
-            values = {one["ts"]: one["args"]["bytes"] for one in mine}
+            values = {event["ts"]: event["args"]["bytes"] for event in mine}
             current = 0
             for number, expected in enumerate(course.tolist()):
                 current = values.get(number * 10, current)
@@ -136,7 +136,7 @@ def test_counters_of_a_long_recording_keep_their_extremes(
     counted = [
         event for event in events if event["ph"] == "C" and (event["pid"], event["name"]) == (1, "allocated")
     ]
-    values = [one["args"]["bytes"] for one in counted]
+    values = [event["args"]["bytes"] for event in counted]
     assert len(values) < 35 < len(device.events)
     assert (min(values), max(values)) == (device.timeline.allocated.min(), device.timeline.allocated.max())
 
@@ -148,4 +148,4 @@ def test_a_compressed_trace_is_the_same(leaking: Recording, tmp_path: Path) -> N
 def test_a_recording_without_events_is_a_trace_too(leaking: Recording, tmp_path: Path) -> None:
     assert _trace(replace(leaking, devices=()), tmp_path) == []
     tape = Tape([])
-    assert {one["ph"] for one in _trace(recording(tape.end(), stacks=[]), tmp_path)} == {"M"}
+    assert {event["ph"] for event in _trace(recording(tape.end(), stacks=[]), tmp_path)} == {"M"}

@@ -194,8 +194,8 @@ def test_what_the_interpreter_refuses(error: Exception, said: str, folders: Path
 
 
 def test_the_version_of_a_process_is_read_from_what_it_has_mapped() -> None:
-    found = python_of(os.getpid())
-    assert found in (None, tuple(sys.version_info[:2]))  # None: an interpreter under another name
+    python = python_of(os.getpid())
+    assert python in (None, tuple(sys.version_info[:2]))  # None: an interpreter under another name
     assert python_of(2**22 + 1) is None
 
 

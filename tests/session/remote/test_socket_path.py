@@ -33,15 +33,15 @@ def mode(path: Path) -> int:
 
 
 def test_below_the_runtime_directory(tmp_path: Path, temporary: Path) -> None:
-    found = place({"XDG_RUNTIME_DIR": str(tmp_path)}, temporary)
-    assert found == tmp_path / "memtriage" and mode(found) == 0o700
-    assert place({"XDG_RUNTIME_DIR": str(tmp_path)}, temporary) == found
+    holding = place({"XDG_RUNTIME_DIR": str(tmp_path)}, temporary)
+    assert holding == tmp_path / "memtriage" and mode(holding) == 0o700
+    assert place({"XDG_RUNTIME_DIR": str(tmp_path)}, temporary) == holding
 
 
 @pytest.mark.parametrize("runtime", ["", "relative", "/nonexistent/runtime", "/" + "x" * LONGEST_PATH])
 def test_else_in_the_temporary_directory(temporary: Path, runtime: str) -> None:
-    found = place({"XDG_RUNTIME_DIR": runtime}, temporary)
-    assert found == temporary / f"memtriage-{os.geteuid()}" and mode(found) == 0o700
+    holding = place({"XDG_RUNTIME_DIR": runtime}, temporary)
+    assert holding == temporary / f"memtriage-{os.geteuid()}" and mode(holding) == 0o700
 
 
 def test_a_directory_that_others_can_enter_is_closed_to_them(temporary: Path) -> None:

@@ -53,7 +53,7 @@ def test_an_answer_tells_who_holds_what_and_holds_nothing() -> None:
     row = next(holder for holder in answer.holders if holder.bytes == 3 * 4 * 1_000_003)
     assert row.count == 3 and row.holder is not None and row.holder.endswith("kept[*]")
     assert {ledger.device for ledger in answer.ledgers} >= {"host"}
-    assert all(sum(one.bytes for one in ledger.rows) == ledger.total for ledger in answer.ledgers)
+    assert all(sum(row.bytes for row in ledger.rows) == ledger.total for ledger in answer.ledgers)
     assert msgspec.json.decode(msgspec.json.encode(answer), type=Answer) == answer
     gone = weakref.ref(kept[0])
     kept.clear()

@@ -58,9 +58,9 @@ def bytes_of(size: int = SIZE) -> Tensor:
 
 
 def assert_found(address: int) -> None:
-    found = find(address)
-    assert found.reasons == {}
-    (storage,) = found.storages.values()
+    messages = find(address)
+    assert messages.reasons == {}
+    (storage,) = messages.storages.values()
     assert storage.data_ptr() == address
 
 
@@ -167,9 +167,9 @@ def test_parts_of_a_wrapper_are_found_without_running_its_code() -> None:
 
 
 def test_a_block_without_a_storage_is_cpp_only() -> None:
-    found = find(512)
-    assert found.reasons == {0: CPP_ONLY}
-    assert not found.storages
+    messages = find(512)
+    assert messages.reasons == {0: CPP_ONLY}
+    assert not messages.storages
 
 
 def test_two_storages_in_one_block_do_not_move() -> None:
@@ -225,8 +225,8 @@ def test_a_wrapper_is_kept_by_its_parts() -> None:
 def test_many_at_once_each_to_its_block() -> None:
     tensors = [bytes_of() for _ in range(500)]
     addresses = sorted(map(address_of, tensors))
-    found = find(*addresses)
-    assert [found.storages[index].data_ptr() for index in range(len(addresses))] == addresses
+    messages = find(*addresses)
+    assert [messages.storages[index].data_ptr() for index in range(len(addresses))] == addresses
 
 
 def test_it_may_be_asked_again_for_other_blocks() -> None:

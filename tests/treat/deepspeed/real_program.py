@@ -115,7 +115,10 @@ def shared(engine: Any) -> list[bool]:
     """For each sum of micro-batches, whether it lies in its group's fp32 gradients."""
     zero = engine.optimizer
     gradients = [group.grad.untyped_storage().data_ptr() for group in zero.single_partition_of_fp32_groups]
-    return [one.untyped_storage().data_ptr() in gradients for one in zero.accumulated_grads_in_cpu.values()]
+    return [
+        gradient.untyped_storage().data_ptr() in gradients
+        for gradient in zero.accumulated_grads_in_cpu.values()
+    ]
 
 
 def one_way(settings: dict[str, Any], *, share: bool, width: int = 384) -> dict[str, Any]:

@@ -90,8 +90,10 @@ def test_a_segment_without_blocks_has_none() -> None:
         ]
         layout = layout_of_raw(some, 0, AllocatorSettings())
         assert layout.first.tolist()[-1] == len(layout.address) == len(layout.state)
-        assert np.diff(layout.first).tolist() == [len(one["blocks"]) for one in some]
-        assert set(layout.address.tolist()) == {block["address"] for one in some for block in one["blocks"]}
+        assert np.diff(layout.first).tolist() == [len(segment["blocks"]) for segment in some]
+        assert set(layout.address.tolist()) == {
+            block["address"] for segment in some for block in segment["blocks"]
+        }
 
 
 def test_a_registered_segment_is_known() -> None:

@@ -429,13 +429,13 @@ def main() -> None:
         torch.cuda.set_device(rank)
     backend = "nccl" if DEVICE_TYPE == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{sys.argv[1]}", rank=rank, world_size=ranks)
-    for one in SCENARIOS:
+    for case in SCENARIOS:
         try:
-            one()
+            case()
             outcome = "passed"
         except Exception:
             outcome = traceback.format_exc()
-        print(json.dumps([one.__name__, outcome]), flush=True)
+        print(json.dumps([case.__name__, outcome]), flush=True)
         if outcome != "passed":
             # The other ranks may wait for this one now: no scenario after this would tell anything.
             os._exit(1)

@@ -79,8 +79,8 @@ def test_tilings_that_are_no_multiples_of_64_would_change_bits() -> None:
         generator = torch.Generator().manual_seed(1)
         weight, gradient = (torch.randn(5000, generator=generator) for _ in range(2))
         average, square = gradient * 0.1, gradient.square() * 0.3
-        for part in zip(*(one.split(cuts) for one in (weight, gradient, average, square)), strict=True):
-            lists = [[one] for one in part]
+        for part in zip(*(tensor.split(cuts) for tensor in (weight, gradient, average, square)), strict=True):
+            lists = [[tensor] for tensor in part]
             torch._fused_adamw_(
                 *lists,
                 [],
@@ -177,9 +177,9 @@ def test_nan_and_infinite_gradients_do_what_they_do_in_torch() -> None:
     for step in range(2):
         give_gradients(weights, masters, seed=step)
         if step == 1:
-            for one in (weights[0], masters[0]):
-                assert one.grad is not None
-                one.grad[5], one.grad[6], one.grad[7] = float("nan"), float("inf"), -float("inf")
+            for tensor in (weights[0], masters[0]):
+                assert tensor.grad is not None
+                tensor.grad[5], tensor.grad[6], tensor.grad[7] = float("nan"), float("inf"), -float("inf")
         optimizer.step()
         expected.step()
     for weight, master in zip(weights, masters, strict=True):

@@ -47,7 +47,7 @@ def test_groups_and_a_schedule() -> None:
         ]
 
     optimizer, expected = make(groups(weights), lr=3e-3), reference(groups(masters), lr=3e-3)
-    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(one, 4) for one in (optimizer, expected)]
+    schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(each, 4) for each in (optimizer, expected)]
     for step in range(4):
         give_gradients(weights, masters, seed=step)
         optimizer.step()
@@ -173,10 +173,10 @@ def test_scaled_gradients_are_divided_as_torchs_kernel_does(scale: float) -> Non
     optimizer, expected = make(weights), reference(masters)
     for step in range(2):
         give_gradients(weights, masters, seed=step, scale=scale)
-        for one in (optimizer, expected):
-            one.grad_scale, one.found_inf = torch.tensor(scale), torch.tensor(0.0)
-            one.step()
-            del one.grad_scale, one.found_inf
+        for each in (optimizer, expected):
+            each.grad_scale, each.found_inf = torch.tensor(scale), torch.tensor(0.0)
+            each.step()
+            del each.grad_scale, each.found_inf
     assert_same_as_reference(optimizer, weights, expected, masters)
 
 
@@ -189,9 +189,9 @@ def test_a_grad_scaler_skips_infinite_steps(unscaled_first: bool) -> None:
     for step in range(4):
         give_gradients(weights, masters, seed=step)
         if step == 2:
-            for one in (weights, masters):
-                assert one[1].grad is not None
-                one[1].grad[0] = float("inf")
+            for group in (weights, masters):
+                assert group[1].grad is not None
+                group[1].grad[0] = float("inf")
         for scaler, one in zip(scalers, (optimizer, expected), strict=True):
             scaler.scale(torch.ones(()))
             if unscaled_first:
@@ -207,9 +207,9 @@ def test_clipping_of_scaled_gradients_clips_what_they_stand_for() -> None:
     scaled, plain = (parameters(dtype=torch.float32) for _ in range(2))
     first, second = make(scaled, max_norm=0.5), make(plain, max_norm=0.5)
     give_gradients(plain, scaled, seed=0)
-    for one in scaled:
-        assert one.grad is not None
-        one.grad.mul_(1024.0)
+    for tensor in scaled:
+        assert tensor.grad is not None
+        tensor.grad.mul_(1024.0)
     first.grad_scale, first.found_inf = torch.tensor(1024.0), torch.tensor(0.0)
     first.step()
     second.step()
@@ -385,10 +385,10 @@ def test_weights_written_by_others_are_taken_over() -> None:
         if step == 1:
             with torch.no_grad():
                 # All of one parameter, some elements of another; the others keep their low bits.
-                for one in (weights[5], masters[5]):
-                    one.copy_(torch.arange(1000.0).bfloat16())
-                for one in (weights[0], masters[0]):
-                    one[1, 2:5] = 0.5
+                for tensor in (weights[5], masters[5]):
+                    tensor.copy_(torch.arange(1000.0).bfloat16())
+                for tensor in (weights[0], masters[0]):
+                    tensor[1, 2:5] = 0.5
     assert_same_as_reference(optimizer, weights, expected, masters)
 
 

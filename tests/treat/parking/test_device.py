@@ -98,9 +98,9 @@ def test_compaction_looks_past_what_is_parked(monkeypatch: pytest.MonkeyPatch) -
     mover, parked = torch.zeros(2 * MIB, dtype=torch.uint8), torch.nn.Parameter(torch.ones(8))
     layout = Chip(mover).layout()
     with memtriage.park(parked), torch._C.DisableTorchFunction(), StorageFinder() as find:
-        found = find(layout, [0])
-    assert found.reasons == {}
-    assert [storage.data_ptr() for storage in found.storages.values()] == [mover.data_ptr()]
+        messages = find(layout, [0])
+    assert messages.reasons == {}
+    assert [storage.data_ptr() for storage in messages.storages.values()] == [mover.data_ptr()]
     assert parked.sum().item() == 8
 
 

@@ -93,7 +93,7 @@ def _read(start: re.Match[str], text: str) -> Message | None:
         name for name in (_WHOLE_V1 if old else _WHOLE_V2) if not (name == "free" and backend == "XPU")
     ]
     index = _INDEX.search(text)
-    last = max((found.end() for found in _ends(text)), default=start.end() - start.start())
+    last = max((end.end() for end in _ends(text)), default=start.end() - start.start())
     return Message(
         family=_family(backend, old),
         fields=fields,
@@ -155,16 +155,16 @@ _ASYNC: Final = {
 
 
 def _read_async(start: re.Match[str], text: str) -> Message:
-    found = {name: pattern.search(text) for name, pattern in _ASYNC.items()}
+    matches = {name: pattern.search(text) for name, pattern in _ASYNC.items()}
     fields: dict[str, Field] = {
-        name: first_size(_ASYNC[name], text) for name, match in found.items() if match is not None
+        name: first_size(_ASYNC[name], text) for name, match in matches.items() if match is not None
     }
     return Message(
         family="cuda-async",
         fields=fields,
         device=f"cuda:{int(start[1])}" if start[1] else None,
         missing=tuple(name for name in ("requested", "total", "free", "allocated") if name not in fields),
-        length=max((match.end() for match in found.values() if match), default=len(start[0])),
+        length=max((match.end() for match in matches.values() if match), default=len(start[0])),
     )
 
 
@@ -192,10 +192,10 @@ _MPS_PROMISES: Final = {
 
 def _read_mps(start: re.Match[str], text: str) -> Message:
     single = start[0].startswith("Invalid")
-    found = {name: pattern.search(text) for name, pattern in _MPS.items()}
+    matches = {name: pattern.search(text) for name, pattern in _MPS.items()}
     fields: dict[str, Field] = {
         name: None if match is None else first_size(_MPS[name], text)
-        for name, match in found.items()
+        for name, match in matches.items()
         if match is not None or _MPS_PROMISES[name] in text
     }
     facts: dict[str, str | int] = {}
@@ -211,7 +211,7 @@ def _read_mps(start: re.Match[str], text: str) -> Message:
         facts=facts,
         device="mps",
         missing=tuple(name for name in expected if fields.get(name) is None),
-        length=max((match.end() for match in found.values() if match), default=len(start[0])),
+        length=max((match.end() for match in matches.values() if match), default=len(start[0])),
     )
 
 

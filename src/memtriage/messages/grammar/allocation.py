@@ -109,7 +109,7 @@ def _read(start: re.Match[str], text: str) -> Message | None:
     if not fields and not facts:
         return None
     above = whole[whole.rfind("\n", 0, max(0, begin - 1)) + 1 : begin]
-    survived = any(_SURVIVED.search(told) for told in (line, *after))
+    survived = any(_SURVIVED.search(each) for each in (line, *after))
     return Message(
         "allocation",
         form="survived" if survived else "single" if _SINGLE.search(above + line) else "failed",
@@ -131,24 +131,24 @@ def _figures(line: str) -> tuple[dict[str, Field], dict[str, str | int]]:
     if limit is not None:
         fields["max_buffer" if _SINGLE.search(line) else "allowed"] = _size(limit, 1)
         rest = line[: limit.start()] + line[limit.end() :]  # its number is no request
-    requested = next((found for pattern in _REQUESTED if (found := pattern.search(rest))), None)
+    requested = next((match for pattern in _REQUESTED if (match := pattern.search(rest))), None)
     if requested is not None:
         fields["requested"] = _size(requested, 1)
     for name, pattern in (("allocated", _ALLOCATED), ("free", _FREE), ("total", _TOTAL)):
-        if found := pattern.search(rest):
-            number, unit = (group for group in found.groups() if group is not None)
+        if match := pattern.search(rest):
+            number, unit = (group for group in match.groups() if group is not None)
             fields[name] = to_bytes(number, unit)
     facts: dict[str, str | int] = {}
     if (shape := _SHAPE.search(line)) and (itemsize := _ITEMSIZES.get(shape[2])):
         facts["shape_bytes"] = prod(int(part) for part in shape[1].split(",")) * itemsize
-    told = {name: size for name, size in fields.items() if size is not None}
-    if not {"requested", "used"} & told.keys():
+    known = {name: size for name, size in fields.items() if size is not None}
+    if not {"requested", "used"} & known.keys():
         return {}, facts
-    return dict(told), facts
+    return dict(known), facts
 
 
-def _size(found: re.Match[str], group: int) -> int | None:
-    number, unit = found[group], found[group + 1]
+def _size(match: re.Match[str], group: int) -> int | None:
+    number, unit = match[group], match[group + 1]
     return exact_bytes(number) if unit is None and "." not in number else to_bytes(number, unit or "B")
 
 

@@ -21,7 +21,7 @@ _VLLM: Final = re.compile(
 
 
 def _read_vllm(start: re.Match[str], text: str) -> Message:
-    found = start.groupdict()
+    groups = start.groupdict()
     names = {
         "free": "free",
         "total": "total",
@@ -30,14 +30,14 @@ def _read_vllm(start: re.Match[str], text: str) -> Message:
         "available": "kv_available",
     }
     fields: dict[str, Field] = {
-        name: to_bytes(found[group], _GIB) for group, name in names.items() if found[group]
+        name: to_bytes(groups[group], _GIB) for group, name in names.items() if groups[group]
     }
     facts: dict[str, str | int] = {}
-    if found["share"]:
-        facts["utilization"] = found["share"]
-    if found["length"]:
-        facts |= {"max_seq_len": int(found["length"]), "kv_tokens": int(found["tokens"])}
-    form = "blocks" if found["blocks"] else "startup" if found["free"] else "length"
+    if groups["share"]:
+        facts["utilization"] = groups["share"]
+    if groups["length"]:
+        facts |= {"max_seq_len": int(groups["length"]), "kv_tokens": int(groups["tokens"])}
+    form = "blocks" if groups["blocks"] else "startup" if groups["free"] else "length"
     return Message("vllm", form=form, fields=fields, facts=facts, length=len(start[0]))
 
 

@@ -61,8 +61,8 @@ class FoundMessage:
         """The rank that wrote it, by the line's tag or by the message itself."""
         if self.source is not None and self.source.rank is not None:
             return self.source.rank
-        told = self.message.facts.get("rank", self.message.facts.get("local_rank"))
-        return told if isinstance(told, int) else None
+        rank = self.message.facts.get("rank", self.message.facts.get("local_rank"))
+        return rank if isinstance(rank, int) else None
 
 
 class _Text:
@@ -92,10 +92,10 @@ def find(text: str | Sequence[LogLine], begin: int = 0) -> list[FoundMessage]:
             tracebacks.
     """
     lines = read_lines(text.splitlines()) if isinstance(text, str) else text
-    found = [hit for stream in _streams(lines, begin) for hit in _find_in(stream, begin)]
-    if any(hit.message.ran_out for hit in found):
-        found = [hit for hit in found if hit.message.family != "mention"]
-    return sorted(found, key=lambda hit: hit.line)
+    hits = [hit for stream in _streams(lines, begin) for hit in _find_in(stream, begin)]
+    if any(hit.message.ran_out for hit in hits):
+        hits = [hit for hit in hits if hit.message.family != "mention"]
+    return sorted(hits, key=lambda hit: hit.line)
 
 
 def _streams(lines: Sequence[LogLine], begin: int) -> list[list[LogLine]]:

@@ -126,7 +126,7 @@ def _read_kernel(start: re.Match[str], text: str) -> Message:
         fields=fields,
         facts=facts,
         device="host",
-        length=max((found.end() for found in _KERNEL_END.finditer(text)), default=len(start[0])),
+        length=max((end.end() for end in _KERNEL_END.finditer(text)), default=len(start[0])),
     )
 
 
@@ -193,8 +193,8 @@ def _read_ray(start: re.Match[str], text: str) -> Message:
     text = text[:1500]
     fields: dict[str, Field] = {}
     for name, pattern in _RAY_SIZES.items():
-        if found := pattern.search(text):
-            fields[name] = to_bytes(found[found.re.groups - 1], found[found.re.groups])
+        if size := pattern.search(text):
+            fields[name] = to_bytes(size[size.re.groups - 1], size[size.re.groups])
     facts: dict[str, str | int] = {}
     if fraction := _RAY_FRACTION.search(text):
         facts |= {"fraction": fraction[1], "threshold": fraction[2].rstrip(".")}
@@ -283,13 +283,13 @@ _ELASTIC: Final = re.compile(
 
 def _read_elastic(start: re.Match[str], text: str) -> Message:
     facts: dict[str, str | int] = {
-        name: int(found)
-        for name, found in (
+        name: int(figure)
+        for name, figure in (
             ("exitcode", start["code"]),
             ("pid", start["pid"] or start["victim"]),
             ("local_rank", start["rank"]),
         )
-        if found
+        if figure
     }
     form = "terminated" if (start["code"] or start["signal"]).endswith("15") else "killed"
     return Message("launcher", form=form, facts=facts, device="host", ran_out=False, length=len(start[0]))
@@ -340,7 +340,7 @@ _EMFILE: Final = "24"
 
 
 def _read_shm(start: re.Match[str], text: str) -> Message:
-    found = start[0]
+    report = start[0]
     if size := start["extended"] or start["segment"]:
         gone = start["how"] == "attachingto"  # another process made it, and it is not there
         return Message(
@@ -349,11 +349,11 @@ def _read_shm(start: re.Match[str], text: str) -> Message:
             fields={} if gone else {"requested": exact_bytes(size)},
             device="host",
             ran_out=not gone,
-            length=len(found),
+            length=len(report),
         )
-    if "unabletoopen" not in found:
-        facts: dict[str, str | int] = {"errno": 28} if "Nospaceleft" in found or "(28)" in found else {}
-        return Message("shm", facts=facts, device="host", length=len(found))
+    if "unabletoopen" not in report:
+        facts: dict[str, str | int] = {"errno": 28} if "Nospaceleft" in report or "(28)" in report else {}
+        return Message("shm", facts=facts, device="host", length=len(report))
     errno = start["errno"]
     # The object is gone (a clean-up race), or descriptors ran out: neither is memory.
     form = (
@@ -365,9 +365,9 @@ def _read_shm(start: re.Match[str], text: str) -> Message:
         if errno == _EMFILE
         else ""
     )
-    if errno is None and "Nosuchfile" in found:
+    if errno is None and "Nosuchfile" in report:
         form = "gone"
-    if errno is None and "Toomanyopen" in found:
+    if errno is None and "Toomanyopen" in report:
         form = "descriptors"
     return Message(
         "shm",
@@ -375,7 +375,7 @@ def _read_shm(start: re.Match[str], text: str) -> Message:
         facts={} if errno is None else {"errno": int(errno)},
         device="host",
         ran_out=form == "",
-        length=len(found),
+        length=len(report),
     )
 
 
@@ -395,10 +395,12 @@ def _read_disk(start: re.Match[str], text: str) -> Message:
     if _SHARED.search(around):
         return Message("shm", facts={"errno": 28}, device="host", length=len(start[0]))
     # Without its file, a full device can be a file system in memory.
-    told = (
+    names_disk = (
         start[0] != "Nospaceleftondevice" or "StorageFull" in around or text[len(start[0]) :].startswith(":'")
     )
-    return Message("not-memory", form="disk" if told else "no space", ran_out=False, length=len(start[0]))
+    return Message(
+        "not-memory", form="disk" if names_disk else "no space", ran_out=False, length=len(start[0])
+    )
 
 
 _TRACKER: Final = re.compile(

@@ -72,13 +72,13 @@ def read_line(number: int, raw: str) -> LogLine:
     source: LineSource | None = None
     at = 0
     for _ in range(8):  # a prefix has fewer parts
-        found = _TIMES.match(text, at)
-        if found is None:
-            found = _TAGS.match(text, at)
-            if found is None:
+        prefix = _TIMES.match(text, at)
+        if prefix is None:
+            prefix = _TAGS.match(text, at)
+            if prefix is None:
                 break
-            source = _more_telling(source, _source(found))
-        at = found.end()
+            source = _more_telling(source, _source(prefix))
+        at = prefix.end()
     return LogLine(number, text[at:], source, bare=at == 0)
 
 

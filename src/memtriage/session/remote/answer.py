@@ -79,12 +79,12 @@ class Responder:
         while self._running():
             # Longer than this who asked does not wait for the census itself (`session.ask`).
             call = own_work_in_main_thread(lambda: self._look(deadline))
-            reached, found = call.result(min(_MAIN_WITHIN_S, deadline.left_s), within_s)
+            reached, answer = call.result(min(_MAIN_WITHIN_S, deadline.left_s), within_s)
             if not reached:
                 with Alone():
-                    found = self._look(deadline)
-            if found is not None:
-                return found
+                    answer = self._look(deadline)
+            if answer is not None:
+                return answer
             if not deadline.left_s:
                 return self._counters_only(deadline)
             time.sleep(_TRY_AGAIN_S)
@@ -122,9 +122,9 @@ class Responder:
         )
         return self._placed(bare, deadline)
 
-    def _placed(self, found: Answer, deadline: Deadline) -> Answer:
+    def _placed(self, answer: Answer, deadline: Deadline) -> Answer:
         position = self._progress.position
-        found.rank, found.run_id, found.argv = self._identity.rank, self._identity.run_id, self._argv
-        found.step, found.microbatch, found.doing = position.step, position.microbatch, position.phase
-        found.waited_s = round(max(0.0, deadline.passed_s - found.paused_s), 6)
-        return found
+        answer.rank, answer.run_id, answer.argv = self._identity.rank, self._identity.run_id, self._argv
+        answer.step, answer.microbatch, answer.doing = position.step, position.microbatch, position.phase
+        answer.waited_s = round(max(0.0, deadline.passed_s - answer.paused_s), 6)
+        return answer

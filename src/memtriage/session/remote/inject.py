@@ -210,12 +210,12 @@ _ask({str(answer)!r}, {_folders()!r})
 
 def _folders() -> list[str]:
     """Return where this process has imported memtriage and what it needs from, memtriage's own first."""
-    found: dict[str, None] = {}
+    folders: dict[str, None] = {}
     for name in _PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None:
-            found[os.path.dirname(os.path.dirname(os.path.abspath(spec.origin)))] = None
-    return list(found)
+            folders[os.path.dirname(os.path.dirname(os.path.abspath(spec.origin)))] = None
+    return list(folders)
 
 
 def _version(version: tuple[int, ...]) -> str:

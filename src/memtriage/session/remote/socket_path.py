@@ -98,10 +98,10 @@ def socket_of(pid: int) -> Path | None:
 
 def _check(directory: Path) -> None:
     """Refuse a directory in which somebody else could put a socket, or reach ours."""
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(None, "is no directory")
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         raise PermissionError(None, "belongs to another user")
-    if stat.S_IMODE(found.st_mode) & 0o077:
+    if stat.S_IMODE(status.st_mode) & 0o077:
         directory.chmod(0o700)

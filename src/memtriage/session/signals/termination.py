@@ -67,14 +67,14 @@ class TerminationGuard:
         self._report_s = report_s
         self._functions = _SignalFunctions()
         self._handler: Handler = self._handle  # one object, to be known again
-        self._found: dict[int, Handler] = {}
+        self._before: dict[int, Handler] = {}
         self._wake: _WakePipe | None = None
         self._reported = False
 
     @property
     def active(self) -> bool:
         """Whether any signal is guarded."""
-        return bool(self._found)
+        return bool(self._before)
 
     @property
     def watchdog_pid(self) -> int | None:
@@ -84,17 +84,17 @@ class TerminationGuard:
     def __enter__(self) -> Self:
         if threading.get_ident() != threading.main_thread().ident:
             return self
-        found: dict[int, Handler] = {signum: signal.getsignal(signum) for signum in watchdog.GUARDED}
-        guarded = [signum for signum, handler in found.items() if callable(handler)]
-        deadly = [signum for signum, handler in found.items() if _kills(signum, handler)]
+        before: dict[int, Handler] = {signum: signal.getsignal(signum) for signum in watchdog.GUARDED}
+        guarded = [signum for signum, handler in before.items() if callable(handler)]
+        deadly = [signum for signum, handler in before.items() if _kills(signum, handler)]
         if deadly:
             self._wake = _WakePipe.open(self._grace_s, self._report_s)
         if self._wake:
             guarded += deadly
-        self._found = {signum: found[signum] for signum in guarded}
+        self._before = {signum: before[signum] for signum in guarded}
         call_in_forked_children(self._leave)
         self._hide()
-        for signum in self._found:
+        for signum in self._before:
             self._install(signum)
         return self
 
@@ -112,38 +112,38 @@ class TerminationGuard:
         """Puts back what is still the guard's: at its end, and in each forked child."""
         self._functions.restore()
         self._functions.release_held()
-        for signum, found in self._found.items():
+        for signum, handler in self._before.items():
             if self._functions.getsignal(signum) is self._handler:
-                self._functions.signal(signum, found)
-        self._found = {}
+                self._functions.signal(signum, handler)
+        self._before = {}
         if self._wake:
             self._wake.close(self._functions)
             self._wake = None
 
     def _install(self, signum: int) -> None:
         """Puts the guard's handler in place, or the default action while nobody would watch over it."""
-        found = self._found[signum]
-        if callable(found):
+        handler = self._before[signum]
+        if callable(handler):
             self._functions.signal(signum, self._handler)
         elif self._wake is None or not self._wake.is_ours:
-            self._functions.signal(signum, found)
+            self._functions.signal(signum, handler)
         else:
             self._functions.signal(signum, self._handler)
             if not _reset_after_first(signum):
-                self._functions.signal(signum, found)
+                self._functions.signal(signum, handler)
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self._wake:
             self._wake.tell(watchdog.ACKNOWLEDGED)
         try:
-            if signum in self._found and not self._reported:
+            if signum in self._before and not self._reported:
                 self._reported = True
                 self._report(signum)
         finally:
-            found = self._found.pop(signum, signal.SIG_DFL)
-            self._functions.signal(signum, found)
-            if callable(found):
-                found(signum, frame)
+            handler = self._before.pop(signum, signal.SIG_DFL)
+            self._functions.signal(signum, handler)
+            if callable(handler):
+                handler(signum, frame)
             else:
                 os.kill(os.getpid(), signum)
 
@@ -161,7 +161,7 @@ class TerminationGuard:
 
         @functools.wraps(original.signal)
         def set_handler(signalnum: int, handler: Handler) -> Handler:
-            if signalnum not in self._found:
+            if signalnum not in self._before:
                 replaced: Handler = programs_own(original.signal(signalnum, held(handler)))
                 return replaced
             previous = get_handler(signalnum)
@@ -174,7 +174,7 @@ class TerminationGuard:
         @functools.wraps(original.getsignal)
         def get_handler(signalnum: int) -> Handler:
             handler: Handler = programs_own(original.getsignal(signalnum))
-            return self._found.get(signalnum, handler) if handler is self._handler else handler
+            return self._before.get(signalnum, handler) if handler is self._handler else handler
 
         @functools.wraps(original.set_wakeup_fd)
         def set_wakeup_fd(fd: int, *, warn_on_full_buffer: bool = True) -> int:
@@ -188,12 +188,12 @@ class TerminationGuard:
 
     def _stands_for(self, signum: int, handler: Handler) -> bool:
         """Whether to set this handler means to go back to what the guard has found."""
-        found = self._found[signum]
-        return handler is found or (isinstance(handler, int) and handler == found)
+        before = self._before[signum]
+        return handler is before or (isinstance(handler, int) and handler == before)
 
     def _reinstall(self) -> None:
         """After the wakeup descriptor went to somebody else or came back."""
-        for signum in self._found:
+        for signum in self._before:
             handler = self._functions.getsignal(signum)
             if handler is self._handler or handler is signal.SIG_DFL:
                 self._install(signum)

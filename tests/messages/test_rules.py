@@ -137,11 +137,11 @@ def test_the_diagnosis(text: str, diagnosis: str) -> None:
     ],
 )
 def test_words_about_memory_in_no_known_form(text: str) -> None:
-    found = explain(f"step 1\n{text}\nstep 2")
-    assert found.diagnosis == "unknown"
-    assert found.confidence <= 0.3
-    assert text in found.evidence[0] and "line 2" in found.evidence[0]
-    assert found.settle is not None
+    diagnosis = explain(f"step 1\n{text}\nstep 2")
+    assert diagnosis.diagnosis == "unknown"
+    assert diagnosis.confidence <= 0.3
+    assert text in diagnosis.evidence[0] and "line 2" in diagnosis.evidence[0]
+    assert diagnosis.settle is not None
 
 
 def test_a_mention_gives_way_to_a_failure_and_not_to_a_report() -> None:
@@ -153,36 +153,36 @@ def test_a_mention_gives_way_to_a_failure_and_not_to_a_report() -> None:
 
 def test_words_about_memory_in_a_long_log() -> None:
     log = "\n".join(["step done, loss 0.5"] * 30_000 + ["gizmo: out of memory"] + ["step done"] * 10_000)
-    found = explain(log)
-    assert (found.diagnosis, found.confidence) == ("unknown", 0.3)
-    assert "line 30,001" in found.evidence[0]
+    diagnosis = explain(log)
+    assert (diagnosis.diagnosis, diagnosis.confidence) == ("unknown", 0.3)
+    assert "line 30,001" in diagnosis.evidence[0]
 
 
 def test_long_log_mentions_memory_without_a_failure() -> None:
-    found = explain("\n".join(["step done"] * 30_000 + ["Memory: 3 GiB"] + ["step done"] * 10_000))
-    assert (found.diagnosis, found.confidence) == ("unknown", 0.3)
-    assert "line 30,001" in found.evidence[0]
+    diagnosis = explain("\n".join(["step done"] * 30_000 + ["Memory: 3 GiB"] + ["step done"] * 10_000))
+    assert (diagnosis.diagnosis, diagnosis.confidence) == ("unknown", 0.3)
+    assert "line 30,001" in diagnosis.evidence[0]
 
 
 # Figures
 
 
 def test_two_prints_of_one_size_are_one_message() -> None:
-    found = explain(
+    diagnosis = explain(
         "allocating 144817.04 MiB on device 0: out of memory\nfailed to allocate buffer of size 151851674624"
     )
-    assert found.fields == {"requested": 151851672535}
-    assert [event.count for event in found.events] == [1]
+    assert diagnosis.fields == {"requested": 151851672535}
+    assert [event.count for event in diagnosis.events] == [1]
 
 
 def test_a_limit_is_no_request() -> None:
-    found = explain("Out of memory allocating 8 MiB (allocated so far: 60 MiB, limit set to: 64 MiB)")
-    assert found.fields == {"requested": 8 << 20, "allocated": 60 << 20, "allowed": 64 << 20}
+    diagnosis = explain("Out of memory allocating 8 MiB (allocated so far: 60 MiB, limit set to: 64 MiB)")
+    assert diagnosis.fields == {"requested": 8 << 20, "allocated": 60 << 20, "allowed": 64 << 20}
 
 
 def test_a_figure_of_another_line_is_not_taken() -> None:
-    found = explain("cache holds 12.00 GiB\nfailed to allocate 1.00 GiB\n3.00 GiB are free elsewhere")
-    assert found.fields == {"requested": 1 << 30}
+    diagnosis = explain("cache holds 12.00 GiB\nfailed to allocate 1.00 GiB\n3.00 GiB are free elsewhere")
+    assert diagnosis.fields == {"requested": 1 << 30}
 
 
 # Sentences and advice
@@ -203,8 +203,8 @@ def advice(text: str) -> str:
     ],
 )
 def test_no_settings_of_cuda_for_other_devices_and_libraries(text: str) -> None:
-    found = explain(text)
-    told = f"{advice(text)} {found.settle.command if found.settle else ''}"
+    diagnosis = explain(text)
+    told = f"{advice(text)} {diagnosis.settle.command if diagnosis.settle else ''}"
     assert "CUDA" not in told and "torch." not in told
 
 
@@ -214,8 +214,8 @@ def test_what_sends_sigterm() -> None:
 
 
 def test_a_container_that_was_not_killed_at_its_limit() -> None:
-    found = explain('"ExitCode": 137,\n"OOMKilled": false')
-    assert "OOMKilled is false" in found.evidence[0]
+    diagnosis = explain('"ExitCode": 137,\n"OOMKilled": false')
+    assert "OOMKilled is false" in diagnosis.evidence[0]
     assert explain('"ExitCode": 1,\n"OOMKilled": false').events == []
 
 
@@ -248,9 +248,9 @@ def test_a_container_that_was_not_killed_at_its_limit() -> None:
     ],
 )
 def test_the_first_advice_for_the_host(text: str, first: str) -> None:
-    found = explain(text)
-    assert first in found.fixes[0].action
-    assert not any("that tensor in pieces" in fix.action for fix in found.fixes)
+    diagnosis = explain(text)
+    assert first in diagnosis.fixes[0].action
+    assert not any("that tensor in pieces" in fix.action for fix in diagnosis.fixes)
 
 
 def test_a_build_has_no_workers() -> None:
@@ -284,7 +284,7 @@ def oom(asked: str, free: str, live: str, holes: str, processes: str = "") -> st
 
 def test_other_processes_with_enough_come_before_holes() -> None:
     others = "Process 1 has 248.00 MiB memory in use. Process 2 has 248.00 MiB memory in use. "
-    found = explain(
+    diagnosis = explain(
         oom(
             "1.71 GiB",
             "1.52 GiB",
@@ -293,18 +293,18 @@ def test_other_processes_with_enough_come_before_holes() -> None:
             others + "Process 3 has 20.28 GiB memory in use. ",
         )
     )
-    assert [fix.playbook for fix in found.fixes[:2]] == ["M3", "M8"]
-    assert found.fixes[0].saves_bytes == 496 << 20
+    assert [fix.playbook for fix in diagnosis.fixes[:2]] == ["M3", "M8"]
+    assert diagnosis.fixes[0].saves_bytes == 496 << 20
 
 
 def test_what_others_hold_is_not_all_that_is_missing() -> None:
-    found = explain(oom("20.00 GiB", "1.00 GiB", "5.00 GiB", "100.00 MiB"))
-    assert found.diagnosis == "other_process_or_outside_allocator"
-    assert "2.70 GiB are missing" in found.fixes[0].why
-    assert "M7" in [fix.playbook for fix in found.fixes]
+    diagnosis = explain(oom("20.00 GiB", "1.00 GiB", "5.00 GiB", "100.00 MiB"))
+    assert diagnosis.diagnosis == "other_process_or_outside_allocator"
+    assert "2.70 GiB are missing" in diagnosis.fixes[0].why
+    assert "M7" in [fix.playbook for fix in diagnosis.fixes]
 
 
 def test_others_are_no_answer_where_all_they_have_would_not_do() -> None:
-    found = explain(oom("12.00 GiB", "100.00 MiB", "18.00 GiB", "100.00 MiB"))
-    assert (found.diagnosis, found.also_possible) == ("does_not_fit", [])
-    assert "M3" not in [fix.playbook for fix in found.fixes]
+    diagnosis = explain(oom("12.00 GiB", "100.00 MiB", "18.00 GiB", "100.00 MiB"))
+    assert (diagnosis.diagnosis, diagnosis.also_possible) == ("does_not_fit", [])
+    assert "M3" not in [fix.playbook for fix in diagnosis.fixes]

@@ -90,36 +90,38 @@ def test_fsdp2_keeps_one_share_of_everything_that_lasts():
 
 
 def test_fsdp2_gathers_whole_layers_and_reduces_into_shares():
-    found = traced(program(sharded), steps=1)
-    buffers = sizes(found, COMMUNICATION)
+    prediction = traced(program(sharded), steps=1)
+    buffers = sizes(prediction, COMMUNICATION)
     # Forward and backward gather each layer, and the gradients of each are laid out for the reduction once.
     # What the reduction makes is the gradient's shard.
     assert buffers[LAYER] == 3 * LAYERS
-    assert sizes(found, "gradient") == {LAYER // RANKS: LAYERS}
-    assert sizes(found, UNSHARDED)[LAYER] == 2 * LAYERS
+    assert sizes(prediction, "gradient") == {LAYER // RANKS: LAYERS}
+    assert sizes(prediction, UNSHARDED)[LAYER] == 2 * LAYERS
 
 
 def test_fsdp2_gathers_and_reduces_in_the_policys_precisions():
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    found = traced(program(lambda device: sharded(device, mp_policy=policy)), steps=1)
-    buffers = sizes(found, COMMUNICATION)
+    prediction = traced(program(lambda device: sharded(device, mp_policy=policy)), steps=1)
+    buffers = sizes(prediction, COMMUNICATION)
     assert buffers[LAYER // 2] == 2 * LAYERS  # gathered
     assert buffers[LAYER] == LAYERS  # reduced
     assert buffers[LAYER // 2 // RANKS] == 2 * LAYERS  # shards cast before they are gathered
 
 
 def test_fsdp2_without_resharding_gathers_once():
-    found = traced(program(lambda device: sharded(device, reshard_after_forward=False)), steps=1)
-    assert sizes(found, COMMUNICATION)[LAYER] == 2 * LAYERS
+    prediction = traced(program(lambda device: sharded(device, reshard_after_forward=False)), steps=1)
+    assert sizes(prediction, COMMUNICATION)[LAYER] == 2 * LAYERS
 
 
 def test_fsdp2_gathers_and_reduces_on_streams_of_their_own():
-    found = traced(program(sharded))
-    streams = {block.stream for block in found.recording.blocks if block.owner == COMMUNICATION}
+    prediction = traced(program(sharded))
+    streams = {block.stream for block in prediction.recording.blocks if block.owner == COMMUNICATION}
     gathering, reducing = streams - {DEFAULT_STREAM}
-    shards = {block.stream for block in found.recording.blocks if block.size == LAYER // RANKS}
+    shards = {block.stream for block in prediction.recording.blocks if block.size == LAYER // RANKS}
     assert reducing in shards and gathering not in shards
-    assert all(block.stream == DEFAULT_STREAM for block in found.recording.blocks if block.op == "aten::mm")
+    assert all(
+        block.stream == DEFAULT_STREAM for block in prediction.recording.blocks if block.op == "aten::mm"
+    )
 
 
 @settings(max_examples=12, deadline=None)
@@ -130,9 +132,9 @@ def test_every_rank_keeps_the_largest_share_of_rows(rows, ranks, data):
     def wrap(device):
         return fully_shard(nn.Linear(WIDTH, rows, bias=False).to(device))
 
-    found = traced(program(wrap), rank=rank, steps=1, ranks=ranks)
+    prediction = traced(program(wrap), rank=rank, steps=1, ranks=ranks)
     share = -(-rows // ranks)  # `torch.chunk`; smaller shares are padded to it
-    assert sizes(found, "parameter") == {share * WIDTH * 4: 1}
+    assert sizes(prediction, "parameter") == {share * WIDTH * 4: 1}
 
 
 def test_hybrid_mesh_shards_one_dimension_with_two_communicators():
@@ -141,9 +143,9 @@ def test_hybrid_mesh_shards_one_dimension_with_two_communicators():
         return sharded(device, mesh=mesh)
 
     for _ in range(2):  # the second time, what DTensor remembers of the first must not matter
-        found = traced(program(wrap), steps=1)
-        assert found.communicators == 2
-        assert sizes(found, "parameter") == {LAYER // 2: LAYERS}
+        prediction = traced(program(wrap), steps=1)
+        assert prediction.communicators == 2
+        assert sizes(prediction, "parameter") == {LAYER // 2: LAYERS}
 
 
 def test_offloaded_shards_take_no_memory_of_the_device():
@@ -166,9 +168,9 @@ def test_shards_from_the_meta_device_are_initialized_alone():
             layer.reset_parameters()
         return fully_shard(model)
 
-    found = traced(program(wrap), steps=1)
-    built = [block.size for block in found.recording.blocks if block.phase == "build" and block.size]
-    assert sizes(found, "parameter") == {LAYER // RANKS: LAYERS}
+    prediction = traced(program(wrap), steps=1)
+    built = [block.size for block in prediction.recording.blocks if block.phase == "build" and block.size]
+    assert sizes(prediction, "parameter") == {LAYER // RANKS: LAYERS}
     assert max(built) == LAYER // RANKS
 
 
@@ -202,10 +204,12 @@ def test_gradient_clipping_and_accumulation_under_fsdp2():
     ],
 )
 def test_ddp_has_smaller_buckets_after_the_first_step(options, rebuilt):
-    found = traced(program(lambda device: replicated(device, **options)), steps=3)
-    buckets = Counter({size: count for size, count in sizes(found, COMMUNICATION).items() if size >= LAYER})
+    prediction = traced(program(lambda device: replicated(device, **options)), steps=3)
+    buckets = Counter(
+        {size: count for size, count in sizes(prediction, COMMUNICATION).items() if size >= LAYER}
+    )
     assert buckets == Counter({LAYERS * LAYER: 1}) + Counter(rebuilt)
-    assert found.communicators == 1
+    assert prediction.communicators == 1
 
 
 def test_ddp_has_two_buckets_in_its_second_step():
@@ -244,8 +248,10 @@ def test_gradients_as_bucket_views_save_a_copy_of_the_model():
 
 
 def test_ddp_broadcasts_the_model_when_it_is_wrapped():
-    found = traced(program(replicated), steps=1)
-    flat = [block for block in found.recording.blocks if block.op == "aten::cat" and block.phase == "build"]
+    prediction = traced(program(replicated), steps=1)
+    flat = [
+        block for block in prediction.recording.blocks if block.op == "aten::cat" and block.phase == "build"
+    ]
     assert [block.size for block in flat] == [LAYERS * LAYER]
 
 
@@ -273,8 +279,8 @@ def test_a_compressing_hook_makes_buffers_of_half_the_size():
         model.register_comm_hook(None, bf16_compress_hook)
         return model
 
-    found = traced(program(wrap))
-    halves = [block for block in found.recording.blocks if block.size == LAYERS * LAYER // 2]
+    prediction = traced(program(wrap))
+    halves = [block for block in prediction.recording.blocks if block.size == LAYERS * LAYER // 2]
     assert halves and all(block.phase == "backward" for block in halves)
 
 
@@ -295,17 +301,17 @@ def test_a_list_of_tensors_is_gathered_through_one_flat_tensor():
         model, optimizer, _ = program(layers)(device)
 
         def step():
-            found = model(torch.randn(64, WIDTH, device=device))
-            gathered = [torch.empty_like(found) for _ in range(RANKS)]
-            dist.all_gather(gathered, found.detach())
+            prediction = model(torch.randn(64, WIDTH, device=device))
+            gathered = [torch.empty_like(prediction) for _ in range(RANKS)]
+            dist.all_gather(gathered, prediction.detach())
             whole = torch.empty(RANKS * 64, WIDTH, device=device)
-            dist.all_gather_into_tensor(whole, found.detach())
-            found.sum().backward()
+            dist.all_gather_into_tensor(whole, prediction.detach())
+            prediction.sum().backward()
 
         return model, optimizer, step
 
-    found = traced(build, steps=1)
-    gathered = [block for block in found.recording.blocks if block.op == "c10d::allgather_"]
+    prediction = traced(build, steps=1)
+    gathered = [block for block in prediction.recording.blocks if block.op == "c10d::allgather_"]
     assert [block.size for block in gathered] == [RANKS * 64 * WIDTH * 4]
 
 
@@ -487,12 +493,12 @@ def test_tensor_parallel_keeps_shares_of_weights_and_runs_the_fused_norm():
 
         return model, optimizer, step
 
-    found = traced(build)
-    assert sizes(found, "parameter") == {LAYER // RANKS: 2, WIDTH * 4: 1}
-    operators = {block.op for block in found.recording.blocks}
+    prediction = traced(build)
+    assert sizes(prediction, "parameter") == {LAYER // RANKS: 2, WIDTH * 4: 1}
+    operators = {block.op for block in prediction.recording.blocks}
     assert "aten::rsqrt" not in operators  # CUDA normalizes a DTensor too by one kernel
     gathered = 2 * 64 * WIDTH * 4
-    assert any(block.size == gathered and "gather" in block.op for block in found.recording.blocks)
+    assert any(block.size == gathered and "gather" in block.op for block in prediction.recording.blocks)
 
 
 def pipeline(rank, given=True, ranks=2, micro_batches=4, rows=64):
@@ -521,12 +527,12 @@ def pipeline(rank, given=True, ranks=2, micro_batches=4, rows=64):
 def test_first_stage_of_a_pipeline_keeps_more_micro_batches_than_the_last():
     activations = []
     for rank in (0, 1):
-        found = traced(pipeline(rank), rank=rank, ranks=2)
+        prediction = traced(pipeline(rank), rank=rank, ranks=2)
         live = highest = 0
-        for event in found.recording.events:
+        for event in prediction.recording.events:
             if (
-                found.recording.blocks[event.block].op == "aten::mm"
-                and found.recording.blocks[event.block].phase == "forward"
+                prediction.recording.blocks[event.block].op == "aten::mm"
+                and prediction.recording.blocks[event.block].phase == "forward"
             ):
                 live += 1 if event.size else -1
                 highest = max(highest, live)
@@ -566,10 +572,10 @@ def test_context_parallel_runs_attention_on_shares_of_the_sequence():
 
         return model, optimizer, step
 
-    found = traced(build, ranks=2)
+    prediction = traced(build, ranks=2)
     attended = {
         block.size
-        for block in found.recording.blocks
+        for block in prediction.recording.blocks
         if block.op == "aten::_scaled_dot_product_flash_attention"
     }
     assert length // 2 * WIDTH * 2 in attended

@@ -62,7 +62,7 @@ def test_compiled_code_lets_go_of_what_it_was_specialized_on() -> None:
     compiled = torch.compile(model, backend="eager")
     compiled(torch.ones(1, 3)).sum().backward()
     reference = weakref.ref(model)
-    assert "torch.dynamo" in [one.name for one in memtriage.clear_caches().skipped]
+    assert "torch.dynamo" in [holder.name for holder in memtriage.clear_caches().skipped]
     outcome = clear("torch.dynamo")
     assert (outcome.status, outcome.reason) == ("cleared", None)
     assert clear("torch.dynamo").status == "absent"

@@ -90,15 +90,15 @@ def test_stitched_run_reserves_what_tracing_every_step_says(conf, whole):
     lengths, traced = whole
     settings = parse_conf(conf, VERSION)
     truth = steps_of(replay(traced.recording, settings, machine("h200").memory, len(lengths)))
-    found = memtriage.horizon(build, lengths, allocator_conf=conf, torch_version="2.13")
-    assert found.peak_reserved == max(reserved for _, reserved in truth)
-    assert found.peak_step == 1 + [reserved for _, reserved in truth].index(found.peak_reserved)
-    for point in found.course:
+    horizon = memtriage.horizon(build, lengths, allocator_conf=conf, torch_version="2.13")
+    assert horizon.peak_reserved == max(reserved for _, reserved in truth)
+    assert horizon.peak_step == 1 + [reserved for _, reserved in truth].index(horizon.peak_reserved)
+    for point in horizon.course:
         assert (point.peak_allocated, point.peak_reserved) == truth[point.step - 1]
-    assert found.steps == len(lengths)
-    assert found.shapes == len(LENGTHS)
-    assert found.full_at is None
-    assert found.error is None
+    assert horizon.steps == len(lengths)
+    assert horizon.shapes == len(LENGTHS)
+    assert horizon.full_at is None
+    assert horizon.error is None
 
 
 def test_step_of_death_is_that_of_tracing_every_step(whole):
@@ -109,16 +109,16 @@ def test_step_of_death_is_that_of_tracing_every_step(whole):
     deaths = set()
     for share in (0.5, 0.8, 0.95, 1.05):
         limit = int(share * highest)
-        found = memtriage.horizon(build, lengths, limit=limit, torch_version="2.13")
+        horizon = memtriage.horizon(build, lengths, limit=limit, torch_version="2.13")
         for steps in range(1, len(lengths) + 1):  # the first number of steps that does not fit
             starts = [*traced.recording.starts(len(lengths)), len(traced.recording.events)]
             if not fits(traced, memory, limit, starts[steps]):
-                assert found.full_at == steps
-                assert found.full_shape == str(lengths[steps - 1])
+                assert horizon.full_at == steps
+                assert horizon.full_shape == str(lengths[steps - 1])
                 break
         else:
-            assert found.full_at is None
-        deaths.add(found.full_at)
+            assert horizon.full_at is None
+        deaths.add(horizon.full_at)
     assert len(deaths) > 1
 
 
@@ -150,12 +150,12 @@ def test_known_states_change_no_outcome(whole):
 
 
 def test_failing_step_names_what_asked():
-    found = memtriage.horizon(build, [64] * 5 + [420] * 3, limit=150 * MIB)
-    assert found.full_at == 6
-    assert found.full_operator.startswith("aten::")
-    assert found.full_asked > 0
-    assert found.memory == 150 * MIB
-    capped = next(each for each in found.variants if each.name == "no batch larger than 64")
+    horizon = memtriage.horizon(build, [64] * 5 + [420] * 3, limit=150 * MIB)
+    assert horizon.full_at == 6
+    assert horizon.full_operator.startswith("aten::")
+    assert horizon.full_asked > 0
+    assert horizon.memory == 150 * MIB
+    capped = next(each for each in horizon.variants if each.name == "no batch larger than 64")
     assert capped.full_at is None
 
 
@@ -163,12 +163,12 @@ def test_above_32_shapes_a_sample_stands_for_the_others():
     lengths = list(range(40, 225, 5))
     random.Random(1).shuffle(lengths)
     assert len(set(lengths)) > TRACED_AT_MOST
-    found = memtriage.horizon(build, lengths, torch_version="2.13")
-    assert found.shapes == len(lengths)
-    assert found.error < 0.001
+    horizon = memtriage.horizon(build, lengths, torch_version="2.13")
+    assert horizon.shapes == len(lengths)
+    assert horizon.error < 0.001
     traced = trace(EveryStep(lengths), machine("h200"), VERSION, len(lengths), allocator_conf="")
     truth = steps_of(replay(traced.recording, traced.settings, machine("h200").memory, len(lengths)))
-    assert found.peak_reserved == max(reserved for _, reserved in truth)
+    assert horizon.peak_reserved == max(reserved for _, reserved in truth)
 
 
 def test_histogram_and_tuples_and_batches_are_lengths():

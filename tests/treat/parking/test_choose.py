@@ -1,0 +1,91 @@
+"""What is chosen to be parked: storages once, by owner; wrappers stand for the tensors inside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from memtriage.treat.parking.choose import choose, inner_tensors, is_optimizer
+from memtriage.treat.parking.errors import ParkError
+
+
+class Tagged(Tensor):
+    """A subclass with bytes of its own, which has another tensor as an attribute."""
+
+
+class Hollow(Tensor):
+    """A wrapper without bytes of its own and without `__tensor_flatten__`, as TransformerEngine has them."""
+
+    data_part: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Hollow:
+        made: Hollow = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.data_part = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError
+
+
+class Flat(Hollow):
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["data_part"], None
+
+
+def same(found: list[Tensor], *expected: Tensor) -> bool:
+    return [id(tensor) for tensor in found] == [id(tensor) for tensor in expected]
+
+
+def test_a_tensor_with_bytes_of_its_own_stands_for_itself() -> None:
+    plain, parameter = torch.ones(3), nn.Parameter(torch.ones(3))
+    tagged = torch.ones(3).as_subclass(Tagged)
+    tagged.scale = torch.ones(1)  # type: ignore[attr-defined]
+    for tensor in (plain, parameter, tagged):
+        assert same(inner_tensors(tensor), tensor)
+
+
+def test_a_wrapper_stands_for_the_tensors_inside() -> None:
+    part = torch.ones(3)
+    assert same(inner_tensors(Hollow(part)), part)
+    assert same(inner_tensors(Flat(part)), part)
+    assert same(inner_tensors(Flat(Hollow(part))), part)
+
+
+def test_storages_come_once_with_their_owner() -> None:
+    model = nn.Linear(4, 2)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer = torch.optim.Adam(model.parameters())
+    optimizer.step()
+    chosen = choose([model, model, model.weight, model.weight.view(-1)])
+    assert len(chosen.storages) == 4  # two parameters, two gradients
+    assert choose([model, "parameters"]).leaves == []
+    assert len(choose([model, "parameters"]).storages) == 2
+    assert len(choose([model, "gradients"]).leaves) == 2
+    assert len(choose([optimizer]).storages) == 6  # two averages and a step each
+
+
+def test_modules_are_those_whose_parameters_or_buffers_go() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    assert choose([model]).modules == [model, model[0]]
+    assert choose([model, "buffers"]).modules == [model, model[0]]
+    assert choose([model, "gradients"]).modules == []
+
+
+def test_names_need_an_owner_and_must_be_known() -> None:
+    with pytest.raises(ParkError, match="no owner is called 'weights'"):
+        choose([nn.Linear(1, 1), "weights"])
+    with pytest.raises(ParkError, match="parameters: of which model or optimizer"):
+        choose([torch.ones(1), "parameters"])
+
+
+def test_optimizers_and_what_wraps_one() -> None:
+    class Wrapped:
+        param_groups: list[Any] = []
+
+    assert is_optimizer(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1))
+    assert is_optimizer(Wrapped()) and not is_optimizer(Wrapped) and not is_optimizer(torch.ones(1))
