@@ -29,6 +29,6 @@ def _printable(value: Any) -> Any:
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
     if isinstance(value, dict):
         return {_printable(key): _printable(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_printable(item) for item in value]
     return value
