@@ -202,8 +202,8 @@ FRAMEWORKS: Final[tuple[Holder, ...]] = (
         symbol="parallel_state._GLOBAL_MEMORY_BUFFER.buffer",
         holds="scratch of sequence-parallel layers, of the largest size ever seen",
         find=_global_buffer,
-        clears=".clear() of its dict (destroy_global_memory_buffer() would also take the buffer object away, "
-        "which the next step asks for)",
+        clears=".clear() of its dict (destroy_global_memory_buffer() would also remove the buffer object, "
+        "which the next step needs)",
         refills="in the next forward",
         forbidden=("graphs", "backward"),
         sites=(Site("megatron/core/utils.py", frozenset({"get_tensor"})),),
@@ -215,7 +215,7 @@ FRAMEWORKS: Final[tuple[Holder, ...]] = (
         holds="caches, and the memory pool of captured graphs",
         find=_gtp,
         policy="never",
-        why="what may go depends on the case: captured graphs use it",
+        why="captured graphs may use it",
     ),
     _megatron(
         "async_checkpoint",

@@ -36,7 +36,7 @@ _SHALLOW: Final = 4
 _LISTED_ELSEWHERE: Final = ("torch", "memtriage", "sys", "gc", "numpy", "builtins")
 """Packages whose own variables are not listed: they have entries of their own."""
 
-_LEAVE: Final = "it is the program's own: register_holder() has clear_caches() clear it"
+_LEAVE: Final = "it belongs to the program; register_holder() lets clear_caches() clear it"
 
 
 def _has_own_entries(name: str) -> bool:

@@ -307,7 +307,7 @@ PYTORCH: Final[tuple[Holder, ...]] = (
         holds="a buffer of 256 MB that flushes the L2 cache, while kernels are tuned",
         find=_do_bench,
         policy="never",
-        why="it goes when the tuning ends",
+        why="freed when tuning ends",
         refills="for each key that is tuned",
     ),
 )

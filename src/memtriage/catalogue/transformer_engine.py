@@ -135,7 +135,7 @@ TRANSFORMER_ENGINE: Final[tuple[Holder, ...]] = (
         holds="small tensors, each of which may pin a segment",
         find=lru_caches(PACKAGE, "get_cached_ones_tensor", "_empty_tensor"),
         clears=".cache_clear()",
-        refills="when asked for again",
+        refills="at the next use",
         sites=_made_in("get_cached_ones_tensor", "_empty_tensor"),
     ),
     _entry(
@@ -145,7 +145,7 @@ TRANSFORMER_ENGINE: Final[tuple[Holder, ...]] = (
         holds="tiny tables of the FP4 format, each of which may pin a segment",
         find=lru_caches(PACKAGE, "get_rht_matrix", "_fp4_e2m1_vals"),
         clears=".cache_clear()",
-        refills="when asked for again",
+        refills="at the next use",
         sites=_made_in("get_rht_matrix", "_fp4_e2m1_vals"),
     ),
     _entry(
@@ -276,8 +276,8 @@ TRANSFORMER_ENGINE: Final[tuple[Holder, ...]] = (
         package=_ON_OBJECTS,
         kind="model state",
         symbol="int16 state[*]['master_param'] of FusedAdam (store_param_remainders)",
-        holds="the low 16 bits of fp32 master weights, whose high bits are the bf16 parameters; often taken "
-        "for scaling factors",
+        holds="the low 16 bits of fp32 master weights, whose high bits are the bf16 parameters; often "
+        "mistaken for scaling factors",
         find=adam_remainders,
         policy="never",
         why="it is optimizer state: park it instead",
@@ -290,16 +290,16 @@ TRANSFORMER_ENGINE: Final[tuple[Holder, ...]] = (
         holds="double buffers of activation offloading on the GPU",
         find=offload_buffers,
         policy="never",
-        why="TransformerEngine has no action for it; it goes with the offloading context",
+        why="TransformerEngine has no action for it; freed with the offloading context",
     ),
     _entry(
         "do_not_clear",
         kind="activations",
         symbol="_do_not_clear of tensors",
-        holds="nothing itself, but clear_tensor_data() passes over tensors so marked, and their memory stays",
+        holds="nothing itself; clear_tensor_data() skips tensors with this flag, so their memory stays",
         find=marked,
         policy="never",
-        why="it is a mark on the program's own tensors",
+        why="it is a flag on the program's own tensors",
         keeps=False,
     ),
 )

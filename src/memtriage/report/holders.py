@@ -49,7 +49,7 @@ def render(here: Sequence[HolderHere], console: Console, *, every: bool) -> None
             _entry(page, holder)
     if not every and len(shown) < len(here):
         page.gap()
-        page.line((f"{len(here) - len(shown)} more do not apply here: `memtriage holders --all`", "dim"))
+        page.line((f"{len(here) - len(shown)} more are not installed: `memtriage holders --all`", "dim"))
 
 
 def _libraries(here: Iterable[HolderHere]) -> Iterator[tuple[str, str | None]]:
@@ -88,9 +88,9 @@ _HEAD: Final = """\
 
 <!-- python -m memtriage.report.holders > docs/holders.md: edit src/memtriage/catalogue/ -->
 
-Libraries keep memory between steps: copies of weights, workspaces, tables, buffers, the tensors of an
-autograd node that has done its work. memtriage knows the holders below. Censuses, ledgers and findings name
-them (`te.fp8_workspaces: model.layers[*]...`); a command shows them, and a function clears them.
+Libraries keep memory between steps: copies of weights, workspaces, tables, buffers, tensors of finished
+autograd nodes. The tables below list those that memtriage recognizes. Reports use their names
+(`te.fp8_workspaces: model.layers[*]...`). `clear_caches` clears them.
 
 ## memtriage holders
 
@@ -98,12 +98,11 @@ them (`te.fp8_workspaces: model.layers[*]...`); a command shows them, and a func
 memtriage holders [--all] [--json]
 ```
 
-Shows which of them the installed versions of the libraries have: what each holds, what clears it, and when
-that must not be done.
+List the known holders of the installed libraries.
 
 | option | meaning |
 |---|---|
-| `--all` | entries of libraries and versions that are not installed too |
+| `--all` | also list libraries and versions that are not installed |
 | `--json` | the whole catalogue alone on stdout, as JSON |
 
 **Exit status**: 0.
@@ -111,30 +110,33 @@ that must not be done.
 ## clear_caches
 
 ```python
-report = memtriage.clear_caches()  # all that may be cleared now
+report = memtriage.clear_caches()  # everything that may be cleared now
 report = memtriage.clear_caches(["weight copies"])  # a kind
 report = memtriage.clear_caches(["torch.dynamo"])  # one of them, by name
 print("\\n".join(report.lines()))
 ```
 
-A library is never imported to look for it: an entry is found by what is loaded and by
-attributes. Every device in use is synchronized, each entry is measured before and after, garbage is
-collected, the allocator's cache emptied, and the report tells for each entry what it held, what went, or why
-it was skipped:
+Nothing is cleared during a capture. The call synchronizes the devices in use, measures and clears each
+entry, collects garbage and empties the allocator's cache. It imports no library. The report gives what each
+entry held and freed, or why it was skipped.
 
-- `automatic`: cleared unless forbidden at that moment.
-- `on request`: cleared only if its name or kind is given, for it is slow to make again, or other ranks must
-  take part.
-- `never`: told, and left alone: it is model state, must be registered again, or is the program's own.
-- *graphs*: not while CUDA graphs are captured: they may be replayed with the addresses. *backward*: not while
-  one is under way or pending (a graph that is alive, with what it saved); `between_steps=True` says that none
-  of these will be run. While a capture is under way nothing is cleared.
-- A graph's pool outlives it where cuBLAS made its workspace during the capture. That looks like a graph that
-  only C++ holds, and forbids the same; with no graph left, `torch._C._cuda_clearCublasWorkspaces()` ends it.
+| column *cleared* | meaning |
+|---|---|
+| `automatic` | cleared, except while the condition in *not while* applies |
+| `on request` | cleared only if you pass its name or kind: slow to rebuild, or other ranks take part |
+| `never` | only reported: model state, or the program's own |
 
-What goes at once is references. Bytes go when nothing else holds them: `freed` counts the storages that did.
-Reserved memory goes where a segment became empty: a tiny holder can pin a large one.
-`memtriage.account.holder_pins.pinned_by(segments, storages)` tells how much.
+| column *not while* | meaning |
+|---|---|
+| graphs | captured CUDA graphs exist: a replay may use the addresses |
+| backward | a backward may still run: its graph is alive. `between_steps=True` promises that none will |
+
+`freed` counts the storages that nothing else keeps alive. Reserved memory shrinks where a whole segment
+became free, so a tiny holder can pin a large segment: `memtriage.account.holder_pins.pinned_by(segments,
+storages)` computes how much.
+
+If cuBLAS made its workspace during a capture, the graph's pool outlives the graph, and clearing is still
+refused. With no graph left, call `torch._C._cuda_clearCublasWorkspaces()`.
 
 ## A cache of your own
 
@@ -145,7 +147,7 @@ registration = memtriage.register_holder("rope tables", lambda: cache, cache.cle
 registration.remove()
 ```
 
-From then on it is named, measured and cleared like the others.
+Until `remove()`, it is named, measured and cleared like the others.
 
 ## TransformerEngine #1935
 
@@ -156,11 +158,11 @@ with EmptyAfterRestore():
     train()
 ```
 
-Versions before 2.15 write saved tensors back into `ctx.tensor_objects` and leave them there when backward
-is done (`te.tensor_objects`). Inside the block the list is emptied as soon as backward has read it; gradients
-are the same to the bit, a kept graph keeps its list, and `undo()` puts the library's functions back. Not
-every use fills the list with more than `None`: with FP8 attention of `DelayedScaling(fp8_dpa=True)` (2.12.0,
-one H200) nothing was left after.
+Before 2.15, backward writes saved tensors into `ctx.tensor_objects` and leaves them there
+(`te.tensor_objects`). Inside the block each list is emptied as soon as backward has read it. Gradients are
+identical to the bit, and a retained graph keeps its list. `undo()` restores the library's functions. Some
+uses leave only `None` in the list, such as FP8 attention of `DelayedScaling(fp8_dpa=True)` (2.12.0, one
+H200).
 """
 
 _TABLE_HEAD: Final = (
@@ -181,7 +183,7 @@ def _lines() -> Iterator[str]:
         yield _TABLE_HEAD
         yield from map(_row, group)
         yield ""
-    yield "## Known, and not looked for"
+    yield "## Not recognized"
     yield ""
     yield "| library | what keeps memory | what helps |\n|---|---|---|"
     for remark in REMARKS:
