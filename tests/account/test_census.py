@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -318,5 +319,7 @@ def test_a_census_while_a_tuple_is_being_built(program: Any) -> None:
         "def layers():\n    yield made(torch.zeros(8))\n    look()\n    yield torch.zeros(8)\n"
         "built = tuple(layers())"
     )
-    assert program.holders() == {"C++ or an evaluation stack -> tuple[*]"}
+    # From CPython 3.14 on tuple() makes the tuple when it has all items.
+    holder = "C++ -> Tensor" if sys.version_info >= (3, 14) else "C++ or an evaluation stack -> tuple[*]"
+    assert program.holders() == {holder}
     assert len(program["built"]) == 2

@@ -187,14 +187,35 @@ def test_blocks_of_malloc_are_told_from_other_mappings() -> None:
     script = (
         "import ctypes, mmap\n"
         "from memtriage.observe.malloc import has_own_mapping\n"
-        "large = bytearray(40 << 20)\n"  # above malloc's highest threshold, so a mapping of its own
-        "small = bytearray(1000)\n"
-        "mapped = mmap.mmap(-1, 40 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
-        "for each in (large, small, mapped):\n"
-        "    address = ctypes.addressof(ctypes.c_char.from_buffer(each))\n"
-        "    print(int(has_own_mapping(address, len(each))))\n"
+        "malloc = ctypes.CDLL(None).malloc\n"
+        "malloc.restype, malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]\n"
+        "large = 40 << 20\n"  # above malloc's highest threshold, so a mapping of its own
+        "mapped = mmap.mmap(-1, large, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+        "address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))\n"
+        "for block, nbytes in ((malloc(large), large), (malloc(1000), 1000), (address, large)):\n"
+        "    print(int(has_own_mapping(block, nbytes)))\n"
     )
     assert printed_by(script) == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("address", "padding", "length"),
+    [
+        pytest.param(0x7FE0AC778010, 0, 0x2801002, id="glibc 2.36"),
+        pytest.param(0x7FE0A2E74000, 0xFF0, 0x2801012, id="glibc 2.36, aligned"),
+        pytest.param(0x7F5F0B0B3010, 0, 0x2800FF2, id="glibc 2.43"),
+        pytest.param(0x7F5F017AF000, 0xFF0, 0x2801002, id="glibc 2.43, aligned"),
+    ],
+)
+def test_chunks_with_a_mapping_of_their_own_in_versions_of_glibc(
+    address: int, padding: int, length: int
+) -> None:
+    """As measured for 40 MiB, on pages of 4 KiB."""
+    if os.sysconf("SC_PAGE_SIZE") != 4096:
+        pytest.skip("other pages")
+    assert malloc._has_mapping(address, 40 << 20, padding, length)
+    assert not malloc._has_mapping(address, 41 << 20, padding, length)
+    assert not malloc._has_mapping(address, 40 << 20, padding, length & ~2)
 
 
 @pytest.mark.parametrize("address", [16, 4096, 1 << 46, 1 << 63])

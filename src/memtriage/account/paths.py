@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import re
 import types
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -21,6 +21,7 @@ from typing import Any
 
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
 from memtriage.observe.classes import (
+    addresses,
     attributes_of,
     bases_of,
     instance_dict,
@@ -48,6 +49,8 @@ _ENOUGH_VARIABLES = 8
 _DIGITS = re.compile(r"\d+")
 _COMMON_MODULES = ("builtins", "collections", "types", "functools")
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
+_PLAIN_CONTAINERS = addresses(*_CONTAINERS, OrderedDict)
+"""Those whose attributes, if any, are in a dict."""
 _GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _LRU = type(functools.lru_cache(lambda: None))
 _TRACEBACK = vars(BaseException)["__traceback__"]
@@ -216,13 +219,14 @@ class PathNamer:
         if self._kind(type(obj)) == NODE:
             hops = extend(before.hops, (PathSegment(SegmentKind.GRAD_FN, name_of(type(obj))),))
             return Path(hops, min(before.outside, len(hops)), in_graph=True)
-        if type(obj) is dict:
-            return self._add(before, namespace=True)
         own = plain(tensor)
         if (own.grad_fn is None or own.retains_grad) and own.grad is obj:
             return self._add(before, PathSegment(SegmentKind.GRADIENT, "grad"))
         if own._is_view() and own._base is obj:
             return self._add(before, attribute_segment("_base"))
+        attribute = self._from_attributes(before, tensor, obj)
+        if attribute is not None:
+            return attribute
         if self._kind(type(obj)) == TENSOR and is_sparse(tensor):
             return self._add(before)  # its indices or values
         if issubclass(type(obj), dict):
@@ -237,8 +241,13 @@ class PathNamer:
         label = self._node_labels(parent, node).get(id(obj))
         if label is not None:
             return self._add(before, *label)
-        if type(obj) is dict and obj is getattr(node, "__dict__", None):
-            return Path(before.hops, before.outside, namespace=True, in_graph=True)
+        own = instance_dict(node)
+        if own is not None:
+            if obj is own:
+                return Path(before.hops, before.outside, namespace=True, in_graph=True)
+            for name, value in list(own.items()):
+                if value is obj:
+                    return self._context(before, PathSegment(SegmentKind.CONTEXT, name))
         if getattr(node, "variable", None) is obj:
             return self._add(before, PathSegment(SegmentKind.LEAF, "variable"))
         return self._add(before, PathSegment(SegmentKind.NODE_HOOKS, "hooks"))
@@ -255,8 +264,10 @@ class PathNamer:
 
     def _from_python(self, before: Path, parent: int, holder: Any, obj: Any) -> Path:
         kind = type(holder)
-        if issubclass(kind, _CONTAINERS) and type(obj) is dict and obj is instance_dict(holder):
-            return self._add(before, namespace=True)
+        if issubclass(kind, _CONTAINERS) and (type(obj) is dict or id(kind) not in _PLAIN_CONTAINERS):
+            attribute = self._from_attributes(before, holder, obj)
+            if attribute is not None:
+                return attribute
         if issubclass(kind, dict):
             return self._from_dict(before, parent, holder, obj)
         if issubclass(kind, (list, deque, set, frozenset)):
@@ -309,10 +320,8 @@ class PathNamer:
         label = labels.get(id(obj), ANY_ITEM)  # a key, or a value that came meanwhile
         if before.in_graph:
             if label.kind is SegmentKind.ITEM:
-                hop: Hop = (PathSegment(SegmentKind.CONTEXT), label)
-            else:
-                hop = (PathSegment(SegmentKind.CONTEXT, label.name),)
-            return Path((*before.hops, hop), before.outside)
+                return self._context(before, PathSegment(SegmentKind.CONTEXT), label)
+            return self._context(before, PathSegment(SegmentKind.CONTEXT, label.name))
         if before.last.kind in _OPEN:  # keyword-only defaults
             variable = PathSegment(SegmentKind.VARIABLE, label.name)
             return self._add(_without_last(before), *before.hops[-1], variable)
@@ -321,6 +330,9 @@ class PathNamer:
         if before.last.kind is SegmentKind.MODULE and label.kind is SegmentKind.ATTRIBUTE:
             return self._add(before, PathSegment(SegmentKind.VARIABLE, label.name))
         return self._add(before, label)
+
+    def _context(self, before: Path, *segments: PathSegment) -> Path:
+        return Path((*before.hops, segments), before.outside)
 
     def _belongs_to_module(self, position: int) -> bool:
         above = self._graph.parents[position]
@@ -364,16 +376,27 @@ class PathNamer:
     def _from_instance(self, before: Path, holder: Any, obj: Any) -> Path:
         if issubclass(type(holder), BaseException) and obj is read_member(_TRACEBACK, holder):
             return self._add(before, PathSegment(SegmentKind.TRACEBACK, "__traceback__"))
+        attribute = self._from_attributes(before, holder, obj)
+        return attribute or self._add(before, attribute_segment(_slot_name(holder, obj)))
+
+    def _from_attributes(self, before: Path, holder: Any, obj: Any) -> Path | None:
+        """The path to an object's attributes, or to one of them; None to what is neither.
+
+        CPython keeps the attributes of most objects in the object itself until their dict is asked for (from
+        3.14 on also those of tensors, autograd contexts and subclasses of containers): then the object refers
+        to the values, else to the dict.
+        """
         own = instance_dict(holder)
-        if own is not None:
-            if obj is own:
-                return self._add(before, namespace=True)
-            for name, value in list(own.items()):
-                if value is obj:
-                    if name in _MODULE_DICTS and self._kind(type(holder)) == MODULE:
-                        return self._add(before, namespace=True)
-                    return self._add(before, attribute_segment(name))
-        return self._add(before, attribute_segment(_slot_name(holder, obj)))
+        if own is None:
+            return None
+        if obj is own:
+            return self._add(before, namespace=True)
+        for name, value in list(own.items()):
+            if value is obj:
+                if name in _MODULE_DICTS and self._kind(type(holder)) == MODULE:
+                    return self._add(before, namespace=True)
+                return self._add(before, attribute_segment(name))
+        return None
 
     def _garbage_name(self, position: int) -> str:
         """The most telling type of a cycle: the first class instance met from its entry."""

@@ -475,9 +475,11 @@ def _held_from_outside(left: list[Any], kinds: KindTable, gradients: frozenset[i
             key = id(child)
             if key in count:
                 count[key] += 1
-    # getrefcount sees: the caller's list `left`, the loop variable and its own argument.
-    invisible = 3
-    outside = [obj for obj in left if sys.getrefcount(obj) - invisible > count[id(obj)]]
+    outside = [
+        obj
+        for obj, references in zip(left, _reference_counts(left), strict=True)
+        if references - _COUNTING > count[id(obj)]
+    ]
     tensors = [obj for obj in outside if kinds[type(obj)] == TENSOR]
     nodes = [obj for obj in outside if kinds[type(obj)] == NODE]
     others = [obj for obj in outside if kinds[type(obj)] not in (TENSOR, NODE)]
@@ -485,6 +487,14 @@ def _held_from_outside(left: list[Any], kinds: KindTable, gradients: frozenset[i
     # that the gradient carries; a custom Function's node says more than an anonymous tensor.
     leaves = [tensor for tensor in tensors if _carries_gradient(tensor)]
     return others + leaves + nodes + [tensor for tensor in tensors if not _carries_gradient(tensor)]
+
+
+def _reference_counts(objects: list[Any]) -> list[int]:
+    return [sys.getrefcount(obj) for obj in objects]
+
+
+_COUNTING: Final = _reference_counts([object()])[0]
+"""Its count of an object that only the list refers to; versions of Python differ."""
 
 
 def _carries_gradient(tensor: Any) -> bool:

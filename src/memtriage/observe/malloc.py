@@ -79,25 +79,34 @@ def trim() -> bool:
 def has_own_mapping(address: int, nbytes: int) -> bool | None:
     """Whether a block of memory is a chunk of glibc's malloc with a mapping of its own; None if unreadable.
 
-    Such a chunk lies at a page's start, or behind padding where an alignment was asked for; the two words
-    in front of the block are that padding and the chunk's length, with the bit `IS_MMAPPED` (malloc.c).
+    Such a chunk begins at a page's start, or after padding where an alignment was asked for; the two words
+    before the block are that padding and the chunk's length, with the bit `IS_MMAPPED` (malloc.c).
     Memory that a program maps itself (`mmap`, tensors made over it) has no such words. Read through
     `/proc/self/mem`, where an address that is gone meanwhile is an error and no crash.
     """
-    header = address - 2 * _WORD
-    present = resident(header, 2 * _WORD)
+    header_bytes = 2 * _WORD
+    header = address - header_bytes
+    present = resident(header, header_bytes)
     if not present:  # malloc has written its header; reading a page that is not there would bring it in
         return None if present is None else False
-    words = _read_memory(header, 2 * _WORD)
+    words = _read_memory(header, header_bytes)
     if words is None:
         return None
-    padding = int.from_bytes(words[:_WORD], sys.byteorder)
-    length = int.from_bytes(words[_WORD:], sys.byteorder)
+    padding, length = (
+        int.from_bytes(words[at : at + _WORD], sys.byteorder) for at in range(0, header_bytes, _WORD)
+    )
+    return _has_mapping(address, nbytes, padding, length)
+
+
+def _has_mapping(address: int, nbytes: int, padding: int, length: int) -> bool:
+    """Whether the two words before a block say that its chunk fills whole pages of its own."""
     if not length & _IS_MMAPPED:
         return False
     page = os.sysconf("SC_PAGE_SIZE")
-    start = header - padding
+    start = address - 2 * _WORD - padding
     whole = (length & ~_CHUNK_FLAGS) + padding
+    if whole % page:
+        whole += 2 * _WORD  # from glibc 2.43 on the length is without the two words
     return start % page == 0 and whole % page == 0 and start + whole >= address + nbytes
 
 
