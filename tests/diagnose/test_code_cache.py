@@ -42,6 +42,13 @@ def test_a_leak_goes_on_where_no_new_code_comes(different: int) -> None:
     assert not fills_with_code(series(noisy(met * PRIMITIVE + leak)), series(met * KERNEL), since=0)
 
 
+def test_a_leak_goes_on_in_the_half_of_the_time_without_new_code() -> None:
+    steps = np.arange(160.0)
+    code = series(np.minimum(steps, 80.0) * KERNEL)
+    assert not fills_with_code(series(steps * PRIMITIVE / 3), code, since=0)
+    assert fills_with_code(series(np.minimum(steps, 80.0) * PRIMITIVE / 3), code, since=0)
+
+
 def test_without_code_nothing_is_a_cache_of_code() -> None:
     grows = series(np.arange(100.0) * PRIMITIVE)
     assert not fills_with_code(grows, series(np.zeros(100)), since=0)

@@ -14,6 +14,11 @@ def test_versions_of_a_torch_that_is_too_old():
     assert facts["CUDA of torch"].value == "12.6"
 
 
+def test_the_oldest_release_that_is_tested_is_good():
+    torch = SimpleNamespace(__version__="2.8.0", version=SimpleNamespace(cuda=None, hip=None))
+    assert by_name(versions(torch))["torch"].status == "ok"
+
+
 def test_without_torch_the_reason_is_given():
     facts = by_name(versions(None, "libcudart.so.13: cannot open shared object file"))
     assert facts["torch"].status == "bad"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memtriage.messages import log_file
-from memtriage.messages.log_file import LogReading, expandable_segments_on, read_log, read_text
+from memtriage.messages.log_file import LogPolicy, LogReading, expandable_segments_on, read_log, read_text
 
 FULL = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of "
@@ -44,11 +44,8 @@ def seen(reading: LogReading) -> list[tuple[int, str, int | None]]:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a log of a few hundred KiB is read in pieces."""
-    monkeypatch.setattr(log_file, "WHOLE", 1024)
-    monkeypatch.setattr(log_file, "_CHUNK", 16 * 1024)
-    monkeypatch.setattr(log_file, "_MARGIN", 6 * 1024)
-    monkeypatch.setattr(log_file, "_BEFORE", 2 * 1024)
-    monkeypatch.setattr(log_file, "_AFTER", 2 * 1024)
+    pieces = LogPolicy(whole=1024, chunk=16 * 1024, margin=6 * 1024, before=2 * 1024, after=2 * 1024)
+    monkeypatch.setattr(log_file, "POLICY", pieces)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -135,6 +132,7 @@ def test_of_many_alike_the_first_are_read_and_the_rest_counted() -> None:
     assert reading.messages[0].line == 1
     assert {each.rank for each in reading.messages} == {0, 1, 2, 3}
     assert len(reading.messages) < 1000 < reading.unread
+    assert reading.unread == len(lines) - 256
 
 
 @pytest.mark.usefixtures("small_chunks")

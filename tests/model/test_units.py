@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.model.units import parse_size, size
+from memtriage.model.units import duration, measured_time, parse_size, size
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,38 @@ def test_sizes_as_people_write_them(text, nbytes):
 def test_what_is_no_size_is_refused_by_name(given):
     with pytest.raises(ValueError, match="max_peak"):
         parse_size(given, "max_peak")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "n/a"),
+        (0.0, "0 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.0 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (3599, "59 min 59 s"),
+        (3600, "1 h 00 min"),
+        (7500, "2 h 05 min"),
+    ],
+)
+def test_time_spans(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "n/a"),
+        (1.0, "1.000 s"),
+        (0.9999, "999.9 ms"),
+        (0.001, "1.000 ms"),
+        (0.000999, "999.0 us"),
+        (-2.0, "-2.000 s"),
+    ],
+)
+def test_measured_times_have_four_digits(seconds, text):
+    assert measured_time(seconds) == text

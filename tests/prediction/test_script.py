@@ -357,8 +357,10 @@ def test_a_module_runs_as_python_m_runs_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     prediction = predict_program(Script("training.run", ["1000"], module=True))
     assert prediction.peak_allocated == predict_program(build_with(lambda model: [model])).peak_allocated
+    paths = list(sys.path)
     with pytest.raises(BuildError, match="no module named 'nowhere'"):
         Script("nowhere", module=True)
+    assert sys.path == paths
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,8 @@ ENDS = {
     "true": "import sys; sys.exit(True)",
     "negative": "import sys; sys.exit(-1)",
     "beyond a byte": "import sys; sys.exit(256 + 5)",
+    "the largest": "import sys; sys.exit(2**63 - 1 - 250)",
+    "the smallest": "import sys; sys.exit(-2**63 + 5)",
     "text": "import sys; print('out', end=''); sys.exit('gone: \\u00e4')",
     "object": "import sys; sys.exit((1, 'two'))",
     "text without stderr": "import sys; sys.stderr = None; sys.exit('nowhere')",

@@ -78,13 +78,12 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
             return data
 
     monkeypatch.setattr(tail, "open_record", lambda path: Counted(path, "rb"))
-    monkeypatch.setattr(tail, "_LOOK_AGAIN_S", 0.0)
     return found
 
 
 def test_nothing_is_read_twice(tmp_path: Path, write_rank: Any, reads: list[tuple[str, int]]) -> None:
     path = write_rank(steps=50, end=None)
-    following = RunTail([tmp_path / "runs"])
+    following = RunTail([tmp_path / "runs"], look_again_s=0.0)
     assert following.poll()
     assert reads == [("run", path.stat().st_size)]
     assert not following.poll()
@@ -93,6 +92,19 @@ def test_nothing_is_read_twice(tmp_path: Path, write_rank: Any, reads: list[tupl
         file.write(new)
     assert following.poll()
     assert reads[1:] == [("run", len(new))]
+
+
+def test_one_read_gives_the_record_its_marks_in_order_of_time(tmp_path: Path) -> None:
+    path = tmp_path / "rank-00000.jsonl"
+    path.write_bytes(mark_line(2) + mark_line(1))
+    following = RankTail(path)
+    assert following.behind == path.stat().st_size
+    assert following.read() and following.behind == 0
+    assert [mark.step for mark in following.as_record().marks] == [1, 2]
+    with path.open("ab") as file:
+        file.write(mark_line(3))
+    following.read()
+    assert [mark.step for mark in following.as_record().marks] == [1, 2, 3]
 
 
 def test_a_line_that_is_being_written_waits_for_its_end(tmp_path: Path) -> None:
@@ -164,10 +176,9 @@ def test_latest_and_peak_are_those_of_marks_with_a_figure(tmp_path: Path, write_
     assert following.last is not None and following.last.name == "end"
 
 
-def test_ranks_that_appear_later_are_found(tmp_path: Path, write_rank: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(tail, "_LOOK_AGAIN_S", 0.0)
+def test_ranks_that_appear_later_are_found(tmp_path: Path, write_rank: Any) -> None:
     (tmp_path / "runs").mkdir()
-    following = RunTail([tmp_path / "runs"])
+    following = RunTail([tmp_path / "runs"], look_again_s=0.0)
     assert not following.poll()
     assert following.waiting is not None and "no memtriage record in it" in following.waiting
     write_rank(1, world_size=3)
@@ -179,11 +190,10 @@ def test_ranks_that_appear_later_are_found(tmp_path: Path, write_rank: Any, monk
     assert [record.number for record in following.run().ranks] == [0, 1, 2]
 
 
-def test_a_restart_takes_over(tmp_path: Path, write_rank: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(tail, "_LOOK_AGAIN_S", 0.0)
+def test_a_restart_takes_over(tmp_path: Path, write_rank: Any) -> None:
     write_rank(0, world_size=2, time=1000.0)
     write_rank(1, world_size=2, time=1000.0)
-    following = RunTail([tmp_path / "runs"])
+    following = RunTail([tmp_path / "runs"], look_again_s=0.0)
     following.poll()
     assert following.run().ranks[0].start.restart == 0
     write_rank(0, world_size=2, restart=1, time=2000.0, steps=1)
@@ -197,7 +207,7 @@ def test_the_newest_run_is_found_without_reading_others_again(
 ) -> None:
     write_rank(run="old", time=1000.0)
     write_rank(run="new", time=2000.0)
-    following = RunTail([tmp_path / "runs"])
+    following = RunTail([tmp_path / "runs"], look_again_s=0.0)
     following.poll()
     assert following.run().ranks[0].start.run_id == "new"
     assert sum(size for run, size in reads if run == "old") > 0

@@ -3,8 +3,8 @@
 A log is mostly other lines: each of a few short words that every message has at least one of is searched for
 with `bytes.find`, which looks at a gigabyte a second; only the lines around a hit are read by the grammar.
 
-Known limits: in a log longer than `WHOLE`, a message that is wrapped inside of every one of these words is
-not found; of messages of one kind only the first `_MOST_OF_A_KIND` are read, the others are counted.
+Known limits, by `LogPolicy`: in a log longer than `whole`, a message that is wrapped inside each of these
+words is not found; of messages of one kind only the first `of_a_kind` are read, the others are counted.
 """
 
 from __future__ import annotations
@@ -21,16 +21,39 @@ from memtriage.messages.grammar.allocation import first_that_speaks
 from memtriage.messages.grammar.find import FoundMessage, find
 from memtriage.messages.grammar.lines import LogLine, read_line
 
-WHOLE: Final = 256 * 1024
-"""Bytes up to which every line of a text is read by the grammar."""
 
-_CHUNK: Final = 4 * 1024**2
-_MARGIN: Final = 64 * 1024
-_BEFORE: Final = 16 * 1024  # of a hit: its traceback
-_AFTER: Final = 4 * 1024  # of a hit: the rest of a wrapped message
-_WRAPPED_LINES: Final = 12  # before a hit, among which its message may begin
-_MOST_OF_A_KIND: Final = 256
-_MOST_REPORTS: Final = 16
+@dataclass(frozen=True, slots=True)
+class LogPolicy:
+    """How a log is read.
+
+    Attributes:
+        whole: bytes up to which every line of a text is read by the grammar.
+        chunk: bytes of a longer one that are searched at once.
+        margin: bytes of the chunk before that stay: the longest line, and what comes before a hit.
+        before: bytes before a hit that are read: its traceback.
+        after: bytes after a hit that are read: the rest of a wrapped message.
+        wrapped_lines: lines before a hit among which its message may begin.
+        of_a_kind: messages of one kind that are read; the others are counted.
+        reports: the same of reports, such as an allocator's table, which are long.
+        sample: bytes at the beginning by which the encoding is told.
+        least_sample: bytes below which they say nothing.
+        zeros: part of a sample of UTF-16 that is zeros: half of it, less what is not Latin.
+    """
+
+    whole: int = 256 * 1024
+    chunk: int = 4 * 1024**2
+    margin: int = 64 * 1024
+    before: int = 16 * 1024
+    after: int = 4 * 1024
+    wrapped_lines: int = 12
+    of_a_kind: int = 256
+    reports: int = 16
+    sample: int = 512
+    least_sample: int = 8
+    zeros: float = 0.3
+
+
+POLICY: Final = LogPolicy()
 
 _MEMORY: Final = b"memory"
 _DENSE: Final = 20_000
@@ -192,14 +215,14 @@ def read_log(stream: BinaryIO) -> LogReading:
     Raises:
         OSError: the stream cannot be read.
     """
-    first = stream.read(_CHUNK)
+    first = stream.read(POLICY.chunk)
     source: _Readable = stream
     if encoding := _wide_encoding(first):
         source, first = _Recoded(stream, encoding, first), b""
-        first = source.read(_CHUNK)
-    while len(first) <= WHOLE and (more := source.read(_CHUNK)):
+        first = source.read(POLICY.chunk)
+    while len(first) <= POLICY.whole and (more := source.read(POLICY.chunk)):
         first += more
-    if len(first) > WHOLE:
+    if len(first) > POLICY.whole:
         return _Search(source).run(first)
     lines = list(_lines(first, 1))
     return LogReading(
@@ -233,19 +256,13 @@ def expandable_segments_on(raw: bytes) -> bool:
     return False
 
 
-_SAMPLE: Final = 512
-_LEAST_SAMPLE: Final = 8
-_ZEROS: Final = 0.3
-"""Part of a sample of UTF-16 that is zeros: half of it, less what is not Latin."""
-
-
 def _wide_encoding(head: bytes) -> str | None:
     """UTF-16, as PowerShell writes logs; None for all else."""
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    sample = head[:_SAMPLE]
+    sample = head[: POLICY.sample]
     zeros = sample.count(0)
-    if len(sample) < _LEAST_SAMPLE or zeros < len(sample) * _ZEROS:
+    if len(sample) < POLICY.least_sample or zeros < len(sample) * POLICY.zeros:
         return None
     return "utf-16-le" if sample[1::2].count(0) > sample[::2].count(0) else "utf-16-be"
 
@@ -290,25 +307,26 @@ class _Search:
                 self.reading.lines = self._first_line - 1 + self._buffer.count(b"\n")
                 self.reading.lines += not self._buffer.endswith(b"\n")
                 return self.reading
-            chunk = self._stream.read(_CHUNK)
+            chunk = self._stream.read(POLICY.chunk)
 
     def _search(self, *, at_end: bool) -> None:
         # A chunk behind, so that the last of them is known to be the last when it is searched.
-        limit = len(self._buffer) if at_end else self._line_start(len(self._buffer) - _CHUNK - _MARGIN)
+        before = len(self._buffer) - POLICY.chunk - POLICY.margin
+        limit = len(self._buffer) if at_end else self._line_start(before)
         if limit <= self._searched and not at_end:
             return
         if not self.reading.expandable:
             self.reading.expandable = expandable_segments_on(self._buffer[self._searched : limit])
         cluster: list[int] = []
         for hit in self._hits(self._searched, limit, at_end=at_end):
-            if cluster and hit - cluster[-1] > 2 * _AFTER:
+            if cluster and hit - cluster[-1] > 2 * POLICY.after:
                 self._read_around(cluster)
                 cluster = []
             cluster.append(hit)
         if cluster:
             self._read_around(cluster)
         if not at_end:
-            keep = self._line_start(max(0, limit - _MARGIN))
+            keep = self._line_start(max(0, limit - POLICY.margin))
             self._first_line += self._buffer.count(b"\n", 0, keep)
             self._buffer = self._buffer[keep:]
             self._searched = limit - keep
@@ -318,8 +336,8 @@ class _Search:
         if at <= 0:
             return 0
         line = max(
-            self._buffer.rfind(b"\n", max(0, at - _MARGIN), at),
-            self._buffer.rfind(b"\r", max(0, at - _MARGIN), at),
+            self._buffer.rfind(b"\n", max(0, at - POLICY.margin), at),
+            self._buffer.rfind(b"\r", max(0, at - POLICY.margin), at),
         )
         return at if line < 0 else line + 1
 
@@ -336,8 +354,8 @@ class _Search:
     def _line_of(self, at: int) -> LogLine:
         """The line of an offset in the buffer."""
         begin = self._line_start(at)
-        end = self._buffer.find(b"\n", at, at + _AFTER)
-        raw = self._buffer[begin : end if end >= 0 else at + _AFTER]
+        end = self._buffer.find(b"\n", at, at + POLICY.after)
+        raw = self._buffer[begin : end if end >= 0 else at + POLICY.after]
         return read_line(
             self._first_line + self._buffer.count(b"\n", 0, begin), raw.decode("utf-8", "replace")
         )
@@ -356,9 +374,9 @@ class _Search:
                         self.reading.unread += text.count(word, at)
                         counted = True
                     break
-                begin = text.rfind(b"\n", max(0, at - _AFTER), at) + 1 or max(0, at - _AFTER)
-                end = text.find(b"\n", at, at + _AFTER)
-                end = min(at + _AFTER, len(text)) if end < 0 else end
+                begin = text.rfind(b"\n", max(0, at - POLICY.after), at) + 1 or max(0, at - POLICY.after)
+                end = text.find(b"\n", at, at + POLICY.after)
+                end = min(at + POLICY.after, len(text)) if end < 0 else end
                 kind = word if dense else self._kind(stem, text[begin:end])
                 if kind is not None and (stem.confirm is None or stem.confirm.search(text, begin, end)):
                     if self._is_enough(kind):
@@ -376,17 +394,17 @@ class _Search:
         return None
 
     def _is_enough(self, kind: bytes) -> bool:
-        return self._kinds[kind] >= (_MOST_REPORTS if kind in _REPORTS else _MOST_OF_A_KIND)
+        return self._kinds[kind] >= (POLICY.reports if kind in _REPORTS else POLICY.of_a_kind)
 
     def _read_around(self, hits: list[int]) -> None:
         """Read the lines around some hits that are close together."""
-        begin = self._line_start(hits[0] - _BEFORE)
-        last = self._buffer.find(b"\n", hits[-1] + _AFTER)
-        end = min(len(self._buffer), hits[-1] + 2 * _AFTER) if last < 0 else last
+        begin = self._line_start(hits[0] - POLICY.before)
+        last = self._buffer.find(b"\n", hits[-1] + POLICY.after)
+        end = min(len(self._buffer), hits[-1] + 2 * POLICY.after) if last < 0 else last
         number = self._first_line + self._buffer.count(b"\n", 0, begin)
         hit_line = number + self._buffer.count(b"\n", begin, hits[0])
         lines = list(_lines(self._buffer[begin:end], number))
-        first = max(hit_line - _WRAPPED_LINES, self._read_to + 1)
+        first = max(hit_line - POLICY.wrapped_lines, self._read_to + 1)
         self.reading.messages += find(lines, first)
         self.reading.building = self.reading.building or _builds(self._buffer[begin:end])
         self.reading.serving = self.reading.serving or any(serves(line.text) for line in lines)

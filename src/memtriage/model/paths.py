@@ -192,7 +192,7 @@ def last_name(path: HolderPath) -> str:
 
     A key that could be an identifier is a name of its own.
 
-    >>> last_name((Segment(SegmentKind.VARIABLE, "grads"), Segment(SegmentKind.ITEM, "'0.weight'")))
+    >>> last_name((PathSegment(SegmentKind.VARIABLE, "grads"), PathSegment(SegmentKind.ITEM, "'0.weight'")))
     "grads['0.weight']"
     """
     named = (at for at in reversed(range(len(path))) if _is_name(path[at]))

@@ -43,7 +43,7 @@ def predict(target: dict[str, Any], options: dict[str, Any]) -> Prediction:
 
 
 def plan(target: dict[str, Any], options: dict[str, Any]) -> Plan:
-    """Plan for a target; `options` are keyword arguments of `predict.plan.api.plan`.
+    """Plan for a target; `options` are keyword arguments of `plan_program`.
 
     Raises:
         ValueError: the target or an option cannot be used.

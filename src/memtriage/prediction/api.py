@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 
 from msgspec import UNSET
 
@@ -33,53 +33,84 @@ _TRIES: Final = (
 )
 
 
+class TraceOptions(TypedDict, total=False):
+    """What every prediction takes.
+
+    Attributes:
+        allocator_conf: None for the settings that the environment and the program set; by default none.
+        gpu, world_size, rank, torch_version: as for `memtriage.predict`.
+        explain: also the instant of the peak by module.
+        progress: called with the number of each step that begins, from 1, and how many are wanted.
+    """
+
+    allocator_conf: str | None
+    gpu: str
+    world_size: int
+    rank: int
+    torch_version: str | None
+    explain: bool
+    progress: Callable[[int, int], None] | None
+
+
 def predict_program(
     build: Build | TracedProgram,
     *,
     steps: int = STEADY_STEPS,
-    allocator_conf: str | None = "",
-    gpu: str = "h200",
-    world_size: int = 1,
-    rank: int = 0,
-    torch_version: str | None = None,
-    explain: bool = False,
     against: Path | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    **options: Unpack[TraceOptions],
 ) -> Prediction:
     """See `memtriage.predict`.
 
     Args:
         build: a build function, or another program.
-        allocator_conf: None for the settings that the environment and the program set.
-        explain: also the instant of the peak by module.
         against: also the record below this directory beside it.
-        progress: called with the number of each step that begins, from 1, and how many are wanted.
 
     Raises:
         BuildError: the program cannot be traced; the text says what to change.
         ValueError: another argument cannot be used.
     """
     begun = time.perf_counter()
-    kind = machine(gpu)
-    version = parse_version(torch_version)
-    parse_conf(allocator_conf or "", version)
     if steps < 1:
         raise ValueError(f"steps={steps}; expected at least 1, and 2 for a step in steady state")
     # Read first: what is wrong with it is to be known before the trace.
-    recorded = None if against is None else read_device(against, rank)
-    traced_program = trace(build, kind, version, steps, world_size, rank, explain, allocator_conf, progress)
-    prediction = prediction_of(traced_program, kind, version, world_size, explain, begun)
+    recorded = None if against is None else read_device(against, options.get("rank", 0))
+    traced_program, memory, prediction = trace_steps(build, steps, **options)
     if recorded is not None:
-        outside = prediction.outside_allocator
-        settings = traced_program.settings
+        settings, outside = traced_program.settings, prediction.outside_allocator
         prediction.against = compare(
-            traced_program, settings, kind.memory, traced_program.steps, outside, *recorded
+            traced_program, settings, memory, traced_program.steps, outside, *recorded
         )
     prediction.seconds = time.perf_counter() - begun
     return prediction
 
 
-def prediction_of(
+def trace_steps(
+    program: Build | TracedProgram,
+    steps: int,
+    *,
+    allocator_conf: str | None = "",
+    gpu: str = "h200",
+    world_size: int = 1,
+    rank: int = 0,
+    torch_version: str | None = None,
+    explain: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Trace, int, Prediction]:
+    """Trace steps of a program; return the trace, the GPU's memory in bytes, and their prediction.
+
+    Raises:
+        BuildError: as `predict_program`.
+        ValueError: an option cannot be used.
+    """
+    begun = time.perf_counter()
+    kind = machine(gpu)
+    version = parse_version(torch_version)
+    parse_conf(allocator_conf or "", version)
+    traced = trace(program, kind, version, steps, world_size, rank, explain, allocator_conf, progress)
+    return traced, kind.memory, _prediction_of(traced, kind, version, world_size, explain, begun)
+
+
+def _prediction_of(
     traced_program: Trace,
     kind: GpuKind,
     version: tuple[int, int],
@@ -87,11 +118,7 @@ def prediction_of(
     explain: bool,
     begun: float,
 ) -> Prediction:
-    """The prediction of the steps that were traced.
-
-    Args:
-        begun: when, by `time.perf_counter`.
-    """
+    """The prediction of the steps that were traced, begun at a time by `time.perf_counter`."""
     counters = replay(traced_program.recording, traced_program.settings, kind.memory, traced_program.steps)
     # Steps of a script may differ. The first lacks what the optimizer makes in it.
     settled = (counters[1:] or counters) if traced_program.varies else counters[-1:]

@@ -37,7 +37,6 @@ _CHUNK: Final = 4 * 1024**2
 _OWN_NAMES: Final = 32
 """Names of marks that have a course of their own; a program that numbers its marks has one for the rest."""
 _REST: Final = "other marks"
-_LOOK_AGAIN_S: Final = 2.0
 _HOST_SAMPLES: Final = 8
 
 _START: Final = msgspec.json.Decoder(Start)
@@ -190,6 +189,7 @@ class RunTail:
     Args:
         paths: each the directory of all runs, of a run, of a restart, or one rank's file. Several are the
             node-local directories of one run.
+        look_again_s: seconds from one search for new files to the next.
 
     Attributes:
         tails: the ranks' files, by path; empty while there is no record yet.
@@ -197,8 +197,9 @@ class RunTail:
         behind: bytes that are there and were not read yet.
     """
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], look_again_s: float = 2.0) -> None:
         self.paths = list(paths)
+        self._look_again_s = look_again_s
         self.tails: dict[Path, RankTail] = {}
         self.waiting: str | None = None
         self.behind = 0
@@ -217,7 +218,7 @@ class RunTail:
         changed = False
         if begun >= self._look_at_s or not self.tails:
             changed = self._look()
-            self._look_at_s = time.monotonic() + _LOOK_AGAIN_S
+            self._look_at_s = time.monotonic() + self._look_again_s
         with collector_paused():
             changed |= self._read_all(None if limit_s is None else begun + limit_s)
         return changed

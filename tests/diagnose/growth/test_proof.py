@@ -30,9 +30,17 @@ def test_fewer_are_a_suspicion_that_says_what_is_missing(at: tuple[float, ...], 
     assert proof.reason == f"it grew over {grew} of 3 intervals"
 
 
-@pytest.mark.parametrize("sizes", [[], steadily(3)])
-def test_one_census_or_none_shows_no_growth(sizes: list[tuple[float, float]]) -> None:
-    assert prove(sizes).certainty is None
+@pytest.mark.parametrize(("sizes", "since"), [([], 0.0), (steadily(3), 3)])
+def test_one_census_or_none_shows_no_growth(sizes: list[tuple[float, float]], since: float) -> None:
+    proof = prove(sizes)
+    assert (proof.certainty, proof.rate, proof.intervals, proof.since) == (None, 0.0, 0, since)
+    assert proof.reason == "it did not grow up to the last census"
+
+
+def test_the_rate_of_periodic_growth_is_over_whole_periods() -> None:
+    """From the first census the nearest to whole periods; of equally near ones the longest counts."""
+    assert prove([(10, 0), (19, 5), (30, 10), (38, 12)], period=10).rate == 0.5  # 10 to 30
+    assert prove([(10, 0), (18, 8), (24, 9)], period=10).rate == pytest.approx(9 / 14)  # all
 
 
 def test_counter_must_show_half_of_the_rate_since_onset() -> None:

@@ -8,19 +8,12 @@ from typing import Any
 import pytest
 
 from memtriage.diagnose.ranks import live
-from memtriage.diagnose.ranks.live import SILENT_AFTER_S, LiveRun, RankLine, course_of
-from memtriage.store import tail
+from memtriage.diagnose.ranks.live import SILENT_AFTER_S, LivePolicy, LiveRun, RankLine, course_of
 from support.live_runs import MIB, NOW, LiveRank
 
 
-@pytest.fixture(autouse=True)
-def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail, "_LOOK_AGAIN_S", 0.0)
-    monkeypatch.setattr(live, "_JUDGE_SHARE", float("inf"))
-
-
-def followed(directory: Path, at: float = NOW + 12.0) -> LiveRun:
-    return LiveRun([directory], clock=lambda: at)
+def followed(directory: Path, at: float = NOW + 12.0, judge_share: float = float("inf")) -> LiveRun:
+    return LiveRun([directory], lambda: at, LivePolicy(look_again_s=0.0, judge_share=judge_share))
 
 
 def only(directory: Path, at: float = NOW + 12.0) -> RankLine:
@@ -120,10 +113,9 @@ def test_ranks_that_are_all_gone_make_a_killed_run(tmp_path: Path) -> None:
     assert view.report is not None and view.report.verdict == "killed" and view.finished
 
 
-def test_a_restart_is_followed_and_judged_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "_JUDGE_SHARE", 1e-9)  # after the first time, as good as never again
+def test_a_restart_is_followed_and_judged_at_once(tmp_path: Path) -> None:
     LiveRank(tmp_path, 0, world_size=1).steps(8).leak()
-    run = followed(tmp_path)
+    run = followed(tmp_path, judge_share=1e-9)  # after the first time, as good as never again
     assert run.refresh().report is not None
     LiveRank(tmp_path, 0, world_size=1, restart=1, time=NOW + 5.0).steps(1)
     view = run.refresh()
@@ -135,10 +127,9 @@ def test_joining_many_ranks_is_put_off_but_not_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rank = LiveRank(tmp_path).steps(8)
-    run = followed(tmp_path)
-    now = [0.0]
+    run = followed(tmp_path, judge_share=0.1)
+    now = [500.0]
     monkeypatch.setattr(live.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(live, "_JUDGE_SHARE", 0.1)
     ticking = live.merge
 
     def slow(*args: Any, **kwargs: Any) -> Any:
@@ -150,7 +141,10 @@ def test_joining_many_ranks_is_put_off_but_not_forgotten(
     rank.leak().steps(1)
     view = run.refresh()
     assert view.report is not None and view.report.findings == [] and view.lines[0].step == 9
-    now[0] += 30.0
+    now[0] += 19.0  # two seconds are a tenth of 20
+    view = run.refresh()
+    assert view.report is not None and view.report.findings == []
+    now[0] += 2.0
     view = run.refresh()  # nothing new in the record any more
     assert view.report is not None and len(view.report.findings) == 1
 

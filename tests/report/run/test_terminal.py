@@ -345,6 +345,13 @@ def test_the_course_is_drawn_and_a_flat_one_told(make_report):
     assert "1.0 GiB, flat  1.0 s to 41 s after the start" in shown(flat)
 
 
+def test_the_course_of_what_grows_is_drawn_though_it_looks_flat(make_report, leak):
+    report = make_report(leak())
+    for mark in report.marks:
+        mark.allocated = GiB
+    assert "flat" not in shown(report)
+
+
 def test_notes_and_missing_ranks(make_report):
     report = make_report(verdict="clean", ranks=2)
     report.ranks = RankCount(seen=2, of=5)

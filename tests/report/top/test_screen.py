@@ -17,21 +17,13 @@ pytest.importorskip("textual", reason="the live screen needs memtriage[top]")
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
-from memtriage.diagnose.ranks import live
 from memtriage.diagnose.ranks.live import LiveRun
 from memtriage.report.top.screen import TopScreen
 from memtriage.report.top.words import BY_KEY
-from memtriage.store import tail
-from support.live_runs import MIB, NOW, LiveRank
+from support.live_runs import AT_ONCE, MIB, NOW, LiveRank
 
 NEVER_S = 10_000.0
 SIZE = (140, 44)
-
-
-@pytest.fixture(autouse=True)
-def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail, "_LOOK_AGAIN_S", 0.0)
-    monkeypatch.setattr(live, "_JUDGE_SHARE", float("inf"))
 
 
 class Driver:
@@ -76,7 +68,9 @@ def drive(
     directory: Path, script: Callable[[Driver], Awaitable[None]], size: tuple[int, int] = SIZE
 ) -> TopScreen:
     async def run() -> TopScreen:
-        app = TopScreen(LiveRun([directory], clock=lambda: NOW + 12.0), NEVER_S, BY_KEY["rank"])
+        app = TopScreen(
+            LiveRun([directory], clock=lambda: NOW + 12.0, policy=AT_ONCE), NEVER_S, BY_KEY["rank"]
+        )
         async with app.run_test(size=size) as pilot:
             driver = Driver(app, pilot)
             await driver.settle()

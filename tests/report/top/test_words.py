@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.diagnose.ranks import live
 from memtriage.diagnose.ranks.live import LiveRun, LiveView, RankLine
 from memtriage.report.top.words import BY_KEY, age, columns_for, headline, ordered, overview, state, subject
-from support.live_runs import MIB, NOW, LiveRank
+from support.live_runs import AT_ONCE, MIB, NOW, LiveRank
 
 LINE = RankLine(
     rank=0,
@@ -90,11 +89,20 @@ def test_the_overview_names_the_extremes() -> None:
     assert overview(LiveView(lines=lines[:1])) == ""
 
 
-def test_headlines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "_JUDGE_SHARE", float("inf"))  # joins the ranks at every look
+def test_the_states_of_several_ranks_are_counted(tmp_path: Path) -> None:
+    LiveRank(tmp_path, growth=MIB).steps(10)
+    view = LiveRun([tmp_path], clock=lambda: NOW).refresh()
+    assert subject(view) == ["train.py --lr 3e-4", "10 steps", *subject(view)[2:]]
+    alone = len(subject(view))
+    states = ("running", "running", "killed")
+    lines = [replace(LINE, rank=rank, state=state) for rank, state in enumerate(states)]
+    assert subject(replace(view, lines=lines))[alone:] == ["1 killed", "2 running"]
+
+
+def test_headlines(tmp_path: Path) -> None:
     assert headline(LiveView(waiting="nothing there")) == ("waiting", "nothing there", "warn")
     rank = LiveRank(tmp_path, growth=MIB).steps(10)
-    run = LiveRun([tmp_path], clock=lambda: NOW)
+    run = LiveRun([tmp_path], clock=lambda: NOW, policy=AT_ONCE)
     word, said, level = headline(run.refresh())
     assert (word, level) == ("running", "good") and said.endswith("found in 10 steps so far")
     rank.leak()

@@ -26,10 +26,25 @@ SILENT_AFTER_S: Final = 120.0
 """A rank of another machine that wrote nothing for so long may be dead; nobody can tell from here."""
 _COURSES: Final = ("step", "backward", "time")
 """Marks whose course tells most, the best first."""
-_JUDGE_SHARE: Final = 0.1
-"""Part of the time that joining the ranks may take; the ranks' own lines are always new."""
-_FIRST_LOOKS: Final = 60
-"""Looks after which reading a record for the first time counts as done: it may grow as fast as it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class LivePolicy:
+    """How much of the time following a run may take.
+
+    Attributes:
+        look_again_s: seconds from one search for new files to the next.
+        judge_share: part of the time that joining the ranks may take; the ranks' own lines are always new.
+        first_looks: looks after which reading a record for the first time counts as done: it may grow as
+            fast as it is read.
+    """
+
+    look_again_s: float = 2.0
+    judge_share: float = 0.1
+    first_looks: int = 60
+
+
+POLICY: Final = LivePolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +123,14 @@ class LiveRun:
     Args:
         paths: as `memtriage.store.tail.RunTail` takes them.
         clock: Unix time in seconds.
+        policy: how much time it may take.
     """
 
-    def __init__(self, paths: Sequence[Path], clock: Callable[[], float] = time.time) -> None:
-        self._tail = RunTail(paths)
+    def __init__(
+        self, paths: Sequence[Path], clock: Callable[[], float] = time.time, policy: LivePolicy = POLICY
+    ) -> None:
+        self._tail = RunTail(paths, policy.look_again_s)
+        self._policy = policy
         self._clock = clock
         self._growths: dict[Path, tuple[int, int | None]] = {}
         self._judged: tuple[RunReport, RunContext] | None = None
@@ -130,7 +149,7 @@ class LiveRun:
         """
         changed = self._tail.poll(limit_s)
         self._looks += 1
-        if not self._tail.behind or self._looks >= _FIRST_LOOKS:
+        if not self._tail.behind or self._looks >= self._policy.first_looks:
             self._catching_up = False
         try:
             run = self._tail.run()
@@ -171,7 +190,7 @@ class LiveRun:
             self._judged = report, context(run, report, live=live)
             self._which, self._states, self._unjudged = which, states, False
             now = time.monotonic()
-            self._judge_due_s = now + (now - began) / _JUDGE_SHARE
+            self._judge_due_s = now + (now - began) / self._policy.judge_share
         return self._judged
 
     def _line(self, record: RankRecord, now: float) -> RankLine:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
-from memtriage.allocator.settings import parse_conf, parse_version
 from memtriage.model.prediction import Horizon, HorizonPoint, Prediction
-from memtriage.prediction.api import prediction_of
+from memtriage.prediction.api import TraceOptions, trace_steps
 from memtriage.prediction.build import BuildError
-from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.many_steps.course import StepOutcome
 from memtriage.prediction.many_steps.derive import derive
 from memtriage.prediction.many_steps.programs import ShapedBuild, ShapedScript
@@ -19,7 +17,7 @@ from memtriage.prediction.many_steps.run_shapes import FIRST_STEPS, RunShapes, r
 from memtriage.prediction.many_steps.shapes import NOTHING, Shape, inputs_of
 from memtriage.prediction.many_steps.step_trace import StepTrace, cut
 from memtriage.prediction.many_steps.variants import variants
-from memtriage.prediction.trace import Trace, trace
+from memtriage.prediction.trace import Trace
 
 POINTS: Final = 40
 """Instants of the run at which the allocator's counters are kept."""
@@ -81,28 +79,18 @@ def horizon_of_program(
     steps: int,
     *,
     limit: int | None = None,
-    allocator_conf: str | None = "",
-    gpu: str = "h200",
-    world_size: int = 1,
-    rank: int = 0,
-    torch_version: str | None = None,
-    explain: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    **options: Unpack[TraceOptions],
 ) -> Prediction:
     """The prediction of the traced steps, with the horizon of `steps`; see `horizon`, `predict_program`."""
     begun = time.perf_counter()
-    kind = machine(gpu)
-    version = parse_version(torch_version)
-    parse_conf(allocator_conf or "", version)
     if limit is not None and limit <= 0:
         raise ValueError(f"limit={limit}; expected bytes that the process may reserve")
     planned = program.run_shapes
     wanted = steps if planned is None else len(planned.traced)
-    traced = trace(program, kind, version, wanted, world_size, rank, explain, allocator_conf, progress)
-    prediction = prediction_of(traced, kind, version, world_size, explain, begun)
+    traced, gpu_memory, prediction = trace_steps(program, wanted, **options)
     known = program.run_shapes or _all_the_same(traced, steps)
     run, error = run_of(traced, known)
-    memory = MemoryLimits(traced.settings, kind.memory, kind.memory - prediction.outside_allocator, limit)
+    memory = MemoryLimits(traced.settings, gpu_memory, gpu_memory - prediction.outside_allocator, limit)
     prediction.horizon = _horizon(run, memory, error)
     prediction.seconds = time.perf_counter() - begun
     prediction.notes += _notes(known, error)
