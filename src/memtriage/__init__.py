@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from memtriage.model.report import RunReport as RunReport
     from memtriage.planning.api import plan as plan
     from memtriage.prediction.api import predict as predict
+    from memtriage.prediction.build import BuildError as BuildError
     from memtriage.prediction.many_steps.api import horizon as horizon
     from memtriage.report.monitoring.prometheus import MetricsServer as MetricsServer
     from memtriage.session.api import mark as mark
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from memtriage.treat.phase import phase as phase
 
 __all__ = [
+    "BuildError",
     "Census",
     "Cleared",
     "Compaction",
@@ -139,6 +141,7 @@ __all__ = [
 ]
 
 _HOMES: Final = {
+    "BuildError": "prediction.build",
     "Census": "model.census",
     "Cleared": "model.holders",
     "Compaction": "treat.compaction.result",

@@ -245,24 +245,22 @@ def _largest_first(growing: Iterable[_Grown]) -> list[_Grown]:
     return sorted(growing, key=lambda growth: -growth.proof.rate)
 
 
-def not_shown(
-    growing: Sequence[_Grown], confirms: Confirms, share: float = HOLDER_POLICY.shown
-) -> list[_Grown]:
+def not_shown(growing: Sequence[_Grown], confirms: Confirms) -> list[_Grown]:
     """Return proven growth that its counter does not show.
 
     Args:
         growing: all growth.
         confirms: as `growths` has it.
-        share: part of a holder's rate that its counter has to show beside the rates of all others.
     """
     proven = [growth for growth in growing if growth.proof.certainty == "proven"]
+    hidden = 1 - HOLDER_POLICY.shown
     rates: dict[str, float] = {}
     for growth in proven:
         rates[growth.counter] = rates.get(growth.counter, 0.0) + growth.proof.rate
     return [
         growth
         for growth in proven
-        if not confirms(growth.counter, rates[growth.counter] - (1 - share) * growth.proof.rate)
+        if not confirms(growth.counter, rates[growth.counter] - hidden * growth.proof.rate)
     ]
 
 
@@ -296,9 +294,7 @@ def _aged(growth: _Grown, now: float, ended: Confirms, policy: ProofPolicy) -> _
     return growth
 
 
-def waits_for_collector(
-    waiting: Sequence[AwaitingCollector], device: str, rate: float, share: float = HOLDER_POLICY.collected
-) -> bool:
+def waits_for_collector(waiting: Sequence[AwaitingCollector], device: str, rate: float) -> bool:
     """Whether objects that the cyclic collector will free explain part of a counter's growth.
 
     They pile up between its collections. What they keep in native memory is not seen, so a part of the rate
@@ -308,10 +304,9 @@ def waits_for_collector(
         waiting: what awaited the collector at each census.
         device: whose storages.
         rate: bytes a position that the counter shows.
-        share: part of it.
     """
     if len(waiting) < 2:
         return False
     span = waiting[-1].position - waiting[0].position
     most = max(collector.nbytes.get(device, 0) for collector in waiting)
-    return most >= share * rate * min(span, HOLDER_POLICY.collected_within) > 0
+    return most >= HOLDER_POLICY.collected * rate * min(span, HOLDER_POLICY.collected_within) > 0

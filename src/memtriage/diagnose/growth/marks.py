@@ -24,6 +24,7 @@ class GrowthPolicy:
             a name; a step's own bookkeeping (a loss kept as a float) is smaller still.
         microbatch_warm_up: first micro-batches of a step to leave out: the first allocates gradients.
         microbatch_points: micro-batches needed for a suspicion inside one step.
+        microbatch_share: part of a holder's rate that later micro-batches must show for it to go on.
         microbatch_recent: micro-batches that all have to rise, once there are so many.
         longest_period: backwards that one micro-batch may consist of.
     """
@@ -33,6 +34,7 @@ class GrowthPolicy:
     floor_bytes: int = 1024
     microbatch_warm_up: int = 1
     microbatch_points: int = 3
+    microbatch_share: float = 0.3
     microbatch_recent: int = 12
     longest_period: int = 8
 
@@ -132,7 +134,7 @@ def period_within_step(values: Sequence[int], policy: GrowthPolicy = POLICY) -> 
 
 
 def went_on_within_step(
-    step: Series, since: float, rate: float, share: float = 0.3, policy: GrowthPolicy = POLICY
+    step: Series, since: float, rate: float, policy: GrowthPolicy = POLICY
 ) -> bool | None:
     """Whether growth within a step goes on after micro-batch `since`; None when too few followed to tell.
 
@@ -142,15 +144,14 @@ def went_on_within_step(
         step: the counter over the micro-batches of one step.
         since: micro-batch of the census that saw growth; of a later step, its warm-up.
         rate: bytes a micro-batch that the censuses found.
-        share: part of that rate which is enough.
-        policy: how many micro-batches it takes.
+        policy: how many micro-batches it takes, and how much of that rate.
     """
     later = step.after(since)
     if len(later.values) < policy.microbatch_points:
         return None
     width = len(later.values) // 3
     rise = min(later.values[-width:]) - min(later.values[:width])
-    return rise >= share * rate * (later.positions[-width] - later.positions[0])
+    return rise >= policy.microbatch_share * rate * (later.positions[-width] - later.positions[0])
 
 
 def steps_left(limit: int | None, used: int | None, rate: float | None) -> int | None:

@@ -232,9 +232,12 @@ def _notes(ranks: Sequence[RankRecord], live: bool) -> list[str]:
     return notes + [f"{note} ({times} of {len(ranks)} ranks)" for note, times in counts.items()]
 
 
-def _few(names: list[str], most: int = 4) -> str:
-    shown = ", ".join(names[:most])
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+_MOST_NAMED: Final = 4
+
+
+def _few(names: list[str]) -> str:
+    shown, more = ", ".join(names[:_MOST_NAMED]), len(names) - _MOST_NAMED
+    return shown if more <= 0 else f"{shown} and {more} more"
 
 
 # How long it lasts
