@@ -39,7 +39,7 @@ def test_help_offers_the_commands_that_exist(arguments, capsys):
     for group in {command.group for command in COMMANDS}:
         assert f"\n{group}:\n" in out
     for command in COMMANDS:
-        assert re.search(rf"^  {command.name} +[A-Z].+[.]$", out, re.MULTILINE)
+        assert re.search(rf"^  {command.name}\s+[A-Z].+[.]$", out, re.MULTILINE)
     for status, meaning in EXIT_STATUSES.items():
         assert re.search(rf"^    {status} +{re.escape(meaning)}$", out, re.MULTILINE)
 

@@ -40,6 +40,12 @@ class FakeNvml:
             raise NVMLError("Not Found")
         return identifier
 
+    def nvmlDeviceGetCount(self) -> int:
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return self.known
+
     nvmlDeviceGetHandleByUUID = nvmlDeviceGetHandleByPciBusId = _find
 
     def nvmlDeviceGetMigMode(self, handle: str) -> tuple[int, int]:
@@ -187,3 +193,26 @@ def test_reasons_for_not_asking(monkeypatch: pytest.MonkeyPatch, device: SimpleN
     assert driver.explain_driver_use(0) == "a CUDA graph is being captured"
     monkeypatch.setattr(cuda, "initialized", lambda: False)
     assert driver.explain_driver_use(0) == "CUDA is not initialized in this process"
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, {"cuda:0": 100}),
+        ("0", {"cuda:0": 100}),
+        (f"GPU-{UUID}", {"cuda:0": 100}),
+        ("GPU-of-nobody", {}),
+        ("-1", {}),
+        ("", {}),
+    ],
+)
+def test_the_memory_of_another_process(nvml: FakeNvml, visible: str | None, expected: dict[str, int]) -> None:
+    nvml.compute = [(4, 100), (5, None)]
+    assert driver.process_memory(4, visible) == expected
+    assert driver.process_memory(5, visible) == {}
+    assert driver.process_memory(6, visible) == {}
+
+
+def test_the_memory_of_another_process_without_nvml(nvml: FakeNvml) -> None:
+    nvml.compute = None
+    assert driver.process_memory(4, None) == {}

@@ -9,11 +9,13 @@ from typing import Annotated, Any, Final, cast
 import typer
 from typer.core import TyperGroup
 
+from memtriage.cli.attach import attach
 from memtriage.cli.census import census
 from memtriage.cli.compare import compare
 from memtriage.cli.doctor import doctor
 from memtriage.cli.explain import explain
 from memtriage.cli.holders import holders
+from memtriage.cli.install_listener import install_listener
 from memtriage.cli.metrics import metrics
 from memtriage.cli.plan import plan
 from memtriage.cli.predict import predict
@@ -73,6 +75,8 @@ COMMANDS: Final = (
         ),
     ),
     Command("Watch a job", "census", census, ("memtriage census --pid 4711",)),
+    Command("Watch a job", "attach", attach, ("memtriage attach 4711 --for 5m",)),
+    Command("Watch a job", "install-listener", install_listener, ("memtriage install-listener",)),
     Command(
         "Read an error or a recording",
         "explain",

@@ -78,6 +78,42 @@ def split_processes(total: int, in_use: int, processes: ProcessUse | str, own_pi
     return DriverUse(total=total, used=in_use, processes=others, own=own, source=source)
 
 
+def process_memory(pid: int, visible: str | None) -> dict[str, int]:
+    """Return the memory of any process on each CUDA device, as NVML counts it; none where it cannot say.
+
+    Args:
+        pid: the process, in this process's namespace.
+        visible: its `CUDA_VISIBLE_DEVICES`; None where it is not set. Devices are numbered in NVML's order,
+            which is CUDA's where all are of one kind.
+    """
+    try:
+        nvml = _nvml()
+        handles = _handles(nvml)
+        if visible is not None:
+            handles = [_visible(nvml, handles, name.strip()) for name in visible.split(",")]
+        sizes = [_listed_processes(nvml, handle).get(pid) for handle in handles]
+    except _NotReported:
+        return {}
+    return {f"cuda:{at}": size for at, size in enumerate(sizes) if size}
+
+
+def _handles(nvml: Any) -> list[Any]:
+    try:
+        return [nvml.nvmlDeviceGetHandleByIndex(at) for at in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError as error:
+        raise _NotReported(f"NVML: {error}") from error
+
+
+def _visible(nvml: Any, handles: list[Any], name: str) -> Any:
+    """Return the handle of one of `CUDA_VISIBLE_DEVICES`: a number or a UUID. Raises `_NotReported`."""
+    if name.isdigit() and int(name) < len(handles):
+        return handles[int(name)]
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(name)
+    except nvml.NVMLError:
+        raise _NotReported(f"NVML does not know the device {name!r}") from None
+
+
 def _memory_info(device: int) -> tuple[int, int] | str:
     """(free, total) in bytes, or why they cannot be read."""
     if not cuda.initialized():

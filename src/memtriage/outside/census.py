@@ -101,12 +101,15 @@ def _own_build() -> tuple[PythonLayout, InterpreterLayout, TorchLayout]:
     return layout, found, calibrate()
 
 
-def take_census(pid: int, *, pause: bool = False, within_s: float = 60.0) -> OutsideCensus:
+def take_census(
+    pid: int, *, pause: bool = False, twice: bool = True, within_s: float = 60.0
+) -> OutsideCensus:
     """Take a census of a process that was not prepared for it.
 
     Args:
         pid: the process: of the same builds of Python and torch as this one.
         pause: stop it for at most 50 ms, and copy what was read before meanwhile.
+        twice: read it twice, and keep what agrees. Once is enough to see what accumulates over many censuses.
         within_s: seconds for each reading; beyond them it is partial.
 
     Raises:
@@ -130,27 +133,29 @@ def take_census(pid: int, *, pause: bool = False, within_s: float = 60.0) -> Out
             )
 
     memory.read_ahead(memory.own_chunks())
-    first = read(memory)
-    wanted = memory.asked()
-    again = ProcessMemory(pid)
-    stopped_s, complete = 0.0, False
-    if pause:
-        with paused(pid, lambda: again.make_room(len(wanted))) as stop:
-            complete = stop.copy(again, wanted)
-        stopped_s = stop.seconds
-    else:
-        again.read_ahead(wanted)
     at = time.monotonic()
-    second = read(again)
-    if complete:
-        agreed, moved = second, None
-    else:
+    second = first = read(memory)
+    moved: dict[tuple[str, int], int] | None = None
+    stopped_s, complete, full = 0.0, False, memory.full
+    if twice or pause:
+        wanted = memory.asked()
+        again = ProcessMemory(pid)
+        if pause:
+            with paused(pid, lambda: again.make_room(len(wanted))) as stop:
+                complete = stop.copy(again, wanted)
+            stopped_s = stop.seconds
+        else:
+            again.read_ahead(wanted)
+        at = time.monotonic()
+        second, full = read(again), memory.full or again.full
+    agreed = second
+    if second is not first and not complete:
         agreed, moved = _agreed(first, second)
     if pause and not complete:
         agreed.notes.append(
             f"{PAUSE_S * 1000:.0f} ms were too short to copy the heap, so the rest was read while it ran"
         )
-    if memory.full or again.full:
+    if full:
         agreed.notes.append(f"a partial census: more than {MOST_BYTES >> 30} GiB had to be read")
     if _started_at(pid) != born:
         raise GoneError(f"process {pid} ended while it was read")

@@ -33,6 +33,14 @@ class ActiveWatch(Protocol):
     def answer(self, within_s: float) -> Answer: ...
 
 
+class ActiveListener(Protocol):
+    """What answers for this process."""
+
+    def stop(self) -> None: ...
+
+
 session: ActiveWatch | None = None
+listener: ActiveListener | None = None
+"""There is one socket per process: whoever listens next stops it."""
 loaded_before = frozenset(sys.modules) - {"memtriage"}
 """Modules that were loaded before memtriage was: mostly by the interpreter's own start."""

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from memtriage.model.asked import Answer, Question
+from memtriage.process import active
 from memtriage.process.descriptors import Descriptor, close_socket, own_socket
 from memtriage.process.json_text import encode
 from memtriage.process.stdlib import os, time
@@ -52,12 +53,15 @@ class Listener:
 
     def start(self) -> None:
         """Begin to listen; where that cannot be, say so and let the run go on."""
+        if active.listener is not None:
+            active.listener.stop()
         try:
             try:
                 self._listen_at(place())
             except FileNotFoundError:  # the last process that listened there has just removed it
                 self._listen_at(place())
             self._thread.start()
+            active.listener = self
         except (OSError, PlaceError, RuntimeError) as error:  # RuntimeError: no thread can be had
             self.stop()
             self._tell(f"cannot listen ({error}); the run goes on, and nobody can ask it for a census")
@@ -75,6 +79,8 @@ class Listener:
         if self._socket is None or self._descriptor is None or self._stopping or os.getpid() != self._pid:
             return
         self._stopping = True
+        if active.listener is self:
+            active.listener = None
         if self.path is not None:
             leave(self.path)
         if self._descriptor.ours:

@@ -1,0 +1,57 @@
+"""`memtriage attach`: the verdict on a job that runs already, from outside."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import Annotated, Final
+
+import typer
+
+from memtriage.process.messages import complain
+
+_UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def attach(
+    pid: Annotated[int, typer.Argument(metavar="N", help="A training process, or its launcher.")],
+    for_: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="Watch for a time, such as 60s or 5m.")
+    ] = "60s",
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    all_ranks: Annotated[
+        bool, typer.Option("--all-ranks", help="Watch all ranks of the job on this node.")
+    ] = False,
+) -> int:
+    """Judge a running job from outside, without changing it."""
+    written = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", for_)
+    seconds = float(written[1]) * _UNITS[written[2]] if written else 0.0
+    if not seconds > 0:
+        complain("memtriage attach", f"invalid --for '{for_}': use 60s, 5m or 1h")
+        return 2
+    from memtriage.outside.answer import why_refused
+    from memtriage.outside.memory import OutsideError
+    from memtriage.session.attach import attach as watch_from_outside
+    from memtriage.session.job_ranks import ranks_of
+
+    pids = ranks_of(pid) if all_ranks else [pid]
+    try:
+        report, notes = watch_from_outside(pids, seconds, lambda line: complain("memtriage attach", line))
+    except OutsideError as error:
+        complain("memtriage attach", why_refused(error, pid, "attach"))
+        return 2
+    if json:
+        from memtriage.report.run.json_file import write_stream
+
+        write_stream(report, sys.stdout.buffer)
+        return 0
+    from memtriage.diagnose.ranks.merge import RunContext
+    from memtriage.outside.answer import arguments
+    from memtriage.report.run.terminal import console_for, render
+
+    context = RunContext(
+        argv=arguments(pid), duration_s=seconds, notes=notes,
+        runs_out_in=[None] * len(report.findings),
+    )  # fmt: skip
+    render(report, console_for(sys.stdout), context)
+    return 0

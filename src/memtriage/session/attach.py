@@ -1,0 +1,296 @@
+"""The verdict on jobs that run already, from what is read of them from outside.
+
+Nothing of a job is changed: its memory is counted by the kernel, and censuses are read with
+`memtriage.outside.census`. Growth is judged over seconds, by the rules of a watched run.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, get_args
+
+import msgspec
+
+from memtriage.diagnose.growth.counter import Counter
+from memtriage.diagnose.growth.history import HolderHistory, Holding
+from memtriage.diagnose.growth.holders import HolderGrowth, growths
+from memtriage.diagnose.growth.judged import judge_counter, weakest
+from memtriage.diagnose.growth.leaks import CensusPoint
+from memtriage.diagnose.growth.proof import BY_TIME
+from memtriage.diagnose.judge import Evidence, holder_finding, unnamed_growth
+from memtriage.diagnose.verdict import verdict
+from memtriage.model.census import Census, GroupDetail, GroupKey
+from memtriage.model.findings import Finding
+from memtriage.model.judged import Judged
+from memtriage.model.ledger import LedgerRow
+from memtriage.model.paths import is_native
+from memtriage.model.position import TrainingPosition
+from memtriage.model.report import RankCount, RunReport
+from memtriage.model.units import count
+from memtriage.observe.driver import process_memory
+from memtriage.observe.host import memory_classes
+from memtriage.observe.smaps import MappingClass
+from memtriage.outside.census import OutsideCensus, take_census
+from memtriage.outside.memory import GoneError, OutsideError
+from memtriage.process.stdlib import os, time
+from memtriage.session.job_ranks import environment_of, rank_of
+
+_CPU: Final = "cpu"
+_REST: Final = "CUDA context, kernels, free blocks of the allocator, and what only C++ holds"
+_KERNEL: Final = "host"
+"""The policy by which resident memory is judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachPolicy:
+    """How often a job is read.
+
+    Attributes:
+        censuses: in the whole time. A GPU is judged by twelve, and some are late.
+        share: part of the time that reading may take: the reader needs a processor of its own for it.
+        between_s: seconds between two readings of the kernel's counters.
+    """
+
+    censuses: int = 18
+    share: float = 0.5
+    between_s: float = 0.2
+
+
+POLICY: Final = AttachPolicy()
+
+
+@dataclass(slots=True)
+class Attached:
+    """One job, and what was read of it so far.
+
+    Attributes:
+        pid: its process.
+        rank: its rank; None where it has none.
+        resident: anonymous memory of the process, resident or swapped out, over seconds.
+        held: by device, bytes of the storages of each census, over seconds.
+        history: its holders from census to census.
+        details: what is known of the holders of the last census.
+        last: the last census; None before the first.
+        ended: why nothing more can be read of it; None while it runs.
+    """
+
+    pid: int
+    rank: int | None = None
+    resident: Counter = field(default_factory=lambda: Counter(_KERNEL))
+    held: dict[str, Counter] = field(default_factory=dict)
+    history: HolderHistory = field(default_factory=HolderHistory)
+    details: dict[GroupKey, GroupDetail] = field(default_factory=dict)
+    last: OutsideCensus | None = None
+    ended: str | None = None
+
+    def read_counters(self, now: float) -> None:
+        """Add a reading of what the kernel counts, at so many seconds since the start."""
+        status = _status(self.pid)
+        if status is None:
+            self.ended = f"process {self.pid} ended"
+        else:
+            self.resident.add(now, status["RssAnon"] + status["VmSwap"])
+
+    def add(self, census: OutsideCensus, now: float) -> None:
+        """Add a census that was read at so many seconds since the start."""
+        self.last = census
+        totals: dict[str, int] = {}
+        for storage in census.storages:
+            totals[storage.device] = totals.get(storage.device, 0) + storage.nbytes
+        for device in {*totals, *self.held, _CPU}:
+            self.held.setdefault(device, Counter(device)).add(now, totals.get(device, 0))
+        taken = Census(
+            storages=census.storages, groups=census.groups, nodes_by_anchor={}, objects=census.objects,
+            nodes=census.nodes, seconds=census.seconds,
+        )  # fmt: skip
+        self.history.add(CensusPoint(now, taken))
+        self.details |= census.details
+
+    # --- the judgment ---
+
+    def growing(self, now: float) -> list[HolderGrowth]:
+        """Return the holders that grew up to the last census, largest growth first."""
+        return growths(
+            self.history.growing(), _device_of, self._contradicts, None, now, self._confirms, self._ended,
+            BY_TIME,
+        )  # fmt: skip
+
+    def _contradicts(self, device: str, rate: float, since: float) -> bool:
+        counter = self.held.get(device)
+        return counter is not None and counter.contradicts(rate, since)
+
+    def _confirms(self, device: str, rate: float) -> bool:
+        counter = self.held.get(device)
+        return counter is not None and counter.confirms(rate)
+
+    def _ended(self, device: str, rate: float) -> bool:
+        counter = self.held.get(device)
+        return counter is not None and counter.ended(rate)
+
+    def findings(self, now: float) -> list[Finding]:
+        """Return what grows, largest first, and growth of the process that no holder explains."""
+        estimates = {device: counter.estimate() for device, counter in self.held.items()}
+        evidence = Evidence("second", TrainingPosition(time_s=now), estimates)
+        found = []
+        for growth in self.growing(now):
+            if is_native(growth.holding.group.anchor):
+                continue
+            detail = self.details.get(growth.holding.key, GroupDetail())
+            finding = holder_finding(growth, detail, evidence)
+            if finding is not None:
+                found.append(finding)
+        resident = Evidence("second", TrainingPosition(time_s=now), {_CPU: self.resident.estimate()})
+        unnamed = unnamed_growth(_CPU, resident, found, None, False)
+        if unnamed is not None:
+            found.append(unnamed)
+        return [msgspec.structs.replace(finding, rank=self.rank, step=None) for finding in found]
+
+    def judged(self) -> dict[str, Judged]:
+        """Return by device what the judgment rests on.
+
+        The host is judged by what the kernel counts, a GPU by its tensors in the censuses.
+        """
+        counters = {**self.held, _CPU: self.resident}
+        return {device: _judge(counter) for device, counter in sorted(counters.items())}
+
+    def ledger(self) -> dict[str, list[LedgerRow]]:
+        """Return the tensors of each GPU by owner and the rest of its memory, and the host's by class."""
+        rows: dict[str, list[LedgerRow]] = {}
+        for device, owners in self._owners().items():
+            if device != _CPU:
+                rows[device] = [
+                    LedgerRow(row="tensors", bytes=nbytes, owner=owner)
+                    for owner, nbytes in sorted(owners.items(), key=lambda one: -one[1])
+                ]
+        visible = environment_of(self.pid).get(b"CUDA_VISIBLE_DEVICES")
+        on_devices = process_memory(self.pid, None if visible is None else os.fsdecode(visible))
+        for device, nbytes in on_devices.items():
+            tensors = rows.setdefault(device, [])
+            rest = nbytes - sum(row.bytes for row in tensors)
+            if rest > 0:
+                tensors.append(LedgerRow(row="rest of the process", bytes=rest, detail=_REST))
+        classes = memory_classes(Path(f"/proc/{self.pid}"))
+        if classes is not None:
+            rows["host"] = [
+                LedgerRow(row=kind, bytes=nbytes)
+                for kind in get_args(MappingClass)
+                if (nbytes := classes.resident(kind))
+            ]
+        return rows
+
+    def _owners(self) -> dict[str, dict[str, int]]:
+        owners: dict[str, dict[str, int]] = {}
+        for group in [] if self.last is None else self.last.groups:
+            of = owners.setdefault(group.device, {})
+            for owner, nbytes in group.owners.items():
+                of[owner] = of.get(owner, 0) + nbytes
+        return owners
+
+
+def _device_of(holding: Holding) -> str:
+    return holding.group.device
+
+
+def _judge(counter: Counter) -> Judged:
+    growth, judged = judge_counter(counter.track, "time", counter.policy)
+    if growth.state != "too_short":
+        return judged
+    few = f"{count(judged.points, 'reading')} of {counter.policy.readings}: attach for a longer time"
+    return msgspec.structs.replace(judged, reason=few)
+
+
+def _status(pid: int) -> dict[str, int] | None:
+    """Return the sizes of a process that the kernel counts, in bytes; None once it has ended."""
+    sizes = dict.fromkeys(("RssAnon", "RssFile", "RssShmem", "VmSwap"), 0)
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return None
+    known = [line.split() for line in lines if line.partition(":")[0] in sizes]
+    if not known:
+        return None  # a zombie
+    return sizes | {name.rstrip(":"): int(kib) * 1024 for name, kib, *_ in known}
+
+
+def attach(
+    pids: Sequence[int], seconds: float, say: Callable[[str], None] = lambda line: None
+) -> tuple[RunReport, list[str]]:
+    """Follow jobs from outside, and judge them.
+
+    Args:
+        pids: processes of one job: its ranks.
+        seconds: how long.
+        say: takes one line about a process of which nothing more can be read.
+
+    Returns:
+        The report, and notes on what could not be read.
+
+    Raises:
+        OutsideError: none of them can be read. The text is one line for the user.
+    """
+    jobs = [Attached(pid, rank_of(pid) if len(pids) > 1 else None) for pid in pids]
+    began = time.monotonic()
+    due = 0.0
+    while (now := time.monotonic() - began) < seconds:
+        running = [job for job in jobs if job.ended is None]
+        if not running:
+            break
+        for job in running:
+            job.read_counters(now)
+        if now >= due:
+            for job in running:
+                _read(job, began, say)
+            took = time.monotonic() - began - now
+            due = now + max(seconds / POLICY.censuses, took / POLICY.share)
+        time.sleep(min(POLICY.between_s, max(0.0, seconds - now)))
+    now = time.monotonic() - began
+    seen = [job for job in jobs if job.last is not None]
+    if not seen:
+        raise OutsideError("; ".join(job.ended or f"process {job.pid} gave no census" for job in jobs))
+    return _report(seen, len(jobs), now), _notes(jobs, now)
+
+
+def _read(job: Attached, began: float, say: Callable[[str], None]) -> None:
+    try:
+        census = take_census(job.pid, twice=False)
+    except GoneError as error:
+        job.ended = str(error)
+    except OutsideError as error:
+        job.ended = str(error)
+        say(str(error))
+    else:
+        job.add(census, census.at - began)
+
+
+def _report(jobs: Sequence[Attached], of: int, now: float) -> RunReport:
+    findings = [finding for job in jobs for finding in job.findings(now)]
+    findings.sort(key=lambda finding: (finding.certainty == "suspected", -(finding.bytes or 0)))
+    by_device: dict[str, list[Judged]] = {}
+    for job in jobs:
+        for device, judged in job.judged().items():
+            by_device.setdefault(device, []).append(judged)
+    judged_by_device = {device: weakest(all_judged) for device, all_judged in by_device.items()}
+    return RunReport(
+        verdict=verdict(findings, False, judged_by_device),
+        steps=0,
+        findings=findings,
+        marks=[],
+        ledger=jobs[0].ledger(),
+        judged=judged_by_device,
+        ranks=RankCount(seen=len(jobs), of=of),
+    )
+
+
+def _notes(jobs: Sequence[Attached], now: float) -> list[str]:
+    notes = [f"read from outside on {socket.gethostname()} for {math.ceil(now)} s; steps are not seen there"]
+    for job in jobs:
+        name = f"process {job.pid}" if job.rank is None else f"rank {job.rank} (process {job.pid})"
+        if job.ended is not None:
+            notes.append(f"{name}: {job.ended}")
+        if job.last is not None:
+            notes += [f"{name}: {note}" for note in job.last.notes]
+    return notes

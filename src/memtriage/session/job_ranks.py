@@ -1,0 +1,62 @@
+"""The processes of this node that belong to one job, by what the kernel says of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def ranks_of(pid: int) -> list[int]:
+    """Return the processes of this node that are ranks of the same job as a process, or below it.
+
+    Ranks are known by their environment, as torchrun and other launchers set it. Workers of a rank inherit
+    it, and do not count.
+    """
+    job = _job_of(pid)
+    members: dict[int, int] = {}  # process, its parent
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            other = int(folder.name)
+            of_job = _job_of(other)
+            if of_job is not None and (of_job == job if job is not None else _is_below(other, pid)):
+                members[other] = _parent(other)
+    ranks = [member for member, parent in members.items() if parent not in members]
+    return sorted(ranks, key=lambda member: (rank_of(member) or 0, member)) or [pid]
+
+
+def environment_of(pid: int) -> dict[bytes, bytes]:
+    """Return the variables with which a process was started; none where they may not be read."""
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    return dict(part.split(b"=", 1) for part in raw.split(b"\0") if b"=" in part)
+
+
+def _job_of(pid: int) -> tuple[bytes | None, ...] | None:
+    """Return what tells the jobs of a node apart; None for a process that is no rank."""
+    environment = environment_of(pid)
+    if b"RANK" not in environment or b"WORLD_SIZE" not in environment:
+        return None
+    names = (b"MASTER_ADDR", b"MASTER_PORT", b"TORCHELASTIC_RUN_ID", b"WORLD_SIZE")
+    return tuple(environment.get(name) for name in names)
+
+
+def rank_of(pid: int) -> int | None:
+    """Return the rank of a process; None where it has none."""
+    rank = environment_of(pid).get(b"RANK", b"")
+    return int(rank) if rank.isdigit() else None
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _is_below(pid: int, ancestor: int) -> bool:
+    while pid > 1:
+        pid = _parent(pid)
+        if pid == ancestor:
+            return True
+    return False

@@ -1,0 +1,183 @@
+"""The verdict on a job that was started plainly, from what is read of it while it goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from memtriage.cli.app import main
+from memtriage.diagnose.verdict import verdict
+from memtriage.model.ledger import LedgerRow
+from memtriage.outside.census import take_census
+from memtriage.outside.python_layout import layout_of
+from memtriage.session import attach as attaching
+from memtriage.session.attach import Attached
+from memtriage.session.job_ranks import ranks_of
+
+pytestmark = pytest.mark.skipif(
+    layout_of(sys.version_info[:2]) is None, reason="reading from outside does not know this Python"
+)
+
+_JOB = """
+import sys
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+optimizer = torch.optim.Adam(model.parameters())
+history = []
+
+def train(steps):
+    for _ in range(steps):
+        hidden = model[0](torch.randn(512, 64))
+        loss = model[2](model[1](hidden)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        history.append(hidden.detach())
+        del history[:-KEPT]
+
+train(20)
+print("ready", flush=True)
+for line in sys.stdin:
+    train(int(line))
+    print("done", flush=True)
+"""
+_STEPS = 2
+_READINGS = 12
+_CENSUSES = 5
+_SECONDS = 10
+
+Job = subprocess.Popen[str]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[str], Job]]:
+    """Start jobs that train as many steps as they are told, which end with the test."""
+    with ExitStack() as ends:
+
+        def started(kept: str) -> Job:
+            job = subprocess.Popen(
+                [sys.executable, "-c", _JOB.replace("KEPT", kept)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
+            ends.callback(job.communicate)
+            ends.callback(job.kill)
+            assert job.stdout is not None and job.stdout.readline() == "ready\n"
+            return job
+
+        yield started
+
+
+def _train(job: Job) -> None:
+    assert job.stdin is not None and job.stdout is not None
+    job.stdin.write(f"{_STEPS}\n")
+    job.stdin.flush()
+    assert job.stdout.readline() == "done\n"
+
+
+def _followed(job: Job) -> tuple[Attached, float]:
+    """Follow a job that makes as many steps in each second of a clock of its own."""
+    attached, now = Attached(job.pid), 0.0
+    for _ in range(_CENSUSES):
+        for _ in range(_READINGS):
+            _train(job)
+            now += _SECONDS / _READINGS
+            attached.read_counters(now)
+        attached.add(take_census(job.pid, twice=False, within_s=600), now)
+    return attached, now
+
+
+def test_a_leak_is_proven_and_its_holder_named(start: Callable[[str], Job]) -> None:
+    attached, now = _followed(start("10**9"))
+    findings = attached.findings(now)
+    assert verdict(findings, False, attached.judged()) == "leak"
+    assert findings[0].certainty == "proven"
+    assert findings[0].holder == "__main__.history[*]"
+    rate = _STEPS * _READINGS / _SECONDS * 512 * 64 * 4
+    assert findings[0].bytes_per_second == pytest.approx(rate, rel=0.1)
+
+
+def test_a_list_that_is_bounded_is_no_leak(start: Callable[[str], Job]) -> None:
+    attached, now = _followed(start("10"))
+    findings = attached.findings(now)
+    assert not [finding for finding in findings if finding.certainty == "proven"]
+    assert verdict(findings, False, attached.judged()) in ("clean", "not_judged")
+    rows = {row.row for row in attached.ledger()["host"]}
+    assert {"anonymous", "library"} <= rows
+
+
+def test_too_few_readings_are_not_judged(start: Callable[[str], Job]) -> None:
+    attached = Attached(start("10").pid)
+    attached.read_counters(0.0)
+    assert "attach for a longer time" in (attached.judged()["cpu"].reason or "")
+
+
+def test_the_memory_of_a_gpu_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def sizes(pid: int, visible: str | None) -> dict[str, int]:
+        asked.update(pid=pid, visible=visible)
+        return {"cuda:0": 1000}
+
+    monkeypatch.setattr(attaching, "process_memory", sizes)
+    rows = Attached(os.getpid()).ledger()["cuda:0"]
+    assert rows == [LedgerRow(row="rest of the process", bytes=1000, detail=attaching._REST)]
+    assert asked == {"pid": os.getpid(), "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
+
+
+def test_the_command_reports_a_job(start: Callable[[str], Job], capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["attach", str(start("10").pid), "--for", "1s"]) == 0
+    text = capfd.readouterr().out
+    assert "NOT JUDGED" in text and "steps are not seen there" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [(["1", "--for", "long"], "invalid --for 'long': use 60s, 5m or 1h"), (["4194304"], "ended")],
+)
+def test_what_cannot_be_watched(arguments: list[str], why: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["attach", *arguments]) == 2
+    assert why in capfd.readouterr().err
+
+
+def test_a_job_that_ends_meanwhile_is_judged_by_what_was_read(start: Callable[[str], Job]) -> None:
+    job = start("10")
+    attached = Attached(job.pid)
+    job.kill()
+    job.wait()
+    attached.read_counters(0.0)
+    assert attached.ended == f"process {job.pid} ended"
+
+
+def test_ranks_are_found_from_their_launcher_and_from_one_of_them() -> None:
+    wait = "input()"
+    launch = (
+        "import os, subprocess, sys\n"
+        "jobs = [subprocess.Popen([sys.executable, '-c', 'print(1, flush=True); input()'],\n"
+        "    stdin=subprocess.PIPE, stdout=subprocess.PIPE,\n"
+        "    env=os.environ | {'RANK': str(rank), 'WORLD_SIZE': '2', 'MASTER_PORT': '4711'})\n"
+        "    for rank in (1, 0)]\n"
+        "[job.stdout.readline() for job in jobs]\n"
+        "print(*(job.pid for job in jobs), flush=True)\n"
+        f"{wait}\n"
+        "[job.kill() for job in jobs]\n"
+    )
+    command = [sys.executable, "-c", launch]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None and launcher.stdin is not None
+        one, zero = (int(pid) for pid in launcher.stdout.readline().split())
+        assert ranks_of(launcher.pid) == [zero, one]
+        assert ranks_of(one) == [zero, one]
+        launcher.communicate("\n")
+    assert ranks_of(os.getpid()) == [os.getpid()]
