@@ -8,8 +8,9 @@ def by_name(facts):
 
 
 def test_shared_memory():
-    assert shared_memory(64 * 1024**2, 0).status == "bad"
-    assert shared_memory(16 * GiB, GiB).value == "16.0 GiB, 1.0 GiB in use"
+    small, large = shared_memory(64 * 1024**2, 0), shared_memory(16 * GiB, GiB)
+    assert small.status == "bad" and "--shm-size" in small.advice
+    assert large.value == "16.0 GiB, 1.0 GiB in use" and large.advice is None
     assert shared_memory(None, None).value == "none"
 
 

@@ -26,7 +26,7 @@ def test_borrowed_tracing_is_not_seen(tracing: Tracing) -> None:
     with pytest.raises(RuntimeError):
         tracemalloc.take_snapshot()
     tracemalloc.stop()
-    assert tracing.borrowed
+    assert tracing.borrowed and tracemalloc.get_traceback_limit() == 1
     with tracing.reading():
         assert tracemalloc.is_tracing()
 

@@ -39,6 +39,17 @@ def test_no_line_is_wider_than_the_console(width: int) -> None:
         assert all(len(line) <= width for line in shown if not line.startswith("  $ "))
 
 
+def test_the_first_failure_is_quoted_below_the_diagnosis() -> None:
+    log = "start\n[rank1]: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    lines = page(explain(log), width=200).splitlines()
+    quoted = next(line for line in lines if "Tried to allocate 2.00 GiB" in line)
+    assert quoted.startswith("  ") and quoted[2] != " "
+    where = lines[lines.index(quoted) + 1]
+    assert where.startswith("  ") and where[2] != " " and where.endswith("line 2")
+    alone = page(explain("RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB"), width=200)
+    assert "line 1" not in alone
+
+
 def test_a_stream_of_ascii() -> None:
     assert page(explain("[rank1]: naïve — CUDA out of memory."), encoding="ascii").isascii()
 

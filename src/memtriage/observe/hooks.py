@@ -23,7 +23,10 @@ from memtriage.process.stdlib import os
 
 
 class TrainingEvents(Protocol):
-    """What the hooks tell. None of these may raise, none may keep what it is given."""
+    """What the hooks call: the watch (`session/core.py`), or a trace (`prediction/watch.py`).
+
+    None of these may raise, none may keep what it is given.
+    """
 
     def backward_begins(self) -> None: ...
     def backward_ends(self, failed: bool) -> None: ...

@@ -148,6 +148,12 @@ def test_a_long_course_keeps_its_extremes(seed: int, highest: int) -> None:
         assert (min(own), max(own)) == (min(all_own), max(all_own))
 
 
+@pytest.mark.parametrize(("names", "last"), [(60, "batch 59"), (61, "other marks")])
+def test_sixty_names_are_drawn_as_they_are(names: int, last: str) -> None:
+    (chart,) = drawn(cpu_rank([(f"batch {n}", n, n) for n in range(names)]))
+    assert len(chart["names"]) == 60 and chart["names"][-1] == last
+
+
 def test_names_made_up_for_every_mark_are_drawn_together() -> None:
     (chart,) = drawn(cpu_rank([(f"batch {n} {'x' * 500}", n, n) for n in range(5000)]))
     assert len(chart["names"]) == 60

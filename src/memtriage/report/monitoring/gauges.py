@@ -1,4 +1,7 @@
-"""The table of gauges: the one source of every exporter, of the dashboard's test and of docs/metrics.md."""
+"""The table of gauges: the one source of every exporter, of the dashboard's test and of docs/metrics.md.
+
+Names have dots here. Prometheus has `memtriage_memory_allocated_bytes` for `memtriage.memory.allocated`.
+"""
 
 from __future__ import annotations
 
