@@ -66,10 +66,10 @@ def own_process(message: Message) -> int | None:
     Inside of a container its own process id differs from the host's, so that it appears as another one:
     the one that uses at least what the allocator reserved, and nearest to it.
     """
-    told = message.number("this_process")
+    printed = message.number("this_process")
     reserved = figures(message).reserved
-    if told is not None or reserved is None:
-        return told
+    if printed is not None or reserved is None:
+        return printed
     enough = [use for use in _uses(message) if use >= reserved - SUM_ERROR]
     return min(enough, default=None)
 

@@ -61,4 +61,4 @@ def _failures(text: str) -> list[Message]:
     # Imported late: the grammar is compiled in some 40 ms, which a program that lives need not pay.
     from memtriage.messages.grammar.find import find
 
-    return [found.message for found in find(text) if found.message.ran_out]
+    return [hit.message for hit in find(text) if hit.message.ran_out]

@@ -181,11 +181,11 @@ def stale_advice(case: Case) -> str | None:
         return "expandable segments are already on: the message always prints this advice"
     holes, asked = figures.reserved_unallocated, figures.requested
     if not case.possible("fragmentation"):
-        told = ""
+        given = ""
         if holes is not None and asked is not None:
-            told = f"{as_printed(holes)} in holes, {as_printed(asked)} asked: "
+            given = f"{as_printed(holes)} in holes, {as_printed(asked)} asked: "
         return (
-            f"{told}the message always prints the advice about fragmentation; its figures do not support it"
+            f"{given}the message always prints the advice about fragmentation; its figures do not support it"
         )
     if hint == "max_split_size_mb":
         return "max_split_size_mb is the older advice: expandable_segments:True avoids holes better"

@@ -124,8 +124,8 @@ def _judge_allocation(message: Message) -> tuple[Label, ...]:
 
 def _shape_bytes(message: Message) -> int | None:
     """Return the request where the message gives a shape instead of a size."""
-    told = message.facts.get("shape_bytes")
-    return told if isinstance(told, int) else None
+    size = message.facts.get("shape_bytes")
+    return size if isinstance(size, int) else None
 
 
 def _judge_metal(message: Message) -> tuple[Label, ...]:

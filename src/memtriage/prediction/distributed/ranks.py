@@ -26,12 +26,12 @@ def all_ranks(world_size: int, predict: Callable[[int], Prediction]) -> Predicti
     Raises:
         ValueError: too many ranks differ.
     """
-    found: dict[int, Prediction] = {}
+    predictions: dict[int, Prediction] = {}
 
     def of(rank: int) -> Prediction:
-        if rank not in found:
-            found[rank] = predict(rank)
-        return found[rank]
+        if rank not in predictions:
+            predictions[rank] = predict(rank)
+        return predictions[rank]
 
     if world_size & (world_size - 1) == 0:
         mask = sum(digit for digit in _digits(world_size) if _peaks(of(digit)) != _peaks(of(0)))
@@ -54,7 +54,9 @@ def all_ranks(world_size: int, predict: Callable[[int], Prediction]) -> Predicti
     largest.ranks = [
         RankPeaks(ranks=ranks, peak_allocated=peaks[0], peak_reserved=peaks[1]) for peaks, ranks in ordered
     ]
-    largest.notes.append(_note(world_size, len(found), ordered, largest, of(stands_for[ordered[-1][1][0]])))
+    largest.notes.append(
+        _note(world_size, len(predictions), ordered, largest, of(stands_for[ordered[-1][1][0]]))
+    )
     return largest
 
 

@@ -142,7 +142,7 @@ def _horizon(run: LongRun, memory: MemoryLimits, error: float | None) -> Horizon
     peak_step = outcomes.index(peak) + 1
     end = run.end(memory) if peak.peak_reserved > memory.reservable else RunEnd(None)
     failed = end.failed
-    found = Horizon(
+    result = Horizon(
         steps=len(outcomes),
         peak_reserved=peak.peak_reserved,
         peak_allocated=max(outcome.peak_allocated for outcome in outcomes),
@@ -160,8 +160,8 @@ def _horizon(run: LongRun, memory: MemoryLimits, error: float | None) -> Horizon
         variants=[],
     )
     if course.simulated <= VARIED_AT_MOST:
-        found.variants = list(variants(run, memory, end.full_at is not None))
-    return found
+        result.variants = list(variants(run, memory, end.full_at is not None))
+    return result
 
 
 def _points(outcomes: Sequence[StepOutcome]) -> list[HorizonPoint]:

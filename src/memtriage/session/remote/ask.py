@@ -57,9 +57,9 @@ def ask_all(
     """
     with ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, len(pids)))) as pool:
         results = list(pool.map(lambda pid: _outcome(pid, timeout_s, ask_one or ask), pids))
-    answers = [found for found in results if isinstance(found, Answer)]
+    answers = [result for result in results if isinstance(result, Answer)]
     answers.sort(key=lambda answer: (answer.rank or 0, answer.pid))
-    return answers, [found for found in results if isinstance(found, Unanswered)]
+    return answers, [result for result in results if isinstance(result, Unanswered)]
 
 
 def _outcome(pid: int, timeout_s: float, ask_one: Callable[[int, float], Answer]) -> Answer | Unanswered:
