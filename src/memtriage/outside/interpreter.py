@@ -204,8 +204,9 @@ class RemoteInterpreter:
         at, count = self._memory.word(head) & clear, 0
         while at != head and count < MOST_TRACKED:
             part: list[int] = []
+            add = part.append
             for _ in range(_PART):
-                part.append(at)
+                add(at)
                 try:
                     at = chunks[at >> CHUNK_BITS][(at & within) >> 3] & clear
                 except KeyError:
@@ -284,7 +285,7 @@ def check_self(layout: PythonLayout, found: InterpreterLayout) -> None:
     own = vars(with_dict)
     values = [plain, slotted, "text"]
     table, mixed = {"one": plain, "two": slotted}, {1: plain, (2,): slotted}
-    left = deque(values * 30, maxlen=70)
+    left, unbounded = deque(values * 30, maxlen=70), deque(values)
     some = {1, "two", inside}
     ident = threading.get_ident()
     klass, plain_type = heap.type_of(id(plain)), heap.type_of(id(slotted))
@@ -299,7 +300,7 @@ def check_self(layout: PythonLayout, found: InterpreterLayout) -> None:
         "dicts": heap.dict_items(id(table)) == [(id(k), id(v)) for k, v in table.items()]
         and heap.dict_items(id(mixed)) == [(id(k), id(v)) for k, v in mixed.items()],
         "bounds": [
-            heap.bound(id(one), of) for one in (left, deque(), cached) if (of := heap.type_of(id(one)))
+            heap.bound(id(one), of) for one in (left, unbounded, cached) if (of := heap.type_of(id(one)))
         ]
         == [70, None, 5],
         "sets": set(heap.set_items(id(some))) >= {id(value) for value in some},

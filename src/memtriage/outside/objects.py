@@ -133,6 +133,7 @@ class RemoteHeap:
         self._translate = translate
         self._built_in: dict[int, type] = {}
         self._readers: dict[int, Referents] = {}
+        self._derived: dict[tuple[int, tuple[type, ...]], bool] = {}
         self._reading: set[int] = set()
         self._declared: dict[int, frozenset[str]] = {}
         self.null_type = self._address_of(type)
@@ -276,7 +277,11 @@ class RemoteHeap:
 
     def is_a(self, klass: RemoteType, *built_in: type) -> bool:
         """Whether a class is one of some built-in classes of Python, or derives from one."""
-        return any(self._built_in.get(base) in built_in for base in klass.lineage)
+        known = self._derived.get((klass.address, built_in))
+        if known is None:
+            known = any(self._built_in.get(base) in built_in for base in klass.lineage)
+            self._derived[klass.address, built_in] = known
+        return known
 
     def is_exactly(self, klass: RemoteType, built_in: type) -> bool:
         """Whether a class is a built-in class of Python."""
@@ -453,7 +458,11 @@ class RemoteHeap:
 
     def dict_value(self, address: int, name: str) -> int:
         """Return the address of a dict's value; 0 where it has no such key."""
-        return next((value for key, value in self.dict_items(address) if self.text(key) == name), 0)
+        word, length = self.memory.word, self.layout.text_length
+        for key, value in self.dict_items(address):
+            if word(key + length) == len(name) and self.text(key) == name:
+                return value
+        return 0
 
     # --- instances ---
 
