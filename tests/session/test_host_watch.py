@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from memtriage.account.census import CensusView
+from memtriage.account.host_reading import HostReading
 from memtriage.diagnose.host.findings import host_findings
 from memtriage.observe.cgroup import CgroupMemory
 from memtriage.observe.counters import Reading
@@ -48,6 +49,17 @@ def test_pages_that_became_a_workers_own_were_copied() -> None:
     sampled(watch, child(1, uss=180 * MIB, shared=230 * MIB), child(2, uss=300 * MIB, shared=395 * MIB))
     copied = {growth.pid: growth.copied for growth in watch.conclude().workers}
     assert copied == {1: 170 * MIB, 2: 5 * MIB}, "the second allocated 290 MiB: that is no copying"
+
+
+def test_mapped_files_are_compared_with_the_first_reading() -> None:
+    watch, resident = HostWatch(), [0]
+    classes = SimpleNamespace(resident=lambda kind: resident[0] if kind == "file" else -1)
+    reading = cast(HostReading, SimpleNamespace(classes=classes, pinned=None))
+    view = cast(CensusView, SimpleNamespace(census=lambda: SimpleNamespace(storages=[]), graph=None))
+    for nbytes in (3 * MIB, 5 * MIB, 4 * MIB):
+        resident[0] = nbytes
+        watch.at_census(view, reading)
+    assert (watch.evidence.mapped_files_first, watch.evidence.mapped_files) == (3 * MIB, 4 * MIB)
 
 
 def test_a_worker_that_ended_is_remembered() -> None:

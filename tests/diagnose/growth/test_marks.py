@@ -27,6 +27,22 @@ def series(values: list[int]) -> Series:
     return made
 
 
+@pytest.mark.parametrize(
+    ("values", "rate"),
+    [
+        ([1, 3, 5, 2, 5, 5, 3, 5, 5], 2 / 6),  # from the first 1 to the 3 of the last window
+        ([9, 9, 1, 2, 9, 9, 9, 9, 4], 3 / 6),
+        ([1, 2, 3, 4, 5], None),  # too few for three windows of two
+        ([1, 1, 2, 2, 3, 3], 2 / 4),
+        ([1, 1, 2, 2, 2, 2], None),
+    ],
+)
+def test_a_floor_rises_from_where_it_was_touched_first_to_the_last_window(
+    values: list[int], rate: float | None
+) -> None:
+    assert floor_growth(series(values)) == (None if rate is None else pytest.approx(rate))
+
+
 @given(st.lists(st.integers(0, 1 << 30), min_size=1, max_size=5), st.integers(10, 60))
 def test_a_flat_or_periodic_counter_is_never_suspected(cycle: list[int], length: int) -> None:
     values = [cycle[step % len(cycle)] for step in range(length * len(cycle))]
