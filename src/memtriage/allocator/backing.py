@@ -19,9 +19,10 @@ from memtriage.allocator.blocks import (
     SimSegment,
 )
 from memtriage.allocator.driver import Driver
-from memtriage.allocator.events import Action, AllocatorEvent, Hook
+from memtriage.allocator.events import AllocatorEvent, Hook
 from memtriage.allocator.expandable import RANGE_DENOMINATOR, RANGE_NUMERATOR, Pages
 from memtriage.allocator.settings import ORDER_BY_CREATION, AllocatorSettings
+from memtriage.model.recording import Action
 
 UNKNOWN_DEVICE: Final = 1 << 40
 """Memory assumed for the size of virtual ranges where the device's is not given: more than any has."""

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from memtriage.model.recording import Action
 from memtriage.model.units import size as in_words
-
-Action = Literal[
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "oom",
-]
 
 
 class AllocatorEvent(NamedTuple):

@@ -27,7 +27,7 @@ Int32s = NDArray[np.int32]
 Int16s = NDArray[np.int16]
 Bytes8 = NDArray[np.uint8]
 
-EVENT_KINDS: Final = (
+Action = Literal[
     "alloc",
     "free_requested",
     "free_completed",
@@ -36,9 +36,9 @@ EVENT_KINDS: Final = (
     "segment_map",
     "segment_unmap",
     "oom",
-    "snapshot",
-    "other",
-)
+]
+"""What the allocator does that changes memory, in the words of torch's memory history."""
+EVENT_KINDS: Final = (*get_args(Action), "snapshot", "other")
 """Names of the values in `Events.kind`; `other` is an action that this version does not know."""
 
 ALLOC: Final = 0
