@@ -1,0 +1,93 @@
+"""A census of a process whose memory is not what it should be, or that ends or forks meanwhile."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+
+from memtriage.outside import census as outside
+from memtriage.outside.census import read_once, take_census
+from memtriage.outside.interpreter import InterpreterLayout
+from memtriage.outside.memory import GoneError, OutsideError, ProcessMemory
+from memtriage.outside.python_layout import layout_of
+from memtriage.outside.torch_layout import calibrate
+from support.remote_memory import SIZE, START, hostile_memory
+
+known_python = pytest.mark.skipif(
+    layout_of(sys.version_info[:2]) is None, reason="reading from outside does not know this Python"
+)
+_FORKS = """
+import os, sys, torch
+kept = [torch.zeros(1000)]
+print("ready", flush=True)
+sys.stdin.readline()
+child = os.fork()
+if child:
+    print(child, flush=True)
+sys.stdin.readline() if child else os.read(0, 1)
+"""
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**32), st.booleans(), st.sampled_from([11, 12, 13]))
+def test_hostile_memory_gives_a_census_or_one_line(seed: int, pointers: bool, minor: int) -> None:
+    """The whole walk over random bytes, or over pointers that lead anywhere."""
+    layout = layout_of((3, minor))
+    assert layout is not None
+    memory = hostile_memory(random.Random(seed), pointers)
+    found = InterpreterLayout(runtime=8, modules=888, collector=672, thread_id=152, native_id=160)
+
+    def translate(own: int) -> int:
+        return START + own % SIZE & ~7
+
+    try:
+        reading = read_once(memory, layout, found, calibrate(), translate, 1, lambda: False)
+    except OutsideError as error:
+        assert "\n" not in str(error)
+    else:
+        assert reading.objects <= SIZE
+
+
+@known_python
+def test_a_job_that_ends_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None and job.stdout.readline() == "ready\n"
+
+        class Ending(ProcessMemory):
+            """A process that is killed after its chunks were listed, before they are read."""
+
+            def own_chunks(self) -> list[int]:
+                job.kill()
+                job.wait()
+                return super().own_chunks()
+
+        monkeypatch.setattr(outside, "ProcessMemory", Ending)
+        with pytest.raises(GoneError, match=f"process {job.pid} ended"):
+            take_census(job.pid)
+
+
+@known_python
+def test_a_job_and_its_fork_are_read_alike() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None and job.stdout.readline() == "ready\n"
+        assert job.stdin is not None
+        job.stdin.write("\n")
+        job.stdin.flush()
+        child = int(job.stdout.readline())
+        for pid in (job.pid, child):
+            found = take_census(pid, within_s=600)
+            assert [(one.holder, one.nbytes) for one in found.storages] == [("__main__.kept[*]", 4000)]
+        job.stdin.write("\n\n")
+        job.stdin.close()
+        job.kill()
