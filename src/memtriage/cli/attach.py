@@ -30,13 +30,21 @@ def attach(
         complain("memtriage attach", f"invalid --for '{for_}': use 60s, 5m or 1h")
         return 2
     from memtriage.outside.answer import why_refused
-    from memtriage.outside.memory import OutsideError
+    from memtriage.outside.elsewhere import run_there
+    from memtriage.outside.memory import OtherBuildError, OutsideError
     from memtriage.session.attach import attach as watch_from_outside
     from memtriage.session.job_ranks import ranks_of
 
     pids = ranks_of(pid) if all_ranks else [pid]
     try:
         report, notes = watch_from_outside(pids, seconds, lambda line: complain("memtriage attach", line))
+    except OtherBuildError as error:
+        flags = [name for name, given in (("--json", json), ("--all-ranks", all_ranks)) if given]
+        again = ["attach", str(pid), "--for", for_, *flags]
+        status = None if error.python is None else run_there(error.python, pid, again)
+        if status is None:
+            complain("memtriage attach", error)
+        return 2 if status is None else status
     except OutsideError as error:
         complain("memtriage attach", why_refused(error, pid, "attach"))
         return 2

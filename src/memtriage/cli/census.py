@@ -55,7 +55,18 @@ def census(
     elif inject:
         answers, failed = ask_all([pid], timeout, ask_inside)
     else:
-        answers, failed = ask_all([pid], timeout, partial(_read, pause=pause))
+        from memtriage.outside.memory import OtherBuildError
+
+        try:
+            answers, failed = ask_all([pid], timeout, partial(_read, pause=pause))
+        except OtherBuildError as error:
+            from memtriage.outside.elsewhere import run_there
+
+            flags = [name for name, given in (("--json", json), ("--pause", pause)) if given]
+            options = ["--timeout", str(timeout), "--rows", str(rows), *flags]
+            arguments = ["census", "--pid", str(pid), *options]
+            status = None if error.python is None else run_there(error.python, pid, arguments)
+            return _refused(str(error)) if status is None else status
     for unanswered in failed:
         _refused(unanswered.why)
     if not answers:
@@ -73,11 +84,13 @@ def census(
 def _read(pid: int, timeout_s: float, *, pause: bool) -> Answer:
     """Read a process that does not listen from outside, in the form of `ask_one`."""
     from memtriage.outside.answer import read_answer
-    from memtriage.outside.memory import OutsideError
+    from memtriage.outside.memory import OtherBuildError, OutsideError
     from memtriage.session.remote.ask import AskError
 
     try:
         return read_answer(pid, timeout_s, pause=pause)
+    except OtherBuildError:
+        raise
     except OutsideError as error:
         raise AskError(str(error)) from None
 

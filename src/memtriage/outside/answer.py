@@ -19,12 +19,13 @@ def read_answer(pid: int, timeout_s: float, *, pause: bool = False) -> Answer:
     """Read a process's census from outside. See `memtriage.outside.census.take_census`.
 
     Raises:
+        OtherBuildError: it has another build of Python or torch.
         OutsideError: it cannot be read. The text is one line for the user.
     """
     began = time.time()
     try:
         census = take_census(pid, pause=pause, within_s=timeout_s)
-    except OutsideError as error:
+    except ForbiddenError as error:
         raise OutsideError(why_refused(error, pid)) from None
     return Answer(
         pid=pid,

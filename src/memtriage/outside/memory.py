@@ -55,6 +55,18 @@ class GoneError(OutsideError):
     """The process ended."""
 
 
+class OtherBuildError(OutsideError):
+    """The process has another build of Python or torch.
+
+    Attributes:
+        python: its interpreter; None where that is not known.
+    """
+
+    def __init__(self, text: str, python: str | None) -> None:
+        super().__init__(text)
+        self.python = python
+
+
 class ForbiddenError(OutsideError):
     """The kernel does not let this user read the process."""
 

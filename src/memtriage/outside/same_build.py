@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from memtriage.outside.memory import ForbiddenError, Mapping, OutsideError, read_maps
+from memtriage.outside.memory import ForbiddenError, Mapping, OtherBuildError, OutsideError, read_maps
 
 _COMPARED: Final = 1 << 16
 """Bytes that are compared at the start (headers, the id of the build) and the end of two files."""
@@ -35,7 +35,7 @@ class SharedFiles:
         self._file_of: dict[int, str] = {}
         python = self._file_at(id(object))
         if self._their_path(python) is None:
-            raise OutsideError(self._other_python())
+            raise self._other_python()
 
     def require(self, files: Sequence[str], what: str) -> None:
         """Check that the other process has the same files mapped.
@@ -49,9 +49,9 @@ class SharedFiles:
         """
         for path in files:
             if self._their_path(path) is None:
-                raise OutsideError(
+                raise self._other_build(
                     f"process {self._pid} has another build of {what} than this Python "
-                    f"({os.path.basename(path)} differs): {self.advice()}"
+                    f"({os.path.basename(path)} differs)"
                 )
 
     def theirs(self, own_address: int) -> int | None:
@@ -70,18 +70,21 @@ class SharedFiles:
         names = {mapping.path for mapping in self._own if mapping.path.startswith("/")}
         return sorted(name for name in names if any(part in os.path.basename(name) for part in parts))
 
-    def advice(self) -> str:
-        """Return the command that runs the reader in the interpreter of the other process."""
+    def _other_build(self, text: str) -> OtherBuildError:
+        """Return an error with the command that runs the reader in the interpreter of the other process."""
         try:
-            python = _interpreter_of(self._pid)
+            python = interpreter_of(self._pid)
         except OSError:
-            python = "its own python"
-        return f"run `{python} -m memtriage census --pid {self._pid}`"
+            python = None
+        command = f"{python or 'its own python'} -m memtriage census --pid {self._pid}"
+        return OtherBuildError(f"{text}: install memtriage there, and run `{command}`", python)
 
-    def _other_python(self) -> str:
+    def _other_python(self) -> OutsideError:
         if not any("python" in os.path.basename(mapping.path) for mapping in self._theirs):
-            return f"no Python was found in process {self._pid}; give the number of a training process"
-        return f"process {self._pid} runs another build of Python than this one: {self.advice()}"
+            return OutsideError(
+                f"no Python was found in process {self._pid}; give the number of a training process"
+            )
+        return self._other_build(f"process {self._pid} runs another build of Python than this one")
 
     def _file_at(self, address: int) -> str:
         """Return the file that an address belongs to here; a file's zeroed data has no name of its own."""
@@ -127,12 +130,20 @@ def _same_file(own: str, other: str) -> bool:
         return False
 
 
-def _interpreter_of(pid: int) -> str:
-    """Return what starts the interpreter of a process: that of its virtual environment if it has one."""
+def interpreter_of(pid: int) -> str:
+    """Return the path that started the interpreter of a process: that of its virtual environment, if any.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    program = f"/proc/{pid}/exe"
+    with open(f"/proc/{pid}/cmdline", "rb") as file:
+        first = os.fsdecode(file.read().split(b"\0")[0])
     with open(f"/proc/{pid}/environ", "rb") as file:
         variables = file.read().split(b"\0")
     environments = [os.fsdecode(v.partition(b"=")[2]) for v in variables if v.startswith(b"VIRTUAL_ENV=")]
-    for environment in environments:
-        if os.path.exists(f"{environment}/bin/python"):
-            return f"{environment}/bin/python"
-    return os.readlink(f"/proc/{pid}/exe")
+    started = [os.path.join(os.readlink(f"/proc/{pid}/cwd"), first)] if "/" in first else []
+    for python in (*started, *(f"{environment}/bin/python" for environment in environments)):
+        if os.path.exists(python) and os.path.samefile(python, program):
+            return python
+    return os.readlink(program)

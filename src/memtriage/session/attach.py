@@ -35,7 +35,7 @@ from memtriage.observe.driver import process_memory
 from memtriage.observe.host import memory_classes
 from memtriage.observe.smaps import MappingClass
 from memtriage.outside.census import OutsideCensus, take_census
-from memtriage.outside.memory import GoneError, OutsideError
+from memtriage.outside.memory import GoneError, OtherBuildError, OutsideError
 from memtriage.process.stdlib import os, time
 from memtriage.session.job_ranks import environment_of, rank_of
 
@@ -230,6 +230,7 @@ def attach(
         The report, and notes on what could not be read.
 
     Raises:
+        OtherBuildError: one has another build of Python or torch.
         OutsideError: none of them can be read. The text is one line for the user.
     """
     jobs = [Attached(pid, rank_of(pid) if len(pids) > 1 else None) for pid in pids]
@@ -259,6 +260,8 @@ def _read(job: Attached, began: float, say: Callable[[str], None]) -> None:
         census = take_census(job.pid, twice=False)
     except GoneError as error:
         job.ended = str(error)
+    except OtherBuildError:
+        raise
     except OutsideError as error:
         job.ended = str(error)
         say(str(error))
