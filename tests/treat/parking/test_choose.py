@@ -89,3 +89,22 @@ def test_optimizers_and_what_wraps_one() -> None:
 
     assert is_optimizer(torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1))
     assert is_optimizer(Wrapped()) and not is_optimizer(Wrapped) and not is_optimizer(torch.ones(1))
+
+
+class Trainer:
+    """What Megatron's optimizer is: one that keeps masters in lists of lists."""
+
+    def __init__(self, masters: Any) -> None:
+        self.param_groups: list[Any] = []
+        self.shard_fp32_from_float16_groups = masters
+
+
+def test_masters_are_found_in_nested_containers() -> None:
+    masters = [[torch.ones(3), torch.ones(4)], ({"a": torch.ones(5)},)]
+    assert len(choose([Trainer(masters)]).storages) == 3
+
+
+def test_containers_that_hold_themselves_are_looked_through_once() -> None:
+    masters: list[Any] = [torch.ones(3)]
+    masters.append(masters)
+    assert len(choose([Trainer(masters)]).storages) == 1
