@@ -108,6 +108,12 @@ def test_proven_growth_shows_in_every_interval_that_counts(sizes: list[int]) -> 
         assert min(rates) >= 0.3 * proof.rate
 
 
+@pytest.mark.parametrize(("short", "intervals"), [(3, 4), (2, 3)])
+def test_an_interval_below_a_quarter_of_the_longest_is_too_short(short: int, intervals: int) -> None:
+    proof = prove(steadily(0, 10, 10 + short, 20 + short, 30 + short))
+    assert (proof.certainty, proof.intervals) == ("proven", intervals)
+
+
 def test_intervals_too_short_to_compare_are_joined() -> None:
     """An entry of 10 MiB comes every ten positions, and the last census soon after the one before."""
     at = (20.0, 60.0, 100.0, 180.0, 198.0)
