@@ -23,13 +23,14 @@ from memtriage.outside.interpreter import (
 )
 from memtriage.outside.memory import MOST_BYTES, GoneError, OutsideError, ProcessMemory, RemoteMemory
 from memtriage.outside.naming import RemoteNamer
-from memtriage.outside.objects import RemoteHeap, Translate
+from memtriage.outside.objects import RemoteHeap
 from memtriage.outside.owners import declared_owners, owner_of
 from memtriage.outside.pause import PAUSE_S, paused
 from memtriage.outside.python_layout import PythonLayout
 from memtriage.outside.same_build import SharedFiles
 from memtriage.outside.tensors import TorchReader
 from memtriage.outside.torch_layout import TorchLayout, calibrate, libraries
+from memtriage.outside.values import Translate
 from memtriage.outside.walk import RemoteWalk
 from memtriage.process.stdlib import time
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from memtriage.model.paths import ANY_ITEM
 from memtriage.observe.kinds import NODE, TENSOR
+from memtriage.outside.graph import RemoteGraph
 from memtriage.outside.naming import RemoteNamer
-from memtriage.outside.walk import RemoteGraph
 
 
 @dataclass(frozen=True, slots=True)

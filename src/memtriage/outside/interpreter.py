@@ -18,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from memtriage.outside.memory import CHUNK, CHUNK_BITS, OutsideError, ProcessMemory, Words
-from memtriage.outside.objects import FRAME_OBJECT_OWNS, Frame, RemoteHeap, Translate
+from memtriage.outside.objects import FRAME_OBJECT_OWNS, Frame, RemoteHeap
 from memtriage.outside.own_memory import own_words
 from memtriage.outside.python_layout import PythonLayout, is_special_build, layout_of, versions
+from memtriage.outside.values import Translate
 
 MOST_TRACKED: Final = 20_000_000
 _MOST_THREADS: Final = 10_000

@@ -11,8 +11,8 @@ from collections import deque
 from memtriage.account.paths import Hop, Path, attribute_segment, extend, item_segment, key_labels
 from memtriage.model.paths import ANY_ITEM, PathSegment, SegmentKind
 from memtriage.observe.kinds import ARRAY, KLASS, LOCALS, MODULE, NODE, PLACEHOLDER, TENSOR
+from memtriage.outside.graph import RemoteGraph
 from memtriage.outside.objects import RemoteType
-from memtriage.outside.walk import RemoteGraph
 
 _MODULE_DICTS = ("_modules", "_parameters", "_buffers")
 _MAX_TUPLE = 8

@@ -13,18 +13,10 @@ import numpy as np
 
 from memtriage.outside.memory import RemoteMemory, Words
 from memtriage.outside.python_layout import PythonLayout
+from memtriage.outside.values import MOST_ITEMS, RemoteValues, Translate
 
-LONGEST_TEXT: Final = 300
-MOST_ITEMS: Final = 8_000_000
-"""Entries of one container that are looked at; what claims more is no container."""
 _MOST_BASES: Final = 100
 _MOST_VARIABLES: Final = 5_000
-_WIDE: Final = 64
-"""Entries from which on a list or dict is worth another look at its head: it may be growing right now."""
-_HEAD_WORDS: Final = 4
-"""Words of a list or dict from its size on: they have the addresses of its arrays."""
-_LARGEST_ENTRY: Final = 40
-"""Bytes per entry of a dict at most: 24, and up to 8 for each place, of which there are more."""
 _LARGEST_INSTANCE: Final = 1 << 14
 HIGHEST: Final = 1 << 48
 """Above the addresses of a user's process."""
@@ -40,14 +32,10 @@ _SUSPENDED_OR_RUNNING: Final = 1
 """A generator whose state is below this still has its variables."""
 FRAME_OBJECT_OWNS: Final = 2
 """`owner` of a frame that outlived its function. Higher ones are no functions of Python."""
-_NEGATIVE: Final = 2
-"""Of the tag of an int, since Python 3.12."""
 _IS_FUNCTION: Final = 1
 _DEQUE: Final = "collections.deque"
 """Since Python 3.12 it is made when a program starts, so its place is not that of this process's."""
 
-Translate = Callable[[int], int | None]
-"""From an address in a file of this process to that of the same thing in the other one; None: not there."""
 Referents = Callable[[int, "RemoteType"], list[int]]
 
 
@@ -117,7 +105,7 @@ class Frame:
     variables: list[tuple[str, int]] = field(default_factory=list)
 
 
-class RemoteHeap:
+class RemoteHeap(RemoteValues):
     """Reads objects of another process.
 
     Args:
@@ -127,10 +115,8 @@ class RemoteHeap:
     """
 
     def __init__(self, memory: RemoteMemory, layout: PythonLayout, translate: Translate) -> None:
-        self.memory = memory
-        self.layout = layout
+        super().__init__(memory, layout, translate)
         self._types: dict[int, RemoteType | None] = {}
-        self._translate = translate
         self._built_in: dict[int, type] = {}
         self._readers: dict[int, Referents] = {}
         self._derived: dict[tuple[int, tuple[type, ...]], bool] = {}
@@ -142,10 +128,6 @@ class RemoteHeap:
             if address is not None:
                 self._readers[address] = reader
                 self._built_in[address] = klass
-
-    def _address_of(self, klass: type) -> int:
-        address = self._translate(id(klass))
-        return 0 if address is None else address
 
     def _shapes(self) -> Iterable[tuple[type, Referents]]:
         return (
@@ -324,101 +306,6 @@ class RemoteHeap:
                         slots.setdefault(offset, name)
         return slots
 
-    # --- text and numbers that are names ---
-
-    def text(self, address: int) -> str | None:
-        """Return a string; None where there is none, and of a long one the beginning."""
-        if not address or address & 7:
-            return None
-        memory, layout = self.memory, self.layout
-        if memory.word(address + 8) != self._text_type:
-            return None
-        length = min(memory.word(address + layout.text_length), LONGEST_TEXT)
-        state = memory.half(address + layout.text_state)
-        width, compact, is_ascii = state >> 2 & 7, state >> 5 & 1, state >> 6 & 1
-        if not compact or width not in (1, 2, 4):
-            return None
-        start = address + (layout.text_ascii if is_ascii else layout.text_other)
-        codec = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}[width]
-        return memory.text_bytes(start, length * width).decode(codec, "replace")
-
-    @functools.cached_property
-    def _text_type(self) -> int:
-        return self._address_of(str)
-
-    def number(self, address: int) -> int | None:
-        """Return an int that is no longer than a word, and not negative; None of anything else."""
-        memory, layout = self.memory, self.layout
-        if not address or memory.word(address + 8) != self._address_of(int):
-            return None
-        tag = memory.signed(address + layout.size)
-        digits = tag >> layout.number_tag_bits
-        if not 0 <= digits <= 3 or tag & (1 << layout.number_tag_bits) - 1 & _NEGATIVE:
-            return None
-        return sum(memory.half(address + layout.number_digits + 4 * at) << 30 * at for at in range(digits))
-
-    def c_text(self, address: int) -> str:
-        """Return a text of C, which ends with a zero."""
-        return self.memory.text_bytes(address, LONGEST_TEXT).split(b"\0")[0].decode("utf-8", "replace")
-
-    # --- containers ---
-
-    def renew(self, objects: Words) -> None:
-        """Copy lists and dicts again that got another array since they were copied.
-
-        An array that grows moves, and its old place is used for other things. So a copy of a list and of its
-        array must not have the move between them.
-        """
-        memory, layout = self.memory, self.layout
-        places = memory.places(objects)
-        wide = memory.data[places + layout.size // 8] > _WIDE
-        if not wide.any():
-            return
-        objects, places = objects[wide], places[wide]
-        heads = memory.live(objects + layout.size, _HEAD_WORDS)
-        first = layout.size // 8
-        changed = (heads != memory.data[places[:, None] + first + np.arange(_HEAD_WORDS)]).any(axis=1)
-        if changed.any():
-            chosen, heads = objects[changed], heads[changed]
-            memory.copy_again(chosen, np.full(len(chosen), 8 * (first + _HEAD_WORDS)))
-            sizes = np.clip(heads[:, 0], 0, MOST_ITEMS) * _LARGEST_ENTRY + 4096
-            for arrays in heads[:, 1:].T:
-                memory.copy_again(arrays, sizes)
-
-    def list_items(self, address: int) -> list[int]:
-        memory, layout = self.memory, self.layout
-        count = memory.word(address + layout.size)
-        if not 0 < count <= MOST_ITEMS:
-            return []
-        return memory.words(memory.word(address + layout.list_items), count)
-
-    def tuple_items(self, address: int) -> list[int]:
-        count = self.memory.word(address + self.layout.size)
-        if not 0 < count <= MOST_ITEMS:
-            return []
-        return self.memory.words(address + self.layout.tuple_items, count)
-
-    def set_items(self, address: int) -> list[int]:
-        memory, layout = self.memory, self.layout
-        mask = memory.word(address + layout.set_mask)
-        if mask >= MOST_ITEMS:
-            return []
-        table = memory.words(memory.word(address + layout.set_table), 2 * (mask + 1))
-        return [key for key in table[::2] if key]
-
-    def deque_items(self, address: int) -> list[int]:
-        memory, layout = self.memory, self.layout
-        count = memory.word(address + layout.size)
-        if not 0 < count <= MOST_ITEMS:
-            return []
-        block = memory.word(address + layout.deque_left)
-        at = memory.word(address + layout.deque_left_index)
-        items: list[int] = []
-        while block and at < layout.deque_block and len(items) < count:
-            items += memory.words(block + 8 + 8 * at, min(layout.deque_block - at, count - len(items)))
-            block, at = memory.word(block + 8 + 8 * layout.deque_block), 0
-        return items
-
     def bound(self, address: int, klass: RemoteType) -> int | None:
         """Return how many entries a deque or a cache of `functools.lru_cache` takes; None for no bound."""
         if self.is_a(klass, deque):
@@ -428,41 +315,6 @@ class RemoteHeap:
         else:
             return None
         return bound if bound >= 0 else None
-
-    def dict_items(self, address: int) -> list[tuple[int, int]]:
-        """Return (key, value) of a dict, as addresses, in order."""
-        values = self.memory.word(address + self.layout.dict_values)
-        return self._entries(self.memory.word(address + self.layout.dict_keys), values)
-
-    def _entries(self, keys: int, values: int) -> list[tuple[int, int]]:
-        memory, layout = self.memory, self.layout
-        count = memory.word(keys + layout.keys_entries)
-        index_bits = memory.byte(keys + layout.keys_log2_index_bytes)
-        if not keys or not 0 < count <= MOST_ITEMS or index_bits > 40:
-            return []
-        start = keys + layout.keys_indices + (1 << index_bits)
-        if memory.byte(keys + layout.keys_kind):
-            words = memory.words(start, 2 * count)
-            names, found = words[::2], words[1::2]
-        else:
-            words = memory.words(start, 3 * count)
-            names, found = words[1::3], words[2::3]
-        if values:
-            found = memory.words(values + layout.values_start, len(names))
-        return [(name, value) for name, value in zip(names, found, strict=False) if value]
-
-    def named_items(self, address: int) -> list[tuple[str, int]]:
-        """Return (key, value) of those entries of a dict whose keys are strings."""
-        items = ((self.text(key), value) for key, value in self.dict_items(address))
-        return [(name, value) for name, value in items if name is not None]
-
-    def dict_value(self, address: int, name: str) -> int:
-        """Return the address of a dict's value; 0 where it has no such key."""
-        word, length = self.memory.word, self.layout.text_length
-        for key, value in self.dict_items(address):
-            if word(key + length) == len(name) and self.text(key) == name:
-                return value
-        return 0
 
     # --- instances ---
 

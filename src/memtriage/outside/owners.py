@@ -8,8 +8,8 @@ from memtriage.account.owners import RANK
 from memtriage.model.census import Owner
 from memtriage.model.paths import SegmentKind, has
 from memtriage.observe.kinds import TENSOR
+from memtriage.outside.graph import RemoteGraph
 from memtriage.outside.naming import RemoteNamer
-from memtriage.outside.walk import RemoteGraph
 
 _STATE_DEPTH = 4
 _MODULE_PARTS: tuple[tuple[str, Owner], ...] = (("_parameters", "parameter"), ("_buffers", "buffer"))

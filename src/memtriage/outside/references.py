@@ -15,7 +15,8 @@ import numpy as np
 
 from memtriage.observe.kinds import ATOM
 from memtriage.outside.memory import Words
-from memtriage.outside.objects import HEAP_TYPE, HIGHEST, MOST_ITEMS, RemoteHeap, RemoteType
+from memtriage.outside.objects import HEAP_TYPE, HIGHEST, RemoteHeap, RemoteType
+from memtriage.outside.values import MOST_ITEMS
 
 (NOTHING, DICT, LIST, TUPLE, SET, FIXED, CLASS, ALONE) = range(8)
 """How the built-in part of an object is read: it has none, by one of these layouts, as words at fixed
