@@ -346,7 +346,7 @@ def test_other_processes_and_unseen_ones_have_separate_rows() -> None:
 def test_a_process_of_unknown_size_is_not_counted_as_nobody() -> None:
     ledger = gpu_ledger("cuda:0", [], [], use_of(1000, own=400, processes=((7, 100), (8, None))))
     assert sums(ledger) == {("outside the allocator", None): 400, ("other processes", None): 600}
-    assert "of 1 process the driver does not tell the size" in (
+    assert "of 1 process the driver does not report the size" in (
         row_of(ledger, "other processes").detail or ""
     )
 

@@ -124,7 +124,7 @@ def test_termination_ends_it_as_it_would_any_program(folder: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, timeout=120)
     assert done.returncode == -signal.SIGTERM
-    assert done.stderr == b"memtriage compare: terminated; the same command goes on\n"
+    assert done.stderr == b"memtriage compare: terminated; run the same command again to continue\n"
 
 
 def test_two_ranks_under_torchrun(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

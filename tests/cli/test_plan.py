@@ -60,7 +60,7 @@ def test_a_program_that_cannot_fit(program, capsys):
     [
         (["nowhere.py:build", "--budget", "1GiB"], "no such file"),
         (["{program}:build"], "--budget"),
-        (["{program}:build", "--budget", "some"], "'some' is no size"),
+        (["{program}:build", "--budget", "some"], "'some' is not a size"),
         (["--budget", "1GiB"], "nothing to trace"),
         (["{program}:build", "--budget", "1GiB", "--seq", "8"], "--seq needs --hf-config"),
         (["{program}:build", "--budget", "1GiB", "--hf-config", "config.json"], "use only one of"),

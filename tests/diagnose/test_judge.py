@@ -317,7 +317,7 @@ def test_a_rise_without_a_name_is_c_plus_plus_s() -> None:
     assert (finding.holder or "").startswith("C++ only")
     assert "native" in (finding.fix or "")
     assert finding.evidence == [
-        "the counter of cpu rises by 1.0 MiB a step (921.6 KiB to 1.1 MiB); censuses name 0 B of it"
+        "the counter of cpu rises by 1.0 MiB per step (921.6 KiB to 1.1 MiB); censuses name 0 B of it"
     ]
 
 

@@ -330,7 +330,7 @@ def test_a_leak_that_led_there_is_named_and_its_cure_is_the_fix(
     assert cause_of(FULL, FITTED[cause], "cuda:0", holders) == cause
     assert died.mechanism is not None
     assert re.search(rf"fitted(?: before)?: a leak of {said}; most of what was alive: auto", died.mechanism)
-    assert died.fix == "Cure the leak of train.losses[*]: append loss.detach()"
+    assert died.fix == "Fix the leak of train.losses[*]: append loss.detach()"
     assert died.playbook == "M21"
     bare = describe(FULL, FITTED[cause], "cuda:0", fields, [], None, leaks=leaks)
     assert bare.mechanism is not None

@@ -83,11 +83,11 @@ def test_a_suspicion_is_no_leak_and_forbids_clean():
 def test_what_is_suspected_is_told_first_and_once_for_a_device():
     judged = {"cpu": GROWS, "cuda:0": SHORT, "cuda:1": SHORT}
     assert reasons_not_judged([suspicion(), suspicion()], judged) == [
-        "suspected growth of 2.0 KiB per second on cpu; a longer run would settle it",
+        "suspected growth of 2.0 KiB per second on cpu; run longer to confirm",
         "cuda:0, 1: 3 steps are too few, 12 are needed",
     ]
     assert reasons_not_judged([suspicion(device="host")], {"cpu": GROWS}) == [
-        "suspected growth of 2.0 KiB per second on host; a longer run would settle it"
+        "suspected growth of 2.0 KiB per second on host; run longer to confirm"
     ]
 
 

@@ -48,7 +48,8 @@ def test_every_pattern_is_one(pattern: str) -> None:
     bad = (
         "It begins anew in place of that, lets go of it, is told by what lies in the file behind it, beside "
         "others that nobody vouches for; 12 bytes a parameter; two censuses; Who stays with it; 1 steps; "
-        "it holds of all."
+        "it holds of all; 3 is no size, this no valid file; the report tells it; memory is given back; "
+        "it goes on; 40 % a step."
     )
     assert re.search(pattern, bad), pattern
 

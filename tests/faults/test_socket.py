@@ -24,7 +24,7 @@ def test_a_symlink_in_place_of_its_directory_is_refused(tmp_path: Path) -> None:
     target.mkdir()
     with tempfile.TemporaryDirectory() as runtime:  # a short path: that of a socket is limited
         Path(runtime, "memtriage").symlink_to(target)
-        with pytest.raises(PlaceError, match="is no directory"):
+        with pytest.raises(PlaceError, match="is not a directory"):
             place({"XDG_RUNTIME_DIR": runtime}, tmp_path / "nowhere")
     assert list(target.iterdir()) == []
 

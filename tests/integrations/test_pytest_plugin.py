@@ -136,7 +136,7 @@ def test_what_meets_its_demands_passes(outcomes: dict[str, str | None], name: st
         ("test_is_short", [f"cannot be judged from 2 optimizer steps; expected {GROWTH_STEPS}"]),
         ("test_is_high", ["memory: the peak on the process is 1", "at most 64.0 MiB (67,108,864 bytes)"]),
         ("test_leaves_something", ["memory stays", "4.0 MiB", "KEPT[*]"]),
-        ("test_no_size", ["max_peak 'much' is no size"]),
+        ("test_no_size", ["max_peak 'much' is not a size"]),
         ("test_no_such_demand", ["unknown 'growth': did you mean no_growth?"]),
         ("test_mistyped", ["unknown 'no_grwth': did you mean no_growth?"]),
         ("test_no_keyword", ["keywords only"]),

@@ -190,7 +190,7 @@ def test_shorter_inputs_are_taken_on_request_only():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"budget": "much"}, "'much' is no size"),
+        ({"budget": "much"}, "'much' is not a size"),
         ({"budget": 0}, "budget=0"),
         ({"budget": "500MiB"}, "lie outside the allocator"),
         ({"budget": "8GiB", "allow": ["less data"]}, "less data"),

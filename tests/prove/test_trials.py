@@ -137,10 +137,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_trials(tmp_path / "gone.toml")
     bad = tmp_path / "bad.toml"
     bad.write_text("[trials\n")
-    with pytest.raises(TrialsError, match=r"bad\.toml: no valid TOML"):
+    with pytest.raises(TrialsError, match=r"bad\.toml: invalid TOML"):
         read_trials(bad)
     bad.write_bytes(b"\xff\xfe")
-    with pytest.raises(TrialsError, match=r"bad\.toml: no valid TOML"):
+    with pytest.raises(TrialsError, match=r"bad\.toml: invalid TOML"):
         read_trials(bad)
     bad.write_text("[trials]\nmodule = 'a'\n")
     with pytest.raises(TrialsError, match=r"bad\.toml: there is no"):

@@ -113,7 +113,7 @@ def _gpu_ledger(device: str, leaked: int) -> Ledger:
         LedgerRow(row="requested", bytes=96 * MIB, owner="c++ only"),
         LedgerRow(row="rounding", bytes=31 * MIB, detail="block sizes above what was asked for"),
         LedgerRow(row="awaiting stream events", bytes=0),
-        LedgerRow(row="releasable", bytes=6 * GIB, detail="empty_cache() gives it back"),
+        LedgerRow(row="releasable", bytes=6 * GIB, detail="empty_cache() returns it"),
         LedgerRow(row="stranded", bytes=2 * GIB + 100 * MIB, detail="pinned by 14 blocks of train.py:142"),
         LedgerRow(row="context", bytes=624 * MIB, detail="CUDA context, kernels and libraries"),
         LedgerRow(row="outside the allocator", bytes=1200 * MIB, detail="NCCL and the like"),

@@ -18,5 +18,11 @@ REJECTED: Final = {
     r"\b(?:Who|What) (?:stays|keeps|looks|goes) with\b": "If you ...",
     r"\b1 (?:storages|steps|tensors|ranks)\b": "1 storage, 1 step",
     r"\bhold(?:s)? of\b": "keep, know",
+    r"(?<!here )\b(?:is|are) no (?!longer\b|more\b)": "is not a, is invalid",
+    r"\bno valid\b": "invalid",
+    r"\b(?:report|row|note|table|ledger|census|driver|kernel|message|log|record|run) tells?\b": "shows, says",
+    r"\bgiv(?:e|es|en|ing) (?:it |them |memory )?back\b": "return, free, release",
+    r"\bgo(?:es)? on\b": "continue",
+    r"(?:\d %|\d) a (?:step|node|layer|rank|second|parameter)\b": "per",
 }
 """Patterns, and what to write instead."""

@@ -201,7 +201,7 @@ def _state_rows(segments: Sequence[Segment], labels: dict[int, str]) -> list[Led
                 pools,
                 "freed, but a stream that used it is not yet past that point",
             ),
-            row_of(RELEASABLE, totals.releasable, pools, kept or "empty_cache() gives it back", pages),
+            row_of(RELEASABLE, totals.releasable, pools, kept or "empty_cache() returns it", pages),
             row_of(STRANDED, totals.stranded, pools, _worst_pinned(group, labels), pages),
         ]
     order = (ROUNDING, AWAITING, RELEASABLE, STRANDED)
@@ -246,7 +246,9 @@ def _own(use: DriverUse, reserved: int) -> int | None:
 def _outside_rows(use: DriverUse, reserved: int, baseline: int | None) -> list[LedgerRow]:
     outside = outside_allocator(use, reserved)
     own = _own(use, reserved)
-    shared = None if own is not None else "other processes included: the driver does not tell this one's use"
+    shared = (
+        None if own is not None else "includes other processes: the driver does not report this one's use"
+    )
     at_first = min(baseline or 0, outside)
     since = "grown since the device was first seen: kernels, libraries, NCCL"
     rows = [
@@ -269,7 +271,9 @@ def _other_rows(use: DriverUse, own: int) -> list[LedgerRow]:
     listed = biggest((f"pid {pid}", size) for pid, size in use.processes if size is not None)
     without_size = [pid for pid, size in use.processes if size is None]
     if without_size:
-        remark = f"of {count_of(len(without_size), 'process', 'processes')} the driver does not tell the size"
+        remark = (
+            f"of {count_of(len(without_size), 'process', 'processes')} the driver does not report the size"
+        )
         return [row_of(OTHERS, known + rest, listed, remark, "memory of no visible process is included")]
     return [
         row_of(OTHERS, known, listed),

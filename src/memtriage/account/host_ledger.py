@@ -220,7 +220,7 @@ def _tensor_detail(group: list[_Tensor]) -> str:
     if untouched:
         parts.append(f"{size(untouched)} more allocated and not resident")
     if any(item.assumed for item in group):
-        parts.append("counted in full: the kernel does not tell what is resident")
+        parts.append("counted in full: the kernel does not report what is resident")
     return "; ".join(parts)
 
 
@@ -250,7 +250,7 @@ def _pinned_parts(pinned: PinnedStats, live: int, counted: bool) -> list[tuple[s
         used = f"tensors (no census was taken); {used}"
     if pinned.active is None or pinned.cached is None:
         row = "pinned rounding and cached" if counted else "pinned memory"
-        return [(row, pinned.owned - live, f"{used}; {kept} (this torch does not tell these apart)")]
+        return [(row, pinned.owned - live, f"{used}; {kept} (this torch does not distinguish them)")]
     row = "pinned rounding" if counted else "pinned in use"
     return [(row, pinned.active - live, used), ("pinned cached", pinned.cached, kept)]
 
@@ -341,7 +341,7 @@ def _rest_detail(malloc: MallocInfo | None, python_arenas: int | None) -> str:
     if python_arenas is None:
         parts.insert(0, "Python's object arenas")
     if malloc is None:
-        parts.insert(0, "malloc's memory that is no tensor (no counters for this C library)")
+        parts.insert(0, "malloc's memory outside tensors (no counters for this C library)")
     return ", ".join(parts)
 
 

@@ -168,7 +168,7 @@ def _unpacked(trace: PackedTrace, stacks: StackTable) -> TraceColumns:
     """Put the packed events and the dictionaries of a trace in their order."""
     packed, loose = trace.columns, _columns(list(trace), stacks)
     if not all(isinstance(frames, list) for frames in trace.lists):
-        raise SnapshotError("an event's frames are no list")
+        raise SnapshotError("an event's frames are not a list")
     try:
         numbers = np.array([0, *(stacks.number(frames) if frames else 0 for frames in trace.lists)], np.int32)
     except (TypeError, AttributeError) as error:

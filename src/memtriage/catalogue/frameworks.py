@@ -174,7 +174,7 @@ FRAMEWORKS: Final[tuple[Holder, ...]] = (
         symbol="module.token_dispatcher: probs, routing_map, reversed_local_input_permutation_mapping, "
         "local_probs, local_map",
         holds="routing tensors with their grad_fn, on a plain object that module.modules() never yields; "
-        "with recomputation the graph leads back to it, and all that was saved stays",
+        "with recomputation the graph leads back to it, and everything saved stays alive",
         find=_dispatchers,
         clears="the attributes are set to None",
         refills="in the next forward",

@@ -129,7 +129,7 @@ def _async_collectives(scene: Scene) -> Iterator[Place]:
     if waiting:
         owners = [instance_dict(result) or {} for result in waiting]
         yield Place(
-            "results of collectives that nobody waited for",
+            "results of collectives without a wait",
             lambda: [own.get("elem") for own in owners],
             entries=len(owners),
         )
@@ -292,7 +292,7 @@ PYTORCH: Final[tuple[Holder, ...]] = (
         symbol="torch.backends.cudnn.benchmark",
         holds="workspaces while convolutions are tuned; they raise the peak, and are freed then",
         find=_conv_benchmark,
-        clears="torch._C._cudnn_set_conv_benchmark_empty_cache(True) gives them back after tuning",
+        clears="torch._C._cudnn_set_conv_benchmark_empty_cache(True) frees them after tuning",
         policy="never",
         why="it is a setting: nothing is held between calls",
         refills="for each new shape",

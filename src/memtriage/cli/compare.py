@@ -87,7 +87,7 @@ def compare(
         complain("memtriage compare", f"{error.filename or 'output'}: {error.strerror or error}")
         return 2
     except TerminationRequested as error:
-        _say("terminated; the same command goes on")
+        _say("terminated; run the same command again to continue")
         signal.signal(error.signum, signal.SIG_DFL)
         os.kill(os.getpid(), error.signum)
         return 128 + error.signum
@@ -114,7 +114,9 @@ def _run(trials: Trials, state: ComparisonState, on_ray: bool) -> None:
 
 def _interrupted(campaign: Campaign) -> str:
     left = len(campaign.pending())
-    return f"interrupted; trials kept: {campaign.ended}, to come: {left}; the same command goes on"
+    return (
+        f"interrupted; trials kept: {campaign.ended}, to come: {left}; run the same command again to continue"
+    )
 
 
 def _clear(directory: Path) -> None:

@@ -48,5 +48,5 @@ def _finding(device: str, records: list[StorageRecord], step: int) -> Finding:
         playbook="M19",
         phase="after backward",
         step=step,
-        evidence=[f"{len(records):,} storages on {device} hang on contexts whose backward has run already"],
+        evidence=[f"{len(records):,} storages on {device} are kept by contexts whose backward has finished"],
     )

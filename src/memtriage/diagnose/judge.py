@@ -360,7 +360,7 @@ def unnamed_growth(
         step=evidence.position.step,
         projection=projection,
         evidence=[
-            f"the counter of {counter} rises by {size(round(growth.rate))} a {unit} "
+            f"the counter of {counter} rises by {size(round(growth.rate))} per {unit} "
             f"({size(round(growth.low))} to {size(round(growth.high))}); "
             f"censuses name {size(round(known))} of it",
             *(f"suspected only: {why}" for why in open_because),
@@ -379,8 +379,8 @@ def _rate_on(finding: Finding, scale: Scale) -> int:
 
 
 _NO_HOLDER = (
-    "memory that native code allocates and keeps rises all the time; Python does not see it",
-    "look at native libraries that are called again and again (tokenizers, data loaders, script modules); a "
+    "native code allocates memory and keeps it; Python does not see it",
+    "look at native libraries that are called in the loop (tokenizers, data loaders, script modules); a "
     "profiler of native allocations such as `memray run --native` names the call. Where shapes vary: "
     f"{ONEDNN.why}; {ONEDNN.fix}",
 )
@@ -399,7 +399,7 @@ def _native_cause(data: GrowingData) -> tuple[str, str]:
         return f"{in_words(path)} gets new objects of type {kind}: {part.why}", part.fix
     if "ProcessGroup" in kind or path[0].name.startswith("torch.distributed"):
         return (
-            "process groups are made again and again; torch.distributed keeps each until it is destroyed",
+            "new process groups are made in the loop; torch.distributed keeps each until it is destroyed",
             "make a group once and reuse it, or call torch.distributed.destroy_process_group(group) for each",
         )
     return (

@@ -117,7 +117,7 @@ def _garbage(held: Held) -> MechanismText:
         f"objects that refer to each other in a cycle ({members}) keep "
         "their tensors until the cyclic collector runs, and it is switched off",
         "break the cycle (weakref for the back reference), or switch the collector on again with "
-        "gc.enable(), or call gc.collect() every some steps",
+        "gc.enable(), or call gc.collect() every few steps",
     )
 
 
@@ -134,7 +134,7 @@ def mechanism_of_known(entry: Holder) -> MechanismText:
         action = f"memtriage.clear_caches([{entry.name!r}]) where a phase ends ({entry.clears})"
     return MechanismText(
         f"{entry.library}: {entry.symbol} ({entry.name}) holds {entry.holds}",
-        f"{action}; `memtriage holders` tells when that is safe and how it fills again",
+        f"{action}; `memtriage holders` shows when that is safe and how it refills",
     )
 
 
@@ -307,8 +307,8 @@ def _updated_parameters(held: Held) -> MechanismText:
     subject = _subject(held)
     name = last_name(subject)
     return MechanismText(
-        f"{in_words(subject)} is replaced by a result computed from itself, with its history: the graph goes "
-        "back to the first update, and keeps what all of them saved",
+        f"{in_words(subject)} is replaced by a result computed from itself, with its history: the "
+        "graph reaches back to the first update, and keeps what every update saved",
         f"detach the update: keep `new.detach()` for each tensor of {name} (`new.detach().requires_grad_()` "
         "where it is trained), or update it under `torch.no_grad()`",
     )

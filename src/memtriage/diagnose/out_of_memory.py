@@ -178,7 +178,7 @@ class _Leaked:
 
     @property
     def cure(self) -> str:
-        held = f"Cure the leak of {self.leak.holder or 'something without a holder'}"
+        held = f"Fix the leak of {self.leak.holder or 'something without a holder'}"
         return f"{held}: {self.leak.fix}" if self.leak.fix else f"{held}."
 
 
@@ -211,7 +211,7 @@ def _where(text: str, device: str) -> str:
         return f"an allocation by a library failed on {device}: it needs room outside of torch's allocator"
     if re.search(r"(CUDA|HIP)( driver)? error: out of memory", text):
         return (
-            "the message has no sizes, so the call that failed was hardly the caching allocator's: pinned "
+            "the message has no sizes, so the failed call was probably not the caching allocator's: pinned "
             "host memory, a new context, a captured graph or a library"
         )
     return f"an allocation on {device} failed, not one of the host"
@@ -287,7 +287,7 @@ def _fact(label: Label, fields: OomFields) -> str | None:
                 "libraries"
             )
         case "private_pools":
-            return f"{size(fields.private_pools)} are free, but parked in the pools of CUDA graphs"
+            return f"{size(fields.private_pools)} are free, but in the pools of CUDA graphs"
         case "fragmentation":
             return (
                 f"{size(fields.reserved_unallocated)} are reserved but free, in pieces that are each too "

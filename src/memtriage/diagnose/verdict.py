@@ -14,7 +14,7 @@ _IN_ORDER: Final[tuple[tuple[Verdict, frozenset[FindingKind]], ...]] = (
     ("residue", frozenset({"residue"})),
     ("fragmentation", frozenset({"fragmentation"})),
 )
-_SETTLES: Final = "a longer run would settle it"
+_SETTLES: Final = "run longer to confirm"
 _UNEXPLAINED: Final = f"memory grows, and no holder of it was found; {_SETTLES}"
 
 

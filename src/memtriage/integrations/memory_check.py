@@ -185,7 +185,7 @@ def _residue_failures(before: CensusPoint) -> list[str]:
     findings = [_residue(group) for group in grown if group.nbytes >= RESIDUE_FLOOR]
     if not findings:
         return []
-    return [f"memory stays, and the test demands that nothing does\n{_in_words(findings)}"]
+    return [f"memory stays, but the test must leave none\n{_in_words(findings)}"]
 
 
 def _residue(growth: GroupGrowth) -> Finding:

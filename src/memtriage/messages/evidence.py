@@ -350,7 +350,7 @@ def _deciding_text(case: Case) -> Iterator[str]:
 def _allocation(message: Message) -> Iterator[str]:
     size = message.number
     if message.form == "survived":
-        yield "the text says that the program goes on without that memory: no failure"
+        yield "the text says that the program continues without that memory: not a failure"
         return
     shape = message.facts.get("shape_bytes")
     if size("requested") is None and isinstance(shape, int):

@@ -351,7 +351,7 @@ def _capped(case: Case) -> Iterator[_Choice]:
 
 def _refused(case: Case) -> Iterator[_Choice]:
     if case.possible("allocator_limit"):
-        yield _Choice("raise-cap", "the process is close to its cap as well")
+        yield _Choice("raise-cap", "the process is also close to its cap")
     yield _Choice("check-driver", "the driver refused although the device has free memory")
     if case.message.family in NOT_TORCH:
         yield _Choice("less-on-device", "smaller buffers may succeed")
@@ -454,7 +454,7 @@ def _host_refused(case: Case) -> Iterator[_Choice]:
         reason = f"one request of {as_printed(asked)}" if asked else "the request"
         yield _Choice("chunk-host", f"{reason} was more than the host could provide", asked)
     else:
-        yield _Choice("largest-process", f"a request of {as_printed(asked)} did not fill the host by itself")
+        yield _Choice("largest-process", f"a request of {as_printed(asked)} did not fill the host alone")
     if case.message.family not in NOT_TORCH:
         yield _Choice("lazy-data", "the process's other data leaves less memory free")
     yield _Choice("host-limit", "if the job needs that much")

@@ -141,7 +141,7 @@ class Horizon(msgspec.Struct, kw_only=True):
         full_shape: the input of that step.
         full_operator: the operator whose allocation fails, e.g. `aten::mm`.
         full_asked: bytes that it asks for.
-        flushed_at: the first step in which cached blocks are given back for lack of memory.
+        flushed_at: the first step in which cached blocks are returned for lack of memory.
         memory: bytes that the allocator can have: of the GPU without what is outside, or the limit.
         shapes: distinct inputs of all steps.
         error: of five inputs that were derived and traced, the largest relative difference of the bytes that

@@ -49,7 +49,7 @@ def parse_size(given: int | str, name: str) -> int:
     if isinstance(given, str):
         match = _SIZE.fullmatch(given)
         if match is None:
-            raise ValueError(f"{name} {given!r} is no size; expected one as 80GiB, 24000MB or 85899345920")
+            raise ValueError(f"{name} {given!r} is not a size: use 80GiB, 24000MB or bytes")
         number, unit, binary, _ = match.groups()
         given = int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.lower()])
     if given <= 0:

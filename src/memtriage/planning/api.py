@@ -144,15 +144,15 @@ def _notes(
 ) -> list[str]:
     notes = []
     if not kind.measured:
-        notes.append(f"what lies outside the allocator was not measured on {kind.name}")
+        notes.append(f"memory outside the allocator was not measured on {kind.name}")
     if world_size > 1:
         notes.append("what NCCL allocates outside the allocator is not part of the figures")
     if budget > kind.memory:
         notes.append(f"the budget is more than {kind.name} has: {kind.memory} bytes")
     if after.fits and after.peak.reserved + kind.outside > budget:
         notes.append(
-            "to stay within the budget the allocator will give cached memory back to the driver and ask for "
-            "it again, which costs time"
+            "to stay within the budget the allocator will return cached memory to the driver and "
+            "request it again, which costs time"
         )
     if not after.fits:
         asked = [over.rung for over in passed if over.outcome == "on request"]

@@ -68,7 +68,7 @@ def _shaped(given: dict[str, Any], steps: int, lengths: str | None) -> ShapedBui
     name = _script_name(target)
     if lengths is not None:
         raise ValueError(
-            f"--lengths goes with a build function whose step takes a length; the lengths of {name} are "
+            f"--lengths needs a build function whose step takes a length; the lengths of {name} are "
             "those of its DataLoader"
         )
     return ShapedScript(name, target.arguments, module=target.module is not None, steps=steps)

@@ -73,10 +73,10 @@ _ENTRIES: Final = (
         "M2",
         "Reading the error",
         "Before any advice, read off the message what was asked, the device's capacity, what is free, what "
-        "is allocated and what is reserved but unallocated. What is free is no sign of another process: "
+        "is allocated and what is reserved but unallocated. Free memory is not a sign of another process: "
         "others lower that figure. A refusal although enough is free is a refusal by the driver. Memory that "
         "is neither free nor reserved is outside this process's allocator. The message prints its hint about "
-        "fragmentation always: the hint is no evidence.",
+        "fragmentation always: the hint is not evidence.",
         actions=(
             PlaybookAction(
                 key="read-on",
@@ -252,7 +252,7 @@ _ENTRIES: Final = (
             PlaybookAction(
                 key="lazy-data",
                 action="load lazily and share: memory-mapped arrays instead of Python lists, "
-                "torch.load(mmap=True), one reader a node",
+                "torch.load(mmap=True), one reader per node",
                 saves="a copy of the data for each rank and worker",
                 costs="about none: pages come from the cache",
                 maths="same",
@@ -344,7 +344,7 @@ _ENTRIES: Final = (
                 costs="none",
                 maths="same",
                 maths_note=None,
-                no_help="the machine is gone with its logs: run again under `memtriage run`",
+                no_help="the machine and its logs are lost: run again under `memtriage run`",
             ),
         ),
     ),
@@ -418,7 +418,8 @@ _ENTRIES: Final = (
     PlaybookEntry(
         "M8",
         "Expandable segments",
-        "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` cures holes between live blocks; it does nothing "
+        "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` removes holes between live blocks; it "
+        "does nothing "
         "about the live blocks. Set it before the process starts. It conflicts with some users of virtual "
         "memory management and with memory shared between processes by CUDA IPC.",
         (
@@ -426,7 +427,7 @@ _ENTRIES: Final = (
                 key="expandable",
                 action="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
                 saves="at most what is reserved but unallocated; nothing of what is allocated",
-                costs="about none in steady training; 33 to 40 % a step were reported where weights travel "
+                costs="about none in steady training; 33 to 40 % per step were reported where weights travel "
                 "by CUDA IPC",
                 maths="same",
                 maths_note=None,
@@ -480,7 +481,7 @@ _ENTRIES: Final = (
             PlaybookAction(
                 key="attention",
                 action="scaled_dot_product_attention or flash attention",
-                saves="5 a s^2 b a layer at 16 bits (4 without dropout)",
+                saves="5 a s^2 b per layer at 16 bits (4 without dropout)",
                 costs="none: faster",
                 maths="rounding",
                 maths_note=None,
@@ -493,7 +494,7 @@ _ENTRIES: Final = (
                 saves="(1 - s'/s) of the linear terms, 1 - (s'/s)^2 of the score terms",
                 costs="none: faster",
                 maths="different",
-                maths_note="it is another task",
+                maths_note="the task changes",
                 no_help="weights, gradients and optimizer state set the peak",
             ),
         ),
@@ -520,8 +521,8 @@ _ENTRIES: Final = (
     PlaybookEntry(
         "M13",
         "LoRA and QLoRA",
-        "Gradients and optimizer state exist for the adapters only; QLoRA also keeps the base in 4 bits. The "
-        "model has another capacity, and it is for finetuning only.",
+        "Gradients and optimizer state exist for the adapters only; QLoRA also keeps the base in 4 "
+        "bits. The model has a different capacity; for finetuning only.",
         (
             PlaybookAction(
                 key="adapters",
@@ -530,7 +531,7 @@ _ENTRIES: Final = (
                 "states with a master copy; a 4-bit base saves 1.5 B per parameter more",
                 costs="about none",
                 maths="different",
-                maths_note="other capacity",
+                maths_note="different capacity",
                 no_help="activations dominate: they stay",
             ),
         ),
@@ -549,7 +550,7 @@ _ENTRIES: Final = (
                 costs="none or faster",
                 maths="rounding",
                 maths_note=None,
-                no_help="the vocabulary is small; the loss is no cross-entropy",
+                no_help="the vocabulary is small; the loss is not a cross-entropy",
             ),
         ),
     ),
@@ -595,7 +596,7 @@ _ENTRIES: Final = (
                 "leave",
                 costs="padding is computed too",
                 maths="approximate",
-                maths_note="other batches than before; a cap cuts inputs",
+                maths_note="different batches; a cap cuts inputs",
                 no_help="shapes are the same in every step",
             ),
         ),
@@ -657,9 +658,9 @@ _ENTRIES: Final = (
     PlaybookEntry(
         "M20",
         "Myths",
-        "`empty_cache()` is no cure: the allocator does the same by itself before it gives up, and what is "
-        "left cannot be returned. Rising reserved is no leak. A leak is allocated that rises at the same "
-        "point of the step (M21).",
+        "`empty_cache()` does not help: the allocator does the same before it gives up, and what is "
+        "left cannot be returned. Rising reserved memory is not a leak. Allocated memory that rises "
+        "at the same point of each step is (M21).",
     ),
     PlaybookEntry(
         LEAKS,

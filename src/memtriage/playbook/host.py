@@ -28,8 +28,8 @@ MORE_SHARED_MEMORY: Final = (
     "torch.multiprocessing.set_sharing_strategy('file_system') does not help: it uses the same space"
 )
 HOST_LIMIT: Final = (
-    "host memory is nearly used up: beyond the limit the kernel kills a process of the group (exit status "
-    "137), and before it swaps"
+    "host memory is nearly used up: beyond the limit the kernel kills a process of the group (exit "
+    "status 137); it may swap before that"
 )
 HOLD_LESS: Final = (
     "hold less in host memory: fewer or leaner loader workers, smaller prefetch, less pinned memory, "

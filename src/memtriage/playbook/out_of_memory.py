@@ -59,13 +59,13 @@ ADVICE: Final[Mapping[Cause, Advice]] = {
     ),
     "worker": Advice(
         "M3",
-        "A DataLoader worker {asked}, and the host had none to give",
+        "A DataLoader worker {asked}, and the host had none left",
         "Use fewer DataLoader workers and a smaller prefetch_factor, and let each item load only what it "
         "needs (memory-mapped arrays instead of copies).",
     ),
     "host": Advice(
         "M3",
-        "The process {asked} that is no tensor's, and the host had none to give",
+        "The process {asked} that is not a tensor's, and the host had none left",
         "Hold less in host memory: copies of the dataset, offloaded state, pinned buffers, the DataLoader's "
         "workers and prefetching; or raise the limit (cgroup, ulimit, scheduler).",
     ),

@@ -48,7 +48,7 @@ class SnapshotAdvice:
 
 
 FREE_MEMORY: Final[Mapping[FreeMemory, str]] = {
-    "in holes": "enough was free, but in holes of which none is large enough, and",
+    "in holes": "enough was free, but no hole was large enough, and",
     "elsewhere": "enough was free, but for other streams or in private pools, and",
     "too little": "live memory and the request together do not fit:",
 }
@@ -101,8 +101,8 @@ ADVICE: Final[Mapping[SnapshotCause, SnapshotAdvice]] = {
         "M8",
         "sizes change from step to step: what is asked for does not fit the free segments of earlier steps, "
         "so that new ones are reserved in addition",
-        "PYTORCH_CUDA_ALLOC_CONF={setting} (it reserved least when replayed, see the evidence); lengths "
-        "padded to a few sizes help as well",
+        "PYTORCH_CUDA_ALLOC_CONF={setting} (it reserved least when replayed, see the evidence); "
+        "padding lengths to a few sizes also helps",
     ),
     "surplus of the past": SnapshotAdvice(
         "M8",
@@ -113,8 +113,8 @@ ADVICE: Final[Mapping[SnapshotCause, SnapshotAdvice]] = {
     ),
     "unused stream": SnapshotAdvice(
         "M8",
-        "the allocator caches memory for each stream apart; this stream is no longer used, and no "
-        "other can have what it left",
+        "the allocator caches memory per stream; this stream is no longer used, and no other stream "
+        "can use its memory",
         "allocate on the stream that uses the memory (`record_stream` where another reads it), or call "
         "`torch.cuda.empty_cache()` once after the stream's last use",
     ),
@@ -128,7 +128,8 @@ ADVICE: Final[Mapping[SnapshotCause, SnapshotAdvice]] = {
     ),
     "private pool": SnapshotAdvice(
         "M18",
-        "memory of a private pool (a CUDA graph's, or a `MemPool`) serves nobody else, free or not",
+        "memory of a private pool (a CUDA graph's, or a `MemPool`) cannot be used by anything else, "
+        "even when free",
         "capture fewer or smaller graphs, share one pool between them (`pool=`), and drop graphs and "
         "pools that are no longer used",
     ),

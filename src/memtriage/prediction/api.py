@@ -155,7 +155,7 @@ def _prediction_of(
 def _notes(kind: GpuKind, version: tuple[int, int], steps: int, needed: int) -> list[str]:
     notes = []
     if not kind.measured:
-        notes.append(f"what lies outside the allocator was measured on an {MEASURED_ON}, not on {kind.name}")
+        notes.append(f"memory outside the allocator was measured on an {MEASURED_ON}, not on {kind.name}")
     if not OLDEST <= version <= NEWEST:
         notes.append(f"torch {version[0]}.{version[1]} is not among the versions that were read")
     if steps < STEADY_STEPS:

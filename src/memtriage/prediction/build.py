@@ -139,13 +139,13 @@ _UNRELATED: Final = (ImportError, OSError, SyntaxError, NameError)
 """What no choice of device and no value of a tensor leads to."""
 _MESSAGE_LIMIT: Final = 400
 _NO_VALUES: Final = "values of the device are not known in a prediction: take this out of the step"
-_WORLD: Final = "it wants other ranks: say how many there are with world_size (--world-size N)"
+_WORLD: Final = "it needs other ranks: give their number with world_size (--world-size N)"
 _ADVICE: Final = {
     "Sparse": "sparse tensors cannot be traced: use dense gradients",
     "Could not run '": "this operator has no shape function: register one with torch.library.register_fake",
     "no fake impl": "this operator has no shape function: register one with torch.library.register_fake",
     "not linked with support for cuda": "only the thread that runs the step is traced: use no other",
-    "data_ptr": "a kernel wants the address of real data: give the build function a variant without it",
+    "data_ptr": "a kernel needs the address of real data: give the build function a variant without it",
     "CUDAGraph": "CUDA graphs cannot be traced: run the step without capturing it",
     "triton": "Triton kernels cannot be traced: give the build function a variant without them",
     "torch.distributed using env": _WORLD,

@@ -133,7 +133,7 @@ def _config(library: types.ModuleType, file: Path) -> Any:
     except OSError as error:
         raise BuildError(f"{file}: {error.strerror or error}; expected a model's config.json") from error
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise BuildError(f"{file} is no JSON ({error}); expected a model's config.json") from error
+        raise BuildError(f"{file} is not JSON ({error}); expected a model's config.json") from error
     if not isinstance(given, dict) or not isinstance(given.get("model_type"), str):
         raise BuildError(f"{file} has no `model_type`; expected a model's config.json")
     model_type = given["model_type"]
@@ -145,7 +145,7 @@ def _config(library: types.ModuleType, file: Path) -> Any:
     try:
         return library.CONFIG_MAPPING[model_type].from_dict(given)
     except Exception as error:  # whatever a configuration's checks raise: it is the file's fault
-        raise BuildError(f"{file} is no configuration of {model_type!r}: {_line(error)}") from error
+        raise BuildError(f"{file} is not a configuration of {model_type!r}: {_line(error)}") from error
 
 
 def _architecture(library: types.ModuleType, config: Any, file: Path) -> Any:

@@ -17,7 +17,7 @@ from memtriage.prove.trials import Target
 Readings = Mapping[str, Mapping[int, TrialReading]]
 """Of each variant the trials that have figures, by round."""
 
-_NOISE: Final = "more repeats or longer steps would tell"
+_NOISE: Final = "use more repeats or longer steps"
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ class _LimitReader:
         while self._tokens:
             kind, sign = self._tokens.pop(0)
             if kind != "sign" or sign not in "+-":
-                raise self._error(f"{sign!r} stands where '+' or '-' is expected")
+                raise self._error(f"{sign!r} found where '+' or '-' is expected")
             terms.append(self._term(-1.0 if sign == "-" else 1.0))
         return tuple(terms)
 
@@ -116,7 +116,7 @@ class _LimitReader:
 
     def _quantity(self, factor: float, kind: str, name: str) -> Term:
         if kind not in ("word", "quoted"):
-            raise self._error(f"{name!r} stands where a name is expected")
+            raise self._error(f"{name!r} found where a name is expected")
         if self._tokens[:1] == [("word", "of")]:
             self._tokens.pop(0)
             _, variant = self._next("a variant")
@@ -148,18 +148,16 @@ class _LimitReader:
         if dimension == "seconds":
             seconds = parse_seconds(f"{number} {unit}")
             if seconds is None:
-                raise self._error(f"'{number} {unit}' is no time; give one as '1.5 s', '20 ms' or '2 min'")
+                raise self._error(f"'{number} {unit}' is not a time; use '1.5 s', '20 ms' or '2 min'")
             return seconds
         if float(number) == 0:
             return 0.0
         if not unit.lower().endswith("b"):
-            raise self._error(
-                f"'{number}{unit and ' ' + unit}' is no size; give one as '100 MB' or '1.5 GiB'"
-            )
+            raise self._error(f"'{number}{unit and ' ' + unit}' is not a size; use '100 MB' or '1.5 GiB'")
         try:
             return float(parse_size(f"{number} {unit}", "amount"))
         except ValueError:
-            raise self._error(f"'{number} {unit}' is no size; give one as '100 MB' or '1.5 GiB'") from None
+            raise self._error(f"'{number} {unit}' is not a size; use '100 MB' or '1.5 GiB'") from None
 
     def _next(self, expected: str) -> tuple[str, str]:
         if not self._tokens:

@@ -299,8 +299,8 @@ def _notes(trials: Trials, readings: Readings, ends: Mapping[Trial, TrialEnd], t
     notes = []
     if to_come:
         notes.append(
-            f"{to_come} of {trials.repeats * len(trials.names)} trials are still to come: the same command "
-            f"goes on where it stopped"
+            f"{to_come} of {trials.repeats * len(trials.names)} trials are still to come: run the "
+            "same command again to continue"
         )
     rounds = min((len(reading) for reading in readings.values() if reading), default=0)
     if 0 < rounds < LEAST_TRIALS:

@@ -173,7 +173,7 @@ def read_trials(path: Path) -> Trials:
     except OSError as error:
         raise TrialsError(f"{path}: {error.strerror}; expected a trials file: check the path") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TrialsError(f"{path}: no valid TOML ({error}); expected a trials file: correct it") from error
+        raise TrialsError(f"{path}: invalid TOML ({error}); expected a trials file: correct it") from error
     try:
         return parse_trials(document, path)
     except TrialsError as error:

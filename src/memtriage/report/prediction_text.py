@@ -95,7 +95,7 @@ def _horizon(page: Page, horizon: Horizon) -> None:
         )
     )
     if horizon.flushed_at is not None:
-        page.line((f"  from step {horizon.flushed_at:,} cached blocks are given back for lack of memory", ""))
+        page.line((f"  from step {horizon.flushed_at:,} cached blocks are returned for lack of memory", ""))
     page.heading("Course of the run", "allocated at most, reserved at most, stranded after the step")
     for point in horizon.course[:: max(1, len(horizon.course) // _POINTS)]:
         _row(

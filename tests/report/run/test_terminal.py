@@ -198,10 +198,10 @@ def test_verdict_lines(make_report, leak):
     )
     assert line(make_report(residue, verdict="residue")) == "RESIDUE: 3.0 GiB not released on cuda:0"
     assert line(make_report(limit, verdict="killed")) == (
-        "KILLED: the process is gone and wrote no end, after 41 steps; host memory was at its limit"
+        "KILLED: the process is gone without writing an end, after 41 steps; host memory was at its limit"
     )
     assert line(make_report(verdict="killed", ranks=8), RunContext(killed=[1, 2])) == (
-        "KILLED: 2 of 8 ranks are gone and wrote no end, after 41 steps"
+        "KILLED: 2 of 8 ranks are gone without writing an end, after 41 steps"
     )
     assert line(make_report(verdict="error")) == "ERROR: memtriage could not judge this run"
 
@@ -273,7 +273,7 @@ def test_a_suspicion_is_no_leak_and_says_what_would_settle_it(make_report, leak)
     suspected = leak(certainty="suspected", holder="run.log[*]")
     text = shown(make_report(suspected, verdict="not_judged", judged={"cuda:0": limit(512)}))
     assert text.splitlines()[0] == (
-        "NOT JUDGED: suspected growth of 164.0 MiB per step on cuda:0; a longer run would settle it"
+        "NOT JUDGED: suspected growth of 164.0 MiB per step on cuda:0; run longer to confirm"
     )
     assert "suspected leak on cuda:0   164.0 MiB per step" in text
     assert re.search(r"To confirm +watch a longer run", text)

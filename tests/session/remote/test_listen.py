@@ -155,8 +155,8 @@ def test_where_it_cannot_listen_the_run_goes_on(tmp_path: Path, monkeypatch: pyt
     listener.start()
     listener.stop()
     assert said == [
-        "cannot listen (/tmp/memtriage-0: belongs to another user); the run goes on, and nobody can ask it "
-        "for a census"
+        "cannot listen (/tmp/memtriage-0: belongs to another user); the run continues, but cannot be "
+        "asked for a census"
     ]
 
 

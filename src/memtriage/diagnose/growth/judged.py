@@ -57,7 +57,7 @@ def judge_counter(track: Track, scale: JudgedScale, policy: TrendPolicy) -> tupl
     if growth.state == "undecided":
         reason = (
             f"suspected growth of {rate(round(growth.rate), _UNITS[scale])}, which may end by itself; "
-            "a longer run would settle it"
+            "run longer to confirm"
         )
         return growth, msgspec.structs.replace(judged, reason=reason)
     limit = detection_limit(points, policy)

@@ -91,7 +91,7 @@ def malloc_retention(evidence: HostEvidence, policy: HostPolicy = POLICY) -> Fin
     idle = min(kept.resident - taken_again, kept.trimmable)
     if idle < max(policy.retained, policy.retained_share * kept.rss):
         return None
-    reused = f"; steps take {size(taken_again)} of it again and again" if taken_again else ""
+    reused = f"; steps reuse {size(taken_again)} of it" if taken_again else ""
     return Finding(
         kind="malloc_retention",
         device=DEVICE_HOST,

@@ -236,17 +236,17 @@ _WORDS: Final[dict[RankFigureName, _Words]] = {
     ),
     "reserved": _Words(
         "Live tensors are alike on all ranks but this rank's allocator took more or less from the "
-        "driver: its peak was another, or its memory is in more pieces.",
+        "driver: its peak differs, or its memory is in more pieces.",
         "Look at this rank's peak: a longer batch, an evaluation, a checkpoint that only it writes.",
         "M18",
     ),
     "peak": _Words(
-        "This rank's highest use is another than its peers', though what stays from step to step is alike.",
+        "This rank's highest use differs from its peers', but what stays from step to step is alike.",
         "Look at what only this rank does at times: a longer batch, an evaluation, a checkpoint gathered.",
         "M18",
     ),
     "resident": _Words(
-        "This rank's process holds another amount of host memory than its peers.",
+        "This rank's process holds a different amount of host memory than its peers.",
         "Look at what only this rank keeps on the host: data for its node, a checkpoint, logs; compare its "
         "host ledger with another rank's.",
         "M3",

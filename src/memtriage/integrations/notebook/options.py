@@ -36,13 +36,13 @@ def _parser(prog: str, description: str) -> _Parser:
 
 def _variable(text: str) -> str:
     if not text.isidentifier():
-        raise argparse.ArgumentTypeError(f"{text!r} is no name of a variable")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a variable name")
     return text
 
 
 def _count(text: str) -> int:
     if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of rows; expected 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows; expected 1 or more")
     return int(text)
 
 

@@ -134,7 +134,7 @@ def _shorter(knob: Knob, length: int) -> Change:
         action=f"inputs of length {length} instead of {knob.value}",
         speed="none: faster (M11)",
         maths="different",
-        maths_note="it is another task",
+        maths_note="the task changes",
         code={"torch": _call(knob, length)},
         build_arguments=arguments if knob.of == "build" else {},
         step_arguments=arguments if knob.of == "step" else {},

@@ -59,8 +59,8 @@ def allocator_rung(conf: str) -> Rung:
                     Change(
                         rung="expandable segments",
                         action=f"PYTORCH_CUDA_ALLOC_CONF={_SETTING}",
-                        speed="about none in steady training; 33 to 40 % a step were reported where weights "
-                        "travel between processes by CUDA IPC (M8)",
+                        speed="about none in steady training; 33 to 40 % per step were reported where "
+                        "weights travel between processes by CUDA IPC (M8)",
                         maths="same",
                         code={"torch": f"export {variable}  # in the shell, before the process starts"},
                         conf=_SETTING,

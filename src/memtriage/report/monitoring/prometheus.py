@@ -182,7 +182,7 @@ def serve(source: StatusSource, address: Address, say: Callable[[str], None]) ->
     except ImportError as error:
         say(str(error))
     except OSError as error:
-        say(f"no metrics at {address.url()}: {error.strerror or error}; the program goes on without them")
+        say(f"no metrics at {address.url()}: {error.strerror or error}; the program continues without them")
     return None
 
 

@@ -51,7 +51,7 @@ _RANKS_IN_EVIDENCE: Final = 6
 _SMALL_SHARE: Final = 0.01
 _WORTH_ACTING: Final = 3
 """Findings that the verdict's line names where the verdict is about none."""
-TO_CONFIRM: Final = "watch a longer run: growth is proven once the same holder grew over three intervals"
+TO_CONFIRM: Final = "run longer: growth is proven once the same holder grew over three intervals"
 """What turns a suspicion into a proof, or ends it."""
 
 
@@ -199,7 +199,7 @@ def sentence(report: RunReport, context: RunContext, groups: Sequence[FindingGro
                 who = f"{len(context.killed)} of {count(report.ranks.seen, 'rank')} are"
             at_limit = any(group.kind == "host_limit" for group in groups)
             short = "; host memory was at its limit" if at_limit else ""
-            return f"{who} gone and wrote no end, after {count(report.steps, 'step')}{short}"
+            return f"{who} gone without writing an end, after {count(report.steps, 'step')}{short}"
         case "error":
             return "memtriage could not judge this run"
         case _:

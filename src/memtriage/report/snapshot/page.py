@@ -134,7 +134,7 @@ def _tiles(device: DeviceRecording) -> list[dict[str, str | None]]:
         ("allocated", end.allocated, f"{size(end.requested)} asked for, {size(end.rounding)} rounding"),
         ("reserved", end.reserved, count(len(device.segments), "segment")),
         ("stranded", end.stranded, f"free, pinned in {count(len(device.pinned), 'segment')}"),
-        ("releasable", end.releasable, "empty_cache() gives it back"),
+        ("releasable", end.releasable, "empty_cache() returns it"),
     ]
     if end.awaiting:
         tiles.append(("awaiting a stream", end.awaiting, "freed, but a stream still uses it"))

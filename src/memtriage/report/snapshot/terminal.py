@@ -87,7 +87,7 @@ def _figures(page: Page, device: DeviceRecording) -> None:
         ("reserved", end.reserved, ""),
         ("allocated", end.allocated, f"{size(end.requested)} asked for, {size(end.rounding)} rounding"),
         ("awaiting streams", end.awaiting, ""),
-        ("releasable", end.releasable, "what empty_cache() gives back"),
+        ("releasable", end.releasable, "what empty_cache() returns"),
         ("stranded", end.stranded, "free, but pinned by live blocks in the same segment"),
         ("private pools", end.private_pools, "part of reserved"),
         ("private and free", end.private_pools_free, PRIVATE_FREE),

@@ -37,7 +37,7 @@ _MEANINGS: Final[dict[str, str]] = {
     "forward temporary": "made and freed within forward",
     "communication buffer": "buffers of collective communication",
     "cuBLAS workspace": "scratch space of matrix products",
-    "variable": "something the program's own code holds; its frames tell no more than where",
+    "variable": "something the program's own code holds; its frames show only where",
     "c++ only": "allocated without any Python frame",
     "before the recording": "older than the first recorded event",
 }

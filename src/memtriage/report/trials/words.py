@@ -81,7 +81,7 @@ def facts(report: TrialsReport) -> list[str]:
 def legend(report: TrialsReport) -> str:
     """Return what stands below the figures of the table."""
     sizes = "lowest and highest rank" if report.ranks > 1 else "lowest and highest trial"
-    return f"below a time: lowest and highest trial; below a ratio: where it lies; below a size: {sizes}"
+    return f"below a time: lowest and highest trial; below a ratio: its interval; below a size: {sizes}"
 
 
 def time_value(figure: Figure | None) -> str:

@@ -64,7 +64,7 @@ class Listener:
             active.listener = self
         except (OSError, PlaceError, RuntimeError) as error:  # RuntimeError: no thread can be had
             self.stop()
-            self._tell(f"cannot listen ({error}); the run goes on, and nobody can ask it for a census")
+            self._tell(f"cannot listen ({error}); the run continues, but cannot be asked for a census")
             return
         self._tell(f"listening: `memtriage census --pid {self._pid}` asks for a census while this runs")
 

@@ -100,7 +100,7 @@ def _check(directory: Path) -> None:
     """Refuse a directory in which somebody else could put a socket, or reach ours."""
     status = directory.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        raise NotADirectoryError(None, "is no directory")
+        raise NotADirectoryError(None, "is not a directory")
     if status.st_uid != os.geteuid():
         raise PermissionError(None, "belongs to another user")
     if stat.S_IMODE(status.st_mode) & 0o077:

@@ -66,7 +66,7 @@ def _why_not() -> str | None:
         return "CUDA is not in use in this process: there is nothing to compact"
     backend = allocator.backend()
     if backend != "native":
-        return f"the allocator in use ({backend}) keeps no segments that could be looked at"
+        return f"the allocator in use ({backend}) has no segments to inspect"
     if allocator.capturing():
         return "a CUDA graph is being captured: call compact() before or after"
     return None

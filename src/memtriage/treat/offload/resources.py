@@ -113,7 +113,7 @@ class OptimizerResources:
         if self._torn is not None:
             raise RuntimeError(
                 f"an earlier step failed in the middle ({self._torn}): some parameters have taken it, others "
-                "not. Load the last state_dict() and the weights saved with it, then go on"
+                "not. Load the last state_dict() and the weights saved with it, then continue"
             )
 
     def check_open(self) -> None:

@@ -87,7 +87,7 @@ def choose(what: Iterable[Any]) -> Selection:
         raise ParkError(f"no owner is called {unknown[0]!r}: names are {', '.join(OWNER_NAMES)}")
     holders = [item for item in given if isinstance(item, nn.Module) or is_optimizer(item)]
     if names and not holders:
-        raise ParkError(f"{', '.join(sorted(names))}: of which model or optimizer? Pass it next to the name")
+        raise ParkError(f"{', '.join(sorted(names))}: which model or optimizer? Pass it next to the name")
     storages: dict[int, Chosen] = {}
     modules: list[nn.Module] = []
     leaves: list[Tensor] = []

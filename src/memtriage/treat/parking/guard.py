@@ -240,6 +240,6 @@ def _name_of(function: Any) -> str:
 
 def _error(use: str, title: str) -> ParkedError:
     return ParkedError(
-        f"{use} was called with {title}, which is parked: its values are on the host and its device memory "
-        "was given back. Bring it back first: memtriage.unpark()"
+        f"{use} was called with {title}, which is parked: its values are on the host and its device "
+        "memory was released. Call memtriage.unpark() first"
     )
