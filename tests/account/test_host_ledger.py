@@ -371,7 +371,7 @@ def test_unknown_residency_is_bounded_by_the_mapping_and_said() -> None:
     classes = memory(mapping(100 * MIB, 10 * MIB, "anonymous", rss=3 * MIB))
     ledger = host_ledger([storage(100 * MIB, 8 * MIB)], classes, None, None, lambda address, nbytes: None)
     assert sizes(ledger) == {("CPU tensors", "parameter"): 3 * MIB}
-    assert "the kernel does not tell" in str(ledger.rows[0].detail)
+    assert "the kernel does not report" in str(ledger.rows[0].detail)
 
 
 def test_tensors_in_device_memory_that_is_no_part_of_rss() -> None:

@@ -324,7 +324,7 @@ def test_a_rise_without_a_name_is_c_plus_plus_s() -> None:
 def test_by_time_it_is_counted_in_seconds() -> None:
     finding = certain(unnamed_growth("cpu", evidence(MIB, scale="second"), [], 0.0, False))
     assert (finding.bytes_per_second, finding.bytes_per_step) == (MIB, None)
-    assert "a second" in finding.evidence[0]
+    assert "per second" in finding.evidence[0]
 
 
 def test_growth_without_the_resident_set_is_suspected_only() -> None:

@@ -157,7 +157,7 @@ def test_the_step_is_that_of_the_trainer_itself(config, tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[1]", "has no `model_type`"),
         ({"hidden_size": 8}, "has no `model_type`"),
         ({"model_type": "abacus"}, "no model type 'abacus'"),

@@ -51,7 +51,7 @@ def test_what_limits_say(text: str, metric: str, terms: list[Term]) -> None:
         ("100", "reserved", "'100' is not a size"),
         ("100 miles", "reserved", "'100 miles' is not a size"),
         ("3 XB", "reserved", "'3 XB' is not a size"),
-        ("100 MB", "time_per_step", "'100 MB' is no time"),
+        ("100 MB", "time_per_step", "'100 MB' is not a time"),
         ("5 s", "loss", "plain number"),
         ("1.1 x allocated", "time_per_step", "'allocated' is in bytes, 'time_per_step' in seconds"),
         ("fp8 fp8", "reserved", r"where '\+' or '-' is expected"),

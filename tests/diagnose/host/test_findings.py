@@ -96,7 +96,7 @@ def test_what_the_next_step_takes_again_is_not_retained() -> None:
     evidence = HostEvidence(retention=kept(800 * MIB), taken_by_steps=200 * MIB)
     finding = malloc_retention(evidence)
     assert finding is not None and finding.bytes == 600 * MIB
-    assert "200.0 MiB of it again" in finding.evidence[0]
+    assert "steps reuse 200.0 MiB of it" in finding.evidence[0]
 
 
 def test_retention_is_measured_against_the_process() -> None:

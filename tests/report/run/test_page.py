@@ -249,7 +249,7 @@ def test_a_run_of_which_little_is_known_is_still_a_page(chromium: Chromium) -> N
     rank = RankRecord(Path("rank-00000.jsonl"), alive=False)
     visit = chromium.visit(page_of(run(rank)), "return document.getElementById('content').innerText")
     assert visit.console == []
-    assert "the process is gone and wrote no end" in visit.result
+    assert "the process is gone without writing an end" in visit.result
     assert "n/a" in visit.result
 
 

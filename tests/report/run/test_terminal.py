@@ -276,7 +276,7 @@ def test_a_suspicion_is_no_leak_and_says_what_would_settle_it(make_report, leak)
         "NOT JUDGED: suspected growth of 164.0 MiB per step on cuda:0; run longer to confirm"
     )
     assert "suspected leak on cuda:0   164.0 MiB per step" in text
-    assert re.search(r"To confirm +watch a longer run", text)
+    assert re.search(r"To confirm +run longer", text)
     assert "To confirm" not in shown(make_report(leak(certainty="proven")))
     both = shown(make_report(leak(), suspected))
     assert both.splitlines()[0].startswith("LEAK: 164.0 MiB per step on cuda:0")
