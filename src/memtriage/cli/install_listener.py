@@ -33,7 +33,7 @@ def install_listener(
     for name in names:
         print(f"{'removed' if uninstall else 'wrote'} {name}")
     if uninstall:
-        print("jobs that run already continue listening" if names else "there was nothing to remove")
+        print("jobs that run already continue to listen" if names else "there was nothing to remove")
     else:
         print("jobs that start from now on in this environment listen once they import torch")
     return 0
