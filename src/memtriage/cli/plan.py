@@ -32,7 +32,7 @@ def plan(
         list[str] | None,
         typer.Option(
             metavar="RUNG",
-            help="Also try a change of the task: 'LoRA', 'QLoRA', 'shorter inputs'. Repeatable.",
+            help="Also try 'torch.compile', 'activation budget', 'LoRA', 'QLoRA' or 'shorter inputs'.",
         ),
     ] = None,
     allow_network: options.AllowNetwork = False,

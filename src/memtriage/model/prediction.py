@@ -184,8 +184,9 @@ class Prediction(msgspec.Struct, kw_only=True):
         notes: what had to be assumed.
         cudnn_trials_bound: only where cuDNN chooses convolutions by trial (`cudnn.benchmark`): bytes that its
             trials may take allocated and reserved to, in the first call of each shape. The peaks lack them.
-        compile_trials: only where `torch.compile` was predicted: most bytes that Inductor held at once for
-            timing kernels, in the step that compiles. The peaks of that step include them.
+        compile_trials: only where kernels are compiled or tuned: most bytes that Inductor or
+            `triton.autotune` held at once for timing kernels, in the step that does it. The peaks
+            of that step include them.
         peak_table: the instant of the peak by owner and module, largest first; sums to `peak_allocated`.
             Only when asked for.
         against: the same of a recorded run. Only when asked for.

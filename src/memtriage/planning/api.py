@@ -182,7 +182,8 @@ def plan(
             text, as `80GiB`. 5 % of it stay free.
         allocator_conf, gpu, torch_version: as in `predict`.
         world_size: GPUs of the job: with several, FSDP2 is tried too. The budget is that of one.
-        allow: rungs that change the task and are tried only when asked for: `LoRA`, `shorter inputs`.
+        allow: rungs that are tried only when asked for: `torch.compile` and `activation budget`, because each
+            candidate is compiled; `LoRA`, `QLoRA` and `shorter inputs`, because they change the task.
 
     Raises:
         ValueError: an argument is out of range, or the program itself cannot be predicted; the text says what

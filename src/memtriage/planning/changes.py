@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from memtriage.model.explanation import Maths
 from memtriage.planning.facts import Facts
@@ -60,6 +60,10 @@ class Change:
 Changes = tuple[Change, ...]
 
 
+OTHER_TASK: Final = "it changes the task"
+"""Why a rung is tried only when asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """What a rung has for a program.
@@ -82,14 +86,14 @@ class Rung:
         name: of the rung.
         playbook: the entry, M1 to M21.
         offer: what it has for a program.
-        on_request: it changes the task, so is only taken when asked for.
+        on_request: why it is only tried when asked for; empty where it always is.
         configures: its changes are options of the allocator, so a script can take it as it is.
     """
 
     name: str
     playbook: str
     offer: Callable[[Facts], Offer]
-    on_request: bool = False
+    on_request: str = ""
     configures: bool = False
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -116,8 +116,9 @@ class Evaluator:
             return UNKNOWN
         if self._facts is None:
             observer = Observer()
-            self._traced((), observer)
-            self._facts = observer.facts()
+            traced_program = self._traced((), observer)
+            compiled = traced_program.trace.compile_trials is not None
+            self._facts = replace(observer.facts(), compiled=compiled)
         return self._facts
 
     def conf(self) -> str:
@@ -235,6 +236,11 @@ class Work(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.flops = 0
         self.uncounted: set[str] = set()
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Compiled code is counted as it runs, not while it is compiled; asked by PyTorch."""
+        return True
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -118,6 +118,7 @@ class Facts:
         called: names of the blocks that were called.
         recomputed: names of the blocks that were called again within backward.
         huggingface: the Transformers model in it, if any.
+        compiled: whether it calls `torch.compile`.
         parallel: what makes it one of several ranks: `DistributedDataParallel`, `FSDP2`, or nothing.
     """
 
@@ -135,6 +136,7 @@ class Facts:
     recomputed: frozenset[str]
     huggingface: HuggingFace | None
     parallel: str
+    compiled: bool = False
 
 
 UNKNOWN: Final = Facts(
@@ -230,11 +232,15 @@ class Observer:
         )
 
     def _watch_block(self, block: nn.Module, name: str) -> None:
+        # Compiled code would take what is noted here for a condition of its own.
+        compiling = torch.compiler.is_compiling
+
         def call(*_: Any) -> None:
-            self._called.add(name)
+            if not compiling():
+                self._called.add(name)
 
         def part_called(*_: Any) -> None:
-            if torch._C._current_graph_task_id() != -1:  # within backward
+            if not compiling() and torch._C._current_graph_task_id() != -1:  # within backward
                 self._recomputed.add(name)
 
         block.register_forward_pre_hook(call)
@@ -242,7 +248,8 @@ class Observer:
             part.register_forward_pre_hook(part_called)
 
     def _model_called(self, *_: Any) -> None:
-        self._autocast = self._autocast or torch.is_autocast_enabled("cuda")
+        if not torch.compiler.is_compiling():
+            self._autocast = self._autocast or torch.is_autocast_enabled("cuda")
 
     def _watch_zero_grad(self, owner: Any) -> None:
         original = owner.zero_grad

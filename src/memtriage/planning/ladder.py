@@ -6,6 +6,7 @@ from memtriage.planning.changes import Rung
 from memtriage.planning.rungs import settings, sharding
 from memtriage.planning.rungs.adapters import LORA
 from memtriage.planning.rungs.checkpointing import CHECKPOINTING
+from memtriage.planning.rungs.compiling import ACTIVATION_BUDGET, COMPILE
 from memtriage.planning.rungs.knobs import MICRO_BATCH, SHORTER
 from memtriage.planning.rungs.loss import CHUNKED_LOSS
 from memtriage.planning.rungs.optimizer_state import EIGHT_BIT, OFFLOAD
@@ -29,6 +30,8 @@ def ladder(conf: str, world_size: int) -> tuple[Rung, ...]:
         MICRO_BATCH,
         AUTOCAST,
         CHUNKED_LOSS,
+        COMPILE,
+        ACTIVATION_BUDGET,
         CHECKPOINTING,
         EIGHT_BIT,
         sharding.rung(world_size),

@@ -96,7 +96,7 @@ class LadderSearch:
 
     def _climb(self, rung: Rung, facts: Facts, changes: Changes) -> Changes:
         if rung.on_request and rung.name not in self._requested:
-            self._pass(rung, "on request", "it changes the task, so is tried only when asked for")
+            self._pass(rung, "on request", f"{rung.on_request}, so is tried only when asked for")
             return changes
         offer = rung.offer(facts)
         if offer.absent:

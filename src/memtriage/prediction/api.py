@@ -196,7 +196,7 @@ def predict(
             text says what to change.
 
     Limits: one process on one GPU; `torch.compile` needs Triton, else it is traced as eager; kernels from
-    outside PyTorch (Triton, CUDA extensions) need a shape function.
+    outside PyTorch that are neither Python nor Triton need a shape function.
     """
     return predict_program(
         build,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 
 from memtriage.model.code_origin import is_installed
 from memtriage.observe.origin import package_folder
+from memtriage.prediction.fake_cuda.extensions import compiled_parts_optional
 from memtriage.prediction.fake_cuda.tensors import parts
 
 EXPECTED: Final = (
@@ -121,11 +122,11 @@ def failure(error: Exception, assumptions: Sequence[str] = ()) -> BuildError:
     said = f"the program raised {type(error).__name__}{_place(error)}: {text}"
     if isinstance(error, _UNRELATED):
         return BuildError(said)
+    operator = _without_shapes(error)
+    if operator is not None:
+        return BuildError(_register(operator, _place(error)))
     for sign, advice in _ADVICE.items():
         if sign in f"{type(error).__name__}: {error}":
-            return BuildError(f"{said}; {advice}")
-    for file, advice in _ADVICE_BY_FILE.items():
-        if any(frame.filename.endswith(file) for frame in traceback.extract_tb(error.__traceback__)):
             return BuildError(f"{said}; {advice}")
     if assumptions:
         return BuildError(
@@ -135,6 +136,43 @@ def failure(error: Exception, assumptions: Sequence[str] = ()) -> BuildError:
     return BuildError(said)
 
 
+_NO_SHAPES: Final = (
+    re.compile(r"no fake impl registered for <CustomOpDef\(([\w.]+::\w+)\)>"),
+    re.compile(r"([\w.]+::[\w.]+): attempted to run this operator with Meta tensors"),
+    re.compile(r"Could not run '([\w.]+::[\w.]+)' with arguments from the"),
+)
+"""Messages of PyTorch about an operator without a shape function, with its name."""
+
+
+def _without_shapes(error: BaseException) -> str | None:
+    """The operator without a shape function (a fake implementation) that an error is about."""
+    link: BaseException | None = error
+    while link is not None:
+        for message in _NO_SHAPES:
+            found = message.search(str(link))
+            if found is not None:
+                return found[1]
+        link = link.__cause__ or link.__context__
+    return None
+
+
+def _register(name: str, place: str) -> str:
+    """What to register for an operator, in one line."""
+    space, _, rest = name.partition("::")
+    short, _, overload = rest.partition(".")
+    packet = getattr(getattr(torch.ops, space), short, None)
+    schema = None if packet is None else getattr(packet, overload or "default")._schema
+    if schema is None:
+        return f"the operator {name}{place} has no shape function"
+    arguments = ", ".join(argument.name for argument in schema.arguments)
+    returned = str(schema).rpartition("->")[2].strip()
+    return (
+        f"the operator {name}{place} has no shape function: register one before the step, as in "
+        f'@torch.library.register_fake("{name}") def _({arguments}): return torch.empty_like(...), with '
+        f"empty tensors of the shapes that it returns ({returned})"
+    )
+
+
 _UNRELATED: Final = (ImportError, OSError, SyntaxError, NameError)
 """What no choice of device and no value of a tensor leads to."""
 _MESSAGE_LIMIT: Final = 400
@@ -142,12 +180,9 @@ _NO_VALUES: Final = "values of the device are not known in a prediction: take th
 _WORLD: Final = "it needs other ranks: give their number with world_size (--world-size N)"
 _ADVICE: Final = {
     "Sparse": "sparse tensors cannot be traced: use dense gradients",
-    "Could not run '": "this operator has no shape function: register one with torch.library.register_fake",
-    "no fake impl": "this operator has no shape function: register one with torch.library.register_fake",
     "not linked with support for cuda": "only the thread that runs the step is traced: use no other",
     "data_ptr": "a kernel needs the address of real data: give the build function a variant without it",
     "CUDAGraph": "CUDA graphs cannot be traced: run the step without capturing it",
-    "triton": "Triton kernels cannot be traced: give the build function a variant without them",
     "torch.distributed using env": _WORLD,
     "process group has not been initialized": _WORLD,
     "have NCCL built in": _WORLD,
@@ -160,12 +195,6 @@ _ADVICE: Final = {
     "takes 0 positional arguments": EXPECTED,
 }
 """What to change, by a part of the message."""
-
-_ADVICE_BY_FILE: Final = {
-    "flex_attention.py": "flex_attention cannot be traced: give the build function a variant with "
-    "scaled_dot_product_attention",
-}
-"""What to change, by a file that the program went through."""
 
 
 def _place(error: Exception) -> str:
@@ -205,7 +234,8 @@ def load(target: str) -> Callable[[Any], Any]:
         sys.path.insert(0, folder)
     sys.modules.setdefault(path.stem, module)
     try:
-        spec.loader.exec_module(module)
+        with compiled_parts_optional():
+            spec.loader.exec_module(module)
     except Exception as error:
         raise BuildError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)

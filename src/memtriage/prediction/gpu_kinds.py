@@ -10,6 +10,14 @@ from memtriage.model.units import MIB
 _GIB: Final = 1 << 30
 _THREADS: Final = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
 _THREADS_OTHERWISE: Final = 2048
+_SHARED_MEMORY: Final = {
+    (7, 0): 98304,
+    (7, 5): 65536,
+    (8, 0): 166912,
+    (9, 0): 232448,
+    (10, 0): 232448,
+}
+_SHARED_MEMORY_OTHERWISE: Final = 101376
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,12 @@ class GpuKind:
         """Resident threads that a multiprocessor has room for (CUDA programming guide, table of compute
         capabilities)."""
         return _THREADS.get(self.capability, _THREADS_OTHERWISE)
+
+    @property
+    def shared_memory(self) -> int:
+        """Bytes of shared memory that a block may ask for (CUDA programming guide, table of compute
+        capabilities)."""
+        return _SHARED_MEMORY.get(self.capability, _SHARED_MEMORY_OTHERWISE)
 
 
 # One H200 (torch 2.11.0+cu130), 15 training workloads, after three steps: cudaMemGetInfo's total less free

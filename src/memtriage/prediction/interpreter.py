@@ -13,6 +13,7 @@ from memtriage.prediction.compiled.entry import Compiler
 from memtriage.prediction.distributed.collectives import Collectives
 from memtriage.prediction.engine import adds_in_place, uses_alone
 from memtriage.prediction.fake_cuda.composites import Composites
+from memtriage.prediction.fake_cuda.python_kernels import PythonKernels
 from memtriage.prediction.fake_cuda.tensors import (
     CPU,
     CUDA,
@@ -71,6 +72,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         self._composites = composites.kernels
         self._collectives = collectives
         self._compiler = compiler
+        self._python_kernels = PythonKernels()
         self._shapes = KnownShapes()
         lifetimes.freed = values.forget
 
@@ -94,8 +96,9 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         if types and not all(map(_plain, types)):
             # A wrapper (DTensor) runs its own parts first.
             return NotImplemented
-        if os.getpid() != self._pid:
-            # A worker of a DataLoader was forked from this thread: what it loads is real.
+        if os.getpid() != self._pid or _compiler_traces():
+            # A worker of a DataLoader was forked from this thread: what it loads is real. What a compiler
+            # traces for itself (the functions of flex_attention) is not on the device.
             return func(*args, **kwargs)
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
@@ -118,6 +121,10 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             answer = special(self, func, args, kwargs)
             if answer is not NotImplemented:
                 return answer
+        with self:
+            answer = self._python_kernels.run(func, args, kwargs)
+        if answer is not NotImplemented:
+            return answer
         return self.run(func, args, kwargs)
 
     def _higher_order(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -133,9 +140,13 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
                 return operator(
                     *given, **{name: value for name, value in kwargs.items() if name != "rng_state"}
                 )
-        raise NotImplementedError(
-            f"torch.ops.higher_order.{func.name()} cannot be traced outside torch.compile"
-        )
+        eager = func.py_kernels.get(torch._C.DispatchKey.CompositeExplicitAutograd)
+        if eager is None:
+            raise NotImplementedError(
+                f"torch.ops.higher_order.{func.name()} cannot be traced outside torch.compile"
+            )
+        with self:
+            return eager(*args, **kwargs)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator that takes or makes tensors without data."""
@@ -159,7 +170,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             key = self._shapes.key(func, operator, meta_args, meta_kwargs)
             made = self._shapes.find(key)
             if made is None:
-                made = shapes.RULES.get(func, func)(*meta_args, **meta_kwargs)
+                made = _shaped(func, operator, meta_args, meta_kwargs)
                 self._shapes.keep(key, made, meta_args, meta_kwargs)
         result = mapped(made, lambda value: as_device(value, device))
         outputs = tensors_in(result)
@@ -272,6 +283,25 @@ def _check_places(func: Any, tensors: list[torch.Tensor]) -> None:
             "Expected all tensors to be on the same device, but "
             f"{func._schema.name} got one on the CPU and one on cuda:0"
         )
+
+
+def _shaped(func: Any, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The results of an operator, of which only shapes are known."""
+    try:
+        return shapes.RULES.get(func, func)(*args, **kwargs)
+    except NotImplementedError:
+        written = operator.targets(args, kwargs)
+        if operator.writes_alone == len(written):
+            # `_scaled_mm.out` returns what it was given to write.
+            return written[0] if len(written) == 1 else tuple(written)
+        if operator.writes_alone == 0:
+            return None
+        raise
+
+
+def _compiler_traces() -> bool:
+    """Whether a mode of `FakeTensor` is on, which stands below all modes of programs."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def _plain(kind: Any) -> bool:

@@ -20,6 +20,7 @@ class Operator:
         written_names: names of the keyword arguments that it writes.
         resizes: whether a written argument may get another size (`resize_`, `set_`, `out=`).
         makes: whether it makes a tensor, and does not only look at one, write to it or view it.
+        writes_alone: how many results it has, if all are arguments that it writes; None where one is not.
         has_device: whether it takes a `device`.
         composite: whether C++ breaks it up above autograd, which inference mode leaves out.
         collective: whether it is one of a process group's.
@@ -30,6 +31,7 @@ class Operator:
     written_names: tuple[str, ...]
     resizes: bool
     makes: bool
+    writes_alone: int | None
     has_device: bool
     composite: bool
     collective: bool
@@ -62,6 +64,9 @@ def facts(func: Any) -> Operator:
         written_names=tuple(names),
         resizes=short.startswith(("resize", "set_")) or any(argument.is_out for argument in schema.arguments),
         makes=any(result.alias_info is None and "Tensor" in str(result.type) for result in schema.returns),
+        writes_alone=len(schema.returns)
+        if names and all(result.alias_info and result.alias_info.is_write for result in schema.returns)
+        else None,
         has_device=any(argument.name == "device" for argument in schema.arguments),
         composite=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
         collective=schema.name.startswith("c10d::"),

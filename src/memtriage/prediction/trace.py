@@ -14,13 +14,16 @@ from memtriage.observe.hooks import TrainingHooks
 from memtriage.prediction.allocator_conf import AllocatorConf
 from memtriage.prediction.build import EXPECTED, Build, BuildError, Built, check_built, check_done, failure
 from memtriage.prediction.compiled.entry import Compiler
+from memtriage.prediction.compiled.trials import KernelTrials
 from memtriage.prediction.distributed.collectives import Collectives
 from memtriage.prediction.distributed.world import check_world, fake_world
 from memtriage.prediction.fake_cuda.autocast import Autocast
 from memtriage.prediction.fake_cuda.composites import Composites
+from memtriage.prediction.fake_cuda.extensions import compiled_parts_optional
 from memtriage.prediction.fake_cuda.overrides import Overrides
 from memtriage.prediction.fake_cuda.tensors import fake_devices, gpu
 from memtriage.prediction.fake_cuda.torch_cuda import fake_cuda
+from memtriage.prediction.fake_cuda.triton import fake_triton
 from memtriage.prediction.gpu_kinds import GpuKind
 from memtriage.prediction.interpreter import Interpreter
 from memtriage.prediction.lifetimes import AllocationTrace, Lifetimes
@@ -49,7 +52,7 @@ class Trace:
         steps: how many steps were traced.
         varies: whether the steps may differ (`Program.varies`).
         cudnn_tries: whether cuDNN chooses convolutions by trial.
-        compile_trials: bytes that Inductor's trials of kernels held at once; None where nothing was compiled.
+        compile_trials: bytes that trials of kernels held at once; None where nothing was compiled or tried.
     """
 
     recording: AllocationTrace
@@ -138,7 +141,8 @@ def trace(
     scratch = Scratch(machine, version, lifetimes)
     composites = Composites(machine, version, notes)
     collectives = Collectives(lifetimes)
-    compiler = Compiler(machine, version, notes, lifetimes)
+    trials = KernelTrials(lifetimes, machine.l2_cache)
+    compiler = Compiler(machine, version, notes, trials)
     interpreter = Interpreter(lifetimes, KnownValues(), notes, scratch, composites, collectives, compiler)
     overrides = Overrides()
     autocast = Autocast(version)
@@ -150,6 +154,7 @@ def trace(
     allocator = LiveReplay(lifetimes.recording, lambda: conf.use()[1], machine.memory)
     with ExitStack() as stack:
         stack.callback(overrides.remove)
+        stack.enter_context(compiled_parts_optional())
         autocast.register(overrides)
         composites.register(overrides)
         stack.enter_context(fake_world(world_size, rank, lifetimes))
@@ -157,6 +162,8 @@ def trace(
         stack.enter_context(
             fake_cuda(machine, lifetimes, allocator, conf, notes, compiler.stand_in, world_size)
         )
+        stack.enter_context(fake_triton(machine, trials))
+        stack.enter_context(compiler.earlier_compiled())
         stack.callback(compiler.close)
         stack.enter_context(autocast.cache_kept())
         stack.callback(hooks.remove)

@@ -54,3 +54,38 @@ def test_pools_of_graphs_and_kernels_chosen_by_trial_are_refused(monkeypatch, as
     with pytest.raises(ValueError, match="cannot be predicted") as refused:
         memtriage.predict(build)
     assert shown in str(refused.value)
+
+
+@torch.compile
+def compiled_before(values):
+    return (values.sin().sin().sin() * values).sum()
+
+
+@torch.compile(options={"triton.cudagraphs": True})
+def captured_before(values):
+    return values.sum()
+
+
+def build_calling(function):
+    def build(device):
+        weight = torch.nn.Parameter(torch.randn(1 << 20, device=device))
+        return (
+            torch.nn.ParameterList([weight]),
+            torch.optim.SGD([weight]),
+            lambda: function(weight).backward(),
+        )
+
+    return build
+
+
+@pytest.mark.skipif(inductor.missing() is not None, reason="Inductor needs Triton")
+def test_what_was_compiled_before_the_trace_is_compiled():
+    fused = memtriage.predict(build_calling(compiled_before))
+    plain = memtriage.predict(build_calling(compiled_before._torchdynamo_orig_callable))
+    assert fused.peak_allocated < plain.peak_allocated / 2
+
+
+@pytest.mark.skipif(inductor.missing() is not None, reason="Inductor needs Triton")
+def test_options_given_before_the_trace_are_checked():
+    with pytest.raises(ValueError, match=r"triton\.cudagraphs.* cannot be predicted"):
+        memtriage.predict(build_calling(captured_before))

@@ -132,3 +132,47 @@ def test_a_scalar_that_is_made_on_the_device_is_a_constant_of_the_graph():
 
 def test_private_names_that_are_replaced_are_there():
     assert inductor.missing() is None
+
+
+def attention_with_a_mask(device, compiled):
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    project = torch.nn.Linear(64, 3 * 64, device=device)
+    attend = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, 1024, 1024, device=device)
+
+    def step():
+        parts = (
+            project(torch.randn(2, 1024, 64, device=device)).view(2, 1024, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        )
+        attend(*parts, block_mask=mask).sum().backward()
+
+    return project, torch.optim.SGD(project.parameters()), step
+
+
+def test_flex_attention_makes_scores_in_eager_code_alone():
+    scores = 2 * 4 * 1024 * 1024 * 4
+    eager = memtriage.predict(lambda device: attention_with_a_mask(device, False))
+    compiled = memtriage.predict(lambda device: attention_with_a_mask(device, True))
+    assert eager.peak_allocated > 3 * scores
+    assert compiled.peak_allocated - compiled.by_owner["workspace"] < scores
+
+
+def test_products_of_eight_bits_write_into_what_they_are_given():
+    def product(values, weight):
+        scale = torch.ones((), device=values.device)
+        left, right = (given.detach().to(torch.float8_e4m3fn) for given in (values, weight))
+        made = torch._scaled_mm(left, right.t(), scale, scale, out_dtype=torch.bfloat16)
+        return made.float().sum() + values.sum() * weight.sum()
+
+    build = of_function(product, compiled=True, shape=(WIDTH, WIDTH))
+    assert memtriage.predict(build).peak_allocated >= VALUES
+
+
+def test_the_note_says_that_nothing_was_compiled():
+    def build(device):
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8)).to(device)
+        model.compile()
+        return model, torch.optim.SGD(model.parameters()), lambda: model(torch.ones(1, 8, device=device))
+
+    assert any("compiled nothing" in note for note in memtriage.predict(build).notes)

@@ -54,3 +54,12 @@ def test_sizes_of_what_is_timed():
     assert logits.padded() == ([], [2 * 4 * 8 * 4, 2 * 10 * 8 * 4])
     beforehand = product(10, 4, 5, (0, 0, 3), made_padded=(True, True))
     assert beforehand.padded() == ([4 * 8 * 4], [10 * 8 * 4])
+
+
+def test_an_odd_number_of_half_precision_elements_is_slowest():
+    """Rows of an even number can still be copied asynchronously, so that fewer copies of operands pay."""
+    given = {"dtype": torch.bfloat16, "in_rows": (False, True)}
+    odd = product(50257, 2048, 1024, (7, 0, 0), **given)
+    even = product(50258, 2048, 1024, (6, 0, 0), **given)
+    assert odd.is_faster_padded(H200)
+    assert not even.is_faster_padded(H200)

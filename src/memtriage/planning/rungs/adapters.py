@@ -8,7 +8,7 @@ from typing import Final
 
 from torch import nn
 
-from memtriage.planning.changes import Change, Offer, Rung
+from memtriage.planning.changes import OTHER_TASK, Change, Offer, Rung
 from memtriage.planning.facts import Facts, huggingface_in, inner_optimizer
 from memtriage.prediction.build import Built
 
@@ -72,4 +72,4 @@ def _offer(facts: Facts) -> Offer:
     return Offer(((change,),))
 
 
-LORA = Rung("LoRA", "M13", _offer, on_request=True)
+LORA = Rung("LoRA", "M13", _offer, on_request=OTHER_TASK)

@@ -52,6 +52,8 @@ _NAME: Final = "checkpointing"
 
 
 def _offer(facts: Facts) -> Offer:
+    if facts.compiled:
+        return Offer(absent="the program is compiled: `activation budget` has backward compute more again")
     if not facts.levels:
         return Offer(
             absent="the model has no nn.ModuleList or nn.Sequential of repeated blocks: call "

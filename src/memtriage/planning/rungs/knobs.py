@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from memtriage.planning.changes import Change, Offer, Rung, unchanged
+from memtriage.planning.changes import OTHER_TASK, Change, Offer, Rung, unchanged
 from memtriage.planning.facts import BATCH_NAMES, LENGTH_NAMES, Facts, Knob
 from memtriage.prediction.build import Built
 
@@ -142,4 +142,4 @@ def _shorter(knob: Knob, length: int) -> Change:
 
 
 MICRO_BATCH = Rung("micro-batch", "M5", _offer_micro_batch)
-SHORTER = Rung("shorter inputs", "M11", _offer_shorter, on_request=True)
+SHORTER = Rung("shorter inputs", "M11", _offer_shorter, on_request=OTHER_TASK)

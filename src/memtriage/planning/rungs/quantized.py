@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from memtriage.planning.changes import Change, Offer, Rung
+from memtriage.planning.changes import OTHER_TASK, Change, Offer, Rung
 from memtriage.planning.facts import Facts
 from memtriage.planning.rungs.adapters import RANK, add_adapters, linear_layers
 from memtriage.prediction.build import Built
@@ -129,4 +129,4 @@ def _offer(facts: Facts) -> Offer:
     return Offer(((change,),))
 
 
-QLORA = Rung("QLoRA", "M13", _offer, on_request=True)
+QLORA = Rung("QLoRA", "M13", _offer, on_request=OTHER_TASK)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 from memtriage.allocator.settings import parse_version
 from memtriage.prediction.build import BuildError
 from memtriage.prediction.compiled import inductor
 from memtriage.prediction.compiled.trials import KernelTrials
+from memtriage.prediction.fake_cuda.torch_cuda import replaced
 from memtriage.prediction.gpu_kinds import GpuKind
-from memtriage.prediction.lifetimes import Lifetimes
 from memtriage.prediction.notes import Notes
 
 _TRIED: Final = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -44,6 +45,20 @@ def _check_options(options: dict[str, Any]) -> None:
     )
 
 
+_CALLED: Final = "_callback_from_stance"
+"""What Dynamo calls whenever a compiled function is called."""
+_BACKEND: Final = "_torchdynamo_orig_backend"
+"""Where Dynamo's callbacks keep what they wrap."""
+
+
+def _earlier_options(callback: Any) -> dict[str, Any]:
+    """The options of a function that was compiled before the trace."""
+    while hasattr(callback, _BACKEND):
+        callback = getattr(callback, _BACKEND)
+    options: dict[str, Any] = getattr(callback, "config", None) or {}
+    return options
+
+
 class Compiler:
     """`torch.compile` for the time of a trace.
 
@@ -54,13 +69,14 @@ class Compiler:
     """
 
     def __init__(
-        self, machine: GpuKind, version: tuple[int, int], notes: Notes, lifetimes: Lifetimes
+        self, machine: GpuKind, version: tuple[int, int], notes: Notes, trials: KernelTrials
     ) -> None:
         self._machine = machine
-        self._trials = KernelTrials(lifetimes, machine.l2_cache)
+        self._trials = trials
         self._version = version
         self._notes = notes
         self._entered = ExitStack()
+        self._graphs = 0
         self.active = False
 
     def stand_in(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,33 +87,70 @@ class Compiler:
         """
 
         def compile(model: Any = None, **options: Any) -> Any:
-            missing = inductor.missing()
-            if missing is not None:
-                self._notes.add("compile", f"torch.compile is left out: {missing}")
+            if not self._compiles():
                 return model if model is not None else lambda function: function
-            installed = parse_version(None)
-            if self._version != installed:
-                raise BuildError(
-                    f"torch.compile of torch {self._version[0]}.{self._version[1]} cannot be predicted with "
-                    f"torch {installed[0]}.{installed[1]}, which fuses otherwise: install that version, "
-                    "or leave out torch_version (--torch-version)"
-                )
             _check_options(options)
             self._begin()
             return original(model, **options)
 
         return compile
 
+    @contextmanager
+    def earlier_compiled(self) -> Iterator[None]:
+        """In the block, also compile what was given to `torch.compile` before, as by a decorator."""
+        dynamo = sys.modules.get("torch._dynamo.eval_frame")
+        if dynamo is None or not hasattr(dynamo, _CALLED):
+            yield
+            return
+        original = getattr(dynamo, _CALLED)
+
+        def called(callback: Any) -> Any:
+            if callable(callback) and not self.active:
+                if not self._compiles():
+                    return None
+                _check_options({"options": _earlier_options(callback)})
+                self._begin()
+            return original(callback)
+
+        with replaced(dynamo, _CALLED, called):
+            yield
+
+    def _compiles(self) -> bool:
+        """Whether Inductor can run; a note says why not.
+
+        Raises:
+            BuildError: the prediction is for another version of torch, which fuses otherwise.
+        """
+        missing = inductor.missing()
+        if missing is not None:
+            self._notes.add("compile", f"torch.compile is left out: {missing}")
+            return False
+        installed = parse_version(None)
+        if self._version != installed:
+            raise BuildError(
+                f"torch.compile of torch {self._version[0]}.{self._version[1]} cannot be predicted with "
+                f"torch {installed[0]}.{installed[1]}, which fuses otherwise: install that version, "
+                "or leave out torch_version (--torch-version)"
+            )
+        return True
+
     def _begin(self) -> None:
         if not self.active:
             self.active = True
+            self._graphs = inductor.graphs()
             self._entered.enter_context(inductor.without_gpu(self._machine, self._trials))
 
     def tried(self) -> int | None:
-        """Bytes that trials of kernels have held at once; None where nothing was compiled."""
-        return self._trials.most if self.active else None
+        """Bytes that trials of kernels have held at once; None where nothing was compiled or tried."""
+        return self._trials.most if self.active or self._trials.most else None
 
     def close(self) -> None:
         """Drop what was compiled, and restore what was replaced."""
+        if self.active and inductor.graphs() == self._graphs:
+            self._notes.add(
+                "compile",
+                "torch.compile compiled nothing, as on a GPU: PyTorch skips the code of torch.nn itself; "
+                "for an nn.Sequential write model.forward = torch.compile(model.forward)",
+            )
         self._entered.close()
         self.active = False

@@ -28,7 +28,6 @@ _NEEDED: Final = {
     "torch._inductor.async_compile": ("AsyncCompile",),
     "torch._inductor.constant_folding": ("ConstantFolder",),
     "torch._inductor.fx_passes.pad_mm": ("_should_pad", "get_padded_length", "get_alignment_size"),
-    "torch._inductor.utils": ("get_gpu_shared_memory",),
     "torch._subclasses.fake_tensor": (
         *("FakeTensor", "FakeTensorConverter", "FakeTensorMode", "init_gpu_context"),
         *("_DISPATCH_META_HANDLERS", "in_kernel_invocation_manager"),
@@ -40,17 +39,6 @@ _NEEDED: Final = {
     "torch.utils._triton": ("triton_hash_with_backend",),
 }
 """Private names that are replaced or called, by module."""
-
-_SHARED_MEMORY: Final = {
-    (7, 0): 98304,
-    (7, 5): 65536,
-    (8, 0): 166912,
-    (8, 6): 101376,
-    (8, 9): 101376,
-    (9, 0): 232448,
-    (10, 0): 232448,
-}
-"""Bytes of shared memory that a block may ask for (CUDA programming guide, table of compute capabilities)."""
 
 
 def missing() -> str | None:
@@ -89,7 +77,11 @@ def without_gpu(machine: GpuKind, trials: KernelTrials) -> Iterator[None]:
 
 def _drop_compiled() -> None:
     """Drop what was compiled. No graph was captured, and only a build for CUDA has its pools."""
-    with _replaced(torch.cuda, "is_available", lambda: False):
+    built = hasattr(torch._C, "_cuda_CUDAAllocator_AllocatorState")
+    with (
+        _replaced(torch.cuda, "is_available", lambda: False),
+        _replaced(torch.backends.cuda, "is_built", lambda: built),
+    ):
         torch._dynamo.reset()
 
 
@@ -99,6 +91,12 @@ def _modes_ignored() -> None:
     if hasattr(modes, "set_is_in_mode_without_ignore_compile_internals"):
         modes._is_in_any_mode_without_ignore_compile_internals = False
         modes.set_is_in_mode_without_ignore_compile_internals(False)
+
+
+def graphs() -> int:
+    """How many graphs Dynamo has made in this process."""
+    made: int = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    return made
 
 
 _ABSENT: Final = object()
@@ -119,7 +117,7 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def _replacements(machine: GpuKind, trials: KernelTrials) -> list[tuple[Any, str, Any]]:
     from torch._dynamo import device_interface
-    from torch._inductor import async_compile, constant_folding, utils
+    from torch._inductor import async_compile, constant_folding
     from torch._inductor.fx_passes import pad_mm
     from torch._inductor.runtime import triton_helpers
     from torch.utils import _triton
@@ -147,7 +145,6 @@ def _replacements(machine: GpuKind, trials: KernelTrials) -> list[tuple[Any, str
         (folder, "run", _folded_on_host(folder.run)),
         (pad_mm, "_should_pad", _padding(machine, pad_mm, trials)),
         (_triton, "triton_hash_with_backend", lambda: "none"),
-        (utils, "get_gpu_shared_memory", lambda: _SHARED_MEMORY.get(machine.capability, 101376)),
     ]
 
 

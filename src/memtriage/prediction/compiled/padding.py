@@ -6,6 +6,7 @@ first (`_should_pad` in torch/_inductor/fx_passes/pad_mm.py, torch 2.11).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,8 +16,13 @@ from memtriage.prediction.gpu_kinds import GpuKind
 
 _MARGIN: Final = 1.1
 """By how much the padded product must be faster (`is_padded_faster`)."""
-_UNALIGNED: Final = {2: 4.0, 4: 2.0}
-"""How much longer an unaligned product is assumed to take, by bytes of an element."""
+_COPIED: Final = 4
+"""Bytes that an asynchronous copy into shared memory moves at least (`cp.async`, PTX ISA)."""
+_UNALIGNED: Final = 2.0
+"""How much longer a product is assumed to take whose rows keep the tensor memory accelerator, which wants
+multiples of 16 bytes, from its operands."""
+_UNCOPIED: Final = 4.0
+"""The same of rows that cannot be copied asynchronously either: an odd number of half-precision elements."""
 _REACHED: Final = 0.7
 """Share of the peak rate that a large product is assumed to reach."""
 _BALANCED: Final = 0.5
@@ -83,7 +89,14 @@ class MatrixProduct:
             if not self.made_padded[place] and any(self.added[place : place + 2]):
                 slower = 1.0 if self.in_rows[place] else _ACROSS
                 copying += 2 * self.operands()[place] * slower / bandwidth
-        return time * _UNALIGNED[min(self.dtype.itemsize, 4)] > (time + copying) * _MARGIN
+        slower = _UNALIGNED if self._aligned() >= _COPIED else _UNCOPIED
+        return time * slower > (time + copying) * _MARGIN
+
+    def _aligned(self) -> int:
+        """Bytes of which the unaligned lengths are multiples: a power of two."""
+        lengths = zip((self.rows, self.inner, self.columns), self.added, strict=True)
+        size = int(self.dtype.itemsize)
+        return min((math.gcd(length * size, 16) for length, more in lengths if more), default=16)
 
     def operands(self) -> list[int]:
         """Bytes of the operands."""

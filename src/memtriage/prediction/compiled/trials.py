@@ -9,7 +9,7 @@ product is timed at compile time, with operands of its own (`_should_pad` in fx_
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -37,9 +37,13 @@ class KernelTrials:
 
     def time(self, needed: list[int]) -> None:
         """Time something that allocates these sizes in every run."""
-        self._run(needed)
-        with self._holding([self._flushed]):
-            self._run(needed)
+        self.call(lambda: self._run(needed), self._flushed)
+
+    def call(self, function: Callable[[], Any], cleared: int) -> None:
+        """Run a function before, and with, a buffer of so many bytes, which is cleared between its runs."""
+        function()
+        with self._holding([cleared]):
+            function()
 
     def pad(self, operands: list[int], product: int, padded_beforehand: list[int], padded: list[int]) -> None:
         """Time a matrix product as it is and padded.

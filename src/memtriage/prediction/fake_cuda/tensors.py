@@ -36,6 +36,7 @@ class _Thread(threading.local):
 
     in_kernel = False
     meta_meant = False
+    addresses_refused = False
 
 
 _thread = _Thread()
@@ -115,6 +116,30 @@ def kernel() -> Iterator[None]:
         yield
 
 
+class AddressRefusedError(RuntimeError):
+    """A tensor without data has no address."""
+
+
+@contextmanager
+def addresses_refused() -> Iterator[None]:
+    """In the block `Tensor.data_ptr` raises `AddressRefusedError`: native code is not to get an address."""
+    before = _thread.addresses_refused
+    _thread.addresses_refused = True
+    try:
+        yield
+    finally:
+        _thread.addresses_refused = before
+
+
+def _addressed(original: Callable[[torch.Tensor], int]) -> Callable[[torch.Tensor], int]:
+    def data_ptr(self: torch.Tensor) -> int:
+        if _thread.addresses_refused and true_device(self).type == "meta":
+            raise AddressRefusedError("a tensor without data has no address")
+        return original(self)
+
+    return data_ptr
+
+
 def meta_is_meant() -> bool:
     """Whether the program itself asked for the meta device, and not C++ for the options of some tensor."""
     return _thread.meta_meant
@@ -163,6 +188,7 @@ def fake_devices(index: int) -> Iterator[None]:
         "to": _wrapped_to(torch.Tensor.to),
         "cuda": _moved_to("cuda", torch.Tensor.cuda),
         "cpu": _moved_to("cpu", torch.Tensor.cpu),
+        "data_ptr": _addressed(torch.Tensor.data_ptr),
         "tolist": _valued(torch.Tensor.tolist),
         "new_tensor": _like_self(torch.Tensor.new_tensor),
         "__repr__": _described(torch.Tensor.__repr__),

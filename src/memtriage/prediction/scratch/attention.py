@@ -15,6 +15,8 @@ aten: Final = torch.ops.aten
 FLASH_ROWS: Final = 128
 """Lengths are rounded up to it (`round_multiple(seqlen_q, 128)`, flash_attn/flash_api.cpp)."""
 FLASH_HEAD_STEP: Final = 32
+FLASH_NARROW: Final = 128
+"""Wider heads are rounded up to twice the step."""
 EFFICIENT_IN_REGISTERS: Final = 128
 """Widest head whose results stay in registers (`kMaxK` of the kernels that keep them there)."""
 EFFICIENT_TILE: Final = 64
@@ -30,12 +32,35 @@ def _flash_backward(
     """`mha_bwd`: the gradient of the queries and the row sums in single precision; for grouped heads the
     gradients of keys and values for every head of the queries."""
     query, key = args[1], args[2]
-    batch, heads, length, size = query.shape
-    rows = -(-length // FLASH_ROWS) * FLASH_ROWS
-    wide = -(-size // FLASH_HEAD_STEP) * FLASH_HEAD_STEP if size <= 128 else -(-size // 64) * 64
-    buffers = [batch * heads * rows * _SINGLE, batch * heads * rows * wide * _SINGLE]
-    if key.shape[1] != heads:
-        expanded = batch * heads * key.shape[2] * size * key.element_size()
+    batch, heads, length, _ = query.shape
+    rows = batch * heads * (-(-length // FLASH_ROWS) * FLASH_ROWS)
+    return [rows * _SINGLE, *_flash_accumulators(rows, query, key, heads // key.shape[1])]
+
+
+def _package_backward(
+    args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[torch.Tensor], machine: GpuKind
+) -> list[int]:
+    """The same of the package flash-attn (2.8), whose heads come after the length. The row sums are its
+    result (`mha_bwd`, `mha_varlen_bwd` in csrc/flash_attn/flash_api.cpp)."""
+    query, key = args[1], args[2]
+    if query.dim() == 3:
+        # Packed: rows of all inputs, and a tile for each.
+        total, heads, _ = query.shape
+        inputs = args[9].numel() - 1
+        rows = (total + FLASH_ROWS * inputs) * heads
+    else:
+        batch, length, heads, _ = query.shape
+        rows = batch * heads * (-(-length // FLASH_ROWS) * FLASH_ROWS)
+    return _flash_accumulators(rows, query, key, heads // key.shape[-2])
+
+
+def _flash_accumulators(rows: int, query: torch.Tensor, key: torch.Tensor, shared: int) -> list[int]:
+    """The gradient of so many rows of queries; where heads share keys, gradients of these for each head."""
+    size = query.shape[-1]
+    step = FLASH_HEAD_STEP if size <= FLASH_NARROW else 2 * FLASH_HEAD_STEP
+    buffers = [rows * -(-size // step) * step * _SINGLE]
+    if shared > 1:
+        expanded = key.numel() * shared * key.element_size()
         buffers += [expanded, expanded]
     return buffers
 
@@ -109,3 +134,8 @@ RULES: Final[dict[Any, Rule]] = {
     aten._safe_softmax.default: _safe_softmax,
     aten._softmax_backward_data.default: _softmax_backward,
 }
+
+OF_PACKAGES: Final[dict[str, Rule]] = dict.fromkeys(
+    ("flash_attn::_flash_attn_backward", "flash_attn::_flash_attn_varlen_backward"), _package_backward
+)
+"""Operators that are there once a package is imported."""

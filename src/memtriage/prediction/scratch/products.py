@@ -44,6 +44,8 @@ IN_GIVEN: Final = {
     for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_addmm_activation")
 }
 """Products into a given tensor, which have the same buffers: compiled code calls no others."""
+SCALED: Final = frozenset({aten._scaled_mm.default, aten._scaled_mm.out})
+"""Products of 8-bit operands, which are cuBLASLt (`scaled_gemm`, ATen/cuda/CUDABlas.cpp); not measured."""
 _OPERANDS: Final[dict[Any, tuple[int, int]]] = {
     aten.mm.default: (0, 1),
     aten.bmm.default: (0, 1),
@@ -67,8 +69,9 @@ class Workspaces:
     def keep(self, func: Any, args: tuple[Any, ...]) -> None:
         """Notes the workspaces that a product makes where it is the first of its thread."""
         self._keep("cublas", self._size)
-        if not self._unified and func is aten.addmm.default and args[0].dim() == 1:
-            # A bias that is one row goes into the product: `gemm_and_bias`, which is cuBLASLt.
+        # A bias that is one row goes into the product: `gemm_and_bias`, which is cuBLASLt.
+        biased = func is aten.addmm.default and args[0].dim() == 1
+        if not self._unified and (biased or func in SCALED):
             self._keep("cublasLt", CUBLASLT_WORKSPACE)
 
     def _keep(self, library: str, size: int) -> None:

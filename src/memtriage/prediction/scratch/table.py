@@ -53,7 +53,7 @@ class Scratch:
     def keep(self, func: Any, args: tuple[Any, ...]) -> None:
         """Make what libraries keep or drop from here on; called when the results are allocated."""
         func = products.IN_GIVEN.get(func, func)
-        if func in products.PRODUCTS:
+        if func in products.PRODUCTS or func in products.SCALED:
             self._workspaces.keep(func, args)
         elif func in convolution.RULES:
             self._try_kernels(func, args)
@@ -70,7 +70,7 @@ class Scratch:
         elif func in reductions.ACCUMULATORS:
             buffers = reductions.buffers(func, args, kwargs, outputs, self._machine)
         else:
-            rule = self._rules.get(func)
+            rule = self._rules.get(func) or attention.OF_PACKAGES.get(func._schema.name)
             buffers = [] if rule is None else rule(args, kwargs, outputs, self._machine)
             buffers = _contiguous_copies(func, args) + buffers
         return {AT_THE_END: buffers} if buffers else {}
