@@ -13,6 +13,7 @@ from memtriage.outside.census import OutsideCensus, take_census
 from memtriage.outside.memory import ForbiddenError, OutsideError
 
 _SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
+_LISTEN = "let later jobs listen: `memtriage install-listener`"
 
 
 def read_answer(pid: int, timeout_s: float, *, pause: bool = False) -> Answer:
@@ -91,14 +92,16 @@ def missing_right(pid: int, command: str = "census --pid") -> str:
         scope = _SCOPE.read_text().strip()
     except OSError:
         scope = "0"
+    if os.geteuid() == 0:  # with all rights of root, no ptrace_scope but 3 would forbid it
+        scope = "3" if scope == "3" else "0"
     if scope in ("1", "2"):
         return (
             f"ptrace_scope is {scope}; run memtriage with sudo, or allow it once with "
             "`echo 0 | sudo tee /proc/sys/kernel/yama/ptrace_scope`"
         )
     if scope == "3":
-        return "ptrace_scope is 3, which only a reboot changes; start the job with `memtriage run --listen`"
+        return f"ptrace_scope is 3, which only a reboot changes; {_LISTEN}"
     return (
         "a container or a security module forbids it; start the container with "
-        "`--cap-add=SYS_PTRACE`, or run memtriage on its host"
+        f"`--cap-add=SYS_PTRACE`, run memtriage on its host, or {_LISTEN}"
     )
