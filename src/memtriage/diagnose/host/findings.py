@@ -36,7 +36,7 @@ class HostPolicy:
         shared_memory_share: share of `/dev/shm` in use; beyond it the next batches may not fit, and what does
             not fit is a bus error (64 MiB in a default Docker container).
         shared_memory_grown: bytes by which it must have grown meanwhile; what was there before is another's.
-        limit_share: share of the control group's limit in use, page cache left out; as `diagnose.killed` has
+        limit_share: share of the control group's limit in use, page cache left out; as `ranks/killed.py` has
             it for processes that died, less a margin to act in.
         limit_job_share: least share of the limit that this job itself has.
         swapped: bytes swapped out: each comes back by a page fault that waits for a disk.
