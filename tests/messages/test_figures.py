@@ -70,6 +70,14 @@ FULL = OomFields(
             {"allocated": 50 * GIB, "reserved_unallocated": 28 * GIB}, ("fragmentation",), id="fragmentation"
         ),
         pytest.param(
+            {"allocated": 67 * GIB, "reserved_unallocated": 11 * GIB}, ("fragmentation",), id="below-live"
+        ),
+        pytest.param(
+            {"allocated": 68 * GIB, "reserved_unallocated": 10 * GIB},
+            ("fragmentation", "does_not_fit"),
+            id="mostly-live",
+        ),
+        pytest.param(
             {"allocated": 75 * GIB, "reserved_unallocated": 3 * GIB},
             ("fragmentation", "does_not_fit"),
             id="fragmentation-on-a-full-card",

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import memtriage
-from memtriage.prediction.build import BuildError, load
+from memtriage.prediction.build import BuildError, Built, load
 
 GPU_HERE = torch.cuda.is_available()
 
@@ -127,3 +127,10 @@ def test_what_a_step_leaves_out_is_noted(backward, stepped, said):
     notes = memtriage.predict(lambda device: training(device, backward=backward, stepped=stepped)).notes
     found = [note for note in notes if "optimizer" in note]
     assert len(found) == bool(said) and said in "".join(found)
+
+
+def test_parameters_of_the_model_and_of_optimizers_come_once_each():
+    model, other = nn.Linear(2, 2), nn.Parameter(torch.ones(1))
+    optimizers = (torch.optim.SGD(model.parameters()), torch.optim.SGD([model.weight, other]))
+    parameters = list(Built(model, optimizers, lambda: None).parameters())
+    assert [id(each) for each in parameters] == [id(each) for each in (model.weight, model.bias, other)]

@@ -441,6 +441,14 @@ def test_missing_and_unknown_keys_are_no_obstacle(tmp_path: Path) -> None:
     (one,) = load_snapshot(save(raw, tmp_path / "old.pickle")).devices
     assert one.end.allocated == one.timeline.allocated[-1] == 288 * MIB
     assert one.steps.source == "optimizer frames"
+    assert "left out: 1 event of a kind that this version does not know" in one.notes
+
+
+def test_events_that_are_all_known_need_no_note(tmp_path: Path) -> None:
+    program = Program()
+    train(program, 8)
+    (one,) = load_snapshot(save(snapshot_of(program), tmp_path / "known.pickle")).devices
+    assert not [note for note in one.notes if "does not know" in note]
 
 
 def test_frames_shared_by_nothing_are_the_same_stacks(tmp_path: Path) -> None:

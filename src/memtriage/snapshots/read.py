@@ -38,7 +38,7 @@ from memtriage.model.recording import (
     Stack,
     Steps,
 )
-from memtriage.model.units import size
+from memtriage.model.units import count, size
 from memtriage.observe.cuda import parse_segments
 from memtriage.snapshots.file import loaded
 from memtriage.snapshots.growth import MOST_STEPS, SiteGrowth, growing_sites
@@ -375,5 +375,5 @@ def _notes(trace: TraceColumns, replayed: ReplayedTrace, steps: Steps) -> tuple[
         notes.append("no call stacks were recorded (`context=None`?): sites and most owners are unknown")
     unknown = int((trace.kind == OTHER_EVENT).sum())
     if unknown:
-        notes.append(f"{unknown:,} events of a kind that this version does not know were left out")
+        notes.append(f"left out: {count(unknown, 'event')} of a kind that this version does not know")
     return tuple(notes)
