@@ -293,8 +293,8 @@ def test_no_code_of_the_program_runs(program: Any) -> None:
         keys = [group.key for group in view.census().groups if group.anchor[0].name == "train"]
         view.details(keys, lambda obj: None)
         view.heads()
-        lengths = ContainerLengths(view.graph)
-        grown_containers(view.graph, lengths, lengths)
+        lengths = ContainerLengths(view.graph.objects)
+        grown_containers(view.graph, lengths.by_address())
 
     program.look(ask)
     assert program["ran"] == []

@@ -65,10 +65,10 @@ def grown(program: Any) -> dict[str, GrownContainer]:
     program.run(SOURCE)
     names = {id(value): name for name, value in vars(program.module).items()}
     with HeapWalk() as graph:
-        before = ContainerLengths(graph)
+        before = ContainerLengths(graph.objects)
     program["grow"]()
     with HeapWalk() as graph:
-        found = grown_containers(graph, before, ContainerLengths(graph), most=1000)
+        found = grown_containers(graph, before.by_address(), most=1000)
         return {names.get(id(graph.objects[each.position]), "?"): each for each in found}
 
 
@@ -95,9 +95,9 @@ def test_growth_of_every_kind_of_container(grown: dict[str, GrownContainer]) -> 
 def test_what_was_there_before_and_did_not_grow_is_no_growth() -> None:
     kept = [1, 2, 3]
     with HeapWalk() as graph:
-        before = ContainerLengths(graph)
+        before = ContainerLengths(graph.objects)
         assert before.by_address()[id(kept)] == (3, id(kept[0]))
-        grown = grown_containers(graph, before, ContainerLengths(graph))
+        grown = grown_containers(graph, before.by_address())
         assert not [each for each in grown if graph.objects[each.position] is kept]
 
 
@@ -156,7 +156,7 @@ def test_lengths_of_every_kind_of_container() -> None:
         bytearray(1),
     ]
     graph.objects += [[], {}, set(), deque(), OrderedDict(), defaultdict(list), bytearray()]
-    lengths = ContainerLengths(graph).by_address()
+    lengths = ContainerLengths(graph.objects).by_address()
     first, nameless = id(5), -1
     wanted = [first, first, nameless, first, first, first, nameless]
     assert [lengths.get(id(each)) for each in graph.objects] == [(1, each) for each in wanted] + [None] * 7
@@ -198,7 +198,7 @@ def test_a_bounded_cache_is_no_growing_container() -> None:
     with HeapWalk() as graph:
         cached: dict[Any, Any] = re._cache  # type: ignore[attr-defined]
         newest = cached.popitem()
-        before = ContainerLengths(graph)
+        before = ContainerLengths(graph.objects)
         cached.update([newest])
-        found = grown_containers(graph, before, ContainerLengths(graph), most=1000)
+        found = grown_containers(graph, before.by_address(), most=1000)
         assert all(graph.objects[container.position] is not re._cache for container in found)  # type: ignore[attr-defined]

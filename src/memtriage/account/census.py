@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any
@@ -39,7 +39,7 @@ from memtriage.observe.identity import Identities, module_namespaces
 from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
 from memtriage.observe.stores import Store, forget_sources, pack_hook, storing_line
 from memtriage.observe.tensors import StorageFacts, end_bytes, is_pinned, is_shared, plain, storage_facts
-from memtriage.process.stdlib import time
+from memtriage.process.stdlib import gc, time
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,7 @@ class LookPolicy:
         sites: storages of a group that are asked for their allocation site: the line that most of them give
             does not change with more.
         variables: paths whose storing line is read, in search of the variable that carries a graph on.
+        at_once: objects whose references are listed in one call: a list of some hundred, which stays cached.
     """
 
     head: int = 64
@@ -61,6 +62,7 @@ class LookPolicy:
     page: int = 4096
     sites: int = 48
     variables: int = 64
+    at_once: int = 128
 
 
 POLICY = LookPolicy()
@@ -81,10 +83,15 @@ class _HeldStorage:
 
 @dataclass(slots=True)
 class _Dominance:
-    """Immediate dominator (-1: none) and referrers of each object, by position."""
+    """Immediate dominator (-1: none) and referrers of each object, by position.
+
+    Attributes:
+        elsewhere: objects that something refers to that was not walked.
+    """
 
     dominator: list[int]
     referrers: list[list[int]]
+    elsewhere: frozenset[int]
 
 
 class Look:
@@ -93,15 +100,22 @@ class Look:
     Args:
         frames: frames that ended, whose variables an exception's traceback keeps alive.
         identities: where groups are to say which objects hold them, so that later censuses can be compared.
+        also: as `HeapWalk` has it, to leave out most of the libraries.
     """
 
-    def __init__(self, frames: Sequence[FrameType] = (), identities: Identities | None = None) -> None:
+    def __init__(
+        self,
+        frames: Sequence[FrameType] = (),
+        identities: Identities | None = None,
+        also: Callable[[Iterable[Any]], Sequence[Any]] | None = None,
+    ) -> None:
         self._frames = frames
         self._identities = identities
+        self._also = also
 
     def __enter__(self) -> CensusView:
         started = time.perf_counter()
-        self._walk = HeapWalk(self._frames)
+        self._walk = HeapWalk(self._frames, also=self._also)
         graph = self._walk.__enter__()
         try:
             self._view = CensusView(graph, started, self._identities)
@@ -511,7 +525,9 @@ class CensusView:
         detail = GroupDetail(holder_kind=_kind_of_holder(graph.objects[holder]))
         detail.bound, detail.entries = bound_of(graph.objects[self._container_of(element)], self._bounds)
         detail.shared = sample.facts.device == "cpu" and is_shared(graph.objects[sample.position])
-        if retention is not None:
+        elements = {self._holder_of(held.position)[1] for held in group}
+        detail.elsewhere = retention is not None and not retention.elsewhere.isdisjoint(elements)
+        if retention is not None and not detail.elsewhere:
             detail.retained = self._retained(group, retention)
             detail.retained_of = sum(held.facts.nbytes for held in group)
             others: dict[HolderPath, None] = {}
@@ -632,14 +648,31 @@ class CensusView:
         for number, position in enumerate(queue):
             for referrer in referrers[position]:
                 slim[place[referrer]].append(number)
-        roots = [number for number, position in enumerate(queue) if graph.parents[position] < 0]
+        elsewhere = self._referred_to_elsewhere(queue)
+        roots = [
+            number
+            for number, position in enumerate(queue)
+            if graph.parents[position] < 0 or position in elsewhere
+        ]
         slim.append(roots)
         dominator = immediate_dominators(slim, len(slim) - 1)
-        retention = _Dominance([-1] * size, referrers)
+        retention = _Dominance([-1] * size, referrers, elsewhere)
         for number, position in enumerate(queue):
             if 0 <= dominator[number] < len(queue):
                 retention.dominator[position] = queue[dominator[number]]
         return retention
+
+    def _referred_to_elsewhere(self, positions: Sequence[int]) -> frozenset[int]:
+        """Return which of these objects something refers to that was not walked."""
+        graph = self._graph
+        if graph.all_libraries:
+            return frozenset()
+        asked = {id(graph.objects[position]) for position in positions}
+        others = graph.not_walked()
+        met: set[int] = set()
+        for start in range(0, len(others), POLICY.at_once):
+            met |= asked.intersection(map(id, gc.get_referents(*others[start : start + POLICY.at_once])))
+        return frozenset(graph.index[key] for key in met)
 
 
 def _from_the_ends(group: list[_HeldStorage]) -> list[_HeldStorage]:

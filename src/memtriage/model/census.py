@@ -139,6 +139,8 @@ class GroupDetail(msgspec.Struct, kw_only=True):
             where others keep some alive too.
         retained_of: bytes that the group had then; both None where that was not worked out.
         also_held_by: paths of those others, worked out at the same census.
+        elsewhere: objects of libraries that were not walked keep some of the group alive, too: `retained` can
+            only be worked out at a census of all libraries.
         allocated_at: `file.py:line in function` of a recent allocation.
         stored_at: the same of the program's line that stores into the holder; None where that is not certain.
         bound: number of entries at which the holding container stops growing; None for no bound.
@@ -163,6 +165,7 @@ class GroupDetail(msgspec.Struct, kw_only=True):
     retained: int | None = None
     retained_of: int | None = None
     also_held_by: list[HolderPath] = msgspec.field(default_factory=list)
+    elsewhere: bool = False
     allocated_at: str | None = None
     stored_at: str | None = None
     bound: int | None = None

@@ -147,30 +147,68 @@ _read_maxlen = vars(deque)["maxlen"].__get__
 
 
 class ContainerLengths:
-    """How long each growable container was at a walk that is over, and which entry was its first.
+    """How long each growable container was at a walk, and which entry was its first. Keeps none alive.
 
     The first entry tells a container that was there before from a new one at the same address (-1 for kinds
     that have none to go by). Empty containers are left out. 24 bytes for each: a program may have a hundred
     thousand, and this is kept from one census to the next.
     """
 
-    def __init__(self, graph: HeapGraph) -> None:
-        containers = [obj for obj in graph.objects if id(type(obj)) in _SIZED and obj]
+    def __init__(self, objects: Iterable[Any] = ()) -> None:
+        self._addresses, self._lengths, self._firsts = array("q"), array("q"), array("q")
+        self.add(objects)
+
+    def add(self, objects: Iterable[Any]) -> list[Any]:
+        """Note how long the containers among some objects are, and return these."""
+        containers = _sized(objects)
         unordered = [obj for obj in containers if id(type(obj)) in _UNORDERED]
         ordered = [obj for obj in containers if id(type(obj)) not in _UNORDERED]
         # In C, not entry by entry. Another thread may have emptied a container since: it has no first entry.
         first = map(next, map(iter, ordered), repeat(None))
-        self._addresses = array("q", chain(map(id, ordered), map(id, unordered)))
-        self._lengths = array("q", chain(map(len, ordered), map(len, unordered)))
-        self._firsts = array("q", chain(map(id, first), repeat(-1, len(unordered))))
+        self._addresses.extend(chain(map(id, ordered), map(id, unordered)))
+        self._lengths.extend(chain(map(len, ordered), map(len, unordered)))
+        self._firsts.extend(chain(map(id, first), repeat(-1, len(unordered))))
+        return ordered + unordered
 
     def by_address(self) -> dict[int, tuple[int, int]]:
         """(number of entries, id of the first) by the container's address."""
         return dict(zip(self._addresses, zip(self._lengths, self._firsts, strict=True), strict=True))
 
 
+def _sized(objects: Iterable[Any]) -> list[Any]:
+    """Return the growable containers among some objects, but for empty ones."""
+    return [obj for obj in objects if id(type(obj)) in _SIZED and obj]
+
+
+def _first_of(container: Any) -> int:
+    """Return the id of a container's first entry; -1 for kinds that have none to go by."""
+    return -1 if id(type(container)) in _UNORDERED else id(next(iter(container), None))
+
+
+def grown_among(containers: Iterable[Any], earlier: Mapping[int, tuple[int, int]]) -> list[Any]:
+    """Return the containers that were there before and have more entries now, in order.
+
+    Args:
+        containers: containers, none of them empty.
+        earlier: lengths and first entries at an earlier walk (`ContainerLengths.by_address`).
+    """
+    return [
+        obj
+        for obj in containers
+        if (known := earlier.get(id(obj))) is not None and known[0] < len(obj) and known[1] == _first_of(obj)
+    ]
+
+
+def most_grown(
+    containers: Iterable[Any], earlier: Mapping[int, tuple[int, int]], most: int = 32
+) -> list[Any]:
+    """Return so many of those that `grown_among` returns, which have got most entries."""
+    grown = grown_among(containers, earlier)
+    return sorted(grown, key=lambda obj: earlier[id(obj)][0] - len(obj))[:most]
+
+
 def grown_containers(
-    graph: HeapGraph, before: ContainerLengths, now: ContainerLengths, most: int = 20
+    graph: HeapGraph, earlier: Mapping[int, tuple[int, int]], most: int = 20
 ) -> list[GrownContainer]:
     """Containers that were there before and have more entries now, by the bytes that came.
 
@@ -178,23 +216,17 @@ def grown_containers(
 
     Args:
         graph: of the later walk.
-        before, now: lengths at the earlier walk and at this one.
+        earlier: lengths and first entries at the earlier walk (`ContainerLengths.by_address`).
         most: so many at most.
     """
     containers = []
-    earlier = before.by_address()
-    grown = [
-        graph.index[address]
-        for address, (entries, first) in now.by_address().items()
-        if (known := earlier.get(address)) is not None and known[0] < entries and known[1] == first
-    ]
+    # From `first_own` on: memtriage's own objects, and what no variable of the program leads to.
+    grown = grown_among(_sized(graph.objects[: graph.first_own]), earlier)
     bounds = known_bounds(graph.objects[position] for position in graph.optimizers)
-    for position in sorted(grown):
-        if position >= graph.first_own:
-            break  # memtriage's own objects, and what no variable of the program leads to
-        obj = graph.objects[position]
+    for obj in grown:
         if bound_of(obj, bounds)[0] is not None:
             continue
+        position = graph.index[id(obj)]
         more = len(obj) - earlier[id(obj)][0]
         newest = _newest(obj)
         entry_bytes = sum(deep_size(graph, item) for item in newest) // max(1, len(newest))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType, ModuleType
 from typing import Any, Final
@@ -70,6 +70,28 @@ class CensusBudget:
 
 
 BUDGET = CensusBudget()
+
+
+@dataclass(frozen=True, slots=True)
+class SearchLimits:
+    """How far a search back goes, from what the program's own variables do not reach to what holds it.
+
+    Attributes:
+        targets: the most objects that it begins with. `gc.get_referrers` compares each reference of the heap
+            with each of them: 64 take twice the time of one.
+        rounds: how often the whole heap is searched for them, of 15 to 100 ms each. Ten take about as long
+            as the walk over all libraries.
+        holders: the most objects that it finds: beyond that something large is held in many ways.
+    """
+
+    targets: int = 64
+    rounds: int = 10
+    holders: int = 4096
+
+
+LIMITS: Final = SearchLimits()
+_SOUGHT: Final = frozenset((TENSOR, NODE, FUTURE, SAVED, PLACEHOLDER))
+"""Kinds of objects that hold the memory of tensors: all that a library has of them is found."""
 _LOOK_AT_CLOCK_EVERY: Final = 4096
 
 
@@ -89,6 +111,8 @@ class HeapGraph:
         first_unrooted: objects from this index on are held by C++ or by the interpreter only.
         first_garbage: objects from this index on are held by nothing but each other.
         cut: why the walk is partial; None when it is whole.
+        all_libraries: everything that library modules lead to was walked. Otherwise of their objects only
+            those were that lead to tensors, and the containers that were asked for.
     """
 
     def __init__(self) -> None:
@@ -108,6 +132,7 @@ class HeapGraph:
         self.first_unrooted = 0
         self.first_garbage = 0
         self.cut: str | None = None
+        self.all_libraries = True
 
     def drop(self) -> None:
         """Release every object."""
@@ -130,6 +155,16 @@ class HeapGraph:
         kind = self.kinds.known[id(type(obj))]
         return gc.get_referents(obj) if kind == PLAIN else edges(obj, kind, self.reader)
 
+    def not_walked(self) -> list[Any]:
+        """Return the tracked objects that the walk has not reached, but for modules and its own lists."""
+        index = self.index
+        namespaces = {id(variables_of(module)) for module in _modules()}
+        return [
+            obj
+            for obj in tracked_objects()
+            if (at := index.get(id(obj))) is None or (at < 0 and id(obj) in namespaces)
+        ]
+
 
 class HeapWalk:
     """`with Walk() as graph:` walks the heap, gives the graph and drops it on exit.
@@ -141,11 +176,21 @@ class HeapWalk:
     Args:
         frames: frames that no longer run but whose variables are alive (an exception's traceback).
         budget: when to stop; `BUDGET` where none is given.
+        also: given where, of the libraries, which are most of a heap, no more is to be walked than what leads
+            to tensors. It takes the objects that the program's own variables do not reach, and returns the
+            containers that are wanted besides; these are left out where too much leads to them. Where too
+            much leads to tensors, all libraries are walked.
     """
 
-    def __init__(self, frames: Sequence[FrameType] = (), budget: CensusBudget | None = None) -> None:
+    def __init__(
+        self,
+        frames: Sequence[FrameType] = (),
+        budget: CensusBudget | None = None,
+        also: Callable[[Iterable[Any]], Sequence[Any]] | None = None,
+    ) -> None:
         self._frames = frames
         self._budget = budget or BUDGET
+        self._also = also
 
     def __enter__(self) -> HeapGraph:
         self._collects = pause_collector()
@@ -153,7 +198,7 @@ class HeapWalk:
         self._guards.enter_context(undisturbed())
         self._graph = HeapGraph()
         try:
-            _Walker(self._graph, self._frames, self._budget).run()
+            _Walker(self._graph, self._frames, self._budget, self._also).run()
         except BaseException:
             self.__exit__()
             raise
@@ -166,8 +211,15 @@ class HeapWalk:
 
 
 class _Walker:
-    def __init__(self, graph: HeapGraph, ended: Sequence[FrameType], budget: CensusBudget) -> None:
+    def __init__(
+        self,
+        graph: HeapGraph,
+        ended: Sequence[FrameType],
+        budget: CensusBudget,
+        also: Callable[[Iterable[Any]], Sequence[Any]] | None = None,
+    ) -> None:
         self.budget = budget
+        self.also = also
         self.deadline_s = time.thread_time() + budget.seconds
         self.graph = graph
         self.ended = ended
@@ -207,9 +259,11 @@ class _Walker:
             self._exhaust()
         del frames
         self._release()
-        for name, module in modules:
-            if not self._is_user(module):
-                self._enter_module(name, module)
+        libraries = [(name, module) for name, module in modules if not self._is_user(module)]
+        if self._search_back(libraries):
+            return
+        for name, module in libraries:
+            self._enter_module(name, module)
         self._exhaust()
         for klass in self.library_classes:
             self._enter_class(klass)
@@ -222,12 +276,134 @@ class _Walker:
             graph.first_own = graph.first_unrooted = graph.first_garbage = len(graph.objects)
             return
         graph.first_own = len(graph.objects)
-        for name, module in list(sys.modules.items()):
-            if name.partition(".")[0] == "memtriage":
-                self._enter_module(name, module)
+        for name, module in _own_modules():
+            self._enter_module(name, module)
         self._exhaust()
         self._release()
         self._leftovers()
+
+    # --- libraries, from what they hold ---------------------------------------------------------------------
+
+    def _search_back(self, libraries: Sequence[tuple[str, ModuleType]]) -> bool:
+        """Walk of the libraries only what leads to tensors and to wanted containers, if that is not much.
+
+        Most of a heap is functions, classes and tables of libraries. A breadth-first walk from the same roots
+        through none but the ancestors of what is sought gives the same paths.
+
+        Returns:
+            Whether that was done. If not, the libraries are still to be walked.
+        """
+        graph = self.graph
+        if self.also is None:
+            return False
+        self._enter_wide()
+        if graph.cut is not None:
+            return False
+        sought = self._that_hold_tensors()
+        holders = self._holders_of(sought, libraries)
+        if holders is None:
+            return False
+        containers = self._wanted_containers(self.also)
+        also_holders = self._holders_of(containers, libraries)
+        if also_holders is not None:
+            sought += containers
+            holders |= also_holders
+        del containers, also_holders  # more references would look like some from outside
+        graph.all_libraries = False
+        for name, module in libraries:
+            if id(variables_of(module)) in holders:
+                self._enter_module(name, module)
+        self._walk_within(holders)
+        self._enter_classes(holders)
+        self._walk_within(holders)
+        self._walk_below(sought)
+        graph.first_own = len(graph.objects)
+        for name, module in _own_modules():
+            if id(variables_of(module)) in holders:
+                self._enter_module(name, module)
+        self._walk_within(holders)
+        self._walk_below(sought)
+        self.everything = [
+            obj for obj in self.everything if id(obj) in holders and id(obj) not in graph.index
+        ]
+        holders.clear()
+        sought.clear()
+        self._leftovers()
+        return True
+
+    def _that_hold_tensors(self) -> list[Any]:
+        """Return what has the memory of tensors and was not reached."""
+        index, kinds = self.graph.index, self.kinds
+        types = {id(kind): kind for kind in map(type, self.everything)}
+        wanted = {key for key, kind in types.items() if kinds[kind] in _SOUGHT}
+        return [obj for obj in self.everything if id(type(obj)) in wanted and id(obj) not in index]
+
+    def _wanted_containers(self, also: Callable[[Iterable[Any]], Sequence[Any]]) -> list[Any]:
+        index = self.graph.index
+        namespaces = {id(variables_of(module)) for module in _modules()}
+        not_reached = (obj for obj in self.everything if id(obj) not in index and id(obj) not in namespaces)
+        return list(also(not_reached))
+
+    def _holders_of(
+        self, sought: list[Any], libraries: Sequence[tuple[str, ModuleType]]
+    ) -> dict[int, Any] | None:
+        """Return all objects through which roots lead to some objects, these included, by their ids.
+
+        Returns:
+            None where there are too many.
+        """
+        index, kinds = self.graph.index, self.kinds
+        roots = {id(variables_of(module)) for _, module in [*libraries, *_own_modules()]}
+        holders = {id(obj): obj for obj in sought}
+        waiting = list(sought)
+        passed_over = {id(part) for part in (sought, holders, waiting)}
+        for _ in range(LIMITS.rounds):
+            if not waiting:
+                return holders
+            if len(waiting) > LIMITS.targets or len(holders) > LIMITS.holders:
+                break
+            referrers = gc.get_referrers(*waiting)
+            waiting.clear()
+            for referrer in referrers:
+                key, kind = id(referrer), kinds[type(referrer)]
+                if key in holders or key in passed_over or kind in (ATOM, BOUNDARY):
+                    continue
+                is_root = key in roots or kind == KLASS
+                if key in index and not (is_root and index[key] < 0):
+                    continue
+                holders[key] = referrer
+                if not is_root:
+                    waiting.append(referrer)
+            del referrers
+        holders.clear()
+        return None
+
+    def _enter_classes(self, holders: dict[int, Any]) -> None:
+        for obj in holders.values():
+            if self.kinds[type(obj)] == KLASS and self.graph.index.get(id(obj), -1) < 0:
+                self._enter_class(obj)
+
+    def _walk_within(self, wanted: Container[int]) -> None:
+        """Walk on, but enter no other objects than these, and no classes, which are roots."""
+        graph = self.graph
+        while self.head < len(graph.objects):
+            obj, position = graph.objects[self.head], self.head
+            self.head += 1
+            for child in self._children(obj, self.kinds[type(obj)], position):
+                if id(child) not in wanted or id(child) in graph.index:
+                    continue
+                if self.kinds[type(child)] != KLASS:
+                    self._enter(child, position)
+
+    def _walk_below(self, sought: Sequence[Any]) -> None:
+        """Walk all that the objects lead to that were found so far."""
+        graph = self.graph
+        for obj in sought:
+            position = graph.index.get(id(obj), -1)
+            if position >= 0:
+                self._enter_children(graph.referents(position), position)
+        self._exhaust()
+        self._release()
 
     def _is_user(self, module: ModuleType) -> bool:
         name = _module_variable(module, "__name__") or ""
@@ -336,26 +512,32 @@ class _Walker:
     def _enter_wide(self) -> None:
         """Walk the containers that were put off because they have very many entries."""
         self.widest = sys.maxsize
-        graph, kinds = self.graph, self.kinds
+        graph = self.graph
         if self.wide:
             self.deadline_s = min(self.deadline_s, time.thread_time() + self.budget.wide_seconds)
         for position in self.wide:
-            for number, child in enumerate(gc.get_referents(graph.objects[position])):
-                if number % _LOOK_AT_CLOCK_EVERY == 0 and self._is_spent():
+            children = gc.get_referents(graph.objects[position])
+            for start in range(0, len(children), _LOOK_AT_CLOCK_EVERY):
+                if self._is_spent():
                     return
-                kind = kinds[type(child)]
-                if kind in (ATOM, BOUNDARY) or id(child) in graph.index:
-                    continue
-                if kind == KLASS:
-                    self._meet_class(child)
-                elif kind == OPTIMIZER:
-                    self.waiting_optimizers.append((child, position))
-                elif kind == NODE:
-                    self.waiting_nodes.append((child, position))
-                else:
-                    self._enter(child, position)
+                self._enter_children(children[start : start + _LOOK_AT_CLOCK_EVERY], position)
             self._exhaust()
         self._release()
+
+    def _enter_children(self, children: Iterable[Any], position: int) -> None:
+        """Enter what the object at a position leads to, or let it wait."""
+        for child in children:
+            kind = self.kinds[type(child)]
+            if kind in (ATOM, BOUNDARY) or id(child) in self.graph.index:
+                continue
+            if kind == KLASS:
+                self._meet_class(child)
+            elif kind == OPTIMIZER:
+                self.waiting_optimizers.append((child, position))
+            elif kind == NODE:
+                self.waiting_nodes.append((child, position))
+            else:
+                self._enter(child, position)
 
     def _enter(self, obj: Any, holder: int) -> None:
         graph = self.graph
@@ -470,11 +652,7 @@ def _held_from_outside(left: list[Any], kinds: KindTable, gradients: frozenset[i
     reference that a tensor has to its gradient, where that carries no graph (`gradients`).
     """
     count: dict[int, int] = {key: int(key in gradients) for key in map(id, left)}
-    for obj in left:
-        for child in gc.get_referents(obj):
-            key = id(child)
-            if key in count:
-                count[key] += 1
+    _count_references(left, count)
     outside = [
         obj
         for obj, references in zip(left, _reference_counts(left), strict=True)
@@ -497,12 +675,33 @@ _COUNTING: Final = _reference_counts([object()])[0]
 """Its count of an object that only the list refers to; versions of Python differ."""
 
 
+def _count_references(objects: list[Any], count: dict[int, int]) -> None:
+    """Add to `count`, by id, how often these objects refer to each that is in it.
+
+    In a function of its own: its variables go with it, and are no references to the last objects.
+    """
+    for obj in objects:
+        for child in gc.get_referents(obj):
+            key = id(child)
+            if key in count:
+                count[key] += 1
+
+
 def _carries_gradient(tensor: Any) -> bool:
     tensor = plain(tensor)
     try:
         return tensor.grad_fn is None and tensor.grad is not None
     except (RuntimeError, AttributeError):
         return False
+
+
+def _modules() -> list[ModuleType]:
+    return [module for module in list(sys.modules.values()) if issubclass(type(module), ModuleType)]
+
+
+def _own_modules() -> list[tuple[str, ModuleType]]:
+    modules = list(sys.modules.items())
+    return [(name, module) for name, module in modules if name.partition(".")[0] == "memtriage"]
 
 
 def _module_variable(module: Any, name: str) -> str | None:

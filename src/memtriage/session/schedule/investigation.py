@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 from memtriage.account.census import CensusView, Look
 from memtriage.allocator.settings import MIN_BLOCK
@@ -17,7 +17,8 @@ from memtriage.diagnose.growth.proof import POLICY as PROOF
 from memtriage.model.census import GroupDetail, GroupKey
 from memtriage.model.paths import ANY_ITEM, SegmentKind, has, is_native
 from memtriage.model.position import Scale
-from memtriage.observe.containers import ContainerLengths, GrownContainer, grown_containers
+from memtriage.observe.containers import ContainerLengths, GrownContainer, grown_containers, most_grown
+from memtriage.observe.host import has_children
 from memtriage.observe.identity import Identities
 from memtriage.observe.sites import SiteRecorder
 from memtriage.process.stdlib import gc
@@ -112,6 +113,16 @@ class Investigation:
         return self.details.get(holding.key, GroupDetail()).bound is not None
 
     @property
+    def names_nothing(self) -> bool:
+        """Whether no holder and no container is known to grow."""
+        return not self.data and not self.growing()
+
+    @property
+    def shared_with_libraries(self) -> bool:
+        """Whether what else keeps a growing holder's memory alive can only be found in libraries."""
+        return any(detail.elsewhere and detail.retained is None for detail in self.details.values())
+
+    @property
     def lacks_sites(self) -> bool:
         """Whether something grows whose allocation site is unknown and may still be found."""
         lacks = any(
@@ -120,6 +131,18 @@ class Investigation:
         )
         lacks = lacks or any(container.allocated_at is None for container in self.data.values())
         return lacks and self.recorded < POLICY.recorded
+
+
+@dataclass(frozen=True, slots=True)
+class _Containers:
+    """Lengths of containers at the previous census, and those noted at the one under way."""
+
+    earlier: Mapping[int, tuple[int, int]]
+    now: ContainerLengths
+
+    def of_libraries(self, objects: Iterable[Any]) -> list[Any]:
+        """Note the containers among what the program's variables do not reach; return those that grew."""
+        return most_grown(self.now.add(objects), self.earlier)
 
 
 class Investigator:
@@ -142,6 +165,7 @@ class Investigator:
         self._say = say
         self._before = before
         self._announced = False
+        self._libraries_hold_much = False
         self._objects_recorded = False
 
     @property
@@ -162,21 +186,31 @@ class Investigator:
         position: float,
         also: Callable[[CensusView, CensusPoint], None] | None = None,
         frames: Sequence[FrameType] | None = None,
+        wanted: Callable[[Iterable[Any]], Sequence[Any]] | None = None,
     ) -> CensusPoint:
         """Take one census.
+
+        Libraries hold most of the objects of a program, and hardly any of its tensors. They are walked as a
+        whole only where it is needed: that takes most of a census's time.
 
         Args:
             position: when it is taken.
             also: called while the view is valid.
             frames: given when memory has just run out: the frames of the error (empty inside the failing
                 allocation, whose frames still run). Nothing is read from the device then.
+            wanted: which containers of libraries to find, as `HeapWalk` has it; None to walk all of the
+                libraries.
         """
+        # Of workers' data sets all containers count, and only an evaluation stack may lead to their loader.
+        if frames is not None or self._libraries_hold_much or has_children():
+            wanted = None
         if not self._announced:
             self._say("taking a census")
             self._announced = True
         if self._before is not None:
             self._before()
-        with Look(frames or (), self._identities) as view:
+        with Look(frames or (), self._identities, wanted) as view:
+            self._libraries_hold_much |= wanted is not None and view.graph.all_libraries
             interrupted = frames is not None
             heads = {} if interrupted else view.heads()
             tails = {} if interrupted else view.heads(last=True)
@@ -212,6 +246,7 @@ class Investigator:
         frames: Sequence[FrameType] | None = None,
         *,
         between: bool = True,
+        libraries: bool = False,
     ) -> CensusPoint:
         """Take the next census of an investigation, with details of what grew; then stop recording.
 
@@ -221,7 +256,11 @@ class Investigator:
             also: called while the view is valid.
             frames: as `census` has them.
             between: as `HolderHistory.add` has it.
+            libraries: as `census` has it.
         """
+        libraries = libraries or investigation.shared_with_libraries
+        lengths = investigation._lengths
+        containers = _Containers({} if lengths is None else lengths.by_address(), ContainerLengths())
         investigation.recorded += self._sites.recording
         # Nodes alone know the line that called an operation, not the one in it that allocates.
         recorded = self._sites.recording and self._objects_recorded
@@ -230,14 +269,14 @@ class Investigator:
 
         def add(view: CensusView, point: CensusPoint) -> None:
             try:
-                self._add(investigation, view, point, between, recorded)
+                self._add(investigation, view, point, between, recorded, containers)
             except MemoryError:  # near the limit: what grew is known, its details are not
                 self._say("too little host memory for a closer look")
             if also is not None:
                 also(view)
 
         try:
-            return self.census(position, add, frames)
+            return self.census(position, add, frames, None if libraries else containers.of_libraries)
         finally:
             self.stop()
 
@@ -270,6 +309,7 @@ class Investigator:
         point: CensusPoint,
         between: bool,
         recorded: bool,
+        containers: _Containers,
     ) -> None:
         """Add a census to an investigation."""
         between = between and point.census.partial is None and not point.interrupted
@@ -285,7 +325,7 @@ class Investigator:
                 investigation, view, growing[: POLICY.detailed], last=not between, recorded=recorded
             )
         if between:
-            self._add_data(investigation, view, point.position)
+            self._add_data(investigation, view, point.position, containers)
 
     def _add_details(
         self,
@@ -315,16 +355,19 @@ class Investigator:
                 detail.also_held_by = earlier.also_held_by
         investigation.details |= details
 
-    def _add_data(self, investigation: Investigation, view: CensusView, position: float) -> None:
+    def _add_data(
+        self, investigation: Investigation, view: CensusView, position: float, containers: _Containers
+    ) -> None:
         """Find containers of ordinary data that have more entries than at the previous census."""
-        lengths, before = ContainerLengths(view.graph), investigation._lengths
-        grown = [] if before is None else grown_containers(view.graph, before, lengths)
+        containers.now.add(view.graph.objects)
+        grown = grown_containers(view.graph, containers.earlier)
         by_line = self._sites.live_by_line() if grown else {}
-        data = _pausing(investigation.data, before, lengths, position)
+        data = _pausing(investigation.data, containers, position)
         for container in grown:
             address = id(view.graph.objects[container.position])
             data[address] = self._growing_data(investigation, view, container, address, position, by_line)
-        investigation.data, investigation._lengths, investigation._lengths_at = data, lengths, position
+        investigation.data, investigation._lengths = data, containers.now
+        investigation._lengths_at = position
 
     def _growing_data(
         self,
@@ -360,16 +403,13 @@ class Investigator:
 
 
 def _pausing(
-    data: Mapping[int, GrowingData],
-    before: ContainerLengths | None,
-    after: ContainerLengths,
-    position: float,
+    data: Mapping[int, GrowingData], containers: _Containers, position: float
 ) -> dict[int, GrowingData]:
     """Return the containers that are as at the census before, and that get their entries now and then."""
     pausing = {address: growing for address, growing in data.items() if growing.pauses(position)}
-    if before is None or not pausing:
+    if not pausing:
         return {}
-    earlier, now = before.by_address(), after.by_address()
+    earlier, now = containers.earlier, containers.now.by_address()
     return {
         address: growing
         for address, growing in pausing.items()

@@ -92,7 +92,7 @@ class ScaleScheduler:
         self._suspicion: GrowthEstimate | None = None
         self._onset: float | None = None
         self._proof_from = self._proof_begun = 0.0
-        self._grows = self._is_open = False
+        self._grows = self._is_open = self._in_libraries = False
         self._spent_s = 0.0
 
     @property
@@ -142,7 +142,9 @@ class ScaleScheduler:
             return self._investigator.census(now, lambda view, _: self._take_ledgers(view), frames)
         started, self._census_due = time.perf_counter(), 2 * now + self._plan.gap  # should this one fail
         try:
-            point = self._investigator.follow(self.investigation, now, self._take_ledgers, frames)
+            point = self._investigator.follow(
+                self.investigation, now, self._take_ledgers, frames, libraries=self._seeks_in_libraries()
+            )
         finally:
             took = time.perf_counter() - started
             self._spent_s += took
@@ -170,7 +172,14 @@ class ScaleScheduler:
         now = self._on_scale(position)
         taken = self.investigation.taken
         if self._suspicion is not None and taken and now > taken[-1]:
-            self._investigator.follow(self.investigation, now, self._take_ledgers, frames, between=False)
+            self._investigator.follow(
+                self.investigation,
+                now,
+                self._take_ledgers,
+                frames,
+                between=False,
+                libraries=self._seeks_in_libraries(),
+            )
 
     def _on_scale(self, position: TrainingPosition) -> float:
         """Return the place on this scale. Time is without what censuses took."""
@@ -323,6 +332,16 @@ class ScaleScheduler:
     def _estimate(self, name: str) -> GrowthEstimate:
         counter = self.counters.get(name)
         return NO_ESTIMATE if counter is None else counter.estimate()
+
+    def _seeks_in_libraries(self) -> bool:
+        """Return whether what surely grows has no holder yet, so that a table of a library may be it."""
+        grows = self._suspicion is not None and self._suspicion.state == "growing"
+        self._in_libraries = grows and (self._in_libraries or self._named_nothing())
+        return self._in_libraries
+
+    def _named_nothing(self) -> bool:
+        taken = self.investigation.taken
+        return sum(place >= (self._onset or 0.0) for place in taken) > 1 and self.investigation.names_nothing
 
     def _affordable(self, elapsed_s: float) -> bool:
         return affordable(
