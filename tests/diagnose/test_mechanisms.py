@@ -303,6 +303,18 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "train.metrics.store gets new tensors and is never cleared",
         ["clear store when", "deque(maxlen=...)", ".item()"],
     ),
+    "objects with a tensor each": (
+        "class Episode:\n    registry = []\n    def __init__(self):\n        self.obs = T()\n"
+        "        Episode.registry.append(self)\nfor _ in 'abc': Episode()",
+        "train.Episode.registry gets new tensors and is never cleared",
+        ["clear registry when"],
+    ),
+    "context variable": (
+        "import contextvars\ntrail = contextvars.ContextVar('trail')\n"
+        "trail.set(tuple(T() for _ in range(9)))",
+        "context variable trail gets new tensors",
+        ["clear trail when"],
+    ),
     "keys alike": (
         "by_user = {f'user-{number}': T() for number in range(5)}",
         "train.by_user gets new tensors",
@@ -324,7 +336,7 @@ SAME_FIX = {
     "hook object", "list that a hook fills", "hook of a tensor", "cache of graphs", "keyword default",
     "buffer", "parameter groups", "a model of several", "carried by a module",
     "shared with a graph", "hook with a context", "attribute", "closure",
-    "keys alike", "key that is no name",
+    "keys alike", "key that is no name", "objects with a tensor each", "context variable",
 }  # fmt: skip
 """Cases of a mechanism that another case has already."""
 
@@ -379,6 +391,22 @@ def test_each_holder_has_its_mechanism_and_its_fix(findings: dict[str, list[Find
     said = [finding for finding in findings[case] if mechanism in (finding.mechanism or "")]
     assert said, [(finding.holder, finding.mechanism) for finding in findings[case]]
     assert [word for word in fix if word not in (said[0].fix or "")] == [], said[0].fix
+
+
+def test_a_running_total_of_losses_that_went_through_backward_carries_its_graph() -> None:
+    anchor = (PathSegment(SegmentKind.MODULE, "train"), PathSegment(SegmentKind.VARIABLE, "total"))
+    group = HolderGroup(
+        device="cpu", anchor=anchor, path=anchor, count=1, nbytes=4, tails={anchor: 4},
+        owners={"variable": 4}, attached=False,
+    )  # fmt: skip
+    # The scalar alone has a storage. Its graph has lost what it saved, and is nodes only.
+    sizes = (HeldSize(4, 4000, 1, 1, 20), HeldSize(8, 8000, 1, 1, 40))
+    growth = HolderGrowth(Holding(group, anchor, sizes), Proof("proven", 1000, 4, 3), False)
+    position = TrainingPosition(step=8, microbatches_per_step=1)
+    finding = holder_finding(growth, GroupDetail(), Evidence("step", position))
+    assert finding is not None
+    assert finding.mechanism is not None and "carried from step to step" in finding.mechanism
+    assert finding.fix is not None and "total = total.detach()" in finding.fix and ".item()" in finding.fix
 
 
 def test_the_variable_that_carries_a_graph_is_named_for_all_of_it(findings: dict[str, list[Finding]]) -> None:

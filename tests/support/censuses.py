@@ -70,7 +70,9 @@ def leave_out(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Make all censuses find nothing. Returns the positions at which one is asked for."""
     asked: list[float] = []
 
-    def taken(self: Investigator, position: float, also: object = None, frames: object = None) -> CensusPoint:
+    def taken(
+        self: Investigator, position: float, also: object = None, frames: object = None, wanted: object = None
+    ) -> CensusPoint:
         asked.append(position)
         return point(position)
 

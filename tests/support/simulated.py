@@ -43,6 +43,7 @@ class StandInInvestigator:
         took: positions of censuses, `(scale, position)`.
         between: whether each was taken between two positions.
         looks: what each census was asked to do with its view.
+        libraries: whether each was to walk all libraries.
     """
 
     recording = False
@@ -55,6 +56,7 @@ class StandInInvestigator:
         self.took: list[tuple[str, float]] = []
         self.between: list[bool] = []
         self.looks: list[object] = []
+        self.libraries: list[bool] = []
         self._each_s = seconds
         self._seen: dict[str, list[tuple[float, int]]] = {}
 
@@ -68,11 +70,12 @@ class StandInInvestigator:
 
     def follow(
         self, investigation: Investigation, position: float, also: object = None, frames: object = None,
-        *, between: bool = True,
+        *, between: bool = True, libraries: bool = False,
     ) -> CensusPoint:  # fmt: skip
         self.took.append((investigation.scale, position))
         self.between.append(between)
         self.looks.append(also)
+        self.libraries.append(libraries)
         census_point = self.point(position, frames)
         investigation.history.add(census_point, between=between and frames is None)
         investigation.taken.append(position)

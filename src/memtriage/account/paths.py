@@ -15,8 +15,9 @@ import re
 import types
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
@@ -36,6 +37,7 @@ from memtriage.observe.heap import HeapGraph
 from memtriage.observe.kinds import FUTURE, KLASS, MODULE, NODE, PLACEHOLDER, SAVED, TENSOR, FrameLocals
 from memtriage.observe.objects import tuple_items
 from memtriage.observe.tensors import plain
+from memtriage.process.stdlib import gc
 
 _MODULE_DICTS = ("_modules", "_parameters", "_buffers")
 _MAX_DICT_KEYS = 32
@@ -54,6 +56,8 @@ _PLAIN_CONTAINERS = addresses(*_CONTAINERS, OrderedDict)
 _GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _LRU = type(functools.lru_cache(lambda: None))
 _TRACEBACK = vars(BaseException)["__traceback__"]
+_CONTEXT_TABLES = frozenset(("hamt_bitmap_node", "hamt_array_node", "hamt_collision_node"))
+"""What a `contextvars.Context` keeps its variables in. No object of the program leads to the one in use."""
 _NAMED = (types.FunctionType, types.BuiltinFunctionType, _LRU)
 
 
@@ -129,6 +133,13 @@ def attribute_segment(name: str) -> PathSegment:
     return PathSegment(SegmentKind.HOOKS if "_hooks" in name else SegmentKind.ATTRIBUTE, name)
 
 
+def _context_variable(table: Any, value: Any) -> str | None:
+    """Return the name of the context variable that has a value; None where the value is a table below."""
+    held = gc.get_referents(table)  # of each variable its value, then the variable
+    names = (key.name for before, key in pairwise(held) if before is value and type(key) is ContextVar)
+    return next(names, None)
+
+
 class PathNamer:
     """Names objects of one heap graph, each shared prefix once. Use it while the graph is alive."""
 
@@ -198,6 +209,10 @@ class PathNamer:
         holder, obj = graph.objects[parent], graph.objects[position]
         before = self._known[parent]
         kind = self._kind(type(holder))
+        if name_of(type(holder)) in _CONTEXT_TABLES:
+            variable = _context_variable(holder, obj)
+            if variable is not None:
+                return _root_path(PathSegment(SegmentKind.CONTEXT_VARIABLE, variable))
         if kind == TENSOR:
             return self._from_tensor(before, holder, obj)
         if kind == NODE:

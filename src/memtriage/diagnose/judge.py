@@ -150,7 +150,7 @@ def held_by(growth: HolderGrowth, detail: GroupDetail, position: TrainingPositio
     return Held(
         path=(*anchor, *growth.holding.path[len(group.anchor) :]),
         anchor=anchor,
-        attached=group.attached,
+        attached=group.attached or _gets_nodes(growth),
         owner=max(group.owners, key=lambda name: group.owners[name], default="autograd context"),
         kind=detail.holder_kind,
         lengthens=growth.lengthens,
@@ -168,6 +168,12 @@ def held_by(growth: HolderGrowth, detail: GroupDetail, position: TrainingPositio
         classes=tuple(detail.classes),
         collected=detail.collected,
     )
+
+
+def _gets_nodes(growth: HolderGrowth) -> bool:
+    """Return whether its graph grew, be it without tensors: a backward frees what its nodes saved."""
+    sizes = [each for each in growth.holding.sizes if each.position >= growth.proof.since]
+    return bool(sizes) and sizes[-1].objects > sizes[0].objects
 
 
 def _known_holder(group: HolderGroup) -> str | None:

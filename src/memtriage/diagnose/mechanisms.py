@@ -102,6 +102,18 @@ def _subject(held: Held) -> HolderPath:
     return without_last_item(path)
 
 
+def _container(held: Held) -> HolderPath:
+    """Return what gets new entries: of entries that are objects with tensors, the container of these."""
+    path = _subject(held)
+    ends_in_items = without_last_item(held.anchor) != held.anchor
+    if ends_in_items or held.entries_grow is False or ANY_ITEM not in path:
+        return path
+    place = len(path) - 1 - path[::-1].index(ANY_ITEM)
+    parts = path[place:]
+    own = all(part.kind in (SegmentKind.ATTRIBUTE, SegmentKind.ITEM) for part in parts)
+    return path[:place] if own else path
+
+
 def _context_attribute(held: Held) -> str:
     return in_words((next(filter(_is_context_attribute, held.path)),))
 
@@ -326,7 +338,7 @@ def _carried_state(held: Held) -> MechanismText:
 
 
 def _attached_collection(held: Held) -> MechanismText:
-    subject = _subject(held)
+    subject = _container(held)
     value = _kept_value(held)
     number = f" (or `{value}.item()`)" if "loss" in value else ""
     return MechanismText(
@@ -362,7 +374,7 @@ def _only_cpp(held: Held) -> MechanismText:
 
 
 def _collection(held: Held) -> MechanismText:
-    subject = _subject(held)
+    subject = _container(held)
     return MechanismText(
         f"{in_words(subject)} gets new tensors and is never cleared",
         f"clear {last_name(subject)} when its content has been used, bound it (`deque(maxlen=...)`), or "

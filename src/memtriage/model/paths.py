@@ -31,6 +31,9 @@ class SegmentKind(StrEnum):
     FRAME = "frame"  # a running function, or one that a traceback keeps: its name
     GENERATOR = "generator"  # a suspended generator, coroutine or asynchronous generator: its name
     LRU_CACHE = "lru_cache"  # the cached function
+    CONTEXT_VARIABLE = (
+        "context_variable"  # a `contextvars.ContextVar`, of the context that is in use: its name
+    )
     GARBAGE_CYCLE = "garbage_cycle"  # the most telling type of what waits for the cyclic collector
     NATIVE = "native"  # what only C++ holds: its type; empty for a graph node, which follows
     UNSEEN = "unseen"  # what C++ or an evaluation stack holds: its type
@@ -82,6 +85,7 @@ _NAMING: Final[dict[SegmentKind, str]] = {
     SegmentKind.FRAME: "frame {}():",
     SegmentKind.GENERATOR: "generator {}()",
     SegmentKind.LRU_CACHE: "functools.lru_cache {}",
+    SegmentKind.CONTEXT_VARIABLE: "context variable {}",
     SegmentKind.GARBAGE_CYCLE: "garbage cycle of {}",
     SegmentKind.NOT_SEARCHED: "(not searched)",
     SegmentKind.OUTPUT: "Out",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import json
 import sys
 import tracemalloc
 from collections import deque
@@ -406,3 +407,24 @@ def test_retained_size_is_computed_once(program: Program, monkeypatch: pytest.Mo
     (seen,) = program.growing("program.seen[*]")
     detail = program.investigation.details[seen.key]
     assert detail.retained == detail.retained_of == 200_000 * CENSUSES[-1]
+
+
+def test_what_a_library_keeps_too_is_found_at_the_next_census(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walked: list[bool] = []
+
+    def look(view: CensusView) -> None:
+        walked.append(view.graph.all_libraries)
+
+    monkeypatch.setattr(json, "kept_by_a_library", [], raising=False)
+    for at in (*CENSUSES, 11):
+        program.train(at)
+        json.kept_by_a_library[:] = program.module.seen[:1]  # type: ignore[attr-defined]
+        program.investigator.follow(program.investigation, at, look)
+    (growing,) = program.growing("program.seen[*]")
+    detail = program.investigation.details[growing.key]
+    # What else holds a tensor of the list is asked for when its growth may be proven.
+    assert walked == [False] * len(CENSUSES) + [True]
+    assert (detail.elsewhere, detail.retained) == (False, 200_000 * (11 - 1))
+    assert [in_words(path) for path in detail.also_held_by] == ["json.kept_by_a_library[*]"]

@@ -298,6 +298,15 @@ def test_growth_without_a_holder_is_native() -> None:
     assert finding.bytes_per_step == pytest.approx(MIB, rel=0.05)
 
 
+def test_all_libraries_are_walked_only_where_sure_growth_has_no_holder() -> None:
+    unnamed = Loop().train(60, nothing, malloc=lambda step: step)
+    named, flat = Loop().train(60, leaking), Loop().train(60, nothing)
+    asked = unnamed.notes.libraries
+    assert asked[:2] == [False, False] and asked[-1]
+    assert asked == sorted(asked)  # from then on at each census: what grows is compared with the one before
+    assert not any(named.notes.libraries) and not any(flat.notes.libraries)
+
+
 def test_data_that_grows_is_proven_by_its_container() -> None:
     loop = Loop()
     for step in range(1, 60):
