@@ -268,6 +268,17 @@ def test_one_holder_goes_on_in_one_place_only() -> None:
     assert list(growing(history, 2)) == ["a.losses[*]"]
 
 
+@pytest.mark.parametrize(("oldest", "same"), [((7, 7, 7), True), ((7, 30, 60), False)])
+def test_a_graph_that_keeps_its_oldest_node_is_the_same(oldest: tuple[int, ...], same: bool) -> None:
+    history = HolderHistory()
+    for number, (at, first) in enumerate(zip((3, 6, 9), oldest, strict=True)):
+        # A total in a dict: its tensor is another one at each step, and nothing else tells the dict.
+        total = group("totals", 4, token=1 + number, witnesses=[at], nodes=20 * at, kept=12 * KIB * at)
+        history.add(point(at, msgspec.structs.replace(total, made=(first, 100 * at))))
+    grown = [each.nbytes for holding in history.growing() for each in holding.sizes]
+    assert grown == ([4 + 12 * KIB * at for at in (3, 6, 9)] if same else [])
+
+
 def test_a_list_made_at_each_call_is_another_one() -> None:
     history = HolderHistory()
     for number, at in enumerate((3, 12, 14, 20)):

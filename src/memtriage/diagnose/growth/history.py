@@ -222,7 +222,7 @@ class HolderHistory:
     def _same(self, group: HolderGroup, size: HeldSize, moved: dict[_Place, Holding]) -> Holding | None:
         """Return the holder at the census before that is the same as a group of this one.
 
-        That is the same object, or one created again that has most of its storages.
+        That is the same object, or one created again that has most of its storages, or the same old graph.
         """
         before = self._holdings.get(group.key)
         if before is None:
@@ -233,7 +233,7 @@ class HolderHistory:
             # Entries of a queue move on. A variable has one entry, and what it holds may be longer each time.
             if not _replaced(before.group, group) or group.entries > before.group.entries:
                 return before
-        elif _survived(before.group, group):
+        elif _survived(before.group, group) or _carries_on(before.group, group):
             return before
         return before if _same_content(before.sizes[-1], size) else None
 
@@ -278,6 +278,11 @@ def _survived(before: HolderGroup, after: HolderGroup) -> bool:
     if not before.witnesses:
         return not after.witnesses
     return len(before.witnesses & after.witnesses) >= POLICY.survives * len(before.witnesses)
+
+
+def _carries_on(before: HolderGroup, after: HolderGroup) -> bool:
+    """Whether a graph still has its oldest node: a running total in a dict is a new tensor at each step."""
+    return before.made is not None and after.made is not None and before.made[0] == after.made[0]
 
 
 def _replaced(before: HolderGroup, after: HolderGroup) -> bool:
