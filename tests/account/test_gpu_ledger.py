@@ -360,7 +360,7 @@ def test_outside_row_includes_others_without_own_use() -> None:
         ("context", None): 500,
         ("outside the allocator", None): 244,
     }
-    assert "other processes included" in (row_of(ledger, "outside the allocator").detail or "")
+    assert "includes other processes" in (row_of(ledger, "outside the allocator").detail or "")
     # A process id that coincides with the host's: less than the allocator holds cannot be this process.
     assert sums(gpu_ledger("cuda:0", [segment], [], use_of(1000, own=100), 500)) == sums(ledger)
 

@@ -165,7 +165,7 @@ def test_the_step_is_that_of_the_trainer_itself(config, tmp_path):
         ({**LLAMA, "architectures": ["LlamaModel"]}, "computes no loss"),
         ({"model_type": "wav2vec2", "architectures": ["Wav2Vec2ForCTC"]}, "fed with 'input_values'"),
         ({"model_type": "clap"}, "names no architecture"),
-        ({**LLAMA, "hidden_size": "wide"}, "no configuration of 'llama'"),
+        ({**LLAMA, "hidden_size": "wide"}, "not a configuration of 'llama'"),
     ],
 )
 def test_a_configuration_that_cannot_be_used(content, said, config):

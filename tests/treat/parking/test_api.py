@@ -181,7 +181,7 @@ def test_bringing_back_twice_is_an_error() -> None:
     ("what", "text"),
     [
         (("weights",), "no owner is called 'weights': names are parameters, gradients"),
-        (("parameters",), "parameters: of which model or optimizer"),
+        (("parameters",), "parameters: which model or optimizer"),
         ((3,), r"cannot park 3 \(int\): give models, optimizers"),
     ],
 )

@@ -79,7 +79,7 @@ def test_modules_are_those_whose_parameters_or_buffers_go() -> None:
 def test_names_need_an_owner_and_must_be_known() -> None:
     with pytest.raises(ParkError, match="no owner is called 'weights'"):
         choose([nn.Linear(1, 1), "weights"])
-    with pytest.raises(ParkError, match="parameters: of which model or optimizer"):
+    with pytest.raises(ParkError, match="parameters: which model or optimizer"):
         choose([torch.ones(1), "parameters"])
 
 
