@@ -76,6 +76,15 @@ def test_a_level_is_a_reading_in_the_lower_part_of_its_window() -> None:
     assert all(value == (position % 5) * 10 for position, value in zip(at, values, strict=True))
 
 
+def test_points_around_a_long_pause_make_levels_of_equally_many() -> None:
+    at = np.concatenate((np.arange(60.0), 10_000 + np.arange(60.0)))
+    line = fit(at, 5.0 * at, 24)
+    assert len(line.at) == 24
+    assert (line.rate, line.error) == (pytest.approx(5.0), pytest.approx(0.0, abs=1e-9))
+    at[60:] -= 9_900  # a short pause leaves most spans their points
+    assert len(fit(at, 5.0 * at, 24).at) < 24
+
+
 def test_rates_of_quarters() -> None:
     assert quarter_rates(AT, 2.0 * AT, 0.25) == pytest.approx([2.0, 2.0, 2.0])
     slowing = quarter_rates(AT, np.minimum(AT, 120.0), 0.25)

@@ -298,3 +298,19 @@ def test_a_stretch_without_readings_leaves_a_limit(readings: int) -> None:
     assert limit is not None
     assert estimate(points(still + 1.5 * limit * at, at)).state == "growing"
     assert estimate(points(still + 50 * MIB * (at > readings), at)).state != "growing"  # one rise meanwhile
+
+
+@pytest.mark.parametrize(("before", "after"), [(60, 1), (60, 5), (100, 100), (12, 48)])
+@pytest.mark.parametrize("pause", [20, 10_000])
+def test_a_long_pause_of_the_program_is_no_growth_and_hides_none(before: int, after: int, pause: int) -> None:
+    at = np.concatenate((np.arange(1.0, before + 1), before + pause + np.arange(1.0, after + 1)))
+    noise = np.random.default_rng(before).normal(0, 2048, len(at))
+    flat = points(1e8 + noise, at)
+    assert estimate(flat, CPU).state == "flat"
+    limit = detection_limit(flat, CPU)
+    grown = estimate(points(1e8 + noise + 1e6 * at, at), CPU)
+    if pause > 1000 and after < 48:  # it could have come at once, during the pause
+        assert (limit, grown.state) == (None, "undecided")
+    else:
+        assert limit is not None
+        assert grown.state == "growing" and grown.rate == pytest.approx(1e6, rel=0.01)

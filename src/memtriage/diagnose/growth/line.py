@@ -123,11 +123,16 @@ def _error(x: Floats, residuals: Floats) -> float:
 def levels(at: Floats, values: Floats, windows: int, quantile: float = POLICY.level) -> tuple[Floats, Floats]:
     """Return the point at a quantile of each of so many equal spans; the points themselves where few.
 
-    A quantile stays at one side of a jump, so that one jump makes one difference between levels.
+    A quantile stays at one side of a jump, so that one jump makes one difference between levels. Where the
+    points lie in less than half of the spans, as before and after a long pause, spans of equally many points
+    are taken: two levels would tell nothing of the noise.
     """
     if len(at) < 2 * windows:
         return at, values
-    chosen = [a + int(values[a:b].argsort()[int(quantile * (b - a - 1))]) for a, b in _windows(at, windows)]
+    spans = _windows(at, windows)
+    if 2 * len(spans) < windows:
+        spans = _of_equally_many(at, windows)
+    chosen = [a + int(values[a:b].argsort()[int(quantile * (b - a - 1))]) for a, b in spans]
     return at[chosen], values[chosen]
 
 
@@ -138,11 +143,16 @@ def _windows(at: Floats, count: int) -> list[tuple[int, int]]:
     return [(a, b) for a, b in pairwise(bounds) if b > a]
 
 
+def _of_equally_many(at: Floats, count: int) -> list[tuple[int, int]]:
+    """Where to cut points into so many spans that have equally many of them."""
+    return list(pairwise(np.linspace(0, len(at), count + 1).astype(int).tolist()))
+
+
 def quarter_rates(at: Floats, values: Floats, quantile: float) -> Floats:
     """Return the rates from each quarter of the time to the next; of the readings, where one has none."""
     windows = _windows(at, 4)
     if len(windows) < 4:
-        windows = list(pairwise(np.linspace(0, len(at), 5).astype(int).tolist()))
+        windows = _of_equally_many(at, 4)
     # Where a series rises steadily, the quantile of a quarter is the reading at that part of it.
     ranks = [int(quantile * (b - a - 1)) for a, b in windows]
     lowest = [np.sort(values[a:b])[rank] for (a, b), rank in zip(windows, ranks, strict=True)]
