@@ -147,7 +147,7 @@ def trace(
     overrides = Overrides()
     autocast = Autocast(version)
     program = build if isinstance(build, TracedProgram) else BuildFunction(build)
-    watch = program.watch(lifetimes)
+    watch = compiler.watch = program.watch(lifetimes)
     if progress is not None:
         watch.progress = progress
     hooks = TrainingHooks(watch)

@@ -58,6 +58,7 @@ class TraceWatch:
         self.progress: Callable[[int, int], None] = lambda step, steps: None
         self._home_of: dict[int, str] = {}
         self._steps_taken: set[int] = set()
+        self._steps_compiled = False
 
     def models(self) -> tuple[nn.Module, ...]:
         """The modules that are trained."""
@@ -91,10 +92,15 @@ class TraceWatch:
         else:
             self.note_instant("step")
 
+    def states_made(self, optimizer: Any) -> None:
+        """Its states were made while its step was compiled. Compiled steps run none of its hooks."""
+        self._steps_compiled = True
+        self.note_states()
+
     def remarks(self) -> list[str]:
         """What a training step does and the last traced one did not, in words."""
         optimizers = self.optimizers()
-        if self.built is None or self.step in self._steps_taken:
+        if self.built is None or self._steps_compiled or self.step in self._steps_taken:
             return []
         if not all(isinstance(optimizer, torch.optim.Optimizer) for optimizer in optimizers):
             return []

@@ -130,6 +130,53 @@ def test_a_scalar_that_is_made_on_the_device_is_a_constant_of_the_graph():
     assert memtriage.predict(of_function(masked, compiled=True)).peak_allocated >= VALUES
 
 
+def build_adamw(decorated):
+    """A layer whose optimizer's step is compiled: the method itself, or a function that calls it."""
+
+    def build(device):
+        model = torch.nn.Linear(WIDTH, WIDTH, device=device)
+        optimizer = torch.optim.AdamW(model.parameters())
+        update = torch.compile((lambda: optimizer.step()) if decorated else optimizer.step)
+
+        def step():
+            model(torch.randn(8, WIDTH, device=device)).sum().backward()
+            update()
+            optimizer.zero_grad()
+
+        return model, optimizer, step
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda values: torch.ones((), device=values.device),
+        lambda values: torch.arange(WIDTH, device=values.device),
+        lambda values: torch.full((WIDTH,), 2.0, device=values.device),
+    ],
+    ids=["ones", "arange", "full"],
+)
+def test_factories_are_calls_of_the_graph(made):
+    def scaled(values, weight):
+        return (values + made(values)).sum() * weight.sum()
+
+    graphs = inductor.graphs()
+    memtriage.predict(of_function(scaled, compiled=True))
+    assert inductor.graphs() == graphs + 1  # no break of the graph
+
+
+@pytest.mark.parametrize("decorated", [False, True])
+def test_states_of_a_compiled_optimizer_are_kept(decorated):
+    prediction = memtriage.predict(build_adamw(decorated), steps=3)
+    assert not any("no optimizer stepped" in note for note in prediction.notes)
+    parameters = WIDTH * WIDTH * 4
+    assert prediction.by_owner["optimizer state"] >= 2 * parameters
+    first, second, third = (step.end_allocated for step in prediction.steps)
+    assert first == second == third  # made in the first step, and kept
+    assert prediction.compile_trials is not None
+
+
 def test_private_names_that_are_replaced_are_there():
     assert inductor.missing() is None
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Final
+
+import torch
 
 from memtriage.allocator.settings import parse_version
 from memtriage.prediction.build import BuildError
@@ -14,6 +17,7 @@ from memtriage.prediction.compiled.trials import KernelTrials
 from memtriage.prediction.fake_cuda.torch_cuda import replaced
 from memtriage.prediction.gpu_kinds import GpuKind
 from memtriage.prediction.notes import Notes
+from memtriage.prediction.watch import TraceWatch
 
 _TRIED: Final = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 """Modes that capture CUDA graphs or choose kernels by trial."""
@@ -66,6 +70,7 @@ class Compiler:
 
     Attributes:
         active: whether the program has compiled something.
+        watch: told of the steps of optimizers that are compiled: these run no hooks.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class Compiler:
         self._entered = ExitStack()
         self._graphs = 0
         self.active = False
+        self.watch: TraceWatch | None = None
 
     def stand_in(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """The function that replaces `torch.compile`.
@@ -91,9 +97,32 @@ class Compiler:
                 return model if model is not None else lambda function: function
             _check_options(options)
             self._begin()
-            return original(model, **options)
+            compiled = original(model, **options)
+            optimizer = getattr(model, "__self__", None)
+            if isinstance(optimizer, torch.optim.Optimizer) and model.__name__ == "step":
+                return self._followed(optimizer, compiled)
+            return compiled
 
         return compile
+
+    def _followed(self, optimizer: torch.optim.Optimizer, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """The compiled step of an optimizer, in the phase of its steps."""
+
+        @functools.wraps(compiled)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if self.watch is None:
+                return compiled(*args, **kwargs)
+            self.watch.optimizer_begins(optimizer)
+            try:
+                return compiled(*args, **kwargs)
+            finally:
+                self.watch.optimizer_ends(optimizer, False)
+
+        return step
+
+    def _states_made(self, optimizer: Any) -> None:
+        if self.watch is not None:
+            self.watch.states_made(optimizer)
 
     @contextmanager
     def earlier_compiled(self) -> Iterator[None]:
@@ -138,7 +167,7 @@ class Compiler:
         if not self.active:
             self.active = True
             self._graphs = inductor.graphs()
-            self._entered.enter_context(inductor.without_gpu(self._machine, self._trials))
+            self._entered.enter_context(inductor.without_gpu(self._machine, self._trials, self._states_made))
 
     def tried(self) -> int | None:
         """Bytes that trials of kernels have held at once; None where nothing was compiled or tried."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any, Final
 
@@ -21,10 +21,13 @@ from memtriage.prediction.compiled import fakes
 from memtriage.prediction.compiled.padding import MatrixProduct
 from memtriage.prediction.compiled.trials import HostKernel, Kernel, KernelTrials
 from memtriage.prediction.fake_cuda.tensors import CUDA, gpu
+from memtriage.prediction.fake_cuda.torch_cuda import FACTORIES
 from memtriage.prediction.gpu_kinds import GpuKind
 
 _NEEDED: Final = {
     "torch._dynamo.device_interface": ("CudaInterface", "caching_worker_device_properties"),
+    "torch._dynamo.trace_rules": ("_allowed_callable_ids",),
+    "torch._dynamo.variables.optimizer": ("OptimizerVariable", "_is_static_for_cudagraphs"),
     "torch._inductor.async_compile": ("AsyncCompile",),
     "torch._inductor.constant_folding": ("ConstantFolder",),
     "torch._inductor.fx_passes.pad_mm": ("_should_pad", "get_padded_length", "get_alignment_size"),
@@ -57,8 +60,14 @@ def missing() -> str | None:
 
 
 @contextmanager
-def without_gpu(machine: GpuKind, trials: KernelTrials) -> Iterator[None]:
-    """In the block Inductor compiles for this kind of GPU; what it compiled is dropped at the end."""
+def without_gpu(machine: GpuKind, trials: KernelTrials, states_made: Callable[[Any], None]) -> Iterator[None]:
+    """In the block Inductor compiles for this kind of GPU; what it compiled is dropped at the end.
+
+    To be entered in the mode of the trace.
+
+    Args:
+        states_made: called with each optimizer whose step is compiled, once its states are there.
+    """
     from torch._inductor import config
 
     with ExitStack() as stack:
@@ -66,13 +75,36 @@ def without_gpu(machine: GpuKind, trials: KernelTrials) -> Iterator[None]:
         stack.callback(_cleared, caches)
         # Compiled code calls stand-ins, and guards on them.
         stack.callback(_drop_compiled)
-        for owner, name, value in (*fakes.replacements(), *_replacements(machine, trials)):
+        mode = torch.utils._python_dispatch._get_current_dispatch_mode()
+        for owner, name, value in (
+            *fakes.replacements(),
+            *_replacements(machine, trials),
+            *_of_optimizers(mode, states_made),
+        ):
             stack.enter_context(_replaced(owner, name, value))
+        stack.enter_context(_in_graphs([getattr(torch, name) for name in FACTORIES]))
         # Workers would not know the stand-ins; caches would keep code for a GPU that is not there.
         stack.enter_context(config.patch(compile_threads=1, force_disable_caches=True))
         _cleared(caches)
         _modes_ignored()
         yield
+
+
+@contextmanager
+def _in_graphs(functions: Iterable[Any]) -> Iterator[None]:
+    """In the block Dynamo puts calls of these stand-ins into graphs, as it does those of what they stand for.
+
+    It would follow their own code otherwise.
+    """
+    allowed = torch._dynamo.trace_rules._allowed_callable_ids
+    added = [key for key in map(id, functions) if key not in allowed]
+    for key in added:
+        allowed.add(key)
+    try:
+        yield
+    finally:
+        for key in added:
+            allowed.remove(key)
 
 
 def _drop_compiled() -> None:
@@ -165,6 +197,46 @@ def _of_interface(interface: Any) -> list[tuple[Any, str, Any]]:
     functions = {name: getattr(torch.cuda, name, None) or getattr(torch.cuda, f"_{name}") for name in names}
     functions["get_raw_stream"] = lambda index: 0
     return [(interface, name, staticmethod(function)) for name, function in functions.items()]
+
+
+def _of_optimizers(
+    mode: AbstractContextManager[Any], states_made: Callable[[Any], None]
+) -> list[tuple[Any, str, Any]]:
+    """The states of an optimizer, which Dynamo makes while it compiles a step, outside of all modes."""
+    from torch._dynamo.utils import get_static_address_type
+    from torch._dynamo.variables import optimizer as variables
+
+    def call_method(self: Any, tx: Any, name: str, *args: Any) -> Any:
+        optimizer = self.value
+        if name != "_init_group" or not hasattr(optimizer, name):
+            return original(self, tx, name, *args)
+        makes_states = optimizer._init_group
+
+        def in_mode(*args: Any, **kwargs: Any) -> Any:
+            with mode:
+                answer = makes_states(*args, **kwargs)
+            states_made(optimizer)
+            return answer
+
+        with _replaced(optimizer, name, in_mode):
+            return original(self, tx, name, *args)
+
+    def move_step_if_cpu(self: Any) -> None:
+        with mode:
+            moves_steps(self)
+
+    variable = variables.OptimizerVariable
+    original, moves_steps = variable.call_method, variable.move_step_if_cpu
+    return [
+        (variable, "call_method", call_method),
+        (variable, "move_step_if_cpu", move_step_if_cpu),
+        # It would ask pools of CUDA graphs, which only a build for CUDA has: no graph is captured.
+        (
+            variables,
+            "_is_static_for_cudagraphs",
+            lambda tensor: get_static_address_type(tensor) is not None,
+        ),
+    ]
 
 
 class _Generator(torch._C.Generator):  # type: ignore[misc]

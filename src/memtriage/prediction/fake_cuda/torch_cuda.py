@@ -41,6 +41,8 @@ _FACTORIES: Final = (
     *("randint", "randperm", "arange", "linspace", "logspace", "eye", "scalar_tensor", "empty_permuted"),
     *("tril_indices", "triu_indices"),
 )
+FACTORIES: Final = (*_META_FACTORIES, *_FACTORIES)
+"""Functions of `torch` that make tensors, each replaced by one that calls it."""
 _NEW_FACTORIES: Final = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "new_tensor")
 
 
