@@ -360,6 +360,28 @@ def test_a_false_alarm_leaves_enough_for_a_leak_later_in_the_run(slow: Loop) -> 
     assert loop.proven()[LOSSES] == pytest.approx(MIB, rel=0.2)
 
 
+def test_censuses_before_a_late_onset_count_if_memory_grew_as_fast_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = Loop()
+    loop.notes.bounds["buffer"] = 5000
+
+    def held(step: int) -> dict[str, int]:
+        return {"buffer[*]": step}
+
+    def malloc(step: int) -> float:
+        return step - 25 * (step > 40)
+
+    loop.train(40, held, malloc)
+    monkeypatch.setattr(scale_module, "affordable", lambda *args, **options: False)
+    loop.train(40, held, malloc)
+    assert (loop.scheduler.main.counters["cpu"].estimate().onset or 0) > 40  # after what was released
+    assert max(place for _, place in loop.notes.took) < 40
+    said = judged_cpu(loop)
+    assert said.detection_limit is not None
+    assert said.detection_limit.bytes == pytest.approx(MIB, rel=0.1)
+
+
 def test_data_that_begins_late_is_found_by_the_resident_set() -> None:
     loop = Loop()
     loop.notes.held = nothing(0)

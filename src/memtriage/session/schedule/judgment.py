@@ -133,8 +133,7 @@ def judge_devices(schedule: ScaleScheduler, readable: Mapping[str, bool]) -> dic
         counter = schedule.counters.get(device) or Counter(device)
         estimate, judgment = judge_counter(counter.track, scale, counter.policy)
         rises = estimate.state in ("growing", "undecided")
-        harmless = schedule.investigation.harmless_rate(device, estimate.onset or 0.0)
-        explained = harmless >= POLICY.explained * estimate.rate
+        explained = schedule.harmless_rate(device) >= POLICY.explained * estimate.rate
         if rises and (explained or _ends_by_itself(schedule, device, estimate)):
             limit = DetectionLimit(math.ceil(estimate.high), "second" if scale == "time" else "step")
             judgment = Judged(scale=scale, points=judgment.points, detection_limit=limit)

@@ -236,18 +236,25 @@ class ScaleScheduler:
         )
 
     def held_rate(self, name: str) -> float | None:
-        """Return the rate at which all that has a holder grew while a counter did; None if not known.
+        """Return the rate at which all that has a holder grew while a counter did; None if not known."""
+        return self.investigation.held_rate(name, self._counts_since(name))
 
-        The counter's onset is an estimate. Where fewer than two censuses follow it, earlier ones count if the
-        counter rose as fast then.
+    def harmless_rate(self, name: str) -> float:
+        """Return the rate at which bounded containers, logs and larger content grew while a counter did."""
+        return self.investigation.harmless_rate(name, self._counts_since(name))
+
+    def _counts_since(self, name: str) -> float:
+        """Return the place from which censuses count for the growth of a counter: its onset.
+
+        That is an estimate. Where fewer than two censuses follow it, earlier ones count if the counter rose
+        as fast then.
         """
-        counter, investigation = self.counters[name], self.investigation
-        estimate = counter.estimate()
-        held = investigation.held_rate(name, estimate.onset or 0.0)
+        estimate, investigation = self._estimate(name), self.investigation
+        onset = estimate.onset or 0.0
         places = [place for place, _ in investigation.totals]
-        if held is None and places and counter.rose(estimate.rate, places[0], places[-1]):
-            return investigation.held_rate(name, 0.0)
-        return held
+        if not places or name not in self.counters or investigation.held_rate(name, onset) is not None:
+            return onset
+        return 0.0 if self.counters[name].rose(estimate.rate, places[0], places[-1]) else onset
 
     def names_all(self, name: str) -> bool:
         """Return whether all that a counter rose by, from census to census since its onset, has a holder.
