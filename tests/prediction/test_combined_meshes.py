@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import memtriage
-from prediction.programs import meshes
+from support import meshes
 
 
 @pytest.fixture(scope="module")

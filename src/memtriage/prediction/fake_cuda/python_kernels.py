@@ -13,6 +13,8 @@ import torch
 
 from memtriage.prediction.fake_cuda.tensors import addresses_refused
 
+_COLLECTIVES: Final = "_c10d_functional"
+"""Namespace of collectives: their kernels wrap results that are waited for, and compute nothing."""
 _KEYS: Final = ("CUDA", "CompositeExplicitAutograd")
 """Where kernels for a GPU are registered, the more special one first."""
 
@@ -42,6 +44,8 @@ class PythonKernels:
 
 def _key(func: Any) -> Any:
     """The dispatch key of the kernel for a GPU that was registered from Python; None without one."""
+    if func.namespace.startswith(_COLLECTIVES):
+        return None
     name = func.name().replace("::", "/", 1)
     registered = torch.library._impls
     key = next((key for key in _KEYS if f"{name}/{key}" in registered), None)
