@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +62,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[GrowthWatch]:
         batches_vary=lambda: False,
     )
     made.install()
+    gc.collect()  # what earlier tests left must not be freed between two marks
     yield made
     made.remove()
 
