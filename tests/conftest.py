@@ -46,6 +46,13 @@ def torch_settings() -> Iterator[None]:
     torch_state.restore(before)
 
 
+@pytest.fixture
+def without_search_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Censuses search back from all that libraries hold, which is much in a process of many tests."""
+    limits = heap.SearchLimits(targets=100_000, rounds=1000, holders=10_000_000)
+    monkeypatch.setattr(heap, "LIMITS", limits)
+
+
 class Program:
     """Runs source text as a module, and finds in a census the storages that the text has made.
 

@@ -112,6 +112,7 @@ class Containers:
         return most_grown(self.now.add(objects), self.earlier)
 
 
+@pytest.mark.usefixtures("without_search_limits")
 def test_a_table_of_a_library_that_grows_is_found(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     table = {"first": ("entry", [1])}
     monkeypatch.setattr(json, "table_of_a_test", {"entries": table}, raising=False)
@@ -132,6 +133,7 @@ def test_much_that_only_a_library_holds_is_walked_as_a_whole(monkeypatch: pytest
         assert sum(in_words(record.path) == "json.kept[*]" for record in view.census().storages) == 200
 
 
+@pytest.mark.usefixtures("without_search_limits")
 def test_what_a_library_keeps_too_is_not_said_to_be_retained(
     program: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,6 @@ from memtriage.account import census as census_module
 from memtriage.account.census import CensusView
 from memtriage.diagnose.growth.history import Holding
 from memtriage.model.paths import in_words
-from memtriage.observe import heap
 from memtriage.session.schedule.investigation import Investigation, Investigator
 from support import censuses
 
@@ -410,6 +409,7 @@ def test_retained_size_is_computed_once(program: Program, monkeypatch: pytest.Mo
     assert detail.retained == detail.retained_of == 200_000 * CENSUSES[-1]
 
 
+@pytest.mark.usefixtures("without_search_limits")
 def test_what_a_library_keeps_too_is_found_at_the_next_census(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,8 +418,6 @@ def test_what_a_library_keeps_too_is_found_at_the_next_census(
     def look(view: CensusView) -> None:
         walked.append(view.graph.all_libraries)
 
-    # Libraries of a process that has run thousands of tests hold more than those of a program.
-    monkeypatch.setattr(heap, "LIMITS", heap.SearchLimits(targets=10_000, rounds=100, holders=1_000_000))
     monkeypatch.setattr(json, "kept_by_a_library", [], raising=False)
     for at in (*CENSUSES, 11):
         program.train(at)
