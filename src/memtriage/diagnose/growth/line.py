@@ -123,9 +123,9 @@ def _error(x: Floats, residuals: Floats) -> float:
 def levels(at: Floats, values: Floats, windows: int, quantile: float = POLICY.level) -> tuple[Floats, Floats]:
     """Return the point at a quantile of each of so many equal spans; the points themselves where few.
 
-    A quantile stays at one side of a jump, so that one jump makes one difference between levels. Where the
-    points lie in less than half of the spans, as before and after a long pause, spans of equally many points
-    are taken: two levels would tell nothing of the noise.
+    A quantile stays at one side of a jump, so that one jump makes one difference between levels. Where less
+    than half of the spans have points, because of a long pause, spans of equally many points are taken: two
+    levels would tell nothing of the noise.
     """
     if len(at) < 2 * windows:
         return at, values

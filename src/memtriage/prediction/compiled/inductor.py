@@ -21,7 +21,7 @@ from memtriage.prediction.compiled import fakes
 from memtriage.prediction.compiled.padding import MatrixProduct
 from memtriage.prediction.compiled.trials import HostKernel, Kernel, KernelTrials
 from memtriage.prediction.fake_cuda.tensors import CUDA, gpu
-from memtriage.prediction.fake_cuda.torch_cuda import FACTORIES
+from memtriage.prediction.fake_cuda.torch_cuda import FACTORIES, replaced
 from memtriage.prediction.gpu_kinds import GpuKind
 
 _NEEDED: Final = {
@@ -81,7 +81,7 @@ def without_gpu(machine: GpuKind, trials: KernelTrials, states_made: Callable[[A
             *_replacements(machine, trials),
             *_of_optimizers(mode, states_made),
         ):
-            stack.enter_context(_replaced(owner, name, value))
+            stack.enter_context(replaced(owner, name, value))
         stack.enter_context(_in_graphs([getattr(torch, name) for name in FACTORIES]))
         # Workers would not know the stand-ins; caches would keep code for a GPU that is not there.
         stack.enter_context(config.patch(compile_threads=1, force_disable_caches=True))
@@ -111,8 +111,8 @@ def _drop_compiled() -> None:
     """Drop what was compiled. No graph was captured, and only a build for CUDA has its pools."""
     built = hasattr(torch._C, "_cuda_CUDAAllocator_AllocatorState")
     with (
-        _replaced(torch.cuda, "is_available", lambda: False),
-        _replaced(torch.backends.cuda, "is_built", lambda: built),
+        replaced(torch.cuda, "is_available", lambda: False),
+        replaced(torch.backends.cuda, "is_built", lambda: built),
     ):
         torch._dynamo.reset()
 
@@ -129,22 +129,6 @@ def graphs() -> int:
     """How many graphs Dynamo has made in this process."""
     made: int = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     return made
-
-
-_ABSENT: Final = object()
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = vars(owner).get(name, _ABSENT)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is _ABSENT:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
 
 
 def _replacements(machine: GpuKind, trials: KernelTrials) -> list[tuple[Any, str, Any]]:
@@ -218,7 +202,7 @@ def _of_optimizers(
             states_made(optimizer)
             return answer
 
-        with _replaced(optimizer, name, in_mode):
+        with replaced(optimizer, name, in_mode):
             return original(self, tx, name, *args)
 
     def move_step_if_cpu(self: Any) -> None:
