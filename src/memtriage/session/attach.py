@@ -15,7 +15,7 @@ from typing import Final, get_args
 
 import msgspec
 
-from memtriage.diagnose.growth.counter import Counter
+from memtriage.diagnose.growth.counter import Counter, Counters
 from memtriage.diagnose.growth.history import HolderHistory, Holding
 from memtriage.diagnose.growth.holders import HolderGrowth, growths
 from memtriage.diagnose.growth.judged import judge_counter, weakest
@@ -81,7 +81,7 @@ class Attached:
     pid: int
     rank: int | None = None
     resident: Counter = field(default_factory=lambda: Counter(_KERNEL))
-    held: dict[str, Counter] = field(default_factory=dict)
+    held: Counters = field(default_factory=Counters)
     history: HolderHistory = field(default_factory=HolderHistory)
     details: dict[GroupKey, GroupDetail] = field(default_factory=dict)
     last: OutsideCensus | None = None
@@ -115,21 +115,9 @@ class Attached:
     def growing(self, now: float) -> list[HolderGrowth]:
         """Return the holders that grew up to the last census, largest growth first."""
         return growths(
-            self.history.growing(), _device_of, self._contradicts, None, now, self._confirms, self._ended,
-            BY_TIME,
+            self.history.growing(), _device_of, self.held.contradicts, None, now, self.held.confirms,
+            self.held.ended, BY_TIME,
         )  # fmt: skip
-
-    def _contradicts(self, device: str, rate: float, since: float) -> bool:
-        counter = self.held.get(device)
-        return counter is not None and counter.contradicts(rate, since)
-
-    def _confirms(self, device: str, rate: float) -> bool:
-        counter = self.held.get(device)
-        return counter is not None and counter.confirms(rate)
-
-    def _ended(self, device: str, rate: float) -> bool:
-        counter = self.held.get(device)
-        return counter is not None and counter.ended(rate)
 
     def findings(self, now: float) -> list[Finding]:
         """Return what grows, largest first, and growth of the process that no holder explains."""

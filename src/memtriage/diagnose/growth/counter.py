@@ -82,3 +82,22 @@ class Counter:
         if growth.state != "flat":
             return False
         return estimate(points.steeper(rate), self.policy).state == "growing"
+
+
+class Counters(dict[str, Counter]):
+    """Counters by name; the questions to one of them are answered False where there is none."""
+
+    def contradicts(self, name: str, rate: float, since: float) -> bool:
+        """As `Counter.contradicts`."""
+        counter = self.get(name)
+        return counter is not None and counter.contradicts(rate, since)
+
+    def confirms(self, name: str, rate: float) -> bool:
+        """As `Counter.confirms`."""
+        counter = self.get(name)
+        return counter is not None and counter.confirms(rate)
+
+    def ended(self, name: str, rate: float) -> bool:
+        """As `Counter.ended`."""
+        counter = self.get(name)
+        return counter is not None and counter.ended(rate)

@@ -75,7 +75,7 @@ def find_leaks(scheduler: CensusScheduler, evidence: Evidence) -> list[Finding]:
         if counter in WITNESSES or main.names_all(counter) or _ends_by_itself(main, counter, estimate):
             continue
         since = estimate.onset or 0.0
-        contradicts = main.contradicts("host", POLICY.resident * estimate.rate, since)
+        contradicts = main.counters.contradicts("host", POLICY.resident * estimate.rate, since)
         native = counter == "cpu"
         held_rate = main.held_rate(counter)
         containers = main.investigation.data.values()

@@ -11,7 +11,7 @@ from typing import Final
 from memtriage.account.census import CensusView
 from memtriage.diagnose.code_cache import fills_with_code
 from memtriage.diagnose.growth.census_plan import PLANS, affordable, next_census
-from memtriage.diagnose.growth.counter import CODE, NO_ESTIMATE, WITNESSES, Counter
+from memtriage.diagnose.growth.counter import CODE, NO_ESTIMATE, WITNESSES, Counter, Counters
 from memtriage.diagnose.growth.holders import DataGrowth, HolderGrowth, data_growths, growths, not_shown
 from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.diagnose.growth.proof import BY_TIME, POLICY, Proof
@@ -71,7 +71,7 @@ class ScaleScheduler:
         take_ledgers: Callable[[CensusView], None],
         report: Callable[[], None],
     ) -> None:
-        self.counters: dict[str, Counter] = {}
+        self.counters = Counters()
         self.investigation = Investigation(scale)
         self.marks = 0
         self._plan = PLANS[scale]
@@ -194,11 +194,11 @@ class ScaleScheduler:
         return growths(
             self.investigation.growing(),
             self.investigation.counter_of,
-            self.contradicts,
+            self.counters.contradicts,
             self.investigation.period,
             self._now,
-            self._confirms,
-            self._has_ended,
+            self.counters.confirms,
+            self.counters.ended,
             self._proof,
         )
 
@@ -206,25 +206,12 @@ class ScaleScheduler:
         """Return the containers of ordinary data that grew, and what that amounts to, largest first."""
         return data_growths(
             self.investigation.data.values(),
-            self.contradicts,
+            self.counters.contradicts,
             self._now,
-            self._confirms,
-            self._has_ended,
+            self.counters.confirms,
+            self.counters.ended,
             self._proof,
         )
-
-    def contradicts(self, name: str, rate: float, since: float) -> bool:
-        """As `Counter.contradicts`; False where there is no such counter."""
-        counter = self.counters.get(name)
-        return counter is not None and counter.contradicts(rate, since)
-
-    def _confirms(self, name: str, rate: float) -> bool:
-        counter = self.counters.get(name)
-        return counter is not None and counter.confirms(rate)
-
-    def _has_ended(self, name: str, rate: float) -> bool:
-        counter = self.counters.get(name)
-        return counter is not None and counter.ended(rate)
 
     def fills_with_code(self, since: float) -> bool:
         """Return whether malloc's counter rises, since a place, because a cache of generated code fills."""
@@ -293,7 +280,7 @@ class ScaleScheduler:
         else:
             self._suspect(suspicion)
         estimate = self._suspicion or GrowthEstimate("growing" if settled else "flat", onset=self._onset)
-        shown = not not_shown(held, self._confirms) and not not_shown(data, self._confirms)
+        shown = not not_shown(held, self.counters.confirms) and not not_shown(data, self.counters.confirms)
         self._is_open = self._suspicion is not None or (settled and not shown)
         due = next_census(self.investigation.taken, estimate, settled, self._plan, self._began, shown=shown)
         self._census_due = max(self._not_before, due)
