@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 
 from memtriage.account.census import CensusView, Look
 from memtriage.model.census import Census, StorageRecord
-from memtriage.observe import heap
+from memtriage.observe import library_search, walker
 from support import torch_state
 
 # How long an example takes depends on the machine, not on the code.
@@ -31,7 +31,7 @@ def pytest_configure() -> None:
     Tests send SIGINT, which a shell's `&` makes this process ignore. And a process that has run thousands of
     tests has more objects than a program has, so its censuses get a larger budget.
     """
-    heap.BUDGET = heap.CensusBudget(objects=50_000_000, seconds=300.0)
+    walker.BUDGET = walker.CensusBudget(objects=50_000_000, seconds=300.0)
     for name in ("COLUMNS", "FORCE_COLOR", "NO_COLOR"):  # reports have their usual width, and no colors
         os.environ.pop(name, None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -49,8 +49,8 @@ def torch_settings() -> Iterator[None]:
 @pytest.fixture
 def without_search_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Censuses search back from all that libraries hold, which is much in a process of many tests."""
-    limits = heap.SearchLimits(targets=100_000, rounds=1000, holders=10_000_000)
-    monkeypatch.setattr(heap, "LIMITS", limits)
+    limits = library_search.SearchLimits(targets=100_000, rounds=1000, holders=10_000_000)
+    monkeypatch.setattr(library_search, "LIMITS", limits)
 
 
 class Program:

@@ -20,7 +20,8 @@ from memtriage.observe.containers import (
     grown_containers,
     known_bounds,
 )
-from memtriage.observe.heap import HeapGraph, HeapWalk
+from memtriage.observe.heap import HeapWalk
+from memtriage.observe.heap_graph import HeapGraph
 
 ENTRY = 20_000
 

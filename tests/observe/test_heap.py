@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from memtriage.observe import edges, heap
-from memtriage.observe.heap import CensusBudget, HeapGraph, HeapWalk
+from memtriage.observe import edges, heap, walker
+from memtriage.observe.heap import HeapWalk
+from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.kinds import (
     BOUNDARY,
     FUTURE,
@@ -30,6 +31,7 @@ from memtriage.observe.kinds import (
     KindTable,
 )
 from memtriage.observe.origin import CodeOrigin
+from memtriage.observe.walker import CensusBudget
 
 
 class Marked:
@@ -75,7 +77,8 @@ def test_own_objects_are_no_part_of_the_program() -> None:
     # In an interpreter of its own: the tests' modules hold memtriage's objects, and are a program.
     script = """
         import memtriage.treat.parking.api, memtriage.treat.phase  # both keep objects
-        from memtriage.observe.heap import HeapWalk, module_of
+        from memtriage.observe.classes import module_of
+        from memtriage.observe.heap import HeapWalk
         from memtriage.observe.kinds import FrameLocals
 
         with HeapWalk() as graph:
@@ -199,7 +202,7 @@ def test_failure_inside_the_walk_puts_everything_back(monkeypatch: pytest.Monkey
             calls.append(func)
             return func(*args, **(kwargs or {}))
 
-    monkeypatch.setattr(heap, "tracked_objects", fail)
+    monkeypatch.setattr(walker, "tracked_objects", fail)
     with pytest.raises(MemoryError):
         HeapWalk().__enter__()
     assert gc.isenabled()

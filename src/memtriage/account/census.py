@@ -34,7 +34,8 @@ from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
 from memtriage.observe.autograd import created
 from memtriage.observe.classes import name_of
 from memtriage.observe.containers import bound_of, known_bounds
-from memtriage.observe.heap import HeapGraph, HeapWalk
+from memtriage.observe.heap import HeapWalk
+from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.identity import Identities, module_namespaces
 from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
 from memtriage.observe.stores import Store, forget_sources, pack_hook, storing_line

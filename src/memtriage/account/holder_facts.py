@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from memtriage.observe.classes import bases_of, instance_dict, module_of, name_of, qualified_name_of
-from memtriage.observe.heap import HeapGraph
+from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.kinds import MODULE, NODE, OPTIMIZER, TENSOR, FrameLocals
 from memtriage.observe.origin import CodeOrigin
 from memtriage.observe.tensors import plain

@@ -11,7 +11,7 @@ from memtriage.model.paths import HolderPath, SegmentKind, has
 from memtriage.observe import autograd
 from memtriage.observe.classes import declares, instance_dict, module_of
 from memtriage.observe.edges import is_sparse
-from memtriage.observe.heap import HeapGraph
+from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.kinds import TENSOR
 from memtriage.observe.objects import tuple_items
 from memtriage.observe.tensors import plain

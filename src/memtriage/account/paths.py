@@ -33,7 +33,7 @@ from memtriage.observe.classes import (
 )
 from memtriage.observe.edges import is_sparse
 from memtriage.observe.frames import frame_locals
-from memtriage.observe.heap import HeapGraph
+from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.kinds import FUTURE, KLASS, MODULE, NODE, PLACEHOLDER, SAVED, TENSOR, FrameLocals
 from memtriage.observe.objects import tuple_items
 from memtriage.observe.tensors import plain

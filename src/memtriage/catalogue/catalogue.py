@@ -18,7 +18,7 @@ from memtriage.catalogue.transformer_engine import TRANSFORMER_ENGINE
 from memtriage.model.census import Owner
 from memtriage.model.holders import KINDS, HolderReading
 from memtriage.observe.foreign import is_programs_exception
-from memtriage.observe.heap import HeapGraph
+from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.tensors import undisturbed
 
 SPECIFIC: Final[tuple[Holder, ...]] = (*TRANSFORMER_ENGINE, *FRAMEWORKS, *PYTORCH)

@@ -13,7 +13,7 @@ from itertools import chain, islice, repeat
 from typing import Any, Final
 
 from memtriage.observe.classes import addresses, bases_of, instance_dict, name_of
-from memtriage.observe.heap import HeapGraph
+from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.kinds import ARRAY, PLAIN
 from memtriage.process.stdlib import gc
 

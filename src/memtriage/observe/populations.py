@@ -8,7 +8,7 @@ from itertools import chain, islice
 from typing import Any, Final
 
 from memtriage.observe.containers import deep_size
-from memtriage.observe.heap import HeapGraph
+from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.kinds import ARRAY, TENSOR
 from memtriage.observe.objects import tuple_items
 

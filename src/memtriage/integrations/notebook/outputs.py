@@ -10,7 +10,7 @@ from memtriage.account.census import CensusView
 from memtriage.integrations.notebook.words import cell_path
 from memtriage.model.cell import OutputHold
 from memtriage.model.paths import SegmentKind
-from memtriage.observe.heap import HeapGraph
+from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.tensors import storage_facts
 
 _LATEST: Final = ("_", "__", "___")

@@ -15,7 +15,7 @@ import torch
 from memtriage.account.census import Look
 from memtriage.model.paths import HolderPath, in_words
 from memtriage.observe.containers import ContainerLengths, grown_containers, most_grown
-from memtriage.observe.heap import HeapGraph
+from memtriage.observe.heap_graph import HeapGraph
 
 SCRIPT = """
     import gc, json, functools, sys

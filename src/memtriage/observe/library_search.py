@@ -1,0 +1,178 @@
+"""Walk of the libraries only what leads to tensors, found by a search back from these.
+
+Most of a heap is functions, classes and tables of libraries. A breadth-first walk from the same roots through
+none but the ancestors of what is sought gives the same paths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final
+
+from memtriage.observe.classes import variables_of
+from memtriage.observe.kinds import (
+    ATOM,
+    BOUNDARY,
+    FUTURE,
+    KLASS,
+    NODE,
+    PLACEHOLDER,
+    SAVED,
+    TENSOR,
+)
+from memtriage.observe.loaded_modules import modules, own_modules
+from memtriage.observe.walker import HeapWalker
+from memtriage.process.stdlib import gc
+
+NamedModules = Sequence[tuple[str, ModuleType]]
+WantedContainers = Callable[[Iterable[Any]], Sequence[Any]]
+"""Takes the objects that the program's own variables do not reach, and returns the wanted containers."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchLimits:
+    """How far a search back goes, from what the program's own variables do not reach to what holds it.
+
+    Attributes:
+        targets: the most objects that it begins with. `gc.get_referrers` compares each reference of the heap
+            with each of them: 64 take twice the time of one.
+        rounds: how often the whole heap is searched for them, of 15 to 100 ms each. Ten take about as long
+            as the walk over all libraries.
+        holders: the most objects that it finds: beyond that something large is held in many ways.
+    """
+
+    targets: int = 64
+    rounds: int = 10
+    holders: int = 4096
+
+
+LIMITS: Final = SearchLimits()
+_SOUGHT: Final = frozenset((TENSOR, NODE, FUTURE, SAVED, PLACEHOLDER))
+"""Kinds of objects that hold the memory of tensors: all that a library has of them is found."""
+
+
+def enter_holders_of_tensors(
+    walker: HeapWalker, libraries: NamedModules, wanted_containers: WantedContainers
+) -> bool:
+    """Enter what of libraries leads to tensors and to wanted containers, and what these lead to.
+
+    Then the same of memtriage's own modules. What no root reaches is left in `walker.everything`.
+
+    Args:
+        walker: has walked the program's own variables.
+        libraries: their modules, with names.
+        wanted_containers: those that it returns are left out where too much leads to them.
+
+    Returns:
+        Whether that was done. If too much leads to tensors, the libraries are still to be walked.
+    """
+    graph = walker.graph
+    sought = _that_hold_tensors(walker)
+    holders = _ancestors(walker, sought, libraries)
+    if holders is None:
+        return False
+    containers = list(wanted_containers(_not_reached(walker)))
+    of_containers = _ancestors(walker, containers, libraries)
+    if of_containers is not None:
+        sought += containers
+        holders |= of_containers
+    del containers, of_containers  # more references would look like some from outside
+    graph.all_libraries = False
+    _enter_modules(walker, libraries, holders)
+    _walk_within(walker, holders)
+    _enter_classes(walker, holders)
+    _walk_within(walker, holders)
+    _walk_below(walker, sought)
+    graph.first_own = len(graph.objects)
+    _enter_modules(walker, own_modules(), holders)
+    _walk_within(walker, holders)
+    _walk_below(walker, sought)
+    walker.everything = [
+        obj for obj in walker.everything if id(obj) in holders and id(obj) not in graph.index
+    ]
+    return True
+
+
+def _that_hold_tensors(walker: HeapWalker) -> list[Any]:
+    """Return what has the memory of tensors and was not reached."""
+    index, kinds = walker.graph.index, walker.kinds
+    types = {id(kind): kind for kind in map(type, walker.everything)}
+    wanted = {key for key, kind in types.items() if kinds[kind] in _SOUGHT}
+    return [obj for obj in walker.everything if id(type(obj)) in wanted and id(obj) not in index]
+
+
+def _not_reached(walker: HeapWalker) -> Iterator[Any]:
+    index = walker.graph.index
+    namespaces = {id(variables_of(module)) for module in modules()}
+    return (obj for obj in walker.everything if id(obj) not in index and id(obj) not in namespaces)
+
+
+def _ancestors(walker: HeapWalker, sought: list[Any], libraries: NamedModules) -> dict[int, Any] | None:
+    """Return all objects through which roots lead to some objects, these included, by their ids.
+
+    Returns:
+        None where there are too many.
+    """
+    index, kinds = walker.graph.index, walker.kinds
+    roots = {id(variables_of(module)) for _, module in [*libraries, *own_modules()]}
+    ancestors = {id(obj): obj for obj in sought}
+    waiting = list(sought)
+    passed_over = {id(part) for part in (sought, ancestors, waiting)}
+    for _ in range(LIMITS.rounds):
+        if not waiting:
+            return ancestors
+        if len(waiting) > LIMITS.targets or len(ancestors) > LIMITS.holders:
+            break
+        referrers = gc.get_referrers(*waiting)
+        waiting.clear()
+        for referrer in referrers:
+            key, kind = id(referrer), kinds[type(referrer)]
+            if key in ancestors or key in passed_over or kind in (ATOM, BOUNDARY):
+                continue
+            is_root = key in roots or kind == KLASS
+            if key in index and not (is_root and index[key] < 0):
+                continue
+            ancestors[key] = referrer
+            if not is_root:
+                waiting.append(referrer)
+        del referrers
+    ancestors.clear()
+    return None
+
+
+def _enter_modules(walker: HeapWalker, named: NamedModules, wanted: Container[int]) -> None:
+    for name, module in named:
+        if id(variables_of(module)) in wanted:
+            walker.enter_module(name, module)
+
+
+def _enter_classes(walker: HeapWalker, holders: dict[int, Any]) -> None:
+    for obj in holders.values():
+        if walker.kinds[type(obj)] == KLASS and walker.graph.index.get(id(obj), -1) < 0:
+            walker.enter_class(obj)
+
+
+def _walk_within(walker: HeapWalker, wanted: Container[int]) -> None:
+    """Walk on, but enter no other objects than these, and no classes, which are roots."""
+    graph = walker.graph
+    while walker.head < len(graph.objects):
+        obj, position = graph.objects[walker.head], walker.head
+        walker.head += 1
+        for child in walker.children(obj, walker.kinds[type(obj)], position):
+            if id(child) not in wanted or id(child) in graph.index:
+                continue
+            if walker.kinds[type(child)] != KLASS:
+                walker.enter(child, position)
+
+
+def _walk_below(walker: HeapWalker, sought: Sequence[Any]) -> None:
+    """Walk all that the objects lead to that were found so far."""
+    graph = walker.graph
+    for obj in sought:
+        position = graph.index.get(id(obj), -1)
+        if position >= 0:
+            walker.enter_children(graph.referents(position), position)
+    walker.exhaust()
+    walker.release()

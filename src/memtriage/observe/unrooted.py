@@ -1,0 +1,103 @@
+"""Objects that no root reaches: held by C++ or the interpreter, or garbage that waits for a collection."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+from memtriage.observe.kinds import ATOM, BOUNDARY, KLASS, NODE, TENSOR, KindTable
+from memtriage.observe.tensors import plain
+from memtriage.observe.walker import HeapWalker
+from memtriage.process.stdlib import gc
+
+
+def enter_unrooted(walker: HeapWalker) -> None:
+    """Enter what no root reaches: first what something invisible refers to, then garbage cycles.
+
+    An object with more references than this walk can account for is held from C++, by another
+    interpreter structure or by an evaluation stack; the others are kept only by each other.
+    """
+    graph = walker.graph
+    graph.first_unrooted = len(graph.objects)
+    index, kinds, skipped = graph.index, walker.kinds, (ATOM, BOUNDARY, KLASS)
+    left = [obj for obj in walker.everything if id(obj) not in index]
+    walker.everything.clear()
+    left = [obj for obj in left if kinds[type(obj)] not in skipped]
+    if not left:
+        graph.first_garbage = len(graph.objects)
+        return
+    gradients = _plain_gradients(left, kinds)
+    held = _held_from_outside(left, kinds, gradients)
+    for obj in held:
+        _enter_with_children(walker, obj)
+    held.clear()
+    graph.first_garbage = len(graph.objects)
+    for obj in sorted(left, key=lambda leftover: id(leftover) in gradients):
+        _enter_with_children(walker, obj)
+
+
+def _enter_with_children(walker: HeapWalker, obj: Any) -> None:
+    if id(obj) not in walker.graph.index:
+        walker.root(obj, "")
+        walker.exhaust()
+        walker.release()
+
+
+def _plain_gradients(left: list[Any], kinds: KindTable) -> frozenset[int]:
+    """Return the ids of the gradients of `left`'s tensors that carry no graph.
+
+    They lead nowhere: each belongs to its tensor, whatever keeps that alive.
+    """
+    owners = (plain(obj) for obj in left if kinds[type(obj)] == TENSOR and _carries_gradient(obj))
+    return frozenset(id(owner.grad) for owner in owners if plain(owner.grad).grad_fn is None)
+
+
+def _held_from_outside(left: list[Any], kinds: KindTable, gradients: frozenset[int]) -> list[Any]:
+    """Objects among `left` that something besides `left` refers to, containers first.
+
+    Only references that the cyclic collector sees count as from within: a cycle that leads through C++
+    (output -> grad_fn -> ctx -> output) is nothing that it will ever free, and is held by C++. So does the
+    reference that a tensor has to its gradient, where that carries no graph (`gradients`).
+    """
+    count: dict[int, int] = {key: int(key in gradients) for key in map(id, left)}
+    _count_references(left, count)
+    outside = [
+        obj
+        for obj, references in zip(left, _reference_counts(left), strict=True)
+        if references - _COUNTING > count[id(obj)]
+    ]
+    tensors = [obj for obj in outside if kinds[type(obj)] == TENSOR]
+    nodes = [obj for obj in outside if kinds[type(obj)] == NODE]
+    others = [obj for obj in outside if kinds[type(obj)] not in (TENSOR, NODE)]
+    # A tensor in a list that C++ holds is named by the list; a leaf with a gradient leads on to the graph
+    # that the gradient carries; a custom Function's node says more than an anonymous tensor.
+    leaves = [tensor for tensor in tensors if _carries_gradient(tensor)]
+    return others + leaves + nodes + [tensor for tensor in tensors if not _carries_gradient(tensor)]
+
+
+def _reference_counts(objects: list[Any]) -> list[int]:
+    return [sys.getrefcount(obj) for obj in objects]
+
+
+_COUNTING: Final = _reference_counts([object()])[0]
+"""Its count of an object that only the list refers to; versions of Python differ."""
+
+
+def _count_references(objects: list[Any], count: dict[int, int]) -> None:
+    """Add to `count`, by id, how often these objects refer to each that is in it.
+
+    In a function of its own: its variables go with it, and are no references to the last objects.
+    """
+    for obj in objects:
+        for child in gc.get_referents(obj):
+            key = id(child)
+            if key in count:
+                count[key] += 1
+
+
+def _carries_gradient(tensor: Any) -> bool:
+    tensor = plain(tensor)
+    try:
+        return tensor.grad_fn is None and tensor.grad is not None
+    except (RuntimeError, AttributeError):
+        return False
