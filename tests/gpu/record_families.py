@@ -1,51 +1,33 @@
-"""What a GPU says of the workloads of `families.py`: `python record_families.py --out FILE.json [NAME...]`.
+"""What a GPU says of the workloads of `families.py`: `python record_families.py --out FILE.json [NAME...]`,
+with `tests` on PYTHONPATH.
 
 Each runs three steps in a process of its own, some of them at once. FILE has the form of
 `families_h200.json`: by step, the peaks and what stays allocated. Names of `specs.json` are understood too.
 
 With `--events FOLDER` the sizes of all allocations and frees are written to NAME.json.gz there, in order, to
 be compared with a prediction's: [number of the allocation, bytes asked for; 0 where it is freed], a list for
-the build and one for each step.
+the build and one for each step. With `--compiled` the model is compiled, as in `compiled_h200.json`.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
-import importlib.util
 import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 
-GROUND_TRUTH = Path(__file__).parent.parent / "data" / "groundtruth"
+from support.groundtruth import families, workload
+
 STEPS = 3
-DEADLINE_S = 100
+DEADLINE_S = 400
 AT_ONCE = 10
 """So many have room on one device together."""
 ERROR_LENGTH = 600
-
-
-def loaded(file: str) -> Any:
-    specification = importlib.util.spec_from_file_location(file, GROUND_TRUTH / f"{file}.py")
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-def built(name: str) -> Any:
-    """Model, optimizer and step of a workload of either file."""
-    specs = json.loads((GROUND_TRUTH / "specs.json").read_text())
-    spec = next((each for each in specs if each["name"] == name), None)
-    device = torch.device("cuda")
-    return (
-        loaded("workloads").build(spec, device) if spec else loaded("families").build({"name": name}, device)
-    )
 
 
 class Events:
@@ -74,14 +56,14 @@ class Events:
         self.begin()
 
 
-def measure(name: str, folder: Path | None) -> list[dict[str, int]]:
+def measure(name: str, folder: Path | None, *, compiled: bool) -> list[dict[str, int]]:
     """By step, what was measured."""
     torch.manual_seed(0)
     torch.cuda.init()
     events = Events() if folder else None
     if events:
         events.begin()
-    parts = built(name)  # kept alive whole, as by a program
+    parts = workload(name, compiled=compiled)(torch.device("cuda"))  # kept alive whole, as by a program
     if events:
         events.end()
     steps = []
@@ -104,9 +86,9 @@ def measure(name: str, folder: Path | None) -> list[dict[str, int]]:
     return steps
 
 
-def measured(name: str, events: list[str]) -> list[dict[str, int]] | str:
+def measured(name: str, arguments: list[str]) -> list[dict[str, int]] | str:
     """What another process measured, or its error."""
-    command = [sys.executable, __file__, "--one", name, *events]
+    command = [sys.executable, __file__, "--one", name, *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
@@ -122,19 +104,21 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--events", type=Path, metavar="FOLDER")
+    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--at-once", type=int, default=AT_ONCE, help="workloads that run at the same time")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(measure(options.one, options.events)), flush=True)
+        print(json.dumps(measure(options.one, options.events, compiled=options.compiled)), flush=True)
         return
-    names = options.names or [spec["name"] for spec in loaded("families").SPECS]
-    events: list[str] = []
+    names = options.names or families()
+    arguments = ["--compiled"] if options.compiled else []
     if options.events:
         options.events.mkdir(parents=True, exist_ok=True)
-        events = ["--events", str(options.events)]
+        arguments += ["--events", str(options.events)]
     found = []
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for name, result in zip(names, pool.map(lambda each: measured(each, events), names), strict=True):
+    with ThreadPoolExecutor(options.at_once) as pool:
+        for name, result in zip(names, pool.map(lambda each: measured(each, arguments), names), strict=True):
             print(name, json.dumps(result), flush=True)
             if not isinstance(result, str):
                 found.append({"name": name, "steps": result})

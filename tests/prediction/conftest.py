@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-GROUND_TRUTH = Path(__file__).parent.parent / "data" / "groundtruth"
+from support import groundtruth
 
 
 @pytest.fixture(scope="session")
 def measured() -> dict[str, Any]:
     """What one H200 measured, by workload."""
-    return {load["name"]: load for load in json.loads((GROUND_TRUTH / "measured_h200.json").read_text())}
+    return groundtruth.measured("measured")
 
 
 @pytest.fixture(scope="session")
 def workload() -> Callable[[str], Callable[[Any], Any]]:
     """The build function of a measured workload."""
-    spec = importlib.util.spec_from_file_location("workloads", GROUND_TRUTH / "workloads.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    specs = {load["name"]: load for load in json.loads((GROUND_TRUTH / "specs.json").read_text())}
-    return lambda name: lambda device: module.build(specs[name], device)
+    return groundtruth.workload
 
 
 @pytest.fixture
