@@ -153,3 +153,21 @@ def test_nothing_is_left_for_the_collector(does: Callable[[], None]) -> None:
         assert runs()() is None
     finally:
         gc.enable()
+
+
+def test_dropped_work_leaves_nothing_for_the_collector() -> None:
+    """Nor does it keep the frame in which it was dropped, with the program's variables."""
+
+    class Marked:
+        def __call__(self) -> None: ...
+
+    def drops() -> list[weakref.ref[Marked]]:
+        marked, of_the_program = Marked(), Marked()
+        untraced(marked)
+        return [weakref.ref(marked), weakref.ref(of_the_program)]
+
+    gc.disable()
+    try:
+        assert [left() for left in drops()] == [None, None]
+    finally:
+        gc.enable()

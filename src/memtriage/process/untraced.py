@@ -57,12 +57,19 @@ def call_untraced(work: Callable[[], object], then: Iterable[Callable[[], object
 
 
 def _attempt(work: Callable[[], object], failed: list[BaseException | None]) -> Iterator[None]:
-    """Begun before the tracer is put away: what another thread raises as this goes on is caught as well."""
+    """Begun before the tracer is put away: what another thread raises as this goes on is caught as well.
+
+    Of work that is dropped before its turn nothing is kept: the traceback would lead to the frames of the
+    program in which it was dropped, and `failed` would lead from it back to itself.
+    """
+    begun = False
     try:
         yield
+        begun = True
         work()
     except BaseException as error:
-        failed.append(error)
+        if begun or not isinstance(error, GeneratorExit):
+            failed.append(error)
 
 
 def _each(results: Iterator[object]) -> Callable[[], bool]:
