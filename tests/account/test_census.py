@@ -11,7 +11,11 @@ import pytest
 from memtriage.account.census import CensusView
 from memtriage.model.census import GroupDetail
 from memtriage.model.paths import in_words
+from memtriage.observe.autograd import unread_saved_tensors
 from support.paths import of_module
+from support.torch_state import shows_saved_tensors
+
+shown = shows_saved_tensors()
 
 SAVERS = ("Sin", "Cos")
 
@@ -125,10 +129,18 @@ GRAPH: dict[str, tuple[str, set[str], str]] = {
 
 @pytest.fixture(scope="module")
 def graph_paths(gallery: Callable[..., Any]) -> Any:
-    return gallery({case: source for case, (source, _, _) in GRAPH.items()}, PRELUDE)
+    sources = {case: source for case, (source, _, owner) in GRAPH.items() if _is_shown(owner)}
+    return gallery(sources, PRELUDE)
 
 
-@pytest.mark.parametrize("case", GRAPH)
+def _is_shown(owner: str) -> bool:
+    return owner != "saved for backward" or unread_saved_tensors() is None
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=() if _is_shown(owner) else shown) for case, (_, _, owner) in GRAPH.items()],
+)
 def test_path_through_the_graph(graph_paths: Any, case: str) -> None:
     _, holders, owner = GRAPH[case]
     assert graph_paths.holders(case) == holders
@@ -158,10 +170,12 @@ def made_of(program: Any, variable: str) -> tuple[int, int]:
     return found[0]
 
 
+@shown
 def test_packed_tensors_are_not_unpacked(graph_paths: Any) -> None:
     assert graph_paths["calls"]["unpack"] == 0
 
 
+@shown
 def test_checkpointed_function_is_not_run_again(program: Any) -> None:
     program.run(PRELUDE)
     program.run("kept = [checkpoint(block, made(leaf() * 1), use_reentrant=False).sum()]")
@@ -275,6 +289,7 @@ def test_retained_bytes_leave_out_what_others_hold(closer: Closer) -> None:
     assert found["train.weights[*]"].retained == 3 * KiB  # the gradients are a group of their own
 
 
+@shown
 def test_a_graph_is_retained_as_a_whole(closer: Closer) -> None:
     group = closer.groups["train.graphs[*]"]
     assert group.attached

@@ -11,6 +11,9 @@ from memtriage.account.census import CensusView
 from memtriage.account.owners import PRIORITY, RANK
 from memtriage.model.census import Owner
 from memtriage.model.paths import in_words
+from support.torch_state import shows_saved_tensors
+
+shown = shows_saved_tensors()
 
 PRELUDE = """
 import functools
@@ -141,7 +144,10 @@ def owners(gallery: Callable[..., Any]) -> Any:
     return gallery({case: source for case, (source, _) in CASES.items()}, PRELUDE)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=shown if CASES[case][1] == "saved for backward" else ()) for case in CASES],
+)
 def test_owner(owners: Any, case: str) -> None:
     assert owners.owners(case) == {CASES[case][1]}
 
@@ -212,6 +218,7 @@ def test_distributed_tensors_are_what_they_stand_for(program: Any, mesh: Any) ->
     assert program.holders("variable") == {"train.kept[*]._local_tensor"}
 
 
+@shown
 def test_saving_nodes_are_told_with_their_module(program: Any) -> None:
     program.run(
         """

@@ -136,6 +136,10 @@ PYTHON: dict[str, tuple[str, str | None]] = {
         "train.weak_keys.data[*]",
     ),
     "attribute of a tensor": ("carrier = torch.ones(1); carrier.extra = T()", "train.carrier.extra"),
+    "attribute of a tensor in a graph": (
+        "carried = torch.ones(9, requires_grad=True); carried.extra = T(); scaled = carried * 2",
+        "train.carried.extra",
+    ),
     "leaf's gradient": (
         "leaf = torch.ones(100, requires_grad=True); leaf.sum().backward(); made(leaf.grad)",
         "train.leaf.grad",

@@ -6,6 +6,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+import pytest
+
+from memtriage.observe.autograd import unread_saved_tensors
+
 
 class _Setting(NamedTuple):
     read: Callable[[Any], Any]
@@ -72,3 +76,11 @@ def restore(before: Mapping[str, Any]) -> None:
 def _torch() -> Any:
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "autograd") and hasattr(torch, "get_default_device") else None
+
+
+def shows_saved_tensors() -> pytest.MarkDecorator:
+    """Return the mark that skips a test where torch, which it imports, does not show what graphs save."""
+    import torch  # noqa: F401
+
+    why = unread_saved_tensors()
+    return pytest.mark.skipif(why is not None, reason=why or "")

@@ -22,6 +22,7 @@ class _Capability:
 
 
 _CAPABILITIES: Final = (
+    _Capability("tensors saved for backward", "_C._autograd.SavedTensor.data", "2.10"),
     _Capability("allocation history", "cuda.memory._record_memory_history", "2.8"),
     _Capability("history without some actions", "cuda.memory._record_memory_history", "2.11", "skip_actions"),
     _Capability(

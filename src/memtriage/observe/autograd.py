@@ -1,7 +1,8 @@
 """Edges of the autograd graph, read without running anything.
 
 Reading `node._saved_x` runs unpack hooks and, under non-reentrant checkpointing, the checkpointed function;
-`node._raw_saved_x` is a `SavedTensor` whose `.data` is the tensor, or whatever the pack hook returned.
+`node._raw_saved_x` is a `SavedTensor` whose `.data` is the tensor, or whatever the pack hook returned. Before
+torch 2.10 it has no `.data`, and no other way to its tensor that would not run hooks: nothing is read there.
 A C++ node gives `None` for what backward has freed, a Python one raises RuntimeError (measured, torch 2.13).
 """
 
@@ -25,6 +26,17 @@ _LEAFS_NUMBER: Final = 2**64 - 1
 def is_node_type(kind: type) -> bool:
     """Whether instances of a type are autograd nodes (C++ nodes and custom Functions' contexts)."""
     return declares(kind, "next_functions") and declares(kind, "_register_hook_dict")
+
+
+def unread_saved_tensors() -> str | None:
+    """Return why the loaded torch does not show what graphs save for backward; None where it does."""
+    kind = getattr(sys.modules.get("torch._C._autograd"), "SavedTensor", None)
+    if kind is None or hasattr(kind, "data"):
+        return None
+    return (
+        f"torch {sys.modules['torch'].__version__} does not show the tensors that graphs save for backward "
+        "(torch 2.10 and newer do): what nothing but a graph keeps alive has no holder here"
+    )
 
 
 class NodeReader:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from types import MemberDescriptorType
+from typing import Any, Final
 
 from memtriage.observe import autograd
+from memtriage.observe.classes import attributes_of, bases_of, instance_dict, read_member
 from memtriage.observe.kinds import FUTURE, LOCALS, NODE, PLACEHOLDER, SAVED, TENSOR
 from memtriage.observe.tensors import plain
 from memtriage.process.stdlib import gc
@@ -52,7 +54,7 @@ def _forget_raise(error: Exception) -> None:
 
 def tensor_referents(tensor: Any) -> list[Any]:
     """What a tensor keeps alive: its Python attributes and hooks, `.grad`, `.grad_fn`, its view base."""
-    referents = gc.get_referents(tensor)
+    referents = gc.get_referents(tensor) or hidden_attributes(tensor)
     tensor = plain(tensor)
     try:
         node = tensor.grad_fn
@@ -70,6 +72,27 @@ def tensor_referents(tensor: Any) -> list[Any]:
         # functorch wrappers, deleted inference tensors: what gc sees is all there is
         return referents
     return referents
+
+
+def hidden_attributes(tensor: Any) -> list[Any]:
+    """What the Python object of a tensor holds: attributes and hooks.
+
+    Read where the collector shows nothing: in torch 2.8 it does not for a tensor that C++ holds as well, such
+    as a parameter that a graph leads to, and shows at least the class in torch 2.11 (both measured). Reading
+    the attributes makes their dict, as torch's own part of a collection did before C++ held the tensor.
+    """
+    held: list[Any] = [instance_dict(tensor)]
+    held += [
+        read_member(member, tensor)
+        for base in bases_of(type(tensor))
+        for member in attributes_of(base).values()
+        if type(member) is MemberDescriptorType
+    ]
+    held += [getattr(plain(tensor), name, None) for name in _HOOKS]
+    return [each for each in held if each is not None]
+
+
+_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def sparse_parts(tensor: Any) -> list[Any]:

@@ -11,6 +11,7 @@ from memtriage.account.job_ledger import take_job_ledger
 from memtriage.account.ledgers import take_ledgers
 from memtriage.diagnose.after_backward import left_after_backward
 from memtriage.model.findings import Finding
+from memtriage.observe.autograd import unread_saved_tensors
 from memtriage.observe.counters import Reading
 from memtriage.observe.foreign import is_programs_exception
 from memtriage.observe.host import has_children
@@ -87,6 +88,9 @@ class LedgerKeeper:
         census = view.census()
         if census.partial is not None:
             self._record.note_once(f"a census is partial: {census.partial}; some holders are unknown")
+        unread = unread_saved_tensors() if census.nodes else None
+        if unread is not None:
+            self._record.note_once(unread)
         ledgers = take_ledgers(
             census.storages, self.baselines, self._script_root, self._host_reading, census.parameters
         )

@@ -67,3 +67,12 @@ def test_none_while_a_backward_runs() -> None:
     parameter.register_hook(lambda gradient: answers.append(take_answer()))
     (parameter * 2).sum().backward()
     assert answers == [None]
+
+
+def test_what_torch_does_not_show_of_graphs_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = torch.ones(4, requires_grad=True) * 2
+    for unread, notes in (("not shown", ["not shown"]), (None, [])):
+        monkeypatch.setattr(take, "unread_saved_tensors", lambda unread=unread: unread)
+        answer = take_answer()
+        assert answer is not None and answer.nodes > 0 and answer.notes == notes
+    assert graph.grad_fn is not None

@@ -14,6 +14,7 @@ from memtriage.model.asked import Answer, HeldHere
 from memtriage.model.census import HolderGroup
 from memtriage.observe import cuda
 from memtriage.observe.alone import backward_runs
+from memtriage.observe.autograd import unread_saved_tensors
 from memtriage.process.stdlib import os, time
 
 MOST_HOLDERS: Final = 500
@@ -36,6 +37,8 @@ def take_answer(baselines: Mapping[int, int] | None = None, script_root: str | N
     on_host = read_host()  # before the census, whose own memory is not the program's
     with Look() as view:
         census = view.census()
+    partial = None if census.partial is None else f"a partial census: {census.partial}"
+    unread = unread_saved_tensors() if census.nodes else None
     ledgers = take_ledgers(census.storages, dict(baselines or {}), script_root, on_host, census.parameters)
     return Answer(
         pid=os.getpid(),
@@ -47,7 +50,7 @@ def take_answer(baselines: Mapping[int, int] | None = None, script_root: str | N
         holders=held_rows([group for group in census.groups if group.count]),
         objects=census.objects,
         nodes=census.nodes,
-        notes=[] if census.partial is None else [f"a partial census: {census.partial}"],
+        notes=[note for note in (partial, unread) if note is not None],
     )
 
 
