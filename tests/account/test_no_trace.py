@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import memtriage
-from memtriage.account import census as census_module
+from memtriage.account import held
 from memtriage.account.census import CensusView, Look, take_census
 from memtriage.observe.alone import backward_runs
 from memtriage.observe.containers import ContainerLengths, grown_containers
@@ -174,7 +174,7 @@ def test_failure_in_the_census_leaves_no_guard(monkeypatch: pytest.MonkeyPatch) 
     def fail(graph: object) -> None:
         raise MemoryError("short of memory")
 
-    monkeypatch.setattr(census_module, "declared_owners", fail)
+    monkeypatch.setattr(held, "declared_owners", fail)
     with pytest.raises(MemoryError):
         take_census()
     assert gc.isenabled()

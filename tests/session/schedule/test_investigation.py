@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from memtriage.account import census as census_module
+from memtriage.account import retained_sizes
 from memtriage.account.census import CensusView
 from memtriage.diagnose.growth.history import Holding
 from memtriage.model.paths import in_words
@@ -393,13 +393,13 @@ def test_what_is_left_out_of_a_census_says_nothing(monkeypatch: pytest.MonkeyPat
 
 def test_retained_size_is_computed_once(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    dominators = census_module.immediate_dominators
+    dominators = retained_sizes.immediate_dominators
 
     def counted(*arguments: Any) -> Any:
         asked.append(program.steps)
         return dominators(*arguments)
 
-    monkeypatch.setattr(census_module, "immediate_dominators", counted)
+    monkeypatch.setattr(retained_sizes, "immediate_dominators", counted)
     for at in (*CENSUSES, 11, 13):
         program.train(at)
         program.investigator.follow(program.investigation, at, program.look)

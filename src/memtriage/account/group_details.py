@@ -1,0 +1,275 @@
+"""A closer look at groups of storages: what else holds them, where they were made, which line stores them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memtriage.account.held import HeldStorage, HeldStorages, HolderIndex
+from memtriage.account.holder_facts import (
+    backward_ran,
+    collects,
+    differentiates,
+    has_no_graph,
+    holder_facts,
+    in_a_hook,
+    leads_to,
+    packs_itself,
+    program_files,
+)
+from memtriage.account.owners import module_of_nodes
+from memtriage.account.paths import PathNamer
+from memtriage.account.retained_sizes import RetainedSizes
+from memtriage.model.census import GroupDetail, GroupKey
+from memtriage.model.paths import ANY_ITEM, HolderPath, SegmentKind, in_words
+from memtriage.observe.classes import name_of
+from memtriage.observe.containers import bound_of, known_bounds
+from memtriage.observe.heap_graph import HeapGraph
+from memtriage.observe.kinds import NODE, TENSOR, FrameLocals
+from memtriage.observe.stores import Store, forget_sources, pack_hook, storing_line
+from memtriage.observe.tensors import is_shared, storage_facts
+
+
+@dataclass(frozen=True, slots=True)
+class DetailPolicy:
+    """How many storages of a group are looked at closely.
+
+    Attributes:
+        sites: those that are asked for their allocation site: the line that most of them give does not change
+            with more.
+        holders: those whose other holders are searched.
+        variables: paths whose storing line is read, in search of the variable that carries a graph on.
+        also_held_by: other holders that a group names.
+    """
+
+    sites: int = 48
+    holders: int = 64
+    variables: int = 64
+    also_held_by: int = 5
+
+
+POLICY = DetailPolicy()
+
+LineNamer = Callable[[Sequence[tuple[str, int]]], str | None]
+"""Names a stack of one line, (file, line), as `file.py:line in function`."""
+SiteOf = Callable[[Any], str | None]
+"""Says where an object was allocated (`file.py:line in function`), or None."""
+
+
+class GroupDetails:
+    """Details of groups of one census. The graph must outlive it.
+
+    Args:
+        anchors: of the graph's nodes, by position.
+        site_of: says where a tensor was allocated; asked for some of a group's storages, newest and oldest
+            first.
+        named: names a line of the source; without it the lines that store are not searched.
+    """
+
+    def __init__(
+        self,
+        graph: HeapGraph,
+        namer: PathNamer,
+        held: HeldStorages,
+        holders: HolderIndex,
+        anchors: Mapping[int, HolderPath],
+        site_of: SiteOf,
+        named: LineNamer | None = None,
+    ) -> None:
+        self._graph = graph
+        self._namer = namer
+        self._held = held
+        self._holders = holders
+        self._node_anchors = anchors
+        self._site_of = site_of
+        self._named = named
+        self._bounds: dict[int, int] = {}
+
+    def of(
+        self,
+        wanted: Sequence[GroupKey],
+        prefer: Mapping[GroupKey, HolderPath],
+        alone: Container[GroupKey] | None,
+    ) -> dict[GroupKey, GroupDetail]:
+        """Return details of some groups, as `CensusView.details` has them."""
+        members: dict[GroupKey, list[HeldStorage]] = {key: [] for key in wanted}
+        for held in self._held.values():
+            key = held.facts.device, self._namer.path(held.position).anchor
+            if key in members:
+                members[key].append(held)
+        if not any(members.values()):
+            return {key: GroupDetail() for key in members}
+        # Of a partial census sizes and sites are known; what else holds a group is not.
+        asked = [key for key, group in members.items() if group and (alone is None or key in alone)]
+        retained = None
+        if asked and self._graph.cut is None:
+            retained = RetainedSizes(self._graph, (held.position for held in self._held.values()))
+        modules = module_of_nodes(self._graph, self._namer)
+        self._bounds = known_bounds(self._graph.objects[at] for at in self._graph.optimizers)
+        details = {}
+        for key, group in members.items():
+            details[key] = self._detail(group, prefer.get(key), retained if key in asked else None)
+            details[key].saved_by = self._saved_by(group, modules)
+            if group:
+                self._add_holder_facts(details[key], key[1], group)
+        forget_sources()
+        return details
+
+    def _saved_by(self, group: list[HeldStorage], modules: dict[int, HolderPath]) -> str | None:
+        """Name the node that saved the largest storage of a group: `AddmmBackward0 in model.fc`."""
+        graph = self._graph
+        saved = [held for held in group if held.owner in ("saved for backward", "autograd context")]
+        if not saved:
+            return None
+        at = max(saved, key=lambda held: held.facts.nbytes).position
+        while at >= 0 and graph.kind(at) != NODE:
+            at = graph.parents[at]
+        if at < 0:
+            return None
+        node = graph.objects[at]
+        module = modules.get(id(node))
+        return name_of(type(node)) + (f" in {in_words(module)}" if module else "")
+
+    def _add_holder_facts(self, detail: GroupDetail, anchor: HolderPath, group: list[HeldStorage]) -> None:
+        """Add facts from the holder's classes, from its graph and from the source."""
+        graph = self._graph
+        sample = max(group, key=lambda held: held.facts.nbytes)
+        holder, element = self._holders.holder_of(sample.position)
+        facts = holder_facts(graph, holder)
+        detail.classes = facts.classes
+        if ANY_ITEM in anchor:
+            detail.collected = collects(
+                graph, [held.position for held in _from_the_ends(group)[: POLICY.sites]]
+            )
+        nodes = [at for at, name in self._node_anchors.items() if name == anchor]
+        detail.differentiated = differentiates(graph, nodes)
+        detail.backward_ran = backward_ran(graph, nodes)
+        tensor = graph.objects[element]
+        if graph.kind(element) == TENSOR:
+            tensor_facts = storage_facts(tensor)
+            own = (
+                None if tensor_facts is None else self._held.get((tensor_facts.device, tensor_facts.address))
+            )
+            detail.anchor_owner = None if own is None else own.owner
+        native = anchor[0].kind in (SegmentKind.NATIVE, SegmentKind.UNSEEN)
+        detail.packs_itself = native and packs_itself(
+            graph, [held.position for held in group[: POLICY.sites]]
+        )
+        if self._named is None:
+            return
+        if native:
+            store = pack_hook(program_files(graph)) if detail.packs_itself else None
+        else:
+            store = storing_line(anchor, facts.files, detail.allocated_at)
+        if nodes and ANY_ITEM not in anchor and not (store is not None and store.itself):
+            detail.carrier, carrying = self._carrier(anchor, nodes)
+            store = carrying or store
+        if store is not None:
+            detail.stored_at = self._named([(store.filename, store.line)])
+            detail.stored_value, detail.carried = store.value, store.itself
+            detail.stored_by_hook = in_a_hook(graph, store.filename, store.line)
+
+    def _carrier(self, anchor: HolderPath, nodes: Sequence[int]) -> tuple[HolderPath | None, Store | None]:
+        """Find the variable that carries a graph on, where the shortest path to it is from another one.
+
+        An output and the next state come from the same nodes, and the output is closer to most of them.
+
+        Returns:
+            Its path and the line that stores it; None where there is none.
+        """
+        graph, namer = self._graph, self._namer
+        asked: set[HolderPath] = {anchor}
+        for position in graph.tensors:
+            path = namer.path(position)
+            if path.attached or path.anchor in asked or has_no_graph(graph.objects[position]):
+                continue
+            if len(asked) > POLICY.variables:
+                break
+            asked.add(path.anchor)
+            holder, _ = self._holders.holder_of(position)
+            store = storing_line(path.anchor, holder_facts(graph, holder).files)
+            if store is not None and store.itself and leads_to(graph, position, nodes):
+                return path.anchor, store
+        return None, None
+
+    def _detail(
+        self,
+        group: list[HeldStorage],
+        preferred: HolderPath | None,
+        retained: RetainedSizes | None,
+    ) -> GroupDetail:
+        if not group:
+            return GroupDetail()
+        namer, graph = self._namer, self._graph
+        sample = max(group, key=lambda held: held.facts.nbytes)
+        holder, element = self._holders.holder_of(sample.position)
+        detail = GroupDetail(holder_kind=_kind_of_holder(graph.objects[holder]))
+        detail.bound, detail.entries = bound_of(
+            graph.objects[self._holders.container_of(element)], self._bounds
+        )
+        detail.shared = sample.facts.device == "cpu" and is_shared(graph.objects[sample.position])
+        elements = {self._holders.holder_of(held.position)[1] for held in group}
+        detail.elsewhere = retained is not None and not retained.elsewhere.isdisjoint(elements)
+        if retained is not None and not detail.elsewhere:
+            detail.retained = self._retained(group, retained)
+            detail.retained_of = sum(held.facts.nbytes for held in group)
+            others: dict[HolderPath, None] = {}
+            for held in group[: POLICY.holders]:
+                _, own_element = self._holders.holder_of(held.position)
+                others.update(dict.fromkeys(self._others(own_element, retained)))
+            detail.also_held_by = list(others)[: POLICY.also_held_by]
+        preferring = [held for held in group if namer.path(held.position).whole == preferred]
+        for held in (_from_the_ends(preferring) + _from_the_ends(group))[: POLICY.sites]:
+            detail.allocated_at = self._site(held.position)
+            if detail.allocated_at is not None:
+                break
+        return detail
+
+    def _others(self, element: int, retained: RetainedSizes) -> list[HolderPath]:
+        """Return paths by which an element is held besides its holder; those below it do not count."""
+        graph, namer = self._graph, self._namer
+        inside = namer.path(element).anchor
+        paths = [
+            namer.edge(other, element).whole
+            for other in retained.referrers[element]
+            if other != graph.parents[element] and graph.kind(other) != NODE
+        ]
+        return [path for path in paths if path[: len(inside)] != inside]
+
+    def _retained(self, group: list[HeldStorage], retained: RetainedSizes) -> int:
+        """Return the bytes of a group that its holders alone keep alive, never more than the group has.
+
+        Counted by element: a variable's holder is the namespace of a whole module, of which it is one name.
+        """
+        alone = []
+        for holder, element in {self._holders.holder_of(held.position) for held in group}:
+            if element != holder and retained.dominator[element] != holder:
+                continue
+            if self._namer.path(holder).namespace and self._others(element, retained):
+                continue  # another name of the same namespace keeps it
+            alone.append(element)
+        nbytes = {held.position: held.facts.nbytes for held in group}
+        return retained.bytes_below(alone, nbytes)
+
+    def _site(self, position: int) -> str | None:
+        """Return where a storage was allocated: by its tensor, else by the node that keeps it."""
+        graph = self._graph
+        site = self._site_of(graph.objects[position])
+        at = graph.parents[position]
+        while site is None and at >= 0 and graph.kind(at) in (NODE, TENSOR):
+            site = self._site_of(graph.objects[at])
+            at = graph.parents[at]
+        return site
+
+
+def _from_the_ends(group: list[HeldStorage]) -> list[HeldStorage]:
+    """Order storages so that the newest come soon, at whichever end of the walk they are."""
+    inwards = sorted(group, key=lambda held: held.position)
+    half = len(inwards) // 2
+    mixed = [held for pair in zip(inwards, inwards[::-1], strict=True) for held in pair]
+    return mixed[: 2 * half] + inwards[half : len(inwards) - half]
+
+
+def _kind_of_holder(obj: Any) -> str:
+    return "frame" if type(obj) is FrameLocals else name_of(type(obj))
