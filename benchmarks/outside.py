@@ -1,7 +1,11 @@
 """Measure the census from outside: how long a million objects take, and whether the job notices.
 
-python benchmarks/outside.py million          # seconds for a heap of a million objects
-python benchmarks/outside.py soak [CENSUSES]  # losses and step times of a job that is read over and over
+python benchmarks/outside.py million                                 # seconds for a heap of a million objects
+python benchmarks/outside.py soak CENSUSES [JOBS] [SECONDS]          # jobs that train are read over and over
+python benchmarks/outside.py soak-small CENSUSES [JOBS] [SECONDS]    # jobs with a small heap
+
+`soak` reads several jobs at the same time. Beside each one the same job runs that nobody reads. Their losses
+must be equal to the bit, and their steps take as long.
 """
 
 from __future__ import annotations
@@ -11,6 +15,8 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 _MILLION = """
 import sys, torch
@@ -33,23 +39,42 @@ sys.stdin.readline()
 _TRAINING = """
 import json, sys, threading, time, torch
 torch.manual_seed(0)
+torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
 optimizer = torch.optim.Adam(model.parameters())
-kept, losses, times = [], [], []
-ended = threading.Event()
-threading.Thread(target=lambda: (sys.stdin.readline(), ended.set()), daemon=True).start()
-print("ready", flush=True)
-while not ended.is_set() or len(losses) < 200:
-    began = time.perf_counter()
+kept = []
+def step():
     loss = model(torch.randn(32, 64)).square().mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
     kept.append(loss.detach() * 1.0)
     del kept[:-100]
-    losses.append(loss.item().hex())
+    return loss.item()
+"""
+_SMALL = """
+import json, sys, threading, time, torch
+torch.manual_seed(0)
+torch.set_num_threads(1)
+weights = torch.randn(64, 64)
+kept = []
+def step():
+    global weights
+    weights = torch.tanh(weights @ torch.randn(64, 64) * 0.1)
+    kept.append(weights[0] * 2)
+    del kept[:-100]
+    return weights.sum().item()
+"""
+_LOOP = """
+losses, times = [], []
+ended = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.readline(), ended.set()), daemon=True).start()
+print("ready", flush=True)
+while not ended.is_set():
+    began = time.perf_counter()
+    losses.append(step())
     times.append(time.perf_counter() - began)
-print(json.dumps([losses, times]), flush=True)
+print(json.dumps([[loss.hex() for loss in losses], times]), flush=True)
 """
 
 
@@ -76,36 +101,104 @@ def million() -> None:
         job.kill()
 
 
-def soak(count: int) -> None:
+@dataclass
+class Soaked:
+    """What came of one job that was read over and over.
+
+    Attributes:
+        censuses, failed: how many were taken; of these how many gave none.
+        least, most: storages that a census listed.
+        stops: seconds for which the job was stopped.
+        steps: of the job and of its twin, the fewer.
+        equal: whether all losses of these steps are equal to the bit.
+        read_us, alone_us: median of a step's time, of the job and of its twin.
+    """
+
+    censuses: int
+    failed: int
+    least: int
+    most: int
+    stops: list[float]
+    steps: int
+    equal: bool
+    read_us: float
+    alone_us: float
+
+
+def read_over_and_over(source: str, censuses: int, seconds: float) -> Soaked:
+    """Read one job, every fourth time with a stop, next to one that is not read."""
     from memtriage.outside.census import take_census
     from memtriage.outside.memory import OutsideError
 
-    job, failed, began = _job(_TRAINING), 0, time.perf_counter()
-    for number in range(count):
+    job, twin = _job(source + _LOOP), _job(source + _LOOP)
+    failed, taken, sizes, stops = 0, 0, [], []
+    ends = time.monotonic() + seconds
+    while taken < censuses and time.monotonic() < ends:
+        taken += 1
         try:
-            take_census(job.pid, pause=number % 2 == 1)
+            found = take_census(job.pid, pause=taken % 4 == 0, twice=taken % 4 == 2)
         except OutsideError as error:
             failed += 1
             print(error, flush=True)
-    read_s = time.perf_counter() - began
-    read, read_times = json.loads(job.communicate("end\n")[0])
-    plain_job = _job(_TRAINING)
-    alone, alone_times = json.loads(plain_job.communicate("end\n")[0])
-    common = min(len(read), len(alone))
-    equal = read[:common] == alone[:common]
-    while len(alone) < len(read):  # the same job alone, for as many steps as were read
-        source = _TRAINING.replace("len(losses) < 200", f"len(losses) < {len(read)}")
-        alone, alone_times = json.loads(_job(source).communicate("end\n")[0])
-        equal = equal and alone[: len(read)] == read
-    print(f"{count} censuses in {read_s:.0f} s, {failed} failed; {len(read):,} steps, losses equal: {equal}")
-    print(
-        f"median step: {statistics.median(read_times) * 1e6:.0f} us read, "
-        f"{statistics.median(alone_times) * 1e6:.0f} us alone"
+            continue
+        sizes.append(len(found.storages))
+        if taken % 4 == 0:
+            stops.append(found.stopped_s)
+    (read, read_times), (alone, alone_times) = (
+        json.loads(process.communicate("end\n")[0]) for process in (job, twin)
     )
+    steps = min(len(read), len(alone))
+    return Soaked(
+        taken, failed, min(sizes, default=0), max(sizes, default=0), stops, steps,
+        read[:steps] == alone[:steps],
+        statistics.median(read_times[:steps]) * 1e6, statistics.median(alone_times[:steps]) * 1e6,
+    )  # fmt: skip
+
+
+def soak(source: str, count: int, jobs: int, seconds: float) -> None:
+    from memtriage.outside.census import has_torch
+
+    assert has_torch()
+    began = time.perf_counter()
+    code = (
+        "import dataclasses, json, runpy; found = runpy.run_path({file!r})['read_over_and_over']"
+        "({source!r}, {count}, {seconds}); print(json.dumps(dataclasses.asdict(found)))"
+    )
+
+    def one(_: int) -> Soaked:
+        text = code.format(file=__file__, source=source, count=-(-count // jobs), seconds=seconds)
+        answer = subprocess.run([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True, check=True)
+        *said, last = answer.stdout.splitlines()
+        print("\n".join(said), end="\n" if said else "")
+        return Soaked(**json.loads(last))
+
+    with ThreadPoolExecutor(jobs) as pool:
+        found = list(pool.map(one, range(jobs)))
+    stops = sorted(stop for part in found for stop in part.stops)
+    took = time.perf_counter() - began
+    print(
+        f"{sum(part.censuses for part in found):,} censuses of {jobs} jobs in {took:.0f} s, "
+        f"{sum(part.failed for part in found)} failed; each listed {min(part.least for part in found)} to "
+        f"{max(part.most for part in found)} storages"
+    )
+    equal = all(part.equal for part in found)
+    print(f"{sum(part.steps for part in found):,} steps, losses equal to the bit: {equal}")
+    for part in found:
+        ratio = part.read_us / part.alone_us
+        print(f"median step: {part.read_us:.0f} us read, {part.alone_us:.0f} us alone, ratio {ratio:.3f}")
+    if stops:
+        middle, longest = statistics.median(stops) * 1e3, stops[-1] * 1e3
+        print(f"{len(stops)} stops: median {middle:.1f} ms, longest {longest:.1f} ms")
+
+
+def main() -> None:
+    what, *numbers = sys.argv[1:]
+    if what == "million":
+        million()
+        return
+    count, jobs, seconds = [*map(int, numbers), *(1000, 1, 10**6)[len(numbers) :]]
+    soak({"soak": _TRAINING, "soak-small": _SMALL}[what], count, jobs, seconds)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "million":
-        million()
-    else:
-        soak(int(sys.argv[2]) if len(sys.argv) > 2 else 1000)
+    main()

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 
 from memtriage.cli.app import main
 from memtriage.diagnose.verdict import verdict
-from memtriage.model.ledger import LedgerRow
+from memtriage.model.blocks import DeviceCounters
 from memtriage.outside.census import take_census
 from memtriage.outside.python_layout import layout_of
 from memtriage.session import attach as attaching
@@ -132,8 +132,35 @@ def test_the_memory_of_a_gpu_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(attaching, "process_memory", sizes)
     rows = Attached(os.getpid()).ledger()["cuda:0"]
-    assert rows == [LedgerRow(row="rest of the process", bytes=1000, detail=attaching._REST)]
+    assert [(row.row, row.bytes) for row in rows] == [("rest of the process", 1000)]
     assert asked == {"pid": os.getpid(), "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
+
+
+class _Allocator:
+    """A CUDA allocator that has handed out more at each reading."""
+
+    def __init__(self) -> None:
+        self.allocated = 0
+
+    def counters(self) -> dict[str, DeviceCounters]:
+        self.allocated += 4096
+        sizes = dict.fromkeys(("allocated", "requested", "active"), self.allocated)
+        return {"cuda:0": DeviceCounters(**sizes, reserved=10**9, inactive_split=512)}
+
+
+def test_a_gpu_is_judged_by_its_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attaching, "process_memory", lambda pid, visible: {"cuda:0": 2 * 10**9})
+    monkeypatch.setattr(attaching, "allocator_of", lambda pid: _Allocator())
+    attached = Attached(os.getpid())
+    attached.find_allocator()
+    for second in range(30):
+        attached.read_counters(float(second))
+    assert attached.judged()["cuda:0"].points == 30
+    (finding,) = attached.findings(30.0)
+    assert (finding.device, finding.bytes_per_second) == ("cuda:0", 4096)
+    rows = {row.row: row.bytes for row in attached.ledger()["cuda:0"]}
+    assert sum(rows.values()) == 2 * 10**9
+    assert rows["stranded"] == 512 and rows["requested"] == 31 * 4096
 
 
 def test_the_command_reports_a_job(start: Callable[[str], Job], capfd: pytest.CaptureFixture[str]) -> None:

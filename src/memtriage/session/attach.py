@@ -15,6 +15,7 @@ from typing import Final, get_args
 
 import msgspec
 
+from memtriage.account.process_ledger import gpu_rows
 from memtriage.diagnose.growth.counter import Counter, Counters
 from memtriage.diagnose.growth.history import HolderHistory, Holding
 from memtriage.diagnose.growth.holders import HolderGrowth, growths
@@ -23,6 +24,7 @@ from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.diagnose.growth.proof import BY_TIME
 from memtriage.diagnose.judge import Evidence, holder_finding, unnamed_growth
 from memtriage.diagnose.verdict import verdict
+from memtriage.model.blocks import DeviceCounters
 from memtriage.model.census import Census, GroupDetail, GroupKey
 from memtriage.model.findings import Finding
 from memtriage.model.judged import Judged
@@ -35,12 +37,12 @@ from memtriage.observe.driver import process_memory
 from memtriage.observe.host import memory_classes
 from memtriage.observe.smaps import MappingClass
 from memtriage.outside.census import OutsideCensus, take_census
+from memtriage.outside.cuda_allocator import CudaAllocator, allocator_of
 from memtriage.outside.memory import GoneError, OtherBuildError, OutsideError
 from memtriage.process.stdlib import os, time
 from memtriage.session.job_ranks import environment_of, rank_of
 
 _CPU: Final = "cpu"
-_REST: Final = "CUDA context, kernels, free blocks of the allocator, and what only C++ holds"
 _KERNEL: Final = "host"
 """The policy by which resident memory is judged."""
 
@@ -71,10 +73,13 @@ class Attached:
         pid: its process.
         rank: its rank; None where it has none.
         resident: anonymous memory of the process, resident or swapped out, over seconds.
-        held: by device, bytes of the storages of each census, over seconds.
+        held: by device, over seconds: bytes that torch's CUDA allocator has handed out; of a device without
+            its statistics, bytes of the storages of each census.
         history: its holders from census to census.
         details: what is known of the holders of the last census.
         last: the last census; None before the first.
+        allocator: statistics of its CUDA allocator; None where it has none that can be read.
+        allocated: the last ones, by device.
         ended: why nothing more can be read of it; None while it runs.
     """
 
@@ -85,6 +90,8 @@ class Attached:
     history: HolderHistory = field(default_factory=HolderHistory)
     details: dict[GroupKey, GroupDetail] = field(default_factory=dict)
     last: OutsideCensus | None = None
+    allocator: CudaAllocator | None = None
+    allocated: dict[str, DeviceCounters] = field(default_factory=dict)
     ended: str | None = None
 
     def read_counters(self, now: float) -> None:
@@ -94,6 +101,18 @@ class Attached:
             self.ended = f"process {self.pid} ended"
         else:
             self.resident.add(now, status["RssAnon"] + status["VmSwap"])
+        if self.allocator is not None:
+            self.allocated |= self.allocator.counters()
+            for device, counters in self.allocated.items():
+                if counters.allocated is not None:
+                    self.held.setdefault(device, Counter(device)).add(now, counters.allocated)
+
+    def find_allocator(self) -> None:
+        """Look for the statistics of its CUDA allocator, which is there once it uses a GPU."""
+        if self.allocator is None:
+            found = allocator_of(self.pid)
+            if found is not None and found.counters():
+                self.allocator = found
 
     def add(self, census: OutsideCensus, now: float) -> None:
         """Add a census that was read at so many seconds since the start."""
@@ -101,7 +120,7 @@ class Attached:
         totals: dict[str, int] = {}
         for storage in census.storages:
             totals[storage.device] = totals.get(storage.device, 0) + storage.nbytes
-        for device in {*totals, *self.held, _CPU}:
+        for device in {*totals, *self.held, _CPU} - self.allocated.keys():
             self.held.setdefault(device, Counter(device)).add(now, totals.get(device, 0))
         taken = Census(
             storages=census.storages, groups=census.groups, nodes_by_anchor={}, objects=census.objects,
@@ -120,7 +139,7 @@ class Attached:
         )  # fmt: skip
 
     def findings(self, now: float) -> list[Finding]:
-        """Return what grows, largest first, and growth of the process that no holder explains."""
+        """Return what grows, largest first, and growth that no holder explains."""
         estimates = {device: counter.estimate() for device, counter in self.held.items()}
         evidence = Evidence("second", TrainingPosition(time_s=now), estimates)
         found = []
@@ -131,36 +150,35 @@ class Attached:
             finding = holder_finding(growth, detail, evidence)
             if finding is not None:
                 found.append(finding)
-        resident = Evidence("second", TrainingPosition(time_s=now), {_CPU: self.resident.estimate()})
-        unnamed = unnamed_growth(_CPU, resident, found, None, False)
-        if unnamed is not None:
-            found.append(unnamed)
+        for device, counter in {_CPU: self.resident, **self._allocators()}.items():
+            of = Evidence("second", TrainingPosition(time_s=now), {device: counter.estimate()})
+            unnamed = unnamed_growth(device, of, found, None, False)
+            if unnamed is not None:
+                found.append(unnamed)
         return [msgspec.structs.replace(finding, rank=self.rank, step=None) for finding in found]
+
+    def _allocators(self) -> dict[str, Counter]:
+        return {device: self.held[device] for device in self.allocated if device in self.held}
 
     def judged(self) -> dict[str, Judged]:
         """Return by device what the judgment rests on.
 
-        The host is judged by what the kernel counts, a GPU by its tensors in the censuses.
+        The host is judged by what the kernel counts, a GPU by what torch's allocator has handed out, or by
+        its tensors in the censuses.
         """
         counters = {**self.held, _CPU: self.resident}
         return {device: _judge(counter) for device, counter in sorted(counters.items())}
 
     def ledger(self) -> dict[str, list[LedgerRow]]:
-        """Return the tensors of each GPU by owner and the rest of its memory, and the host's by class."""
-        rows: dict[str, list[LedgerRow]] = {}
-        for device, owners in self._owners().items():
-            if device != _CPU:
-                rows[device] = [
-                    LedgerRow(row="tensors", bytes=nbytes, owner=owner)
-                    for owner, nbytes in sorted(owners.items(), key=lambda one: -one[1])
-                ]
+        """Return the memory of the process on each GPU by use and owner, and the host's by class."""
         visible = environment_of(self.pid).get(b"CUDA_VISIBLE_DEVICES")
-        on_devices = process_memory(self.pid, None if visible is None else os.fsdecode(visible))
-        for device, nbytes in on_devices.items():
-            tensors = rows.setdefault(device, [])
-            rest = nbytes - sum(row.bytes for row in tensors)
-            if rest > 0:
-                tensors.append(LedgerRow(row="rest of the process", bytes=rest, detail=_REST))
+        in_use = process_memory(self.pid, None if visible is None else os.fsdecode(visible))
+        owners = self._owners()
+        devices = sorted((owners.keys() | self.allocated.keys() | in_use.keys()) - {_CPU})
+        rows = {
+            device: gpu_rows(owners.get(device, {}), self.allocated.get(device), in_use.get(device))
+            for device in devices
+        }
         classes = memory_classes(Path(f"/proc/{self.pid}"))
         if classes is not None:
             rows["host"] = [
@@ -246,6 +264,7 @@ def attach(
 def _read(job: Attached, began: float, say: Callable[[str], None]) -> None:
     try:
         census = take_census(job.pid, twice=False)
+        job.find_allocator()
     except GoneError as error:
         job.ended = str(error)
     except OtherBuildError:
