@@ -89,8 +89,8 @@ _HEAD: Final = """\
 <!-- python -m memtriage.report.holders > docs/holders.md: edit src/memtriage/catalogue/ -->
 
 Libraries keep memory between steps: copies of weights, workspaces, tables, buffers, tensors of finished
-autograd nodes. The tables below list those that memtriage recognizes. Reports use their names
-(`te.fp8_workspaces: model.layers[*]...`). `clear_caches` clears them.
+autograd nodes. memtriage recognizes those listed below. Reports use their names
+(`te.fp8_workspaces: model.layers[*]...`), and `clear_caches` clears them.
 
 ## memtriage holders
 
@@ -98,7 +98,8 @@ autograd nodes. The tables below list those that memtriage recognizes. Reports u
 memtriage holders [--all] [--json]
 ```
 
-List the known holders of the installed libraries.
+List the known holders of the installed libraries, with more than the tables below: what clears each, when it
+must not be cleared, and when it is filled again.
 
 | option | meaning |
 |---|---|
@@ -116,27 +117,21 @@ report = memtriage.clear_caches(["torch.dynamo"])  # one of them, by name
 print("\\n".join(report.lines()))
 ```
 
-Nothing is cleared during a capture. The call synchronizes the devices in use, measures and clears each
-entry, collects garbage and empties the allocator's cache. It imports no library. The report gives what each
-entry held and freed, or why it was skipped.
+The call synchronizes the devices in use, clears, collects garbage and empties the allocator's cache. The
+report has what each entry held and freed, or why it was skipped. `freed` counts storages that nothing else
+keeps alive.
 
-| column *cleared* | meaning |
+| cleared | meaning |
 |---|---|
-| `automatic` | cleared, except while the condition in *not while* applies |
+| `automatic` | cleared, unless a captured CUDA graph may use it or a backward may still run |
 | `on request` | cleared only if you pass its name or kind: slow to rebuild, or other ranks take part |
 | `never` | only reported: model state, or the program's own |
 
-| column *not while* | meaning |
-|---|---|
-| graphs | captured CUDA graphs exist: a replay may use the addresses |
-| backward | a backward may still run: its graph is alive. `between_steps=True` promises that none will |
-
-`freed` counts the storages that nothing else keeps alive. Reserved memory shrinks where a whole segment
-became free, so a tiny holder can pin a large segment: `memtriage.account.holder_pins.pinned_by(segments,
-storages)` computes how much.
-
-If cuBLAS made its workspace during a capture, the graph's pool outlives the graph, and clearing is still
-refused. With no graph left, call `torch._C._cuda_clearCublasWorkspaces()`.
+`between_steps=True` promises that no backward will run. Reserved memory shrinks only where a whole segment
+becomes free, so a tiny holder can pin a large one:
+`memtriage.account.holder_pins.pinned_by(segments, storages)` computes how much. If cuBLAS made its workspace
+during a capture, clearing is refused even after the graph is gone: call
+`torch._C._cuda_clearCublasWorkspaces()`.
 
 ## A cache of your own
 
@@ -147,7 +142,7 @@ registration = memtriage.register_holder("rope tables", lambda: cache, cache.cle
 registration.remove()
 ```
 
-Until `remove()`, it is named, measured and cleared like the others.
+Until `remove()`, it is reported and cleared like the others.
 
 ## TransformerEngine #1935
 
@@ -158,16 +153,12 @@ with EmptyAfterRestore():
     train()
 ```
 
-Before 2.15, backward writes saved tensors into `ctx.tensor_objects` and leaves them there
-(`te.tensor_objects`). Inside the block each list is emptied as soon as backward has read it. Gradients are
-identical to the bit, and a retained graph keeps its list. `undo()` restores the library's functions. Some
-uses leave only `None` in the list, such as FP8 attention of `DelayedScaling(fp8_dpa=True)` (2.12.0, one
-H200).
+Before 2.15, backward leaves saved tensors in `ctx.tensor_objects` (`te.tensor_objects`). Inside the block
+each list is emptied as soon as backward has read it. Gradients are identical to the bit, and a retained graph
+keeps its list. `undo()` restores the library's functions.
 """
 
-_TABLE_HEAD: Final = (
-    "| name | symbol | holds | cleared by | cleared | not while | refills |\n|---|---|---|---|---|---|---|"
-)
+_TABLE_HEAD: Final = "| name | symbol | keeps | cleared |\n|---|---|---|---|"
 
 
 def markdown() -> str:
@@ -193,9 +184,8 @@ def _lines() -> Iterator[str]:
 
 def _row(one: Holder) -> str:
     policy = one.policy if not one.why else f"{one.policy}: {one.why}"
-    holds = one.holds if not one.spans else f"{one.holds}. Versions: {versions_in_words(one.spans)}"
-    forbidden = ", ".join(one.forbidden) if one.policy != "never" else ""
-    cells = (one.symbol, holds, one.clears, policy, forbidden, one.refills)
+    keeps = one.holds if not one.spans else f"{one.holds}. Versions: {versions_in_words(one.spans)}"
+    cells = (one.symbol, keeps, policy)
     return f"| `{one.name}` | {' | '.join(map(plain, cells))} |"
 
 
