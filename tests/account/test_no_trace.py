@@ -171,10 +171,10 @@ def test_variables_of_callers_die_as_they_return(look: str) -> None:
 
 
 def test_failure_in_the_census_leaves_no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(graph: object) -> None:
+    def fail(*arguments: object) -> None:
         raise MemoryError("short of memory")
 
-    monkeypatch.setattr(held, "declared_owners", fail)
+    monkeypatch.setattr(held, "owners_in", fail)
     with pytest.raises(MemoryError):
         take_census()
     assert gc.isenabled()

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from memtriage.account.census import CensusView
-from memtriage.account.owners import PRIORITY, RANK
+from memtriage.account.ownership import PRIORITY, RANK
 from memtriage.model.census import Owner
 from memtriage.model.paths import in_words
 from support.torch_state import shows_saved_tensors

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from memtriage.account.owners import RANK, declared_owners, owner_of
+from memtriage.account.owners import owners_in
+from memtriage.account.ownership import RANK
 from memtriage.account.paths import PathNamer
 from memtriage.catalogue.catalogue import known_holders, owner_with
 from memtriage.model.census import Owner
@@ -37,13 +38,13 @@ HeldStorages = dict[tuple[str, int], HeldStorage]
 
 def held_storages(graph: HeapGraph, namer: PathNamer) -> HeldStorages:
     """Return each storage that is alive once, however many tensors share it."""
-    declared = declared_owners(graph)
+    owners = owners_in(graph, namer)
     held: HeldStorages = {}
     for position in graph.tensors:
         facts = storage_facts(graph.objects[position])
         if facts is None:
             continue
-        owner = owner_of(graph, namer, declared, position)
+        owner = owners.of(position)
         key = (facts.device, facts.address)
         known = held.get(key)
         if known is None:

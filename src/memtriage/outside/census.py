@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from memtriage.account.owners import RANK
+from memtriage.account.ownership import RANK
 from memtriage.model.census import GroupDetail, GroupKey, HolderGroup, Owner, StorageRecord
 from memtriage.model.paths import HolderPath, is_native
 from memtriage.observe.tensors import StorageFacts
@@ -24,7 +24,7 @@ from memtriage.outside.interpreter import (
 from memtriage.outside.memory import MOST_BYTES, GoneError, OutsideError, ProcessMemory, RemoteMemory
 from memtriage.outside.naming import RemoteNamer
 from memtriage.outside.objects import RemoteHeap
-from memtriage.outside.owners import declared_owners, owner_of
+from memtriage.outside.owners import owners_in
 from memtriage.outside.pause import PAUSE_S, paused
 from memtriage.outside.python_layout import PythonLayout
 from memtriage.outside.same_build import SharedFiles
@@ -206,13 +206,13 @@ def read_once(
     interpreter = RemoteInterpreter(heap, found, translate)
     graph = RemoteWalk(heap, reader, interpreter, translate, pid, is_late).run()
     namer = RemoteNamer(graph)
-    declared = declared_owners(graph)
+    owners = owners_in(graph, namer)
     held: dict[tuple[str, int], tuple[StorageFacts, int, Owner]] = {}
     for position in graph.tensors:
         facts = reader.storage(graph.objects[position])
         if facts is None:
             continue
-        owner = owner_of(graph, namer, declared, position)
+        owner = owners.of(position)
         key = (facts.device, facts.address)
         known = held.get(key)
         if known is not None:

@@ -1,0 +1,161 @@
+"""The rules by which a tensor is a parameter, a gradient, optimizer state, ...: in any process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from memtriage.account.paths import Path
+from memtriage.model.census import Owner
+from memtriage.model.paths import SegmentKind, has
+
+PRIORITY: tuple[Owner, ...] = (
+    "parameter",
+    "buffer",
+    "optimizer state",
+    "gradient",
+    "saved for backward",
+    "autograd context",
+    "communication buffer",
+    "known cache",
+    "garbage",
+    "variable",
+    "c++ only",
+)
+"""When several tensors share a storage, or one tensor plays several parts, the first of these wins."""
+
+RANK: dict[Owner, int] = {owner: rank for rank, owner in enumerate(PRIORITY)}
+_MODULE_PARTS: Final[tuple[tuple[str, Owner], ...]] = (("_parameters", "parameter"), ("_buffers", "buffer"))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerPolicy:
+    """How far the structures around a tensor are searched.
+
+    Attributes:
+        part: levels below a module's table of parameters or buffers.
+        state: levels below an optimizer's groups and states: `state[p]["shampoo"]["blocks"][0]` has four.
+        attribute: levels below each other attribute of an optimizer: lists of gradients by group.
+        inner: holders from an inner tensor up to the tensor subclass that it is part of.
+        buffer: holders from a tensor up to the reducer or bucket of `torch.distributed` that owns it.
+    """
+
+    part: int = 1
+    state: int = 4
+    attribute: int = 2
+    inner: int = 4
+    buffer: int = 8
+
+
+POLICY: Final = OwnerPolicy()
+
+
+class TensorFacts(Protocol):
+    """What the rules ask of a walked heap. Tensors are known by numbers: their ids or addresses.
+
+    Attributes:
+        modules, optimizers: positions of these.
+        parents: position of what holds each object; -1 for a root.
+        first_garbage: objects from this position on are held by nothing but each other.
+    """
+
+    modules: list[int]
+    optimizers: list[int]
+    parents: list[int]
+    first_garbage: int
+
+    def attributes(self, position: int) -> Mapping[str, Any]:
+        """Return what an object itself has in its `__dict__`."""
+
+    def tensors_in(self, value: Any, depth: int) -> Iterable[int]:
+        """Return the tensors inside containers, so many levels down; none in None."""
+
+    def saved(self) -> Iterable[int]:
+        """Return the tensors that nodes save."""
+
+    def gradients(self) -> Iterable[int]:
+        """Return the tensors that are another one's `.grad`."""
+
+    def tensor_at(self, position: int) -> int | None:
+        """Return the tensor at a position; None for any other object."""
+
+    def is_wrapper(self, position: int) -> bool:
+        """Whether the tensor at a position is one of the kinds that have inner tensors."""
+
+    def module_at(self, position: int) -> str:
+        """Return the `__module__` of an object's class; "" for a tensor, and where it has none."""
+
+    def path(self, position: int) -> Path:
+        """Return the holder path of an object."""
+
+
+class Owners:
+    """What each tensor of a walked heap is: as declared, else its wrapper's, else what its path says."""
+
+    def __init__(self, facts: TensorFacts) -> None:
+        self._facts = facts
+        self._declared = _declared(facts)
+
+    def of(self, position: int) -> Owner:
+        """Return the owner of the tensor at a position."""
+        facts = self._facts
+        at, steps = position, 0
+        # Inner tensors of a subclass are what the subclass instance is.
+        while at >= 0 and steps < POLICY.inner:
+            tensor = facts.tensor_at(at)
+            if tensor is not None:
+                owner = self._declared.get(tensor)
+                if owner is not None and (at == position or facts.is_wrapper(at)):
+                    return owner
+            at = facts.parents[at]
+            steps += 1
+        if position >= facts.first_garbage:
+            return "garbage"
+        return _by_path(facts, position)
+
+
+def _declared(facts: TensorFacts) -> dict[int, Owner]:
+    """Owner by tensor, from the structures that say so: modules, optimizers, `.grad`, saved values."""
+    owners: dict[int, Owner] = {}
+
+    def claim(tensors: Iterable[int], owner: Owner) -> None:
+        for tensor in tensors:
+            if tensor not in owners or RANK[owner] < RANK[owners[tensor]]:
+                owners[tensor] = owner
+
+    for position in facts.modules:
+        own = facts.attributes(position)
+        for name, owner in _MODULE_PARTS:
+            claim(facts.tensors_in(own.get(name), POLICY.part), owner)
+    # Only what optimizers store: `param_groups` and `state` of wrappers are properties, and the optimizer
+    # that these read is in the graph itself. Wrappers come first: the flat master weights that a sharded or
+    # mixed-precision one keeps are parameters to the optimizer inside, but not the model's.
+    attributes = [facts.attributes(position) for position in facts.optimizers]
+    for own in sorted(attributes, key=lambda own: "param_groups" in own):
+        for parameter in facts.tensors_in(own.get("param_groups"), POLICY.state):
+            owners.setdefault(parameter, "parameter")
+        claim(facts.tensors_in(own.get("state"), POLICY.state), "optimizer state")
+        for value in own.values():
+            claim(facts.tensors_in(value, POLICY.attribute), "optimizer state")
+    claim(facts.saved(), "saved for backward")  # what a pack hook returned is known by its path
+    claim(facts.gradients(), "gradient")
+    return owners
+
+
+def _by_path(facts: TensorFacts, position: int) -> Owner:
+    path = facts.path(position)
+    tail = path.whole[len(path.anchor) :]
+    if any(segment.kind is SegmentKind.CONTEXT and segment.name for segment in tail):
+        return "autograd context"
+    if has(tail, SegmentKind.SAVED):
+        return "saved for backward"
+    if has(path.whole, SegmentKind.LRU_CACHE):
+        return "known cache"
+    at, steps = position, 0
+    while at >= 0 and steps < POLICY.buffer:
+        if facts.module_at(at).startswith("torch.distributed"):
+            return "communication buffer"
+        at = facts.parents[at]
+        steps += 1
+    return "variable"
