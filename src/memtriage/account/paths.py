@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import re
 import types
+from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -140,21 +141,20 @@ def _context_variable(table: Any, value: Any) -> str | None:
     return next(names, None)
 
 
-class PathNamer:
-    """Names objects of one heap graph, each shared prefix once. Use it while the graph is alive."""
+class FoldedPaths(ABC):
+    """Paths of the objects of one graph, each shared prefix computed once.
 
-    def __init__(self, graph: HeapGraph) -> None:
-        self._graph = graph
+    Args:
+        parents: position of what each object was reached through; -1 for a root.
+    """
+
+    def __init__(self, parents: Sequence[int]) -> None:
+        self._parents = parents
         self._known: dict[int, Path] = {}
-        self._saved: dict[int, dict[int, Hop]] = {}
-        self._keys: dict[int, dict[int, PathSegment]] = {}
-
-    def _kind(self, kind: type) -> int:
-        return self._graph.kinds[kind]
 
     def path(self, position: int) -> Path:
         """The folded path of the object at a position of the graph."""
-        known, parents = self._known, self._graph.parents
+        known, parents = self._known, self._parents
         chain = []
         at = position
         while at not in known:
@@ -163,8 +163,29 @@ class PathNamer:
             if at < 0:
                 break
         for at in reversed(chain):
-            known[at] = self._root(at) if parents[at] < 0 else self._step(at)
+            known[at] = self._root(at) if parents[at] < 0 else self._from(parents[at], at)
         return known[position]
+
+    @abstractmethod
+    def _root(self, position: int) -> Path:
+        """The path of a root."""
+
+    @abstractmethod
+    def _from(self, parent: int, position: int) -> Path:
+        """The path of an object through one whose path is known."""
+
+
+class PathNamer(FoldedPaths):
+    """Names objects of one heap graph. Use it while the graph is alive."""
+
+    def __init__(self, graph: HeapGraph) -> None:
+        super().__init__(graph.parents)
+        self._graph = graph
+        self._saved: dict[int, dict[int, Hop]] = {}
+        self._keys: dict[int, dict[int, PathSegment]] = {}
+
+    def _kind(self, kind: type) -> int:
+        return self._graph.kinds[kind]
 
     def edge(self, parent: int, child: int) -> Path:
         """The path of `child` if it were reached through `parent`."""
@@ -200,9 +221,6 @@ class PathNamer:
         if self._kind(kind) == TENSOR:
             return _root_path(PathSegment(SegmentKind.NATIVE, name_of(kind)))
         return _root_path(PathSegment(SegmentKind.UNSEEN, name_of(kind)))
-
-    def _step(self, position: int) -> Path:
-        return self._from(self._graph.parents[position], position)
 
     def _from(self, parent: int, position: int) -> Path:
         graph = self._graph

@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
-from memtriage.cli import trace_options as options
+from memtriage.cli.trace_options import NamedProgram, traces_a_program
 
 
+@traces_a_program
 def plan(
+    program: NamedProgram,
     budget: Annotated[
         str,
         typer.Option(
@@ -18,13 +20,7 @@ def plan(
             help="Device memory for the whole process: 80GiB, 24000MB or bytes.",
         ),
     ],
-    target: options.TargetName = None,
-    arguments: options.Arguments = None,
-    module: options.Module = None,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
-    gpu: options.Gpu = "h200",
-    allocator_conf: options.AllocatorConf = None,
-    torch_version: options.TorchVersion = None,
     world_size: Annotated[
         int, typer.Option(metavar="N", help="GPUs of the job; above 1, FSDP2 is tried too.")
     ] = 1,
@@ -35,51 +31,14 @@ def plan(
             help="Also try 'torch.compile', 'activation budget', 'LoRA', 'QLoRA' or 'shorter inputs'.",
         ),
     ] = None,
-    allow_network: options.AllowNetwork = False,
-    show_output: options.ShowOutput = False,
-    hf_config: options.HfConfig = None,
-    batch: options.Batch = None,
-    seq: options.Seq = None,
-    precision: options.Precision = None,
-    optimizer: options.Optimizer = None,
-    gradient_checkpointing: options.GradientCheckpointing = None,
-    gradient_accumulation: options.GradientAccumulation = None,
-    attention: options.Attention = None,
 ) -> int:
     """Find the cheapest changes that fit a memory budget."""
     import msgspec
 
     from memtriage.model.plan import Plan
-    from memtriage.prediction.sandbox.call import TraceFailed
 
-    training = {
-        "batch": batch,
-        "seq": seq,
-        "precision": precision,
-        "optimizer": optimizer,
-        "gradient_checkpointing": gradient_checkpointing,
-        "gradient_accumulation": gradient_accumulation,
-        "attention": attention,
-    }
-    try:
-        result = options.trace(
-            "plan",
-            options.target_of(target, arguments, module, hf_config, training),
-            {
-                "budget": budget,
-                "gpu": gpu,
-                "allocator_conf": allocator_conf,
-                "torch_version": torch_version,
-                "world_size": world_size,
-                "allow": allow or [],
-            },
-            Plan,
-            allow_network=allow_network,
-            show_output=show_output,
-        )
-    except (ValueError, TraceFailed) as error:
-        options.complain_of("memtriage plan", error)
-        return 2
+    options = {"budget": budget, "world_size": world_size, "allow": allow or []}
+    result = program.trace("plan", options, Plan)
     if json:
         sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     else:

@@ -8,14 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from memtriage.cli import trace_options as options
+from memtriage.cli.trace_options import NamedProgram, traces_a_program
 from memtriage.model.units import parse_size
 
 
+@traces_a_program
 def predict(
-    target: options.TargetName = None,
-    arguments: options.Arguments = None,
-    module: options.Module = None,
+    program: NamedProgram,
     json: Annotated[bool, typer.Option("--json", help="Print the prediction as JSON.")] = False,
     steps: Annotated[int, typer.Option(help="Steps to trace.")] = 2,
     horizon: Annotated[
@@ -30,9 +29,6 @@ def predict(
         str | None,
         typer.Option(metavar="SIZE", help="With --horizon: what the process may reserve: 40GiB or bytes."),
     ] = None,
-    gpu: options.Gpu = "h200",
-    allocator_conf: options.AllocatorConf = None,
-    torch_version: options.TorchVersion = None,
     world_size: Annotated[int, typer.Option(metavar="N", help="Ranks of the job.")] = 1,
     rank: Annotated[int, typer.Option(metavar="R", help="Rank to predict, from 0.")] = 0,
     every_rank: Annotated[
@@ -43,63 +39,27 @@ def predict(
         Path | None,
         typer.Option(metavar="DIR", help="Compare with a run recorded by `memtriage run -o DIR`."),
     ] = None,
-    allow_network: options.AllowNetwork = False,
-    show_output: options.ShowOutput = False,
-    hf_config: options.HfConfig = None,
-    batch: options.Batch = None,
-    seq: options.Seq = None,
-    precision: options.Precision = None,
-    optimizer: options.Optimizer = None,
-    gradient_checkpointing: options.GradientCheckpointing = None,
-    gradient_accumulation: options.GradientAccumulation = None,
-    attention: options.Attention = None,
 ) -> int:
     """Predict the peak memory of a step, without a GPU."""
     import msgspec
 
     from memtriage.model.prediction import Prediction
     from memtriage.prediction.distributed.ranks import all_ranks
-    from memtriage.prediction.sandbox.call import TraceFailed
 
-    training = {
-        "batch": batch,
-        "seq": seq,
-        "precision": precision,
-        "optimizer": optimizer,
-        "gradient_checkpointing": gradient_checkpointing,
-        "gradient_accumulation": gradient_accumulation,
-        "attention": attention,
+    options = {
+        "steps": steps,
+        "world_size": world_size,
+        "explain": explain,
+        "against": None if against is None else str(against),
+        **_horizon_options(horizon, lengths, limit, against),
     }
-    try:
-        extra = _horizon_options(horizon, lengths, limit, against)
-        program = options.target_of(target, arguments, module, hf_config, training)
-        if every_rank and (rank or against is not None):
-            raise ValueError(f"use only one of --all-ranks and {'--rank' if rank else '--against'}")
+    if every_rank and (rank or against is not None):
+        raise ValueError(f"use only one of --all-ranks and {'--rank' if rank else '--against'}")
 
-        def predicted(of_rank: int) -> Prediction:
-            return options.trace(
-                "predict",
-                program,
-                {
-                    "steps": steps,
-                    "gpu": gpu,
-                    "allocator_conf": allocator_conf,
-                    "torch_version": torch_version,
-                    "world_size": world_size,
-                    "rank": of_rank,
-                    "explain": explain,
-                    "against": None if against is None else str(against),
-                    **extra,
-                },
-                Prediction,
-                allow_network=allow_network,
-                show_output=show_output,
-            )
+    def predicted(of_rank: int) -> Prediction:
+        return program.trace("predict", {**options, "rank": of_rank}, Prediction)
 
-        prediction = all_ranks(world_size, predicted) if every_rank else predicted(rank)
-    except (ValueError, TraceFailed) as error:
-        options.complain_of("memtriage predict", error)
-        return 2
+    prediction = all_ranks(world_size, predicted) if every_rank else predicted(rank)
     if json:
         sys.stdout.write(msgspec.json.encode(prediction).decode() + "\n")
     else:

@@ -1,11 +1,17 @@
-"""What the commands that trace a program have in common: their options, and the traced child process."""
+"""What the commands that trace a program have in common: their options, and the traced child process.
+
+`plan` and `predict` are functions of a `NamedProgram` and of their own options. `traces_a_program` adds the
+options that name the program, and prints why a trace failed.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final, TextIO, TypeVar
@@ -20,68 +26,166 @@ T = TypeVar("T")
 _STDERR: Final = 2
 _TRAINING: Final = "With --hf-config: "
 
-TargetName = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="FILE.py[:FUNCTION]",
-        help="A function `build(device)` that returns (model, optimizer, step), or a training script, which "
-        "runs until its first steps are done.",
-    ),
-]
-Arguments = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="ARG", help="Arguments of the script or module, after --."),
-]
-Module = Annotated[
-    str | None, typer.Option("-m", metavar="MODULE", help="Trace a module, as python -m runs it.")
-]
-Gpu = Annotated[str, typer.Option(help="GPU to predict for.")]
-AllocatorConf = Annotated[
-    str | None,
-    typer.Option(metavar="CONF", help="As in PYTORCH_CUDA_ALLOC_CONF [default: of the environment]."),
-]
-TorchVersion = Annotated[
-    str | None, typer.Option(metavar="VERSION", help="Version of torch to predict for [default: installed].")
-]
-AllowNetwork = Annotated[
-    bool, typer.Option("--allow-network", help="Let the traced program use the network.")
-]
-ShowOutput = Annotated[
-    bool,
-    typer.Option("--show-output", help="Show what the traced program prints, on stderr."),
-]
-HfConfig = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Trace a Hugging Face model, given its config.json.",
-    ),
-]
-Batch = Annotated[
-    int | None, typer.Option(help=f"{_TRAINING}samples per micro-batch (8).", show_default=False)
-]
-Seq = Annotated[int | None, typer.Option(help=f"{_TRAINING}tokens per sample (2048).", show_default=False)]
-Precision = Annotated[
-    str | None,
-    typer.Option(
-        help=f"{_TRAINING}amp-bf16 (default) or fp16-amp (fp32 weights under autocast), fp32, or bf16 "
-        "(weights too).",
-    ),
-]
-Optimizer = Annotated[
-    str | None,
-    typer.Option(
-        help=f"{_TRAINING}adamw (default), adamw-fused, sgd, sgd-momentum, adafactor, adagrad or rmsprop.",
-    ),
-]
-GradientCheckpointing = Annotated[
-    bool | None,
-    typer.Option("--gradient-checkpointing", help=f"{_TRAINING}recompute blocks in backward."),
-]
-GradientAccumulation = Annotated[int | None, typer.Option(help=f"{_TRAINING}micro-batches per step (1).")]
-Attention = Annotated[
-    str | None, typer.Option(help=f"{_TRAINING}sdpa, eager, ...; Transformers' choice by default.")
-]
+
+@dataclass(frozen=True, slots=True)
+class NamedProgram:
+    """A program that a command line names, and how its trace runs.
+
+    Attributes:
+        figures: `gpu`, `allocator_conf` and `torch_version`: what it is traced for.
+    """
+
+    target: TraceTarget
+    figures: dict[str, Any]
+    allow_network: bool
+    show_output: bool
+
+    def trace(self, function: str, options: dict[str, Any], returned: type[T]) -> T:
+        """Call a function that traces a program in a child process that can change no file.
+
+        Args:
+            function: its name in `memtriage.planning.traced_commands`; it takes `target` and options.
+            options: those that are the command's own.
+            returned: the type of what it returns.
+
+        Raises:
+            ValueError: the program or an option cannot be used.
+            TraceFailed: the child process ended without a result.
+        """
+        import msgspec
+
+        from memtriage.prediction.sandbox.call import call
+
+        if find_spec("torch") is None:
+            raise ValueError(
+                "no torch in this environment; expected 2.8 or newer: install memtriage for the python of "
+                f"your training, or torch for {sys.executable}"
+            )
+        with progress_line(sys.stderr) as show:
+            return call(
+                f"memtriage.planning.traced_commands:{function}",
+                {"target": msgspec.to_builtins(self.target), "options": {**self.figures, **options}},
+                returned,
+                wanted=_likely_written(self.target),
+                network=self.allow_network,
+                output=_STDERR if self.show_output else None,
+                progress=show,
+            )
+
+
+def _program(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE.py[:FUNCTION]",
+            help="A function `build(device)` that returns (model, optimizer, step), or a training script, "
+            "which runs until its first steps are done.",
+        ),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="ARG", help="Arguments of the script or module, after --."),
+    ] = None,
+    module: Annotated[
+        str | None, typer.Option("-m", metavar="MODULE", help="Trace a module, as python -m runs it.")
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="GPU to predict for.")] = "h200",
+    allocator_conf: Annotated[
+        str | None,
+        typer.Option(metavar="CONF", help="As in PYTORCH_CUDA_ALLOC_CONF [default: of the environment]."),
+    ] = None,
+    torch_version: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="Version of torch to predict for [default: installed]."),
+    ] = None,
+    allow_network: Annotated[
+        bool, typer.Option("--allow-network", help="Let the traced program use the network.")
+    ] = False,
+    show_output: Annotated[
+        bool,
+        typer.Option("--show-output", help="Show what the traced program prints, on stderr."),
+    ] = False,
+    hf_config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Trace a Hugging Face model, given its config.json."),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help=f"{_TRAINING}samples per micro-batch (8).", show_default=False)
+    ] = None,
+    seq: Annotated[
+        int | None, typer.Option(help=f"{_TRAINING}tokens per sample (2048).", show_default=False)
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{_TRAINING}amp-bf16 (default) or fp16-amp (fp32 weights under autocast), fp32, or bf16 "
+            "(weights too).",
+        ),
+    ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{_TRAINING}adamw (default), adamw-fused, sgd, sgd-momentum, adafactor, adagrad or "
+            "rmsprop.",
+        ),
+    ] = None,
+    gradient_checkpointing: Annotated[
+        bool | None,
+        typer.Option("--gradient-checkpointing", help=f"{_TRAINING}recompute blocks in backward."),
+    ] = None,
+    gradient_accumulation: Annotated[
+        int | None, typer.Option(help=f"{_TRAINING}micro-batches per step (1).")
+    ] = None,
+    attention: Annotated[
+        str | None, typer.Option(help=f"{_TRAINING}sdpa, eager, ...; Transformers' choice by default.")
+    ] = None,
+) -> NamedProgram:
+    """Return the program that these options name.
+
+    Raises:
+        ValueError: they name none, or more than one.
+    """
+    training = {
+        "batch": batch,
+        "seq": seq,
+        "precision": precision,
+        "optimizer": optimizer,
+        "gradient_checkpointing": gradient_checkpointing,
+        "gradient_accumulation": gradient_accumulation,
+        "attention": attention,
+    }
+    return NamedProgram(
+        target_of(target, arguments, module, hf_config, training),
+        {"gpu": gpu, "allocator_conf": allocator_conf, "torch_version": torch_version},
+        allow_network,
+        show_output,
+    )
+
+
+def traces_a_program(command: Callable[..., int]) -> Callable[..., int]:
+    """Give a command the options that name a program; it takes the `NamedProgram` as its first argument.
+
+    If the program or an option cannot be used, the command prints why and returns 2.
+    """
+    named = inspect.signature(_program, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True).parameters
+    parameters = [*list(own.values())[1:], *named.values()]
+
+    def run(**given: Any) -> int:
+        from memtriage.prediction.sandbox.call import TraceFailed
+
+        of_program = {name: given.pop(name) for name in named}
+        try:
+            return command(_program(**of_program), **given)
+        except (ValueError, TraceFailed) as error:
+            complain_of(f"memtriage {command.__name__}", error)
+            return 2
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
+    )
+    return run
 
 
 def target_of(
@@ -130,47 +234,6 @@ def target_of(
         hf_config=None if hf_config is None else str(hf_config),
         training=given,
     )
-
-
-def trace(
-    function: str,
-    target: TraceTarget,
-    options: dict[str, Any],
-    returned: type[T],
-    *,
-    allow_network: bool,
-    show_output: bool,
-) -> T:
-    """Call a function that traces a program in a child process that can change no file.
-
-    Args:
-        function: its name in `memtriage.planning.traced_commands`; it takes `target` and `options`.
-        returned: the type of what it returns.
-
-    Raises:
-        ValueError: the program or an option cannot be used.
-        TraceFailed: the child process ended without a result.
-    """
-    import msgspec
-
-    from memtriage.prediction.sandbox.call import call
-
-    if find_spec("torch") is None:
-        raise ValueError(
-            "no torch in this environment; expected 2.8 or newer: install memtriage for the python of your "
-            f"training, or torch for {sys.executable}"
-        )
-
-    with progress_line(sys.stderr) as show:
-        return call(
-            f"memtriage.planning.traced_commands:{function}",
-            {"target": msgspec.to_builtins(target), "options": options},
-            returned,
-            wanted=_likely_written(target),
-            network=allow_network,
-            output=_STDERR if show_output else None,
-            progress=show,
-        )
 
 
 def complain_of(speaker: str, error: Exception) -> None:

@@ -8,7 +8,15 @@ from __future__ import annotations
 import types
 from collections import deque
 
-from memtriage.account.paths import Hop, Path, attribute_segment, extend, item_segment, key_labels
+from memtriage.account.paths import (
+    FoldedPaths,
+    Hop,
+    Path,
+    attribute_segment,
+    extend,
+    item_segment,
+    key_labels,
+)
 from memtriage.model.paths import ANY_ITEM, PathSegment, SegmentKind
 from memtriage.observe.kinds import ARRAY, KLASS, LOCALS, MODULE, NODE, PLACEHOLDER, TENSOR
 from memtriage.outside.graph import RemoteGraph
@@ -29,32 +37,18 @@ def _root_path(*segments: PathSegment, namespace: bool = False, in_graph: bool =
     return Path((segments,), 1, namespace, in_graph)
 
 
-class RemoteNamer:
-    """Names objects of one graph, each shared prefix once."""
+class RemoteNamer(FoldedPaths):
+    """Names objects of one graph of another process."""
 
     def __init__(self, graph: RemoteGraph) -> None:
+        super().__init__(graph.parents)
         self._graph = graph
         self._heap = graph.heap
         self._torch = graph.torch
         self._memory = graph.heap.memory
         self._layout = graph.heap.layout
-        self._known: dict[int, Path] = {}
         self._keys: dict[int, dict[int, PathSegment]] = {}
         self._labels: dict[int, dict[int, Hop]] = {}
-
-    def path(self, position: int) -> Path:
-        """The folded path of the object at a position of the graph."""
-        known, parents = self._known, self._graph.parents
-        chain = []
-        at = position
-        while at not in known:
-            chain.append(at)
-            at = parents[at]
-            if at < 0:
-                break
-        for at in reversed(chain):
-            known[at] = self._root(at) if parents[at] < 0 else self._from(parents[at], at)
-        return known[position]
 
     # --- roots ---
 
