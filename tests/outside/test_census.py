@@ -16,6 +16,7 @@ from memtriage.outside import census as outside
 from memtriage.outside.census import read_once, take_census
 from memtriage.outside.interpreter import InterpreterLayout
 from memtriage.outside.memory import GoneError, OutsideError, ProcessMemory
+from memtriage.outside.objects import RemoteHeap
 from memtriage.outside.python_layout import layout_of
 from memtriage.outside.torch_layout import calibrate
 from support.remote_memory import SIZE, START, hostile_memory
@@ -48,7 +49,8 @@ def test_hostile_memory_gives_a_census_or_one_line(seed: int, pointers: bool, mi
         return START + own % SIZE & ~7
 
     try:
-        reading = read_once(memory, layout, found, calibrate(), translate, 1, lambda: False)
+        heap = RemoteHeap(memory, layout, translate)
+        reading = read_once(heap, found, calibrate(), translate, 1, lambda: False)
     except OutsideError as error:
         assert "\n" not in str(error)
     else:

@@ -21,7 +21,7 @@ from memtriage.outside.interpreter import (
     measure,
     own_layout,
 )
-from memtriage.outside.memory import MOST_BYTES, GoneError, OutsideError, ProcessMemory, RemoteMemory
+from memtriage.outside.memory import MOST_BYTES, GoneError, OutsideError, ProcessMemory, RemoteMemory, Words
 from memtriage.outside.naming import RemoteNamer
 from memtriage.outside.objects import RemoteHeap
 from memtriage.outside.owners import owners_in
@@ -48,6 +48,7 @@ class RemoteReading:
         holdings: what holds each of them in Python.
         objects, nodes: Python objects and autograd nodes that were walked.
         unread: nodes of types that are not known here.
+        heap, tracked: the objects, and which of them the collector follows: the next reading is compared.
         notes: what is missing.
     """
 
@@ -58,6 +59,8 @@ class RemoteReading:
     objects: int
     nodes: int
     unread: int
+    heap: RemoteHeap
+    tracked: Words
     notes: list[str] = field(default_factory=list)
 
 
@@ -126,11 +129,13 @@ def take_census(
     files = SharedFiles(pid, memory.mappings)  # what the measuring has loaded is there now
     files.require(files.own_files(*libraries()), "torch")
 
-    def read(source: RemoteMemory) -> RemoteReading:
+    def read(source: RemoteMemory, before: RemoteReading | None = None) -> RemoteReading:
         deadline = time.monotonic() + within_s
         with _no_collection():
+            heap = RemoteHeap(source, layout, files.theirs, None if before is None else before.heap)
+            tracked = None if before is None else before.tracked
             return read_once(
-                source, layout, found, torch, files.theirs, pid, lambda: time.monotonic() > deadline
+                heap, found, torch, files.theirs, pid, lambda: time.monotonic() > deadline, tracked
             )
 
     memory.read_ahead(memory.own_chunks())
@@ -148,7 +153,7 @@ def take_census(
         else:
             again.read_ahead(wanted)
         at = time.monotonic()
-        second, full = read(again), memory.full or again.full
+        second, full = read(again, first), memory.full or again.full
     agreed = second
     if second is not first and not complete:
         agreed, moved = _agreed(first, second)
@@ -188,23 +193,23 @@ def _no_collection() -> Iterator[None]:
 
 
 def read_once(
-    memory: RemoteMemory,
-    layout: PythonLayout,
+    heap: RemoteHeap,
     found: InterpreterLayout,
     torch: TorchLayout,
     translate: Translate,
     pid: int,
     is_late: Callable[[], bool],
+    tracked_before: Words | None = None,
 ) -> RemoteReading:
-    """Walk a process once, and name what holds its storages.
+    """Walk a process once, and name what holds its storages. Arguments as `RemoteWalk` has them.
 
     Raises:
         OutsideError: it cannot be read, or has no Python.
     """
-    heap = RemoteHeap(memory, layout, translate)
     reader = TorchReader(heap, torch)
     interpreter = RemoteInterpreter(heap, found, translate)
-    graph = RemoteWalk(heap, reader, interpreter, translate, pid, is_late).run()
+    walk = RemoteWalk(heap, reader, interpreter, translate, pid, is_late, tracked_before)
+    graph = walk.run()
     namer = RemoteNamer(graph)
     owners = owners_in(graph, namer)
     held: dict[tuple[str, int], tuple[StorageFacts, int, Owner]] = {}
@@ -221,7 +226,9 @@ def read_once(
             position = position if is_native(namer.path(at).anchor) else at
         held[key] = facts, position, owner
     holders = Holders(graph, namer)
-    reading = RemoteReading({}, {}, set(), {}, len(graph.objects), len(graph.nodes), len(reader.unread))
+    reading = RemoteReading(
+        {}, {}, set(), {}, len(graph.objects), len(graph.nodes), len(reader.unread), heap, walk.tracked
+    )
     for key, (facts, position, owner) in held.items():
         path = namer.path(position)
         shared = reader.is_shared(facts)
@@ -262,6 +269,8 @@ def _agreed(first: RemoteReading, second: RemoteReading) -> tuple[RemoteReading,
         objects=second.objects,
         nodes=second.nodes,
         unread=second.unread,
+        heap=second.heap,
+        tracked=second.tracked,
         notes=second.notes,
     )
     return agreed, moved

@@ -17,8 +17,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from memtriage.outside.memory import CHUNK, CHUNK_BITS, OutsideError, ProcessMemory, Words
-from memtriage.outside.objects import FRAME_OBJECT_OWNS, Frame, RemoteHeap
+from memtriage.outside.memory import CHUNK, CHUNK_BITS, OutsideError, ProcessMemory, RemoteMemory, Words
+from memtriage.outside.objects import FRAME_OBJECT_OWNS, HIGHEST, Frame, RemoteHeap
 from memtriage.outside.own_memory import own_words
 from memtriage.outside.python_layout import PythonLayout, is_special_build, layout_of, versions
 from memtriage.outside.values import Translate
@@ -184,47 +184,82 @@ class RemoteInterpreter:
                 at = memory.word(at + layout.frame_previous)
             thread = memory.word(thread + layout.thread_next)
 
-    def tracked(self) -> Words:
-        """Return the addresses of all objects that the cyclic collector follows."""
+    def tracked(self, before: Words | None = None) -> Words:
+        """Return the addresses of all objects that the cyclic collector follows.
+
+        Args:
+            before: what an earlier reading returned: most of it has kept its order.
+        """
         first = self._state + self._found.collector
         heads = (*(first + at * _GENERATION_SIZE for at in range(_GENERATIONS)), first + _PERMANENT)
         seen = np.zeros(len(self._memory.data), bool)
         seen[0] = True  # nothing is mapped there
-        members = [part for head in heads for part in self._follow(head, seen)]
+        to_object = self._heap.layout.collector_head
+        order = None if before is None else _Order(self._memory, before - to_object)
+        members = [part for head in heads for part in self._follow(head, seen, order)]
         found: Words = np.concatenate([np.zeros(0, np.int64), *members])
-        return found + self._heap.layout.collector_head
+        return found + to_object
 
-    def _follow(self, head: int, seen: npt.NDArray[np.bool_]) -> Iterator[Words]:
+    def _follow(self, head: int, seen: npt.NDArray[np.bool_], order: _Order | None) -> Iterator[Words]:
         """Yield the members of a list of the collector, in parts, up to where it changed meanwhile.
 
         Args:
             head: address of the list.
             seen: which places were met in this list or others; what is met again ends the list.
+            order: that of an earlier reading.
         """
         chunks, read, clear, within = self._memory.chunks, self._memory.chunk, ~_TAGS, CHUNK - 1
         at, count = self._memory.word(head) & clear, 0
         while at != head and count < MOST_TRACKED:
-            part: list[int] = []
-            add = part.append
-            for _ in range(_PART):
-                add(at)
-                try:
-                    at = chunks[at >> CHUNK_BITS][(at & within) >> 3] & clear
-                except KeyError:
-                    at = read(at >> CHUNK_BITS)[(at & within) >> 3] & clear
-                if at == head:
-                    break
-            count += len(part)
-            members: Words = np.array(part, np.uint64).view(np.int64)
+            run = None if order is None else order.run(at)
+            if run is not None:
+                members, at = run
+            else:
+                part: list[int] = []
+                add = part.append
+                for _ in range(_PART):
+                    add(at)
+                    try:
+                        at = chunks[at >> CHUNK_BITS][(at & within) >> 3] & clear
+                    except KeyError:
+                        at = read(at >> CHUNK_BITS)[(at & within) >> 3] & clear
+                    if at == head:
+                        break
+                members = np.array(part, np.uint64).view(np.int64)
+            count += len(members)
             places = self._memory.places(members)
             new = ~seen[places]
             seen[places] = True
-            if not new.all() or len(np.unique(places)) < len(places):
+            if not new.all() or (run is None and len(np.unique(places)) < len(places)):
                 self.cut = True
                 yield members[: int(new.argmin())] if not new.all() else members[:0]
                 return
             yield members
         self.cut = self.cut or at != head
+
+
+class _Order:
+    """The order of the collector's objects at an earlier reading, as far as each still leads to the next.
+
+    Args:
+        memory: as it is read now.
+        heads: addresses of the collector's words of the objects, in their order then.
+    """
+
+    def __init__(self, memory: RemoteMemory, heads: Words) -> None:
+        self._heads = heads
+        self._next = memory.data[memory.places(heads)] & ~_TAGS
+        self._ends = np.append(np.flatnonzero(self._next[:-1] != heads[1:]), len(heads) - 1)
+
+    def run(self, at: int) -> tuple[Words, int] | None:
+        """Return an object and those that follow it as before, and what comes then; None for a few."""
+        if at >= HIGHEST or not len(found := np.flatnonzero(self._heads == at)):
+            return None
+        first = int(found[0])
+        last = int(self._ends[np.searchsorted(self._ends, first)])
+        if last - first < _PART:
+            return None
+        return self._heads[first : last + 1], int(self._next[last])
 
 
 class _WithValues:

@@ -6,7 +6,7 @@ import functools
 import types
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -112,10 +112,18 @@ class RemoteHeap(RemoteValues):
         memory: of the process.
         layout: of its Python.
         translate: where the built-in classes of this Python are in it.
+        before: an earlier reading of the same process: a class that is the same as there is not read again.
     """
 
-    def __init__(self, memory: RemoteMemory, layout: PythonLayout, translate: Translate) -> None:
+    def __init__(
+        self,
+        memory: RemoteMemory,
+        layout: PythonLayout,
+        translate: Translate,
+        before: RemoteHeap | None = None,
+    ) -> None:
         super().__init__(memory, layout, translate)
+        self._before = before
         self._types: dict[int, RemoteType | None] = {}
         self._built_in: dict[int, type] = {}
         self._readers: dict[int, Referents] = {}
@@ -177,10 +185,31 @@ class RemoteHeap(RemoteValues):
             return None
         self._reading.add(address)
         try:
-            found = self._types[address] = self._read_class(address)
+            found = self._types[address] = self._recalled(address) or self._read_class(address)
         finally:
             self._reading.discard(address)
         return found
+
+    def _recalled(self, address: int) -> RemoteType | None:
+        """Return a class as the reading before has it; None where it is new, or its fields have changed."""
+        before = self._before
+        known = None if before is None else before._types.get(address)
+        if before is None or known is None:
+            return None
+        size = self.layout.type_cached_keys  # all fields but the count of references, which comes first
+        if self.memory.text_bytes(address + 8, size) != before.memory.text_bytes(address + 8, size):
+            return None
+        for base in known.lineage[1:]:
+            self.class_at(base)
+        self._know_deque(known.bases[0], known.size, address)
+        if address in before._declared:
+            self._declared[address] = before._declared[address]
+        reader = self._reader_of(known.bases, known.shape if address == known.shape else 0)
+        return replace(known, referents=reader)
+
+    def _know_deque(self, name: str, size: int, address: int) -> None:
+        if name == _DEQUE and size == self.layout.deque_size and address not in self._readers:
+            self._readers[address], self._built_in[address] = self._deque_referents, deque
 
     def _is_class(self, address: int) -> bool:
         """Whether an object says, and its class says, that it is a class."""
@@ -215,8 +244,7 @@ class RemoteHeap(RemoteValues):
         module = module or "builtins"
         bases = [known for base in mro[1:] if (known := self.class_at(base)) is not None]
         names = (f"{module}.{short}", *(f"{base.module}.{base.name}" for base in bases))
-        if names[0] == _DEQUE and size == layout.deque_size and address not in self._readers:
-            self._readers[address], self._built_in[address] = self._deque_referents, deque
+        self._know_deque(names[0], size, address)
         shape = next((base for base in mro if base in self._readers), 0)
         offsets = {memory.signed(base + layout.type_weaklist_offset) for base in mro}
         dict_offset = memory.signed(address + layout.type_dict_offset)

@@ -32,7 +32,7 @@ from memtriage.outside.graph import RemoteFrame, RemoteGraph
 from memtriage.outside.interpreter import RemoteInterpreter
 from memtriage.outside.memory import Words
 from memtriage.outside.objects import RemoteHeap, RemoteType
-from memtriage.outside.references import ClassRows, References
+from memtriage.outside.references import ClassRows, Edges, References
 from memtriage.outside.tensors import TorchReader
 from memtriage.outside.values import Translate
 from memtriage.process.stdlib import os
@@ -68,7 +68,9 @@ class Kinds:
             klass = self._heap.class_at(address)
             if klass is None:
                 return ATOM
-            known = self.known[address] = klass.kind = self._classify(klass)
+            if klass.kind < 0:
+                klass.kind = self._classify(klass)
+            known = self.known[address] = klass.kind
         return known
 
     def _classify(self, klass: RemoteType) -> int:
@@ -101,6 +103,10 @@ class RemoteWalk:
         translate: from an address of this process to that of the same thing there.
         pid: the process.
         is_late: whether the time for the walk is over.
+        before: the objects that the collector followed at an earlier reading.
+
+    Attributes:
+        tracked: those that it follows now.
     """
 
     def __init__(
@@ -111,7 +117,10 @@ class RemoteWalk:
         translate: Translate,
         pid: int,
         is_late: Callable[[], bool],
+        before: Words | None = None,
     ) -> None:
+        self.tracked = np.zeros(0, np.int64)
+        self._before = before
         self.graph = RemoteGraph(heap, torch)
         self._heap = heap
         self._torch = torch
@@ -128,12 +137,13 @@ class RemoteWalk:
         self._library_classes: list[RemoteType] = []
         self._waiting_nodes: list[tuple[int, int]] = []
         self._waiting_optimizers: list[tuple[int, int]] = []
+        self._leaves: set[int] = set()
         self._head = 0
 
     def run(self) -> RemoteGraph:
         """Walk, and return the graph."""
         graph = self.graph
-        tracked = self._interpreter.tracked()
+        tracked = self.tracked = self._interpreter.tracked(self._before)
         rows = self._rows.rows(self._memory.data[self._memory.places(tracked) + 1])
         self._find_checkpoints(tracked, rows)
         modules = self._module_roots()
@@ -564,7 +574,9 @@ class RemoteWalk:
             graph.first_unrooted = graph.first_garbage = len(graph.objects)
             return
         gradients = self._plain_gradients(left)
-        for address, kind in self._held_from_outside(tracked[chosen], rows[chosen], left, gradients):
+        edges = self._references.of(tracked[chosen], rows[chosen])
+        self._leaves = self._without_new_children(edges, tracked[chosen], kinds[chosen])
+        for address, kind in self._held_from_outside(tracked[chosen], edges, left, gradients):
             self._enter_root(address, kind)
         graph.first_garbage = len(graph.objects)
         last = [one for one in left if self._key(*one) in gradients] if gradients else []
@@ -575,8 +587,23 @@ class RemoteWalk:
         key = self._key(address, kind)
         if key and key not in self.graph.index:
             self._root(key, kind if key != address or kind not in (TENSOR, NODE) else PLAIN, "")
+            if address in self._leaves:
+                self._head = len(self.graph.objects)
+                return
             self._exhaust()
             self._release()
+
+    def _without_new_children(self, edges: Edges, objects: Words, kinds: Words) -> set[int]:
+        """Return the plain objects that lead to nothing that is not in the graph: they need no walk."""
+        sound = np.flatnonzero((edges.children > 4096) & (edges.children & 7 == 0))
+        places = self._memory.places(edges.children[sound])
+        new = self.graph.index.by_place[places] == 0
+        sound, places = sound[new], places[new]
+        kinds_of = self._rows.column("kind", self._rows.rows(self._memory.data[places + 1]))
+        led_to = (kinds_of != ATOM) & (kinds_of != BOUNDARY)
+        leaves = kinds == PLAIN
+        leaves[edges.holders[sound[led_to]]] = False
+        return set(objects[leaves].tolist())
 
     def _key(self, address: int, kind: int) -> int:
         """Return what an object is listed by: C++'s address for tensors and nodes."""
@@ -599,12 +626,11 @@ class RemoteWalk:
         return frozenset(found)
 
     def _held_from_outside(
-        self, addresses: Words, rows: Words, left: Sequence[tuple[int, int]], gradients: frozenset[int]
+        self, addresses: Words, edges: Edges, left: Sequence[tuple[int, int]], gradients: frozenset[int]
     ) -> list[tuple[int, int]]:
         """Return those that something else refers to, containers first, as the walk inside does."""
         torch = self._torch
         places = self._memory.places(addresses)
-        edges = self._references.of(addresses, rows)
         sound = edges.children[(edges.children > 4096) & (edges.children & 7 == 0)]
         where = self._memory.places(sound)
         order = np.argsort(places, kind="stable")
