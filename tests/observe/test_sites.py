@@ -237,3 +237,7 @@ def test_enclosing_function(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("def :")
     assert enclosing_function(str(broken), 1) == "<module>"
+
+
+def test_tables_count_in_malloc_with_what_was_usual_until_they_are_measured() -> None:
+    assert SiteRecorder(None).in_malloc(1000) == 1900

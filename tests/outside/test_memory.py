@@ -7,7 +7,9 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -103,3 +105,29 @@ def test_hostile_structures_neither_crash_nor_hang(seed: int, pointers: bool, mi
         heap.frame(address)
         for read in (heap.list_items, heap.tuple_items, heap.set_items, heap.deque_items, heap.dict_items):
             assert len(read(address)) <= 8_000_000
+
+
+def test_the_copy_has_room_for_what_is_mapped() -> None:
+    memory = FakeMemory(bytes(2 * CHUNK))
+    assert 2 * CHUNK <= memory.data.nbytes < 10 * CHUNK
+
+
+class ChangingMemory(FakeMemory):
+    """Has other bytes at each copy."""
+
+    def _copy(self, parts: Sequence[tuple[int, int, int]]) -> int:
+        self._data = bytes(byte + 1 for byte in self._data)
+        return super()._copy(parts)
+
+
+def test_only_the_chunks_of_a_range_are_copied_again() -> None:
+    memory = ChangingMemory(bytes(2 * CHUNK))
+    memory.read_ahead([START // CHUNK, START // CHUNK + 1])
+    assert (memory.byte(START), memory.byte(START + CHUNK)) == (1, 1)
+    memory.copy_again(np.array([START]), np.array([CHUNK]))
+    assert (memory.byte(START), memory.byte(START + CHUNK)) == (2, 1)
+    memory.copy_again(np.array([START]), np.array([CHUNK + 1]))
+    assert memory.byte(START + CHUNK) > 2
+    before = memory.byte(START)
+    memory.copy_again(np.array([START, 0]), np.array([0, CHUNK]))
+    assert memory.byte(START) == before

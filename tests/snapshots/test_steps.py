@@ -61,7 +61,7 @@ def test_spans_of_a_profiler_serve_where_no_optimizer_is_seen(tmp_path: Path) ->
     assert (numbers.count, numbers.source) == (5, "annotations")
 
 
-@pytest.mark.parametrize("layers", [1, 6, 40])
+@pytest.mark.parametrize("layers", [0, 1, 6, 40])
 def test_the_outer_loop_is_the_step_not_the_layers(tmp_path: Path, layers: int) -> None:
     program = Program()
     work(program, user(1))
@@ -79,4 +79,11 @@ def test_what_does_not_recur_has_no_steps(tmp_path: Path) -> None:
     program = Program()
     for line in range(40):
         work(program, user(line))
+    assert steps(tmp_path, program) == Steps()
+
+
+def test_one_stack_again_and_again_is_no_step(tmp_path: Path) -> None:
+    program = Program()
+    for _ in range(9):
+        work(program, user(1))
     assert steps(tmp_path, program) == Steps()

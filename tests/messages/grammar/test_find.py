@@ -253,3 +253,8 @@ def test_frames_of_the_traceback_above() -> None:
     (found,) = find(log)
     assert found.line == 9
     assert found.frames == (("/venv/torch/_tensor.py", "backward", 525), ("train.py", "main", 12))
+
+
+def test_a_message_ends_where_its_last_line_does() -> None:
+    text = "CUDA driver error: out of memory\nKilled\n"
+    assert [(each.line, each.message.family) for each in find(text)] == [(1, "cuda-driver"), (2, "launcher")]

@@ -67,6 +67,16 @@ def test_small_blocks_go_where_the_densest_islands_have_room() -> None:
     assert staying
     assert max(island.live for island in group.islands) <= min(storage.live for storage in staying)
     assert sum(island.live for island in group.islands) <= sum(storage.stranded for storage in staying)
+    # What stays has just the room for all, and without the last island that goes it would still be too much.
+    islands = islands_of(layout)
+    live = sum(island.live for island in islands)
+    room = sum(island.end - island.start for island in staying)
+    assert room >= int(live / planning.FILL)
+    left = sum(island.stranded for island in islands) - sum(
+        island.end - island.start for island in group.islands
+    )
+    last = group.islands[-1]
+    assert left + last.end - last.start > tolerated(world.device.use().allocated)
     done = compact_device(world.device, world.finder)
     assert done.after is not None
     assert done.after.reserved - done.after.allocated <= tolerated(done.after.allocated)
