@@ -1,4 +1,7 @@
-from memtriage.machine.limits import POLICY, resource_limits, shared_memory
+import pytest
+
+from memtriage.machine.limits import POLICY, limits, resource_limits, shared_memory
+from memtriage.observe.cgroup import CgroupMemory
 
 GiB = 1024**3
 
@@ -25,3 +28,40 @@ def test_a_limit_at_the_policy_is_enough():
     assert shared_memory(POLICY.shared_memory, 0).status == "ok"
     assert by_name(resource_limits(None, POLICY.locked))["RLIMIT_MEMLOCK"].status == "ok"
     assert by_name(resource_limits(None, POLICY.locked - 1))["RLIMIT_MEMLOCK"].status == "note"
+
+
+def test_the_policy_is_one_gibibyte_of_shared_and_of_locked_memory():
+    assert (POLICY.shared_memory, POLICY.locked) == (GiB, GiB)
+
+
+def test_what_is_enough_comes_without_advice():
+    assert shared_memory(GiB, 0).advice is None and shared_memory(GiB - 1, 0).advice
+    plain = by_name(resource_limits(None, None))
+    assert [fact.advice for fact in plain.values()] == [None, None]
+    tight = by_name(resource_limits(GiB, GiB - 1))
+    assert "ulimit -v" in tight["RLIMIT_AS"].advice and "ulimit -l" in tight["RLIMIT_MEMLOCK"].advice
+
+
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        (None, {"cgroup": "no memory controller"}),
+        (
+            CgroupMemory(version=2, path="/g", usage=GiB, limit=None),
+            {"cgroup v2": "no limit, 1.0 GiB in use"},
+        ),
+        (
+            CgroupMemory(version=1, path="/g", usage=GiB, limit=2 * GiB, oom_kill=3),
+            {
+                "cgroup v1": "limit 2.0 GiB, 1.0 GiB in use",
+                "killed for memory": "3 processes of this cgroup so far",
+            },
+        ),
+    ],
+)
+def test_the_limit_of_the_control_group(group, said, monkeypatch):
+    monkeypatch.setattr("memtriage.machine.limits.cgroup_memory", lambda: group)
+    found = {
+        name: fact.value for name, fact in by_name(limits()).items() if name.startswith(("cgroup", "killed"))
+    }
+    assert found == said

@@ -93,6 +93,107 @@ def test_rules(change: dict[str, int | None], labels: tuple[str, ...]) -> None:
     assert judge_figures(replace(FULL, **change)) == labels
 
 
+SMALL_MARGIN = {"free": 4 * GIB, "allocated": 68 * GIB, "allowed": 80 * GIB}
+HOLES_AND_FREE = {"allocated": 67 * GIB, "reserved_unallocated": 10 * GIB, "free": 3 * GIB}
+OTHERS_HAVE = {"reserved_unallocated": GIB, "free": GIB}
+
+
+@pytest.mark.parametrize(
+    ("change", "labels"),
+    [
+        pytest.param({"requested": 2**46 - 1}, ("does_not_fit",), id="nearly-absurd"),
+        pytest.param({"allocated": 80 * GIB}, ("does_not_fit",), id="all-allocated"),
+        pytest.param(
+            {"requested": 80 * GIB, "allocated": 0, "free": 80 * GIB - 64 * MIB, "reserved_unallocated": 0},
+            (OTHERS, "does_not_fit"),
+            id="as-large-as-the-card",
+        ),
+        pytest.param(
+            {"free": None, "reserved_unallocated": 4 * GIB, "allocated": 40 * GIB, "requested": 4 * GIB},
+            ("driver_refused_though_free", OTHERS, "unknown"),
+            id="room-at-60-percent",
+        ),
+        pytest.param(
+            {"free": None, "reserved_unallocated": 4 * GIB, "allocated": 40 * GIB, "requested": 4 * GIB + 1},
+            ("unknown", "does_not_fit", OTHERS),
+            id="no-room-above-60-percent",
+        ),
+        pytest.param(
+            {"free": None, "requested": 2 * GIB}, ("unknown", "does_not_fit", OTHERS), id="just-fits"
+        ),
+        pytest.param({"free": None, "requested": 2 * GIB + 1}, ("does_not_fit",), id="a-byte-too-much"),
+        pytest.param(
+            {"allocated": 60 * GIB, "reserved_unallocated": GIB, "requested": GIB, "free": 0},
+            (OTHERS, "fragmentation"),
+            id="large-holes",
+        ),
+        pytest.param(
+            {"allocated": 60 * GIB, "reserved_unallocated": GIB - 1, "requested": GIB - 1, "free": 0},
+            (OTHERS,),
+            id="small-holes",
+        ),
+        pytest.param(
+            HOLES_AND_FREE | {"requested": 9 * GIB}, ("fragmentation",), id="compaction-leaves-5-percent"
+        ),
+        pytest.param(
+            HOLES_AND_FREE | {"requested": 9 * GIB + 1},
+            ("fragmentation", "does_not_fit"),
+            id="compaction-leaves-less",
+        ),
+        pytest.param(
+            {"free": 2 * GIB + 256 * MIB - 1, "allocated": 76 * GIB},
+            ("driver_refused_though_free", "does_not_fit"),
+            id="close",
+        ),
+        pytest.param(
+            {"free": 2 * GIB + 256 * MIB, "allocated": 76 * GIB},
+            ("driver_refused_though_free",),
+            id="not-close",
+        ),
+        pytest.param(
+            {"total": 20 * GIB, "free": GIB + 205 * MIB, "requested": GIB, "allocated": 18 * GIB},
+            ("driver_refused_though_free",),
+            id="not-close-on-a-small-card",
+        ),
+        pytest.param(
+            {"total": 20 * GIB, "free": GIB + 204 * MIB, "requested": GIB, "allocated": 18 * GIB},
+            ("driver_refused_though_free", "does_not_fit"),
+            id="close-on-a-small-card",
+        ),
+        pytest.param(
+            SMALL_MARGIN | {"reserved_unallocated": 6 * GIB},
+            ("driver_refused_though_free", "fragmentation"),
+            id="not-near-the-cap",
+        ),
+        pytest.param(
+            SMALL_MARGIN | {"reserved_unallocated": 6 * GIB + 1},
+            ("driver_refused_though_free", "allocator_limit", "fragmentation"),
+            id="near-the-cap",
+        ),
+        pytest.param(
+            OTHERS_HAVE | {"allocated": 61 * GIB + 1},
+            ("does_not_fit", "fragmentation", OTHERS),
+            id="others-have-nearly-a-fifth",
+        ),
+        pytest.param(
+            OTHERS_HAVE | {"allocated": 61 * GIB}, (OTHERS, "fragmentation"), id="others-have-a-fifth"
+        ),
+        pytest.param(
+            OTHERS_HAVE | {"allocated": 73 * GIB + 1, "requested": 3 * GIB},
+            ("does_not_fit",),
+            id="others-have-little",
+        ),
+        pytest.param(
+            OTHERS_HAVE | {"allocated": 73 * GIB, "requested": 3 * GIB},
+            ("does_not_fit", OTHERS),
+            id="others-cannot-be-ruled-out",
+        ),
+    ],
+)
+def test_each_threshold_decides_at_its_value(change: dict[str, int | None], labels: tuple[str, ...]) -> None:
+    assert judge_figures(replace(FULL, **change)) == labels
+
+
 def test_holes_that_were_cut_off_matter_only_where_they_decide() -> None:
     full = replace(FULL, reserved_unallocated=None)
     assert judge_figures(full)[0] == "does_not_fit"

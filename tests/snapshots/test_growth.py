@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.snapshots.growth import SiteGrowth, growing_sites
+from memtriage.diagnose.growth.marks import POLICY
+from memtriage.snapshots.growth import RECORDED_POLICY, SiteGrowth, growing_sites
 from memtriage.snapshots.sites import SiteSeries
 
 
@@ -62,3 +63,40 @@ def test_the_fastest_comes_first() -> None:
     steps = np.arange(1, 13)
     table = np.stack([steps * 3, steps * 0 + 5, steps * 8])
     assert [site.site for site in growing_sites(SiteSeries(steps, table, table))] == [2, 0]
+
+
+def test_what_ends_below_where_it_began_does_not_grow() -> None:
+    assert grows([100, 1, 2, 3, 4]) == []
+
+
+def test_the_first_step_need_not_rise() -> None:
+    (growth,) = grows([5, 4, 6, 8, 10])
+    assert growth.rate == pytest.approx(2)
+
+
+def test_bytes_and_blocks_rise_at_every_step_of_a_short_recording() -> None:
+    assert grows([1, 2, 3, 3, 4]) == []
+    assert grows([1, 2, 3, 4, 5], [1, 2, 3, 3, 4]) == []
+
+
+def test_many_steps_may_pause_where_nothing_falls_back() -> None:
+    many = RECORDED_POLICY.many
+    values = [step // 2 for step in range(2 * many)]
+    (growth,) = grows(values)
+    start = POLICY.warm_up
+    assert growth.rate == (values[-1] - values[start]) / (len(values) - 1 - start)
+    assert grows(values[: many - 1]) == []
+
+
+@pytest.mark.parametrize(("last", "grown"), [(1, False), (5, True)])
+def test_growth_must_go_on_in_the_last_third(last: int, grown: bool) -> None:
+    values = [10 * step for step in range(20)]
+    for _ in range(10):
+        values.append(values[-1] + last)
+    assert bool(grows(values)) == grown
+
+
+def test_as_many_blocks_now_larger_now_smaller_are_no_growth() -> None:
+    values = [10 * step + (70 if step % 3 else 0) for step in range(30)]
+    assert grows(values, [4] * 30) == []
+    assert len(grows(values, [4 + step // 10 for step in range(30)])) == 1

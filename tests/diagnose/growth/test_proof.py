@@ -146,3 +146,55 @@ def test_an_exact_growth_that_falls_short_in_the_end_has_slowed(
 ) -> None:
     proof = prove(sizes)
     assert (proof.certainty, proof.slowed) == ("proven", slowed)
+
+
+def by_tens(*sizes: float) -> list[tuple[float, float]]:
+    return [(10.0 * at, size) for at, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize(
+    ("first", "since", "rate"),
+    [
+        pytest.param(9.0, 0.0, 39 / 40, id="nine tenths of the others: it counts"),
+        pytest.param(8.9, 10.0, 1.0, id="less: growth began within it"),
+    ],
+)
+def test_the_first_interval_counts_from_nine_tenths_of_the_others(
+    first: float, since: float, rate: float
+) -> None:
+    proof = prove(by_tens(0, first, first + 10, first + 20, first + 30))
+    assert (proof.certainty, proof.since, proof.rate) == ("proven", since, pytest.approx(rate))
+
+
+@pytest.mark.parametrize(("first", "rate"), [(9.0, 29 / 30), (8.9, 1.0)])
+def test_a_first_interval_that_is_needed_counts_but_not_for_the_rate(first: float, rate: float) -> None:
+    proof = prove(by_tens(0, first, first + 10, first + 20))
+    assert (proof.certainty, proof.since, proof.rate) == ("proven", 0.0, pytest.approx(rate))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "certainty"),
+    [
+        pytest.param((0, 27, 33, 60), "proven", id="the least shows three tenths of the rate"),
+        pytest.param((0, 27, 32.9, 59.9), "suspected", id="the least shows less"),
+        pytest.param((0, 10, 20, 25), "proven", id="the last shows half of the first"),
+        pytest.param((0, 10, 20, 24.9), "suspected", id="the last shows less than half"),
+    ],
+)
+def test_every_interval_shows_its_share(sizes: tuple[float, ...], certainty: str) -> None:
+    assert prove(by_tens(*sizes)).certainty == certainty
+
+
+@pytest.mark.parametrize(("last", "slowed"), [(76.0, False), (75.9, True)])
+def test_regular_growth_has_slowed_when_a_twentieth_is_missing(last: float, slowed: bool) -> None:
+    assert prove([(10, 10), (20, 20), (40, 40), (80, 80), (160, 80 + last)]).slowed == slowed
+
+
+def test_two_intervals_are_too_few_to_see_that_growth_slows() -> None:
+    proof = prove(by_tens(0, 5, 25, 38))
+    assert (proof.certainty, proof.slowed, proof.rate) == ("proven", False, pytest.approx(33 / 20))
+
+
+def test_a_short_first_interval_is_joined_with_the_next() -> None:
+    proof = prove(steadily(0, 1, 10, 20, 30))
+    assert (proof.intervals, proof.since) == (3, 0)

@@ -10,7 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtriage.diagnose.ranks.live import LiveRun, LiveView, RankLine
-from memtriage.report.top.words import BY_KEY, age, columns_for, headline, ordered, overview, state, subject
+from memtriage.report.top.words import (
+    BY_KEY,
+    COLUMNS,
+    age,
+    columns_for,
+    groups_of,
+    headline,
+    level,
+    ordered,
+    overview,
+    rate,
+    state,
+    subject,
+)
 from support.live_runs import AT_ONCE, MIB, NOW, LiveRank
 
 LINE = RankLine(
@@ -109,3 +122,59 @@ def test_headlines(tmp_path: Path) -> None:
     word, said, level = headline(run.refresh())
     assert (word, level) == ("leak", "bad") and said.startswith("32.0 MiB per step on cuda:0")
     assert subject(run.refresh())[:2] == ["train.py --lr 3e-4", "10 steps"]
+
+
+def test_levels_of_ranks() -> None:
+    def of(**fields: object) -> str:
+        return level(replace(LINE, **fields))
+
+    assert of() == "good"
+    assert of(state="silent") == "warn"
+    assert of(state="killed", verdict="clean") == "bad"
+    assert of(state="ended", verdict="leak") == "bad"
+    assert of(state="ended", verdict="clean") == "good"
+
+
+def test_a_program_of_one_process_is_rank_0() -> None:
+    assert BY_KEY["rank"].text(replace(LINE, rank=None)) == "0"
+    assert BY_KEY["rank"].order(replace(LINE, rank=None)) == 0
+
+
+def test_growth_is_shown_from_the_first_byte() -> None:
+    assert (rate(1), rate(0), rate(None)) == ("+1 B", "-", "n/a")
+
+
+def test_columns_leave_a_narrow_screen_in_this_order() -> None:
+    spare = [column for column in COLUMNS if column.spare]
+    assert [column.key for column in sorted(spare, key=lambda column: -column.spare)] == [
+        "host", "stranded", "mark", "age", "device", "peak", "reserved", "rss", "state",
+    ]  # fmt: skip
+    assert {column.key for column in COLUMNS if column.left} == {"host", "device", "mark", "state"}
+
+
+def test_ranks_that_are_alike_are_said_once() -> None:
+    text = overview(LiveView(lines=ranks(100 * MIB, 100 * MIB)))
+    assert text == "allocated 100.0 MiB each; host RSS 30.0 MiB each"
+
+
+def test_the_overview_has_the_range_of_steps_where_they_differ() -> None:
+    lines = [
+        replace(line, step=step, host_rss=None) for line, step in zip(ranks(None, None), (4, 9), strict=True)
+    ]
+    assert overview(LiveView(lines=lines)) == "steps 4 to 9"
+
+
+def test_a_view_without_a_report_has_no_subject_and_no_groups(tmp_path: Path) -> None:
+    assert (subject(LiveView()), groups_of(LiveView())) == ([], [])
+    LiveRank(tmp_path, growth=MIB).steps(10)
+    view = LiveRun([tmp_path], clock=lambda: NOW).refresh()
+    assert (subject(replace(view, context=None)), groups_of(replace(view, report=None))) == ([], [])
+    assert subject(replace(view, restart=2))[-1] == "restart 2"
+
+
+def test_the_verdict_is_said_when_the_run_has_finished(tmp_path: Path) -> None:
+    LiveRank(tmp_path, growth=MIB).steps(10)
+    view = LiveRun([tmp_path], clock=lambda: NOW, policy=AT_ONCE).refresh()
+    assert headline(view)[0] == "running"
+    ended = replace(view, lines=[replace(line, state="ended") for line in view.lines])
+    assert headline(ended)[0] == "not judged"
