@@ -63,3 +63,43 @@ def test_collector_that_is_off():
         assert settings()["gc"].status == "note"
     finally:
         gc.enable()
+
+
+def test_nothing_set_needs_no_advice():
+    facts = settings()
+    assert {fact.advice for fact in facts.values()} == {None}
+    assert {fact.status for fact in facts.values()} == {"ok"}
+    assert facts["CUDA_VISIBLE_DEVICES"].value == "not set"
+
+
+@pytest.mark.parametrize(
+    ("variables", "name", "advice"),
+    [
+        ({"CUDA_LAUNCH_BLOCKING": "1"}, "CUDA_LAUNCH_BLOCKING", "unset it to train"),
+        ({"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}, "TORCH_NCCL_AVOID_RECORD_STREAMS", "It can go"),
+        ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "0"}, "PYTORCH_NO_CUDA_MEMORY_CACHING", "Unset it"),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "a:1", "PYTORCH_ALLOC_CONF": "b:1"},
+            "PYTORCH_CUDA_ALLOC_CONF",
+            "set one",
+        ),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "a:1", "PYTORCH_ALLOC_CONF": "b:1"},
+            "PYTORCH_ALLOC_CONF",
+            "See PYTORCH",
+        ),
+        ({"PYTORCH_ALLOC_CONF": "a:1"}, "PYTORCH_ALLOC_CONF", "torch before 2.10"),
+    ],
+)
+def test_advice(variables, name, advice):
+    fact = settings(torch=(2, 9), **variables)[name]
+    assert advice in fact.advice and fact.value == variables[name]
+
+
+@pytest.mark.parametrize("value", ["", "0"])
+def test_a_flag_that_is_off(value):
+    assert settings(CUDA_LAUNCH_BLOCKING=value)["CUDA_LAUNCH_BLOCKING"].status == "ok"
+
+
+def test_without_torch_no_name_is_too_new():
+    assert settings(torch=None, PYTORCH_ALLOC_CONF="a:1")["PYTORCH_ALLOC_CONF"].status == "ok"

@@ -225,3 +225,20 @@ def test_a_request_that_free_memory_covers_never_does_not_fit(
         reserved_unallocated=holes * MIB,
     )
     assert judge_figures(fields)[0] == "driver_refused_though_free"
+
+
+@pytest.mark.parametrize(
+    ("outside", "labels"),
+    [
+        pytest.param(858993460, (OTHERS, "does_not_fit"), id="forty-percent-alone"),
+        pytest.param(858993459, ("does_not_fit", OTHERS), id="less-than-forty"),
+        pytest.param(512 * MIB, ("does_not_fit", OTHERS), id="a-quarter-cannot-be-ruled-out"),
+        pytest.param(512 * MIB - 1, ("does_not_fit",), id="less-than-a-quarter"),
+    ],
+)
+def test_a_small_card_has_what_one_process_takes_outside(outside: int, labels: tuple[str, ...]) -> None:
+    allocated = 2 * GIB - 256 * MIB - outside
+    small = OomFields(
+        requested=512 * MIB, total=2 * GIB, free=256 * MIB, allocated=allocated, reserved_unallocated=0
+    )
+    assert judge_figures(small) == labels

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 from rich.text import Text
 
-from memtriage.report.console import Page
+from memtriage.report.console import Page, console_for
 
 
 def printed(hang: int | None) -> list[str]:
@@ -35,3 +36,83 @@ def test_values_of_a_field_stand_beside_its_label_or_below_it_where_there_is_no_
 
     assert lines(80) == ["  label   one", "          two"]
     assert lines(20) == ["  label", "    one", "    two"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def page(width: int, encoding: str = "utf-8") -> tuple[Page, io.TextIOWrapper]:
+    out = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    return Page(Console(file=out, width=width, force_terminal=False)), out
+
+
+def text_of(out: io.TextIOWrapper) -> str:
+    out.flush()
+    return out.buffer.getvalue().decode(out.encoding)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("columns", "width"), [("", 100), ("80", 80), ("39", 40), ("40", 40), ("many", 100), ("-5", 100)]
+)
+def test_a_file_is_as_wide_as_columns_says(columns: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert console_for(io.StringIO()).width == width
+
+
+@pytest.mark.parametrize(
+    ("environment", "colors"),
+    [({}, False), ({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False)],
+)
+def test_colors_in_a_file(environment: dict[str, str], colors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert console_for(io.StringIO()).is_terminal == colors
+    assert console_for(Terminal()).is_terminal
+
+
+def test_lines_are_never_longer_than_120_columns_nor_in_two_columns_below_60() -> None:
+    assert [page(width)[0].width for width in (59, 60, 120, 121)] == [59, 60, 120, 120]
+    assert [page(width)[0].narrow for width in (59, 60)] == [True, False]
+
+
+def test_a_stream_of_ascii_gets_ascii() -> None:
+    shown, out = page(80, "ascii")
+    assert (shown.ascii_only, shown.dot) == (True, " - ")
+    shown.line(("größer", ""))
+    assert text_of(out) == "gr\\xf6\\xdfer\n"
+    shown, out = page(80)
+    assert (shown.ascii_only, shown.dot) == (False, " · ")
+    shown.line(("größer", ""))
+    assert text_of(out) == "größer\n"
+
+
+def test_a_heading_has_a_line_above_and_its_detail_beside_it() -> None:
+    shown, out = page(80)
+    shown.heading("Ledger", "at step 3")
+    shown.heading("Course")
+    assert text_of(out) == "\nLedger  at step 3\n\nCourse\n"
+
+
+def test_a_verdict_begins_with_its_word() -> None:
+    shown, out = page(80)
+    shown.verdict("leak", "bold red", "1 MiB per step")
+    assert text_of(out) == "LEAK: 1 MiB per step\n"
+
+
+def test_values_are_beside_their_label_from_60_columns_on() -> None:
+    def lines(width: int) -> list[str]:
+        shown, out = page(width)
+        shown.field("label", "one", "- two " + "x " * 30)
+        return [line.rstrip() for line in text_of(out).splitlines()]
+
+    assert lines(60)[:2] == ["  label         one", " " * 16 + "- two " + "x " * 17 + "x"]
+    assert lines(60)[2].startswith(" " * 18 + "x")  # below the text, not below the dash
+    assert lines(59)[:2] == ["  label", "    one"]
+
+
+def test_a_whole_value_stays_on_one_line_in_a_file() -> None:
+    shown, out = page(60)
+    shown.field("label", "word " * 30, whole=True)
+    assert len(text_of(out).splitlines()) == 1
