@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtriage.catalogue.catalogue import BUILT_IN
-from memtriage.catalogue.installed import holders_here, installed_version, release
+from memtriage.catalogue.entry import Span
+from memtriage.catalogue.installed import holders_here, installed_version, release, versions_in_words
 from support.builds import versions_of_torch
 
 ENTRIES = {holder.name: holder for holder in BUILT_IN}
@@ -38,3 +39,31 @@ def test_the_version_of_torch_is_the_installed_one() -> None:
 def test_a_release_is_its_leading_numbers(numbers: list[int], suffix: str) -> None:
     text = ".".join(map(str, numbers)) + suffix
     assert release(text) == tuple(numbers)
+
+
+def test_the_reason_says_what_was_compared() -> None:
+    def reason(name: str, version: str | None) -> tuple[bool, str]:
+        (here,) = holders_here([ENTRIES[name]], lambda holder: version)
+        return here.applies, here.reason
+
+    library = ENTRIES["te.tensor_objects"].library
+    assert reason("te.tensor_objects", None) == (False, f"{library} is not installed")
+    assert reason("te.tensor_objects", "1.13.0") == (False, f"{library} 1.13.0 does not have it")
+    applies, said = reason("te.tensor_objects", "2.1.0")
+    assert applies and said.startswith(f"{library} 2.1.0 has it: ")
+    assert reason("generic.lru_cache", None) == (True, "looked for in every process")
+
+
+def test_spans_in_words() -> None:
+    assert versions_in_words([]) == "all"
+    assert versions_in_words([Span(since=(2, 0), before=(2, 15))]) == "from 2.0 on, fixed in 2.15"
+    assert versions_in_words([Span(before=(2, 15), site="Class"), Span(since=(3,))]) == (
+        "Class (fixed in 2.15); from 3 on"
+    )
+
+
+def test_a_span_has_its_first_version_and_not_the_one_with_the_fix() -> None:
+    span = Span(since=(2, 0), before=(2, 15))
+    assert [span.covers(version) for version in ((1, 9), (2, 0), (2, 14, 9), (2, 15))] == [
+        False, True, True, False,
+    ]  # fmt: skip

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+import pytest
 import torch
 
-from memtriage.observe.edges import hidden_attributes, tensor_referents
+from memtriage.observe import autograd
+from memtriage.observe.edges import edges, hidden_attributes, is_sparse, sparse_parts, tensor_referents
+from memtriage.observe.kinds import FUTURE, LOCALS, NODE, PLAIN, FrameLocals
 
 
 class WithSlot(torch.Tensor):
@@ -36,3 +40,50 @@ def test_attributes_of_a_parameter_that_a_graph_leads_to() -> None:
     graph = weight * 2
     assert is_in(vars(weight), tensor_referents(weight))
     assert is_in(graph.grad_fn, tensor_referents(graph))
+
+
+def test_gradients_nodes_and_bases_of_tensors() -> None:
+    weight = torch.ones(4, requires_grad=True)
+    assert not is_in(None, tensor_referents(weight))
+    product = weight * 2
+    product.retain_grad()
+    product.sum().backward()
+    assert is_in(weight.grad, tensor_referents(weight))
+    assert is_in(product.grad, tensor_referents(product)) and is_in(
+        product.grad_fn, tensor_referents(product)
+    )
+    view = weight.detach().view(2, 2)
+    assert is_in(view._base, tensor_referents(view))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_sparse_tensors_are_made_of_their_parts() -> None:
+    dense = torch.eye(3)
+    assert not is_sparse(dense)
+    for sparse, count in ((dense.to_sparse(), 2), (dense.to_sparse_csr(), 3), (dense.to_sparse_csc(), 3)):
+        assert is_sparse(sparse)
+        parts = sparse_parts(sparse)
+        assert len(parts) == count and not any(part.requires_grad for part in parts)
+        assert {part.data_ptr() for part in parts} <= {
+            part.data_ptr() for part in tensor_referents(sparse) if isinstance(part, torch.Tensor)
+        }
+
+
+def test_each_kind_has_its_own_edges() -> None:
+    reader = autograd.NodeReader()
+    tensor = torch.ones(1, requires_grad=True)
+    held = {"a": tensor}
+    frame = next(frame_of() for _ in range(1))
+    assert is_in(tensor, edges(held, PLAIN, reader))
+    assert is_in((tensor * 2).grad_fn.next_functions[0][0], edges((tensor * 2).grad_fn, NODE, reader))
+    assert edges(frame, LOCALS, reader) == list(frame.values)
+    future: torch.futures.Future[list[int]] = torch.futures.Future()
+    assert not is_in(held, edges(future, FUTURE, reader))
+    future.set_result(held)  # type: ignore[arg-type]
+    assert is_in(held, edges(future, FUTURE, reader))
+
+
+def frame_of() -> FrameLocals:
+    kept = [1, 2]
+    assert kept
+    return FrameLocals(sys._getframe(), None)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from memtriage.prediction.gpu_kinds import machine
-from memtriage.prediction.scratch.attention import RULES
+from memtriage.prediction.scratch.attention import OF_PACKAGES, RULES
 
 
 @pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
@@ -71,3 +71,40 @@ def test_backward_of_half_precision_has_gradients_in_tiles_of_64(width: int, ele
     heads = shaped(2, 4, 100, width)
     sums = 2 * 4 * 100 * 4
     assert rule((heads, heads, heads, heads), {}, [], machine("h200")) == [2 * 4 * elements * 4, sums]
+
+
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+
+
+@pytest.mark.parametrize(
+    ("length", "width", "rows", "rounded"),
+    [(128, 64, 128, 64), (129, 64, 256, 64), (1, 33, 128, 64), (128, 128, 128, 128), (128, 129, 128, 192)],
+)
+def test_flash_backward_rounds_lengths_to_128_and_heads_to_32_or_64(
+    length: int, width: int, rows: int, rounded: int
+) -> None:
+    heads = shaped(2, 4, length, width)
+    sums = 2 * 4 * rows * 4
+    assert RULES[FLASH]((heads,) * 4, {}, [], machine("h200")) == [sums, sums * rounded]
+
+
+def test_grouped_heads_of_flash_have_gradients_for_every_head() -> None:
+    query, key = shaped(2, 8, 128, 64), shaped(2, 2, 128, 64)
+    expanded = 2 * 8 * 128 * 64 * 2
+    buffers = RULES[FLASH]((query, query, key, key), {}, [], machine("h200"))
+    assert buffers[2:] == [expanded, expanded]
+
+
+def test_the_packages_heads_come_after_the_length() -> None:
+    rule = OF_PACKAGES["flash_attn::_flash_attn_backward"]
+    heads = shaped(2, 129, 4, 64)
+    assert rule((heads,) * 4, {}, [], machine("h200")) == [2 * 4 * 256 * 64 * 4]
+    query, key = shaped(2, 128, 8, 64), shaped(2, 128, 2, 64)
+    assert rule((query, query, key, key), {}, [], machine("h200"))[1:] == [2 * 128 * 8 * 64 * 2] * 2
+
+
+def test_packed_inputs_have_a_tile_more_each() -> None:
+    rule = OF_PACKAGES["flash_attn::_flash_attn_varlen_backward"]
+    packed, starts = shaped(300, 4, 64), shaped(4)
+    arguments = (packed,) * 4 + (None,) * 5 + (starts,)
+    assert rule(arguments, {}, [], machine("h200")) == [(300 + 128 * 3) * 4 * 64 * 4]

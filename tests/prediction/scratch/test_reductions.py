@@ -78,3 +78,54 @@ def test_which_dimensions_are_reduced(call, expected):
 def test_dimensions_left_after_merging(shape, reduced, one_dimension, unit_stride):
     layout = reductions.layout_of(shape, torch.empty(shape, device="meta").stride(), reduced)
     assert (layout.one_dimension, layout.unit_stride) == (one_dimension, unit_stride)
+
+
+def layout(inputs, outputs, innermost=True, one_dimension=True, unit_stride=True, vector=4):
+    return reductions.Layout(outputs, inputs, innermost, one_dimension, unit_stride, vector)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "reduced", "expected"),
+    [
+        pytest.param((64,), (1,), {0}, layout(64, 1), id="all"),
+        pytest.param((4, 1, 64), (64, 64, 1), {2}, layout(64, 4, one_dimension=False), id="rows"),
+        pytest.param((64, 12), (12, 1), {0}, layout(64, 12, False, False), id="columns-by-four"),
+        pytest.param((64, 6), (6, 1), {0}, layout(64, 6, False, False, vector=2), id="columns-by-two"),
+        pytest.param((64, 7), (7, 1), {0}, layout(64, 7, False, False, vector=1), id="columns-one-by-one"),
+        pytest.param((64, 8), (16, 2), {0}, layout(64, 8, False, False, False, 4), id="every-second-column"),
+        pytest.param((64,), (2,), {0}, layout(64, 1, unit_stride=False), id="every-second"),
+    ],
+)
+def test_layouts(shape, strides, reduced, expected):
+    assert reductions.layout_of(shape, strides, reduced) == expected
+
+
+def test_one_long_sum_is_split_over_all_multiprocessors():
+    # 132 multiprocessors hold 4 blocks of 512 threads each; a block takes at least 16 values a thread.
+    assert reductions.sizes(layout(1 << 26, 1), 4, HOPPER) == [4 * 528, 4]
+    assert reductions.sizes(layout(1 << 26, 1), 16, HOPPER) == [16 * 528, 4]
+
+
+@pytest.mark.parametrize(("inputs", "split"), [(4 * 512 * 256 - 4, False), (4 * 512 * 256, True)])
+def test_a_sum_is_split_from_256_values_a_thread_on(inputs, split):
+    # Four values are loaded at once, so the block is as wide as a quarter of the values allows.
+    assert bool(reductions.sizes(layout(inputs, 1), 4, HOPPER)) == bool(
+        reductions.sizes(layout(inputs, 1, one_dimension=False), 4, HOPPER)
+    )
+    assert bool(reductions.sizes(layout(512 * (255 + split), 1, one_dimension=False), 4, HOPPER)) == split
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [(torch.float32, 1), (torch.float64, 2), (torch.bfloat16, 1)])
+def test_partial_results_of_double_precision_are_twice_as_wide(dtype, factor):
+    def partial(func, *more):
+        source = torch.empty(1 << 22, dtype=dtype, device="meta")
+        return reductions.buffers(func, (source, *more), {}, [torch.empty(1)], HOPPER)[0]
+
+    assert partial(torch.ops.aten.sum.default) == 4 * factor * (partial(torch.ops.aten.argmax.default) // 16)
+
+
+def test_empty_reductions_need_none():
+    source = torch.empty(0, 4)
+    assert reductions.buffers(torch.ops.aten.sum.default, (source,), {}, [torch.empty(1)], HOPPER) == []
+    source = torch.empty(1 << 22, device="meta")
+    assert reductions.buffers(torch.ops.aten.sum.default, (source,), {}, [torch.empty(0)], HOPPER) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -30,3 +31,38 @@ def test_each_has_its_own_module_of_a_name(tmp_path: Path, monkeypatch: pytest.M
     assert sys.modules["colorsys"] is library
     modules.end_work()
     del sys.modules["colorsys"]
+
+
+def names(folder: Path, *files: str) -> set[str]:
+    for file in files:
+        (folder / file).write_text("")
+    return OwnModules(str(folder))._names
+
+
+def test_only_names_that_the_watch_may_import_are_kept_apart(tmp_path: Path) -> None:
+    assert names(tmp_path, "rich.py", "duckdb.py", "train.py", "os.py", "sys.py", "__main__.py") == {
+        "rich", "duckdb",
+    }  # fmt: skip
+
+
+def test_nothing_is_swapped_where_no_name_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    before, path = dict(sys.modules), list(sys.path)
+    modules = OwnModules(str(tmp_path))
+    modules.begin_program()
+    modules.begin_work()
+    assert (sys.modules, sys.path) == (before, path)
+    modules.end_work()
+
+
+def test_submodules_go_with_their_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "colorsys.py").write_text("")
+    for name in ("colorsys", "colorsys.inner", "colorsys_other"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    modules = OwnModules(str(tmp_path))
+    modules.begin_program()
+    assert not {"colorsys", "colorsys.inner"} & set(sys.modules) and "colorsys_other" in sys.modules
+    modules.begin_work()
+    assert {"colorsys", "colorsys.inner"} <= set(sys.modules)
+    modules.end_work()

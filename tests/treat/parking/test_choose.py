@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,3 +109,67 @@ def test_containers_that_hold_themselves_are_looked_through_once() -> None:
     masters: list[Any] = [torch.ones(3)]
     masters.append(masters)
     assert len(choose([Trainer(masters)]).storages) == 1
+
+
+def test_what_cannot_be_parked_is_refused_by_name() -> None:
+    with pytest.raises(ParkError, match=r"cannot park 3 \(int\)"):
+        choose([3])
+    assert choose([[3, torch.ones(2)]]).storages[0].owner == "tensor"  # in a container it is passed over
+
+
+def nested(value: Any, levels: int) -> Any:
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(("levels", "found"), [(4, 1), (5, 1), (6, 0)])
+def test_containers_are_searched_five_levels_deep(levels: int, found: int) -> None:
+    assert len(choose([nested(torch.ones(2), levels)]).storages) == found
+    assert len(choose([Trainer(nested(torch.ones(2), levels))]).storages) == found
+
+
+def test_every_kind_of_container_is_looked_through() -> None:
+    one, two, three = torch.ones(1), torch.ones(2), torch.ones(3)
+    assert len(choose([{"a": one}, (two,), iter([three])]).storages) == 3
+    assert len(choose([one.untyped_storage(), one]).storages) == 1
+    assert choose([one.untyped_storage()]).storages[0].owner == "storage"
+
+
+def test_owners_and_names_of_what_was_found() -> None:
+    model = nn.BatchNorm1d(2)
+    model(torch.ones(3, 2)).sum().backward()
+    model.weight.main_grad = torch.ones(2)  # type: ignore[assignment]
+    titles = [chosen.title for chosen in choose([model]).storages]
+    assert titles == [
+        "parameter 'weight'", "gradient 'weight'", "gradient 'weight'", "parameter 'bias'", "gradient 'bias'",
+        "buffer 'running_mean'", "buffer 'running_var'", "buffer 'num_batches_tracked'",
+    ]  # fmt: skip
+    assert [chosen.title for chosen in choose([torch.ones(1)]).storages] == ["tensor"]
+    assert choose([model]).leaves == [model.weight, model.bias]
+
+
+def test_parameters_of_an_optimizer_are_its_own_only_when_asked_for() -> None:
+    weight = nn.Parameter(torch.ones(2))
+    frozen = nn.Parameter(torch.ones(2), requires_grad=False)
+    optimizer = torch.optim.Adam([weight, frozen])
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    assert {chosen.owner for chosen in choose([optimizer]).storages} == {"optimizer state"}
+    assert [chosen.title for chosen in choose([optimizer, "parameters"]).storages] == [
+        "parameter 'group 0, 0'", "parameter 'group 0, 1'",
+    ]  # fmt: skip
+    assert choose([optimizer, "gradients"]).leaves == [weight]
+    assert choose([optimizer]).leaves == [] and choose([optimizer, "parameters"]).modules == []
+
+
+def test_optimizers_inside_wrappers_are_found() -> None:
+    inner = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
+    inner.param_groups[0]["params"][0].grad = torch.ones(2)
+    inner.step()
+    chained = SimpleNamespace(chained_optimizers=[SimpleNamespace(optimizer=inner), inner])
+    assert is_optimizer(chained) and len(choose([chained]).storages) == 1
+
+
+def test_tensors_without_storage_are_passed_over() -> None:
+    assert choose([torch.ones(2, device="meta"), torch.eye(2).to_sparse()]).storages == []
