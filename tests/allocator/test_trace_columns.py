@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
-from memtriage.allocator.trace_columns import StackTable, named_spans, trace_columns
+from memtriage.allocator.trace_columns import (
+    PackedColumns,
+    PackedTrace,
+    StackTable,
+    last_events,
+    named_spans,
+    trace_columns,
+)
 from memtriage.model.recording import (
     ALLOC,
     MAX_FRAMES,
@@ -109,3 +117,77 @@ def test_spans_are_paired_also_when_nested_or_cut() -> None:
         Annotation("after", 0, 8, None),
     )
     assert named_spans(None) == ()
+
+
+def test_the_last_events_keep_what_was_recorded_of_them() -> None:
+    trace = [
+        event(pool_id=(0, 2), addr=1),
+        event(action="oom", device_free=7, addr=2),
+        event(pool_id=(0, 3), addr=3, time_us=9),
+        event(action="oom", device_free=8, addr=4, time_us=9),
+    ]
+    columns = trace_columns(trace, StackTable())
+    last = last_events(columns, 2)
+    assert (last.address.tolist(), last.device_free, last.pool) == ([3, 4], {1: 8}, {0: (0, 3)})
+    assert (last.time_us.tolist(), last.kind.tolist(), len(last)) == ([9, 9], [ALLOC, OOM], 2)
+    for most in (4, 9):
+        whole = last_events(columns, most)
+        assert (len(whole), whole.device_free, whole.pool) == (4, {1: 7, 3: 8}, {0: (0, 2), 2: (0, 3)})
+
+
+def test_a_device_free_that_is_no_number_is_left_out() -> None:
+    trace = [event(action="oom", device_free="much"), event(action="alloc", device_free=3)]
+    assert trace_columns(trace, StackTable()).device_free == {}
+
+
+def test_only_blocks_and_segments_that_are_made_have_pools() -> None:
+    trace = [event(pool_id=(0, 0)), event(action="free_requested", pool_id=(0, 2)), event(pool_id=(1, 0))]
+    assert trace_columns(trace, StackTable()).pool == {2: (1, 0)}
+
+
+def test_a_trace_is_a_list() -> None:
+    with pytest.raises(SnapshotError, match="a device's trace is a dict"):
+        trace_columns({}, StackTable())  # type: ignore[arg-type]
+
+
+def test_a_frame_without_its_fields_still_has_a_line() -> None:
+    table = StackTable()
+    table.number([{}])  # type: ignore[typeddict-item]
+    assert table.stacks()[1].frames == ("?:0 in ?",)
+
+
+def packed(loose: list[int], count: int = 3, **fields: Any) -> PackedColumns:
+    numbers = np.arange(1, count + 1)
+    known = {
+        "kind": np.full(count, ALLOC, np.uint8),
+        "time_us": 10 * numbers,
+        "address": 100 * numbers,
+        "size": numbers,
+        "stream": 0 * numbers,
+        "frames": np.array([0, 1, 2][:count]),
+        "pool": None,
+        "loose": np.array(loose, np.int64),
+    }
+    return PackedColumns(**(known | fields))
+
+
+def test_packed_events_and_dictionaries_are_put_in_their_order() -> None:
+    loose = [event(addr=1, time_us=5), event(addr=2, time_us=25, action="oom", device_free=4), event(addr=3)]
+    trace = PackedTrace(loose, packed([0, 2]), [[FRAME], [{**FRAME, "line": 4}]])
+    columns = trace_columns(trace, StackTable())
+    assert columns.address.tolist() == [1, 100, 200, 2, 300, 3]
+    assert columns.stack.tolist() == [0, 0, 1, 0, 2, 0]
+    assert columns.device_free == {3: 4} and columns.time_us.tolist() == [5, 10, 20, 25, 30, 30]
+
+
+def test_pools_of_packed_events() -> None:
+    pool = (np.array([0, 0, 1]), np.array([0, 2, 0]))
+    kinds = np.array([ALLOC, ALLOC, OOM], np.uint8)
+    trace = PackedTrace([event(pool_id=(0, 9))], packed([0], pool=pool, kind=kinds), [[FRAME], [FRAME]])
+    assert trace_columns(trace, StackTable()).pool == {0: (0, 9), 2: (0, 2)}
+
+
+@pytest.mark.parametrize("frames", [{}, [3]])
+def test_frames_of_packed_events_that_are_none(frames: Any) -> None:
+    with pytest.raises(SnapshotError, match="an event's frames are"):
+        trace_columns(PackedTrace([], packed([]), [frames, [FRAME]]), StackTable())

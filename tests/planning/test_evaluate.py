@@ -2,8 +2,10 @@
 
 import torch
 
-from memtriage.planning.evaluate import FINENESS, Evaluator, Work
+from memtriage.planning.changes import Change
+from memtriage.planning.evaluate import FINENESS, SMALLEST, Evaluator, Work, drop_before_training
 from memtriage.prediction.gpu_kinds import machine
+from memtriage.prediction.lifetimes import FREE, AllocationTrace, LifetimeEvent, Marker
 
 
 def test_products_forward_and_backward_are_counted():
@@ -45,3 +47,52 @@ def test_what_a_program_needs_is_the_least_limit_that_it_runs_in():
     assert 80 << 20 < peak.allocated <= needed
     assert needed + (60 << 20) < peak.reserved
     assert evaluated(needed).fits and not evaluated(needed - 2 * FINENESS).fits
+
+
+def test_what_is_freed_before_training_takes_the_least():
+    kept, freed, later = 0, 1, 2
+    events = [(kept, 4096), (freed, 8192), (freed, FREE), (later, 1024), (later, FREE)]
+    recording = AllocationTrace(
+        events=[LifetimeEvent(block, size) for block, size in events],
+        markers=[Marker(0, "forward", -1), Marker(3, "forward", 0)],
+    )
+    drop_before_training(recording)
+    assert [(event.block, event.size) for event in recording.events] == [
+        (kept, 4096), (freed, SMALLEST), (freed, FREE), (later, 1024), (later, FREE),
+    ]  # fmt: skip
+    assert SMALLEST == 1
+
+
+def linear(device):
+    model = torch.nn.Linear(64, 64, device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        model(torch.randn(8, 64, device=device)).sum().backward()
+        optimizer.step()
+
+    return model, optimizer, step
+
+
+def change(name, **fields):
+    return Change(rung=name, action=name, speed="none", maths="same", code={}, **fields)
+
+
+def test_each_set_of_changes_is_traced_once_and_the_last_three_are_kept():
+    evaluator = Evaluator(linear, machine("h200"), (2, 11), "", 1, 1 << 40)
+    names = ["one", "two", "three", "four"]
+    for name in names:
+        evaluator.of((change(name, work_factor=2.0),))
+    assert evaluator.traces == 4
+    assert evaluator.of((change("one"),)).work == 2 * 2 * 2 * 8 * 64 * 64
+    assert evaluator.traces == 4
+    of_allocator = change("conf", conf="expandable_segments:True")
+    evaluator.of((change("four"), of_allocator))
+    assert evaluator.traces == 4  # the same trace under other settings of the allocator
+    evaluator.of((change("one"), of_allocator))
+    assert evaluator.traces == 5  # that one was no longer kept
+
+
+def test_work_is_that_of_one_step():
+    plain = Evaluator(linear, machine("h200"), (2, 11), "", 2, 1 << 40).of(())
+    assert plain.work == 2 * 2 * 8 * 64 * 64 and plain.uncounted == frozenset()

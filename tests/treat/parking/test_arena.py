@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtriage.treat.parking.arena import ALIGNMENT, Home, HostArena
+from memtriage.observe.cgroup import CgroupMemory
+from memtriage.treat.parking.arena import ALIGNMENT, CHUNK, Chunk, Home, HostArena
 
 PAGE = 4096
 
@@ -70,3 +72,60 @@ def test_more_than_the_machine_has_is_refused() -> None:
     with pytest.raises(MemoryError, match=r"parking needs 8\.0 EiB more host memory, and .* park less"):
         arena.take([1 << 63])
     assert arena.owned == 0
+
+
+def test_chunks_are_cut_at_their_largest_size_and_end_with_a_page() -> None:
+    arena = HostArena(pin=False, chunk=2 * PAGE)
+    arena.take([5 * PAGE - 700])
+    assert (arena.owned, len(arena.addresses())) == (5 * PAGE, 3)
+    assert arena.used == 5 * PAGE - 512
+    assert (CHUNK, ALIGNMENT) == (256 << 20, 512)
+
+
+def test_free_runs_that_adjoin_are_joined() -> None:
+    chunk = Chunk(4 * PAGE, pin=False)
+    first, second, third = (chunk.take(PAGE)[0] for _ in range(3))
+    chunk.give(first)
+    assert chunk.free == [(0, PAGE), (3 * PAGE, PAGE)] and chunk.unused == 2 * PAGE
+    assert [(piece.start, piece.length) for piece in chunk.take(PAGE + 512)] == [(0, PAGE), (3 * PAGE, 512)]
+    chunk.give(third)
+    chunk.give(second)
+    assert chunk.free == [(PAGE, 2 * PAGE), (3 * PAGE + 512, PAGE - 512)]
+    assert chunk.take(5 * PAGE)[-1].length == PAGE - 512 and chunk.take(1) == []
+
+
+@pytest.mark.parametrize(
+    ("group", "fits"),
+    [
+        pytest.param(None, True, id="no group"),
+        pytest.param(
+            CgroupMemory(version=2, path="/g", limit=10 * PAGE, usage=6 * PAGE), True, id="just enough"
+        ),
+        pytest.param(
+            CgroupMemory(version=2, path="/g", limit=10 * PAGE, usage=6 * PAGE + 1), False, id="too little"
+        ),
+        pytest.param(
+            CgroupMemory(version=2, path="/g", limit=10 * PAGE, usage=8 * PAGE, file=3 * PAGE, shmem=PAGE),
+            True,
+            id="files can be reclaimed",
+        ),
+        pytest.param(
+            CgroupMemory(
+                version=2, path="/g", limit=10 * PAGE, usage=8 * PAGE, file=3 * PAGE, shmem=PAGE + 1
+            ),
+            False,
+            id="shared memory cannot",
+        ),
+        pytest.param(CgroupMemory(version=2, path="/g", limit=None, usage=PAGE), True, id="no limit"),
+    ],
+)
+def test_what_the_control_group_leaves(group: Any, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memtriage.treat.parking.arena.cgroup_memory", lambda: group)
+    arena = HostArena(pin=False)
+    if fits:
+        assert arena.take([4 * PAGE])
+    else:
+        with pytest.raises(
+            MemoryError, match=r"parking needs 16\.0 KiB .* left under the limit of cgroup v2 /g"
+        ):
+            arena.take([4 * PAGE])
