@@ -41,7 +41,7 @@ KEPT_ELEMENTS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one look saw: objects, nodes, and bytes of tensors; None where it does not tell."""
+    """What one look saw: objects, nodes, and bytes of tensors; None where it does not say."""
 
     objects: int | None = None
     nodes: int | None = None

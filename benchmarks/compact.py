@@ -8,8 +8,8 @@ small  8,000 blocks of 4 to 36 KB (0.16 GB), one in four of what was allocated
 mixed  2,000 blocks of 4 KiB to 8 MiB, log-uniform (2 GB), one in six of what was allocated
 large  400 blocks of 4 to 40 MiB (9 GB), cut from cached segments of 80 MiB
 
-Each is built anew for every measurement. What was imported is frozen first (`gc.freeze()`), as training loops
-do that look after the collector: finding storages goes through all that the collector lists. Columns:
+Each is built again for every measurement. What was imported is frozen first (`gc.freeze()`), as training
+loops do that look after the collector: finding storages goes through all that the collector lists. Columns:
 
 reserved     before and after `memtriage.compact()`
 predicted    reserved, as the dry run foretells it

@@ -156,7 +156,7 @@ def a_program(loops: list[str], chance: np.random.Generator) -> Program:
 
 
 def leak(kind: Kind, rate: float, at: Series, steps: int, chance: np.random.Generator) -> Series:
-    """Bytes that a leak of `rate` bytes a step has kept at each position."""
+    """Bytes that a leak of `rate` bytes per step has kept at each position."""
     if kind == "steady":
         return rate * at
     if kind == "every k steps":

@@ -36,7 +36,7 @@ class Case:
         kind: of its healthy or leaking part.
         program: it.
         healthy: the same program without its leak.
-        rate: bytes a step (a second) that it leaks; 0 where it does not.
+        rate: bytes per step or second that it leaks; 0 where it does not.
     """
 
     kind: str

@@ -20,9 +20,9 @@ iteration    forward, backward and step, median.
 limit        the time that a plain copy between two host buffers takes for as many bytes as a step must move
              over the memory bus: 28 a parameter (master and moments read and written, 24; gradient read and
              weight written in bfloat16, 4). A copy's bytes are those it reads and those it writes.
-init, held, peak   growth of the resident set over the model on its device, in bytes a parameter: after the
+init, held, peak   growth of the resident set over the model on its device, in bytes per parameter: after the
              optimizer was made, after the last step, at its highest. Each process first steps a small
-             optimizer of the same kind, so that libraries do not count. `n/a`: the system does not tell.
+             optimizer of the same kind, so that libraries do not count. `n/a`: the system does not say.
 
 With `--ranks N` (as many GPUs) `offloaded` runs partitioned over N processes, and its bytes are the sum.
 Without a GPU it runs on the CPU, smaller, to try it out; DeepSpeed is left out then.

@@ -5,8 +5,8 @@
 
 Bfloat16 weights with constant gradients, in one process. First the parts alone:
 
-copy           a plain copy between two host buffers: the limit, for the 28 bytes a parameter that a step must
-               move over the memory bus
+copy           a plain copy between two host buffers: the limit, for the 28 bytes per parameter that a step
+               must move over the memory bus
 torch fused    torch's fused AdamW on float32 CPU parameters and gradients
 kernel alone   the compiled kernel on bfloat16 gradients that are on the host already, weights rounded
 down, up       copies between the ring's memory and the device, tile by tile

@@ -3,11 +3,11 @@
     python benchmarks/park.py [--parameters N] [--cycles N] [--out FILE]
 
 A decoder's weights in bfloat16 (vocabulary, attention and MLP matrices, norms) with two float32 moments for
-each: 10 bytes a parameter. Nothing is trained: the values are random, and are compared after the cycles.
+each: 10 bytes per parameter. Nothing is trained: the values are random, and compared after the cycles.
 
 copy      what `copy_` between one page-locked gibibyte and one on the device reaches, each way, median.
 down, up  bytes moved by the time of the whole call (park gives the memory back to the driver too); cycles
-          after the first. The first one has to map and page-lock the host memory, and is told by itself.
+          after the first. The first one has to map and page-lock the host memory, and is reported apart.
 share     of the plain copy.
 after     allocated and reserved bytes when all is parked.
 

@@ -6,7 +6,7 @@ churn      A made-up program: blocks of 40 sizes from 512 bytes to 50 MiB, 300 o
            order. That is harder than training, where blocks come and go in order.
 recording  Allocations and frees of recorded histories, as often as it takes to reach the number of events.
 
-Every line is the median of the rounds; the slowest and the fastest stand beside it. Seconds are those of this
+Every line is the median of the rounds; the slowest and the fastest are next to it. Seconds are those of this
 process on a core, so that neighbors count as little as can be. Choosing what to allocate is not counted.
 """
 

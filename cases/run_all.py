@@ -6,7 +6,7 @@
     --longest SECONDS  leave out parts that may take longer
 
 Each part is a script of its own, within a time limit. Its results replace the former ones only when it has
-come to its end; then the pages are written anew. Status 1 when a part failed.
+come to its end; then the pages are written again. Status 1 when a part failed.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def perform(part: Part, machine: Machine, out: Path) -> str | None:
 
 
 def pages(cases: list[str]) -> list[str]:
-    """Writes the pages of these cases anew; what went wrong."""
+    """Writes the pages of these cases again; what went wrong."""
     wrong = []
     for case in cases:
         try:

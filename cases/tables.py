@@ -65,7 +65,7 @@ def results(case: str) -> dict[str, Any]:
 
 
 def rendered(case: str) -> str:
-    """The page with its blocks made anew.
+    """The page with its blocks made again.
 
     Raises:
         ValueError: the page has a block that `page.py` does not make, or lacks one that it makes.
@@ -81,7 +81,7 @@ def rendered(case: str) -> str:
 
 
 def update(case: str) -> bool:
-    """Writes the page anew; whether that changed it."""
+    """Writes the page again; whether that changed it."""
     page = CASES / case / "README.md"
     text = rendered(case)
     changed = text != page.read_text()

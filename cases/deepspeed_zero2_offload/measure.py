@@ -246,7 +246,7 @@ def known_buffers(model: torch.nn.Module, owned: Any) -> dict[int, str]:
             if isinstance(tensor, torch.Tensor)
         )
 
-    # First: they may lie in the gradients, which are named then.
+    # First: they may be in the gradients, which are named then.
     add(zero.accumulated_grads_in_cpu.values(), "16-bit gradient sums of micro-batches")
     masters = zero.single_partition_of_fp32_groups
     add(masters, "fp32 master weights")

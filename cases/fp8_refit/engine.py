@@ -30,7 +30,7 @@ _CACHE_SHARE: Final = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Where a parameter lies in a bucket."""
+    """Where a parameter is in a bucket."""
 
     name: str
     start: int

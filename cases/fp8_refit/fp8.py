@@ -66,7 +66,7 @@ class StandInLinear(nn.Linear):
 
     The product is that of the quantized weight; the second copy stands for the transposed one, which the
     backward pass of Hopper's FP8 kernels needs: so without gradients only the first one is made, and both
-    anew by the next pass with gradients (`get_weight_workspace` of 2.12). What is there is filled in place.
+    again by the next pass with gradients (`get_weight_workspace` of 2.12). What is there is filled in place.
     """
 
     def __init__(self, *sizes: int, **place: Any) -> None:
@@ -218,7 +218,7 @@ def clear_workspaces(model: nn.Module) -> int:
     """What NeMo-RL's `force_clear_fp8_caches` does: empty `_fp8_workspaces` of each module.
 
     Returns:
-        how many quantized weights were let go.
+        how many quantized weights were released.
     """
     cleared = 0
     for module in model.modules():

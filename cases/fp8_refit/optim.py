@@ -16,7 +16,7 @@ _ALIGNMENT: Final = 256
 
 
 class Gradients:
-    """All gradients in one buffer, as Megatron's `_ParamAndGradBuffer`: gone by `resize_(0)`, then zero anew.
+    """All gradients in one buffer, as Megatron's `_ParamAndGradBuffer`: gone by `resize_(0)`, then zeros.
 
     With TransformerEngine's optimizer the buffer is fp32; each micro-batch's gradients are added to it when
     they are ready; torch's fused AdamW wants gradients of the parameters' type, which autograd adds up.

@@ -45,7 +45,7 @@ def pack(pieces: Iterable[Piece], room: int) -> Iterator[list[Piece]]:
 def stream(weights: dict[str, Tensor], engine: Generation, room: int) -> int:
     """Send all weights; returns the number of buckets.
 
-    Two buckets of `room` bytes lie on the GPU meanwhile. One is filled while the engine copies the other,
+    Two buckets of `room` bytes are on the GPU meanwhile. One is filled while the engine copies the other,
     and each is handed over by an IPC handle of its own, as NeMo-RL's `stream_weights_via_ipc_zmq` does.
     """
     device = next(iter(weights.values())).device
@@ -66,6 +66,6 @@ def stream(weights: dict[str, Tensor], engine: Generation, room: int) -> int:
         engine.acknowledged()
     del bucket, buckets
     if device.type == "cuda":
-        # What the engine has let go of is freed only when asked for.
+        # What the engine has released is freed only when asked for.
         torch.cuda.ipc_collect()
     return sent

@@ -7,7 +7,7 @@ Each setting of the allocator runs in a fresh process. Per setting, medians over
 - `map`, `unmap`: seconds to get so many bytes from the driver, in blocks, and to give them back
   (`torch.empty` on an empty cache; `empty_cache`), as each step does around offload and refit;
 - `export`: seconds of `reduce_tensor` for a bucket; `open`: until the other process has mapped it; `copy`:
-  until its bytes are copied out there; `close`: until it is let go.
+  until its bytes are copied out there; `close`: until it is released.
 """
 
 from __future__ import annotations

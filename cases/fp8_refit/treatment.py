@@ -41,7 +41,7 @@ class AsNemoRL:
     """The moves of `offload_before_refit` and `offload_after_refit`, with page-locked copies.
 
     Args:
-        clear: what lets go of caches before memory is given back, at both.
+        clear: what releases caches before memory is given back, at both.
         host: makes host memory.
         give_back: gives the driver back what is free.
     """
@@ -155,7 +155,7 @@ def make(
     """The treatment of a name of `TREATMENTS`.
 
     `clear` is NeMo-RL's `force_clear_fp8_caches`; `clear-all` its `clear_memory_caches_before_refit` besides;
-    `compact` is `clear` with `memtriage.compact()` in place of `empty_cache()`.
+    `compact` is `clear` with `memtriage.compact()` instead of `empty_cache()`.
     """
     if name == "memtriage":
         return WithMemtriage(model, optimizer, gradients)

@@ -1,4 +1,4 @@
-"""What a call did to host memory: rows close, and new, first-touched and transient bytes are told apart."""
+"""What a call did to host memory: rows close; new, first-touched and transient bytes are distinguished."""
 
 from __future__ import annotations
 

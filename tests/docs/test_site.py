@@ -32,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _rendered(page: str) -> str:
-    """Where a page of the repository lies in the site."""
+    """Where a page of the repository is in the site."""
     path = page.removeprefix("docs/").removesuffix(".md")
     path = path.removesuffix("README").removesuffix("index")
     return f"{path.rstrip('/')}/index.html".lstrip("/")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support import documents
-from support.words import REJECTED
+from support.words import IN_THE_SOURCE, REJECTED
 
 SOURCE = documents.ROOT / "src" / "memtriage"
 
@@ -79,5 +81,28 @@ def test_what_is_printed_is_in_plain_words(folder: str) -> None:
         for number, text in _printed(path)
         for pattern, better in REJECTED.items()
         if (match := re.search(pattern, text))
+    ]
+    assert not found, "\n".join(found)
+
+
+def _explained(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a source file's docstrings and comments."""
+    source = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            yield from enumerate(str(node.value.value).splitlines(), node.lineno)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
+@pytest.mark.parametrize("folder", sorted(path.name for path in SOURCE.iterdir() if path.is_dir()))
+def test_docstrings_and_comments_are_in_plain_words(folder: str) -> None:
+    found = [
+        f"{path.relative_to(SOURCE)}:{number}: {match[0]!r}: {REJECTED[pattern]}"
+        for path in sorted((SOURCE / folder).rglob("*.py"))
+        for number, line in _explained(path)
+        for pattern in IN_THE_SOURCE
+        if (match := re.search(pattern, line))
     ]
     assert not found, "\n".join(found)

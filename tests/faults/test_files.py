@@ -1,4 +1,4 @@
-"""Files that nobody vouches for: damaged, endless or hostile ones end in one line, or in what can be read."""
+"""Files from untrusted sources: damaged, endless or hostile ones end in one line, or in what can be read."""
 
 from __future__ import annotations
 

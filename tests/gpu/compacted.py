@@ -29,7 +29,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Fragmented:
-    """Fills memory with blocks of many sizes, every other of which is freed: what comes next lies in holes.
+    """Fills memory with blocks of many sizes, every other of which is freed: what comes next is in holes.
 
     When it is gone, too, what came in between is alone in its segments.
     """

@@ -1,4 +1,4 @@
-"""The remedy for DeepSpeed on a real GPU: the same bits, 16 bytes a parameter, nothing rounded."""
+"""The remedy for DeepSpeed on a real GPU: the same bits, 16 bytes per parameter, nothing rounded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIB = 1 << 20
 NOISE = 8 * MIB
 
 SHARED = {"two micro-batches": {False}, "shared sums": {True}}
-"""Where sums of micro-batches are, and whether they lie in the fp32 gradients."""
+"""Where sums of micro-batches are, and whether they are in the fp32 gradients."""
 
 needs_deepspeed = pytest.mark.skipif(not installed(), reason="needs deepspeed")
 

@@ -27,7 +27,7 @@ IDLE = 1 << 30
 """Bytes in use with one process before it communicates; 749 MiB were measured."""
 PEAKS = ("peak_allocated", "peak_reserved")
 LATE_STEP = 2
-"""The step within which DDP's first bucket is let go at the latest."""
+"""The step within which DDP's first bucket is released at the latest."""
 MEASURED_WITHIN_S = 120
 PREDICTED_WITHIN_S = 240
 ERROR_LENGTH = 3000

@@ -1,4 +1,4 @@
-"""Logs of any length, encoding and line ends give the messages that stand in them, on the right lines."""
+"""Logs of any length, encoding and line ends give the messages that are in them, on the right lines."""
 
 from __future__ import annotations
 

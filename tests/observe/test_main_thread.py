@@ -64,7 +64,7 @@ def test_a_call_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPa
     class Called(Queue):
         def Py_AddPendingCall(self, call: Any, argument: Any) -> int:
             pending = ctypes.cast(argument, ctypes.py_object).value
-            threads.append(threading.Thread(target=lambda: bool(pending)))  # stands in for the main thread
+            threads.append(threading.Thread(target=lambda: bool(pending)))  # replaces the main thread
             threads[0].start()
             begun.wait()
             return self.status

@@ -1,4 +1,4 @@
-"""Programs whose peaks lie in known places."""
+"""Programs whose peaks are in known places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans for programs whose peaks lie in known places."""
+"""Plans for programs whose peaks are in known places."""
 
 import msgspec
 import pytest

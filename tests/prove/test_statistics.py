@@ -16,7 +16,7 @@ VALUES = st.lists(st.floats(0.001, 1000), min_size=2, max_size=30)
 
 @pytest.mark.parametrize("count", range(2, 13))
 def test_the_interval_encloses_the_median_as_often_as_it_says(count: int) -> None:
-    # Only whether each value lies above the true median matters, and that is a coin's toss: try all tosses.
+    # Only whether each value is above the true median matters, and that is a coin's toss: try all tosses.
     enclosed = 0
     for tosses in product((-1.0, 1.0), repeat=count):
         values = [toss * (1 + place / 100) for place, toss in enumerate(tosses)]

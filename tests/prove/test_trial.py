@@ -15,7 +15,7 @@ from support.trials import MIB, parsed, write_rank
 def ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, *, timeout: str = "60 s"
 ) -> tuple[TrialEnd, Path]:
-    """Run a shell script in place of the interpreter; it finds the trial's folder in `$MEMTRIAGE_TRIAL`."""
+    """Run a shell script instead of the interpreter; it finds the trial's folder in `$MEMTRIAGE_TRIAL`."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\ncase "$1" in -c) exit 1;; esac\n{job}\n')
     python.chmod(0o755)

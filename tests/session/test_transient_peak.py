@@ -1,4 +1,4 @@
-"""What comes and goes between two marks, told from the allocator's peak."""
+"""What comes and goes between two marks, distinguished from the allocator's peak."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_devices_by_themselves_and_hosts_not_at_all() -> None:
 
 
 def test_memory_is_full_when_the_step_no_longer_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fast-LLM PR 486 on an H200, in 24 GiB: 164 MiB a micro-batch, and 2.7 GiB pass; it died behind 128."""
+    """Fast-LLM PR 486 on an H200, in 24 GiB: 164 MiB per micro-batch, and 2.7 GiB pass; it died after 128."""
     monkeypatch.setattr(judgment, "device_limit", lambda index: 24_576 * MIB)
     readings = reading(2_081 * MIB, 4_900 * MIB)
     limits, used = limits_and_use(None, readings, {"cuda:0": 2_820 * MIB})

@@ -1,4 +1,4 @@
-"""Reading files that nobody vouches for."""
+"""Reading files from untrusted sources."""
 
 from __future__ import annotations
 

@@ -26,3 +26,12 @@ REJECTED: Final = {
     r"(?:\d %|\d) a (?:step|node|layer|rank|second|parameter)\b": "per",
 }
 """Patterns, and what to write instead."""
+
+IN_THE_SOURCE: Final = (
+    r"\banew\b",
+    r"\bin place of\b",
+    r"\blets? go\b|\bletting go\b",
+    r"\bnobody vouches\b|\bfor want of\b|\breckoned\b",
+    r"\b(?:bytes?|B|[KMG]i?B) a (?:parameter|step|logit|layer|rank|second|micro-batch)\b",
+)
+"""Those of them that no docstring and no comment of the source has either."""

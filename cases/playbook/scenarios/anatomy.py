@@ -1,4 +1,4 @@
-"""M1: bytes a parameter, predicted, and measured by the ledger."""
+"""M1: bytes per parameter, predicted, and measured by the ledger."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOLERANCE = 0.5
 
 
 def m1(device: str) -> Row:
-    """The classic 18 bytes a parameter, and the 8 of pure bf16."""
+    """The classic 18 bytes per parameter, and the 8 of pure bf16."""
     found, pure, told, told_pure = together(
         *(
             partial(job, "anatomy.py", "--device", device, *more)

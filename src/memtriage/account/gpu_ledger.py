@@ -64,7 +64,7 @@ def outside_allocator(use: DriverUse, reserved: int) -> int:
     """Return bytes in use that this process's allocator did not reserve, to take as a baseline.
 
     Where the driver reports this process's use: its context, kernels and libraries. Where it does not, other
-    processes cannot be told apart, and their bytes are included. Never negative.
+    processes cannot be distinguished, and their bytes are included. Never negative.
     """
     own = _own(use, reserved)
     return max(0, (use.used if own is None else own) - reserved)

@@ -107,7 +107,7 @@ def tensor_places(
 
 
 class _Piece(NamedTuple):
-    """The part of a storage that lies in one mapping and belongs to no storage before it."""
+    """The part of a storage that is in one mapping and belongs to no storage before it."""
 
     storage: StorageRecord
     start: int

@@ -35,7 +35,7 @@ class HostReading(msgspec.Struct, frozen=True):
     python_arenas: int | None
 
     def retained(self) -> int | None:
-        """Free memory that malloc keeps and that is still resident; None where malloc does not tell."""
+        """Free memory that malloc keeps and that is still resident; None where malloc does not say."""
         if self.malloc is None:
             return None
         return next((row.bytes for row in self.ledger(None).rows if row.row == "malloc retained"), 0)

@@ -1,6 +1,6 @@
 """The working parts of the simulator: blocks, segments, arenas and pools. Mutable, and made for speed.
 
-A block lies in a segment and is linked to its neighbors there. Free blocks stand in their arena (one for
+A block is in a segment and is linked to its neighbors there. Free blocks are in their arena (one for
 each pool, size class and stream) in the order in which best fit tries them: by size, then by position. One
 integer holds both, so that the search is a bisection of a plain list.
 """
@@ -67,7 +67,7 @@ class SimBlock:
         size: bytes; with rounding and slack.
         requested: bytes asked for.
         state: `ALLOCATED`, `FREE`, `AWAITING`, `UNMAPPED` or `GONE`.
-        key: under which a free block stands in its arena.
+        key: under which a free block is in its arena.
         born: `SimPool.searches` when a block was freed; kept only while garbage collection is on, which looks
             at nothing but whole segments.
         streams: other streams that use the block (`record_stream`); None for none.
@@ -205,7 +205,7 @@ class Arena:
         insort(self.unmapped, block, key=_address)
 
     def absorb(self, block: SimBlock, other: SimBlock | None) -> None:
-        """Merge a neighbor into a block that stands in no list, if both are free or both are unmapped."""
+        """Merge a neighbor into a block that is in no list, if both are free or both are unmapped."""
         if other is None or other.state != block.state:
             return
         if other.state == FREE:
@@ -228,7 +228,7 @@ class Arena:
 
 
 def split_front(block: SimBlock, size: int) -> SimBlock:
-    """Cut the first `size` bytes off a block that stands in no list; returns the new block in front."""
+    """Cut the first `size` bytes off a block that is in no list; returns the new block in front."""
     front = SimBlock(block.arena, block.segment, block.where, size)
     before = block.prev
     front.prev = before

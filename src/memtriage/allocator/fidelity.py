@@ -5,7 +5,7 @@ which block serves a request and what goes back to the driver. Only what a drive
 recording: the address of a new segment (ties between blocks of equal size are broken by address), and that it
 refused, where no limit of the process explains it.
 
-Known limitation: a recording does not tell whether a free that awaited a stream completed before the search
+Known limitation: a recording does not say whether a free that awaited a stream completed before the search
 for a free block or in a flush after it. Where a limit is met and garbage is collected too, that is a guess.
 """
 

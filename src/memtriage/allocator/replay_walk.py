@@ -453,7 +453,7 @@ class ReplayWalk:
         self._release(index, change, home)
 
     def _range_of(self, address: int) -> int:
-        """The virtual range an address lies in: every address that an event maps is in one."""
+        """The virtual range an address is in: every address that an event maps is in one."""
         return next(
             number
             for number in self.virtual

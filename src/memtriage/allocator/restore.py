@@ -1,7 +1,7 @@
 """Puts a simulator into the state in which a recorded trace begins.
 
 Known limitations: in which order the segments of that moment were made is not recorded; where that decides
-(ties of equal size from torch 2.13 on, garbage collection), the order of their addresses stands in. Blocks
+(ties of equal size from torch 2.13 on, garbage collection), the order of their addresses is used. Blocks
 that await a stream all through the trace do so for good.
 """
 

@@ -47,7 +47,7 @@ it."""
 USER_POOLS_PROCESS_EVENTS: Final[Version] = (2, 12)
 """From here on only a graph capture, no longer every private pool, puts off stream events and flushes
 (`is_capture_context`). Older and newer sources differ in this; that 2.12 is the first with it is inferred
-from the settings that stand beside it."""
+from the settings that are next to it."""
 ORDER_BY_CREATION: Final[Version] = (2, 13)
 """From here on free blocks of equal size are ordered by the age of their segment, before by address
 (pytorch #183591, merged between the branch cuts of 2.12 and 2.13: inferred from the dates)."""

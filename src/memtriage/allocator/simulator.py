@@ -46,7 +46,7 @@ class Simulator:
     Args:
         settings: the configuration, see `parse_conf`; None for the defaults of the newest torch.
         capacity: bytes that the driver has for this allocator; None for no limit. Not with `driver`.
-        limit: bytes that the process may reserve, in place of `Settings.memory_fraction`. Unlike the driver's
+        limit: bytes that the process may reserve, instead of `Settings.memory_fraction`. Unlike the driver's
             capacity it is checked against the size of a segment, even where pages are mapped.
         device_memory: the device's memory in bytes: `Settings.memory_fraction` is a share of it, virtual
             ranges of expandable segments are 9/8 of it. None for the driver's capacity.

@@ -47,7 +47,7 @@ class States:
         """The state now.
 
         Args:
-            names: of the live blocks that may be freed or used by name later. All others are told apart by
+            names: of the live blocks that may be freed or used by name later. All others are distinguished by
                 nothing but their place.
         """
         number = self._number

@@ -212,7 +212,7 @@ def known_memory(recording: DeviceRecording) -> Memory:
     """What memory the recorded process certainly had, where it ran out of it; else `UNLIMITED`.
 
     The driver's free memory tells it, unless that would have been enough: then a limit of the process was
-    met. No recording has that limit: what was reserved at most stands in for it.
+    met. No recording has that limit: what was reserved at most replaces it.
     """
     if not recording.ooms:
         return UNLIMITED

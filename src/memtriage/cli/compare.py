@@ -120,7 +120,7 @@ def _interrupted(campaign: Campaign) -> str:
 
 
 def _clear(directory: Path) -> None:
-    """Delete the trials of a directory; what else lies in it stays."""
+    """Delete the trials of a directory; what else is in it stays."""
     for end in directory.glob("*/round-*"):
         shutil.rmtree(end)
 

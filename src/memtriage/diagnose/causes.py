@@ -1,6 +1,6 @@
 """One cause, one finding: put findings together whose holders have a common holder. Pure.
 
-Two growths have one cause in these cases, which are told from the segments of their paths:
+Two growths have one cause in these cases, which are inferred from the segments of their paths:
 
 - the same place, seen within a step and from step to step;
 - a variable, and what is in it or hangs on it;

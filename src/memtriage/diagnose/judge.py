@@ -314,7 +314,7 @@ def unnamed_growth(
         counter: whose.
         evidence: what the counters say.
         named: findings of growth that has a holder.
-        held: bytes a position by which all that has a holder grew meanwhile, leak or not; None where no two
+        held: bytes per position by which all that has a holder grew meanwhile, leak or not; None where no two
             censuses tell.
         resident_contradicts: the resident set shows that nothing like it came.
         native: growing containers, among them those of objects whose memory only C++ knows of.

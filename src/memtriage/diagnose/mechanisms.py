@@ -35,7 +35,7 @@ class Held:
         owner: what most of the bytes are.
         kind: type of the holding Python object, e.g. `list`.
         lengthens: it is one storage that grows at its end.
-        shared: its storages lie in shared memory.
+        shared: its storages are in shared memory.
         known: the entry of the catalogue of known holders that keeps most of it.
         gradients: the program has computed gradients.
         differentiated: its graph has nodes that differentiate a gradient.

@@ -43,7 +43,7 @@ class MemoryCheck:
         ValueError: `max_peak` is no size, or nothing is demanded.
         TypeError: a demand that does not exist.
 
-    Limits: with `max_peak` the peak statistics of the CUDA devices begin anew
+    Limits: with `max_peak` the peak statistics of the CUDA devices begin again
     (`torch.cuda.reset_peak_memory_stats`), and so does the process's high-water mark.
     """
 

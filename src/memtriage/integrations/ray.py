@@ -1,4 +1,4 @@
-"""memtriage in Ray Train: each worker's training loop is watched, its records lie in one run directory.
+"""memtriage in Ray Train: each worker's training loop is watched, its records are in one run directory.
 
 trainer = TorchTrainer(watched(train_loop_per_worker), scaling_config=ScalingConfig(num_workers=8))
 """

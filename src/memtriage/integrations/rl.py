@@ -67,14 +67,14 @@ BOUNDARIES: Final = (
 
 
 Build = Callable[[Any, Method], Method]
-"""Makes what stands in for a method, given the worker and its bound method."""
+"""Makes what replaces a method, given the worker and its bound method."""
 
 
 class Attachment:
     """What `attach` put on a worker or its class. As a context manager it takes it off at the end.
 
     Attributes:
-        methods: names of the methods that it stands in for.
+        methods: names of the methods that it replaces.
     """
 
     def __init__(self, target: Any, builds: dict[str, Build]) -> None:

@@ -3,7 +3,7 @@
 Why these thresholds: full cards still report up to 26 MiB free, so that a margin under 64 MiB is "full". One
 context with its libraries takes 0.73 to 0.75 GiB outside the allocator on an H200, hence up to 1 GiB is no
 sign of another process. What is free or in holes, less the request, is what perfect compaction would leave:
-under 5 % of the card the run would fail again soon, so that "does not fit" stands beside "fragmentation".
+under 5 % of the card the run would fail again soon, so that "does not fit" is next to "fragmentation".
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ _USERS: Final[Mapping[str, str]] = {
     "xpu-v2": "xpu-smi ps",
     "xpu-runtime": "xpu-smi ps",
 }
-"""The same by the family, where the device's name does not tell: ROCm's devices are called cuda, too."""
+"""The same by the family, where the device's name does not say: ROCm's devices are called cuda, too."""
 _DEVICE_USERS: Final[Mapping[str, str]] = {
     "xpu": "xpu-smi ps",
     "npu": "npu-smi info",

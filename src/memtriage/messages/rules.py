@@ -100,7 +100,7 @@ def judge(message: Message) -> tuple[Label, ...]:
 
 
 def _judge_allocation(message: Message) -> tuple[Label, ...]:
-    """What the figures of any runtime's failed allocation prove; most do not tell who has the rest."""
+    """What the figures of any runtime's failed allocation prove; most do not say who has the rest."""
     if message.form == "survived":
         return ("informational",)
     requested, used, free = (message.number(name) for name in ("requested", "used", "free"))

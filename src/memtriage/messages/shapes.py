@@ -42,7 +42,7 @@ class Product:
 
     @property
     def meaning(self) -> str | None:
-        """What such a tensor is, in words; None where the sizes do not tell."""
+        """What such a tensor is, in words; None where the sizes do not say."""
         precision = {4: "fp32", 2: "16-bit"}.get(self.itemsize, f"{self.itemsize}-byte")
         kinds = {kind_of(name) for name in self.names}
         if self.is_logits:

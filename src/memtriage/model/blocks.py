@@ -101,7 +101,7 @@ class DriverUse(msgspec.Struct, frozen=True, kw_only=True):
         used: memory in use by anybody, `total` minus what is free.
         processes: the *other* processes on the device as (process id, bytes; None where the driver does not
             tell). When `own` is None this process may be among them under an id of another namespace.
-        own: bytes of this process, its context included; None where the driver does not tell.
+        own: bytes of this process, its context included; None where the driver does not say.
         source: where the figures were read, and why some are missing.
     """
 

@@ -146,7 +146,7 @@ class GroupDetail(msgspec.Struct, kw_only=True):
         bound: number of entries at which the holding container stops growing; None for no bound.
         entries: entries in it now.
         holder_kind: type of the holding object, e.g. `list`.
-        shared: the storages lie in shared memory.
+        shared: the storages are in shared memory.
         saved_by: the autograd node that keeps the largest of them, and the module it most likely ran in.
         stored_value: source of what that line stores; None where it is no short expression.
         stored_by_hook: that line is in a function that is registered as a hook of a module.

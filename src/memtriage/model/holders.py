@@ -106,7 +106,7 @@ class SegmentPinning(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AllocatorFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Allocated and reserved bytes of a CUDA device; None where the allocator does not tell."""
+    """Allocated and reserved bytes of a CUDA device; None where the allocator does not say."""
 
     allocated: int | None
     reserved: int | None

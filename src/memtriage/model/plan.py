@@ -47,7 +47,7 @@ class PlanStep(msgspec.Struct, kw_only=True):
         speed: what is known of the speed, with its source.
         maths: what it does to the result.
         maths_note: exceptions; None where there is none.
-        simulated_by: a stand-in that was simulated in place of the change; None where the change itself was.
+        simulated_by: a stand-in that was simulated instead of the change; None where the change itself was.
         code: what to write, by framework: `torch`, and `trainer`, `accelerate`, `lightning` where it differs.
     """
 

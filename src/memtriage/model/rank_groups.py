@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 RankFigureName = Literal["growth", "allocated", "reserved", "peak", "resident", "steps", "marks"]
-"""Figures by which ranks are compared: `growth` in bytes a step, `steps` and `marks` counts, the others in
+"""Figures by which ranks are compared: `growth` in bytes per step, `steps` and `marks` counts, the others in
 bytes."""
 
 
@@ -19,7 +19,7 @@ class RankFigures(msgspec.Struct, kw_only=True, frozen=True):
         steps: completed optimizer steps.
         marks: lines of marks that it recorded.
         killed: it wrote no end and is gone.
-        growth: bytes a step by which allocated keeps rising; 0 when it does not.
+        growth: bytes per step by which allocated keeps rising; 0 when it does not.
         base: allocated without what has grown since warm-up, at the mark where ranks are compared; None when
             the rank did not come as far as that mark.
         allocated, reserved: at that mark, on the rank's fullest device.

@@ -362,7 +362,7 @@ class DeviceRecording:
         steps: training steps found.
         ooms: out-of-memory errors.
         exact_from_us: from when on the timeline is exact; None when the replay is exact throughout.
-        notes: what the recording does not tell, in words.
+        notes: what the recording does not say, in words.
         findings: what is wrong; empty when healthy.
     """
 

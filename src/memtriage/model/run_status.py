@@ -28,7 +28,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
         passing: the most that came and went between two marks beyond what stayed, by CUDA device: room that a
             step needs; no entry before a peak was seen to rise.
         limits: bytes that the process may have: of each CUDA device, and of the `host`.
-        growth: by device, bytes a step by which the lowest figures of the recent steps rise; 0 when they do
+        growth: by device, bytes per step by which the lowest figures of the recent steps rise; 0 when they do
             not; no entry before there are enough steps to tell.
         host_rss, host_pinned: resident set; what the pinned-memory allocator has.
         host_classes: the rows of a host ledger; they sum to the resident set.

@@ -198,7 +198,7 @@ class AllocationHistory:
     stay readable.
 
     Known limitation: a tool that begins its own recording after `start` is recognized at `stop` by its event
-    trace; one that keeps no trace either cannot be told from this one, and is switched off.
+    trace; one that keeps no trace either cannot be distinguished from this one, and is switched off.
     """
 
     def __init__(self) -> None:

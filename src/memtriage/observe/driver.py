@@ -17,7 +17,7 @@ from memtriage.observe import cuda
 from memtriage.process.stdlib import os
 
 ProcessUse = Mapping[int, int | None]
-"""Bytes for each process id; None where the driver does not tell."""
+"""Bytes for each process id; None where the driver does not say."""
 
 # A process can be in several lists (compute and graphics), and MIG or vGPU devices refuse some of them.
 _PROCESS_LISTS: Final = (

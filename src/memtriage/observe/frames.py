@@ -156,7 +156,7 @@ def _read_localsplus(frame: FrameType, code: CodeType, wanted: Wanted) -> list[t
             continue
         try:
             # One expression without a call, in which no other thread gets the interpreter: if the frame is
-            # another thread's, its function may end or let go of the value at any other place.
+            # another thread's, its function may end or release the value at any other place.
             value = outer.f_frame.contents.localsplus[index]
         except ValueError:  # not bound at this point of the function
             continue

@@ -1,8 +1,8 @@
 """Hooks that make marks: a wrapped `torch.autograd.backward` and the optimizers' global step hooks.
 
 Global module hooks are never installed: they take torch.compile from one graph to none. Nested backwards
-(reentrant checkpointing runs one inside another) are no micro-batches of their own; they are told by the
-engine's graph task, not by a depth counter, since on CUDA they run on the engine's threads.
+(reentrant checkpointing runs one inside another) are no micro-batches of their own; they are inferred from
+the engine's graph task, not from a depth counter, since on CUDA they run on the engine's threads.
 
 What has no such hook makes no marks by itself: `torch.autograd.grad`, replayed CUDA graphs, optimizers that
 are no `torch.optim.Optimizer`. There `memtriage.step()` and `memtriage.mark()` do.
@@ -38,7 +38,7 @@ class TrainingHooks:
     """Installs the hooks, at once or when the program imports torch, and takes them away again.
 
     Args:
-        events: who is told.
+        events: who is notified.
         attach: calls what attaches the hooks, which fails where a module called torch is another one.
     """
 
@@ -115,7 +115,7 @@ class TrainingHooks:
                 del own
                 raise  # which adds no entry for this frame again
             finally:
-                # The arguments hold the loss: let go of it before the counters are read.
+                # The arguments hold the loss: release it before the counters are read.
                 del args, kwargs
                 events.backward_ends(failed)
             return result

@@ -15,7 +15,7 @@ from memtriage.process.stdlib import os
 
 
 def modules() -> list[ModuleType]:
-    """Return all loaded modules; other objects that stand in `sys.modules` are left out."""
+    """Return all loaded modules; other objects that are in `sys.modules` are left out."""
     return [module for module in list(sys.modules.values()) if issubclass(type(module), ModuleType)]
 
 

@@ -173,7 +173,7 @@ def plan(
 ) -> Plan:
     """The cheapest set of changes with which a training step fits a budget. Sizes in bytes.
 
-    Every candidate is predicted anew, as by `predict`: the build function is run and changed many times.
+    Every candidate is predicted again, as by `predict`: the build function is run and changed many times.
 
     Args:
         build: returns `(model, optimizer, step)`; `step()` runs one optimizer step. Smaller micro-batches are
@@ -190,7 +190,7 @@ def plan(
             to change. A change that makes the program fail is passed over.
 
     Limits: as of `predict`. 8-bit and offloaded optimizers are simulated by the states that they keep on the
-    device; speed is told by operations counted, not by time.
+    device; speed is judged by operations counted, not by time.
     """
     return plan_program(
         build,

@@ -12,7 +12,7 @@ from memtriage.prediction.build import Build, Built, check_built
 
 
 def unchanged(built: Built) -> Built:
-    """The edit of a change that lies in arguments or settings alone."""
+    """The edit of a change that is in arguments or settings alone."""
     return built
 
 

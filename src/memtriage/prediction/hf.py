@@ -88,7 +88,7 @@ def build_from_config(path: Path, arguments: TrainingArguments) -> Callable[...,
     Its keywords are those of `TrainingArguments` that a plan may change.
 
     Args:
-        path: a model's `config.json`, or the folder that it lies in.
+        path: a model's `config.json`, or the folder that it is in.
 
     Raises:
         BuildError: transformers is not installed, or the file is none, no configuration, or of a model that

@@ -300,7 +300,7 @@ def _shaped(func: Any, operator: Operator, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _compiler_traces() -> bool:
-    """Whether a mode of `FakeTensor` is on, which stands below all modes of programs."""
+    """Whether a mode of `FakeTensor` is on, which is below all modes of programs."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 

@@ -189,7 +189,7 @@ class Lifetimes:
         return [self._allocate(size, op, "workspace") for size in sizes if size > 0]
 
     def release(self, blocks: list[int]) -> None:
-        """The operator lets go of its buffers, the last one first."""
+        """The operator releases its buffers, the last one first."""
         for block in reversed(blocks):
             self._free(block)
 

@@ -428,7 +428,7 @@ class ScriptWatch(TraceWatch):
         ]
 
     def _is_traced(self, tensor: torch.Tensor) -> bool:
-        """Whether it lies on the device of this trace."""
+        """Whether it is on the device of this trace."""
         return any(
             is_gpu(part) and self.lifetimes.block_of(part.untyped_storage()) is not None
             for part in parts(tensor)

@@ -86,7 +86,7 @@ def run(
 
 
 def kill_leftovers(directory: Path) -> int:
-    """Kill processes of trials whose folder lies below `directory`, and return how many there were.
+    """Kill processes of trials whose folder is below `directory`, and return how many there were.
 
     For trials whose runner was killed itself: they would take the device's memory and time from the next.
     """

@@ -114,7 +114,7 @@ def pack(folder: Path) -> bytes:
 
 
 def unpack(archive: bytes, folder: Path) -> None:
-    """Put a trial's files into its folder, in place of what was there."""
+    """Put a trial's files into its folder, instead of what was there."""
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)

@@ -23,7 +23,7 @@ class Interval:
     Attributes:
         low, high: the interval.
         confidence: how often such an interval encloses the true median.
-        basis: `trials` counts differences between processes; `steps` does not, for want of trials.
+        basis: `trials` counts differences between processes; `steps` does not, for lack of trials.
     """
 
     low: float

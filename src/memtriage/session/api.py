@@ -42,7 +42,7 @@ def watch(
     Marks are made by `torch.autograd.backward` and by optimizer steps. One census is taken for the ledger (at
     the third step, or at the end of a shorter run), others only when growth or an out-of-memory error asks
     for one. On exit everything installed is removed, the report is printed to
-    stderr, and the result (`memtriage.RunReport`) stands in the watch's `report`.
+    stderr, and the result (`memtriage.RunReport`) is in the watch's `report`.
 
     Args:
         directory: where the record goes; `$MEMTRIAGE_DIR` or `memtriage-run` by default.

@@ -1,4 +1,4 @@
-"""The recursion limit as the program sees it: without the frames that lie below its own."""
+"""The recursion limit as the program sees it: without the frames that are below its own."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class LiveState:
         """How memory has changed so far.
 
         Args:
-            growing: by device, bytes a step by which its counter grows; devices not followed long enough
+            growing: by device, bytes per step by which its counter grows; devices not followed long enough
                 are left out.
             passing: as `RunStatus` has it.
         """

@@ -4,7 +4,7 @@ What the program sees is what `python SCRIPT`, `python DIR` or `python -m MODULE
 `sys.path[0]`, `__file__`, `__spec__`, its own `__main__` module (so that pickling, `inspect.getsource` and
 the children of `multiprocessing` find it), its traceback and its exit status.
 
-Not the same as unwatched: memtriage's frames lie below the program's (`traceback.print_stack` and a
+Not the same as unwatched: memtriage's frames are below the program's (`traceback.print_stack` and a
 `stacklevel` that reaches past the outermost frame show it), `sys.orig_argv` names memtriage, modules that
 memtriage needs are imported already (unless the script's folder has its own of that name), and a file that
 is not text (null bytes, bytes of another encoding) ends in another wording of the same `SyntaxError`.

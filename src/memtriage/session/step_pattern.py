@@ -19,7 +19,7 @@ class StepPatternPolicy:
 
     Attributes:
         alternating: optimizers that alternate in one iteration, each after a backward of its own. More of
-            them are optimizers that never come again: made anew for each model of a search, and kept.
+            them are optimizers that never come again: made again for each model of a search, and kept.
         rounds: steps without a new optimizer after which one that was never seen begins an iteration of its
             own: the next model of a search, whose predecessor's optimizer is still alive.
     """
@@ -38,7 +38,7 @@ class Stepped:
     Attributes:
         ref: to the optimizer.
         trains: addresses of its first and last parameter, and how many there are: an optimizer that is made
-            anew for the same parameters takes the place of the one before. None where it does not say.
+            again for the same parameters takes the place of the one before. None where it does not say.
     """
 
     ref: weakref.ref[Any]

@@ -56,7 +56,7 @@ def loaded(path: Path) -> Iterator[dict[str, Any]]:
 
     Yields:
         The dictionary; `segments` and `device_traces` are lists in it. A bare list of segments, as
-        `torch.cuda.memory_snapshot()` returns it, stands under `segments`.
+        `torch.cuda.memory_snapshot()` returns it, is under `segments`.
 
     Raises:
         SnapshotError: when the file is anything else.

@@ -42,7 +42,7 @@ RECORDED_POLICY: Final = RecordedGrowthPolicy()
 
 @dataclass(frozen=True, slots=True)
 class SiteGrowth:
-    """A site that grows: bytes a step, as an exact ratio of what was seen."""
+    """A site that grows: bytes per step, as an exact ratio of what was seen."""
 
     site: int
     rate: float

@@ -25,7 +25,7 @@ class GrowingSites:
 
     Attributes:
         sites: the sites, fastest first.
-        rates: bytes a step of each.
+        rates: bytes per step of each.
         lives: the blocks that it keeps, at the snapshot.
         graph: they were made in forward or backward.
     """

@@ -18,7 +18,7 @@ PROFILER_SPAN: Final = "ProfilerStep#"
 MIN_REPEATS: Final = 4
 """Times that something must recur to count as a step."""
 REGULAR: Final = 0.75
-"""Share of the allocations that must lie in like intervals for a recurrence to be a step."""
+"""Share of the allocations that must be in like intervals for a recurrence to be a step."""
 TOLERANCE: Final = 0.02
 """How much the number of allocations may differ between like intervals."""
 

@@ -50,7 +50,7 @@ def clear_holders(
     empty_cache: bool = True,
     idle: bool = False,
 ) -> Cleared:
-    """Have known holders let go of what can be made again. See `memtriage.clear_caches`.
+    """Have known holders release what can be made again. See `memtriage.clear_caches`.
 
     Args:
         kinds, between_steps, empty_cache: as there.
@@ -236,7 +236,7 @@ def _fail(work: _Clearing, what: str, error: Exception) -> None:
 
 
 def _settle(work: _Clearing) -> None:
-    """Count the storages that are gone. Of a failed entry too: a part of it may have let go."""
+    """Count the storages that are gone. Of a failed entry too: a part of it may have been released."""
     freed = dict(work.counted)
     if work.outcome.status in ("cleared", "failed"):
         for device, nbytes, reference in work.storages:
@@ -267,7 +267,7 @@ def _empty_cache() -> str:
 def clear_caches(
     kinds: Iterable[str] | None = None, *, between_steps: bool = False, empty_cache: bool = True
 ) -> Cleared:
-    """Have known holders (`memtriage holders`) let go of what can be made again. Sizes in bytes.
+    """Have known holders (`memtriage holders`) release what can be made again. Sizes in bytes.
 
     Every CUDA device in use is synchronized first. Then garbage is collected and the allocator's cache
     emptied. What must not be cleared now is skipped, with the reason: while CUDA graphs are captured that

@@ -19,7 +19,7 @@ MALLOC_SETTINGS: Final[Mapping[str, str]] = MappingProxyType(
 """Environment of glibc's malloc with which freed tensors go back to the kernel.
 
 By default the mmap threshold climbs to 32 MiB with the first large block that is freed, so later tensors
-lie on the heap, where one survivor keeps everything below it. Setting a threshold stops the climb; 64 KiB is
+are on the heap, where one survivor keeps everything below it. Setting a threshold stops the climb; 64 KiB is
 below the smallest tensor that matters. Figures and the price (page faults) are in docs/host-memory.md.
 """
 
@@ -28,7 +28,7 @@ class Trimmed(msgspec.Struct, frozen=True):
     """What a trim gave back. Sizes in bytes.
 
     Attributes:
-        before, after: resident set before and after; None where the platform does not tell.
+        before, after: resident set before and after; None where the platform does not say.
         supported: False where the C library has no `malloc_trim` (musl, macOS) or malloc is another library's
             (jemalloc, tcmalloc): nothing was done then.
     """
@@ -69,7 +69,7 @@ def is_tuned(environ: Mapping[str, str]) -> bool:
 
 
 def restart_tuned() -> None:
-    """Start this process anew, in its own place, with malloc's settings; returns if there is nothing to gain.
+    """Start this process again in its own place, with malloc's settings; return if there is nothing to gain.
 
     malloc reads its environment before the first line of Python. The process id, open files and the command
     line stay; what ran so far is lost, so call it first. Returns where the settings are there already (so a
@@ -91,6 +91,6 @@ def malloc_settings() -> dict[str, str]:
     `memtriage run --host-tuning` starts a script with them. malloc reads them when a process begins: setting
     them in `os.environ` helps processes that are started later, not this one.
 
-    Limits: glibc only. A model trained on the CPU gets slower, for every temporary tensor is faulted in anew.
+    Limits: glibc only. A model trained on the CPU gets slower: every temporary tensor is faulted in again.
     """
     return dict(MALLOC_SETTINGS)

@@ -428,7 +428,7 @@ def llama(device: Any, **settings: Any) -> Any:
 
 
 def llama_packed(device: Any) -> Any:
-    """Four documents in one row, told apart by their positions, under autocast."""
+    """Four documents in one row, distinguished by their positions, under autocast."""
     model = llama(device)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters())

@@ -130,7 +130,7 @@ def growth(count: int, nbytes: int, distance: int = 4, *, attached: bool = False
         (growth(4, 4 * 64 * KIB), True),
         (growth(1, 8 * KIB), True),
         (growth(0, 4 * MIB), False),  # nothing came: storages are larger
-        (growth(4, 4 * KIB - 1), False),  # below a KiB a step
+        (growth(4, 4 * KIB - 1), False),  # below a KiB per step
         (growth(100, 100 * 512), False),  # detached losses on CUDA: 512 bytes each
         (growth(100, 100 * 513), True),
         (growth(100, 100 * 512, attached=True), True),  # each leads to a graph

@@ -90,7 +90,7 @@ def test_retention_tells_what_a_trim_returns() -> None:
 
 
 def test_what_the_next_step_takes_again_is_not_retained() -> None:
-    """Activations of 700 MiB are freed at the end of a step and allocated anew in the next one."""
+    """Activations of 700 MiB are freed at the end of a step and allocated again in the next one."""
     evidence = HostEvidence(retention=kept(800 * MIB), taken_by_steps=700 * MIB)
     assert malloc_retention(evidence) is None
     evidence = HostEvidence(retention=kept(800 * MIB), taken_by_steps=200 * MIB)

@@ -1,4 +1,4 @@
-"""A run in progress: what each rank's line says, and when the ranks are joined anew."""
+"""A run in progress: what each rank's line says, and when the ranks are joined again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking processes that do not listen. `sys.remote_exec` needs Python 3.14; elsewhere a signal stands in."""
+"""Asking processes that do not listen. `sys.remote_exec` needs Python 3.14; elsewhere a signal is used."""
 
 from __future__ import annotations
 

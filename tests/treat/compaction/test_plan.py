@@ -1,4 +1,4 @@
-"""Plans: only what may move does, the best first, and bins are as large as what is to lie in them."""
+"""Plans: only what may move does, the best first, and bins are as large as what is to be in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Storages are found for blocks, whoever holds them; CPU memory stands in for the device's."""
+"""Storages are found for blocks, whoever holds them; CPU memory replaces the device's."""
 
 from __future__ import annotations
 

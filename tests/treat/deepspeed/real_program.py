@@ -112,7 +112,7 @@ def staging(engine: Any) -> list[str]:
 
 
 def shared(engine: Any) -> list[bool]:
-    """For each sum of micro-batches, whether it lies in its group's fp32 gradients."""
+    """For each sum of micro-batches, whether it is in its group's fp32 gradients."""
     zero = engine.optimizer
     gradients = [group.grad.untyped_storage().data_ptr() for group in zero.single_partition_of_fp32_groups]
     return [

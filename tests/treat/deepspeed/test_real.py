@@ -11,7 +11,7 @@ NOISE = 3 << 20
 
 pytestmark = pytest.mark.skipif(not installed(), reason="needs deepspeed")
 SHARED = {"two micro-batches": {False}, "shared sums": {True}}
-"""Where sums of micro-batches are, and whether they lie in the fp32 gradients."""
+"""Where sums of micro-batches are, and whether they are in the fp32 gradients."""
 
 
 def test_the_bits_are_those_of_deepspeed_alone() -> None:

@@ -72,7 +72,7 @@ Install = Callable[..., tuple[Any, Any]]
 
 @pytest.fixture
 def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Put modules in place of DeepSpeed's; returns accelerator and optimizer class."""
+    """Put modules instead of DeepSpeed's; returns accelerator and optimizer class."""
 
     def put(accelerator: Any = None, optimizer: Any = None) -> tuple[Any, Any]:
         accelerator = accelerator or make_accelerator()

@@ -1,4 +1,4 @@
-"""The CUDA device's copies, with host memory in place of the device's; and the kernel's table."""
+"""The CUDA device's copies, with host memory instead of the device's; and the kernel's table."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def measure(weights: list[Parameter], settings: dict[str, Any]) -> dict[str, int
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient
     before = resident()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
     optimizer = OffloadedAdamW(weights, tile_elements=TILE, **settings)
     optimizer.load_state_dict(optimizer.state_dict())  # as accelerate does; there is nothing in it yet
     made = resident()

@@ -94,7 +94,7 @@ def test_foreign_memory_and_fixed_storages_stay() -> None:
 def test_compaction_looks_past_what_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
     # Memory of the host is the device's here, and a CUDA build of torch can tell that it is not.
     monkeypatch.delattr(torch._C, "_has_Standard_Deleter", raising=False)
-    # As large as the segment's block, or other tensors of this process may lie in that.
+    # As large as the segment's block, or other tensors of this process may be in that.
     mover, parked = torch.zeros(2 * MIB, dtype=torch.uint8), torch.nn.Parameter(torch.ones(8))
     layout = Chip(mover).layout()
     with memtriage.park(parked), torch._C.DisableTorchFunction(), StorageFinder() as find:

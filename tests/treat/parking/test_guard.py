@@ -177,7 +177,7 @@ def test_a_compiled_model_is_not_compiled_again() -> None:
     expected = compiled(torch.ones(2, 4))
     counters.clear()
     memtriage.park(model)
-    # Dynamo meets the parked weights when it tries to trace anew, and wraps what they raise.
+    # Dynamo meets the parked weights when it tries to trace again, and wraps what they raise.
     with pytest.raises(Exception, match="which is parked"):
         compiled(torch.ones(2, 4))
     memtriage.unpark()

@@ -1,4 +1,4 @@
-"""A history of plain numbers: loss, learning rate and gradient norm, a few hundred bytes a step."""
+"""A history of plain numbers: loss, learning rate and gradient norm, a few hundred bytes per step."""
 
 import torch
 from torch import nn

@@ -1,7 +1,7 @@
 """Losses are kept after backward, and the blocks use reentrant checkpointing.
 
 backward frees the saved tensors, but every checkpoint's context also keeps the state of the random number
-generator (5 kB on the CPU), to be able to repeat dropout: sixteen blocks make 79 KiB a step.
+generator (5 kB on the CPU), to be able to repeat dropout: sixteen blocks make 79 KiB per step.
 Holds the memory: the local list `losses` of `main` -> ... -> CheckpointFunctionBackward -> ctx.fwd_cpu_state.
 Cure: `losses.append(loss.item())`; or `use_reentrant=False`, or `preserve_rng_state=False`.
 """

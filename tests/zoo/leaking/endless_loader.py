@@ -1,7 +1,7 @@
 """`itertools.cycle` makes a loader endless, and keeps every batch of the first round to give it again.
 
 Holds the memory: the iterator `batches` of `main`, until the first round is complete and all of it is kept.
-Cure: a generator that begins the loader anew (`while True: yield from loader`).
+Cure: a generator that begins the loader again (`while True: yield from loader`).
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """A contrastive model lengthens its queue of keys, a registered buffer, and never removes old ones.
 
-There is always just one buffer, which `torch.cat` makes anew.
+There is always just one buffer, which `torch.cat` makes again.
 Holds the memory: the buffer `queue` of the model.
 Cure: write new keys over the oldest in a buffer of fixed size.
 """

@@ -65,7 +65,7 @@ def next_census(
     *,
     shown: bool = True,
 ) -> float:
-    """Return the position from which on the next census is due; it may lie in the past.
+    """Return the position from which on the next census is due; it may be in the past.
 
     While nothing grows, distances grow with the run, so that a holder that no counter sees is still compared
     over several intervals. Under suspicion the first follows soon, and each distance doubles; a census that

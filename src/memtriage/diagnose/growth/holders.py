@@ -13,10 +13,10 @@ from memtriage.diagnose.growth.proof import POLICY, Proof, ProofPolicy, prove
 from memtriage.model.paths import HolderPath
 
 Contradicts = Callable[[str, float, float], bool]
-"""Given a counter's name, a rate in bytes a position and a position: whether that counter shows that nothing
-has grown at such a rate since then."""
+"""Given a counter's name, a rate in bytes per position and a position: whether that counter shows that
+nothing has grown at such a rate since then."""
 Confirms = Callable[[str, float], bool]
-"""Given a counter's name and a rate in bytes a position: whether that counter rises by at least as much."""
+"""Given a counter's name and a rate in bytes per position: whether that counter rises by at least as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class GrowingData:
         native: type of its newest entries that C++ made, with memory that only it knows of; None for others.
         entry_bytes: of a recent entry.
         entries: `(position, how many)` at each census that found more than the one before, oldest first.
-        allocated_at: the line that makes about as many bytes a position; None where none was recorded.
+        allocated_at: the line that makes about as many bytes per position; None where none was recorded.
         stored_at: the line that stores into it; None where that is not certain.
         classes: of it and of the objects on the way to it, as `GroupDetail.classes` has them.
     """
@@ -303,7 +303,7 @@ def waits_for_collector(waiting: Sequence[AwaitingCollector], device: str, rate:
     Args:
         waiting: what awaited the collector at each census.
         device: whose storages.
-        rate: bytes a position that the counter shows.
+        rate: bytes per position that the counter shows.
     """
     if len(waiting) < 2:
         return False

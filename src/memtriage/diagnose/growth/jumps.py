@@ -85,7 +85,7 @@ def without_releases(points: Points) -> Points:
 def _excess_and_noise(at: Floats, values: Floats) -> tuple[Floats, float]:
     """Return by how much each level rises more than usual in such a time, and the standard deviation of that.
 
-    Levels lie at unequal distances: where readings are missing, growth shows as one large rise.
+    Levels are at unequal distances: where readings are missing, growth shows as one large rise.
     """
     times, rises = np.diff(at), np.diff(values)
     excess = rises - float(np.median(rises / times)) * times

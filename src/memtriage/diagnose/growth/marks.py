@@ -143,7 +143,7 @@ def went_on_within_step(
     Args:
         step: the counter over the micro-batches of one step.
         since: micro-batch of the census that saw growth; of a later step, its warm-up.
-        rate: bytes a micro-batch that the censuses found.
+        rate: bytes per micro-batch that the censuses found.
         policy: how many micro-batches it takes, and how much of that rate.
     """
     later = step.after(since)

@@ -58,7 +58,7 @@ class Proof:
 
     Attributes:
         certainty: `proven`, `suspected`, or None: it is no leak.
-        rate: bytes a position over the intervals that count.
+        rate: bytes per position over the intervals that count.
         intervals: how many in a row it grew over.
         since: position at which they begin.
         reason: why it is not proven; None where it is.
@@ -89,8 +89,8 @@ def prove(
 
     Args:
         sizes: position and bytes it keeps alive, by census, oldest first; positions and bytes rise.
-        contradicted: given a rate in bytes a position and a position, says whether a counter that is able to
-            see this memory shows that nothing grew at such a rate since then.
+        contradicted: given a rate in bytes per position and a position, says whether a counter that is able
+            to see this memory shows that nothing grew at such a rate since then.
         policy: thresholds.
         period: positions from rise to rise, where growth is periodic: the rate is over whole periods.
         fell: at some census before these it kept less than at the one before that.

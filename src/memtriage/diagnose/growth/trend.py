@@ -29,7 +29,7 @@ class TrendPolicy:
     Attributes:
         warm_up: first readings to leave out: optimizer state, workspaces, compilation.
         points: readings needed after these: with the warm-up, 12 positions.
-        least: bytes a position below which growth is the program's own bookkeeping: a loss kept as a
+        least: bytes per position below which growth is the program's own bookkeeping: a loss kept as a
             number, a line of a log.
         settles: bytes that caches of libraries and of malloc take altogether until they are full. A GPT-2
             with batches of varying lengths took 0.1 MiB in 400 steps, half of that in the first 50.
@@ -216,7 +216,7 @@ def _interval(growth: GrowthEstimate) -> float:
 
 
 def detection_limit(points: Points, policy: TrendPolicy = TrendPolicy()) -> float | None:
-    """Return the smallest growth that would have been found, in bytes a position; None if too short.
+    """Return the smallest growth that would have been found, in bytes per position; None if too short.
 
     Leaks of rising size are added to this very series, less its own growth, until one is found with its
     rate: a steady one, and, where readings are many and dense enough to tell them apart, one that comes in

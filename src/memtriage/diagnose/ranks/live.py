@@ -25,7 +25,7 @@ RankState = Literal["running", "ended", "killed", "silent"]
 SILENT_AFTER_S: Final = 120.0
 """A rank of another machine that wrote nothing for so long may be dead; nobody can tell from here."""
 _COURSES: Final = ("step", "backward", "time")
-"""Marks whose course tells most, the best first."""
+"""Marks whose course shows most, the best first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class RankLine:
         peak: the most that was allocated at a mark; once the rank has ended, the allocator's own peak.
         stranded: of that device, as of the last ledger.
         host_rss: resident set of the process.
-        growth: bytes a step by which the floor of the recent steps rises; 0 when it does not, None when there
-            are too few steps to tell.
+        growth: bytes per step by which the floor of the recent steps rises; 0 when it does not, None when
+            there are too few steps to tell.
         last_mark: name of the last mark.
         age_s: seconds since the last line that tells the time.
         state: `killed` when its process is gone and wrote no end; `silent` when it is on another machine and
@@ -178,7 +178,7 @@ class LiveRun:
     def _judgment(
         self, run: RunRecord, states: list[RankState], changed: bool
     ) -> tuple[RunReport, RunContext]:
-        """All ranks joined: anew if there is anything new, unless that was just done and takes long."""
+        """All ranks joined: again if there is anything new, unless that was just done and takes long."""
         start = run.ranks[0].start
         which = (start.run_id, start.restart)
         self._unjudged = self._unjudged or changed or states != self._states  # a death changes no record

@@ -170,7 +170,7 @@ def _rank_at_mark(rank: RankRecord, marks: Sequence[Mark], live: bool) -> _RankA
 
 
 def _growth(marks: Sequence[Mark]) -> int:
-    """Return the bytes a step by which allocated keeps rising after warm-up, 0 when it does not."""
+    """Return the bytes per step by which allocated keeps rising after warm-up, 0 when it does not."""
     settled = marks[GROWTH_POLICY.warm_up :]
     series = Series([mark.step for mark in settled], [mark.allocated or 0 for mark in settled])
     return round(floor_growth(series) or 0)

@@ -1,4 +1,4 @@
-"""What holds memory now, and letting go of what IPython keeps: behind the magics of one line."""
+"""What holds memory now, and releasing what IPython keeps: behind the magics of one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of the magics: parsed as a command's are, and told in their help."""
+"""The options of the magics: parsed as a command's are, and shown in their help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What IPython keeps of the last error, and letting go of it.
+"""What IPython keeps of the last error, and releasing it.
 
 A traceback holds the frames of the functions that the error ended, and a frame every local variable: batch,
 activations, whole models. IPython keeps it for `%debug` and `%tb`, until the next error.
@@ -48,7 +48,7 @@ def free_tracebacks(shell: Any) -> int:
     their tracebacks.
 
     Returns:
-        How many functions' variables were let go of.
+        How many functions' variables were released.
     """
     errors = last_errors(shell)
     traces = [error.__traceback__ for error in errors]

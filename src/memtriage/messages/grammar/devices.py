@@ -95,7 +95,7 @@ GRAMMARS: Final = (
     Grammar(_TENSORRT, _read_tensorrt),
     Grammar(_ASSERT, _read_assert),
     Grammar(_NCCL, _read_nccl),
-    # 0.x: THCudaCheck, then `cuda runtime error (2)`; both stand in one log.
+    # 0.x: THCudaCheck, then `cuda runtime error (2)`; both are in one log.
     _plain(
         "cuda-runtime",
         r"(?i:cudaruntimeerror\(2\):outofmemory(?:at\S{0,200}?:\d{1,6})?)|THCudaCheckFAILfile=.{1,200}?error=2:outofmemory",

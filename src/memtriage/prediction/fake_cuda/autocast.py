@@ -28,7 +28,7 @@ class Autocast:
         self._cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def register(self, overrides: Overrides) -> None:
-        """Puts the casts in place of CUDA's autocast kernels."""
+        """Replaces CUDA's autocast kernels by the casts."""
         single = [*SINGLE, *(["rms_norm"] if self._version >= RMS_NORM_SINGLE_SINCE else [])]
         for names, make in (
             (LOWER, self._lower),

@@ -35,7 +35,7 @@ WHOLE: Final = ("isfinite", "isinf")
 RECURRENT: Final = ("lstm.input", "gru.input", "rnn_tanh.input", "rnn_relu.input")
 
 KEY: Final = "AutogradCUDA"
-"""Where they are put: above autograd, in place of C++'s composite kernels."""
+"""Where they are put: above autograd, instead of C++'s composite kernels."""
 KEY_OF_SHARDS: Final = "AutogradMeta"
 """Where DTensors come: they have the keys of the true device."""
 
@@ -66,7 +66,7 @@ class Composites:
         self.kernels: dict[Any, Callable[..., Any] | None] = {}
 
     def register(self, overrides: Overrides) -> None:
-        """Puts them above autograd, in place of C++'s composite kernels."""
+        """Puts them above autograd, instead of C++'s composite kernels."""
         for name, kernel in (
             ("scaled_dot_product_attention", self.attention),
             ("dropout", dropout),

@@ -1,6 +1,6 @@
 """Tensors without data that Python and the dispatcher take for CUDA tensors.
 
-Their storage lies on the `meta` device, so that they need no memory and the autograd engine needs no CUDA
+Their storage is on the `meta` device, so that they need no memory and the autograd engine needs no CUDA
 runtime; their dispatch keys are CUDA's, so that autocast and autograd take the paths of CUDA. Large tensors
 of the host are faked the same way with the CPU's keys. `torch.Tensor.device` is replaced for the time of a
 trace and says `cuda:0` or `cpu` for them.

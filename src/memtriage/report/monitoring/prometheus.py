@@ -38,7 +38,7 @@ StatusSource = Callable[[], Iterable[RunStatus]]
 
 
 class Collector:
-    """What a `prometheus_client` registry collects: every gauge, from where ranks stand at that moment.
+    """What a `prometheus_client` registry collects: every gauge, from where ranks are at that moment.
 
     Args:
         source: asked at each collection.

@@ -91,7 +91,7 @@ def now_text(now: MemoryNow) -> str:
 
 
 def freed_text(freed: Freed, left: Sequence[OutputHold]) -> str:
-    """Return what was let go of, and what outputs still hold."""
+    """Return what was released, and what outputs still hold."""
     out = _Lines()
     out.line(f"memtriage  {freed_in_words(freed)}", indent=2)
     _changes(out, "less than before", freed.holders)

@@ -53,7 +53,7 @@ _VALUE_BITS: Final = 53
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A counter that a chart draws; the first of a chart lies on top.
+    """A counter that a chart draws; the first of a chart is on top.
 
     Attributes:
         key: its name in the page's data.
@@ -187,7 +187,7 @@ class _Chart:
         measures: those of which anything is known.
         counts: how often a lane has marks of a name, at the most.
         names: those that the page tells apart.
-        usual: the name whose course tells most; None when no usual one occurs twice.
+        usual: the name whose course shows most; None when no usual one occurs twice.
     """
 
     lanes: list[_Columns]
@@ -288,7 +288,7 @@ def _figures(marks: Sequence[Mark], measure: Measure) -> NDArray[np.int64]:
 
 
 def _positions(marks: Sequence[Mark]) -> NDArray[np.int64]:
-    """Return where marks lie on the axis of steps, in thousandths: those within a step evenly behind it."""
+    """Return where marks are on the axis of steps, in thousandths: those within a step evenly behind it."""
     steps = np.maximum.accumulate(np.asarray([mark.step for mark in marks], np.int64))
     _, first, lengths = np.unique(steps, return_index=True, return_counts=True)
     inside = np.arange(len(marks)) - np.repeat(first, lengths)

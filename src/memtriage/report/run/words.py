@@ -45,7 +45,7 @@ VERDICTS: Final[dict[Verdict, tuple[str, Severity]]] = {
 OF_ONE_RANK: Final[frozenset[FindingKind]] = frozenset({"rank_differs", "host_limit"})
 """Kinds whose evidence is another on every rank."""
 COURSE_MARKS: Final = ("step", "backward")
-"""Marks whose course tells most, the best first."""
+"""Marks whose course shows most, the best first."""
 
 _RANKS_IN_EVIDENCE: Final = 6
 _SMALL_SHARE: Final = 0.01

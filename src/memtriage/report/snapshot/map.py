@@ -134,7 +134,7 @@ def _free_parts(block: Block, segment: Segment) -> Iterator[tuple[int, int, int,
 
 
 def _owners_at(device: DeviceRecording, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the owner of the block that lies at each address at the snapshot."""
+    """Return the owner of the block that is at each address at the snapshot."""
     lives = device.lives
     alive = np.flatnonzero(lives.gone == -1)
     if not len(alive):

@@ -57,7 +57,7 @@ BOTTOM_FIRST: Final = (
     "backward temporary",
     "optimizer temporary",
 )
-"""Owners as a stacked chart puts them: what stays lies below what comes and goes."""
+"""Owners as a stacked chart puts them: what stays is below what comes and goes."""
 
 PRIVATE_FREE: Final = "free segments of private pools: not released while a CUDA graph or MemPool uses them"
 """What the free segments of private pools are. A snapshot does not say whether the graph still lives."""

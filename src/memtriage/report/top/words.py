@@ -19,10 +19,10 @@ class Column:
 
     Attributes:
         key: its name, as `--sort` takes it.
-        title: what stands above it.
+        title: what is above it.
         text: the cell of a rank.
         order: what the column is sorted by, of one type in a column; None sorts last.
-        largest_first: the order in which it tells most.
+        largest_first: the order in which it shows most.
         spare: the columns with the largest numbers go first where there is no room for all.
         left: aligned to the left.
     """
@@ -109,7 +109,7 @@ def columns_for(lines: Sequence[RankLine]) -> list[Column]:
 
 
 def ordered(lines: Sequence[RankLine], column: Column, *, turned: bool = False) -> list[RankLine]:
-    """The ranks by a column, in the order in which it tells most; what is unknown comes last either way.
+    """The ranks by a column, in the order in which it shows most; what is unknown comes last either way.
 
     Args:
         lines: the ranks.

@@ -79,7 +79,7 @@ def facts(report: TrialsReport) -> list[str]:
 
 
 def legend(report: TrialsReport) -> str:
-    """Return what stands below the figures of the table."""
+    """Return what is below the figures of the table."""
     sizes = "lowest and highest rank" if report.ranks > 1 else "lowest and highest trial"
     return f"below a time: lowest and highest trial; below a ratio: its interval; below a size: {sizes}"
 

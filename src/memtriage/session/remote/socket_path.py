@@ -33,7 +33,7 @@ def place(environ: Mapping[str, str] | None = None, temporary: Path = TEMPORARY)
 
     Args:
         environ: the environment; that of this process by default.
-        temporary: stands in for `/tmp`.
+        temporary: replaces `/tmp`.
 
     Raises:
         PlaceError: none can be had that belongs to this user alone.

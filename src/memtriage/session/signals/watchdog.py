@@ -40,7 +40,7 @@ _FATAL = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGKILL", "SIGSEGV", "SIGSYS
 
 
 class Process:
-    """Another process, told from a later one with the same number by its start time."""
+    """Another process, distinguished from a later one with the same number by its start time."""
 
     __slots__ = ("_start_time", "pid")
 
@@ -142,7 +142,7 @@ def _fork(pipe: int, watched: Process, grace_s: float, report_s: float) -> int |
             _detach(pipe, report, watched, grace_s, report_s)
         os.close(report)
         with open(answer, "rb", closefd=False) as stream:
-            text = stream.read()  # to its end: the watchdog has let go of this pipe too by then
+            text = stream.read()  # to its end: the watchdog has released this pipe too by then
         _reap(child)
     finally:
         os.close(answer)

@@ -36,7 +36,7 @@ def release_all(device: Device, addresses: list[int]) -> None:
 
 
 class Holds:
-    """Free blocks of one stream that are held; `with` lets go of all of them."""
+    """Free blocks of one stream that are held; `with` releases all of them."""
 
     def __init__(self, device: Device, stream: int, settings: AllocatorSettings) -> None:
         self._device = device
@@ -84,7 +84,7 @@ class Holds:
             self.take(address, size)
 
     def let_go(self, islands: Sequence[Island]) -> None:
-        """Release what lies in some islands."""
+        """Release what is in some islands."""
         for island in islands:
             inside = [address for address in self._held if island.start <= address < island.end]
             for address in inside:

@@ -42,7 +42,7 @@ class Island(NamedTuple):
 
 
 def holes_of(layout: DeviceLayout, islands: Sequence[Island], at_least: int = 0) -> tuple[Int64s, Int64s]:
-    """Addresses and sizes of the free blocks, of some size, that lie in islands, in whole or in part."""
+    """Addresses and sizes of the free blocks, of some size, that are in islands, in whole or in part."""
     free = np.flatnonzero((layout.state == FREE) & (layout.size >= at_least))
     if not len(free):
         return layout.address[free], layout.size[free]

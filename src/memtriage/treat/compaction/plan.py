@@ -6,10 +6,10 @@ Islands (see `islands`) are taken in order of what moving frees: bytes stranded 
 time. Where it lands is steered: the holes of the islands that are to go are held meanwhile.
 
 *scratch*, for everything else. Small blocks come by the thousand, and best fit would put each back into the
-hole that it came from: they are copied out in one launch, all let go, and allocated again, packed. Of the
+hole that it came from: they are copied out in one launch, all released, and allocated again, packed. Of the
 islands of small blocks the densest stay, and take in what they have room for.
 
-In the large pool both go to *bins*: segments made as large as what is to lie in them, which best fit then
+In the large pool both go to *bins*: segments made as large as what is to be in them, which best fit then
 cuts up without waste.
 """
 
@@ -55,7 +55,7 @@ Way = Literal["direct", "scratch"]
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """A segment to be made, and what is to lie in it.
+    """A segment to be made, and what is to be in it.
 
     Attributes:
         size: bytes to ask for; 0 where the blocks find room without.

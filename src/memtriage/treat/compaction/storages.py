@@ -229,7 +229,7 @@ class _StorageSearch:
         return not self._met.all()
 
     def meet(self, some: _ByAddress) -> None:
-        """Take those in that lie in one of the blocks."""
+        """Take those in that are in one of the blocks."""
         at = np.searchsorted(self._start, some.address, side="right") - 1
         inside = (at >= 0) & (some.address < self._end[at])
         position = at[inside]

@@ -1,6 +1,6 @@
 """Where DeepSpeed pins host memory and stages weights, and whether it is what this remedy knows.
 
-DeepSpeed's version number does not tell: forks and main carry the same. So the parts are looked at.
+DeepSpeed's version number does not say: forks and main carry the same. So the parts are looked at.
 Known from deepspeed 0.19.8, `runtime/zero/stage_1_and_2.py` and `accelerator/abstract_accelerator.py`.
 """
 

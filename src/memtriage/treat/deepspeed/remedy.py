@@ -28,7 +28,7 @@ _PATCHES: Final = "_memtriage_exact_host_memory"
 
 
 class ExactHostMemory:
-    """DeepSpeed's ZeRO-1/2 with `offload_optimizer` at 16 bytes a parameter on the host, for 18 to 28.
+    """DeepSpeed's ZeRO-1/2 with `offload_optimizer` at 16 bytes per parameter on the host, for 18 to 28.
 
         remedy = memtriage.deepspeed_exact_host_memory()
         engine, *_ = deepspeed.initialize(...)
@@ -41,7 +41,7 @@ class ExactHostMemory:
     - after `initialize` and after the first step, malloc gives back what it holds for nothing.
 
     With `share_gradient_sums`, gradient accumulation takes 16 bytes as well, for 18: the 16-bit sums of the
-    micro-batches lie in the fp32 gradients until those are written. No result changes by a bit; but where
+    micro-batches are in the fp32 gradients until those are written. No result changes by a bit; but where
     parameters go unused in some micro-batches of a step, `SumsLost` may be raised, and between the
     micro-batches the fp32 gradients must not be read.
 

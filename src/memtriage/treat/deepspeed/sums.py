@@ -92,7 +92,7 @@ class _Window:
     """One optimizer's sums from step to step.
 
     Attributes:
-        shared: ids of the parameters whose sums lie in their fp32 gradients.
+        shared: ids of the parameters whose sums are in their fp32 gradients.
         finished: ids of those whose fp32 gradient was written since the last step.
     """
 

@@ -145,7 +145,7 @@ def _compile(device: int) -> bytes:
 
 
 def _compiler() -> ctypes.CDLL:
-    """NVRTC. Where it lies in a wheel of its own only torch's library knows the way to it."""
+    """NVRTC. Where it is in a wheel of its own only torch's library knows the way to it."""
     import torch
 
     name = f"libnvrtc.so.{str(torch.version.cuda).partition('.')[0]}"

@@ -1,4 +1,4 @@
-"""The global norm of gradients whose parts lie on the host or on devices, of this rank and of others."""
+"""The global norm of gradients whose parts are on the host or on devices, of this rank and of others."""
 
 from __future__ import annotations
 

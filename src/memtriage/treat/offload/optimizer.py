@@ -1,4 +1,4 @@
-"""`OffloadedAdamW`: AdamW whose state lives on the host at 12 bytes a parameter."""
+"""`OffloadedAdamW`: AdamW whose state lives on the host at 12 bytes per parameter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from memtriage.treat.offload.tiles import WIDE, capacity
 class OffloadedAdamW(Optimizer):  # type: ignore[misc]
     """AdamW for parameters on a GPU, with its state and its arithmetic on the host.
 
-    The host keeps a float32 master of each weight and two float32 moments: 12 bytes a parameter, plus the
+    The host keeps a float32 master of each weight and two float32 moments: 12 bytes per parameter, plus the
     ring of pinned tiles (64 MiB by default). Gradients come down tile by tile, are used
     up by one pass with the operations of torch's fused CPU kernel, and the new weights, masters rounded to
     nearest even, go up. Given the same gradients, masters are bit for bit the weights that
@@ -44,10 +44,10 @@ class OffloadedAdamW(Optimizer):  # type: ignore[misc]
             devices or the CPU, plain or `DTensor` (FSDP2), whose local shard is stepped.
         lr, betas, eps, weight_decay, maximize: as in `torch.optim.AdamW`; `lr` may be a tensor.
         amsgrad: must be False.
-        state_dtype: `torch.bfloat16` halves the moments (8 bytes a parameter); they are rounded to nearest
+        state_dtype: `torch.bfloat16` halves the moments (8 bytes per parameter); they are rounded to nearest
             after each step.
         gradients: `"device"` leaves gradients where backward puts them. `"host"` adds them up on the host in
-            float32 (4 bytes a parameter more) and sets `.grad` to None: at `step()`, at
+            float32 (4 bytes per parameter more) and sets `.grad` to None: at `step()`, at
             `offload_gradients()`, or in backward with `overlap_backward`.
         overlap_backward: gradients are taken as soon as backward has finished each of them. With
             `gradients="device"` the host steps that parameter at once, and `step()` only sends the weights

@@ -117,7 +117,7 @@ class ResidentParameter:
         self._seen = _signature(self.parameter)
 
     def publish(self) -> dict[str, Tensor]:
-        """The views that stand in the optimizer's `state`, in the layout of `torch.optim.AdamW`.
+        """The views that are in the optimizer's `state`, in the layout of `torch.optim.AdamW`.
 
         Called before anything is written to them.
         `master` comes with them unless the float32 weights on the device are the same thing.

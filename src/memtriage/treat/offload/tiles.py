@@ -77,7 +77,7 @@ class Share:
         return last - first
 
     def span(self, start: int, stop: int, rank: int | None = None) -> tuple[int, int]:
-        """Where `[start, stop)` of a rank's chunk lies in the parameter, cut off at the parameter's end."""
+        """Where `[start, stop)` of a rank's chunk is in the parameter, cut off at the parameter's end."""
         before = (self.rank if rank is None else rank) * self.chunk
         return min(before + start, self.numel), min(before + stop, self.numel)
 

@@ -1,4 +1,4 @@
-"""The compiled library: made once, made anew for another compiler or source, refused with a reason."""
+"""The compiled library: made once, made again for another compiler or source, refused with a reason."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class _Settings(ctypes.Structure):
 
 
 class Library:
-    """The loaded library. Calls let go of the interpreter."""
+    """The loaded library. Calls release the interpreter."""
 
     def __init__(self, path: Path, run: int = RUN) -> None:
         """Load it.
