@@ -61,7 +61,7 @@ class Holder:
         why: why the policy is not `automatic`.
         forbidden: conditions under which it must not be cleared.
         clear_all: clears all places at once, where no place has an action of its own.
-        after_collection: cleared when garbage has been collected: what frees memory, not what drops references.
+        after_collection: cleared when garbage has been collected: it frees memory, and drops no references.
         distributions: names under which it may be installed: the first that is gives its version.
         spans: versions that have it; empty: all.
         owner: what its storages are, where it knows better than their place tells.
