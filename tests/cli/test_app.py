@@ -50,7 +50,9 @@ def test_help_of_a_command_fits_and_has_an_example(command, monkeypatch, capsys)
     assert app.main([command.name, "--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert not [line for line in lines if len(line) > 80]
-    assert any(line.endswith(".") and len(line.strip()) <= 55 for line in lines[1:6])
+    assert not re.search(r"[{}]|<\w+", "\n".join(lines))  # as parsers write metavars: `{FILE} <path>`
+    summary = lines[lines.index("") + 1].strip()
+    assert summary.endswith(".") and len(summary) <= 55
     start = next(number for number, line in enumerate(lines) if line.strip() == "Examples:")
     examples = [line.split() for line in lines[start + 1 :]]
     assert examples
@@ -90,7 +92,7 @@ def test_completion(shell):
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
-@pytest.mark.parametrize("name", ["run", "census", "compare"])
+@pytest.mark.parametrize("name", ["run", "census", "attach", "install-listener", "compare"])
 def test_what_needs_linux_says_so_in_one_line(name, platform, monkeypatch, capsys):
     refusal = app.refusal
     monkeypatch.setattr(app, "refusal", lambda command, _: refusal(command, platform))
@@ -98,6 +100,7 @@ def test_what_needs_linux_says_so_in_one_line(name, platform, monkeypatch, capsy
     err = capsys.readouterr().err
     assert err.startswith(f"memtriage {name}: needs Linux, and this is ")
     assert err.count("\n") == 1
+    assert ("predict, plan, explain" in err) == (platform == "darwin")
 
 
 def test_what_works_on_other_systems_too():

@@ -63,7 +63,8 @@ def refusal(command: str, platform: str) -> str | None:
     """
     if platform == "linux" or command not in _LINUX | (_POSIX if platform == "win32" else frozenset()):
         return None
-    elsewhere = "explain, snapshot, report, top, holders, metrics and doctor work here"
+    traced = "" if platform == "win32" else "predict, plan, "
+    elsewhere = f"{traced}explain, snapshot, report, top, holders, metrics and doctor work here"
     return f"needs Linux, and this is {_NAMES.get(platform, platform)}; {elsewhere}"
 
 

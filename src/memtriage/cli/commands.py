@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from memtriage.cli.attach import attach
 from memtriage.cli.census import census
@@ -139,6 +139,40 @@ class _Groups(TyperGroup):
                 )
 
 
+class _Command(TyperCommand):
+    """Names arguments in its help as their help texts do, without types and braces."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return ["[OPTIONS]", *(_in_usage(each) for each in self.get_params(ctx) if _is_argument(each))]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        arguments: list[tuple[str, str]] = []
+        options: list[tuple[str, str]] = []
+        for each in self.get_params(ctx):
+            record = each.get_help_record(ctx)
+            if record is not None and _is_argument(each):
+                arguments.append((each.metavar or "", record[1].removesuffix("[required]").rstrip()))
+            elif record is not None:
+                options.append(record)
+        for title, rows in (("Arguments", arguments), ("Options", options)):
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows, col_max=_WIDEST_NAME)
+
+
+_WIDEST_NAME: Final = 22
+"""Columns for names in a help; the text of a longer name begins on the next line."""
+
+
+def _is_argument(parameter: Any) -> bool:
+    return bool(parameter.param_type_name == "argument")
+
+
+def _in_usage(argument: Any) -> str:
+    name: str = argument.metavar
+    return name if argument.required or name.startswith("[") else f"[{name}]"
+
+
 def dispatch(arguments: list[str]) -> int:
     """Parse and run a sub-command and return its exit status. Bad usage is one line on stderr.
 
@@ -172,7 +206,7 @@ def _application() -> typer.Typer:
     for command in COMMANDS:
         summary = RUN_SUMMARY if command.name == "run" else None
         examples = _listed("Examples", command.examples) if command.examples else None
-        application.command(command.name, help=summary, epilog=examples)(command.function)
+        application.command(command.name, cls=_Command, help=summary, epilog=examples)(command.function)
     return application
 
 

@@ -14,7 +14,7 @@ def install_listener(
     uninstall: Annotated[bool, typer.Option("--uninstall", help="Remove the hook again.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the files as JSON.")] = False,
 ) -> int:
-    """Let jobs of this Python environment answer `memtriage census`."""
+    """Let all jobs of this environment answer a census."""
     from memtriage.session.remote import install as hook
 
     folder = hook.place()

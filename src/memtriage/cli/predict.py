@@ -16,7 +16,7 @@ from memtriage.model.units import parse_size
 def predict(
     program: NamedProgram,
     json: Annotated[bool, typer.Option("--json", help="Print the prediction as JSON.")] = False,
-    steps: Annotated[int, typer.Option(help="Steps to trace.")] = 2,
+    steps: Annotated[int, typer.Option(metavar="N", help="Steps to trace.")] = 2,
     horizon: Annotated[
         int | None,
         typer.Option(metavar="N", help="Also simulate N steps with the shapes of their batches."),

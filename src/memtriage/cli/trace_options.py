@@ -84,12 +84,17 @@ def _program(
     ] = None,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="ARG", help="Arguments of the script or module, after --."),
+        typer.Argument(metavar="ARGS...", help="Arguments of the script or module, after --."),
     ] = None,
     module: Annotated[
         str | None, typer.Option("-m", metavar="MODULE", help="Trace a module, as python -m runs it.")
     ] = None,
-    gpu: Annotated[str, typer.Option(help="GPU to predict for.")] = "h200",
+    gpu: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND", help="GPU to predict for, such as h100 or l4; any other name lists the kinds."
+        ),
+    ] = "h200",
     allocator_conf: Annotated[
         str | None,
         typer.Option(metavar="CONF", help="As in PYTORCH_CUDA_ALLOC_CONF [default: of the environment]."),
@@ -110,14 +115,17 @@ def _program(
         typer.Option(metavar="FILE", help="Trace a Hugging Face model, given its config.json."),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(help=f"{_TRAINING}samples per micro-batch (8).", show_default=False)
+        int | None,
+        typer.Option(metavar="N", help=f"{_TRAINING}samples per micro-batch (8).", show_default=False),
     ] = None,
     seq: Annotated[
-        int | None, typer.Option(help=f"{_TRAINING}tokens per sample (2048).", show_default=False)
+        int | None,
+        typer.Option(metavar="N", help=f"{_TRAINING}tokens per sample (2048).", show_default=False),
     ] = None,
     precision: Annotated[
         str | None,
         typer.Option(
+            metavar="P",
             help=f"{_TRAINING}amp-bf16 (default) or fp16-amp (fp32 weights under autocast), fp32, or bf16 "
             "(weights too).",
         ),
@@ -125,6 +133,7 @@ def _program(
     optimizer: Annotated[
         str | None,
         typer.Option(
+            metavar="O",
             help=f"{_TRAINING}adamw (default), adamw-fused, sgd, sgd-momentum, adafactor, adagrad or "
             "rmsprop.",
         ),
@@ -134,10 +143,11 @@ def _program(
         typer.Option("--gradient-checkpointing", help=f"{_TRAINING}recompute blocks in backward."),
     ] = None,
     gradient_accumulation: Annotated[
-        int | None, typer.Option(help=f"{_TRAINING}micro-batches per step (1).")
+        int | None, typer.Option(metavar="N", help=f"{_TRAINING}micro-batches per step (1).")
     ] = None,
     attention: Annotated[
-        str | None, typer.Option(help=f"{_TRAINING}sdpa, eager, ...; Transformers' choice by default.")
+        str | None,
+        typer.Option(metavar="A", help=f"{_TRAINING}sdpa, eager, ...; Transformers' choice by default."),
     ] = None,
 ) -> NamedProgram:
     """Return the program that these options name.
