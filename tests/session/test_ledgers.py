@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
+import torch
 
 from memtriage.account.census import CensusView
-from memtriage.model.census import Census
+from memtriage.model.census import Census, StorageRecord
 from memtriage.model.position import TrainingPosition
 from memtriage.session import ledgers
 from memtriage.session.ledgers import LedgerKeeper
 from memtriage.session.record import SessionRecord
 
 
-def census(nodes: int) -> Census:
+def census(nodes: int = 0, devices: tuple[str, ...] = ()) -> Census:
+    storages = [StorageRecord(device=device, address=0, nbytes=8, owner="variable") for device in devices]
     return Census(
-        storages=[],
+        storages=storages,
         groups=[],
         nodes_by_anchor={},
         garbage=0,
@@ -29,17 +33,42 @@ def census(nodes: int) -> Census:
     )
 
 
-@pytest.mark.parametrize(("nodes", "notes"), [(3, ["not shown"]), (0, [])])
-def test_what_torch_does_not_show_of_graphs_is_said_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any, nodes: int, notes: list[str]
-) -> None:
-    monkeypatch.setattr(ledgers, "unread_saved_tensors", lambda: "not shown")
+def noted(tmp_path: Path, taken: Census) -> list[str]:
+    """The notes in the record after ledgers were taken twice."""
     record = SessionRecord(tmp_path / "rank.jsonl")
     progress = SimpleNamespace(position=TrainingPosition(step=1), elapsed=lambda: 1.0)
     keeper = LedgerKeeper(None, cast(Any, progress), record, Mock(), Mock(), Mock())
-    view = cast(CensusView, SimpleNamespace(census=lambda: census(nodes)))
+    view = cast(CensusView, SimpleNamespace(census=lambda: taken))
     keeper.take(view)
     keeper.take(view)
     record.close()
-    text = (tmp_path / "rank.jsonl").read_text()
-    assert text.count("not shown") == len(notes) and keeper.taken
+    assert keeper.taken
+    lines = map(json.loads, (tmp_path / "rank.jsonl").read_text().splitlines())
+    return [line["text"] for line in lines if line["t"] == "note"]
+
+
+@pytest.mark.parametrize(("nodes", "notes"), [(3, ["not shown"]), (0, [])])
+def test_what_torch_does_not_show_of_graphs_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, nodes: int, notes: list[str]
+) -> None:
+    monkeypatch.setattr(ledgers, "unread_saved_tensors", lambda: "not shown")
+    assert noted(tmp_path, census(nodes)) == notes
+
+
+@pytest.mark.parametrize(
+    ("devices", "named"),
+    [(("xpu:1", "xpu:0", "cpu"), "xpu:0, xpu:1"), (("mps:0",), "mps:0"), (("cpu", "cuda:0"), None)],
+)
+def test_devices_that_are_not_counted_are_said_once(
+    tmp_path: Path, devices: tuple[str, ...], named: str | None
+) -> None:
+    notes = noted(tmp_path, census(devices=devices))
+    assert [note.partition(" is not counted")[0] for note in notes] == (
+        [] if named is None else [f"device memory of {named}"]
+    )
+
+
+def test_a_torch_for_rocm_is_said_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.2")
+    (note,) = noted(tmp_path, census(devices=("cuda:0",)))
+    assert note.startswith("this torch is built for ROCm, where memtriage was never tried")

@@ -139,7 +139,7 @@ class _Groups(TyperGroup):
                 )
 
 
-class _Command(TyperCommand):
+class _PlainHelp(TyperCommand):
     """Names arguments in its help as their help texts do, without types and braces."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -206,7 +206,7 @@ def _application() -> typer.Typer:
     for command in COMMANDS:
         summary = RUN_SUMMARY if command.name == "run" else None
         examples = _listed("Examples", command.examples) if command.examples else None
-        application.command(command.name, cls=_Command, help=summary, epilog=examples)(command.function)
+        application.command(command.name, cls=_PlainHelp, help=summary, epilog=examples)(command.function)
     return application
 
 

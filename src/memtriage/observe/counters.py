@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -51,6 +52,11 @@ class Reading(msgspec.Struct, gc=False):
     requested: int | None = None
     outside: int | None = None
     counters: DeviceCounters | None = None
+
+
+def uncounted(devices: Iterable[str]) -> list[str]:
+    """Return which of some devices have no counter: all but `cuda:N` and `cpu`, such as `xpu:0`."""
+    return sorted({device for device in devices if device != "cpu" and not device.startswith("cuda:")})
 
 
 class CounterReader:

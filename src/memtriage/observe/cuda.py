@@ -39,6 +39,11 @@ LARGE_PAGE: Final = 20 * MIB
 """Page of an expandable segment of the large pool, unless `large_segment_size_mb` is set."""
 
 
+def is_rocm() -> bool:
+    """Whether the loaded torch is built for AMD's ROCm, whose devices it calls `cuda:N`."""
+    return getattr(getattr(sys.modules.get("torch"), "version", None), "hip", None) is not None
+
+
 def initialized() -> bool:
     """True if this process has initialized CUDA. Imports and initializes nothing."""
     is_initialized = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)

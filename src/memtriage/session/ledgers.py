@@ -12,7 +12,8 @@ from memtriage.account.ledgers import take_ledgers
 from memtriage.diagnose.after_backward import left_after_backward
 from memtriage.model.findings import Finding
 from memtriage.observe.autograd import unread_saved_tensors
-from memtriage.observe.counters import Reading
+from memtriage.observe.counters import Reading, uncounted
+from memtriage.observe.cuda import is_rocm
 from memtriage.observe.foreign import is_programs_exception
 from memtriage.observe.host import has_children
 from memtriage.process.stdlib import time
@@ -88,6 +89,17 @@ class LedgerKeeper:
         census = view.census()
         if census.partial is not None:
             self._record.note_once(f"a census is partial: {census.partial}; some holders are unknown")
+        if is_rocm():
+            self._record.note_once(
+                "this torch is built for ROCm, where memtriage was never tried: counters and holders come "
+                "from torch.cuda; the driver's figures come from NVML and are missing"
+            )
+        not_counted = uncounted(storage.device for storage in census.storages)
+        if not_counted:
+            self._record.note_once(
+                f"device memory of {', '.join(not_counted)} is not counted or judged: memtriage counts CUDA "
+                "devices, CPU tensors and the host. memtriage.census() lists the tensors there"
+            )
         unread = unread_saved_tensors() if census.nodes else None
         if unread is not None:
             self._record.note_once(unread)
