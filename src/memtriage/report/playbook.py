@@ -16,12 +16,12 @@ _HEAD = """\
 
 <!-- python -m memtriage.report.playbook > docs/playbook.md: edit src/memtriage/playbook/entries.py -->
 
-What is known about each way to run out of memory, or to need less of it. Every finding, fix and remedy of
-memtriage names an entry; `memtriage explain M8` prints one.
+What helps against each way of running out of memory. Every finding, fix and remedy of memtriage names an
+entry; `memtriage explain M8` prints one.
 
 B is bytes. In formulas: N parameters, b micro-batch, s sequence length, h hidden size, a attention heads,
-L layers, V vocabulary, w ranks. *Result* says what a change does to the result of training: nothing (same),
-other rounding, an approximation, or another task (different).
+L layers, V vocabulary, w ranks. *Result*: the trained model is the same, differs by rounding, is an
+approximation, or solves a different task.
 """
 
 
@@ -34,28 +34,30 @@ def _lines() -> Iterator[str]:
     yield _HEAD
     yield "## The ladder: changes in order of cost"
     yield ""
-    yield "| entry | change | saves | speed | result |"
-    yield "|---|---|---|---|---|"
+    yield "| entry | change | saves | speed | result | no help when |"
+    yield "|---|---|---|---|---|---|"
     for name in LADDER:
         for rung in PLAYBOOK[name].rungs:
-            cells = (rung.action, rung.saves, rung.costs, rung.maths)
-            yield f"| [{name}](#{_anchor(PLAYBOOK[name])}) | {' | '.join(plain(cell) for cell in cells)} |"
+            yield f"| [{name}](#{_anchor(PLAYBOOK[name])}) {_row(rung)}"
     for entry in PLAYBOOK.values():
         yield ""
         yield f"## {entry.name}. {entry.subject}"
         yield ""
         yield entry.says
-        for rung in (*entry.rungs, *entry.actions):
+        if entry.actions:
             yield ""
-            yield from _change(rung)
+            yield "| change | saves | speed | result | no help when |"
+            yield "|---|---|---|---|---|"
+            yield from map(_row, entry.actions)
     yield ""
 
 
-def _change(rung: PlaybookAction) -> Iterator[str]:
-    yield f"**{plain(rung.action)}**"
-    yield ""
-    for label, value in describe_rung(rung):
-        yield f"- {label}: {plain(value)}"
+def _row(action: PlaybookAction) -> str:
+    return (
+        "| "
+        + " | ".join(plain(cell) for cell in (action.action, *dict(describe_rung(action)).values()))
+        + " |"
+    )
 
 
 def plain(text: str) -> str:
