@@ -89,14 +89,15 @@ class Page:
     def field(
         self, label: str, *values: str, style: str = "", whole: bool = False, labels: int = _LABELS
     ) -> None:
-        """Print a labeled value, or several below each other; the label above them where room is short.
+        """Print a labeled value, or several below each other; the label above them where they do not fit.
 
         Args:
             label: what the values are; empty to go on with the field before.
             whole: keep each value on one line in a file.
             labels: columns left of the values.
         """
-        stacked = self.width < labels + _LEAST_VALUE
+        widest = max((Text(self.plain(value)).cell_len for value in values), default=0)
+        stacked = self.width < labels + min(widest, _LEAST_VALUE)
         if stacked and label:
             self.raw(Text(f"  {label}", style="dim"))
         indent = 4 if stacked else labels
@@ -105,6 +106,22 @@ class Page:
             before = Text((f"  {label}" if first else "").ljust(indent), style="dim")
             hang = indent + next((len(mark) for mark in _HANGING if value.startswith(mark)), 0)
             self.hanging(before, Text(self.plain(value), style=style), hang=hang, whole=whole)
+
+    def amount(self, label: str, amount: str, words: str = "", *, labels: int = _LABELS) -> None:
+        """Print a labeled size, and words beside it, whatever the width.
+
+        Args:
+            label: what has this size.
+            amount: the size, aligned to the right.
+            words: what there is to say of it; wrapped beside it.
+            labels: columns left of the size.
+        """
+        before = Text.assemble((f"  {label}".ljust(labels), "dim"), f"{amount}  ")
+        if words:
+            self.hanging(before, Text(self.plain(words)))
+        else:
+            before.rstrip()
+            self.raw(before)
 
     def raw(self, text: Text) -> None:
         """Print a line as it is."""

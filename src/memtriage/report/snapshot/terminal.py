@@ -25,6 +25,8 @@ _OWNERS: Final = 12
 _SITES: Final = 12
 _SEGMENTS: Final = 5
 _PINS: Final = 3
+_SITES_BESIDE: Final = 80
+"""Columns from which on a site has room beside its sizes."""
 _AMOUNT: Final = 11
 """Columns of a size."""
 
@@ -93,7 +95,7 @@ def _figures(page: Page, device: DeviceRecording) -> None:
         ("private and free", end.private_pools_free, PRIVATE_FREE),
     ):
         if amount or label in ("reserved", "allocated"):
-            page.field(label, f"{size(amount):>{_AMOUNT}}  {words}".rstrip(), labels=_LABELS, whole=True)
+            page.amount(label, f"{size(amount):>{_AMOUNT}}", words, labels=_LABELS)
     if len(device.events) > 1:
         _chart(page, device)
 
@@ -123,7 +125,7 @@ def _owners(page: Page, title: str, rows: Iterable[OwnedBytes], detail: str) -> 
         totals[row.owner] += row.bytes
     page.heading(title, detail)
     for owner, total in totals.most_common(_OWNERS):
-        page.field(owner, f"{size(total):>{_AMOUNT}}", labels=_LABELS + 6, whole=True)
+        page.amount(owner, f"{size(total):>{_AMOUNT}}", labels=_LABELS + 6)
 
 
 def _sites(page: Page, device: DeviceRecording) -> None:
@@ -131,7 +133,12 @@ def _sites(page: Page, device: DeviceRecording) -> None:
     for row in device.sites[:_SITES]:
         growth = f"{'+' + size(row.per_step) if row.per_step else '':>{_AMOUNT}}"
         figures = f"{size(row.at_peak):>{_AMOUNT}} {size(row.at_end):>{_AMOUNT}} {growth}"
-        page.line((f"  {figures}  {row.site}  ({row.owner})", ""), indent=4)
+        where = f"{row.site}  ({row.owner})"
+        if page.width < _SITES_BESIDE:
+            page.line((f"  {figures}", ""))
+            page.line((f"      {where}", ""), indent=8)
+        else:
+            page.line((f"  {figures}  {where}", ""), indent=4)
     if len(device.sites) > _SITES:
         page.line((f"  {count(len(device.sites) - _SITES, 'more site')}", "dim"))
 
