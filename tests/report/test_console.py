@@ -29,13 +29,28 @@ def test_a_raw_line_is_not_wrapped() -> None:
 
 
 def test_values_of_a_field_stand_beside_its_label_or_below_it_where_there_is_no_room() -> None:
-    def lines(width: int) -> list[str]:
+    def lines(width: int, *values: str) -> list[str]:
         out = io.StringIO()
-        Page(Console(file=out, width=width)).field("label", "one", "two", labels=10)
+        Page(Console(file=out, width=width)).field("label", *values, labels=10)
         return [line.rstrip() for line in out.getvalue().splitlines()]
 
-    assert lines(80) == ["  label   one", "          two"]
-    assert lines(20) == ["  label", "    one", "    two"]
+    assert lines(80, "one", "two") == ["  label   one", "          two"]
+    assert lines(20, "one", "two") == ["  label   one", "          two"]
+    assert lines(20, "one", "some words") == ["  label   one", "          some words"]
+    assert lines(20, "one", "- some words") == ["  label", "    one", "    - some words"]
+
+
+def test_words_about_an_amount_wrap_beside_it() -> None:
+    out = io.StringIO()
+    page = Page(Console(file=out, width=40))
+    page.amount("stranded", "577.1 MiB", "free, but pinned by live blocks", labels=14)
+    page.amount("parameter", "1.0 GiB", labels=14)
+    assert out.getvalue().splitlines() == [
+        "  stranded    577.1 MiB  free, but",
+        "                         pinned by live",
+        "                         blocks",
+        "  parameter   1.0 GiB",
+    ]
 
 
 class Terminal(io.StringIO):

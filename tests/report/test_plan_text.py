@@ -86,9 +86,17 @@ def test_a_plan_goes_from_the_answer_to_the_reasons():
 
 def test_what_does_not_fit_says_by_how_much_and_what_remains():
     text = shown(made(fits=False, short_by=GIB // 2, next_cheaper=None))
-    assert text.startswith("DOES NOT FIT  512.0 MiB are missing")
+    assert text.startswith("DOES NOT FIT  512.0 MiB short, even with every change")
     assert "what remains at the peak: activation 3.0 GiB, parameter 1.0 GiB" in text
     assert "Next cheaper" not in text
+
+
+def test_changes_passed_over_for_the_same_reason_share_a_line():
+    same = [
+        PassedOver(rung=rung, playbook="M13", outcome="not needed", why="it fits", saves=None)
+        for rung in ("LoRA", "QLoRA")
+    ]
+    assert "  LoRA, QLoRA: not needed: it fits\n" in shown(made(passed_over=same))
 
 
 def test_what_fits_as_it_is():

@@ -77,7 +77,7 @@ class LadderSearch:
         changes: Changes = ()
         for rung in self._rungs:
             if self._evaluator.of(changes).fits:
-                self._pass(rung, "not needed", "what is cheaper suffices")
+                self._pass(rung, "not needed", "cheaper changes are enough")
                 continue
             changes = self._climb(rung, facts, changes)
         result = SearchResult(changes, self._evaluator.of(changes))

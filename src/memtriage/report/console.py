@@ -96,7 +96,7 @@ class Page:
             whole: keep each value on one line in a file.
             labels: columns left of the values.
         """
-        widest = max((Text(self.plain(value)).cell_len for value in values), default=0)
+        widest = max((Text(self.plain(value)).cell_len + _hang(value) for value in values), default=0)
         stacked = self.width < labels + min(widest, _LEAST_VALUE)
         if stacked and label:
             self.raw(Text(f"  {label}", style="dim"))
@@ -104,8 +104,8 @@ class Page:
         for number, value in enumerate(values):
             first = number == 0 and not stacked
             before = Text((f"  {label}" if first else "").ljust(indent), style="dim")
-            hang = indent + next((len(mark) for mark in _HANGING if value.startswith(mark)), 0)
-            self.hanging(before, Text(self.plain(value), style=style), hang=hang, whole=whole)
+            shown = Text(self.plain(value), style=style)
+            self.hanging(before, shown, hang=indent + _hang(value), whole=whole)
 
     def amount(self, label: str, amount: str, words: str = "", *, labels: int = _LABELS) -> None:
         """Print a labeled size, and words beside it, whatever the width.
@@ -137,3 +137,8 @@ class Page:
         for number, row in enumerate(rows):
             row.rstrip()
             self.raw(Text.assemble(before if number == 0 else " " * hang, row))
+
+
+def _hang(value: str) -> int:
+    """Return how far the later lines of a value are indented: as wide as the mark that it begins with."""
+    return next((len(mark) for mark in _HANGING if value.startswith(mark)), 0)

@@ -37,8 +37,14 @@ def render(plan: Plan, console: Console) -> None:
         page.field("", f"{actions}: needs {size(plan.next_cheaper.needs)}", labels=2)
     if plan.passed_over:
         page.heading("Passed over")
+        together: dict[str, list[str]] = {}
         for passed in plan.passed_over:
-            page.field(passed.rung, _why(passed), labels=_NAME_WIDTH)
+            together.setdefault(_why(passed), []).append(passed.rung)
+        for why, rungs in together.items():
+            if len(rungs) == 1:
+                page.field(rungs[0], why, labels=_NAME_WIDTH)
+            else:
+                page.line((f"  {', '.join(rungs)}: {why}", ""), indent=4)
     if plan.notes:
         page.heading("Assumed")
         for note in plan.notes:
@@ -50,7 +56,7 @@ def _verdict(page: Page, plan: Plan) -> None:
     if not plan.fits:
         page.line(
             ("DOES NOT FIT", BAD),
-            (f"  {size(plan.short_by)} are missing with every change that helps", "bold"),
+            (f"  {size(plan.short_by)} short, even with every change that helps", "bold"),
         )
     elif plan.steps:
         page.line(("FITS", GOOD), (f"  with {count(len(plan.steps), 'change')}", "bold"))
@@ -65,9 +71,8 @@ def _verdict(page: Page, plan: Plan) -> None:
     page.line((f"{needs}; the budget is {size(plan.budget)}", ""))
     page.line(
         (
-            f"both count all that the process uses of the device, {size(plan.outside_allocator)} of it "
-            f"outside the allocator; {plan.margin:.0%} of the budget stay free; "
-            f"{count(plan.traces, 'trace')} in {duration(plan.seconds)}",
+            f"including {size(plan.outside_allocator)} outside the allocator; {plan.margin:.0%} of the "
+            f"budget stays free; {count(plan.traces, 'trace')} in {duration(plan.seconds)}",
             "dim",
         )
     )

@@ -18,6 +18,8 @@ _NAME_WIDTH: Final = 20
 _SIZE_WIDTH: Final = 12
 _SHARE_WIDTH: Final = 8
 _MODULE_WIDTH: Final = 36
+_OPERATOR_WIDTH: Final = 32
+"""Columns for the blocks and an operator's name such as `aten::native_layer_norm_backward`."""
 _COMPARED_WIDTH: Final = 46
 _POINTS: Final = 10
 """Steps of a run that are printed; JSON has more."""
@@ -37,7 +39,7 @@ def render(prediction: Prediction, console: Console) -> None:
     )
     page.line(
         (
-            f"{size(total)} of the device in all, with {size(prediction.outside_allocator)} outside the "
+            f"{size(total)} of device memory in all, {size(prediction.outside_allocator)} of it outside the "
             f"allocator; predicted in {duration(prediction.seconds)}",
             "dim",
         )
@@ -52,7 +54,7 @@ def render(prediction: Prediction, console: Console) -> None:
         _row(page, owner, size(held), f"{held / max(prediction.peak_allocated, 1):.1%}")
     if prediction.peak_table is not UNSET:
         _peak_table(page, prediction.peak_table)
-    page.heading("Steps", "allocated at most, reserved at most, allocated at the end")
+    page.heading("Steps", "peak allocated, peak reserved, allocated at the end")
     for number, step in enumerate(prediction.steps, 1):
         _row(
             page,
@@ -64,7 +66,7 @@ def render(prediction: Prediction, console: Console) -> None:
     if prediction.compile_trials is not UNSET:
         _row(page, "trials of kernels", size(prediction.compile_trials))
     if prediction.ranks is not UNSET:
-        page.heading("Ranks", "how many, allocated at most, reserved at most")
+        page.heading("Ranks", "number of ranks, peak allocated, peak reserved")
         for group in prediction.ranks:
             _row(
                 page,
@@ -89,14 +91,14 @@ def _horizon(page: Page, horizon: Horizon) -> None:
     page.line((f"  {_ending(horizon)}", "bold"))
     page.line(
         (
-            f"  without a limit {size(horizon.peak_reserved)} reserved at most, first in step "
+            f"  without a limit, at most {size(horizon.peak_reserved)} are reserved, first in step "
             f"{horizon.peak_step:,} ({horizon.peak_shape})",
             "",
         )
     )
     if horizon.flushed_at is not None:
         page.line((f"  from step {horizon.flushed_at:,} cached blocks are returned for lack of memory", ""))
-    page.heading("Course of the run", "allocated at most, reserved at most, stranded after the step")
+    page.heading("Course of the run", "peak allocated, peak reserved, stranded after the step")
     for point in horizon.course[:: max(1, len(horizon.course) // _POINTS)]:
         _row(
             page,
@@ -106,41 +108,35 @@ def _horizon(page: Page, horizon: Horizon) -> None:
             size(point.stranded),
         )
     if horizon.variants:
-        page.heading("With one thing changed", "reserved at most without a limit")
+        page.heading("With one thing changed", "peak reserved without a limit")
         for variant in horizon.variants:
             full = "fits" if variant.full_at is None else f"full at step {variant.full_at:,}"
-            page.raw(
-                Text(
-                    page.plain(
-                        f"  {variant.name:<{_COMPARED_WIDTH}}{size(variant.peak_reserved):>{_SIZE_WIDTH}}"
-                        f"  {full}"
-                    )
-                )
-            )
+            _compared(page, variant.name, f"{size(variant.peak_reserved):>{_SIZE_WIDTH}}  {full}")
 
 
 def _ending(horizon: Horizon) -> str:
     memory = size(horizon.memory)
     if horizon.full_at is None:
-        return f"{memory} are enough for all steps"
+        return f"{memory} is enough for all steps"
     where = "before the first step"
     if horizon.full_at:
         where = f"at step {horizon.full_at:,} ({horizon.full_shape})"
-    return f"{memory} are full {where}: {horizon.full_operator} asks for {size(horizon.full_asked)} more"
+    return f"{memory} is full {where}: {horizon.full_operator} requests {size(horizon.full_asked)} more"
 
 
 def _peak_table(page: Page, rows: list[PeakRow]) -> None:
     page.heading("At the peak, by owner and module", "blocks, the operator that made most")
-    for row in rows[:_PEAK_ROWS]:
+    shown = rows[:_PEAK_ROWS]
+    modules = min(_MODULE_WIDTH, max((len(row.module or NO_MODULE) for row in shown), default=0))
+    for row in shown:
         made = "" if row.operator is None else f"{row.blocks:>6} {row.operator}"
-        page.raw(
-            Text(
-                page.plain(
-                    f"  {row.owner:<{_NAME_WIDTH}}{size(row.bytes):>{_SIZE_WIDTH}}  "
-                    f"{row.module or NO_MODULE:<{_MODULE_WIDTH}}{made}".rstrip()
-                )
-            )
-        )
+        figures = f"  {row.owner:<{_NAME_WIDTH}}{size(row.bytes):>{_SIZE_WIDTH}}  "
+        module = row.module or NO_MODULE
+        if len(figures) + modules + _OPERATOR_WIDTH <= page.width:
+            page.raw(Text(page.plain(f"{figures}{module:<{modules}}{made}".rstrip())))
+        else:
+            page.raw(Text(page.plain(figures.rstrip())))
+            page.line((f"      {module}  {made.strip()}".rstrip(), ""), indent=8)
     left = rows[_PEAK_ROWS:]
     if left:
         _row(page, f"{len(left)} more rows", size(sum(row.bytes for row in left)))
@@ -167,14 +163,21 @@ def _against(page: Page, against: Against) -> None:
 
 def _beside(page: Page, name: str, recorded: int | None, predicted: int) -> None:
     difference = f"{(predicted - recorded) / recorded:+.1%}" if recorded else UNKNOWN
-    page.raw(
-        Text(
-            page.plain(
-                f"  {name:<{_COMPARED_WIDTH}}{size(recorded):>{_SIZE_WIDTH}}{size(predicted):>{_SIZE_WIDTH}}"
-                f"{difference:>{_SHARE_WIDTH}}"
-            )
-        )
+    _compared(
+        page,
+        name,
+        f"{size(recorded):>{_SIZE_WIDTH}}{size(predicted):>{_SIZE_WIDTH}}{difference:>{_SHARE_WIDTH}}",
     )
+
+
+def _compared(page: Page, name: str, cells: str) -> None:
+    """Print a row with a long name; its cells are on the next line where they do not fit beside it."""
+    beside = f"  {name:<{_COMPARED_WIDTH}}"
+    if len(beside) + len(cells) <= page.width:
+        page.raw(Text(page.plain(beside + cells)))
+    else:
+        page.line((f"  {name}", ""), indent=4)
+        page.raw(Text(page.plain(" " * _NAME_WIDTH + cells)))
 
 
 def _row(page: Page, name: str, first: str, *others: str) -> None:
