@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from memtriage.cli import app
-from memtriage.model.marks import Mark
 from memtriage.store.layout import RankIdentity, record_path
 from memtriage.store.records import End, RecordedFinding, Start
 from memtriage.store.writer import RankWriter
+from support.runs import step_mark
 
 MiB = 1024**2
 
@@ -23,15 +23,7 @@ def write_rank(top, rank, world_size, *, leaking=False, end=True, run="job"):
         for step in range(1, 5):
             writer.write(
                 "mark",
-                Mark(
-                    name="step",
-                    step=step,
-                    microbatch=0,
-                    rank=rank,
-                    time_s=float(step),
-                    device="cuda:0",
-                    allocated=step * MiB,
-                ),
+                step_mark(step, step * MiB, rank),
             )
         if leaking:
             finding = RecordedFinding(

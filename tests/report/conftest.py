@@ -2,8 +2,8 @@ import pytest
 
 from memtriage.model.findings import Finding
 from memtriage.model.ledger import LedgerRow
-from memtriage.model.marks import Mark
 from memtriage.model.report import RankCount, RunReport
+from support.runs import step_mark
 
 MiB = 1024**2
 GiB = 1024**3
@@ -51,18 +51,7 @@ def make_report():
             "verdict": verdict,
             "steps": steps,
             "findings": list(findings),
-            "marks": [
-                Mark(
-                    name="step",
-                    step=step,
-                    microbatch=0,
-                    rank=rank,
-                    time_s=float(step),
-                    device="cuda:0",
-                    allocated=GiB + step * 164 * MiB,
-                )
-                for step in range(1, steps + 1)
-            ],
+            "marks": [step_mark(step, GiB + step * 164 * MiB, rank) for step in range(1, steps + 1)],
             "ledger": {
                 "cuda:0": [
                     LedgerRow(row="requested", bytes=3 * GiB, owner="parameter"),

@@ -1,9 +1,9 @@
 import pytest
 
-from memtriage.model.marks import Mark
 from memtriage.store.layout import RankIdentity, record_path
 from memtriage.store.records import End, Start
 from memtriage.store.writer import RankWriter
+from support.runs import step_mark
 
 
 @pytest.fixture
@@ -32,15 +32,7 @@ def write_rank(tmp_path):
             for step in range(1, steps + 1):
                 writer.write(
                     "mark",
-                    Mark(
-                        name="step",
-                        step=step,
-                        microbatch=0,
-                        rank=rank,
-                        time_s=float(step),
-                        device="cuda:0",
-                        allocated=1000 + step,
-                    ),
+                    step_mark(step, 1000 + step, rank),
                 )
             for kind, record in extra:
                 writer.write(kind, record)

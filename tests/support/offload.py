@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from memtriage import OffloadedAdamW
+
 SHAPES = ((300, 70), (5,), (64,), (1,), (), (1000,), (3, 4, 5), (129,))
 """More than one tile, tails that fill no vector, single elements."""
+
+
+def make(weights: Any, **settings: Any) -> OffloadedAdamW:
+    """The optimizer with small tiles, so that few elements need several."""
+    return OffloadedAdamW(weights, **{"tile_elements": 128, "ring_depth": 2} | settings)
 
 
 def parameters(

@@ -18,6 +18,14 @@ WEIGHTS = 6 * GIB
 ACTIVATIONS = 9 * GIB
 
 
+def step_mark(step: int, allocated: int, rank: int | None = None) -> Mark:
+    """The mark of a step on the first GPU, one second after the step before."""
+    return Mark(
+        name="step", step=step, microbatch=0, rank=rank, time_s=float(step), device="cuda:0",
+        allocated=allocated,
+    )  # fmt: skip
+
+
 def leak(**fields: Any) -> Finding:
     """A finding with every field filled in."""
     known: dict[str, Any] = {

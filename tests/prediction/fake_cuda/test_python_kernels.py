@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import memtriage
+from support.one_weight import build_with
 
 BYTES = 1 << 24
 
@@ -34,20 +35,6 @@ def native(values: torch.Tensor) -> torch.Tensor:
 native.register_fake(torch.empty_like)
 with_buffer.register_autograd(lambda ctx, gradient: gradient)
 native.register_autograd(lambda ctx, gradient: gradient)
-
-
-def build_with(function):
-    def build(device):
-        weight = torch.nn.Parameter(torch.randn(4, device=device))
-        optimizer = torch.optim.SGD([weight])
-
-        def step():
-            function(weight).sum().backward()
-            optimizer.zero_grad()
-
-        return torch.nn.ParameterList([weight]), optimizer, step
-
-    return build
 
 
 def test_what_a_python_kernel_allocates_for_itself_is_traced():

@@ -7,6 +7,7 @@ import torch
 
 import memtriage
 from memtriage.prediction.fake_cuda.triton import CLEARED
+from support.one_weight import build_with
 
 triton = pytest.importorskip("triton")
 tl = triton.language
@@ -39,22 +40,8 @@ class Double(torch.autograd.Function):
         return gradient * 2
 
 
-def build_with(function):
-    def build(device):
-        weight = torch.nn.Parameter(torch.randn(COUNT, device=device))
-        optimizer = torch.optim.SGD([weight])
-
-        def step():
-            function(weight).sum().backward()
-            optimizer.zero_grad()
-
-        return torch.nn.ParameterList([weight]), optimizer, step
-
-    return build
-
-
 def test_results_of_kernels_are_allocated_by_python():
-    prediction = memtriage.predict(build_with(Double.apply))
+    prediction = memtriage.predict(build_with(Double.apply, COUNT))
     assert 2 * BYTES <= prediction.peak_allocated < 2 * BYTES + (1 << 20)
 
 
@@ -64,7 +51,7 @@ def test_a_kernel_with_configurations_is_timed_once():
         tuned[lambda given: (triton.cdiv(COUNT, given["block"]),)](values.detach(), result, COUNT)
         return values * result
 
-    prediction = memtriage.predict(build_with(choose))
+    prediction = memtriage.predict(build_with(choose, COUNT))
     first, second = prediction.steps
     assert prediction.compile_trials == CLEARED
     assert first.peak_allocated >= CLEARED + 2 * BYTES
@@ -83,7 +70,7 @@ def test_compiled_code_knows_what_a_kernel_writes(monkeypatch):
 
     original = triton_kernel_wrap.get_mutated_tensors
     monkeypatch.setattr(triton_kernel_wrap, "get_mutated_tensors", identify)
-    memtriage.predict(build_with(torch.compile(Double.apply, fullgraph=True)))
+    memtriage.predict(build_with(torch.compile(Double.apply, fullgraph=True), COUNT))
     assert set(written) == {"result"}
 
 
@@ -98,6 +85,6 @@ def test_the_driver_is_as_before_afterwards():
         )
         return values * 2
 
-    memtriage.predict(build_with(look), gpu="a100")
+    memtriage.predict(build_with(look, COUNT), gpu="a100")
     assert seen[0] == (80, 166912)
     assert (triton.runtime.JITFunction.run, triton.runtime.driver._active) == before

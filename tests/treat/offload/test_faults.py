@@ -19,13 +19,13 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from memtriage import OffloadedAdamW
 from memtriage.treat.offload.arithmetic import Arithmetic
 from memtriage.treat.offload.pinned import PinnedMemory, PinningFailed
 from memtriage.treat.offload.pipeline import Job, TileSlot
 from support.offload import (
     assert_same_as_reference,
     give_gradients,
+    make,
     masters_of,
     parameters,
     reference,
@@ -34,10 +34,6 @@ from support.offload import (
 
 PROGRAM = Path(__file__).with_name("fault_program.py")
 TIME_LIMIT_S = 120
-
-
-def make(weights: Any, **settings: Any) -> OffloadedAdamW:
-    return OffloadedAdamW(weights, **{"tile_elements": 128, "ring_depth": 2} | settings)
 
 
 class FailingJob:

@@ -14,19 +14,15 @@ from torch.nn import Parameter
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import memtriage
-from memtriage import OffloadedAdamW
 from support.offload import (
     assert_same_as_reference,
     give_gradients,
+    make,
     masters_of,
     parameters,
     reference,
     same_bits,
 )
-
-
-def make(weights: Any, **settings: Any) -> OffloadedAdamW:
-    return OffloadedAdamW(weights, **{"tile_elements": 128, "ring_depth": 2} | settings)
 
 
 def test_it_is_an_optimizer_for_everybody() -> None:

@@ -14,15 +14,12 @@ from support.offload import (
     assert_same_as_reference,
     bits,
     give_gradients,
+    make,
     masters_of,
     parameters,
     reference,
     same_bits,
 )
-
-
-def make(weights: Any, **settings: Any) -> OffloadedAdamW:
-    return OffloadedAdamW(weights, **{"tile_elements": 128, "ring_depth": 2} | settings)
 
 
 def saved(state_dict: dict[str, Any]) -> dict[str, Any]:
