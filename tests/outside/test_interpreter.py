@@ -12,7 +12,7 @@ from memtriage.outside.objects import RemoteHeap
 from memtriage.outside.python_layout import PythonLayout
 from support.remote_memory import SIZE, START, FakeMemory
 
-_FOUND = InterpreterLayout(runtime=START, modules=8, collector=16, thread_id=0, native_id=0)
+_FOUND = InterpreterLayout(runtime=START, modules=8, collector=16, permanent=80, thread_id=0, native_id=0)
 _STATE = START + 4096
 _OBJECTS = [START + 8192 + 32 * at for at in range(20_000)]
 _LAYOUT = PythonLayout()

@@ -88,7 +88,7 @@ def test_a_process_that_must_not_be_read(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), st.booleans(), st.sampled_from([11, 12, 13]))
+@given(st.integers(0, 2**32), st.booleans(), st.sampled_from([11, 12, 13, 14]))
 def test_hostile_structures_neither_crash_nor_hang(seed: int, pointers: bool, minor: int) -> None:
     """Random bytes, or random pointers into themselves, where objects should be."""
     chance = random.Random(seed)

@@ -98,7 +98,7 @@ def test_the_same_references_as_of_each_object_alone() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 2**32), st.booleans(), st.sampled_from([11, 12, 13]))
+@given(st.integers(0, 2**32), st.booleans(), st.sampled_from([11, 12, 13, 14]))
 def test_hostile_structures(seed: int, pointers: bool, minor: int) -> None:
     chance = random.Random(seed)
     memory = hostile_memory(chance, pointers)

@@ -30,8 +30,6 @@ _INTERPRETER_WORDS: Final = 1 << 15
 _THREAD_WORDS: Final = 64
 _GENERATIONS: Final = 3
 _GENERATION_SIZE: Final = 24
-_PERMANENT: Final = _GENERATIONS * _GENERATION_SIZE + 8
-"""`permanent_generation` (of `gc.freeze`) follows the three generations and a pointer to the first."""
 _PART: Final = 4096
 _TAGS: Final = 3
 """Bits of the collector's pointers that are marks of a running collection."""
@@ -44,12 +42,14 @@ class InterpreterLayout:
     Attributes:
         runtime: address of `_PyRuntime` in this process.
         modules, collector: in the interpreter's state: `sys.modules`, the first generation's list.
+        permanent: from that list to that of `gc.freeze`.
         thread_id, native_id: in a thread's state.
     """
 
     runtime: int
     modules: int
     collector: int
+    permanent: int
     thread_id: int
     native_id: int
 
@@ -92,10 +92,12 @@ def measure(layout: PythonLayout) -> InterpreterLayout:
     ident, native = threading.get_ident(), threading.get_native_id()
     if ident not in thread or native not in thread:
         raise _unlike("a thread")
+    collector = _collector_offset(words)
     return InterpreterLayout(
         runtime=runtime,
         modules=8 * words.index(modules),
-        collector=_collector_offset(words),
+        collector=collector,
+        permanent=_permanent_offset(state + collector),
         thread_id=8 * thread.index(ident),
         native_id=8 * thread.index(native),
     )
@@ -114,6 +116,16 @@ def _collector_offset(words: list[int]) -> int:
         part = words[at : at + 3 * _GENERATIONS]
         if [word & 0xFFFFFFFF for word in part[2::3]] == thresholds and all(part[0::3]) and all(part[1::3]):
             return 8 * at
+    raise _unlike("the collector's lists")
+
+
+def _permanent_offset(generations: int) -> int:
+    """Find the list that follows the three generations, or a pointer to the first of them."""
+    for offset in (_GENERATIONS * _GENERATION_SIZE, _GENERATIONS * _GENERATION_SIZE + 8):
+        head = generations + offset
+        following, before = own_words(head, 2)
+        if before > 4096 and own_words(following & ~_TAGS, 2)[1] & ~_TAGS == head:
+            return offset
     raise _unlike("the collector's lists")
 
 
@@ -191,7 +203,10 @@ class RemoteInterpreter:
             before: what an earlier reading returned: most of it has kept its order.
         """
         first = self._state + self._found.collector
-        heads = (*(first + at * _GENERATION_SIZE for at in range(_GENERATIONS)), first + _PERMANENT)
+        heads = (
+            *(first + at * _GENERATION_SIZE for at in range(_GENERATIONS)),
+            first + self._found.permanent,
+        )
         seen = np.zeros(len(self._memory.data), bool)
         seen[0] = True  # nothing is mapped there
         to_object = self._heap.layout.collector_head

@@ -457,9 +457,9 @@ class RemoteHeap(RemoteValues):
         offsets = (
             layout.function_globals, layout.function_module, layout.function_defaults,
             layout.function_keyword_defaults, layout.function_dict, layout.function_closure,
-            layout.function_annotations,
+            layout.function_annotations, layout.function_annotate,
         )  # fmt: skip
-        return [self.memory.word(address + offset) for offset in offsets]
+        return [self.memory.word(address + offset) for offset in offsets if offset is not None]
 
     def _method_referents(self, address: int, klass: RemoteType) -> list[int]:
         return self.memory.words(address + self.layout.method_function, 2)
@@ -498,7 +498,7 @@ class RemoteHeap(RemoteValues):
     def frame(self, address: int) -> Frame | None:
         """Return the frame at an address; None where there is none."""
         memory, layout = self.memory, self.layout
-        code = memory.word(address + layout.frame_code)
+        code = memory.word(address + layout.frame_code) & ~layout.stack_tags
         if not address or not code or memory.word(code + 8) != self._code_type:
             return None
         name = self.text(memory.word(code + layout.code_name)) or "?"
@@ -507,7 +507,7 @@ class RemoteHeap(RemoteValues):
             return frame
         names = self.tuple_items(memory.word(code + layout.code_value_names))
         count = min(memory.half(code + layout.code_values), len(names), _MOST_VARIABLES)
-        values = memory.words(address + layout.frame_values, count)
+        values = self._untagged(memory.words(address + layout.frame_values, count))
         cell = self._address_of(types.CellType)
         for name_address, value in zip(names, values, strict=False):
             if value and memory.word(value + 8) == cell:
@@ -534,11 +534,23 @@ class RemoteHeap(RemoteValues):
 
     def _frame_referents(self, frame: int) -> list[int]:
         memory, layout = self.memory, self.layout
-        stacktop = memory.half(frame + layout.frame_stacktop)
-        found = [memory.word(frame + layout.frame_locals), memory.word(frame + layout.frame_function)]
-        if stacktop <= _MOST_VARIABLES:  # else it runs, and has no top that could be read
-            found += memory.words(frame + layout.frame_values, stacktop)
+        values = frame + layout.frame_values
+        if layout.frame_stackpointer is None:
+            stacktop = memory.half(frame + layout.frame_stacktop)
+        else:
+            stacktop = memory.word(frame + layout.frame_stackpointer) - values >> 3
+        function = memory.word(frame + layout.frame_function)
+        found = [memory.word(frame + layout.frame_locals), *self._untagged([function])]
+        if 0 <= stacktop <= _MOST_VARIABLES:  # else it runs, and has no top that could be read
+            found += self._untagged(memory.words(values, stacktop))
         return found
+
+    def _untagged(self, references: list[int]) -> list[int]:
+        """Return the addresses that references of a frame have; 0 for none, and for a number."""
+        tags = self.layout.stack_tags
+        if not tags:
+            return references
+        return [0 if reference & tags == tags else reference & ~tags for reference in references]
 
     def _frame_object_referents(self, address: int, klass: RemoteType) -> list[int]:
         memory, layout = self.memory, self.layout

@@ -15,7 +15,9 @@ class PythonLayout:
     Attributes are named after CPython's structures and fields: `list_items` is `PyListObject.ob_item`.
     `thread_frame` leads to the running frame, through a `_PyCFrame` where there is `cframe_frame`. Of
     `managed_*`: instances have their values' address in a word of its own, in that of their dict with a tag,
-    or else their values after themselves. `number_tag_bits` are low bits of an int's count of digits.
+    or else their values after themselves. `number_tag_bits` are low bits of an int's count of digits, and
+    `stack_tags` those of a reference in a frame that are no part of the address. A frame has the end of its
+    stack as a number (`frame_stacktop`), or as an address where there is `frame_stackpointer`.
     """
 
     # PyThreadState and what leads to the running frames
@@ -32,8 +34,10 @@ class PythonLayout:
     frame_object: int = 40
     frame_previous: int = 48
     frame_stacktop: int = 64
+    frame_stackpointer: int | None = None
     frame_owner: int = 69
     frame_values: int = 72
+    stack_tags: int = 0
     # PyFrameObject, PyTracebackObject
     frame_object_back: int = 16
     frame_object_frame: int = 24
@@ -106,6 +110,7 @@ class PythonLayout:
     function_dict: int = 88
     function_module: int = 104
     function_annotations: int = 112
+    function_annotate: int | None = None
     cell_value: int = 16
     method_function: int = 16
     method_self: int = 24
@@ -166,7 +171,19 @@ _3_13: Final = replace(
     values_start=8,
     managed_tagged=False,
 )
-_TABLES: Final = {(3, 11): PythonLayout(), (3, 12): _3_12, (3, 13): _3_13}
+_3_14: Final = replace(
+    _3_13,
+    runtime_interpreters=808,
+    interpreter_next=7272,
+    frame_function=16,
+    frame_stackpointer=64,
+    frame_owner=74,
+    frame_values=80,
+    stack_tags=3,
+    tuple_items=32,
+    function_annotate=120,
+)
+_TABLES: Final = {(3, 11): PythonLayout(), (3, 12): _3_12, (3, 13): _3_13, (3, 14): _3_14}
 
 
 def layout_of(version: tuple[int, int]) -> PythonLayout | None:

@@ -59,7 +59,8 @@ class ClassRows:
             [layout.traceback_next, layout.traceback_frame],
             [layout.function_globals, layout.function_module, layout.function_defaults,
              layout.function_keyword_defaults, layout.function_dict, layout.function_closure,
-             layout.function_annotations],
+             layout.function_annotations,
+             *(() if layout.function_annotate is None else (layout.function_annotate,))],
         ]  # fmt: skip
         fixed = (
             (types.CellType, 0), (types.MethodType, 1), (types.BuiltinFunctionType, 2), (types.ModuleType, 3),
