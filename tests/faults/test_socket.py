@@ -15,7 +15,7 @@ from memtriage.session.remote.listen import Listener
 from memtriage.session.remote.socket_path import PlaceError, place
 
 
-def answering(within_s: float) -> Answer:
+def answering(within_s: float, follow: bool) -> Answer:
     return Answer(pid=os.getpid())
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ pytest.importorskip("torch")
 from memtriage.cli.app import main
 from memtriage.diagnose.verdict import verdict
 from memtriage.model.blocks import DeviceCounters
-from memtriage.outside.census import take_census
+from memtriage.outside.census import OutsideCensus, take_census
+from memtriage.outside.memory import ForbiddenError
 from memtriage.outside.python_layout import layout_of
 from memtriage.session import attach as attaching
 from memtriage.session.attach import Attached
@@ -63,9 +65,9 @@ def start() -> Iterator[Callable[[str], Job]]:
     """Start jobs that train as many steps as they are told, which end with the test."""
     with ExitStack() as ends:
 
-        def started(kept: str) -> Job:
+        def started(kept: str, first: str = "") -> Job:
             job = subprocess.Popen(
-                [sys.executable, "-c", _JOB.replace("KEPT", kept)],
+                [sys.executable, "-c", first + _JOB.replace("KEPT", kept)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -115,6 +117,36 @@ def test_a_list_that_is_bounded_is_no_leak(start: Callable[[str], Job]) -> None:
     assert verdict(findings, False, attached.judged()) in ("clean", "not_judged")
     rows = {row.row for row in attached.ledger()["host"]}
     assert {"anonymous", "library"} <= rows
+
+
+def test_a_job_that_listens_takes_its_censuses_itself(
+    start: Callable[..., Job],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def refused(pid: int, **_: object) -> OutsideCensus:
+        raise ForbiddenError(f"process {pid} may not be read")
+
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(attaching, "take_census", refused)
+    job = start("10**9", "from memtriage.session.remote.armed import arm\narm()\n")
+    attached, now = Attached(job.pid), 0.0
+    for _ in range(_CENSUSES):
+        for _ in range(_READINGS):
+            _train(job)
+            now += _SECONDS / _READINGS
+            attached.read_counters(now)
+        census = attaching._asked(attached)
+        assert census is not None
+        attached.add(census, now)
+    findings = attached.findings(now)
+    assert verdict(findings, False, attached.judged()) == "leak"
+    assert (findings[0].certainty, findings[0].holder) == ("proven", "__main__.history[*]")
+    assert main(["attach", str(job.pid), "--for", "1s"]) == 0
+    assert "it listens" in capfd.readouterr().out
+    assert main(["attach", str(start("10").pid), "--for", "1s"]) == 2
+    assert "may not be read" in capfd.readouterr().err
 
 
 def test_too_few_readings_are_not_judged(start: Callable[[str], Job]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from memtriage.model.census import GroupDetail, HolderGroup
 from memtriage.model.ledger import Ledger
 from memtriage.model.paths import HolderPath, in_words
 
@@ -62,6 +63,9 @@ class Answer(msgspec.Struct, kw_only=True):
         holders: largest first; they sum to all storages of tensors.
         objects, nodes: Python objects and autograd nodes that were walked.
         notes: what is missing or unusual.
+        groups: the largest holders for who compares censuses, without `tails`, if the question was to
+            `follow`: their objects and storages are known by their addresses.
+        details: type and bound of their containers, in the same order.
         refused: why there is no census; None when there is one.
         retry: the same question may well be answered a moment later.
     """
@@ -82,6 +86,8 @@ class Answer(msgspec.Struct, kw_only=True):
     objects: int = 0
     nodes: int = 0
     notes: list[str] = msgspec.field(default_factory=list)
+    groups: list[HolderGroup] = msgspec.field(default_factory=list)
+    details: list[GroupDetail] = msgspec.field(default_factory=list)
     refused: str | None = None
     retry: bool = False
 
@@ -91,6 +97,8 @@ class Question(msgspec.Struct, kw_only=True):
 
     Attributes:
         within_s: how long the process may wait for an instant at which it can be looked at.
+        follow: the answer is to be compared with those to later questions.
     """
 
     within_s: float
+    follow: bool = False

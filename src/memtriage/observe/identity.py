@@ -105,6 +105,27 @@ class Identities:
         return next(key for key in keys if key not in self._now)
 
 
+class Addresses(Identities):
+    """Addresses as tokens, for one census that another process compares with others.
+
+    Nothing stays in this process. An address may have been given to another object between two censuses; that
+    the same holder keeps more at each of four in a row does not come about so.
+    """
+
+    def begin(self) -> None:
+        self._now = {}
+
+    def witnesses(self, tensors: Sequence[Any]) -> frozenset[int]:
+        """Return the addresses of all storages of a holder."""
+        return frozenset(plain(tensor).untyped_storage().data_ptr() for tensor in tensors)
+
+    def token(self, obj: Any, witnesses: frozenset[int]) -> int:
+        """Return what stands for an object as long as it stays where it is."""
+        key = self._key(obj)
+        self._now[key] = _Known(0, None, witnesses)
+        return hash(key)
+
+
 def _weak_pointer(tensor: Any) -> Any:
     from torch.multiprocessing.reductions import StorageWeakRef
 

@@ -1,7 +1,8 @@
 """The verdict on jobs that run already, from what is read of them from outside.
 
-Nothing of a job is changed: its memory is counted by the kernel, and censuses are read with
-`memtriage.outside.census`. Growth is judged over seconds, by the rules of a watched run.
+Nothing of a job is changed: its memory is counted by the kernel, and its censuses are read with
+`memtriage.outside.census`. A job that listens is asked for them instead. Growth is judged over seconds, by
+the rules of a watched run.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from memtriage.model.blocks import DeviceCounters
 from memtriage.model.census import Census, GroupDetail, GroupKey
 from memtriage.model.findings import Finding
 from memtriage.model.judged import Judged
-from memtriage.model.ledger import LedgerRow
+from memtriage.model.ledger import Ledger, LedgerRow
 from memtriage.model.paths import is_native
 from memtriage.model.position import TrainingPosition
 from memtriage.model.report import RankCount, RunReport
@@ -41,6 +42,7 @@ from memtriage.outside.cuda_allocator import CudaAllocator, allocator_of
 from memtriage.outside.memory import GoneError, OtherBuildError, OutsideError
 from memtriage.process.stdlib import os, time
 from memtriage.session.job_ranks import environment_of, rank_of
+from memtriage.session.remote.ask import AskError, ask
 
 _CPU: Final = "cpu"
 _KERNEL: Final = "host"
@@ -55,11 +57,13 @@ class AttachPolicy:
         censuses: in the whole time. A GPU is judged by twelve, and some are late.
         share: part of the time that reading may take: the reader needs a processor of its own for it.
         between_s: seconds between two readings of the kernel's counters.
+        answers_s: seconds within which a job that listens must have answered.
     """
 
     censuses: int = 18
     share: float = 0.5
     between_s: float = 0.2
+    answers_s: float = 60.0
 
 
 POLICY: Final = AttachPolicy()
@@ -80,6 +84,7 @@ class Attached:
         last: the last census; None before the first.
         allocator: statistics of its CUDA allocator; None where it has none that can be read.
         allocated: the last ones, by device.
+        ledgers: those of its last answer, where it listens.
         ended: why nothing more can be read of it; None while it runs.
     """
 
@@ -92,6 +97,7 @@ class Attached:
     last: OutsideCensus | None = None
     allocator: CudaAllocator | None = None
     allocated: dict[str, DeviceCounters] = field(default_factory=dict)
+    ledgers: list[Ledger] = field(default_factory=list)
     ended: str | None = None
 
     def read_counters(self, now: float) -> None:
@@ -118,8 +124,8 @@ class Attached:
         """Add a census that was read at so many seconds since the start."""
         self.last = census
         totals: dict[str, int] = {}
-        for storage in census.storages:
-            totals[storage.device] = totals.get(storage.device, 0) + storage.nbytes
+        for group in census.groups:
+            totals[group.device] = totals.get(group.device, 0) + group.nbytes
         for device in {*totals, *self.held, _CPU} - self.allocated.keys():
             self.held.setdefault(device, Counter(device)).add(now, totals.get(device, 0))
         taken = Census(
@@ -179,6 +185,7 @@ class Attached:
             device: gpu_rows(owners.get(device, {}), self.allocated.get(device), in_use.get(device))
             for device in devices
         }
+        rows |= {ledger.device: ledger.rows for ledger in self.ledgers}
         classes = memory_classes(Path(f"/proc/{self.pid}"))
         if classes is not None:
             rows["host"] = [
@@ -262,6 +269,10 @@ def attach(
 
 
 def _read(job: Attached, began: float, say: Callable[[str], None]) -> None:
+    asked = _asked(job)
+    if asked is not None:
+        job.add(asked, asked.at - began)
+        return
     try:
         census = take_census(job.pid, twice=False)
         job.find_allocator()
@@ -274,6 +285,24 @@ def _read(job: Attached, began: float, say: Callable[[str], None]) -> None:
         say(str(error))
     else:
         job.add(census, census.at - began)
+
+
+def _asked(job: Attached) -> OutsideCensus | None:
+    """Return the census that a job takes itself; None where it does not listen, or gives none."""
+    try:
+        answer = ask(job.pid, POLICY.answers_s, follow=True)
+    except AskError:
+        return None
+    if answer.refused is not None or not answer.groups:
+        return None
+    job.ledgers = answer.ledgers
+    groups = [msgspec.structs.replace(group, tails={group.path: group.nbytes}) for group in answer.groups]
+    keys = [group.key for group in groups]
+    return OutsideCensus(
+        groups=groups, storages=[], details=dict(zip(keys, answer.details, strict=True)), at=time.monotonic(),
+        objects=answer.objects, nodes=answer.nodes, moved=None, moved_bytes=0, seconds=answer.paused_s,
+        stopped_s=answer.paused_s, notes=["it listens, and took its censuses itself", *answer.notes],
+    )  # fmt: skip
 
 
 def _report(jobs: Sequence[Attached], of: int, now: float) -> RunReport:

@@ -197,13 +197,14 @@ class Session:
             self._record.failed("metrics", error)
             return []
 
-    def answer(self, within_s: float) -> Answer:
+    def answer(self, within_s: float, follow: bool = False) -> Answer:
         """Take a census for another process, or say why there is none. Called in a thread of its own.
 
         Args:
             within_s: how long to wait for an instant at which the program can be inspected.
+            follow: the census is to be compared with later ones.
         """
-        return self._responder.answer(within_s)
+        return self._responder.answer(within_s, follow)
 
     # --- events: the start, the hooks and the program's own calls -------------------------------------------
 

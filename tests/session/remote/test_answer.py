@@ -47,7 +47,7 @@ class Watched:
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    monkeypatch.setattr(answer, "take_answer", lambda baselines, root: Answer(pid=1, paused_s=0.5))
+    monkeypatch.setattr(answer, "take_answer", lambda baselines, root, follow: Answer(pid=1, paused_s=0.5))
     monkeypatch.setattr(answer, "take_ledgers", lambda storages, baselines: [LEDGER])
     return Watched()
 
@@ -76,7 +76,7 @@ def test_the_answer_says_where_the_run_stands(watched: Watched) -> None:
 def test_it_is_taken_by_the_main_thread(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
 
-    def take(baselines: dict[int, int], root: str) -> Answer:
+    def take(baselines: dict[int, int], root: str, follow: bool) -> Answer:
         names.append(threading.current_thread().name)
         assert (baselines, root) == ({0: 7}, "/root")
         return Answer(pid=1)
@@ -92,7 +92,7 @@ def test_a_main_thread_that_hangs_is_looked_at_from_outside(
     monkeypatch.setattr(MainThreadCall, "result", lambda self, within_s, done_within_s: (False, None))
     names: list[str] = []
 
-    def take(baselines: object, root: object) -> Answer:
+    def take(baselines: object, root: object, follow: object) -> Answer:
         names.append(threading.current_thread().name)
         return Answer(pid=1)
 
@@ -105,7 +105,7 @@ def test_a_main_thread_that_hangs_is_looked_at_from_outside(
 
 def test_a_backward_is_waited_for(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     takes: list[Callable[[], Answer | None]] = [lambda: None, lambda: None, lambda: Answer(pid=1)]
-    monkeypatch.setattr(answer, "take_answer", lambda baselines, root: takes.pop(0)())
+    monkeypatch.setattr(answer, "take_answer", lambda baselines, root, follow: takes.pop(0)())
     assert asking(watched).step == 12
     assert takes == []
 
@@ -121,7 +121,7 @@ def test_census_waits_for_backward_entry(watched: Watched) -> None:
 def test_a_backward_that_does_not_end_leaves_the_ledgers(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer, "take_answer", lambda baselines, root: None)
+    monkeypatch.setattr(answer, "take_answer", lambda baselines, root, follow: None)
     found = asking(watched, within_s=0.0)
     assert found.ledgers == [LEDGER] and found.holders == []
     assert found.refused is None and "inside a backward" in found.notes[0]
@@ -133,7 +133,7 @@ def test_a_watch_that_has_ended_refuses(watched: Watched) -> None:
 
 
 def test_what_a_census_fails_at_is_told(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(baselines: Any, root: Any) -> Answer:
+    def fail(baselines: Any, root: Any, follow: bool) -> Answer:
         raise ValueError("odd heap")
 
     monkeypatch.setattr(answer, "take_answer", fail)
@@ -149,7 +149,7 @@ def test_a_timeout_by_signal_is_the_programs(watched: Watched, monkeypatch: pyte
         ended.append("handler")
         raise InTime
 
-    def take(baselines: object, root: object) -> Answer:
+    def take(baselines: object, root: object, follow: object) -> Answer:
         os.kill(os.getpid(), signal.SIGUSR1)
         ended.append("census")
         return Answer(pid=1)
@@ -171,7 +171,7 @@ def test_an_exception_of_another_thread_is_the_programs(
     main = ctypes.c_ulong(threading.main_thread().ident or 0)
     interrupt = partial(ctypes.pythonapi.PyThreadState_SetAsyncExc, main, ctypes.py_object(InTime))
     source = """
-def take(baselines, root):
+def take(baselines, root, follow):
     interrupt()
     for _ in range(100):
         pass

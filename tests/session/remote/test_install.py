@@ -92,7 +92,7 @@ def test_a_program_without_torch_loads_nothing_of_memtriage(folder: Path) -> Non
 
 
 def test_whoever_listens_next_stops_who_listened(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answer(within_s: float) -> object:
+    def answer(within_s: float, follow: bool) -> object:
         return take_answer()
 
     first, second = Listener(answer), Listener(answer)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from memtriage.session.remote.listen import Listener
 Start = Callable[[Callable[[float], Answer]], Listener]
 
 
-def answering(within_s: float) -> Answer:
+def answering(within_s: float, follow: bool) -> Answer:
     return Answer(pid=os.getpid(), step=7, waited_s=within_s)
 
 
@@ -92,7 +92,7 @@ def test_nonsense_does_no_harm(start: Start, sent: bytes) -> None:
 
 
 def test_a_census_that_fails_is_told_as_such(start: Start) -> None:
-    def failing(within_s: float) -> Answer:
+    def failing(within_s: float, follow: bool) -> Answer:
         raise RuntimeError("no heap")
 
     start(failing)
@@ -103,7 +103,7 @@ def test_a_census_that_fails_is_told_as_such(start: Start) -> None:
 
 def test_an_answer_that_cannot_be_written_is_told_as_such(start: Start) -> None:
     answers = [Answer(pid=1, doing=cast(Any, object())), Answer(pid=1, argv=["no text: \udc80"])]
-    start(lambda within_s: answers.pop(0))
+    start(lambda within_s, follow: answers.pop(0))
     assert "TypeError" in (ask(os.getpid(), 20.0).refused or "")
     assert ask(os.getpid(), 20.0).argv == ["no text: \\udc80"]
 
@@ -126,10 +126,10 @@ def test_a_failure_to_accept_passes(start: Start, monkeypatch: pytest.MonkeyPatc
 def test_an_answer_that_does_not_come_in_time(start: Start) -> None:
     asked, release = threading.Event(), threading.Event()
 
-    def slow(within_s: float) -> Answer:
+    def slow(within_s: float, follow: bool) -> Answer:
         asked.set()
         release.wait()
-        return answering(within_s)
+        return answering(within_s, follow)
 
     start(slow)
     with pytest.raises(AskError, match=r"did not answer within 50 ms"):

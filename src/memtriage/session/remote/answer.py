@@ -62,7 +62,7 @@ class Responder:
         self._baselines = baselines
         self._script_root = script_root
 
-    def answer(self, within_s: float) -> Answer:
+    def answer(self, within_s: float, follow: bool = False) -> Answer:
         """Take a census of this process, or say why there is none.
 
         It is taken by the main thread, between two instructions of the program and not inside a backward.
@@ -71,18 +71,19 @@ class Responder:
 
         Args:
             within_s: how long to wait for such an instant.
+            follow: as `memtriage.session.remote.take.take_answer` has it.
         """
         deadline = Deadline(within_s)
         if threading.get_ident() == threading.main_thread().ident:  # a script of `sys.remote_exec`
             inside = Answer(pid=os.getpid(), refused="it is inside a mark or a backward", retry=True)
-            return self._look(deadline) or inside
+            return self._look(deadline, follow) or inside
         while self._running():
             # Longer than this who asked does not wait for the census itself (`session.ask`).
-            call = own_work_in_main_thread(lambda: self._look(deadline))
+            call = own_work_in_main_thread(lambda: self._look(deadline, follow))
             reached, answer = call.result(min(_MAIN_WITHIN_S, deadline.left_s), within_s)
             if not reached:
                 with Alone():
-                    answer = self._look(deadline)
+                    answer = self._look(deadline, follow)
             if answer is not None:
                 return answer
             if not deadline.left_s:
@@ -90,7 +91,7 @@ class Responder:
             time.sleep(_TRY_AGAIN_S)
         return Answer(pid=os.getpid(), refused="its watch has ended")
 
-    def _look(self, deadline: Deadline) -> Answer | None:
+    def _look(self, deadline: Deadline, follow: bool) -> Answer | None:
         """Take a census now; None where this is no instant for one."""
         if self._lock._is_owned() or not self._lock.acquire(blocking=False):
             return None  # in the middle of a mark, which may be taking a census of its own
@@ -99,7 +100,7 @@ class Responder:
             in_backward = self._progress.position.phase == "backward"
             if in_backward and self._progress.thread != threading.get_ident():
                 return None
-            answer = take_answer(self._baselines, self._script_root)
+            answer = take_answer(self._baselines, self._script_root, follow)
             return None if answer is None else self._placed(answer, deadline)
         except Exception as error:  # whatever a census fails at, the program goes on
             if is_programs_exception(error):

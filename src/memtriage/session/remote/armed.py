@@ -35,8 +35,8 @@ def arm() -> None:
         script_root=None,
     )
 
-    def answer(within_s: float) -> Answer:
-        found = responder.answer(within_s)
+    def answer(within_s: float, follow: bool) -> Answer:
+        found = responder.answer(within_s, follow)
         found.run_id = found.step = found.microbatch = found.doing = None  # nobody counts them
         return found
 

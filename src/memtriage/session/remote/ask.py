@@ -73,8 +73,13 @@ def _outcome(pid: int, timeout_s: float, ask_one: Callable[[int, float], Answer]
     return answer
 
 
-def ask(pid: int, timeout_s: float) -> Answer:
+def ask(pid: int, timeout_s: float, follow: bool = False) -> Answer:
     """Ask one process at its socket.
+
+    Args:
+        pid: the process.
+        timeout_s: seconds until it must have answered.
+        follow: the answer is to be compared with later ones.
 
     Raises:
         AskError: it does not listen, ended, or did not answer in time.
@@ -88,7 +93,7 @@ def ask(pid: int, timeout_s: float) -> Answer:
             connection.connect(str(path))
             if peer(connection)[1] not in (os.geteuid(), 0, _owner(pid)):
                 raise AskError(f"{path} is another user's socket, not that of process {pid}")
-            question = Question(within_s=timeout_s * _WAITING_SHARE)
+            question = Question(within_s=timeout_s * _WAITING_SHARE, follow=follow)
             connection.sendall(msgspec.json.encode(question) + b"\n")
             return msgspec.json.decode(read_line(connection, _LONGEST_ANSWER), type=Answer)
         except TimeoutError:

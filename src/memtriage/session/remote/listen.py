@@ -37,11 +37,14 @@ class Listener:
     """Listens at this process's socket, from `start` to `stop`. Nothing here raises into the program.
 
     Args:
-        answer: takes the census; called with the seconds it may wait, in the listener's own thread.
+        answer: takes the census; called with the seconds it may wait, and whether it is to be compared with
+            later ones, in the listener's own thread.
         say: told of what the user should know.
     """
 
-    def __init__(self, answer: Callable[[float], Answer], say: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self, answer: Callable[[float, bool], Answer], say: Callable[[str], None] | None = None
+    ) -> None:
         self.path: Path | None = None
         self._answer = answer
         self._say = say
@@ -116,7 +119,7 @@ class Listener:
         connection.settimeout(_READ_WITHIN_S)
         question = msgspec.json.decode(read_line(connection, LONGEST_QUESTION), type=Question)
         try:
-            text = encode(self._answer(question.within_s))
+            text = encode(self._answer(question.within_s, question.follow))
         except Exception as error:  # whatever a census fails at, the run goes on, and so does this thread
             refused = f"the census failed ({type(error).__name__}: {error})"
             text = encode(Answer(pid=self._pid, refused=refused))

@@ -7,21 +7,26 @@ import sys
 from collections.abc import Mapping
 from typing import Final
 
-from memtriage.account.census import Look
+import msgspec
+
+from memtriage.account.census import CensusView, Look
 from memtriage.account.host_reading import read_host
 from memtriage.account.ledgers import take_ledgers
 from memtriage.model.asked import Answer, HeldHere
-from memtriage.model.census import HolderGroup
+from memtriage.model.census import Census, GroupDetail, HolderGroup
 from memtriage.observe import cuda
 from memtriage.observe.alone import backward_runs
 from memtriage.observe.autograd import unread_saved_tensors
+from memtriage.observe.identity import Addresses
 from memtriage.process.stdlib import os, time
 
 MOST_HOLDERS: Final = 500
 """Holders that have a row of their own; the smaller ones share a row per device."""
 
 
-def take_answer(baselines: Mapping[int, int] | None = None, script_root: str | None = None) -> Answer | None:
+def take_answer(
+    baselines: Mapping[int, int] | None = None, script_root: str | None = None, follow: bool = False
+) -> Answer | None:
     """Take a census of this process now, in the thread that calls; None when it must not be looked at now.
 
     That is while a backward runs, in whatever thread, and while this thread captures a CUDA graph. Nothing
@@ -30,13 +35,18 @@ def take_answer(baselines: Mapping[int, int] | None = None, script_root: str | N
     Args:
         baselines: by CUDA index, what lay outside the allocator when the device was first seen.
         script_root: folder of the user's script, for allocation sites.
+        follow: add what is needed to compare this census with later ones.
     """
     if backward_runs() or (cuda.initialized() and cuda.capturing()):
         return None
     started = time.perf_counter()
     on_host = read_host()  # before the census, whose own memory is not the program's
-    with Look() as view:
+    groups: list[HolderGroup] = []
+    details: list[GroupDetail] = []
+    with Look(identities=Addresses() if follow else None) as view:
         census = view.census()
+        if follow:
+            groups, details = _to_follow(view, census)
     partial = None if census.partial is None else f"a partial census: {census.partial}"
     unread = unread_saved_tensors() if census.nodes else None
     ledgers = take_ledgers(census.storages, dict(baselines or {}), script_root, on_host, census.parameters)
@@ -50,8 +60,18 @@ def take_answer(baselines: Mapping[int, int] | None = None, script_root: str | N
         holders=held_rows([group for group in census.groups if group.count]),
         objects=census.objects,
         nodes=census.nodes,
+        groups=groups,
+        details=details,
         notes=[note for note in (partial, unread) if note is not None],
     )
+
+
+def _to_follow(view: CensusView, census: Census) -> tuple[list[HolderGroup], list[GroupDetail]]:
+    """Return the largest groups without what cannot be sent, and details of them."""
+    largest = sorted(census.groups, key=lambda group: -(group.nbytes + group.kept))[:MOST_HOLDERS]
+    details = view.details([group.key for group in largest], lambda tensor: None, alone=())
+    sent = [msgspec.structs.replace(group, tails={}) for group in largest]
+    return sent, [details.get(group.key, GroupDetail()) for group in largest]
 
 
 def held_rows(groups: list[HolderGroup]) -> list[HeldHere]:
