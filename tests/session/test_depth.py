@@ -42,3 +42,33 @@ def test_enough_depth_for_the_end() -> None:
         assert sys.getrecursionlimit() == 300
     finally:
         sys.setrecursionlimit(before)
+
+
+def test_room_is_the_depth_of_the_caller_and_one_more_for_exec() -> None:
+    def room_of(by_exec: bool) -> int:
+        room, before, get = RecursionRoom(), sys.getrecursionlimit(), sys.getrecursionlimit
+        room.make(by_exec=by_exec)
+        made = get() - before
+        room.remove()
+        return made
+
+    def deeper(by_exec: bool) -> int:
+        return room_of(by_exec)
+
+    assert room_of(True) - room_of(False) == (1 if sys.version_info < (3, 12) else 0)
+    assert deeper(False) - room_of(False) == 1
+
+
+def test_room_may_be_removed_before_it_was_made() -> None:
+    before = sys.getrecursionlimit()
+    RecursionRoom().remove()
+    assert sys.getrecursionlimit() == before
+
+
+def test_a_lower_limit_of_the_program_is_kept_for_it() -> None:
+    room, before, get = RecursionRoom(), sys.getrecursionlimit(), sys.getrecursionlimit
+    room.make(by_exec=False)
+    sys.setrecursionlimit(before - 100)
+    room.remove()
+    assert get() == before - 100
+    sys.setrecursionlimit(before)

@@ -1,6 +1,14 @@
+import os
+
 import pytest
 
-from memtriage.store.locate import RecordError, all_records, newest_records
+from memtriage.store.locate import (
+    RecordError,
+    all_records,
+    newest_records,
+    open_record,
+    start_time_in,
+)
 
 
 def test_newest_records_are_of_the_newest_restart_of_a_run(tmp_path, write_rank):
@@ -66,3 +74,40 @@ def test_errors_say_what_is_wrong(tmp_path, find):
         find([tmp_path / "absent"])
     with pytest.raises(RecordError, match="no memtriage record in it"):
         find([tmp_path])
+
+
+def test_the_start_time_is_in_the_start_line_alone():
+    assert start_time_in(b'{"t":"start","time":12.5,"other":1}') == 12.5
+    assert start_time_in(b'{"t":"start"}') is None
+    assert start_time_in(b'{"t":"mark","name":"start","time":3}') is None
+    assert start_time_in(b'{"t":"start","time":12') is None
+    assert start_time_in(b'{"t":"mark","time":3}') is None
+
+
+def test_an_unreadable_restart_is_the_oldest(tmp_path, write_rank):
+    latest = write_rank(run="job", restart=0, time=100.0)
+    write_rank(run="job", restart=1, time=200.0)
+
+    def start_time(path):
+        if path.parent.name == "1":
+            raise PermissionError
+        return 100.0
+
+    assert newest_records([tmp_path / "runs"], start_time) == [latest]
+
+
+def test_a_record_without_a_start_is_as_old_as_its_file(tmp_path, write_rank):
+    first, second = write_rank(run="job", restart=0), write_rank(run="job", restart=1)
+    os.utime(first, (50, 50))
+    os.utime(second, (20, 20))
+    assert newest_records([tmp_path / "runs"], lambda path: None) == [first]
+    assert newest_records([tmp_path / "runs"], lambda path: 7.0) == [second]  # equal: the later restart
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="is not a regular file"):
+        open_record(tmp_path / "pipe")
+    (tmp_path / "file").write_bytes(b"text")
+    with open_record(tmp_path / "file") as file:
+        assert file.read() == b"text"

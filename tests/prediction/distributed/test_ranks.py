@@ -74,3 +74,38 @@ def test_ranks_are_a_field_of_the_json():
     decoded = msgspec.json.decode(msgspec.json.encode(found))
     assert decoded["ranks"] == [{"ranks": [0, 1], "peak_allocated": 500, "peak_reserved": 1000}]
     assert memtriage.Prediction is Prediction
+
+
+def test_each_binary_digit_of_a_rank_is_tried_and_the_last_rank():
+    _, _, asked = grouped(8, lambda rank: 1000)
+    assert sorted(asked) == [0, 1, 2, 4, 7]
+    _, groups, asked = grouped(8, lambda rank: 1000 + 10 * (rank & 2))
+    assert groups == {(2, 3, 6, 7): 1020, (0, 1, 4, 5): 1000}
+    assert sorted(asked) == [0, 1, 2, 4, 7]
+
+
+def test_a_last_rank_of_a_regular_mesh_may_differ_alone():
+    _, groups, _ = grouped(8, lambda rank: 900 if rank == 7 else 1000)
+    assert groups == {tuple(range(7)): 1000, (7,): 900}
+
+
+def test_ranks_are_ordered_by_what_they_reserve_then_by_what_they_allocate():
+    def predict(rank):
+        made = prediction(1000)
+        made.peak_allocated, made.peak_reserved = {0: (400, 1000), 1: (500, 1000), 2: (300, 2000)}[rank]
+        return made
+
+    assert [group.ranks for group in all_ranks(3, predict).ranks] == [[2], [1], [0]]
+
+
+def test_the_note_names_what_the_largest_rank_has_more_of():
+    found, _, asked = grouped(3, lambda rank: 4096 + 1024 * (rank == 1))
+    assert len(asked) == 3
+    assert found.notes[-1] == (
+        "rank 1 reserve most, 1.0 KiB more than ranks 0, 2, most of it activation (1.0 KiB); 3 of 3 ranks "
+        "were traced"
+    )
+
+
+def test_256_ranks_that_differ_are_traced():
+    assert len(all_ranks(256, lambda rank: prediction(rank + 1)).ranks) == 256

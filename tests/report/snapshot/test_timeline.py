@@ -109,3 +109,51 @@ def test_step_marks_are_limited(steps: int) -> None:
 
 def test_nothing_recorded_draws_nothing() -> None:
     assert timeline(Tape([]).end(), 1000) is None
+
+
+def test_a_long_course_takes_about_the_characters_that_it_may() -> None:
+    random = np.random.default_rng(5)
+    tape = Tape([stack("a.py:1 in f")])
+    segment = tape.segment(256 * MIB)
+    for _ in range(3000):
+        tape.free(tape.alloc(segment, int(random.integers(1, 100)) * 512, OWNERS[0]))
+    device = tape.end()
+    drawn = {characters: _drawn(device, characters) for characters in (20_000, 10_000_000)}
+
+    def size(columns: dict[str, Any]) -> int:
+        packed = [columns["event"], columns["time_us"]]
+        packed += [column["values"] for column in (*columns["layers"], *columns["lines"])]
+        return sum(len(column["base64"]) for column in packed)
+
+    assert 10_000 < size(drawn[20_000]) <= 20_000
+    shown = len(_column(drawn[20_000]["event"]))
+    assert drawn[20_000]["left_out"].startswith(f"{shown:,} of {len(device.events):,} instants")
+    assert len(_column(drawn[10_000_000]["event"])) == len(device.events)
+    assert drawn[10_000_000]["left_out"] is None
+
+
+def test_what_is_nowhere_is_no_layer_and_marks_say_where_they_are() -> None:
+    device, _ = training()
+    drawn = _drawn(device)
+    names = [layer["name"] for layer in drawn["layers"]]
+    assert len(names) == len(set(names)) and "private and free" not in names
+    assert [layer["name"] for layer in drawn["layers"] if layer["hatched"]] in ([], ["stranded"])
+    peak = next(mark for mark in drawn["marks"] if mark["label"] == "peak")
+    times = device.events.time_us
+    assert peak["at"]["time"] == (int(times[device.peak.event]) - int(times[0])) / 1e6
+    assert (peak["strong"], peak["color"]) == (True, "ink")
+    steps = [mark for mark in drawn["marks"] if mark["label"].startswith("step")]
+    assert [mark["at"]["event"] for mark in steps] == [
+        min(end, len(device.events) - 1) for end in device.steps.ends
+    ]
+    assert {(mark["strong"], mark["color"]) for mark in steps} == {(False, None)}
+
+
+def test_errors_are_marked_first_and_at_most_eight() -> None:
+    tape = Tape([stack("a.py:1 in f")])
+    segment = tape.segment(64 * MIB)
+    for _ in range(10):
+        tape.alloc(segment, 512, OWNERS[0])
+        tape.oom(MIB)
+    labels = [mark["label"] for mark in _drawn(tape.end())["marks"]]
+    assert labels[:9] == ["out of memory"] * 8 + ["peak"] and "out of memory" not in labels[9:]
