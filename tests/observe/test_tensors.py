@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from memtriage.observe.tensors import StorageFacts, end_bytes, is_pinned, is_shared, storage_facts
+from memtriage.observe.tensors import (
+    StorageFacts,
+    end_bytes,
+    is_pinned,
+    is_shared,
+    plain,
+    storage_facts,
+    undisturbed,
+)
 
 
 class Wrapper(torch.Tensor):
@@ -94,3 +102,17 @@ def test_shared_and_pinned() -> None:
     if not torch.cuda.is_initialized():
         assert not is_pinned(plain)
         assert not torch.cuda.is_initialized()
+
+
+def test_only_torchs_own_tensors_are_read_as_they_are() -> None:
+    class Sub(torch.Tensor):
+        @property
+        def shape(self) -> Any:
+            raise AssertionError("the subclass was asked")
+
+    tensor, weight, sub = torch.ones(2), torch.nn.Parameter(torch.ones(2)), torch.ones(2).as_subclass(Sub)
+    assert plain(tensor) is tensor and plain(weight) is weight
+    with undisturbed():
+        shown = plain(sub)
+        assert shown is not sub and shown.shape == (2,)
+        assert plain(shown) is shown

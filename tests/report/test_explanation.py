@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from memtriage.messages.explain import explain
-from memtriage.model.explanation import Explanation, LogEvent
+from memtriage.model.explanation import Explanation, Fix, LogEvent, Settle
 from memtriage.playbook.entries import PLAYBOOK
 from memtriage.report.explanation import render, render_entry, write_json
 
@@ -91,3 +91,73 @@ def test_json_is_one_line() -> None:
     write_json(explain(TEXTS[0]), stream)
     assert stream.getvalue().count(b"\n") == 1
     assert json.loads(stream.getvalue())["diagnosis"] == "fragmentation"
+
+
+@pytest.mark.parametrize(
+    ("confidence", "words"),
+    [
+        (0.95, "proven by the text"), (0.9, "proven by the text"), (0.89, "likely"), (0.6, "likely"),
+        (0.59, "one of several"),
+    ],
+)  # fmt: skip
+def test_confidence_in_words(confidence: float, words: str) -> None:
+    shown = page(Explanation(diagnosis="does_not_fit", confidence=confidence))
+    assert shown.splitlines()[1] == f"confidence {confidence:.2f} · {words}"
+
+
+def test_what_is_unknown_says_what_is_missing() -> None:
+    open_question = Settle(fact="who has the rest", command="nvidia-smi")
+    shown = page(Explanation(diagnosis="unknown", confidence=0.3, settle=open_question))
+    assert "confidence 0.30 · what is missing is below" in shown and "  $ nvidia-smi" in shown
+    assert page(Explanation(diagnosis="unknown", confidence=0.3)).splitlines()[1] == "confidence 0.30"
+
+
+def fix(number: int, saves: int | None = None) -> Fix:
+    return Fix(
+        playbook=f"M{number}", action=f"do {number}", why=f"because {number}", costs="none", math="same",
+        saves_bytes=saves,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("count", "more"), [(5, None), (6, "then 1 rung more: M6"), (8, "then 3 rungs more: M6, M7, M8")]
+)
+def test_five_fixes_are_shown(count: int, more: str | None) -> None:
+    fixes = [fix(number, 3 << 30 if number == 1 else None) for number in range(1, count + 1)]
+    shown = page(Explanation(diagnosis="does_not_fit", confidence=0.9, fixes=fixes))
+    assert "  1. Do 1" in shown and "  5. Do 5" in shown and "6. Do 6" not in shown
+    assert shown.count("saves up to") == 1 and shown.count("same result") == 5
+    assert (more in shown) if more else ("more:" not in shown)
+
+
+def events(count: int, cause: int) -> list[LogEvent]:
+    made = [
+        LogEvent(
+            family="k8s", diagnosis=None, role="followed", line=1000 + line, text="x", count=1 + line % 2
+        )
+        for line in range(count)
+    ]
+    made[cause].role = "cause"
+    return made
+
+
+@pytest.mark.parametrize(
+    ("count", "cause", "first", "left_out"),
+    [(1, 0, None, 0), (2, 0, 1000, 0), (8, 0, 1000, 0), (9, 0, 1000, 1), (9, 8, 1001, 1), (30, 10, 1008, 22)],
+)
+def test_eight_events_are_shown(count: int, cause: int, first: int | None, left_out: int) -> None:
+    shown = page(Explanation(diagnosis="host_memory_limit", confidence=0.9, events=events(count, cause)))
+    listed = [line for line in shown.splitlines() if "followed" in line]
+    assert len(listed) == (0 if first is None else min(count, 8))
+    if first is not None:
+        assert f"{first:,}" in listed[0]
+    assert ("more in --json" in shown) == bool(left_out)
+    if left_out:
+        assert f"{left_out} more in --json" in shown
+
+
+def test_an_event_says_who_wrote_it_and_how_often() -> None:
+    two = events(2, 0)
+    two[0].ranks, two[1].ranks, two[1].diagnosis = [3], [0, 1, 2], "host_memory_limit"
+    shown = page(Explanation(diagnosis="host_memory_limit", confidence=0.9, events=two))
+    assert "rank 3: followed  x" in shown and "ranks 0-2: host memory limit x 2  x" in shown
