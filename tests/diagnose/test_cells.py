@@ -89,7 +89,7 @@ def test_growth_shows_at_second_run_and_is_judged_at_third() -> None:
 def test_a_container_with_a_bound_is_no_finding() -> None:
     three = runs((kept(0), kept(1)), (kept(1), kept(2)), (kept(2), kept(3)))
     (growth,) = growing(three)
-    assert run_finding(growth, GroupDetail(bound=100), three) is None
+    assert run_finding(growth, GroupDetail(bound=100, entries=90), three) is None
 
 
 def test_what_is_made_once_or_anew_does_not_grow() -> None:

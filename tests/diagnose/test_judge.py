@@ -156,8 +156,16 @@ def test_attached_group_is_explained_by_the_graphs_holder() -> None:
 @pytest.mark.parametrize("scale", ["step", "microbatch", "second"])
 def test_a_container_with_a_bound_of_its_own_is_no_leak(scale: Scale) -> None:
     facts = evidence(MIB, scale=scale)
-    assert holder_finding(grown(), GroupDetail(bound=64, entries=12), facts) is None
-    assert holder_finding(grown(), GroupDetail(entries=12), facts) is not None
+    values = grown(MASKS, MASKS)
+    assert holder_finding(values, GroupDetail(bound=64, entries=12), facts) is None
+    assert holder_finding(values, GroupDetail(entries=12), facts) is not None
+
+
+def test_a_container_that_is_far_from_its_bound_must_not_keep_graphs() -> None:
+    facts = evidence(MIB)
+    assert holder_finding(grown(), GroupDetail(bound=64, entries=40), facts) is None
+    finding = certain(holder_finding(grown(), GroupDetail(bound=64, entries=12), facts))
+    assert "detach" in (finding.fix or "")
 
 
 @pytest.mark.parametrize(("collector_off", "kind"), [(True, "garbage_cycle"), (False, None)])

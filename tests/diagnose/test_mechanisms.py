@@ -217,6 +217,14 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "train.optimizers keeps optimizers that are no longer used, each with its state",
         ["make the optimizer once", "out of optimizers"],
     ),
+    "optimizers of a library's kind": (
+        "solvers = []\nfor _ in range(4):\n    each = leaf()\n"
+        "    solvers.append(torch.optim.LBFGS([each], max_iter=2))\n"
+        "    each.grad = torch.ones_like(each); solvers[-1].step(lambda: (each * each).sum().detach())\n"
+        "    made(solvers[-1].state[each]['d'])\ndel each",
+        "train.solvers keeps optimizers that are no longer used, each with its state",
+        ["make the optimizer once", "out of solvers"],
+    ),
     "a model of several": (
         "pair = [nn.ModuleList(net() for _ in range(3)) for _ in 'ab']\n"
         "[made(head[0].weight) for model in pair for head in model]",
@@ -482,10 +490,24 @@ def test_fixed_entries_are_carried_and_growing_ones_kept() -> None:
     assert "is carried" not in mechanism_of(held(LOSSES[:-1], entries_grow=True)).mechanism
 
 
+@pytest.mark.parametrize(("multiply", "container"), [(True, "snapshots"), (False, "snapshots[*]")])
+def test_what_gets_a_new_dict_at_each_step_is_to_be_cleared_itself(multiply: bool, container: str) -> None:
+    dicts = (*items_of("main", "snapshots"), PathSegment(SegmentKind.ITEM, "*"))
+    said = mechanism_of(Held(dicts, dicts, attached=False, owner="", holders_multiply=multiply))
+    assert f"{container} gets new tensors" in said.mechanism
+    assert f"clear {container} when" in said.fix
+
+
 def test_what_only_native_code_holds_is_no_variable() -> None:
     native = (PathSegment(SegmentKind.NATIVE),)
     said = mechanism_of(held(native))
     assert "nothing in Python refers" in said.mechanism and "C++ = " not in said.fix
+
+
+def test_the_fix_names_the_entry_of_a_dict() -> None:
+    logits = (*LOSSES, PathSegment(SegmentKind.ITEM, "'logits'"))
+    said = mechanism_of(held(logits, stored_value="{'logits': logits}", entries_grow=True))
+    assert "`logits.detach()` instead" in said.fix and "clear losses" in said.fix
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,16 @@ def test_one_of_a_second_player_that_comes_late_counts_once() -> None:
 def test_kept_unused_optimizers_do_not_stop_the_count() -> None:
     kept = [Optimizer(object()) for _ in range(10 * POLICY.alternating)]
     program = [event for call in kept for event in (B, call)]
-    assert sum(counted(program)) >= 8
+    found = counted(program)
+    assert not any(found[1 : POLICY.alternating])
+    assert all(found[POLICY.alternating + 1 :])
+
+
+def test_players_that_alternate_are_one_step_also_after_a_search() -> None:
+    search = [Optimizer(object()) for _ in range(2 * POLICY.alternating)]
+    critic, actor = Optimizer(), Optimizer()
+    program = [event for call in search for event in (B, call)] + 10 * [B, critic, B, actor]
+    assert sum(counted(program)[-16:]) == 8
 
 
 def test_an_optimizer_whose_groups_grow_is_still_the_same() -> None:

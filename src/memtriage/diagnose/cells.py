@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from memtriage.diagnose.growth.holders import stops_when_full
 from memtriage.diagnose.growth.leaks import CensusPoint, GroupGrowth, accumulates, growth_between, persistent
 from memtriage.diagnose.mechanisms import Held, MechanismText, mechanism_of
 from memtriage.model.cell import HolderChange
@@ -101,7 +102,7 @@ def run_finding(growth: GroupGrowth, detail: GroupDetail, runs: Sequence[CellRun
         detail: a closer look at its group.
         runs: the executions, `JUDGED_FROM` or more.
     """
-    if detail.bound is not None:
+    if stops_when_full(detail, attached=growth.group.attached):
         return None
     explanation = _explanation(growth, detail)
     rate = round(growth.rate)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from memtriage.catalogue.growing import ONEDNN, growing_part
-from memtriage.diagnose.growth.holders import DataGrowth, GrowingData, HolderGrowth
+from memtriage.diagnose.growth.holders import DataGrowth, GrowingData, HolderGrowth, stops_when_full
 from memtriage.diagnose.growth.marks import steps_left
 from memtriage.diagnose.growth.trend import GrowthEstimate, TrendPolicy, trend_policy
 from memtriage.diagnose.mechanisms import Held, MechanismText, mechanism_of
@@ -102,7 +102,9 @@ def holder_finding(
     """
     group, proof = growth.holding.group, growth.proof
     garbage = has(group.anchor, SegmentKind.GARBAGE_CYCLE)
-    if (garbage and not evidence.collector_off) or detail.bound is not None or proof.certainty is None:
+    if garbage and not evidence.collector_off:
+        return None
+    if stops_when_full(detail, attached=group.attached) or proof.certainty is None:
         return None
     counter = "shared" if detail.shared else group.device
     once = proof.certainty == "suspected" and proof.intervals < POLICY.intervals
@@ -159,6 +161,7 @@ def held_by(growth: HolderGrowth, detail: GroupDetail, position: TrainingPositio
         gradients=position.backwards > 0 or position.step > 0 or detail.backward_ran,
         differentiated=detail.differentiated,
         entries_grow=growth.entries_grow,
+        holders_multiply=growth.holders_multiply,
         anchor_owner=detail.anchor_owner,
         packs_itself=detail.packs_itself,
         stored_value=detail.stored_value,

@@ -40,6 +40,7 @@ class Held:
         gradients: the program has computed gradients.
         differentiated: its graph has nodes that differentiate a gradient.
         entries_grow: the anchor names more objects than before; None where that is unknown.
+        holders_multiply: there are more containers like the last one on the anchor, and none has got longer.
         anchor_owner: what the tensor is that the anchor names.
         packs_itself: a pack hook returned the tensor that it was given, which its own node saves.
         stored_value: source of what the program stores there.
@@ -63,6 +64,7 @@ class Held:
     gradients: bool = True
     differentiated: bool = False
     entries_grow: bool | None = None
+    holders_multiply: bool = False
     anchor_owner: str | None = None
     packs_itself: bool = False
     stored_value: str | None = None
@@ -105,7 +107,7 @@ def _subject(held: Held) -> HolderPath:
 def _container(held: Held) -> HolderPath:
     """Return what gets new entries: of entries that are objects with tensors, the container of these."""
     path = _subject(held)
-    ends_in_items = without_last_item(held.anchor) != held.anchor
+    ends_in_items = without_last_item(held.anchor) != held.anchor and not held.holders_multiply
     if ends_in_items or held.entries_grow is False or ANY_ITEM not in path:
         return path
     place = len(path) - 1 - path[::-1].index(ANY_ITEM)
@@ -354,6 +356,9 @@ def _kept_value(held: Held) -> str:
     value = held.stored_value
     if value is not None and value[0] not in "([{":
         return value if re.fullmatch(r"[\w.]+([(\[].*[)\]])?", value) else f"({value})"
+    key = held.anchor[-1]
+    if key.kind is SegmentKind.ITEM and key.name[1:-1].isidentifier():
+        return key.name[1:-1]
     variables = [
         segment.name
         for segment in held.anchor
@@ -445,9 +450,9 @@ _RULES: tuple[MechanismRule, ...] = (
     (lambda h: has(h.anchor, SegmentKind.DEFAULT_ARGUMENT), _default_argument),
     (lambda h: has(h.anchor, SegmentKind.THREAD), _thread),
     (_only_native, _only_cpp),
+    (lambda h: h.collected is not None and not h.attached, _collected),
     (lambda h: growing_part(h.classes) is not None, _part_of_library),
     (lambda h: h.attached and h.anchor_owner == "buffer" and _is_carried(h), _buffer_with_graph),
-    (lambda h: h.collected is not None and not h.attached, _collected),
     (_in_optimizer, _optimizer_grows),
     (lambda h: h.attached and not (h.gradients or h.differentiated), _never_backward),
     (lambda h: h.attached and _is_carried(h) and _holds_several(h), _updated_parameters),

@@ -64,9 +64,10 @@ class StepPattern:
     A step is complete when an optimizer comes that has stepped since the last step was, or that completed it:
     the iteration has come round. So the optimizer that steps most often counts. One that has not stepped
     since then belongs to the same iteration, unless none of those that have is still alive, or it was never
-    seen before and the iteration has come round without it. Optimizers that step one after another without a
-    backward in between make one step at most. Where no backward is ever seen (`torch.autograd.grad`), an
-    optimizer that comes again is enough.
+    seen before and the iteration has come round without it. Once more optimizers have come than alternate,
+    none of them twice, each new one is an iteration of its own, until one comes again. Optimizers that step
+    one after another without a backward in between make one step at most. Where no backward is ever seen
+    (`torch.autograd.grad`), an optimizer that comes again is enough.
     """
 
     def __init__(self) -> None:
@@ -76,6 +77,7 @@ class StepPattern:
         self._backward_since = False  # since the last call of an optimizer
         self._alternating = 0
         self._counted = False
+        self._never_again = False  # more came than alternate, none of them twice
         self._latest: deque[Stepped] = deque(maxlen=POLICY.alternating)
         self._rounds = 0  # steps since an optimizer came for the first time, its own included
 
@@ -96,9 +98,11 @@ class StepPattern:
         """
         worked, self._backward_since = self._backward_since, False
         new = not any(map(self._is_known, group))
-        begins_anew = new and self._rounds >= POLICY.rounds
+        again = any(map(self._came_before, group))
+        self._never_again = not again and (self._never_again or self._alternating >= POLICY.alternating)
+        begins_anew = new and (self._rounds >= POLICY.rounds or self._never_again)
         comes_round = (
-            any(map(self._came_before, group))
+            again
             or all(ref() is None for ref in self._since.values())
             or self._alternating >= POLICY.alternating
         )

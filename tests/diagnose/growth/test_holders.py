@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from memtriage.diagnose.growth.counter import Counter
@@ -108,6 +109,17 @@ def backlog(counter: Counter) -> dict[str, HolderGrowth]:
 
 def test_backlog_of_a_queue_is_proven_where_its_counter_shows_it() -> None:
     assert backlog(counter_of([at * MIB for at in range(30)]))["jobs[*]"].proof.certainty == "proven"
+
+
+@pytest.mark.parametrize(("each", "multiply"), [(1, True), (30, False)])
+def test_a_new_dict_at_each_step_is_told_from_lists_that_get_longer(each: int, multiply: bool) -> None:
+    history = HolderHistory()
+    for at in CENSUSES:
+        tokens = range(max(1, at // each))
+        kept = group("kept[*]", at * MIB, at, witnesses=range(at), entries=at)
+        history.add(point(at, msgspec.structs.replace(kept, holders=dict.fromkeys(tokens, MIB))))
+    growth = judged(history, counter_of([at * MIB for at in range(30)]))["kept[*]"]
+    assert growth.holders_multiply == multiply
 
 
 def test_batches_of_varying_size_in_one_list_are_no_suspicion() -> None:

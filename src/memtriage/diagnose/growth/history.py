@@ -47,6 +47,7 @@ class HeldSize:
         count: number of its storages.
         objects: number of those nodes.
         entries: number of objects that its path names.
+        holders: number of objects that hold its storages.
         head, tail: first and last bytes of its storages where they are few; None where they were not read.
         replaced: it has more storages than at the census before, and most of those are gone.
         renewed: all its nodes are newer than those at the census before, as of a longer batch.
@@ -62,6 +63,7 @@ class HeldSize:
     tail: bytes | None = None
     replaced: bool = False
     renewed: bool = False
+    holders: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -267,7 +269,10 @@ def _nodes_on_host(groups: Sequence[HolderGroup]) -> Iterator[HolderGroup]:
 def _size(group: HolderGroup, point: CensusPoint) -> HeldSize:
     kept = group.kept if group.device == "cpu" else 0
     head, tail = point.heads.get(group.key), point.tails.get(group.key)
-    return HeldSize(point.position, group.nbytes, kept, group.count, group.objects, group.entries, head, tail)
+    return HeldSize(
+        point.position, group.nbytes, kept, group.count, group.objects, group.entries, head, tail,
+        holders=len(group.holders),
+    )  # fmt: skip
 
 
 def _survived(before: HolderGroup, after: HolderGroup) -> bool:

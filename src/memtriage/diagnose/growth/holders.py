@@ -10,6 +10,7 @@ from typing import ClassVar, Final, TypeVar
 
 from memtriage.diagnose.growth.history import Holding
 from memtriage.diagnose.growth.proof import POLICY, Proof, ProofPolicy, prove
+from memtriage.model.census import GroupDetail
 from memtriage.model.paths import HolderPath
 
 Contradicts = Callable[[str, float, float], bool]
@@ -32,6 +33,8 @@ class HolderPolicy:
             since what they keep in native memory is not seen.
         collected_within: positions after which a census sees most of what awaits the collector, however long
             the run.
+        filled: part of its bound that a container of tensors with graphs must have reached to be taken for
+            one that stops there. A replay memory of 100,000 is meant for that many values, not graphs.
     """
 
     data_least: int = 4096
@@ -40,6 +43,7 @@ class HolderPolicy:
     shown: float = 0.5
     collected: float = 0.25
     collected_within: int = 20
+    filled: float = 0.5
 
 
 HOLDER_POLICY: Final = HolderPolicy()
@@ -120,6 +124,7 @@ class HolderGrowth:
         lengthens: it is a tensor that is replaced by a longer one each time.
         counter: name of the counter that includes its memory.
         entries_grow: its path names more objects than before.
+        holders_multiply: more objects hold them than before, each as many: a new dict at each step.
     """
 
     holding: Holding
@@ -127,6 +132,7 @@ class HolderGrowth:
     lengthens: bool
     counter: str = "cpu"
     entries_grow: bool | None = None
+    holders_multiply: bool = False
 
     @property
     def device(self) -> str:
@@ -193,8 +199,13 @@ def growths(
         if any(size.replaced for size in rising[1:]):  # its size says nothing of what comes and what goes
             contradicted = partial(_not_confirmed, confirms, counter)
         proof = prove(points, contradicted, policy, period, holding.fell)
-        entries_grow = rising[-1].entries > rising[0].entries
-        growth = HolderGrowth(holding, proof, holding.lengthens, counter, entries_grow)
+        first, last = rising[0], rising[-1]
+        multiply = first.holders < last.holders and (
+            last.entries * first.holders <= first.entries * last.holders
+        )
+        growth = HolderGrowth(
+            holding, proof, holding.lengthens, counter, last.entries > first.entries, multiply
+        )
         if proof.certainty is not None and not _stopped(growth, points, contradicts, now, ended, policy):
             growing.append(growth)
     unseen = not_shown(growing, confirms)
@@ -292,6 +303,18 @@ def _aged(growth: _Grown, now: float, ended: Confirms, policy: ProofPolicy) -> _
     if proof.slowed:
         return replace(growth, proof=proof.suspected("it may have stopped before the last census"))
     return growth
+
+
+def stops_when_full(detail: GroupDetail, *, attached: bool) -> bool:
+    """Return whether a group's container has a bound of its own, so that its growth ends there.
+
+    Args:
+        detail: of the group.
+        attached: the group hangs on the autograd graph. Such a container has to be near its bound.
+    """
+    if detail.bound is None:
+        return False
+    return not attached or (detail.entries or 0) >= HOLDER_POLICY.filled * detail.bound
 
 
 def waits_for_collector(waiting: Sequence[AwaitingCollector], device: str, rate: float) -> bool:

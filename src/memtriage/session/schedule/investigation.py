@@ -11,7 +11,7 @@ from typing import Any, Final
 from memtriage.account.census import CensusView, Look
 from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.diagnose.growth.history import HolderHistory, Holding
-from memtriage.diagnose.growth.holders import AwaitingCollector, GrowingData
+from memtriage.diagnose.growth.holders import AwaitingCollector, GrowingData, stops_when_full
 from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.diagnose.growth.proof import POLICY as PROOF
 from memtriage.model.census import GroupDetail, GroupKey
@@ -110,7 +110,8 @@ class Investigation:
         )
 
     def _is_bounded(self, holding: Holding) -> bool:
-        return self.details.get(holding.key, GroupDetail()).bound is not None
+        detail = self.details.get(holding.key, GroupDetail())
+        return stops_when_full(detail, attached=holding.group.attached)
 
     @property
     def names_nothing(self) -> bool:
