@@ -327,7 +327,17 @@ def test_folding_keeps_paths_short(hops: list[HolderPath]) -> None:
         path = extend(path, hop)
         assert path[0] == ROOT
         assert path[-1] == hop
-        assert len(path) <= 2 * 4 + 2
+        # Two of each named hop, and two items around each of them.
+        assert len(path) <= 1 + 2 * 3 + 2 * (2 * 3 + 1)
+
+
+def test_items_of_several_containers_on_the_way_are_no_chain() -> None:
+    names = [(PathSegment(SegmentKind.ATTRIBUTE, name),) for name in ("players", "layers", "outputs")]
+    hops = [hop for name in names for hop in (name, (ANY_ITEM,))]
+    path: tuple[HolderPath, ...] = (ROOT,)
+    for hop in [*hops, (ANY_ITEM,), (ANY_ITEM,)]:
+        path = extend(path, hop)
+    assert path == (ROOT, *hops, (ANY_ITEM,))
 
 
 @given(st.lists(st.sampled_from(HOPS), unique=True))

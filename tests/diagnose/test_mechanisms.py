@@ -91,7 +91,17 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "create_graph=True",
         ["zero_grad(set_to_none=True)", "torch.autograd.grad"],
     ),
-    "gradient": ("plain = leaf(); plain.sum().backward(); made(plain.grad)", "gradient", ["zero_grad"]),
+    "gradient": (
+        "plain = leaf(); plain.square().sum().backward(create_graph=True); made(plain.grad)",
+        "a gradient carries a graph of its own",
+        ["zero_grad"],
+    ),
+    "gradients": (
+        "leaves = [leaf() for _ in range(4)]\nfor each in leaves: each.sum().backward(); made(each.grad)\n"
+        "del each",
+        "train.leaves gets new tensors",
+        ["clear leaves"],
+    ),
     "context cycle": (
         "def through_cpp():\n    out = Wrap.apply(leaf())\n    out.grad_fn.result = made(out * 2)\n"
         "through_cpp()",

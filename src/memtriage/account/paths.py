@@ -107,12 +107,18 @@ class Path:
 
 
 def extend(hops: tuple[Hop, ...], hop: Hop) -> tuple[Hop, ...]:
-    """Appends a hop, folding a third occurrence back to the second (a chain that repeats)."""
-    if len(hops) > 3 and hops.count(hop) >= 2:
-        first = hops.index(hop)
-        second = hops.index(hop, first + 1)
-        return hops[: second + 1]
-    return (*hops, hop)
+    """Append a hop, and fold a third occurrence back to the second: a chain that repeats.
+
+    Items of one container after another are no such chain. They fold only if the hops since the last item are
+    those between the two last ones.
+    """
+    places = [at for at, before in enumerate(hops) if before == hop]
+    if len(hops) <= 3 or len(places) < 2:
+        return (*hops, hop)
+    if hop != (ANY_ITEM,):
+        return hops[: places[1] + 1]
+    second, third = places[-2:]
+    return hops[: third + 1] if hops[second + 1 : third] == hops[third + 1 :] else (*hops, hop)
 
 
 def _root_path(*segments: PathSegment, namespace: bool = False, in_graph: bool = False) -> Path:

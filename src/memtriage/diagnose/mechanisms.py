@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Final, Literal
 
 from memtriage.catalogue.catalogue import holders
 from memtriage.catalogue.entry import Holder
@@ -112,8 +112,12 @@ def _container(held: Held) -> HolderPath:
         return path
     place = len(path) - 1 - path[::-1].index(ANY_ITEM)
     parts = path[place:]
-    own = all(part.kind in (SegmentKind.ATTRIBUTE, SegmentKind.ITEM) for part in parts)
+    own = all(part.kind in _PARTS for part in parts)
     return path[:place] if own else path
+
+
+_PARTS: Final = frozenset((SegmentKind.ATTRIBUTE, SegmentKind.ITEM, SegmentKind.GRADIENT))
+"""Kinds that lead from an object to a part of its own."""
 
 
 def _context_attribute(held: Held) -> str:
@@ -398,10 +402,10 @@ def _data(held: Held) -> MechanismText:
 
 
 def _carries_graph(held: Held) -> bool:
-    """Whether a gradient on the way carries a graph, or is what is held."""
+    """Whether a gradient carries a graph: on the way to what is held, or as what is held itself."""
     hops = pairwise(segment.kind for segment in held.path)
     graph = (SegmentKind.GRADIENT, SegmentKind.GRAD_FN) in hops
-    return graph or held.anchor[-1].kind is SegmentKind.GRADIENT
+    return graph or (held.attached and held.anchor[-1].kind is SegmentKind.GRADIENT)
 
 
 def _on_context(held: Held) -> bool:
