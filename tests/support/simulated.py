@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.diagnose.growth.holders import AwaitingCollector, GrowingData
 from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.diagnose.judge import Evidence
@@ -82,7 +83,9 @@ class StandInInvestigator:
         investigation.waiting.append(AwaitingCollector(position, {}))
         totals: dict[str, int] = {}
         for holder in census_point.census.groups:
-            totals[holder.device] = totals.get(holder.device, 0) + holder.nbytes + holder.kept
+            blocks = MIN_BLOCK * holder.count if holder.device.startswith("cuda:") else 0
+            taken = max(holder.nbytes, blocks) + holder.kept
+            totals[holder.device] = totals.get(holder.device, 0) + taken
         investigation.totals.append((position, totals))
         investigation.collector_off = False
         for growth in investigation.growing():

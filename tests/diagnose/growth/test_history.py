@@ -147,6 +147,7 @@ def test_holder_rate_is_over_the_censuses_since_a_position() -> None:
     assert holding.rate(3) == holding.rate(13) == MIB
     assert holding.rate(14) == 2 * MIB
     assert holding.rate(24) == 0
+    assert holding.rate(3, block=2 * MIB) == 2 * MIB
 
 
 @pytest.mark.parametrize(("each", "nodes", "logs"), [(512, 0, True), (513, 0, False), (4, 1, False)])

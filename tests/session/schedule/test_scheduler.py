@@ -391,6 +391,23 @@ def test_data_that_begins_late_is_found_by_the_resident_set() -> None:
     assert loop.proven()["train.texts[*]"] == pytest.approx(MIB, rel=0.2)
 
 
+class LossesOnGPU(Notes):
+    """Losses of 4 bytes, as many as `held` says."""
+
+    def groups(self) -> list[HolderGroup]:
+        return [group(name, 4 * n, n, device="cuda:0", token=1) for name, n in self.held.items()]
+
+
+def test_losses_kept_on_a_gpu_explain_a_block_each() -> None:
+    loop = Loop(LossesOnGPU())
+    for step in range(1, 41):
+        loop.notes.held = {LOSSES: step}
+        loop.step(**{"cuda:0": MIB + 512 * step})
+    judged = judge_devices(loop.scheduler.judged_on, {"cuda:0": True})["cuda:0"]
+    assert judged.detection_limit is not None and judged.detection_limit.bytes == 512
+    assert loop.leaks() == []
+
+
 # --- cost ---------------------------------------------------------------------------------------------------
 
 
@@ -651,7 +668,7 @@ def test_seconds_are_the_programs_own_which_waits_for_each_census(slow: Loop) ->
         before = slow.notes.seconds
         slow.time(0.1, cpu=(100 + mark) * MIB)
         slow.now_s += slow.notes.seconds - before
-    assert slow.notes.seconds == 30
+    assert slow.notes.seconds == 60  # the second comes after a tenth of what the first took
     counter = slow.scheduler.main.counters["cpu"]
     found, judged = judge_counter(counter.track, "time", counter.policy)
     assert (found.state, found.rate) == ("growing", pytest.approx(10 * MIB, rel=0.01))

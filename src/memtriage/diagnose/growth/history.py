@@ -112,13 +112,21 @@ class Holding:
         last = self.sizes[-1]
         return not self.group.attached and last.storages <= POLICY.log_entry * last.count
 
-    def rate(self, since: float) -> float:
-        """Return its growth in bytes per position since the last census before a position; 0 without two."""
+    def rate(self, since: float, block: int = 0) -> float:
+        """Return its growth in bytes per position since the last census before a position; 0 without two.
+
+        Args:
+            since: that position.
+            block: bytes that the allocator takes for a storage at least.
+        """
         before = max((size.position for size in self.sizes if size.position < since), default=since)
         sizes = [size for size in self.sizes if size.position >= before]
         if len(sizes) < 2:
             return 0.0
-        return (sizes[-1].nbytes - sizes[0].nbytes) / (sizes[-1].position - sizes[0].position)
+        (start, least), (end, most) = (
+            (size.position, max(size.nbytes, block * size.count)) for size in (sizes[0], sizes[-1])
+        )
+        return (most - least) / (end - start)
 
     @property
     def fell(self) -> bool:

@@ -101,9 +101,13 @@ class Investigation:
         return (held_at_end - held_at_start) / (end - start)
 
     def harmless_rate(self, device: str, since: float) -> float:
-        """Return bytes per position by which bounded containers, logs and larger content grew together."""
+        """Return bytes per position by which bounded containers, logs and larger content grew together.
+
+        They are counted as the counter does: a loss of 4 bytes takes a block on a GPU.
+        """
+        block = MIN_BLOCK if device.startswith("cuda:") else 0
         return sum(
-            holding.rate(since)
+            holding.rate(since, block)
             for holding in self.history
             if holding.group.device == device
             and (holding.logs or holding.swells or self._is_bounded(holding))

@@ -40,7 +40,7 @@ class SuspicionPolicy:
     explained: float = 0.5
     named: float = 0.7
     named_over: int = 2
-    work: float = 0.05
+    work: float = 0.1
 
 
 SUSPICION: Final = SuspicionPolicy()
