@@ -484,6 +484,7 @@ def test_without_a_backward_nothing_is_to_be_recorded() -> None:
     [
         ("torchmetrics.metric.Metric", "reset()"),
         ("peft.tuners.tuners_utils.BaseTunerLayer", "delete_adapter(name)"),
+        ("peft.tuners.tuners_utils.BaseTuner", "delete_adapter(name)"),
         ("higher.optim.DifferentiableOptimizer", "innerloop_ctx"),
         ("torch.optim.lbfgs.LBFGS", "history_size"),
     ],

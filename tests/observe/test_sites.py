@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from memtriage.observe.origin import package_folder
 from memtriage.observe.sites import SiteRecorder, enclosing_function
 
 
@@ -115,6 +116,17 @@ def test_live_memory_by_line(recorder: SiteRecorder) -> None:
     assert 320_000 <= live[site("arrays", "arrays_kept")] < 330_000
     del kept
     assert not [filename for filename, _ in recorder.live_by_line() if "memtriage/observe" in filename]
+
+
+def test_what_a_library_makes_for_the_watch_has_no_line(recorder: SiteRecorder) -> None:
+    own: dict[str, Any] = {}
+    code = "import json\ndef estimate(text): return json.loads(text)"
+    exec(compile(code, os.path.join(package_folder(), "estimate.py"), "exec"), own)
+    recorder.trace_objects()
+    kept = own["estimate"](str(list(range(50_000))))
+    recorder.collect()
+    assert len(kept) == 50_000
+    assert sum(recorder.live_by_line().values()) < 100_000
 
 
 def test_paths_below_the_scripts_folder_are_relative() -> None:

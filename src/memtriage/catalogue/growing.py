@@ -46,7 +46,7 @@ GROWING: Final = (
     ),
     GrowingPart(
         "peft",
-        frozenset({"peft.tuners.tuners_utils.BaseTunerLayer"}),
+        frozenset({"peft.tuners.tuners_utils.BaseTunerLayer", "peft.tuners.tuners_utils.BaseTuner"}),
         "each adapter that is loaded or added under a new name stays in the model",
         "call `model.delete_adapter(name)` when an adapter has been used, or load the next one under the "
         "same name",

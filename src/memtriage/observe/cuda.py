@@ -281,6 +281,11 @@ def blamed_frame(frames: Sequence[Frame], script_root: str | None = None) -> Fra
     return library or frames[0]
 
 
+def is_of_user(frame: Frame, script_root: str | None = None) -> bool:
+    """Return whether a frame is in a file of the user, as `allocation_site` decides it."""
+    return _owner(str(frame.get("filename", "")), script_root, _internal_folders()) == "user"
+
+
 def attach_oom_observer(callback: OomCallback | None) -> bool:
     """Have `callback(device, requested, limit, free)` called inside each allocation that is about to fail.
 

@@ -28,7 +28,7 @@ from typing import Any
 
 from memtriage.observe import cuda
 from memtriage.observe.autograd import creation_site
-from memtriage.observe.cuda import allocation_site, blamed_frame
+from memtriage.observe.cuda import allocation_site, blamed_frame, is_of_user
 from memtriage.observe.kinds import NODE, TENSOR, KindTable
 from memtriage.observe.malloc import malloc_info
 from memtriage.observe.modes import AnomalyMode, Tracing
@@ -138,8 +138,10 @@ class SiteRecorder:
         for stat in tracemalloc.take_snapshot().statistics("traceback"):
             # No names yet: they are in the source, which takes long to parse, and few are ever asked for.
             frames = _frames([(frame.filename, frame.lineno) for frame in reversed(stat.traceback)])
-            blamed = blamed_frame(frames, self._root)
-            if blamed is not None:
+            own = next((at for at, frame in enumerate(frames) if _OWN_FOLDER in frame["filename"]), None)
+            blamed = blamed_frame(frames[:own], self._root)
+            # What memtriage calls is its own work, such as an estimate, unless a user's line is inside it.
+            if blamed is not None and (own is None or is_of_user(blamed, self._root)):
                 line = blamed["filename"], blamed["line"]
                 self._live[line] = self._live.get(line, 0) + stat.size
 
