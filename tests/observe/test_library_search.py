@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 
 from memtriage.account.census import Look
 from memtriage.model.paths import HolderPath, in_words
+from memtriage.observe import library_search
 from memtriage.observe.containers import ContainerLengths, grown_containers, most_grown
 from memtriage.observe.heap_graph import HeapGraph
 
@@ -131,6 +133,22 @@ def test_much_that_only_a_library_holds_is_walked_as_a_whole(monkeypatch: pytest
     with Look(also=lambda objects: []) as view:
         assert view.graph.all_libraries
         assert sum(in_words(record.path) == "json.kept[*]" for record in view.census().storages) == 200
+
+
+def test_of_many_nodes_a_few_tell_what_holds_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nodes() -> list[Any]:
+        leaf = torch.ones(1, requires_grad=True)
+        return [(leaf * 2).grad_fn for _ in range(200)]
+
+    limits = replace(
+        library_search.LIMITS, rounds=100, holders=1_000_000
+    )  # pytest holds everything in many ways
+    monkeypatch.setattr(library_search, "LIMITS", limits)
+    monkeypatch.setattr(json, "nodes", nodes(), raising=False)
+    with Look(also=lambda objects: []) as view:
+        assert not view.graph.all_libraries
+        paths = [in_words(view.path(position)) for position in view.graph.nodes]
+        assert sum(path.startswith("json.nodes[*]") for path in paths) >= 200
 
 
 @pytest.mark.usefixtures("without_search_limits")

@@ -41,11 +41,14 @@ class SearchLimits:
         rounds: how often the whole heap is searched for them, of 15 to 100 ms each. Ten take about as long
             as the walk over all libraries.
         holders: the most objects that it finds: beyond that something large is held in many ways.
+        alike: nodes of one kind that it begins with. A loop makes hundreds that are all held alike, mostly by
+            C++ alone, and a container that leads to a few leads to the others.
     """
 
     targets: int = 64
     rounds: int = 10
     holders: int = 4096
+    alike: int = 8
 
 
 LIMITS: Final = SearchLimits()
@@ -118,12 +121,13 @@ def _ancestors(walker: HeapWalker, sought: list[Any], libraries: NamedModules) -
     index, kinds = walker.graph.index, walker.kinds
     roots = {id(variables_of(module)) for _, module in [*libraries, *own_modules()]}
     ancestors = {id(obj): obj for obj in sought}
-    waiting = list(sought)
+    most = len(ancestors) + LIMITS.holders
+    waiting = _few_nodes(walker, sought)
     passed_over = {id(part) for part in (sought, ancestors, waiting)}
     for _ in range(LIMITS.rounds):
         if not waiting:
             return ancestors
-        if len(waiting) > LIMITS.targets or len(ancestors) > LIMITS.holders:
+        if len(waiting) > LIMITS.targets or len(ancestors) > most:
             break
         referrers = gc.get_referrers(*waiting)
         waiting.clear()
@@ -140,6 +144,18 @@ def _ancestors(walker: HeapWalker, sought: list[Any], libraries: NamedModules) -
         del referrers
     ancestors.clear()
     return None
+
+
+def _few_nodes(walker: HeapWalker, sought: list[Any]) -> list[Any]:
+    """Return these objects, but of each kind of node only a few."""
+    seen: dict[type, int] = {}
+    few = []
+    for obj in sought:
+        kind = type(obj)
+        seen[kind] = seen.get(kind, 0) + 1
+        if seen[kind] <= LIMITS.alike or walker.kinds[kind] != NODE:
+            few.append(obj)
+    return few
 
 
 def _enter_modules(walker: HeapWalker, named: NamedModules, wanted: Container[int]) -> None:
