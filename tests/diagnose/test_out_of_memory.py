@@ -185,7 +185,7 @@ def test_the_finding_of_a_full_card_in_the_first_backward() -> None:
     assert diagnosis.evidence == [
         "died in the backward, after 0 optimizer steps and 0 backwards",
         "an allocation on cuda:0 failed, not one of the host",
-        "asked 2.0 GiB, free on cuda:0 1.1 GiB: 901.1 MiB short",
+        "requested 2.0 GiB, free on cuda:0 1.1 GiB: 901.1 MiB short",
         "75.3 GiB allocated + 1.8 GiB reserved but unallocated + 1.1 GiB free + 983.0 MiB outside this "
         "process's allocator = 79.2 GiB",
         "alive at that instant: saved for backward 60.0 GiB, parameter 10.0 GiB, buffer 1.0 GiB, "
@@ -199,7 +199,7 @@ def test_the_finding_of_a_cpu_tensor() -> None:
     assert (diagnosis.device, diagnosis.bytes, diagnosis.playbook) == ("cpu", 116813856768, "M4")
     assert diagnosis.evidence[1:] == [
         "a host allocation failed (a CPU tensor): GPU advice does not help",
-        "asked 108.8 GiB",
+        "requested 108.8 GiB",
         "the limit: cgroup memory.max, 8.0 GiB",
     ]
 
@@ -223,9 +223,9 @@ def test_failures_of_the_host_get_advice_for_the_host(text: str, entry: str, fir
 @pytest.mark.parametrize(
     ("text", "first", "fact"),
     [
-        pytest.param(HOLES, "Turn on expandable segments first", "2.3 GiB are reserved but free", id="holes"),
+        pytest.param(HOLES, "Turn on expandable segments first", "2.3 GiB is reserved but free", id="holes"),
         pytest.param(
-            OTHERS, "Free the device first", "13.2 GiB of 16.0 GiB are other processes'", id="others"
+            OTHERS, "Free the device first", "13.2 GiB of 16.0 GiB is other processes'", id="others"
         ),
         pytest.param(CAPPED, "Raise or remove the cap", "exceed the cap of 1.2 GiB", id="cap"),
         pytest.param(

@@ -92,7 +92,7 @@ def test_the_ladder_is_kept_in_order_of_cost() -> None:
 def test_the_arithmetic_is_the_evidence() -> None:
     told = explain(FULL).evidence
     assert told[:2] == [
-        "asked 1.96 GiB; 1.08 GiB free: 901.12 MiB short",
+        "requested 1.96 GiB; 1.08 GiB free: 901.12 MiB short",
         "77.31 GiB allocated + 83.28 MiB in holes (reserved but unallocated) + 1.08 GiB free + 725.68 MiB "
         "outside this process's allocator = 79.18 GiB, the device",
     ]
@@ -102,7 +102,8 @@ def test_the_arithmetic_is_the_evidence() -> None:
 def test_a_refusal_though_memory_is_free() -> None:
     diagnosis = explain(TEXT["oom-003"])
     assert (
-        diagnosis.evidence[0] == "asked 12.50 MiB; 9.28 GiB free: the driver refused though memory was free"
+        diagnosis.evidence[0]
+        == "requested 12.50 MiB; 9.28 GiB free: the driver refused though memory was free"
     )
     assert diagnosis.settle is not None and "torch.empty(13107200" in diagnosis.settle.command
 

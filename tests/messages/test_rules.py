@@ -300,7 +300,7 @@ def test_other_processes_with_enough_come_before_holes() -> None:
 def test_what_others_hold_is_not_all_that_is_missing() -> None:
     diagnosis = explain(oom("20.00 GiB", "1.00 GiB", "5.00 GiB", "100.00 MiB"))
     assert diagnosis.diagnosis == "other_process_or_outside_allocator"
-    assert "2.70 GiB are missing" in diagnosis.fixes[0].why
+    assert "2.70 GiB is missing" in diagnosis.fixes[0].why
     assert "M7" in [fix.playbook for fix in diagnosis.fixes]
 
 

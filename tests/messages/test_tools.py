@@ -85,7 +85,7 @@ def test_a_second_killed_process_is_an_event_of_its_own() -> None:
 def test_free_memory_that_the_text_does_not_name_is_not_called_zero() -> None:
     sentences = " ".join(explain(TEXTS["xpu-without-free"]).evidence)
     assert "0 bytes free" not in sentences
-    assert "14.90 GiB allocated + 2.00 GiB asked exceed the device by 1.34 GiB" in sentences
+    assert "14.90 GiB allocated + 2.00 GiB requested exceed the device by 1.34 GiB" in sentences
 
 
 def test_a_container_is_not_asked_about_at_the_scheduler() -> None:

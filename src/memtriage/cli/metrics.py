@@ -36,6 +36,10 @@ def metrics(
         ]
         sys.stdout.buffer.write(encode({"schema": 1, "metrics": rows}) + b"\n")
         return 0
+    from memtriage.report.console import Page, console_for
+
+    page = Page(console_for(sys.stdout))
     for gauge in GAUGES:
-        print(f"{gauge.prometheus}{{{','.join(gauge.labels)}}}\n    {gauge.help}")
+        page.line((f"{gauge.prometheus}{{{','.join(gauge.labels)}}}", "bold"), indent=4)
+        page.line((f"    {gauge.help}", ""), indent=4)
     return 0

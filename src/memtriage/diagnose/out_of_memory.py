@@ -222,9 +222,9 @@ def _arithmetic(fields: OomFields, device: str) -> Iterator[str]:
     if fields.requested is not None and fields.free is not None:
         gap = fields.requested - fields.free
         verdict = f"{size(gap)} short" if gap > 0 else "the free memory covers it"
-        yield f"asked {size(fields.requested)}, free on {device} {size(fields.free)}: {verdict}"
+        yield f"requested {size(fields.requested)}, free on {device} {size(fields.free)}: {verdict}"
     elif fields.requested is not None:
-        yield f"asked {size(fields.requested)}"
+        yield f"requested {size(fields.requested)}"
     parts = {
         "allocated": fields.allocated,
         "reserved but unallocated": fields.reserved_unallocated,
@@ -274,7 +274,7 @@ def _fact(label: Label, fields: OomFields) -> str | None:
             return f"the request alone exceeds the device's {size(fields.total)}"
         case "allocator_limit":
             return (
-                f"{size(fields.reserved)} reserved + {size(fields.requested)} asked exceed the cap of "
+                f"{size(fields.reserved)} reserved + {size(fields.requested)} requested exceed the cap of "
                 f"{size(fields.allowed)} that was set for this process, on a device of {size(fields.total)}"
             )
         case "driver_refused_though_free" if fields.free is not None:
@@ -283,14 +283,14 @@ def _fact(label: Label, fields: OomFields) -> str | None:
             return f"reserved and request together are under {POLICY.roomy:.0%} of the device"
         case "other_process_or_outside_allocator":
             return (
-                f"{size(fields.outside)} of {size(fields.total)} are other processes', or contexts and "
+                f"{size(fields.outside)} of {size(fields.total)} is other processes', or contexts and "
                 "libraries"
             )
         case "private_pools":
-            return f"{size(fields.private_pools)} are free, but in the pools of CUDA graphs"
+            return f"{size(fields.private_pools)} is free, but in the pools of CUDA graphs"
         case "fragmentation":
             return (
-                f"{size(fields.reserved_unallocated)} are reserved but free, in pieces that are each too "
+                f"{size(fields.reserved_unallocated)} is reserved but free, in pieces that are each too "
                 f"small for {size(fields.requested)}"
             )
         case _:

@@ -39,9 +39,9 @@ def _sums(case: Case) -> Iterator[str]:
         verdict = f"{as_printed(gap)} short" if gap > 0 else "the free memory covers it"
         if case.label == "driver_refused_though_free":
             verdict = "the driver refused though memory was free"
-        yield f"asked {as_printed(asked)}; {as_printed(free)} free: {verdict}"
+        yield f"requested {as_printed(asked)}; {as_printed(free)} free: {verdict}"
     elif asked is not None:
-        yield f"asked {as_printed(asked)}" + (" (exactly)" if case.message.family == "cpu-alloc" else "")
+        yield f"requested {as_printed(asked)}" + (" (exactly)" if case.message.family == "cpu-alloc" else "")
     parts = [
         (figures.allocated, "allocated"),
         (figures.reserved_unallocated, "in holes (reserved but unallocated)"),
@@ -67,10 +67,10 @@ def _metal(message: Message) -> Iterator[str]:
         sentence = (
             f"{as_printed(allocated)} allocated + {as_printed(other)} other Metal memory of this process"
         )
-        sentence += f" + {as_printed(asked)} asked = {as_printed(allocated + other + asked)}"
+        sentence += f" + {as_printed(asked)} requested = {as_printed(allocated + other + asked)}"
         yield sentence + (f", over the limit of {as_printed(limit)}" if limit is not None else "")
     elif asked is not None:
-        yield f"asked {as_printed(asked)}"
+        yield f"requested {as_printed(asked)}"
 
 
 def _processes(case: Case) -> Iterator[str]:
@@ -110,7 +110,7 @@ def _deciding_figures(label: Label, figures: OomFields, case: Case) -> Iterator[
         yield "the text ends inside of the allocated bytes, which fill the device if they are GiB"
     elif label == "does_not_fit" and figures.free is None:
         yield (
-            f"{as_printed(allocated)} allocated + {as_printed(asked)} asked exceed the device by "
+            f"{as_printed(allocated)} allocated + {as_printed(asked)} requested exceed the device by "
             f"{as_printed(allocated + asked - total)}"
         )
     elif label == "does_not_fit" and asked > free + holes:
@@ -126,7 +126,7 @@ def _deciding_figures(label: Label, figures: OomFields, case: Case) -> Iterator[
         )
     elif label == "fragmentation":
         yield (
-            f"{as_printed(holes)} are free in holes of segments that are partly in use, none of them large "
+            f"{as_printed(holes)} is free in holes of segments that are partly in use, none of them large "
             f"enough for {as_printed(asked)}: wholly free segments had been released before the message"
         )
     elif label == "other_process_or_outside_allocator":
@@ -136,19 +136,19 @@ def _deciding_figures(label: Label, figures: OomFields, case: Case) -> Iterator[
     elif label == "allocator_limit":
         reserved = figures.reserved if figures.reserved is not None else allocated
         yield (
-            f"{as_printed(reserved)} reserved + {as_printed(asked)} asked exceed the cap of "
+            f"{as_printed(reserved)} reserved + {as_printed(asked)} requested exceed the cap of "
             f"{as_printed(figures.allowed or 0)} on this process; the device has {as_printed(total)}"
         )
     elif label == "driver_refused_though_free" and figures.free is None:
         reserved = figures.reserved if figures.reserved is not None else allocated
         yield (
-            f"{as_printed(reserved)} reserved + {as_printed(asked)} asked are "
+            f"{as_printed(reserved)} reserved + {as_printed(asked)} requested is "
             f"{(reserved + asked) / total:.0%} of the device; the message does not say what was free"
         )
     elif label == "private_pools":
         yield (
-            f"{as_printed(figures.private_pools or 0)} are free but parked in private pools (CUDA graphs), "
-            f"which no other pool may use; {as_printed(allocated - (figures.private_pools or 0))} are live"
+            f"{as_printed(figures.private_pools or 0)} is free but parked in private pools (CUDA graphs), "
+            f"which no other pool may use; {as_printed(allocated - (figures.private_pools or 0))} is live"
         )
     elif label == "unknown":
         yield "the figures in the text do not show the cause"
@@ -354,7 +354,7 @@ def _allocation(message: Message) -> Iterator[str]:
         return
     shape = message.facts.get("shape_bytes")
     if size("requested") is None and isinstance(shape, int):
-        yield f"asked {as_printed(shape)}: the product of the shape and its type"
+        yield f"requested {as_printed(shape)}: the product of the shape and its type"
     used, total, cap, largest = size("used"), size("total"), size("allowed"), size("max_buffer")
     asked = size("requested") or 0
     if used is not None and total is not None:
@@ -399,7 +399,7 @@ def _engine(message: Message) -> Iterator[str]:
     if free is not None and total is not None and desired is not None:
         yield (
             f"{as_printed(free)} free of {as_printed(total)} before the engine started; it wants "
-            f"{as_printed(desired)}: {as_printed(total - free)} are in use by other processes, or by "
+            f"{as_printed(desired)}: {as_printed(total - free)} is in use by other processes, or by "
             "this process outside the engine"
         )
     needed, available = sizes("kv_needed"), sizes("kv_available")

@@ -68,7 +68,7 @@ def _choices(case: Case) -> Iterator[_Choice]:
             figures = case.figures
             yield _Choice(
                 "fewer-graphs",
-                f"{as_printed(figures.private_pools or 0)} are free in CUDA graphs' pools: more than asked",
+                f"{as_printed(figures.private_pools or 0)} is free in CUDA graphs' pools: more than needed",
                 figures.private_pools,
             )
         case "library_alloc_failed":
@@ -138,12 +138,12 @@ def _cheaper_answers(case: Case) -> Iterator[_Choice]:
     if case.possible("other_process_or_outside_allocator"):
         ways += _outside(case)
     elif (others := other_processes(case.message) or 0) >= _missing(case):
-        reason = f"other processes hold {as_printed(others)}, and {as_printed(_missing(case))} are missing"
+        reason = f"other processes hold {as_printed(others)}, and {as_printed(_missing(case))} is missing"
         ways.append(_Choice("free-device", reason, others))
     if case.possible("private_pools"):
         pools = case.figures.private_pools
         ways.append(
-            _Choice("fewer-graphs", f"{as_printed(pools or 0)} are free in pools of CUDA graphs", pools)
+            _Choice("fewer-graphs", f"{as_printed(pools or 0)} is free in pools of CUDA graphs", pools)
         )
     yield from sorted(ways, key=lambda way: -(way.saves or 0))
 
@@ -275,8 +275,8 @@ def _expandable(case: Case) -> Iterator[_Choice]:
     if case.message.family not in ("cuda-v1", "cuda-v2", "hip-v2") or case.expandable:
         return
     holes = case.figures.reserved_unallocated
-    reason = f"{as_printed(holes)} are free in holes, " if holes else ""
-    yield _Choice("expandable", f"{reason}asked {as_printed(case.figures.requested or 0)}", holes)
+    reason = f"{as_printed(holes)} is free in holes, " if holes else ""
+    yield _Choice("expandable", f"{reason}requested {as_printed(case.figures.requested or 0)}", holes)
 
 
 def _fragmentation(case: Case) -> Iterator[_Choice]:
@@ -287,7 +287,7 @@ def _fragmentation(case: Case) -> Iterator[_Choice]:
         yield _Choice("bucket", "changing shapes leave holes that later requests do not fit")
     if case.possible("private_pools"):
         pools = case.figures.private_pools
-        yield _Choice("fewer-graphs", f"{as_printed(pools or 0)} are free in pools of CUDA graphs", pools)
+        yield _Choice("fewer-graphs", f"{as_printed(pools or 0)} is free in pools of CUDA graphs", pools)
     if case.possible("does_not_fit"):
         yield from _ladder(case, _gap(case))
 
@@ -317,10 +317,10 @@ def _outside(case: Case) -> Iterator[_Choice]:
         )
     else:
         reason = (
-            f"{as_printed(outside)} are outside this process's allocator" if outside else "most is outside"
+            f"{as_printed(outside)} is outside this process's allocator" if outside else "most is outside"
         )
         if missing := _still_missing(case):
-            reason += f"; even if all of it is freed, {as_printed(missing)} are missing"
+            reason += f"; even if all of it is freed, {as_printed(missing)} is missing"
         spare = None if outside is None else max(0, outside - POLICY.baseline)
         yield _Choice("free-device", reason, others or spare)
     if figures.device is None or figures.device == "cuda:0":

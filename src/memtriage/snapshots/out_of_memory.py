@@ -65,7 +65,7 @@ def _finding(view: DeviceView, oom: OomEvent) -> Finding:
     site = view.stacks[oom.stack].site
     biggest = next((row.site for row in alive if row.site != NO_FRAMES), None)
     evidence = [
-        f"asked {size(oom.requested)}; {size(oom.allocated)} allocated, {size(oom.reserved)} reserved",
+        f"requested {size(oom.requested)}; {size(oom.allocated)} allocated, {size(oom.reserved)} reserved",
         *_free_lines(oom, usable, elsewhere),
         *_driver_line(oom),
         "alive then: "

@@ -66,7 +66,7 @@ def pool_findings(view: DeviceView, policy: PoolPolicy = POLICY) -> list[Finding
             playbook=advice.entry,
             evidence=[
                 f"{size(total)} reserved in {count(len(reserved), 'private pool')}, of which "
-                f"{size(free.total())} are free at the snapshot",
+                f"{size(free.total())} is free at the snapshot",
                 f"by pool: {pools}" + (f", and {more} more" if more > 0 else ""),
                 f"one shared pool saves at most {size(total - largest)}: all but the largest",
                 *([f"{count(own, 'pool')} made by a capture without `pool=`"] if own else []),

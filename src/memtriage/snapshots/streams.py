@@ -81,7 +81,7 @@ def _finding(view: DeviceView, stream: int, reserved: int, total: int, *, idle: 
     of_stream = view.replayed.stream == stream
     rows = view.by_site(of_stream)
     advice = ADVICE["unused stream" if idle else "side stream"]
-    evidence = [f"{size(total)} of the {size(reserved)} reserved for stream {stream:#x} are free"]
+    evidence = [f"{size(total)} of the {size(reserved)} reserved for stream {stream:#x} is free"]
     if idle:
         evidence.append("the stream allocated nothing in the last quarter of the recording")
     if rows:

@@ -107,8 +107,8 @@ def surplus_finding(view: DeviceView, trial: Trial, policy: SurplusPolicy = POLI
         step=view.steps.count or None,
         evidence=[
             *surplus_lines(view, trial),
-            f"at the snapshot {size(view.end.releasable)} are in wholly free segments, and "
-            f"{size(view.end.stranded)} are stranded",
+            f"at the snapshot {size(view.end.releasable)} is in wholly free segments, and "
+            f"{size(view.end.stranded)} is stranded",
         ],
     )
 
