@@ -161,7 +161,7 @@ def test_as_text(job: Job, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     assert (status, err) == (0, "")
     assert text.startswith("CENSUS  process ")
     assert "frame train(): kept[*] · variable · 3 storages" in text
-    held = text[text.index("held on cpu") :].splitlines()
+    held = text[text.index("kept alive on cpu") :].splitlines()
     assert len(held) == 4 and held[3].endswith("of others")
 
 

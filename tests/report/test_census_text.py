@@ -64,13 +64,13 @@ def test_on_paper() -> None:
     assert "paused for 250 ms" in text and "420,454 objects, 2,542 autograd nodes" in text
     assert "- something is missing" in text
     assert "cuda:3 of rank 3  30.0 MiB in use" in text
-    assert "held on cuda:3  30.0 MiB in 48 storages" in text
+    assert "kept alive on cuda:3  30.0 MiB in 48 storages" in text
     assert (
         "20.0 MiB  te.fp8_workspaces: train.losses[*] -> grad_fn MulBackward0 · "
         "saved for backward, variable · 40 storages"
     ) in text
     assert "2.0 MiB  7 storages of smaller holders" in text
-    assert "held on cpu  1.0 MiB in 1 storage" in text
+    assert "kept alive on cpu  1.0 MiB in 1 storage" in text
     assert text.count("CENSUS") == 2
 
 

@@ -305,8 +305,8 @@ def _notes(trials: Trials, readings: Readings, ends: Mapping[Trial, TrialEnd], t
     rounds = min((len(reading) for reading in readings.values() if reading), default=0)
     if 0 < rounds < LEAST_TRIALS:
         notes.append(
-            f"with fewer than {LEAST_TRIALS} trials a variant, intervals of ratios are over steps: "
-            f"differences between processes are not in them"
+            f"with fewer than {LEAST_TRIALS} trials per variant, the intervals of ratios are over steps and "
+            "leave out differences between processes"
         )
     elif 0 < rounds < _LEAST_FOR_CONFIDENCE:
         notes.append(

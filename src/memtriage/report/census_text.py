@@ -87,7 +87,7 @@ def _facts(answer: Answer) -> list[str]:
 def _holders(page: Page, device: str, held: Sequence[HeldHere], rows: int) -> None:
     storages = sum(row.count for row in held)
     total = sum(row.bytes for row in held)
-    page.heading(f"held on {device}", f"{size(total)} in {count(storages, 'storage')}")
+    page.heading(f"kept alive on {device}", f"{size(total)} in {count(storages, 'storage')}")
     shown = list(held[:rows])
     for row in shown:
         holder = row.holder or f"{count(row.count, 'storage')} of smaller holders"

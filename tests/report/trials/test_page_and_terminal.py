@@ -75,7 +75,7 @@ def text_of(report: TrialsReport, width: int) -> str:
 def test_the_terminal_report(report: TrialsReport) -> None:
     text = text_of(report, 100)
     lines = text.splitlines()
-    assert lines[0] == "TARGET MISSED  of 3 targets 2 met, 1 missed"
+    assert lines[0] == "TARGET MISSED  2 met, 1 missed, of 3 targets"
     (row,) = [line for line in lines if line.startswith("fp8 + phase  ")]
     assert re.split(r"\s{2,}", row) == [
         "fp8 + phase",

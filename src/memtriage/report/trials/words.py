@@ -62,7 +62,7 @@ def sentence(report: TrialsReport) -> str:
         number = sum(target.verdict == verdict for target in report.targets)
         if number:
             parts.append(f"{number} {verdict}")
-    return f"of {count(len(report.targets), 'target')} {', '.join(parts)}"
+    return f"{', '.join(parts)}, of {count(len(report.targets), 'target')}"
 
 
 def facts(report: TrialsReport) -> list[str]:
@@ -70,9 +70,9 @@ def facts(report: TrialsReport) -> list[str]:
     ended = sum(row.finished for row in report.variants)
     ranks = [] if report.ranks == 1 else [f"{report.ranks} ranks"]
     return [
-        f"{count(ended, 'trial')} of {report.repeats} x {len(report.variants)} variants, interleaved",
+        f"{ended} of {report.repeats * len(report.variants)} finished, interleaved",
         *ranks,
-        f"steps end at mark {report.step!r}, the first {report.warmup} left out",
+        f"steps end at mark {report.step!r}, without {count(report.warmup, 'warm-up step')}",
         f"memory at mark {report.mark!r}",
         f"compared with {report.baseline}",
     ]

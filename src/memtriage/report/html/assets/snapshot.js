@@ -6,8 +6,8 @@
   const data = page.data();
   const root = document.documentElement;
   const CROWDED =
-    "More happened than there are columns: each shows the instant at which most was allocated, and the line " +
-    "how much was allocated at least. Zoom in to see all.";
+    "There are more events than columns: each column shows its instant of most allocated memory, and the line " +
+    "the least that was allocated. Zoom in to see all events.";
   const drawn = { charts: 0, maps: 0 };
 
   const text = (index) => (index < 0 ? null : data.texts[index]);
