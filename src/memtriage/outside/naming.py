@@ -164,9 +164,15 @@ class RemoteNamer(FoldedPaths):
         label = self._node_labels(parent, node).get(obj)
         if label is not None:
             return self._add(before, *label)
-        klass = graph.type_at(parent)
-        if klass is not None and self._heap.instance_dict(torch.node_wrapper(node), klass) == obj:
+        klass, context = graph.type_at(parent), torch.node_wrapper(node)
+        if klass is not None and self._heap.instance_dict(context, klass) == obj:
             return Path(before.hops, before.outside, namespace=True, in_graph=True)
+        if klass is not None:  # since Python 3.14 a context may have attributes without a dict
+            value = self._object(position)
+            attributes = self._heap.inline_values(context, klass)
+            name = next((name for name, held in attributes if held == value), None)
+            if name is not None:
+                return Path((*before.hops, (PathSegment(SegmentKind.CONTEXT, name),)), before.outside)
         if torch.leaf(node) == obj:
             return self._add(before, PathSegment(SegmentKind.LEAF, "variable"))
         return self._add(before, PathSegment(SegmentKind.NODE_HOOKS, "hooks"))

@@ -195,7 +195,10 @@ class TorchReader:
 
     def node_wrapper(self, node: int) -> int:
         """Return Python's object for a node; 0 where it has none."""
-        return self._memory.word(node + self._layout.node_wrapper) & ~1
+        wrapper = self._memory.word(node + self._layout.node_wrapper) & ~1
+        if not wrapper and self.class_of(node) == _CUSTOM:
+            wrapper = self._memory.word(node + self._layout.function_wrapper) & ~1
+        return wrapper
 
     def node_name(self, node: int) -> str:
         """Return the type of a node as Python names it."""

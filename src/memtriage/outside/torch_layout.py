@@ -38,6 +38,8 @@ class TorchLayout:
         saved_hooks: in a saved variable, of what the program's pack hooks returned.
         hooks_data: in that, of the value.
         function_node, function_saved: in the context of a custom Function: its node, its saved tensors.
+        function_wrapper: in the node of a custom Function, its context: up to torch 2.11 it is no
+            `node_wrapper`.
         leaf: in the node of a leaf, the leaf.
         node_names: names of saved attributes, in their order, by type of node.
         devices: names of devices by their number.
@@ -63,6 +65,7 @@ class TorchLayout:
     hooks_data: int
     function_node: int
     function_saved: int
+    function_wrapper: int
     leaf: int
     node_names: dict[str, tuple[str, ...]]
     devices: dict[int, str]
@@ -103,7 +106,7 @@ def _calibrate(torch: Any) -> TorchLayout:
     size = _find("what a node saves", node, lambda word: word in (leaf._cdata, other._cdata))
     second = _find("what a node saves", node[(size >> 3) + 1 :], lambda w: w in (leaf._cdata, other._cdata))
     hooks, data = _pack_hooks(torch, size)
-    function_node, function_saved, saved_size = _custom_function(torch)
+    function_node, function_saved, function_wrapper, saved_size = _custom_function(torch)
     if not saved_size <= second + 8 < saved_size + 16:
         raise _unknown("what a node saves")
     begin, end = node[edges >> 3], node[(edges >> 3) + 1]
@@ -128,6 +131,7 @@ def _calibrate(torch: Any) -> TorchLayout:
         hooks_data=data,
         function_node=function_node,
         function_saved=function_saved,
+        function_wrapper=function_wrapper,
         leaf=_find("the leaf of a node", own_words(accumulate_at, _NODE_WORDS), leaf._cdata.__eq__),
         node_names=_node_names(torch),
         devices=_devices(torch),
@@ -238,8 +242,8 @@ def _pack_hooks(torch: Any, size: int) -> tuple[int, int]:
     raise _unknown("pack hooks")
 
 
-def _custom_function(torch: Any) -> tuple[int, int, int]:
-    """Return where a context has its node and its saved tensors, and the bytes of a saved variable."""
+def _custom_function(torch: Any) -> tuple[int, int, int, int]:
+    """Return where a context has its node and saved tensors, and the node it; bytes of a saved variable."""
 
     class Saves(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
@@ -256,8 +260,14 @@ def _custom_function(torch: Any) -> tuple[int, int, int]:
         if 4096 < begin < end <= begin + 1024 and not (end - begin) % 16:
             size = (end - begin) // 2
             if own_words(begin, 1)[0] == one._cdata and own_words(begin + size, 1)[0] == two._cdata:
-                return _node_in(words), 8 * at, size
+                node = _node_in(words)
+                return node, 8 * at, _context_in(words[node >> 3], id(context)), size
     raise _unknown("what a custom Function saves")
+
+
+def _context_in(node: int, context: int) -> int:
+    words = own_words(node, _NODE_WORDS)
+    return _find("the context of a custom Function", words, lambda word: word & ~1 == context)
 
 
 def _node_in(words: list[int]) -> int:
