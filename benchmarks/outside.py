@@ -37,6 +37,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 """
 _TRAINING = """
+REST = 0
 import json, sys, threading, time, torch
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -53,6 +54,7 @@ def step():
     return loss.item()
 """
 _SMALL = """
+REST = 0.002  # leaves the processors to the readers
 import json, sys, threading, time, torch
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -74,6 +76,7 @@ while not ended.is_set():
     began = time.perf_counter()
     losses.append(step())
     times.append(time.perf_counter() - began)
+    time.sleep(REST)
 print(json.dumps([[loss.hex() for loss in losses], times]), flush=True)
 """
 
@@ -126,7 +129,7 @@ class Soaked:
 
 
 def read_over_and_over(source: str, censuses: int, seconds: float) -> Soaked:
-    """Read one job, every fourth time with a stop, next to one that is not read."""
+    """Read one job, every eighth time with a stop or twice, next to one that is not."""
     from memtriage.outside.census import take_census
     from memtriage.outside.memory import OutsideError
 
@@ -136,13 +139,13 @@ def read_over_and_over(source: str, censuses: int, seconds: float) -> Soaked:
     while taken < censuses and time.monotonic() < ends:
         taken += 1
         try:
-            found = take_census(job.pid, pause=taken % 4 == 0, twice=taken % 4 == 2)
+            found = take_census(job.pid, pause=taken % 8 == 0, twice=taken % 8 == 4)
         except OutsideError as error:
             failed += 1
             print(error, flush=True)
             continue
         sizes.append(len(found.storages))
-        if taken % 4 == 0:
+        if taken % 8 == 0:
             stops.append(found.stopped_s)
     (read, read_times), (alone, alone_times) = (
         json.loads(process.communicate("end\n")[0]) for process in (job, twin)
