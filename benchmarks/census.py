@@ -76,7 +76,7 @@ def main() -> None:
     gc.collect()
     ways = ways_to_look(losses)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    found: dict[str, Found] = {}
+    looks: dict[str, Found] = {}
     for number in range(args.rounds):
         for name, look in ways.items():
             started = time.perf_counter()
@@ -84,10 +84,10 @@ def main() -> None:
             seconds[name].append(time.perf_counter() - started)
             # Of the first round: once a census has read a saved tensor, it has a Python object, which lives
             # as long as the tensor, and then gc sees it too.
-            found.setdefault(name, seen)
+            looks.setdefault(name, seen)
         print(f"round {number + 1} of {args.rounds}", file=sys.stderr, flush=True)
     rows = [
-        Row(name, len(times), statistics.median(times), min(times), max(times), found[name])
+        Row(name, len(times), statistics.median(times), min(times), max(times), looks[name])
         for name, times in seconds.items()
     ]
     kept = len(losses) * len(range(0, CHAIN, KEPT_EVERY)) * KEPT_ELEMENTS * 4

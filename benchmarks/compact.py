@@ -137,9 +137,9 @@ def checksum(tensors: list[torch.Tensor]) -> torch.Tensor:
     """A weighted sum of the words of each tensor."""
     most = max(tensor.numel() for tensor in tensors)
     weights = torch.arange(1, 2 * most, 2, device="cuda")
-    found = torch.stack([(tensor * weights[: tensor.numel()]).sum() for tensor in tensors]).cpu()
+    sums = torch.stack([(tensor * weights[: tensor.numel()]).sum() for tensor in tensors]).cpu()
     del weights
-    return found
+    return sums
 
 
 def peak_rate() -> float:
@@ -160,23 +160,23 @@ def peak_rate() -> float:
 @contextmanager
 def copied_bytes() -> Iterator[Counter[str]]:
     """Bytes that a compaction's copies read and write on the device."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     copy, resize = CudaDevice.copy, CudaDevice.resize
 
     def counted_copy(device: Any, targets: Any, sources: Any, sizes: Any, stream: int) -> None:
-        found["bytes"] += 2 * int(sizes.sum())
+        counts["bytes"] += 2 * int(sizes.sum())
         copy(device, targets, sources, sizes, stream)
 
     def counted_resize(device: Any, storages: Any, sizes: Any, stream: int) -> None:
         same = [nbytes for storage, nbytes in zip(storages, sizes, strict=True) if storage.nbytes() == nbytes]
-        found["bytes"] += 2 * sum(same)
+        counts["bytes"] += 2 * sum(same)
         resize(device, storages, sizes, stream)
 
     with (
         mock.patch.object(CudaDevice, "copy", counted_copy),
         mock.patch.object(CudaDevice, "resize", counted_resize),
     ):
-        yield found
+        yield counts
 
 
 def profiled_copies() -> tuple[int, float]:
@@ -249,16 +249,16 @@ class Row:
     def of_allowed(self) -> str:
         """How many times what is allowed the whole took: each compaction beside the calls right behind it."""
         allowed = [self.copies_s + DRIVER_FACTOR * calls_s for calls_s in self.all_driver_s]
-        found = ratio([self.all_whole_s], [allowed])
-        assert found is not None
-        middle, interval = found
+        time_ratio = ratio([self.all_whole_s], [allowed])
+        assert time_ratio is not None
+        middle, interval = time_ratio
         told = f"{middle:.3f} of what is allowed, the median of {len(allowed)} pairs"
         if interval is None:
             return told
         return f"{told} ({interval.low:.3f} to {interval.high:.3f}, {interval.confidence:.0%})"
 
     def limits(self) -> dict[str, bool]:
-        found = {
+        timed_rows = {
             "values intact": self.intact,
             f"reserved <= {RESERVED_SHARE} x allocated + 64 MB": self.reserved
             <= RESERVED_SHARE * self.allocated + RESERVED_SLACK,
@@ -269,10 +269,10 @@ class Row:
             <= self.copies_s + DRIVER_FACTOR * self.allocator_s,
         }
         if self.shape == "small":
-            found["at most 60 ms"] = self.whole_s <= SMALL_LIMIT_S
+            timed_rows["at most 60 ms"] = self.whole_s <= SMALL_LIMIT_S
         else:
-            found["ten times faster than through the host"] = self.whole_s * HOST_FACTOR <= self.host_s
-        return found
+            timed_rows["ten times faster than through the host"] = self.whole_s * HOST_FACTOR <= self.host_s
+        return timed_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,9 +466,9 @@ def main() -> None:
     }
     rows: list[Row] = []
     for shape in shapes:
-        found = timed[shape.name]
-        if found is not None:
-            row = attempt(f"{shape.name}: profiling", row_of, shape, found, peak)
+        figures = timed[shape.name]
+        if figures is not None:
+            row = attempt(f"{shape.name}: profiling", row_of, shape, figures, peak)
             rows += [row] if row is not None else []
     print(
         f"\n{'':6}{'blocks':>7}{'live':>11}{'reserved':>11}{'predicted':>11}{'after':>11}{'whole ms':>10}"
@@ -492,8 +492,8 @@ def main() -> None:
         for limit, held in row.limits().items():
             print(f"{'pass' if held else 'FAIL'}  {row.shape}: {limit}")
     if options.out:
-        found = [{**asdict(row), "limits": row.limits()} for row in rows]
-        options.out.write_text(json.dumps(found, indent=2))
+        figures = [{**asdict(row), "limits": row.limits()} for row in rows]
+        options.out.write_text(json.dumps(figures, indent=2))
 
 
 if __name__ == "__main__":

@@ -130,12 +130,12 @@ def segment_of(nbytes: int) -> list[int]:
 def seconds_to_empty(beside: bool) -> float:
     """Seconds in which the allocator gives all back that is free, from this thread or from a new one."""
     torch.cuda.synchronize()
-    found: list[float] = []
+    times: list[float] = []
 
     def empty() -> None:
         began = time.perf_counter()
         torch.cuda.empty_cache()
-        found.append(time.perf_counter() - began)
+        times.append(time.perf_counter() - began)
 
     if beside:
         thread = threading.Thread(target=empty)
@@ -143,4 +143,4 @@ def seconds_to_empty(beside: bool) -> float:
         thread.join()
     else:
         empty()
-    return found[0]
+    return times[0]

@@ -166,8 +166,8 @@ def scrape_rows(url: str) -> Iterator[Row]:
 
 def fetch(url: str) -> bytes:
     with urllib.request.urlopen(url, timeout=30) as answer:
-        found: bytes = answer.read()
-    return found
+        page: bytes = answer.read()
+    return page
 
 
 def milliseconds(call: Callable[[], Any]) -> float:

@@ -384,16 +384,16 @@ def main() -> None:
     )
     print(f"{'':20}{'step ms':>10}{'iteration ms':>14}{'Gparam/s':>10}{'limit ms':>10}{'x limit':>8}", end="")
     print(f"{'init B/p':>9}{'held B/p':>9}{'peak B/p':>9}")
-    found = {}
+    figures = {}
     for variant in variants:
         ranks = options.ranks if variant == "offloaded" else 1
         result = run(replace(job, variant=variant, ranks=ranks))
-        found[variant] = result if isinstance(result, str) else asdict(result)
+        figures[variant] = result if isinstance(result, str) else asdict(result)
         print(f"{variant:20}{result}" if isinstance(result, str) else line(result), flush=True)
     if not installed:
         print("deepspeed: not measured (it is not installed, or there is no GPU)")
     if options.out:
-        options.out.write_text(json.dumps(found, indent=2))
+        options.out.write_text(json.dumps(figures, indent=2))
 
 
 if __name__ == "__main__":

@@ -93,8 +93,8 @@ def reserved(count: int, dtype: torch.dtype) -> Tensor:
 
 def parts_alone(count: int, library: Library | None) -> dict[str, float]:
     """Seconds of each part of a step on `count` elements."""
-    found = {}
-    found["copy"] = copy_alone(count)
+    rates = {}
+    rates["copy"] = copy_alone(count)
     master, average, square, gradient = (reserved(count, torch.float32).zero_() for _ in range(4))
     steps = [torch.tensor(3.0)]
 
@@ -115,7 +115,7 @@ def parts_alone(count: int, library: Library | None) -> dict[str, float]:
             maximize=False,
         )
 
-    found["torch fused"] = best(fused)
+    rates["torch fused"] = best(fused)
     narrow, rounded = (reserved(count, torch.bfloat16).zero_() for _ in range(2))
     whole = Operands([master], [narrow], [average], [square], steps, [rounded])
     for threads in sorted({torch.get_num_threads(), crew_size(torch.get_num_threads())}):
@@ -127,9 +127,9 @@ def parts_alone(count: int, library: Library | None) -> dict[str, float]:
                 job.start()
                 job.wait()
 
-            found[f"kernel alone, {threads} threads"] = best(kernel)
+            rates[f"kernel alone, {threads} threads"] = best(kernel)
             crew.close()
-    return found | copies_alone(count)
+    return rates | copies_alone(count)
 
 
 def copy_alone(count: int) -> float:
@@ -157,10 +157,10 @@ def copies_alone(count: int) -> dict[str, float]:
                 slot.send(lane, [there], [slot.up(torch.bfloat16)[:TILE_ELEMENTS]])
         torch.cuda.synchronize()
 
-    found = {way: best(lambda way=way: all_of(False, way)) for way in ("down", "up")}  # type: ignore[misc]
-    found["down and up"] = best(lambda: all_of(True, ""))
+    rates = {way: best(lambda way=way: all_of(False, way)) for way in ("down", "up")}  # type: ignore[misc]
+    rates["down and up"] = best(lambda: all_of(True, ""))
     ring.close()
-    return found
+    return rates
 
 
 def stepping(candidate: Candidate, weights: list[Any], steps: int, library: Library | None) -> dict[str, Any]:
@@ -196,12 +196,12 @@ def stepping(candidate: Candidate, weights: list[Any], steps: int, library: Libr
         spent.append(asdict(engine.ring.spent))
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient
-    found: dict[str, Any] = {"first_s": times[0], "step_s": statistics.median(times[UNTIMED_STEPS:])}
+    figures: dict[str, Any] = {"first_s": times[0], "step_s": statistics.median(times[UNTIMED_STEPS:])}
     for key in spent[0]:
-        found[f"{key}_s"] = statistics.median(seconds[key] for seconds in spent[UNTIMED_STEPS:])
-    found["reserved"], found["pinned"], found["compiled"] = made.host_bytes, made.pinned, made.compiled
+        figures[f"{key}_s"] = statistics.median(seconds[key] for seconds in spent[UNTIMED_STEPS:])
+    figures["reserved"], figures["pinned"], figures["compiled"] = made.host_bytes, made.pinned, made.compiled
     made.close()
-    return found
+    return figures
 
 
 def main() -> None:

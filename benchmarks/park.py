@@ -51,13 +51,13 @@ def main() -> int:
     options = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "device": torch.cuda.get_device_name(0) if on_gpu else "cpu",
         "torch": torch.__version__,
     }
     copied = plain_copy(device, GIB if on_gpu else 16 * MIB)
-    found["copy"] = copied
-    say(f"{found['device']}, torch {found['torch']}")
+    figures["copy"] = copied
+    say(f"{figures['device']}, torch {figures['torch']}")
     say(f"plain copy: down {rate(copied['down'])}, up {rate(copied['up'])}")
     count = int(options.parameters) if on_gpu else min(int(options.parameters), ON_CPU)
     model = Decoder(count, device)
@@ -65,22 +65,22 @@ def main() -> int:
     tensors = list(everything(model, optimizer))
     before = [fingerprint(tensor) for tensor in tensors]
     total = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
-    found |= {"parameters": model.count, "bytes": total, "storages": len(tensors)}
+    figures |= {"parameters": model.count, "bytes": total, "storages": len(tensors)}
     say(f"{model.count / 1e9:.2f}B parameters, {total / GIB:.2f} GiB in {len(tensors):,} storages")
-    found["cycles"] = [cycle(number, model, optimizer, device) for number in range(options.cycles)]
-    found["identical"] = [fingerprint(tensor) for tensor in tensors] == before
-    say(f"values after {options.cycles} cycles: {'identical' if found['identical'] else 'DIFFERENT'}")
-    warm = found["cycles"][1:] or found["cycles"]
+    figures["cycles"] = [cycle(number, model, optimizer, device) for number in range(options.cycles)]
+    figures["identical"] = [fingerprint(tensor) for tensor in tensors] == before
+    say(f"values after {options.cycles} cycles: {'identical' if figures['identical'] else 'DIFFERENT'}")
+    warm = figures["cycles"][1:] or figures["cycles"]
     for way in ("down", "up"):
         best = statistics.median(reading[way] for reading in warm)
-        found[f"{way}_share"] = best / copied[way]
+        figures[f"{way}_share"] = best / copied[way]
         say(f"{way}: {rate(best)}, {best / copied[way]:.0%} of the plain copy")
-    found["released"] = memtriage.release_parking()
-    say(f"host memory given back: {found['released'] / GIB:.2f} GiB")
+    figures["released"] = memtriage.release_parking()
+    say(f"host memory given back: {figures['released'] / GIB:.2f} GiB")
     if options.out is not None:
-        options.out.write_text(json.dumps(found, indent=1))
-    fast = min(found["down_share"], found["up_share"]) >= TARGET or not on_gpu
-    return 0 if found["identical"] and fast else 1
+        options.out.write_text(json.dumps(figures, indent=1))
+    fast = min(figures["down_share"], figures["up_share"]) >= TARGET or not on_gpu
+    return 0 if figures["identical"] and fast else 1
 
 
 class Decoder(nn.Module):
@@ -157,12 +157,12 @@ def plain_copy(device: torch.device, nbytes: int) -> dict[str, float]:
     """Bytes a second of one copy each way between page-locked memory and the device."""
     memory = PinnedMemory(nbytes, pin=device.type == "cuda")
     there = torch.zeros(nbytes, dtype=torch.uint8, device=device)
-    found = {
+    figures = {
         "down": nbytes / timed(lambda: memory.bytes.copy_(there, non_blocking=True), device),
         "up": nbytes / timed(lambda: there.copy_(memory.bytes, non_blocking=True), device),
     }
     memory.close()
-    return found
+    return figures
 
 
 def timed(work: Callable[[], object], device: torch.device) -> float:

@@ -206,10 +206,10 @@ def _launch(record: Path, steps: int, script: str, arguments: list[str]) -> None
         runpy.run_path(script, run_name="__main__")
     except _Measured:
         pass
-    found = [{"peak_allocated": a, "peak_reserved": r} for a, r in _by_step(peaks)[:steps]]
+    steps_found = [{"peak_allocated": a, "peak_reserved": r} for a, r in _by_step(peaks)[:steps]]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_initialized() else "no GPU"
-    if found:
-        record.write_text(json.dumps({"steps": found, "gpu": gpu, "torch": torch.__version__}))
+    if steps_found:
+        record.write_text(json.dumps({"steps": steps_found, "gpu": gpu, "torch": torch.__version__}))
     sys.stdout.flush()
     os._exit(0)  # Not what the program would do at its end.
 

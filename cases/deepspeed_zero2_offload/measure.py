@@ -307,7 +307,7 @@ def plain(call: HostStep) -> dict[str, Any]:
 
 def measure(job: Job) -> Measured:
     """Train and measure, in this process."""
-    found = Measured(job=asdict(job), parameters=job.parameters, imported=rss() or 0)
+    measured = Measured(job=asdict(job), parameters=job.parameters, imported=rss() or 0)
     prepare(job)
     gc.collect()  # what was tried out holds itself in cycles
     model = make_model(job, job.layers, job.width)
@@ -315,7 +315,7 @@ def measure(job: Job) -> Measured:
     memtriage.malloc_trim()
     before, total_before = ledger_rows(model, None)
     memtriage.malloc_trim()
-    found.baseline, found.start = resident(), before
+    measured.baseline, measured.start = resident(), before
 
     @contextmanager
     def phase(name: str, *, call: bool) -> Iterator[None]:
@@ -324,10 +324,10 @@ def measure(job: Job) -> Measured:
         meter.start()
         with watch or nullcontext():
             yield
-        found.peak[name] = meter.stop() - found.baseline
-        found.after[name] = resident() - found.baseline
+        measured.peak[name] = meter.stop() - measured.baseline
+        measured.after[name] = resident() - measured.baseline
         if watch is not None:
-            found.calls.append(plain(watch.result))
+            measured.calls.append(plain(watch.result))
 
     with phase("initialize", call=True):
         subject = trainer(job, model)
@@ -342,14 +342,14 @@ def measure(job: Job) -> Measured:
         with phase(f"step {number}", call=first):
             subject.step()
             resident()
-        found.step_s = time.perf_counter() - began
+        measured.step_s = time.perf_counter() - began
     after, total_after = ledger_rows(model, subject.owned)
-    found.rows = {name: after.get(name, 0) - before.get(name, 0) for name in {**before, **after}}
-    found.ledger = total_after - total_before
-    found.retained = memtriage.malloc_trim().returned
-    found.trimmed = resident() - found.baseline
-    found.digest = weights_digest(model)
-    return found
+    measured.rows = {name: after.get(name, 0) - before.get(name, 0) for name in {**before, **after}}
+    measured.ledger = total_after - total_before
+    measured.retained = memtriage.malloc_trim().returned
+    measured.trimmed = resident() - measured.baseline
+    measured.digest = weights_digest(model)
+    return measured
 
 
 def main() -> None:
@@ -357,8 +357,8 @@ def main() -> None:
     with (
         memtriage.deepspeed_exact_host_memory(share_gradient_sums=job.share) if job.remedy else nullcontext()
     ):
-        found = measure(job)
-        print(json.dumps(asdict(found)), flush=True)
+        measured = measure(job)
+        print(json.dumps(asdict(measured)), flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()
 

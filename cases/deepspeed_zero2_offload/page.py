@@ -20,11 +20,11 @@ Jobs = Mapping[str, Any]
 
 def jobs_of(results: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The jobs of all files of GPU or CPU runs; what a later file has counts."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for stem, one in sorted(results.items(), key=lambda item: (item[1]["about"]["date"], item[0])):
         if "jobs" in one and (stem == "cpu") == (where == "cpu"):
-            found |= {name: ranks for name, ranks in one["jobs"].items() if isinstance(ranks, list)}
-    return found
+            figures |= {name: ranks for name, ranks in one["jobs"].items() if isinstance(ranks, list)}
+    return figures
 
 
 def sources(results: Mapping[str, Any], where: str) -> str:
@@ -96,12 +96,12 @@ def ledger(jobs: Jobs) -> str:
 
 
 def by_buffer(one: Mapping[str, Any]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    peaks: dict[str, int] = {}
     for row, nbytes in one["rows"].items():
         name = row.removesuffix(", pinned").removesuffix(", pageable")
         name = name if name in BUFFERS else "malloc, Python objects and the rest"
-        found[name] = found.get(name, 0) + nbytes
-    return found
+        peaks[name] = peaks.get(name, 0) + nbytes
+    return peaks
 
 
 def rounded(job: Mapping[str, Any]) -> bool:
@@ -121,13 +121,13 @@ def slopes(jobs: Jobs) -> dict[str, tuple[float, float]]:
         if isinstance(ranks, list) and not rounded(ranks[0]["job"]):
             held = sum(rank["trimmed"] for rank in ranks)
             kinds.setdefault(name.rpartition(",")[0], []).append((ranks[0]["parameters"], held))
-    found = {}
+    rows = {}
     for kind, points in kinds.items():
         if len(points) > 1:
             (fewer, less), *_, (more, most) = sorted(points)
             each = (most - less) / (more - fewer)
-            found[kind] = (each, less - each * fewer)
-    return found
+            rows[kind] = (each, less - each * fewer)
+    return rows
 
 
 def from_two_sizes(jobs: Jobs) -> str:

@@ -135,13 +135,13 @@ def run(job: Job) -> Outcome:
     finally:
         for child in running:
             child.kill()
-    found = []
+    sizes = []
     for process, (output, errors) in zip(running, outputs, strict=True):
         lines = [line for line in output.splitlines() if line.startswith('{"job"')]
         if process.returncode or not lines:
             return "\n".join(errors.strip().splitlines()[-6:]) or f"status {process.returncode}"
-        found.append(json.loads(lines[-1]))
-    return found
+        sizes.append(json.loads(lines[-1]))
+    return sizes
 
 
 def build(device: str) -> str:
@@ -165,11 +165,11 @@ def build(device: str) -> str:
 
 def summed(outcome: Outcome, name: str) -> dict[str, int]:
     """A table of figures, summed over the ranks."""
-    found: dict[str, int] = defaultdict(int)
+    totals: dict[str, int] = defaultdict(int)
     for rank in outcome if isinstance(outcome, list) else []:
         for key, nbytes in rank[name].items():
-            found[key] += nbytes
-    return dict(found)
+            totals[key] += nbytes
+    return dict(totals)
 
 
 def line(name: str, outcome: Outcome) -> str:

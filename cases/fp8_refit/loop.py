@@ -236,10 +236,10 @@ class Trainer:
         for turn, (begun, ended) in enumerate(itertools.pairwise(self.turns)):
             if turn >= treatment.InTurns.WARM_UP:
                 seconds[treatment.InTurns.whose(turn)].append(ended - begun)
-        found = ratio([seconds[1]], [seconds[0]])
-        if found is None:
+        estimate = ratio([seconds[1]], [seconds[0]])
+        if estimate is None:
             return
-        middle, interval = found
+        middle, interval = estimate
         told = (
             ""
             if interval is None

@@ -93,7 +93,7 @@ def segments(limit_s: float) -> dict[str, Any]:
 
 
 def who(limit_s: float) -> dict[str, Any]:
-    found = {}
+    figures = {}
     for row, arguments in (
         ("bf16-none", ("--precision", "bf16")), ("fp8-none", ()), ("fp8-clear", ("--treatment", "clear")),
     ):  # fmt: skip
@@ -101,8 +101,8 @@ def who(limit_s: float) -> dict[str, Any]:
             output("loop.py", *WHO, *arguments, "--who", f"{folder}/who", limit_s=limit_s)
             table = json.loads(Path(folder, f"who.{row}.after-refit.0.json").read_text())
         del table["worst"]
-        found[row] = table
-    return {"arguments": WHO, "after refit": found}
+        figures[row] = table
+    return {"arguments": WHO, "after refit": figures}
 
 
 def trials(limit_s: float) -> dict[str, Any]:
@@ -155,8 +155,8 @@ def turns(limit_s: float, micro_batches: int = 44, turns: int = 14) -> dict[str,
 
 def turns_in(printed: str) -> list[dict[str, Any]]:
     """The turns that rank 0 tells of, in order."""
-    found = re.findall(r"\[rank 0\] turn \d+: (\S+) ([\d.]+) s", printed)
-    return [{"treatment": name, "seconds": float(seconds)} for name, seconds in found]
+    timed = re.findall(r"\[rank 0\] turn \d+: (\S+) ([\d.]+) s", printed)
+    return [{"treatment": name, "seconds": float(seconds)} for name, seconds in timed]
 
 
 def slim(compared: dict[str, Any]) -> dict[str, Any]:
@@ -208,9 +208,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where the JSON goes")
     parser.add_argument("--limit", type=float, default=7200, help="seconds that a process may take")
     options = parser.parse_args()
-    found = {"about": measuring.about("transformer_engine", "torchao"), **PARTS[options.part](options.limit)}
-    measuring.write(options.out, found)
-    print(json.dumps(found, indent=1))
+    results = {
+        "about": measuring.about("transformer_engine", "torchao"),
+        **PARTS[options.part](options.limit),
+    }
+    measuring.write(options.out, results)
+    print(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

@@ -101,18 +101,18 @@ class Offload:
         if self._moved:
             raise RuntimeError("to_host was called twice without to_device")
         # By the tensor's device: where a trace plays CUDA, the storage has none.
-        found = {
+        gradients = {
             tensor.untyped_storage().data_ptr(): (tensor.untyped_storage(), tensor.device)
             for tensor in tensors
             if tensor.device.type == "cuda"
         }
-        sizes = [_aligned(storage.nbytes()) for storage, _ in found.values()]
+        sizes = [_aligned(storage.nbytes()) for storage, _ in gradients.values()]
         if not sizes:
             return
         if self._host is None or self._host.numel() < sum(sizes):
             self._host = self._make_host(sum(sizes))
         start = 0
-        for (storage, device), size in zip(found.values(), sizes, strict=True):
+        for (storage, device), size in zip(gradients.values(), sizes, strict=True):
             copy = self._host[start : start + storage.nbytes()]
             copy.copy_(_bytes_of(storage, device), non_blocking=True)
             self._moved.append((storage, device, copy))

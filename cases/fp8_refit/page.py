@@ -26,14 +26,14 @@ def owners(results: Mapping[str, Any]) -> str:
         "owner", "blocks", "bytes", "segments", "free bytes that it alone keeps", "that it keeps with others"
     )  # fmt: skip
     for name, row in INSTANTS.items():
-        found = results["after refit"][name]
-        in_use = f"{size(found['allocated'])} allocated, {size(found['reserved'])} reserved"
+        figures = results["after refit"][name]
+        in_use = f"{size(figures['allocated'])} allocated, {size(figures['reserved'])} reserved"
         shares = [
             [
                 share["owner"], f"{share['blocks']:,}", size(share["nbytes"]), str(share["segments"]),
                 size(share["strands_alone"]), size(share["strands_with_others"]),
             ]
-            for share in found["shares"]
+            for share in figures["shares"]
         ]  # fmt: skip
         parts.append(f"{row}: {in_use} after the refit.\n\n{markdown(columns, shares)}")
     return "\n\n".join(parts)
@@ -178,9 +178,9 @@ def _compared(runs: Sequence[_Run]) -> list[str]:
         ([treated / plain for treated, plain in pairs], "{:.4f}"),
         ([treated - plain for treated, plain in pairs], "{:+.3f} s"),
     ):
-        found = paired([quantities])
-        assert found is not None
-        middle, interval = found
+        estimate = paired([quantities])
+        assert estimate is not None
+        middle, interval = estimate
         assert interval is not None
         low, high = form.format(interval.low), form.format(interval.high)
         told += [form.format(middle), f"{low} to {high} ({100 * interval.confidence:.0f} %)"]

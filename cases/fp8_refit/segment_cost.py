@@ -52,12 +52,12 @@ def main() -> None:
     if asked.one is not None:
         print(json.dumps(measure(asked.gib, asked.bucket * _MIB, asked.rounds)))
         return
-    found = {}
+    costs = {}
     for name, setting in SETTINGS.items():
-        found[name] = _in_fresh_process(name, setting)
-        print(f"{name:26} {_line(found[name])}", flush=True)
+        costs[name] = _in_fresh_process(name, setting)
+        print(f"{name:26} {_line(costs[name])}", flush=True)
     if asked.out:
-        asked.out.write_text(json.dumps(found, indent=1), encoding="utf-8")
+        asked.out.write_text(json.dumps(costs, indent=1), encoding="utf-8")
 
 
 def measure(gib: int, bucket: int, rounds: int) -> dict[str, float]:

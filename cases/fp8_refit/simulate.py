@@ -103,12 +103,12 @@ def _at_releases(recording: AllocationTrace, simulator: Simulator) -> list[Readi
     """Whenever the cache has been emptied."""
     live: dict[int, Any] = {}
     releases = set(recording.releases)
-    found = []
+    rows = []
     peak = 0
     for position, event in enumerate([*recording.events, None]):
         if position in releases:
             simulator.empty_cache()
-            found.append(Reading(simulator.allocated, simulator.reserved, peak))
+            rows.append(Reading(simulator.allocated, simulator.reserved, peak))
             peak = simulator.reserved
         if event is None:
             break
@@ -117,7 +117,7 @@ def _at_releases(recording: AllocationTrace, simulator: Simulator) -> list[Readi
         else:
             live[event.block] = simulator.malloc(event.size, recording.blocks[event.block].stream)
             peak = max(peak, simulator.reserved)
-    return found
+    return rows
 
 
 if __name__ == "__main__":

@@ -114,11 +114,11 @@ def main() -> None:
     ):
         cure, _, name = job.name.partition(": ")
         try:
-            found: Any = outcome if isinstance(outcome, str) else told(outcome)
+            outcome_told: Any = outcome if isinstance(outcome, str) else told(outcome)
         except ValueError as error:
-            found = str(error)
-        results["rows"][name]["runs"][cure] = found
-        print(f"{time.perf_counter() - began:5.0f} s  {job.name}: {page.line(found)}", flush=True)
+            outcome_told = str(error)
+        results["rows"][name]["runs"][cure] = outcome_told
+        print(f"{time.perf_counter() - began:5.0f} s  {job.name}: {page.line(outcome_told)}", flush=True)
         measuring.write(options.out, results)
     print(f"\n{page.table(results)}\n\n{page.said(results)}", flush=True)
 

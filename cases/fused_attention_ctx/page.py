@@ -41,12 +41,12 @@ def most(found: Mapping[str, Any], name: str) -> int | None:
 
 def row(name: str, runs: Mapping[str, Any]) -> list[str]:
     def cell(cure: str, figure: str) -> str:
-        found = runs.get(cure)
-        if found is None:
+        run = runs.get(cure)
+        if run is None:
             return ""
-        if isinstance(found, str):
+        if isinstance(run, str):
             return "not measured"
-        figure_of = most(found, figure)
+        figure_of = most(run, figure)
         return "" if figure_of is None else mebibytes(figure_of)
 
     return [
@@ -75,12 +75,12 @@ def said(results: Mapping[str, Any]) -> str:
     launch = "" if results["ranks"] == 1 else f"torchrun --nproc-per-node {results['ranks']} -m "
     lines = []
     for entry in results["rows"].values():
-        found = entry["runs"].get(PLAIN)
-        if found is None or isinstance(found, str) or found["verdict"] is None:
+        plain = entry["runs"].get(PLAIN)
+        if plain is None or isinstance(plain, str) or plain["verdict"] is None:
             continue
         lines.append(f"$ {launch}memtriage run train.py {' '.join(entry['arguments'])}")
-        lines.append(f"  {found['verdict']}")
-        lines += [f"  {size(finding['bytes'])}  {finding['holder']}" for finding in found["findings"]]
+        lines.append(f"  {plain['verdict']}")
+        lines += [f"  {size(finding['bytes'])}  {finding['holder']}" for finding in plain["findings"]]
     return verbatim("\n".join(lines))
 
 

@@ -268,22 +268,22 @@ def main() -> None:
     if options.profile_memory:
         torch.cuda.memory._record_memory_history(max_entries=100_000)
     with cure(options, source.package):
-        found = train(options, model, source, dtype, device)
+        result = train(options, model, source, dtype, device)
     say(
         options,
-        f"{found['allocated']:,} bytes allocated after the last step; {found['stays']:,} go with its loss",
+        f"{result['allocated']:,} bytes allocated after the last step; {result['stays']:,} go with its loss",
     )
     if options.profile_memory:
         torch.cuda.memory._dump_snapshot(f"gpu{RANK}_{options.profile_name}.pickle")
         torch.cuda.memory._record_memory_history(enabled=None)
     if options.fsdp:
         ranks: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
-        dist.all_gather_object(ranks, found)
+        dist.all_gather_object(ranks, result)
         dist.barrier()
-        found["ranks"] = [{name: rank[name] for name in ("allocated", "stays", "peak")} for rank in ranks]
+        result["ranks"] = [{name: rank[name] for name in ("allocated", "stays", "peak")} for rank in ranks]
         dist.destroy_process_group()
     if options.out is not None and RANK == 0:
-        options.out.write_text(json.dumps(found))
+        options.out.write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

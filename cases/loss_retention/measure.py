@@ -139,17 +139,17 @@ def main() -> None:
         variant = rows[int(job.name)]
         why = None
         try:
-            found = None if isinstance(outcome, str) else told(variant, outcome)
+            result = None if isinstance(outcome, str) else told(variant, outcome)
         except ValueError as error:
-            found, why = None, str(error)
-        if found is None:
-            found = {
+            result, why = None, str(error)
+        if result is None:
+            result = {
                 "variant": variant.name,
                 "micro_batches": variant.micro_batches,
                 "failed": why or outcome,
             }
-        results["rows"][int(job.name)] = found
-        keep(page.line(found))
+        results["rows"][int(job.name)] = result
+        keep(page.line(result))
     left = options.within - (time.monotonic() - began)
     timings = [] if options.no_speed else [
         measuring.Job(name, HERE / "speed.py", arguments, watched=False)

@@ -52,10 +52,10 @@ def timed(schedule: Schedule, way: str, options: argparse.Namespace) -> float:
 
 
 def compared(times: dict[str, list[float]], one: str, other: str) -> dict[str, Any] | None:
-    found = ratio([[each] for each in times[one]], [[each] for each in times[other]])
-    if found is None or found[1] is None:
+    estimate = ratio([[each] for each in times[one]], [[each] for each in times[other]])
+    if estimate is None or estimate[1] is None:
         return None
-    median, interval = found
+    median, interval = estimate
     return {"ratio": median, "low": interval.low, "high": interval.high, "confidence": interval.confidence}
 
 
@@ -73,7 +73,7 @@ def main() -> None:
     for number in range(options.rounds):
         for way in ways[number % 3 :] + ways[: number % 3]:
             times[way].append(timed(schedule, way, options))
-    found = {
+    results = {
         "rounds": options.rounds,
         "micro_batches": options.micro_batches,
         "ms": {way: round(1e3 * statistics.median(each), 4) for way, each in times.items()},
@@ -81,9 +81,9 @@ def main() -> None:
         "leaking to cured": compared(times, LEAKING, CURED),
         "watched to unwatched": compared(times, WATCHED, CURED),
     }
-    print(json.dumps({name: value for name, value in found.items() if name != "all_ms"}, indent=1))
+    print(json.dumps({name: value for name, value in results.items() if name != "all_ms"}, indent=1))
     if options.out is not None:
-        options.out.write_text(json.dumps(found))
+        options.out.write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

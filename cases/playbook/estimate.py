@@ -23,7 +23,7 @@ def estimate(rung: Rung, version: str | None) -> dict[str, Any]:
     plan = memtriage.plan(
         rung.build(changed=False), rung.budget, world_size=rung.ranks, allow=rung.allow, torch_version=version
     )
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "budget": plan.budget,
         "fits": plan.fits,
         "before": _peak(plan.before),
@@ -36,17 +36,17 @@ def estimate(rung: Rung, version: str | None) -> dict[str, Any]:
         "seconds": plan.seconds,
     }  # fmt: skip
     if STAND_INS.intersection(rung.changes):
-        found["untraced"] = "its kernels or its host memory are real: the plan's stand-in counts"
-        return found
+        figures["untraced"] = "its kernels or its host memory are real: the plan's stand-in counts"
+        return figures
     try:
         changed = memtriage.predict(
             rung.build(changed=True), allocator_conf=rung.conf, world_size=rung.ranks, torch_version=version
         )
     except (ValueError, ImportError) as error:  # a library that cannot be traced, or is not there
-        found["untraced"] = str(error)
+        figures["untraced"] = str(error)
     else:
-        found["changed"] = {"allocated": changed.peak_allocated, "reserved": changed.peak_reserved}
-    return found
+        figures["changed"] = {"allocated": changed.peak_allocated, "reserved": changed.peak_reserved}
+    return figures
 
 
 def _peak(peak: Any) -> dict[str, Any]:

@@ -126,11 +126,11 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     for entry in options.entries:
-        found: dict[str, Any] = {"entry": entry, "ranks": RANKS}
+        results: dict[str, Any] = {"entry": entry, "ranks": RANKS}
         for which, changed in (("before", False), ("after", True)):
             if options.only in (None, which):
-                found[which] = measured(RUNGS[entry], changed=changed, tiny=options.tiny)
-        print(json.dumps(found), flush=True)
+                results[which] = measured(RUNGS[entry], changed=changed, tiny=options.tiny)
+        print(json.dumps(results), flush=True)
         sys.stdout.flush()
 
 

@@ -160,14 +160,14 @@ def test_group_knows_when_its_nodes_were_created(program: Any) -> None:
 
 
 def made_of(program: Any, variable: str) -> tuple[int, int]:
-    found: list[tuple[int, int]] = []
+    pairs: list[tuple[int, int]] = []
     anchor = of_module("train", variable)
 
     def note(view: CensusView) -> None:
-        found.extend(g.made for g in view.census().groups if g.anchor == anchor and g.made is not None)
+        pairs.extend(g.made for g in view.census().groups if g.anchor == anchor and g.made is not None)
 
     program.look(note)
-    return found[0]
+    return pairs[0]
 
 
 @shown
@@ -275,18 +275,18 @@ def closer(gallery: Callable[..., Any]) -> Closer:
 
 
 def test_retained_bytes_leave_out_what_others_hold(closer: Closer) -> None:
-    found = closer.details
-    assert found["train.alone[*]"].retained == 3 * KiB
-    assert found["train.half[*]"].retained == KiB
-    assert found["train.loss"].retained == 0
-    assert [in_words(path) for path in found["train.loss"].also_held_by] == [
+    details = closer.details
+    assert details["train.alone[*]"].retained == 3 * KiB
+    assert details["train.half[*]"].retained == KiB
+    assert details["train.loss"].retained == 0
+    assert [in_words(path) for path in details["train.loss"].also_held_by] == [
         "train.half[*]",
         "train.losses[*]",
     ]
-    assert found["train.records[*].value"].retained == 3 * KiB
-    assert found["train.plain"].retained == KiB  # not the whole module's
-    assert found["train.nowhere"] == GroupDetail()
-    assert found["train.weights[*]"].retained == 3 * KiB  # the gradients are a group of their own
+    assert details["train.records[*].value"].retained == 3 * KiB
+    assert details["train.plain"].retained == KiB  # not the whole module's
+    assert details["train.nowhere"] == GroupDetail()
+    assert details["train.weights[*]"].retained == 3 * KiB  # the gradients are a group of their own
 
 
 @shown
@@ -300,8 +300,8 @@ def test_a_graph_is_retained_as_a_whole(closer: Closer) -> None:
 
 def test_bounds_and_kinds_of_holders(closer: Closer) -> None:
     anchors = ("train.recent[*]", "train.endless[*]", CACHE, "train.many[*]")
-    found = [closer.details[anchor] for anchor in anchors]
-    assert [(each.bound, each.entries, each.holder_kind) for each in found] == [
+    details = [closer.details[anchor] for anchor in anchors]
+    assert [(each.bound, each.entries, each.holder_kind) for each in details] == [
         (5, 3, "deque"),
         (None, 1, "deque"),
         (7, 4, "_lru_cache_wrapper"),

@@ -65,10 +65,10 @@ def use_of(
 
 
 def sums(ledger: Ledger) -> dict[tuple[str, str | None], int]:
-    found: Counter[tuple[str, str | None]] = Counter()
+    rows: Counter[tuple[str, str | None]] = Counter()
     for row in ledger.rows:
-        found[row.row, row.owner] += row.bytes
-    return dict(found)
+        rows[row.row, row.owner] += row.bytes
+    return dict(rows)
 
 
 def row_of(ledger: Ledger, name: str, owner: str | None = None) -> LedgerRow:
@@ -135,27 +135,27 @@ def expected_rows(segments: list[Segment], storages: list[StorageRecord]) -> Cou
     order = sorted(
         (record for record in storages if record.address), key=lambda one: (one.address, -one.nbytes)
     )
-    found: Counter[tuple[str, str | None]] = Counter()
+    rows: Counter[tuple[str, str | None]] = Counter()
     for segment in segments:
         wholly_free = all(block.state == "free" for block in segment.blocks)
         for block in segment.blocks:
             for byte in range(block.address, block.end):
                 if block.state == "awaiting":
-                    found["awaiting stream events", None] += 1
+                    rows["awaiting stream events", None] += 1
                 elif block.state == "free":
                     freed = wholly_free
                     if segment.page and not wholly_free:
                         page = (byte - segment.address) // segment.page * segment.page + segment.address
                         freed = block.address <= page and page + segment.page <= block.end
-                    found["releasable" if freed else "stranded", None] += 1
+                    rows["releasable" if freed else "stranded", None] += 1
                 elif byte >= block.address + block.requested:
-                    found["rounding", None] += 1
+                    rows["rounding", None] += 1
                 else:
                     owner = next(
                         (s.owner for s in order if s.address <= byte < s.address + s.nbytes), "c++ only"
                     )
-                    found["requested", owner] += 1
-    return found
+                    rows["requested", owner] += 1
+    return rows
 
 
 @given(segment_lists(), storage_lists)

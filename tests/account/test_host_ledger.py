@@ -175,14 +175,14 @@ def test_a_plain_process() -> None:
         mapping(200 * MIB, 64 * MIB, "anonymous"),
         mapping(300 * MIB, MIB, "stack"),
     )
-    found = [
+    records = [
         storage(101 * MIB, 8 * MIB),
         storage(120 * MIB, 4 * MIB, "gradient"),
         storage(200 * MIB, 40 * MIB, holder="train.model.weight"),
         StorageRecord(device="cuda:0", address=130 * MIB, nbytes=MIB, owner="parameter"),
     ]
     malloc = counters(in_use=12 * MIB + 5 * MIB + 41 * MIB, free=33 * MIB, mapped=41 * MIB)
-    ledger = host_ledger(found, classes, malloc, None, all_resident, python_arenas=20 * MIB)
+    ledger = host_ledger(records, classes, malloc, None, all_resident, python_arenas=20 * MIB)
     assert sizes(ledger) == {
         ("CPU tensors", "parameter"): 48 * MIB,
         ("CPU tensors", "gradient"): 4 * MIB,
@@ -225,8 +225,8 @@ def test_tensors_in_files_and_shared_memory_belong_there() -> None:
         mapping(200 * MIB, 10 * MIB, "shared"),
         mapping(300 * MIB, 10 * MIB, "heap"),
     )
-    found = [storage(110 * MIB, 4 * MIB), storage(200 * MIB, 10 * MIB, "variable")]
-    table = sizes(host_ledger(found, classes, counters(in_use=10 * MIB), None, all_resident))
+    records = [storage(110 * MIB, 4 * MIB), storage(200 * MIB, 10 * MIB, "variable")]
+    table = sizes(host_ledger(records, classes, counters(in_use=10 * MIB), None, all_resident))
     assert table == {
         ("tensors in mapped files", "parameter"): 4 * MIB,
         ("tensors in shared memory", "variable"): 10 * MIB,
@@ -251,8 +251,8 @@ def test_pinned_memory_of_cuda_host_alloc() -> None:
         mapping(10 << 30, 30 * MIB, "anonymous"),
     )
     stats = PinnedStats(owned=(2 << 30) + 512 * MIB, active=2 << 30, cached=512 * MIB)
-    found = [storage(4 << 30, 1100 * MIB, "variable", pinned=True)]
-    assert sizes(host_ledger(found, classes, counters(in_use=0), stats, all_resident)) == {
+    records = [storage(4 << 30, 1100 * MIB, "variable", pinned=True)]
+    assert sizes(host_ledger(records, classes, counters(in_use=0), stats, all_resident)) == {
         ("pinned tensors", "variable"): 1100 * MIB,
         ("pinned rounding", None): (2 << 30) - 1100 * MIB,
         ("pinned cached", None): 512 * MIB,
@@ -263,8 +263,8 @@ def test_pinned_memory_of_cuda_host_alloc() -> None:
 
 def test_pinned_memory_of_a_torch_that_does_not_count_frees() -> None:
     classes = memory(mapping(4 << 30, 128 * MIB, "shared anonymous"))
-    found = [storage(4 << 30, 100 * MIB, "variable", pinned=True)]
-    ledger = host_ledger(found, classes, None, PinnedStats(owned=120 * MIB), all_resident)
+    records = [storage(4 << 30, 100 * MIB, "variable", pinned=True)]
+    ledger = host_ledger(records, classes, None, PinnedStats(owned=120 * MIB), all_resident)
     assert sizes(ledger) == {
         ("pinned tensors", "variable"): 100 * MIB,
         ("pinned rounding and cached", None): 20 * MIB,
@@ -282,9 +282,9 @@ def test_registered_pinned_memory_is_not_counted_twice() -> None:
         mapping(6 << 30, 30 * MIB, "anonymous"),
     )
     stats = PinnedStats(owned=128 * MIB, active=128 * MIB, cached=0)
-    found = [storage(4 << 30, 100 * MIB, "variable", pinned=True)]
+    records = [storage(4 << 30, 100 * MIB, "variable", pinned=True)]
     malloc = counters(in_use=128 * MIB + 20 * MIB, mapped=128 * MIB)
-    assert sizes(host_ledger(found, classes, malloc, stats, all_resident)) == {
+    assert sizes(host_ledger(records, classes, malloc, stats, all_resident)) == {
         ("pinned tensors", "variable"): 100 * MIB,
         ("pinned rounding", None): 28 * MIB,
         ("malloc in use", None): 20 * MIB,
@@ -295,10 +295,10 @@ def test_registered_pinned_memory_is_not_counted_twice() -> None:
 
 def test_pinned_memory_that_others_registered_is_not_torchs() -> None:
     classes = memory(mapping(4 << 30, 64 * MIB, "anonymous"), mapping(5 << 30, 16 * MIB, "anonymous"))
-    found = [storage(4 << 30, 64 * MIB, "optimizer state", pinned=True)]
+    records = [storage(4 << 30, 64 * MIB, "optimizer state", pinned=True)]
     malloc = counters(in_use=16 * MIB, mapped=16 * MIB)
     stats = PinnedStats(owned=0, active=0, cached=0)
-    assert sizes(host_ledger(found, classes, malloc, stats, all_resident)) == {
+    assert sizes(host_ledger(records, classes, malloc, stats, all_resident)) == {
         ("pinned tensors", "optimizer state"): 64 * MIB,
         ("malloc in use", None): 16 * MIB,
     }
@@ -306,12 +306,12 @@ def test_pinned_memory_that_others_registered_is_not_torchs() -> None:
 
 def test_pinned_memory_of_both_origins_side_by_side() -> None:
     classes = memory(mapping(4 << 30, 64 * MIB, "anonymous"), mapping(5 << 30, 128 * MIB, "shared anonymous"))
-    found = [
+    records = [
         storage(4 << 30, 64 * MIB, "optimizer state", pinned=True),
         storage(5 << 30, 100 * MIB, "variable", pinned=True),
     ]
     stats = PinnedStats(owned=128 * MIB, active=128 * MIB, cached=0)
-    assert sizes(host_ledger(found, classes, counters(in_use=0), stats, all_resident)) == {
+    assert sizes(host_ledger(records, classes, counters(in_use=0), stats, all_resident)) == {
         ("pinned tensors", "variable"): 100 * MIB,
         ("pinned tensors", "optimizer state"): 64 * MIB,
         ("pinned rounding", None): 28 * MIB,
@@ -320,13 +320,13 @@ def test_pinned_memory_of_both_origins_side_by_side() -> None:
 
 def test_overlapping_storages_count_once() -> None:
     classes = memory(mapping(100 * MIB, 10 * MIB, "heap"))
-    found = [
+    records = [
         storage(100 * MIB, 4 * MIB, "variable"),
         storage(100 * MIB, 4 * MIB, "parameter"),
         storage(102 * MIB, 4 * MIB, "buffer"),
         storage(103 * MIB, MIB, "gradient"),
     ]
-    table = sizes(host_ledger(found, classes, counters(in_use=10 * MIB), None, all_resident))
+    table = sizes(host_ledger(records, classes, counters(in_use=10 * MIB), None, all_resident))
     assert table == {
         ("CPU tensors", "parameter"): 4 * MIB,
         ("CPU tensors", "buffer"): 2 * MIB,
@@ -475,8 +475,8 @@ def test_the_middle_of_a_block_is_not_asked_about() -> None:
         asked.append(address)
         return False
 
-    found = [storage(100 * MIB + 64, MIB), storage(110 * MIB, MIB)]
-    host_ledger(found, classes, counters(in_use=MIB), None, all_resident, of_malloc=of_malloc)
+    records = [storage(100 * MIB + 64, MIB), storage(110 * MIB, MIB)]
+    host_ledger(records, classes, counters(in_use=MIB), None, all_resident, of_malloc=of_malloc)
     assert asked == [110 * MIB]
 
 

@@ -355,11 +355,11 @@ def test_folding_leaves_short_chains_alone(hops: list[HolderPath]) -> None:
     st.booleans(),
 )
 def test_every_value_of_a_dict_has_a_segment(holder: dict[Any, object], namespace: bool) -> None:
-    found = dict_labels(holder, namespace)
-    assert set(found) == {id(value) for value in holder.values()}
+    labels = dict_labels(holder, namespace)
+    assert set(labels) == {id(value) for value in holder.values()}
     kinds = {SegmentKind.ITEM, SegmentKind.ATTRIBUTE, SegmentKind.HOOKS}
-    assert {segment.kind for segment in found.values()} <= kinds
-    assert len(set(found.values())) <= 33 or namespace
+    assert {segment.kind for segment in labels.values()} <= kinds
+    assert len(set(labels.values())) <= 33 or namespace
 
 
 @given(st.integers(3, 400))

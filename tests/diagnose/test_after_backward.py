@@ -21,7 +21,7 @@ def record(nbytes: int, **fields: Any) -> StorageRecord:
 
 def test_all_layers_are_one_finding_for_each_device() -> None:
     half = POLICY.floor // 2
-    found = left_after_backward(
+    left = left_after_backward(
         [
             record(half, known=ENTRY, path=named("loss -> ctx.tensor_objects[0]._scale_inv")),
             record(half + 1, known=ENTRY),
@@ -31,12 +31,12 @@ def test_all_layers_are_one_finding_for_each_device() -> None:
         ],
         step=3,
     )
-    assert [(finding.device, finding.bytes, finding.kind) for finding in found] == [
+    assert [(finding.device, finding.bytes, finding.kind) for finding in left] == [
         ("cuda:0", 2 * half + 1, "residue"),
         ("cuda:1", POLICY.floor, "residue"),
     ]
-    assert found[0].holder == "loss -> ctx.tensor_objects[2]._data"
-    assert found[0].evidence[0].startswith("2 storages on cuda:0")
+    assert left[0].holder == "loss -> ctx.tensor_objects[2]._data"
+    assert left[0].evidence[0].startswith("2 storages on cuda:0")
 
 
 def test_little_is_left_alone() -> None:

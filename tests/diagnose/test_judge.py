@@ -38,13 +38,13 @@ def evidence(
     collector_off: bool = False, state: Any = "growing",
 ) -> Evidence:  # fmt: skip
     """Evidence of a run whose counter grows by `rate` from position 4 on; without a rate there is none."""
-    found = {} if rate is None else {counter: GrowthEstimate(state, rate, 0.9 * rate, 1.1 * rate, 4)}
+    estimates = {} if rate is None else {counter: GrowthEstimate(state, rate, 0.9 * rate, 1.1 * rate, 4)}
     return Evidence(
         scale,
         TrainingPosition(
             step=step, microbatch=into_step, microbatches_per_step=microbatches, time_s=float(step)
         ),
-        found,
+        estimates,
         {} if limit is None else {counter: limit},
         {} if used is None else {counter: used},
         collector_off,

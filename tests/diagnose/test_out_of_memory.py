@@ -117,11 +117,11 @@ POSITIONS = [
 @pytest.mark.parametrize(("position", "device", "cause", "entry"), POSITIONS)
 def test_the_position_decides(position: TrainingPosition, device: str, cause: Cause, entry: str) -> None:
     assert cause_of("", position, device) == cause
-    found = describe("", position, device, OomFields(), [], None)
-    assert found.playbook == entry
-    assert (found.kind, found.device, found.phase) == ("out_of_memory", device, position.phase)
-    assert found.step == position.step
-    assert found.bytes is None
+    finding = describe("", position, device, OomFields(), [], None)
+    assert finding.playbook == entry
+    assert (finding.kind, finding.device, finding.phase) == ("out_of_memory", device, position.phase)
+    assert finding.step == position.step
+    assert finding.bytes is None
 
 
 def test_second_step_without_optimizer_state_is_ordinary() -> None:

@@ -69,8 +69,8 @@ def grown(program: Any) -> dict[str, GrownContainer]:
         before = ContainerLengths(graph.objects)
     program["grow"]()
     with HeapWalk() as graph:
-        found = grown_containers(graph, before.by_address(), most=1000)
-        return {names.get(id(graph.objects[each.position]), "?"): each for each in found}
+        growing = grown_containers(graph, before.by_address(), most=1000)
+        return {names.get(id(graph.objects[each.position]), "?"): each for each in growing}
 
 
 def test_growth_of_every_kind_of_container(grown: dict[str, GrownContainer]) -> None:
@@ -201,5 +201,5 @@ def test_a_bounded_cache_is_no_growing_container() -> None:
         newest = cached.popitem()
         before = ContainerLengths(graph.objects)
         cached.update([newest])
-        found = grown_containers(graph, before.by_address(), most=1000)
-        assert all(graph.objects[container.position] is not re._cache for container in found)  # type: ignore[attr-defined]
+        growing = grown_containers(graph, before.by_address(), most=1000)
+        assert all(graph.objects[container.position] is not re._cache for container in growing)  # type: ignore[attr-defined]

@@ -326,8 +326,8 @@ def test_a_walk_beyond_its_budget_is_partial_and_says_so() -> None:
     kept = [torch.ones(8) for _ in range(3)]
     with HeapWalk(budget=CensusBudget(objects=2_000)) as graph:
         assert graph.cut is not None and "the most that a census takes" in graph.cut
-        found = {id(graph.objects[position]) for position in graph.tensors}
-        assert {id(tensor) for tensor in kept} <= found
+        reached = {id(graph.objects[position]) for position in graph.tensors}
+        assert {id(tensor) for tensor in kept} <= reached
         assert graph.first_garbage == len(graph.objects)
     with HeapWalk(budget=CensusBudget(seconds=0.0)) as graph:
         assert graph.cut is not None and "the longest time" in graph.cut

@@ -128,9 +128,9 @@ def address_spaces(draw: st.DrawFn) -> MemoryClasses:
 def test_covering_yields_every_mapped_byte_of_the_range_once(
     classes: MemoryClasses, start: int, size: int
 ) -> None:
-    found = [byte for low, high, _ in classes.covering(start, start + size) for byte in range(low, high)]
+    covered = [byte for low, high, _ in classes.covering(start, start + size) for byte in range(low, high)]
     mapped = [byte for mapping in classes.mappings for byte in range(mapping.start, mapping.end)]
-    assert found == [byte for byte in mapped if start <= byte < start + size]
+    assert covered == [byte for byte in mapped if start <= byte < start + size]
     for low, high, mapping in classes.covering(start, start + size):
         assert mapping.start <= low < high <= mapping.end
 

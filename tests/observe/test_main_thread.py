@@ -17,12 +17,12 @@ from memtriage.observe.main_thread import MainThreadCall
 
 def while_another_thread(asks: Callable[[], Any]) -> Any:
     """Runs `asks` in a thread while this one, the main thread, is busy with Python code."""
-    found: list[Any] = []
-    thread = threading.Thread(target=lambda: found.append(asks()))
+    values: list[Any] = []
+    thread = threading.Thread(target=lambda: values.append(asks()))
     thread.start()
     while thread.is_alive():
         sum(range(100))
-    return found[0]
+    return values[0]
 
 
 def test_the_main_thread_makes_the_call() -> None:

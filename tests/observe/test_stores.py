@@ -97,9 +97,9 @@ def place(folder: Path, source: str) -> str:
 def test_the_line_is_found(tmp_path: Path, source: str, anchor: HolderPath, value: str | None) -> None:
     file = place(tmp_path, source)
     line = next(number for number, text in enumerate(source.splitlines(), 1) if text.endswith("# here"))
-    found = storing_line(anchor, [file, file])
-    assert found is not None
-    assert (found.filename, found.line, found.value) == (file, line, value)
+    store = storing_line(anchor, [file, file])
+    assert store is not None
+    assert (store.filename, store.line, store.value) == (file, line, value)
 
 
 @pytest.mark.parametrize(("source", "anchor"), NOT_CERTAIN.values(), ids=NOT_CERTAIN)
@@ -145,8 +145,8 @@ def test_a_carried_value_is_made_of_its_previous_one(
     tmp_path: Path, source: str, anchor: HolderPath, itself: bool
 ) -> None:
     line = next(number for number, text in enumerate(source.splitlines(), 1) if text.endswith("# here"))
-    found = storing_line(anchor, [place(tmp_path, source)], f"train.py:{line} in it")
-    assert found is not None and (found.line, found.itself) == (line, itself)
+    store = storing_line(anchor, [place(tmp_path, source)], f"train.py:{line} in it")
+    assert store is not None and (store.line, store.itself) == (line, itself)
 
 
 def test_a_pack_hook_is_found(tmp_path: Path) -> None:

@@ -105,29 +105,29 @@ def test_marks_stand_beside_the_same_instants(record):
 def test_a_ledger_is_compared_owner_by_owner(record):
     prediction = predict_program(build, against=record(AT_STEP_END))
     against = prediction.against
-    found = {owner.owner: (owner.recorded, owner.predicted) for owner in against.owners}
+    by_owner = {owner.owner: (owner.recorded, owner.predicted) for owner in against.owners}
     for owner, count in (
         ("workspace", WORKSPACE),
         ("parameter", WEIGHT),
         ("gradient", WEIGHT),
         ("optimizer state", WEIGHT),
     ):
-        assert found[owner] == (count, count)
-    assert found["activation"] == (1000, SCALAR)
-    assert found["other tensors"] == (3000, 0)
-    assert found["outside the allocator"] == (CONTEXT, prediction.outside_allocator)
-    assert sum(recorded for recorded, _ in found.values()) == SEGMENTS + CONTEXT
+        assert by_owner[owner] == (count, count)
+    assert by_owner["activation"] == (1000, SCALAR)
+    assert by_owner["other tensors"] == (3000, 0)
+    assert by_owner["outside the allocator"] == (CONTEXT, prediction.outside_allocator)
+    assert sum(recorded for recorded, _ in by_owner.values()) == SEGMENTS + CONTEXT
     # Of the instants with all of these, the one with the loss comes nearest to the other tensors.
     assert against.instant == "end of backward in step 2"
 
 
 def test_a_ledger_without_owners_says_so(record):
     rows = [row("requested", WORKSPACE + 3 * WEIGHT), row("context", CONTEXT)]
-    found = {
+    by_owner = {
         owner.owner: owner.recorded for owner in predict_program(build, against=record(rows)).against.owners
     }
-    assert found["parameter"] is None
-    assert found["owner not recorded"] == WORKSPACE + 3 * WEIGHT
+    assert by_owner["parameter"] is None
+    assert by_owner["owner not recorded"] == WORKSPACE + 3 * WEIGHT
 
 
 def test_a_short_record_is_compared_as_far_as_it_goes(record):

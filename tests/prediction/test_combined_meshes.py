@@ -27,17 +27,19 @@ def real():
         )
         for rank in range(meshes.RANKS)
     ]
-    found = [rank.communicate(timeout=300)[0] for rank in ranks]
+    outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0] * meshes.RANKS
-    return [json.loads(text) for text in found]
+    return [json.loads(text) for text in outputs]
 
 
 @pytest.mark.parametrize("names", meshes.MESHES, ids="+".join)
 @pytest.mark.parametrize("rank", [0, meshes.RANKS - 1])
 def test_a_predicted_rank_keeps_and_saves_what_a_real_one_does(real, names, rank):
     sizes = {}
-    found = memtriage.predict(meshes.build_for(names, sizes), gpu="h100", world_size=meshes.RANKS, rank=rank)
+    prediction = memtriage.predict(
+        meshes.build_for(names, sizes), gpu="h100", world_size=meshes.RANKS, rank=rank
+    )
     assert sizes == real[rank]["+".join(names)]
     for owner, kind in (("parameter", "parameters"), ("optimizer state", "states")):
-        rounded = found.by_owner[owner]
+        rounded = prediction.by_owner[owner]
         assert sizes[kind] <= rounded < sizes[kind] * 1.05, "the allocator rounds each to 512 bytes"

@@ -32,8 +32,8 @@ def test_architectures_are_those_of_the_data_sheets():
 
 
 def test_multiprocessors_and_memory_are_those_of_the_data_sheets():
-    found = {name: (kind.multiprocessors, round(kind.memory / 2**30)) for name, kind in GPU_KINDS.items()}
-    assert found == {
+    figures = {name: (kind.multiprocessors, round(kind.memory / 2**30)) for name, kind in GPU_KINDS.items()}
+    assert figures == {
         "h200": (132, 140), "h100": (132, 80), "h100-pcie": (114, 80), "b200": (148, 192),
         "a100": (108, 80), "a100-40gb": (108, 40), "a10": (80, 24), "l4": (58, 24), "l40s": (142, 48),
         "rtx4090": (128, 24), "rtx3090": (82, 24), "v100": (80, 32), "t4": (40, 16),

@@ -91,8 +91,8 @@ def told(recording, begin=0):
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_the_sequence_is_that_of_real_tensors(checkpointed):
-    found = trace(lambda device: program(device, checkpointed), machine("a100"), (2, 11), 2).recording
-    first = next(marker.event for marker in found.markers if marker.step == 1)
+    recording = trace(lambda device: program(device, checkpointed), machine("a100"), (2, 11), 2).recording
+    first = next(marker.event for marker in recording.markers if marker.step == 1)
 
     lifetimes = Lifetimes(torch.is_grad_enabled)
     model, optimizer, step = program("cpu", checkpointed)
@@ -103,7 +103,7 @@ def test_the_sequence_is_that_of_real_tensors(checkpointed):
     before = len(lifetimes.recording.events)
     with Real(lifetimes):
         step()
-    traced = told(found, first)
+    traced = told(recording, first)
     real = told(lifetimes.recording, before)
     assert traced == real
     assert len(traced) > 100

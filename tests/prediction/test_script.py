@@ -217,10 +217,10 @@ def test_a_script_that_is_not_there():
 def test_any_number_of_steps_has_one_peak_with_two_optimizers(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # the program sets it for its process
     program = str(PROGRAMS / "gan.py")
-    found = [predict_program(Script(program, ["--batch", "8"]), steps=steps) for steps in (2, 3, 5)]
-    assert len({(each.peak_allocated, each.peak_reserved) for each in found}) == 1
-    assert [len(each.steps) for each in found] == [2, 3, 5]
-    assert found[0].peak_allocated == max(step.peak_allocated for step in found[2].steps[1:])
+    predictions = [predict_program(Script(program, ["--batch", "8"]), steps=steps) for steps in (2, 3, 5)]
+    assert len({(each.peak_allocated, each.peak_reserved) for each in predictions}) == 1
+    assert [len(each.steps) for each in predictions] == [2, 3, 5]
+    assert predictions[0].peak_allocated == max(step.peak_allocated for step in predictions[2].steps[1:])
 
 
 def test_the_highest_step_after_the_first_is_reported(script):

@@ -71,11 +71,11 @@ def test_the_variants_that_a_limit_speaks_of() -> None:
 @given(st.text(max_size=40), st.sampled_from(sorted(DIMENSIONS)))
 def test_any_text_is_a_limit_or_an_error_in_one_line(text: str, metric: str) -> None:
     try:
-        found = limit(text, metric)
+        parsed = limit(text, metric)
     except TrialsError as error:
         assert "expected" in str(error)
     else:
-        assert found.terms
+        assert parsed.terms
 
 
 @given(

@@ -58,9 +58,9 @@ def test_one_value_has_no_interval() -> None:
 
 @given(st.lists(VALUES, min_size=3, max_size=8), st.floats(0.5, 2.0))
 def test_a_ratio_is_found_again(trials: list[list[float]], factor: float) -> None:
-    found = ratio([[factor * value for value in steps] for steps in trials], trials)
-    assert found is not None
-    value, interval = found
+    estimate = ratio([[factor * value for value in steps] for steps in trials], trials)
+    assert estimate is not None
+    value, interval = estimate
     assert value == pytest.approx(factor)
     assert interval is not None
     assert interval.basis == "trials"
@@ -71,18 +71,18 @@ def test_a_ratio_is_found_again(trials: list[list[float]], factor: float) -> Non
 def test_drift_that_both_share_is_not_in_the_ratio() -> None:
     other = [[level] * 3 for level in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)]
     own = [[1.01 * level] * 3 for level in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)]
-    found = ratio(own, other)
-    assert found is not None
-    value, interval = found
+    estimate = ratio(own, other)
+    assert estimate is not None
+    value, interval = estimate
     assert value == pytest.approx(1.01)
     assert interval is not None
     assert interval.high - interval.low < 1e-9
 
 
 def test_few_trials_fall_back_on_their_steps_and_say_so() -> None:
-    found = ratio([[1.1, 2.2, 4.8, 3.3, 1.0]], [[1.0, 2.0, 4.0, 3.0, 1.0]])
-    assert found is not None
-    value, interval = found
+    estimate = ratio([[1.1, 2.2, 4.8, 3.3, 1.0]], [[1.0, 2.0, 4.0, 3.0, 1.0]])
+    assert estimate is not None
+    value, interval = estimate
     assert value == pytest.approx(1.1)
     assert interval is not None
     assert (interval.basis, interval.confidence) == ("steps", 0.9375)

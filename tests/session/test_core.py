@@ -64,8 +64,8 @@ def deaths(session: Session) -> list[dict[str, Any]]:
 
 
 def marks(session: Session) -> list[tuple[str, int, int]]:
-    found = [(mark["name"], mark["step"], mark["microbatch"]) for mark in lines(session, "mark")]
-    return [mark for mark in found if mark[0] != "time"]
+    seen = [(mark["name"], mark["step"], mark["microbatch"]) for mark in lines(session, "mark")]
+    return [mark for mark in seen if mark[0] != "time"]
 
 
 def training() -> tuple[Any, Any]:
@@ -141,15 +141,17 @@ def test_residue_of_a_phase_is_found_once_with_its_latest_figures(session: Sessi
     session.residue([residue(6)])
     session.residue([residue(9, phase="refit")])
     session.finish()
-    found = [line for line in lines(session, "finding") if line["kind"] == "residue"]
-    assert [(finding["bytes"], finding["step"]) for finding in found if not finding["final"]] == [
+    residues = [line for line in lines(session, "finding") if line["kind"] == "residue"]
+    assert [(finding["bytes"], finding["step"]) for finding in residues if not finding["final"]] == [
         (5, 0),
         (7, 0),
         (6, 1),
         (9, 1),
     ]
     # The first phase left it, and the later one only found it.
-    final = [(finding["phase"], finding["holder"], finding["bytes"]) for finding in found if finding["final"]]
+    final = [
+        (finding["phase"], finding["holder"], finding["bytes"]) for finding in residues if finding["final"]
+    ]
     assert final == [("train", "train.cache[*]", 9), ("train", "train.graph", 7)]
     assert session.verdict == "residue"
 

@@ -63,9 +63,9 @@ def test_the_order_may_change_from_step_to_step() -> None:
 def test_the_one_that_steps_most_often_counts(critic_first: bool) -> None:
     critic, generator = Optimizer(), Optimizer()
     often, once = 5 * [B, critic], [B, generator]
-    found = counted(10 * (often + once if critic_first else once + often))
-    assert 49 <= sum(found) <= 51  # one that comes late might be the optimizer of another model
-    assert sum(found[6:]) == 45
+    steps = counted(10 * (often + once if critic_first else once + often))
+    assert 49 <= sum(steps) <= 51  # one that comes late might be the optimizer of another model
+    assert sum(steps[6:]) == 45
 
 
 def test_rare_optimizer_adds_only_its_first_step() -> None:

@@ -91,13 +91,13 @@ def rung_row(entry: str, device: str) -> Row:
     if device == "cpu" and rung.absent_on_cpu:
         row.absent = row.effect = f"not measured on a CPU: {rung.absent_on_cpu}"
         return row
-    found = BEFOREHAND.figures.get(entry) or measured(entry, device)
-    row.figures["measured"] = found
+    figures = BEFOREHAND.figures.get(entry) or measured(entry, device)
+    row.figures["measured"] = figures
     for which in ("before", "after"):
-        if "error" in found[which]:
-            row.absent = row.effect = f"not measured: {found[which]['error']}"
+        if "error" in figures[which]:
+            row.absent = row.effect = f"not measured: {figures[which]['error']}"
             return row
-    before, after = found["before"], found["after"]
+    before, after = figures["before"], figures["after"]
     pace = times(before["step_s"], after["step_s"])
     if device == "cpu":
         row.effect = f"{before_after(before['resident'], after['resident'])} resident, a small model; {pace}"

@@ -76,8 +76,8 @@ def m19(device: str) -> Row:
 
 
 def _m19_recorded() -> Row:
-    found = memtriage("snapshot", str(RECORDED))["devices"][0]
-    finding = next(finding for finding in found["findings"] if finding["playbook"] == "M19")
+    device = memtriage("snapshot", str(RECORDED))["devices"][0]
+    finding = next(finding for finding in device["findings"] if finding["playbook"] == "M19")
     return Row(
         entry="M19",
         symptom=f"{size(finding['bytes'])} stay after the model has gone (a snapshot recorded on an H200)",

@@ -43,9 +43,9 @@ def test_nodes_of_what_is_on_a_gpu_are_followed_on_the_host() -> None:
     for at in (3, 6, 8):
         graph = group("losses[*]", 4 * at, at, token=1, device="cuda:0", nodes=60 * at, kept=50 * KIB * at)
         history.add(point(at, graph))
-    found = {each.group.device: each for each in history.growing()}
-    assert [each.nbytes for each in found["cpu"].sizes] == [50 * KIB * at for at in (3, 6, 8)]
-    assert found["cpu"].group.count == 0
+    by_device = {each.group.device: each for each in history.growing()}
+    assert [each.nbytes for each in by_device["cpu"].sizes] == [50 * KIB * at for at in (3, 6, 8)]
+    assert by_device["cpu"].group.count == 0
 
 
 # --- more of it ---------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def holders(sizes: dict[float, dict[str, int]]) -> HolderHistory:
 def judged(
     history: HolderHistory, counter: Counter, *, period: float | None = None, now: float = 0
 ) -> dict[str, HolderGrowth]:
-    found = growths(
+    grown = growths(
         history.growing(period),
         lambda holding: holding.group.device,
         lambda name, rate, since: counter.contradicts(rate, since),
@@ -53,7 +53,7 @@ def judged(
         lambda name, rate: counter.confirms(rate),
         lambda name, rate: counter.ended(rate),
     )
-    return {in_words(each.holding.group.anchor): each for each in found}
+    return {in_words(each.holding.group.anchor): each for each in grown}
 
 
 CENSUSES = (3, 12, 14, 20)
@@ -157,8 +157,8 @@ def test_what_its_counter_shows_stays_proven() -> None:
 
 def test_another_leak_does_not_confirm_a_full_cache() -> None:
     history = holders({at: {"losses": at, "cache": at} for at in CENSUSES})
-    found = judged(history, counter_of([(at + min(at, 30)) * MIB for at in range(300)]), now=299)
-    assert {growth.proof.certainty for growth in found.values()} == {"suspected"}
+    judgments = judged(history, counter_of([(at + min(at, 30)) * MIB for at in range(300)]), now=299)
+    assert {growth.proof.certainty for growth in judgments.values()} == {"suspected"}
 
 
 def test_a_counter_that_has_just_stopped_makes_a_suspicion() -> None:

@@ -69,14 +69,14 @@ def test_growth_is_what_came_since() -> None:
         group("new", 3, 30),
         group("a", 9, 9 * MIB, device="cuda:0"),
     )
-    found = growth_between(before, after)
-    assert [(g.group.device, in_words(g.group.anchor), g.count, g.nbytes) for g in found] == [
+    grown = growth_between(before, after)
+    assert [(g.group.device, in_words(g.group.anchor), g.count, g.nbytes) for g in grown] == [
         ("cuda:0", "a", 8, 9 * MIB - 7),
         ("cpu", "a", 2, 300),
         ("cpu", "new", 3, 30),
     ]
-    assert found[1].distance == 4 and found[1].rate == 75.0
-    assert found[1].key == ("cpu", named("a"))
+    assert grown[1].distance == 4 and grown[1].rate == 75.0
+    assert grown[1].key == ("cpu", named("a"))
 
 
 def test_fewer_but_larger_storages_are_no_growth() -> None:
@@ -107,9 +107,9 @@ def test_growth_is_positive_sorted_and_of_the_later_census(
 ) -> None:
     before = point(3, *(group(name, *size) for name, size in one.items()))
     after = point(7, *(group(name, *size) for name, size in other.items()))
-    found = growth_between(before, after)
-    assert [growth.nbytes for growth in found] == sorted((g.nbytes for g in found), reverse=True)
-    for growth in found:
+    grown = growth_between(before, after)
+    assert [growth.nbytes for growth in grown] == sorted((g.nbytes for g in grown), reverse=True)
+    for growth in grown:
         count, nbytes = one.get(in_words(growth.group.anchor), (0, 0))
         assert growth.nbytes == other[in_words(growth.group.anchor)][1] - nbytes > 0
         assert growth.count == other[in_words(growth.group.anchor)][0] - count >= 0

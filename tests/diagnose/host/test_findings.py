@@ -76,10 +76,10 @@ def test_an_ordinary_training_process_has_no_findings() -> None:
 
 def test_no_host_finding_changes_the_verdict() -> None:
     evidence = HostEvidence(retention=kept(GIB, rss=2 * GIB), workers=[worker(400 * MIB)])
-    found = host_findings(evidence)
-    assert [finding.kind for finding in found] == ["malloc_retention", "worker_copy_on_write"]
-    assert all(finding.device == "host" for finding in found)
-    assert verdict(found, False, {"cpu": FLAT}) == "clean"
+    findings = host_findings(evidence)
+    assert [finding.kind for finding in findings] == ["malloc_retention", "worker_copy_on_write"]
+    assert all(finding.device == "host" for finding in findings)
+    assert verdict(findings, False, {"cpu": FLAT}) == "clean"
 
 
 def test_retention_tells_what_a_trim_returns() -> None:

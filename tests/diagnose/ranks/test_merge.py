@@ -192,8 +192,8 @@ class TestJudged:
         assert merged(*ranks).verdict == "leak"
 
     def test_a_suspicion_is_open(self):
-        found = [leak(bytes_per_step=MiB, certainty="suspected")]
-        record = judged_rank(None, {"cuda:0": flat(512)}, world_size=1, end="not_judged", findings=found)
+        findings = [leak(bytes_per_step=MiB, certainty="suspected")]
+        record = judged_rank(None, {"cuda:0": flat(512)}, world_size=1, end="not_judged", findings=findings)
         assert merged(record).verdict == "not_judged"
 
     def test_where_the_watch_itself_failed_it_says_so(self):

@@ -28,9 +28,9 @@ def grouped(world_size, reserved_of):
         asked.append(rank)
         return prediction(reserved_of(rank), reserved_of(rank) - 100)
 
-    found = all_ranks(world_size, predict)
+    largest = all_ranks(world_size, predict)
     assert len(asked) == len(set(asked))
-    return found, {tuple(group.ranks): group.peak_reserved for group in found.ranks}, asked
+    return largest, {tuple(group.ranks): group.peak_reserved for group in largest.ranks}, asked
 
 
 def test_equal_ranks_are_one_group_after_few_traces():

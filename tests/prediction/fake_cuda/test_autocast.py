@@ -12,14 +12,14 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 def seen_in_a_step(look, version="2.11"):
     """What `look(device)` returns inside one traced step."""
-    found = []
+    types = []
 
     def build(device):
         model = nn.Linear(8, 8).to(device)
-        return model, torch.optim.SGD(model.parameters()), lambda: found.append(look(device, model))
+        return model, torch.optim.SGD(model.parameters()), lambda: types.append(look(device, model))
 
     memtriage.predict(build, steps=1, torch_version=version)
-    return found[0]
+    return types[0]
 
 
 OPERATIONS = {

@@ -245,14 +245,14 @@ def test_a_scripts_own_loader_gives_the_shapes(micro, tmp_path):
     file.write_text(SCRIPT)
     steps = 40
     arguments = ["250", str(micro)]
-    found = horizon_of_program(ShapedScript(str(file), arguments, steps=steps), steps).horizon
+    horizon = horizon_of_program(ShapedScript(str(file), arguments, steps=steps), steps).horizon
     every_step = predict_program(Script(str(file), arguments), steps=steps)
     reserved = [step.peak_reserved for step in every_step.steps]
-    assert found.peak_reserved == max(reserved)
-    assert found.peak_step == reserved.index(max(reserved)) + 1
-    assert found.steps == steps
-    assert found.shapes > 2
-    for point in found.course:
+    assert horizon.peak_reserved == max(reserved)
+    assert horizon.peak_step == reserved.index(max(reserved)) + 1
+    assert horizon.steps == steps
+    assert horizon.shapes > 2
+    for point in horizon.course:
         assert point.peak_reserved == reserved[point.step - 1]
 
 

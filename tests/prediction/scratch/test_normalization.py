@@ -18,9 +18,9 @@ def buffers(rows, width, dtype=torch.float32):
 
 def test_as_recorded_for_the_first_stage_of_convnext():
     # H200, torch 2.11: 64 images of 56 by 56 pixels, 96 channels.
-    found = buffers(64 * 56 * 56, 96)
-    assert found[:2] == [6272 * 96 * 4] * 2
-    assert found[2] == 1176 << 10
+    sizes = buffers(64 * 56 * 56, 96)
+    assert sizes[:2] == [6272 * 96 * 4] * 2
+    assert sizes[2] == 1176 << 10
 
 
 @pytest.mark.parametrize(("rows", "width"), [(64 * 1024, 96), (1 << 20, 4096)])

@@ -67,10 +67,10 @@ def ask(watched: Watched, within_s: float) -> Answer:
 
 
 def test_the_answer_says_where_the_run_stands(watched: Watched) -> None:
-    found = asking(watched)
-    assert (found.rank, found.run_id, found.argv) == (3, "job", ["train.py"])
-    assert (found.step, found.microbatch, found.doing) == (12, 1, "forward")
-    assert found.notes == []
+    reply = asking(watched)
+    assert (reply.rank, reply.run_id, reply.argv) == (3, "job", ["train.py"])
+    assert (reply.step, reply.microbatch, reply.doing) == (12, 1, "forward")
+    assert reply.notes == []
 
 
 def test_it_is_taken_by_the_main_thread(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,17 +114,17 @@ def test_census_waits_for_backward_entry(watched: Watched) -> None:
     watched.progress.position = TrainingPosition(step=12, microbatch=1, phase="backward")
     assert asking(watched).doing == "backward"
     watched.progress.thread = None  # some other one, as in Ray Train's workers
-    found = asking(watched, within_s=0.0)
-    assert found.ledgers == [LEDGER] and "inside a backward" in found.notes[0]
+    reply = asking(watched, within_s=0.0)
+    assert reply.ledgers == [LEDGER] and "inside a backward" in reply.notes[0]
 
 
 def test_a_backward_that_does_not_end_leaves_the_ledgers(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answer, "take_answer", lambda baselines, root, follow: None)
-    found = asking(watched, within_s=0.0)
-    assert found.ledgers == [LEDGER] and found.holders == []
-    assert found.refused is None and "inside a backward" in found.notes[0]
+    reply = asking(watched, within_s=0.0)
+    assert reply.ledgers == [LEDGER] and reply.holders == []
+    assert reply.refused is None and "inside a backward" in reply.notes[0]
 
 
 def test_a_watch_that_has_ended_refuses(watched: Watched) -> None:
@@ -186,8 +186,8 @@ def take(baselines, root, follow):
 def test_in_the_main_thread_it_is_taken_at_once_or_not_at_all(watched: Watched) -> None:
     assert ask(watched, 60.0).step == 12
     with watched.lock:  # in the middle of a mark
-        found = ask(watched, 60.0)
-    assert found.retry and found.refused is not None
+        reply = ask(watched, 60.0)
+    assert reply.retry and reply.refused is not None
 
 
 def test_the_lock_is_given_back(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:

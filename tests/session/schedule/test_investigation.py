@@ -104,8 +104,8 @@ class Program:
 
     def growing(self, name: str) -> list[Holding]:
         """What grew and has such an end of its name."""
-        found = self.investigation.growing()
-        return [each for each in found if in_words(each.group.anchor).endswith(name)]
+        growing = self.investigation.growing()
+        return [each for each in growing if in_words(each.group.anchor).endswith(name)]
 
     def look(self, view: CensusView) -> None:
         self.looked += 1
@@ -158,18 +158,18 @@ def test_nodes_recorded_alone_do_not_replace_the_line_that_allocates(program: Pr
 
 
 def test_growing_holders_are_known_with_their_sizes(told: Program) -> None:
-    found = by_name(told.investigation)
-    assert {"train.losses[*]", "train.seen[*]", "train.trainer.kept[*]", "train.long"} <= found.keys()
-    seen = found["train.seen[*]"]
+    growths = by_name(told.investigation)
+    assert {"train.losses[*]", "train.seen[*]", "train.trainer.kept[*]", "train.long"} <= growths.keys()
+    seen = growths["train.seen[*]"]
     assert [(size.position, size.storages, size.count) for size in seen.sizes] == [
         (at, at * 200_000, at) for at in CENSUSES
     ]
     assert told.investigation.taken == list(CENSUSES)
-    losses = found["train.losses[*]"]
+    losses = growths["train.losses[*]"]
     assert losses.group.attached
     assert losses.sizes[-1].objects > losses.sizes[0].objects  # nodes
     assert losses.sizes[-1].nbytes > losses.sizes[-1].storages
-    assert found["train.long"].lengthens and not seen.lengthens
+    assert growths["train.long"].lengthens and not seen.lengthens
 
 
 def test_what_is_made_anew_at_each_step_does_not_grow(told: Program) -> None:

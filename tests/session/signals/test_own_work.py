@@ -122,11 +122,11 @@ def test_what_the_watch_itself_fails_at_is_not_the_programs() -> None:
 
 
 def test_an_exception_of_another_thread_is_the_programs() -> None:
-    found: list[bool] = []
+    states: list[bool] = []
     running = threading.Event()
 
     def tell(error: BaseException) -> None:
-        found.append(is_programs_exception(error))
+        states.append(is_programs_exception(error))
 
     names: dict[str, Any] = {"running": running, "InTime": InTime, "tell": tell}
     source = """
@@ -143,7 +143,7 @@ def work():
     running.wait()
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(InTime))
     thread.join()
-    assert found == [True]
+    assert states == [True]
 
 
 def test_an_error_that_cannot_be_told_is_a_failure_of_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
