@@ -129,16 +129,16 @@ def test_a_table_of_a_library_that_grows_is_found(program: Any, monkeypatch: pyt
 
 
 def test_much_that_only_a_library_holds_is_walked_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json, "kept", [torch.ones(1) for _ in range(200)], raising=False)
+    monkeypatch.setattr(json, "kept", [torch.ones(1) for _ in range(300)], raising=False)
     with Look(also=lambda objects: []) as view:
         assert view.graph.all_libraries
-        assert sum(in_words(record.path) == "json.kept[*]" for record in view.census().storages) == 200
+        assert sum(in_words(record.path) == "json.kept[*]" for record in view.census().storages) == 300
 
 
 def test_of_many_nodes_a_few_tell_what_holds_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def nodes() -> list[Any]:
         leaf = torch.ones(1, requires_grad=True)
-        return [(leaf * 2).grad_fn for _ in range(200)]
+        return [(leaf * 2).grad_fn for _ in range(300)]
 
     limits = replace(
         library_search.LIMITS, rounds=100, holders=1_000_000
@@ -148,7 +148,7 @@ def test_of_many_nodes_a_few_tell_what_holds_all(monkeypatch: pytest.MonkeyPatch
     with Look(also=lambda objects: []) as view:
         assert not view.graph.all_libraries
         paths = [in_words(view.path(position)) for position in view.graph.nodes]
-        assert sum(path.startswith("json.nodes[*]") for path in paths) >= 200
+        assert sum(path.startswith("json.nodes[*]") for path in paths) >= 300
 
 
 @pytest.mark.usefixtures("without_search_limits")
