@@ -391,6 +391,15 @@ def test_data_that_begins_late_is_found_by_the_resident_set() -> None:
     assert loop.proven()["train.texts[*]"] == pytest.approx(MIB, rel=0.2)
 
 
+def test_loading_data_for_some_seconds_costs_no_census() -> None:
+    loop = Loop()
+    loop.notes.held = nothing(0)
+    for _ in range(40):
+        loop.time(0.1, cpu=100 * MIB)
+    loop.train(12, nothing)
+    assert {scale for scale, _ in loop.notes.took} == {"step"}
+
+
 class LossesOnGPU(Notes):
     """Losses of 4 bytes, as many as `held` says."""
 

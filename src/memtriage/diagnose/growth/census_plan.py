@@ -16,8 +16,8 @@ class CensusPolicy:
 
     Attributes:
         first: positions until the first: what training needs from the start exists by then.
-        unasked: the same while nothing is suspected: over seconds, most programs have begun to train by then,
-            and steps are followed instead.
+        unasked: the same while nothing is suspected: over seconds, most programs have loaded their data and
+            begun to train by then, and steps are followed instead.
         gap: shortest distance.
         widens: each distance while nothing grows, as a multiple of the positions before: five censuses in
             a run of 1,000 steps, nine in one of 300,000.
@@ -52,7 +52,7 @@ PLANS: Final[Mapping[Scale, CensusPolicy]] = {
     # Where the first step comes after fewer backwards, steps are followed.
     "microbatch": CensusPolicy(first=8, unasked=8, gap=2),
     # Loading and building a model grow, too, and no census of that is of use.
-    "second": CensusPolicy(first=0.25, unasked=1.0, gap=0.15, always=1, to_prove=4),
+    "second": CensusPolicy(first=0.25, unasked=5.0, gap=0.15, always=1, to_prove=4),
 }
 
 
