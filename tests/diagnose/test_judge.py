@@ -410,3 +410,10 @@ def test_a_holder_of_native_objects_is_named(path: HolderPath, kind: str, fix: s
     finding = certain(unnamed_growth("cpu", evidence(MIB), [], 0.0, False, native))
     assert (finding.holder_path, finding.playbook) == (path, LEAKS)
     assert fix in (finding.fix or "")
+
+
+@pytest.mark.parametrize(("known", "is_named"), [(700_000, False), (700_001, True)])
+def test_three_tenths_of_a_rate_without_a_name_are_native(known: int, is_named: bool) -> None:
+    finding = unnamed_growth("cpu", evidence(1_000_000), [leak(known)], 0.0, False)
+    assert (finding is None) == is_named
+    assert finding is None or finding.bytes_per_step == 300_000

@@ -24,6 +24,7 @@ from memtriage.observe.host import (
     children,
     dev_shm,
     host_sample,
+    in_use,
     memory_classes,
     pinned,
     pinned_stats,
@@ -424,3 +425,14 @@ def test_pages_of_a_forked_child_become_its_own_when_it_writes() -> None:
     lost, gained = map(int, done.stdout.split())
     assert 60 * MIB < lost < 72 * MIB
     assert 60 * MIB < gained < 72 * MIB
+
+
+def test_what_is_in_use_are_the_columns_of_statm() -> None:
+    before = in_use()
+    pages = Path("/proc/self/statm").read_text().split()
+    columns = [int(column) * os.sysconf("SC_PAGE_SIZE") for column in pages]
+    after = in_use()
+    assert before is not None and after is not None
+    for name, column in (("mapped", 0), ("resident", 1), ("data", 5)):
+        low, high = sorted((getattr(before, name), getattr(after, name)))
+        assert low - (8 << 20) <= columns[column] <= high + (8 << 20)

@@ -162,3 +162,26 @@ def test_sequences_of_operators_have_the_same_shapes_and_storages(data):
         for pool, results in zip(pools, made, strict=True):
             pool.extend(tensors_in(results))
         assert laid_out(pools[0]) == laid_out(pools[1])
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        torch.empty(3),
+        torch.empty(3, dtype=torch.complex64, device="meta").conj(),
+        torch.empty(3, dtype=torch.complex64, device="meta").conj().imag,
+        meta(4)[1:],
+        meta(4)[:2],
+        torch.nn.Parameter(meta(3)),
+    ],
+    ids=["on the host", "conjugate", "negative", "offset", "part of a storage", "parameter"],
+)
+def test_results_that_are_no_plain_new_tensor_are_not_kept(made):
+    known = KnownShapes()
+    arguments = (meta(3),)
+    key = known.key(aten.relu.default, facts(aten.relu.default), arguments, {})
+    known.keep(key, made, arguments, {})
+    assert known.find(key) is None
+    known.keep(key, meta(3), arguments, {})
+    assert known.find(key).shape == (3,)
+    assert known.find(None) is None

@@ -156,3 +156,25 @@ def test_time_spans() -> None:
         None,
         None,
     ]
+
+
+EQUALS = """
+    [trials]
+    module = "job"
+    [[variant]]
+    name = "a"
+    [[variant]]
+    name = "b"
+    [values]
+    loss = "loss (.*)"
+    [[target]]
+    metric = "loss"
+    equals = "%s"
+"""
+
+
+def test_equals_is_for_all_other_variants_and_names_one_that_there_is(tmp_path: Path) -> None:
+    (target,) = parsed(EQUALS % "a", tmp_path).targets
+    assert (target.metric, target.variant, target.sense, target.equals) == ("loss", "b", "equals", "a")
+    with pytest.raises(TrialsError, match=r"equals = 'c' .*the name of a variant"):
+        parsed(EQUALS % "c", tmp_path)

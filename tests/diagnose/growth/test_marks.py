@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtriage.diagnose.growth.marks import (
+    POLICY,
     Series,
     floor_growth,
     floors,
     period_within_step,
+    policy_for,
     recent_growth,
     steps_left,
     went_on_within_step,
@@ -127,3 +129,8 @@ def test_projection() -> None:
     assert steps_left(1000, 400, 100.0) == 6
     assert steps_left(None, 400, 100.0) is None
     assert steps_left(1000, 400, 0.0) is None
+
+
+def test_counters_that_drift_by_themselves_have_a_higher_floor() -> None:
+    floors = {counter: policy_for(counter).floor_bytes for counter in ("cpu", "shared", "cuda:0", "host")}
+    assert floors == {"cpu": 8192, "shared": 16384, "cuda:0": POLICY.floor_bytes, "host": POLICY.floor_bytes}
