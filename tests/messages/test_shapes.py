@@ -100,3 +100,16 @@ def test_logits_of_an_unknown_number_of_tokens() -> None:
     assert as_logits(18650895483, {"batch": 8}) is None
     assert as_logits(20 * MIB, {"vocab": 1024}) is None, "a rounded request has no shape"
     assert as_logits(64 * MIB, {"vocab": 151_936_000}) is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "request_size", "known"),
+    [
+        pytest.param(1344, 12 * MIB, True, id="10.5 MiB are rounded up"),
+        pytest.param(1280, 10 * MIB, True, id="10 MiB are asked for as they are"),
+        pytest.param(1216, 10 * MIB, False, id="9.5 MiB come from a segment of 20 MiB"),
+        pytest.param(1344, 14 * MIB, False, id="not to the next step but one"),
+    ],
+)
+def test_large_requests_are_rounded_up_to_2_mib(rows: int, request_size: int, known: bool) -> None:
+    assert (factor_request(request_size, {"a": rows, "b": 2048}) is not None) == known

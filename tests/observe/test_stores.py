@@ -17,6 +17,8 @@ CLOSURE = (
 )
 DEFAULT = (PathSegment(SegmentKind.DEFAULT_ARGUMENT, "remember"), PathSegment(SegmentKind.VARIABLE, "store"))
 
+STATE = (*SELF, *attribute("state"))
+H = of_module("train", "h")
 FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
     "append": (
         "def main():\n    losses = []\n    losses.append(loss)  # here", items_of("main", "losses"), "loss"),
@@ -74,6 +76,14 @@ FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
     "another function's variable of the name": (
         "def other():\n    losses = []\n    losses.append(1 + x)\ndef main():\n    losses.append(y)  # here",
         items_of("main", "losses"), "y"),
+    "a module's variable that a function declares as global": (
+        "h = zeros()\ndef step(x):\n    global h\n    h = net(x, h)  # here", H, "net(x, h)"),
+    "a module's variable in a lambda": (
+        "seen = []\nsend = lambda x: seen.append(x)  # here", (*of_module("train", "seen"), ANY_ITEM), "x"),
+    "a buffer that is registered": (
+        "class N:\n    def grow(self, x):\n        self.register_buffer('state', x)  # here", STATE, "x"),
+    "an attribute that is set by name": (
+        "class N:\n    def grow(self, x):\n        setattr(self, 'state', x)  # here", STATE, "x"),
     "a module's variable that a function hides": (
         "seen = []\ndef f():\n    seen = []\n    seen.append(x)\ndef g():\n    seen.append(y)  # here",
         (*of_module("train", "seen"), ANY_ITEM), "y"),
@@ -120,8 +130,6 @@ def test_what_is_made_of_itself_is_known(tmp_path: Path) -> None:
     )
 
 
-STATE = (*SELF, *attribute("state"))
-H = of_module("train", "h")
 MADE_OF_ITSELF: dict[str, tuple[str, HolderPath, bool]] = {
     "an attribute by way of a variable": (
         "class N:\n    def forward(self, x):\n        y, h = self.cell(x, self.state)\n"

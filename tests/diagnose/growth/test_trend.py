@@ -66,6 +66,14 @@ def test_periodic_growth(period: int) -> None:
         assert growth.period == pytest.approx(period, rel=0.02)
 
 
+def test_the_interval_of_periodic_growth_is_as_wide_as_rises_differ() -> None:
+    sizes = np.random.default_rng(0).uniform(0.95 * MIB, 1.05 * MIB, 40)
+    growth = judged(np.repeat(np.cumsum(sizes), 15) + noise(100, 600))
+    assert growth.period == pytest.approx(15, rel=0.02)
+    assert growth.low <= sizes.mean() / 15 <= growth.high
+    assert 0 < growth.high - growth.low < 0.1 * growth.rate
+
+
 @pytest.mark.parametrize("onset", [60, 150, 200])
 def test_a_late_onset(onset: int) -> None:
     growth = judged(np.maximum(0, STEP - onset) * 64 * KIB + noise(100, 300))

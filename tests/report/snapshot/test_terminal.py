@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from memtriage.model.recording import Recording
+from memtriage.model.recording import Recording, Steps
 from memtriage.report.snapshot.terminal import render
 from memtriage.snapshots.read import load_snapshot
 from support.raw_snapshot import Program, save, snapshot_of, user
@@ -59,3 +60,15 @@ def test_a_recording_without_events_still_tells_what_is_alive(tmp_path: Path) ->
     text = printed(load_snapshot(save(program.segments(), tmp_path / "list.pickle")))
     assert "5.0 MiB" in text
     assert "no events were recorded" in text
+
+
+def test_a_heading_has_the_steps_and_how_they_were_found(tmp_path: Path) -> None:
+    program = Program()
+    program.alloc(1 << 22, user(3))
+    plain = load_snapshot(save(snapshot_of(program), tmp_path / "one.pickle"))
+    headings = [line for line in printed(plain).splitlines() if line.startswith("cuda:0  ")]
+    assert headings == ["cuda:0  2 events · 1 segment"]
+    (device,) = plain.devices
+    stepped = replace(device, steps=Steps((1,), "period"))
+    text = printed(replace(plain, devices=(stepped,)))
+    assert "cuda:0  2 events · 1 segment · 1 step (by period)" in text
