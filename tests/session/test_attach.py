@@ -65,13 +65,13 @@ def start() -> Iterator[Callable[[str], Job]]:
     """Start jobs that train as many steps as they are told, which end with the test."""
     with ExitStack() as ends:
 
-        def started(kept: str, first: str = "") -> Job:
+        def started(kept: str, first: str = "", **variables: str) -> Job:
             job = subprocess.Popen(
                 [sys.executable, "-c", first + _JOB.replace("KEPT", kept)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
             )
             ends.callback(job.communicate)
             ends.callback(job.kill)
@@ -88,10 +88,10 @@ def _train(job: Job) -> None:
     assert job.stdout.readline() == "done\n"
 
 
-def _followed(job: Job) -> tuple[Attached, float]:
+def _followed(job: Job, rank: int | None = None, censuses: int = _CENSUSES) -> tuple[Attached, float]:
     """Follow a job that makes as many steps in each second of a clock of its own."""
-    attached, now = Attached(job.pid), 0.0
-    for _ in range(_CENSUSES):
+    attached, now = Attached(job.pid, rank), 0.0
+    for _ in range(censuses):
         for _ in range(_READINGS):
             _train(job)
             now += _SECONDS / _READINGS
@@ -117,6 +117,24 @@ def test_a_list_that_is_bounded_is_no_leak(start: Callable[[str], Job]) -> None:
     assert verdict(findings, False, attached.judged()) in ("clean", "not_judged")
     rows = {row.row for row in attached.ledger()["host"]}
     assert {"anonymous", "library"} <= rows
+
+
+def test_the_ranks_of_a_job_are_merged(start: Callable[..., Job], capfd: pytest.CaptureFixture[str]) -> None:
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4712"}
+    even, leaking = start("10", RANK="0", **job), start("10**9", RANK="1", **job)
+    assert ranks_of(leaking.pid) == [even.pid, leaking.pid]
+    first, _ = _followed(even, 0, censuses=1)
+    second, now = _followed(leaking, 1)
+    report = attaching._report([first, second], 2, now)
+    assert report.verdict == "leak"
+    assert [(found.rank, found.holder) for found in report.findings if found.certainty == "proven"] == [
+        (1, "__main__.history[*]")
+    ]
+    assert (report.ranks.seen, report.ranks.of) == (2, 2)
+    assert report.judged["cpu"].points == min(first.resident.track.readings, second.resident.track.readings)
+    assert main(["attach", str(even.pid), "--all-ranks", "--for", "1s"]) == 0
+    text = capfd.readouterr().out
+    assert "2 ranks" in text
 
 
 def test_a_job_that_listens_takes_its_censuses_itself(

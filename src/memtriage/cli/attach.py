@@ -37,7 +37,7 @@ def attach(
 
     pids = ranks_of(pid) if all_ranks else [pid]
     try:
-        report, notes = watch_from_outside(pids, seconds, lambda line: complain("memtriage attach", line))
+        report, context = watch_from_outside(pids, seconds, lambda line: complain("memtriage attach", line))
     except OtherBuildError as error:
         flags = [name for name, given in (("--json", json), ("--all-ranks", all_ranks)) if given]
         again = ["attach", str(pid), "--for", for_, *flags]
@@ -53,13 +53,7 @@ def attach(
 
         write_stream(report, sys.stdout.buffer)
         return 0
-    from memtriage.diagnose.ranks.merge import RunContext
-    from memtriage.outside.answer import arguments
     from memtriage.report.run.terminal import console_for, render
 
-    context = RunContext(
-        argv=arguments(pid), duration_s=seconds, notes=notes,
-        runs_out_in=[None] * len(report.findings),
-    )  # fmt: skip
     render(report, console_for(sys.stdout), context)
     return 0

@@ -15,8 +15,12 @@ from memtriage.outside.memory import ForbiddenError, GoneError, RemoteMemory
 
 PAUSE_S: Final = 0.05
 """The longest that a process is stopped."""
-_PART: Final = 64
-"""Chunks between two looks at the clock: 16 MiB."""
+_COPIES_S: Final = 0.6 * PAUSE_S
+"""Seconds of a stop in which copying goes on: on busy processors, what follows takes time too."""
+_GUARD_S: Final = 0.9 * PAUSE_S
+"""When the guard ends a stop: it may be woken a little late."""
+_PART: Final = 32
+"""Chunks between two looks at the clock: 8 MiB."""
 _START: Final = b"s"
 _END: Final = b"e"
 _TIME: Final = struct.Struct("d")
@@ -45,7 +49,7 @@ class Stop:
     def copy(self, memory: RemoteMemory, chunks: Sequence[int]) -> bool:
         """Read chunks until they are all copied or the time is over; return whether they all are."""
         for first in range(0, len(chunks), _PART):
-            if time.monotonic() - self._began > PAUSE_S * 0.8:
+            if time.monotonic() - self._began > _COPIES_S:
                 return False
             memory.read_ahead(chunks[first : first + _PART])
         return True
@@ -114,7 +118,7 @@ class _StopGuard:
             with contextlib.suppress(OSError):  # where it is allowed, busy processors do not delay the guard
                 os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
             if os.read(orders, 1) == _START:
-                late = not select.select([orders], [], [], PAUSE_S)[0]
+                late = not select.select([orders], [], [], _GUARD_S)[0]
                 if late or os.read(orders, 1) != _END:  # or this process was killed
                     signal.pidfd_send_signal(handle, signal.SIGCONT)
                     os.write(told, _TIME.pack(time.monotonic()))

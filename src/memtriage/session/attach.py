@@ -24,6 +24,7 @@ from memtriage.diagnose.growth.judged import judge_counter, weakest
 from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.diagnose.growth.proof import BY_TIME
 from memtriage.diagnose.judge import Evidence, holder_finding, unnamed_growth
+from memtriage.diagnose.ranks.merge import RunContext
 from memtriage.diagnose.verdict import verdict
 from memtriage.model.blocks import DeviceCounters
 from memtriage.model.census import Census, GroupDetail, GroupKey
@@ -37,6 +38,7 @@ from memtriage.model.units import count
 from memtriage.observe.driver import process_memory
 from memtriage.observe.host import memory_classes
 from memtriage.observe.smaps import MappingClass
+from memtriage.outside.answer import arguments
 from memtriage.outside.census import OutsideCensus, take_census
 from memtriage.outside.cuda_allocator import CudaAllocator, allocator_of
 from memtriage.outside.memory import GoneError, OtherBuildError, OutsideError
@@ -231,7 +233,7 @@ def _status(pid: int) -> dict[str, int] | None:
 
 def attach(
     pids: Sequence[int], seconds: float, say: Callable[[str], None] = lambda line: None
-) -> tuple[RunReport, list[str]]:
+) -> tuple[RunReport, RunContext]:
     """Follow jobs from outside, and judge them.
 
     Args:
@@ -240,7 +242,7 @@ def attach(
         say: takes one line about a process of which nothing more can be read.
 
     Returns:
-        The report, and notes on what could not be read.
+        The report, and what a person wants to know beside it, such as what could not be read.
 
     Raises:
         OtherBuildError: one has another build of Python or torch.
@@ -265,7 +267,12 @@ def attach(
     seen = [job for job in jobs if job.last is not None]
     if not seen:
         raise OutsideError("; ".join(job.ended or f"process {job.pid} gave no census" for job in jobs))
-    return _report(seen, len(jobs), now), _notes(jobs, now)
+    report = _report(seen, len(jobs), now)
+    context = RunContext(
+        argv=arguments(pids[0]), duration_s=seconds, ledger_rank=seen[0].rank,
+        runs_out_in=[None] * len(report.findings), notes=_notes(jobs, now),
+    )  # fmt: skip
+    return report, context
 
 
 def _read(job: Attached, began: float, say: Callable[[str], None]) -> None:
