@@ -1,4 +1,7 @@
-"""Why a holder keeps memory, and what to change: the first rule that applies to its path's segments."""
+"""Leak mechanisms: why a holder keeps memory, and what to change.
+
+The first rule of `_RULES` that applies to the segments of its path decides.
+"""
 
 from __future__ import annotations
 
