@@ -93,6 +93,7 @@ SCENARIOS = {
     "messages/tools",
     "messages/words",
     "model/schemas",
+    "outside/nothing_is_changed",
     "outside/zoo_scripts",
     "planning/code",
     "planning/rungs/edits",
