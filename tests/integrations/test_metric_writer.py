@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,3 +109,9 @@ def test_what_cannot_be_written_to_is_refused() -> None:
         memtriage.MetricWriter()
     with pytest.raises(ValueError, match="every"):
         memtriage.MetricWriter(print, every=0)
+
+
+@pytest.mark.parametrize("name", ["define_metric", "log"])
+def test_a_run_of_wandb_is_known_by_both_of_its_functions(name: str) -> None:
+    with pytest.raises(TypeError, match="cannot write metrics to a SimpleNamespace"):
+        memtriage.MetricWriter(SimpleNamespace(**{name: print}))

@@ -48,3 +48,10 @@ def test_shared_memory_follows_the_architecture():
 def test_only_what_was_measured_is_said_to_be():
     assert [name for name, kind in GPU_KINDS.items() if kind.measured] == ["h200"]
     assert {kind.outside for kind in GPU_KINDS.values()} == {767 * 2**20}
+
+
+def test_l2_caches_are_those_of_the_data_sheets():
+    assert {name: kind.l2_cache / 2**20 for name, kind in GPU_KINDS.items()} == {
+        "h200": 50, "h100": 50, "h100-pcie": 50, "b200": 126, "a100": 40, "a100-40gb": 40, "a10": 6,
+        "l4": 48, "l40s": 96, "rtx4090": 72, "rtx3090": 6, "v100": 6, "t4": 4,
+    }  # fmt: skip

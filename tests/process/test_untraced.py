@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from memtriage.observe.main_thread import MainThreadCall
-from memtriage.process.untraced import untraced
+from memtriage.process import untraced as untraced_module
+from memtriage.process.untraced import call_untraced, untraced
 
 
 class Watching:
@@ -171,3 +172,40 @@ def test_dropped_work_leaves_nothing_for_the_collector() -> None:
         assert [left() for left in drops()] == [None, None]
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("seen_by", ["tracer", "profiler"])
+def test_a_tracer_or_a_profiler_alone_does_not_see_the_work(watching: Watching, seen_by: str) -> None:
+    before = sys.gettrace(), sys.getprofile()
+    sys.settrace(watching.tracer if seen_by == "tracer" else None)
+    sys.setprofile(watching.profiler if seen_by == "profiler" else None)
+    try:
+        call_untraced(work, [fine])
+    finally:
+        sys.settrace(before[0])
+        sys.setprofile(before[1])
+    names = {name for _, _, name, _ in watching.events}
+    assert "work" not in names and "fine" in names
+
+
+def fine() -> None: ...
+
+
+def test_without_one_the_work_is_just_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(untraced_module, "untraced", lambda *arguments: pytest.fail("not needed"))
+    calls: list[str] = []
+
+    def failing() -> None:
+        calls.append("work")
+        raise KeyError
+
+    before = sys.gettrace(), sys.getprofile()
+    sys.settrace(None)
+    sys.setprofile(None)
+    try:
+        with pytest.raises(KeyError):
+            call_untraced(failing, [lambda: calls.append("then")])
+    finally:
+        sys.settrace(before[0])
+        sys.setprofile(before[1])
+    assert calls == ["work", "then"]

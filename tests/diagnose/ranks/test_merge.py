@@ -461,3 +461,11 @@ class TestRankDiffers:
         order = sorted(range(len(levels)), key=levels.__getitem__)
         reordered = {finding.rank for finding in self.report([[levels[index]] * 4 for index in order])}
         assert {levels[rank] for rank in named} == {levels[order[rank]] for rank in reordered}
+
+
+def test_a_run_is_over_unless_it_is_said_to_go_on():
+    run = RunRecord([rank_record(0, world_size=2), rank_record(1, world_size=2, end=None, alive=None)])
+    said = context(run, merge(run))
+    assert (said.killed, said.running) == ([1], [])
+    live = context(run, merge(run, live=True), live=True)
+    assert (live.killed, live.running) == ([], [1])
