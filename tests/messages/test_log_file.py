@@ -160,3 +160,21 @@ def test_nothing() -> None:
 def test_whether_expandable_segments_are_on(text: str, on: bool) -> None:
     assert expandable_segments_on(text.encode()) == on
     assert read_text(text).expandable == on
+
+
+@pytest.mark.parametrize(
+    ("text", "family"),
+    [
+        (FULL, "cuda-v2"),
+        (KILLED, "kernel-oom"),
+        ("Killed", "launcher"),
+        ("MemoryError", "python-alloc"),
+        ("OUT_OF_MEMORY", "slurm"),
+        ("CUDA driver error: invalid argument", "cuda-driver"),
+        ("DataLoader worker (pid(s) 12, 34) exited unexpectedly", "dataloader-killed"),
+        ("out of memory: CUDA", "mention"),
+    ],
+)
+def test_a_log_may_begin_with_its_message(text: str, family: str) -> None:
+    for before in ("", "\n"):
+        assert [each.message.family for each in read_text(before + text).messages] == [family]

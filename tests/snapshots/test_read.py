@@ -534,3 +534,25 @@ def collect(node: Any, leaves: list[tuple[Any, Any]]) -> None:
     for key, value in pairs:
         leaves.append((node, key))
         collect(value, leaves)
+
+
+def test_segments_without_a_device_are_the_first_ones(tmp_path: Path) -> None:
+    program = Program()
+    program.alloc(5 * MIB, user(3))
+    raw = program.segments()
+    for segment in raw:
+        del segment["device"]
+    (device,) = load_snapshot(save(raw, tmp_path / "list.pickle")).devices
+    assert device.device == "cuda:0"
+    assert [(owned.site, owned.bytes) for owned in device.owners] == [("train.py:3 in train", 5 * MIB)]
+
+
+def test_a_device_is_there_by_its_segments_or_by_its_events(tmp_path: Path) -> None:
+    program = Program()
+    program.free(program.alloc(5 * MIB, user(3)))
+    raw = snapshot_of(program)
+    raw["segments"] = []
+    raw["device_traces"].append([])
+    assert [device.device for device in load_snapshot(save(raw, tmp_path / "one.pickle")).devices] == [
+        "cuda:0"
+    ]
