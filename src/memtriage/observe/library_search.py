@@ -130,11 +130,13 @@ def _ancestors(walker: HeapWalker, sought: list[Any], libraries: NamedModules) -
             return ancestors
         if len(waiting) > LIMITS.targets or len(ancestors) > most:
             break
-        referrers = gc.get_referrers(*waiting)
+        # A tuple that is passed on as it is: from CPython 3.13 on the call leaves out a copy of its own only.
+        targets = tuple(waiting)
+        referrers = gc.get_referrers(*targets)
         waiting.clear()
         for referrer in referrers:
             key, kind = id(referrer), kinds[type(referrer)]
-            if key in ancestors or key in passed_over or kind in (ATOM, BOUNDARY):
+            if key in ancestors or key in passed_over or kind in (ATOM, BOUNDARY) or referrer is targets:
                 continue
             is_root = key in roots or kind == KLASS
             if key in index and not (is_root and index[key] < 0):
@@ -142,7 +144,7 @@ def _ancestors(walker: HeapWalker, sought: list[Any], libraries: NamedModules) -
             ancestors[key] = referrer
             if not is_root:
                 waiting.append(referrer)
-        del referrers
+        del referrers, targets
     ancestors.clear()
     return None
 
