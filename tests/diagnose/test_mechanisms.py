@@ -501,6 +501,16 @@ def test_fixed_entries_are_carried_and_growing_ones_kept() -> None:
     assert "is carried" not in mechanism_of(held(LOSSES[:-1], entries_grow=True)).mechanism
 
 
+def test_what_a_loop_runs_over_is_a_container_like_any_other() -> None:
+    loader = PathSegment(SegmentKind.UNSEEN, "LoaderIterator")
+    cache = tuple(PathSegment(SegmentKind.ATTRIBUTE, name) for name in ("dataset", "cache"))
+    item = PathSegment(SegmentKind.ITEM, "*")
+    paths = [(loader, *cache, item), (loader, item)]
+    said = [mechanism_of(Held(path, path, attached=False, owner="")) for path in paths]
+    assert "dataset.cache gets new tensors" in said[0].mechanism and "clear cache" in said[0].fix
+    assert "no variable of the program leads there" in said[1].mechanism and "unregister" in said[1].fix
+
+
 @pytest.mark.parametrize(("multiply", "container"), [(True, "snapshots"), (False, "snapshots[*]")])
 def test_what_gets_a_new_dict_at_each_step_is_to_be_cleared_itself(multiply: bool, container: str) -> None:
     dicts = (*items_of("main", "snapshots"), PathSegment(SegmentKind.ITEM, "*"))

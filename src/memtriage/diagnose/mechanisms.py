@@ -21,7 +21,6 @@ from memtriage.model.paths import (
     SegmentKind,
     has,
     in_words,
-    is_native,
     last_name,
     without_last_item,
 )
@@ -385,6 +384,14 @@ def _only_cpp(held: Held) -> MechanismText:
     )
 
 
+def _only_unseen(held: Held) -> MechanismText:
+    return MechanismText(
+        f"{in_words(_subject(held))}: no variable of the program leads there. C code holds it, such as a "
+        "callback that was registered (atexit, a signal, an extension)",
+        "unregister the callback when it is no longer needed, or give it values instead of the tensors",
+    )
+
+
 def _collection(held: Held) -> MechanismText:
     subject = _container(held)
     return MechanismText(
@@ -416,7 +423,12 @@ def _on_context(held: Held) -> bool:
 
 
 def _only_native(held: Held) -> bool:
-    return is_native(held.anchor)
+    return held.anchor[0].kind is SegmentKind.NATIVE
+
+
+def _is_unseen(held: Held) -> bool:
+    """Whether C code alone holds it. What a running loop iterates over is not: its attributes have names."""
+    return held.anchor[0].kind is SegmentKind.UNSEEN and not has(held.anchor[1:], SegmentKind.ATTRIBUTE)
 
 
 def _is_carried(held: Held) -> bool:
@@ -457,6 +469,7 @@ _RULES: tuple[MechanismRule, ...] = (
     (lambda h: has(h.anchor, SegmentKind.DEFAULT_ARGUMENT), _default_argument),
     (lambda h: has(h.anchor, SegmentKind.THREAD), _thread),
     (_only_native, _only_cpp),
+    (_is_unseen, _only_unseen),
     (lambda h: h.collected is not None and not h.attached, _collected),
     (lambda h: growing_part(h.classes) is not None, _part_of_library),
     (lambda h: h.attached and h.anchor_owner == "buffer" and _is_carried(h), _buffer_with_graph),
