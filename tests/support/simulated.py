@@ -111,7 +111,7 @@ class StandInInvestigator:
             else:
                 seen[:] = [(position, count)]
 
-    def record(self, remaining: int) -> None:
+    def record(self, remaining: int, period: float | None = None) -> None:
         """Allocation sites: of no interest here."""
 
     def stop(self) -> None:

@@ -347,10 +347,14 @@ def test_while_nodes_are_traced_a_backward_is_not() -> None:
     assert not torch._C.is_anomaly_enabled() and torch._C.is_anomaly_check_nan_enabled()
 
 
-def test_none_is_on_longer_than_two_positions_before_a_census() -> None:
+@pytest.mark.parametrize(("period", "over"), [(None, 2), (1.0, 2), (4.0, 4), (8.0, 8), (9.0, 2)])
+def test_recorders_are_on_over_two_positions_or_a_short_period(period: float | None, over: int) -> None:
     investigator = Investigator(None, lambda text: None)
-    investigator.record(3)
-    assert not investigator.recording
+    on = []
+    for remaining in range(10, 0, -1):
+        investigator.record(remaining, period)
+        on.append(investigator.recording)
+    assert on == [False] * (10 - over) + [True] * over
     investigator.stop()
 
 

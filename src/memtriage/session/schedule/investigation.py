@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,12 +33,15 @@ class InvestigationPolicy:
         detailed: growing holders, the largest first, whose details are read at a census.
         recorded: censuses with sites recorded before them: what has no site by then is allocated elsewhere,
             or seldom.
+        recorded_over: positions of the longest period that is recorded as a whole: in two of them nothing may
+            come.
         matches: least and most bytes that a line allocated over one position, as parts of what a container's
             entries grew by, where it made them: the size of an entry is only estimated.
     """
 
     detailed: int = 12
     recorded: int = 3
+    recorded_over: int = 8
     matches: tuple[float, float] = (0.5, 2.0)
 
 
@@ -224,24 +228,26 @@ class Investigator:
                 also(view, point)
         return point
 
-    def record(self, remaining: int) -> None:
-        """Record allocation sites over the last two positions before a census.
+    def record(self, remaining: int, period: float | None = None) -> None:
+        """Record allocation sites over the last two positions before a census, or over a short period.
 
         Not earlier: recording costs much more than the step that it is done in.
 
         Args:
-            remaining: positions (steps, micro-batches, ...) until that census.
+            remaining: marks (of steps, micro-batches, ...) until that census.
+            period: marks from rise to rise, where growth is periodic.
         """
-        if not 0 < remaining <= 2:
+        over = 2 if period is None or period > POLICY.recorded_over else max(2, math.ceil(period))
+        if not 0 < remaining <= over:
             if self.recording:
                 self.stop()  # that census has been put off
             return
         self._sites.start()
-        if remaining == 2:
+        if remaining == 1:
+            self._sites.trace_nodes()
+        else:
             self._objects_recorded = True
             self._sites.trace_objects()
-        elif remaining == 1:
-            self._sites.trace_nodes()
 
     def follow(
         self,

@@ -125,7 +125,9 @@ class ScaleScheduler:
             self.census(position)
         needs_sites = self._suspicion is not None and self.investigation.lacks_sites
         if needs_sites and self._affordable(position.time_s):
-            self._investigator.record(math.ceil((self._census_due - now) / self._spacing))
+            remaining = math.ceil((self._census_due - now) / self._spacing)
+            period = self.investigation.period
+            self._investigator.record(remaining, None if period is None else period / self._spacing)
 
     def census(self, position: TrainingPosition, frames: Sequence[FrameType] | None = None) -> CensusPoint:
         """Take a census now, with the ledger.
