@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memtriage.account.ownership import Owners
-from memtriage.account.paths import Path, PathNamer
+from memtriage.account.ownership import Owners, TensorFacts
+from memtriage.account.paths import PathNamer
 from memtriage.model.paths import HolderPath
 from memtriage.observe import autograd
 from memtriage.observe.classes import declares, instance_dict, module_of
@@ -17,16 +17,12 @@ from memtriage.observe.objects import tuple_items
 from memtriage.observe.tensors import plain
 
 
-class _LocalFacts:
+class _LocalFacts(TensorFacts):
     """Facts of a heap of this process; tensors are known by their ids."""
 
     def __init__(self, graph: HeapGraph, namer: PathNamer) -> None:
+        super().__init__(graph, namer)
         self._graph = graph
-        self._namer = namer
-        self.modules = graph.modules
-        self.optimizers = graph.optimizers
-        self.parents = graph.parents
-        self.first_garbage = graph.first_garbage
 
     def attributes(self, position: int) -> Mapping[str, Any]:
         return instance_dict(self._graph.objects[position]) or {}
@@ -58,9 +54,6 @@ class _LocalFacts:
     def module_at(self, position: int) -> str:
         kind = type(self._graph.objects[position])
         return "" if self._graph.kinds[kind] == TENSOR else module_of(kind)
-
-    def path(self, position: int) -> Path:
-        return self._namer.path(position)
 
 
 def owners_in(graph: HeapGraph, namer: PathNamer) -> Owners:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from memtriage.account.paths import Path
+from memtriage.account.paths import FoldedPaths, Path
 from memtriage.model.census import Owner
 from memtriage.model.paths import SegmentKind, has
 
@@ -51,8 +52,8 @@ class OwnerPolicy:
 POLICY: Final = OwnerPolicy()
 
 
-class TensorFacts(Protocol):
-    """What the rules ask of a walked heap. Tensors are known by numbers: their ids or addresses.
+class WalkedGraph(Protocol):
+    """What both kinds of walked heaps have.
 
     Attributes:
         modules, optimizers: positions of these.
@@ -65,29 +66,49 @@ class TensorFacts(Protocol):
     parents: list[int]
     first_garbage: int
 
-    def attributes(self, position: int) -> Mapping[str, Any]:
-        """Return what an object itself has in its `__dict__`."""
 
-    def tensors_in(self, value: Any, depth: int) -> Iterable[int]:
-        """Return the tensors inside containers, so many levels down; none in None."""
+class TensorFacts(ABC):
+    """What the rules ask of a walked heap. Tensors are known by numbers: their ids or addresses.
 
-    def saved(self) -> Iterable[int]:
-        """Return the tensors that nodes save."""
+    Attributes:
+        walked: the heap; the walk is over.
+    """
 
-    def gradients(self) -> Iterable[int]:
-        """Return the tensors that are another one's `.grad`."""
-
-    def tensor_at(self, position: int) -> int | None:
-        """Return the tensor at a position; None for any other object."""
-
-    def is_wrapper(self, position: int) -> bool:
-        """Whether the tensor at a position is one of the kinds that have inner tensors."""
-
-    def module_at(self, position: int) -> str:
-        """Return the `__module__` of an object's class; "" for a tensor, and where it has none."""
+    def __init__(self, walked: WalkedGraph, namer: FoldedPaths) -> None:
+        self.walked = walked
+        self._namer = namer
 
     def path(self, position: int) -> Path:
         """Return the holder path of an object."""
+        return self._namer.path(position)
+
+    @abstractmethod
+    def attributes(self, position: int) -> Mapping[str, Any]:
+        """Return what an object itself has in its `__dict__`."""
+
+    @abstractmethod
+    def tensors_in(self, value: Any, depth: int) -> Iterable[int]:
+        """Return the tensors inside containers, so many levels down; none in None."""
+
+    @abstractmethod
+    def saved(self) -> Iterable[int]:
+        """Return the tensors that nodes save."""
+
+    @abstractmethod
+    def gradients(self) -> Iterable[int]:
+        """Return the tensors that are another one's `.grad`."""
+
+    @abstractmethod
+    def tensor_at(self, position: int) -> int | None:
+        """Return the tensor at a position; None for any other object."""
+
+    @abstractmethod
+    def is_wrapper(self, position: int) -> bool:
+        """Whether the tensor at a position is one of the kinds that have inner tensors."""
+
+    @abstractmethod
+    def module_at(self, position: int) -> str:
+        """Return the `__module__` of an object's class; "" for a tensor, and where it has none."""
 
 
 class Owners:
@@ -108,9 +129,9 @@ class Owners:
                 owner = self._declared.get(tensor)
                 if owner is not None and (at == position or facts.is_wrapper(at)):
                     return owner
-            at = facts.parents[at]
+            at = facts.walked.parents[at]
             steps += 1
-        if position >= facts.first_garbage:
+        if position >= facts.walked.first_garbage:
             return "garbage"
         return _by_path(facts, position)
 
@@ -124,14 +145,14 @@ def _declared(facts: TensorFacts) -> dict[int, Owner]:
             if tensor not in owners or RANK[owner] < RANK[owners[tensor]]:
                 owners[tensor] = owner
 
-    for position in facts.modules:
+    for position in facts.walked.modules:
         own = facts.attributes(position)
         for name, owner in _MODULE_PARTS:
             claim(facts.tensors_in(own.get(name), POLICY.part), owner)
     # Only what optimizers store: `param_groups` and `state` of wrappers are properties, and the optimizer
     # that these read is in the graph itself. Wrappers come first: the flat master weights that a sharded or
     # mixed-precision one keeps are parameters to the optimizer inside, but not the model's.
-    attributes = [facts.attributes(position) for position in facts.optimizers]
+    attributes = [facts.attributes(position) for position in facts.walked.optimizers]
     for own in sorted(attributes, key=lambda own: "param_groups" in own):
         for parameter in facts.tensors_in(own.get("param_groups"), POLICY.state):
             owners.setdefault(parameter, "parameter")
@@ -156,6 +177,6 @@ def _by_path(facts: TensorFacts, position: int) -> Owner:
     while at >= 0 and steps < POLICY.buffer:
         if facts.module_at(at).startswith("torch.distributed"):
             return "communication buffer"
-        at = facts.parents[at]
+        at = facts.walked.parents[at]
         steps += 1
     return "variable"

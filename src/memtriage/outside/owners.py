@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from memtriage.account.ownership import Owners
-from memtriage.account.paths import Path
+from memtriage.account.ownership import Owners, TensorFacts
 from memtriage.observe.kinds import TENSOR
 from memtriage.outside.graph import RemoteGraph
 from memtriage.outside.naming import RemoteNamer
 
 
-class _RemoteFacts:
+class _RemoteFacts(TensorFacts):
     """Facts of a heap of another process; tensors are known by the addresses of their C++ objects."""
 
     def __init__(self, graph: RemoteGraph, namer: RemoteNamer) -> None:
+        super().__init__(graph, namer)
         self._graph = graph
-        self._namer = namer
-        self.modules = graph.modules
-        self.optimizers = graph.optimizers
-        self.parents = graph.parents
-        self.first_garbage = graph.first_garbage
 
     def attributes(self, position: int) -> Mapping[str, int]:
         klass = self._graph.type_at(position)
@@ -48,9 +43,6 @@ class _RemoteFacts:
     def module_at(self, position: int) -> str:
         klass = None if self._graph.kinds[position] == TENSOR else self._graph.type_at(position)
         return "" if klass is None else klass.module
-
-    def path(self, position: int) -> Path:
-        return self._namer.path(position)
 
 
 def owners_in(graph: RemoteGraph, namer: RemoteNamer) -> Owners:
