@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from memtriage.diagnose.growth.counter import CODE
 from memtriage.model.position import TrainingPosition
 from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.malloc import malloc_info
@@ -96,3 +97,43 @@ def test_garbage_that_is_collected_during_a_census_is_no_growth(watch: GrowthWat
         watch.at_mark(mark(step))
     read = [values["cpu"] for values in scheduler.values]
     assert max(read) - min(read) < MIB
+
+
+def reading(device: str, allocated: int | None) -> MarkPoint:
+    return MarkPoint("own", TrainingPosition(step=1), [Reading(device, allocated=allocated)])
+
+
+def test_a_counter_that_was_read_once_can_be_read(
+    watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Mapping[str, bool]] = []
+    monkeypatch.setattr(
+        growth_watch, "judge_devices", lambda schedule, readable: asked.append(dict(readable))
+    )
+    watch.scheduler.judged_on = None  # type: ignore[misc]
+    for device, allocated in (("cuda:0", None), ("cuda:0", 5), ("cuda:0", None), ("cuda:1", None)):
+        watch.at_mark(reading(device, allocated))
+    watch.judged()
+    assert asked == [{"cuda:0": True, "cuda:1": False}]
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "is_read"), [("step", 1, True), ("backward", 0, True), ("backward", 1, False)]
+)
+def test_generated_code_is_read_where_shapes_vary_but_not_within_steps(
+    watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch, name: str, step: int, is_read: bool
+) -> None:
+    scheduler: Any = watch.scheduler
+    scheduler.works, scheduler.main = False, SimpleNamespace(scale="second")
+    monkeypatch.setattr(growth_watch, "generated_code", lambda: 4096)
+    point = MarkPoint(name, TrainingPosition(step=step), mark(step).readings)
+    for _ in range(2):  # the second time it is not due yet: that has taken nearly no time, but some
+        watch.at_mark(point)
+    assert scheduler.values[0].get(CODE) == (4096 if is_read else None)
+
+
+def test_generated_code_is_not_read_where_all_batches_have_one_size(watch: GrowthWatch) -> None:
+    scheduler: Any = watch.scheduler
+    scheduler.works, scheduler.main = False, SimpleNamespace(scale="step")
+    watch.at_mark(MarkPoint("step", TrainingPosition(step=1), mark(1).readings))
+    assert CODE not in scheduler.values[0]

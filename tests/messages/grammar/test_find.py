@@ -258,3 +258,15 @@ def test_frames_of_the_traceback_above() -> None:
 def test_a_message_ends_where_its_last_line_does() -> None:
     text = "CUDA driver error: out of memory\nKilled\n"
     assert [(each.line, each.message.family) for each in find(text)] == [(1, "cuda-driver"), (2, "launcher")]
+
+
+def test_figures_belong_to_the_message_that_they_are_in() -> None:
+    failed = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"
+    lines = [
+        f"{failed} 1.00 GiB.",
+        f"{failed} 2.00 GiB. GPU 0 has a total capacity of 79.18 GiB of which 1.08 GiB is free.",
+        f"{failed} 3.00 GiB.",
+    ]
+    figures = [dict(each.message.fields) for each in find("\n".join(lines))]
+    assert [fields["requested"] >> 30 for fields in figures] == [1, 2, 3]
+    assert [len(fields) for fields in figures] == [1, 3, 1]
