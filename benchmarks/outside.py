@@ -159,9 +159,6 @@ def read_over_and_over(source: str, censuses: int, seconds: float) -> Soaked:
 
 
 def soak(source: str, count: int, jobs: int, seconds: float) -> None:
-    from memtriage.outside.census import has_torch
-
-    assert has_torch()
     began = time.perf_counter()
     code = (
         "import dataclasses, json, runpy; found = runpy.run_path({file!r})['read_over_and_over']"

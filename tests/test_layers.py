@@ -93,7 +93,6 @@ SCENARIOS = {
     "messages/tools",
     "messages/words",
     "model/schemas",
-    "outside/nothing_is_changed",
     "outside/zoo_scripts",
     "planning/code",
     "planning/rungs/edits",

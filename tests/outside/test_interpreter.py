@@ -7,7 +7,9 @@ import struct
 
 import pytest
 
-from memtriage.outside.interpreter import InterpreterLayout, RemoteInterpreter
+from memtriage.outside import interpreter
+from memtriage.outside.interpreter import InterpreterLayout, RemoteInterpreter, own_layout
+from memtriage.outside.memory import OutsideError
 from memtriage.outside.objects import RemoteHeap
 from memtriage.outside.python_layout import PythonLayout
 from support.remote_memory import SIZE, START, FakeMemory
@@ -58,3 +60,15 @@ def test_a_list_that_leads_back_into_itself_ends() -> None:
     found = now.tracked(before).tolist()
     assert now.cut
     assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize("name", ["is_special_build", "layout_of"])
+def test_a_python_that_is_not_known_is_refused_in_one_line(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    special = name == "is_special_build"
+    monkeypatch.setattr(interpreter, name, (lambda: True) if special else (lambda version: None))
+    with pytest.raises(OutsideError, match=r"expected a 64-bit release of CPython .*; start the job") as error:
+        own_layout()
+    assert ("a debug or free-threaded build" in str(error.value)) == special
+    assert "\n" not in str(error.value)

@@ -125,6 +125,8 @@ def take_census(
     files = SharedFiles(pid, memory.mappings)
     if not any(_TORCH_FILES in mapping.path for mapping in memory.mappings):
         raise OutsideError(f"process {pid} has not loaded torch: it has no tensors to list")
+    if not _has_torch():
+        raise files.other_build("this Python has no torch, whose layout is measured here")
     layout, found, torch = _own_build()
     files = SharedFiles(pid, memory.mappings)  # what the measuring has loaded is there now
     files.require(files.own_files(*libraries()), "torch")
@@ -323,8 +325,7 @@ def _started_at(pid: int) -> str:
         raise GoneError(f"process {pid} ended while it was read") from None
 
 
-def has_torch() -> bool:
-    """Whether this Python can load torch, whose layout is measured here."""
+def _has_torch() -> bool:
     import importlib.util
 
     return "torch" in sys.modules or importlib.util.find_spec("torch") is not None

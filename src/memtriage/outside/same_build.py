@@ -49,7 +49,7 @@ class SharedFiles:
         """
         for path in files:
             if self._their_path(path) is None:
-                raise self._other_build(
+                raise self.other_build(
                     f"process {self._pid} has another build of {what} than this Python "
                     f"({os.path.basename(path)} differs)"
                 )
@@ -70,7 +70,7 @@ class SharedFiles:
         names = {mapping.path for mapping in self._own if mapping.path.startswith("/")}
         return sorted(name for name in names if any(part in os.path.basename(name) for part in parts))
 
-    def _other_build(self, text: str) -> OtherBuildError:
+    def other_build(self, text: str) -> OtherBuildError:
         """Return an error with the command that runs the reader in the interpreter of the other process."""
         try:
             python = interpreter_of(self._pid)
@@ -84,7 +84,7 @@ class SharedFiles:
             return OutsideError(
                 f"no Python was found in process {self._pid}; give the number of a training process"
             )
-        return self._other_build(f"process {self._pid} runs another build of Python than this one")
+        return self.other_build(f"process {self._pid} runs another build of Python than this one")
 
     def _file_at(self, address: int) -> str:
         """Return the file that an address belongs to here; a file's zeroed data has no name of its own."""

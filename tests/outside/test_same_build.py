@@ -1,0 +1,62 @@
+"""A job of another build is refused in one line, which names its interpreter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from memtriage.outside import census
+from memtriage.outside.memory import OtherBuildError, OutsideError, read_maps
+from memtriage.outside.same_build import SharedFiles
+
+
+@pytest.fixture
+def job() -> Iterator[int]:
+    """A process with this Python, and without torch."""
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        yield process.pid
+        process.kill()
+
+
+def _line(error: pytest.ExceptionInfo[OtherBuildError]) -> str:
+    assert error.value.python is not None and os.path.exists(error.value.python)
+    text = str(error.value)
+    assert "\n" not in text and f"{error.value.python} -m memtriage" in text
+    return text
+
+
+def test_another_build_of_torch(job: int) -> None:
+    files = SharedFiles(job, read_maps(job))
+    own = files.own_files("libtorch_cpu")
+    assert own and torch.__file__
+    with pytest.raises(OtherBuildError) as error:
+        files.require(own, "torch")
+    assert "has another build of torch than this Python (libtorch_cpu" in _line(error)
+
+
+def test_another_build_of_python(job: int) -> None:
+    theirs = [mapping for mapping in read_maps(job) if "python" not in os.path.basename(mapping.path)]
+    with pytest.raises(OutsideError, match=f"no Python was found in process {job}"):
+        SharedFiles(job, theirs)
+
+
+def test_a_reader_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(census, "_has_torch", lambda: False)
+    with pytest.raises(OtherBuildError) as error:
+        census.take_census(os.getpid())
+    assert "this Python has no torch" in _line(error)
+
+
+def test_a_job_without_torch(job: int) -> None:
+    with pytest.raises(OutsideError, match=f"process {job} has not loaded torch"):
+        census.take_census(job)
