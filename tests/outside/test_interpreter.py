@@ -68,7 +68,9 @@ def test_a_python_that_is_not_known_is_refused_in_one_line(
 ) -> None:
     special = name == "is_special_build"
     monkeypatch.setattr(interpreter, name, (lambda: True) if special else (lambda version: None))
-    with pytest.raises(OutsideError, match=r"expected a 64-bit release of CPython .*; start the job") as error:
+    with pytest.raises(
+        OutsideError, match=r"expected a 64-bit release of CPython .*; start the job"
+    ) as error:
         own_layout()
     assert ("a debug or free-threaded build" in str(error.value)) == special
     assert "\n" not in str(error.value)

@@ -13,8 +13,9 @@ from types import FrameType
 from typing import Any
 
 from memtriage.account.group_details import GroupDetails, LineNamer, SiteOf
-from memtriage.account.held import HeldStorage, HolderIndex, anchors_of_nodes, held_storages
+from memtriage.account.held import HeldStorage, anchors_of_nodes, held_storages, holding_object
 from memtriage.account.holder_facts import holder_facts
+from memtriage.account.holder_index import HolderIndex
 from memtriage.account.native_sizes import NativeSizer
 from memtriage.account.paths import PathNamer
 from memtriage.model.census import Census, GroupDetail, GroupKey, HolderGroup, StorageRecord
@@ -278,14 +279,14 @@ class CensusView:
         modules = module_namespaces()
         held_by: dict[int, tuple[Any, dict[GroupKey, list[HeldStorage]]]] = {}
         for held in self._held.values():
-            obj = self._holders.holding_object(held.position, modules)
+            obj = holding_object(self._graph, self._namer, self._holders, held.position, modules)
             by_group = held_by.setdefault(id(obj), (obj, {}))[1]
             by_group.setdefault(self._key(held), []).append(held)
         for position, anchor in self._node_anchors.items():
             group = groups.get(("cpu", anchor))
             if group is None or group.count or self._graph.parents[position] in self._node_anchors:
                 continue
-            obj = self._holders.holding_object(position, modules)
+            obj = holding_object(self._graph, self._namer, self._holders, position, modules)
             held_by.setdefault(id(obj), (obj, {}))[1][group.key] = []
         for obj, by_group in held_by.values():
             witnesses = {

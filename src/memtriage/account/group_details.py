@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memtriage.account.held import HeldStorage, HeldStorages, HolderIndex
+from memtriage.account.held import HeldStorage, HeldStorages
 from memtriage.account.holder_facts import (
     backward_ran,
     collects,
@@ -18,6 +18,7 @@ from memtriage.account.holder_facts import (
     packs_itself,
     program_files,
 )
+from memtriage.account.holder_index import HolderIndex
 from memtriage.account.owners import module_of_nodes
 from memtriage.account.paths import PathNamer
 from memtriage.account.retained_sizes import RetainedSizes

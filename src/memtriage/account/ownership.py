@@ -66,6 +66,9 @@ class WalkedGraph(Protocol):
     parents: list[int]
     first_garbage: int
 
+    def kind(self, position: int) -> int:
+        """Return how the object at a position was walked."""
+
 
 class TensorFacts(ABC):
     """What the rules ask of a walked heap. Tensors are known by numbers: their ids or addresses.

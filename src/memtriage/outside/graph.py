@@ -90,6 +90,10 @@ class RemoteGraph:
         self.first_garbage = 0
         self.cut: str | None = None
 
+    def kind(self, position: int) -> int:
+        """Return how an object was walked."""
+        return self.kinds[position]
+
     def type_at(self, position: int) -> RemoteType | None:
         """Return the Python class of an object; None of a C++ object without a Python one, and of a frame."""
         kind, address = self.kinds[position], self.objects[position]

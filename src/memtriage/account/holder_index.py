@@ -1,0 +1,66 @@
+"""Which object of a walked heap holds a storage, in this process or in another one."""
+
+from __future__ import annotations
+
+from memtriage.account.ownership import WalkedGraph
+from memtriage.account.paths import FoldedPaths
+from memtriage.model.paths import ANY_ITEM
+from memtriage.observe.kinds import NODE, TENSOR
+
+
+class HolderIndex:
+    """Finds the object of the program that holds a storage, and remembers it for others on the same way.
+
+    The graph must outlive it.
+    """
+
+    def __init__(self, graph: WalkedGraph, namer: FoldedPaths) -> None:
+        self._graph = graph
+        self._namer = namer
+        self._known: dict[int, tuple[int, int]] = {}
+
+    def holder_of(self, position: int) -> tuple[int, int]:
+        """Return the Python object that holds the chain, and the element of it that leads to `position`.
+
+        The element is what the anchor path names; its parent is the container to clear or to detach in.
+        """
+        graph, namer, known = self._graph, self._namer, self._known
+        outside = namer.path(position).outside
+        climbed = []
+        at = position
+        while True:
+            climbed.append(at)
+            holder = known.get(at)
+            if holder is not None and namer.path(at).outside == outside:
+                break
+            above = graph.parents[at]
+            if above < 0:
+                holder = at, at
+                break
+            path = namer.path(at)
+            in_python = not path.in_graph and graph.kind(above) not in (NODE, TENSOR)
+            if in_python and len(path.hops) <= outside:
+                holder = above, at
+                break
+            at = above
+        for at in climbed:
+            if namer.path(at).outside == outside:
+                known[at] = holder
+        return holder
+
+    def container_of(self, element: int) -> int:
+        """Return the container whose entries vary in number: above an entry's own fields; else the holder."""
+        graph, namer = self._graph, self._namer
+        at = element
+        while (above := graph.parents[at]) >= 0:
+            if namer.path(at).whole[-1:] == (ANY_ITEM,):
+                return above
+            at = above
+        return max(0, graph.parents[element])
+
+    def instance_of(self, holder: int) -> int:
+        """Return what a holder belongs to: for a namespace its instance, function or module."""
+        at = holder
+        while self._namer.path(at).namespace and self._graph.parents[at] >= 0:
+            at = self._graph.parents[at]
+        return at
