@@ -2,6 +2,7 @@
 #   make demo       watch a small GPT-2 that leaks memory, then the same script without the leak
 #   make test       lint, type check and test
 #   make test-slow  the tests that `make test` leaves out for their length (many minutes)
+#   make cell       test this Python and torch: the cell of docs/versions.md (some minutes)
 #   make zoo-agree  run each script of the zoo three times; the answers must agree (many minutes)
 #   make extras     install each optional extra by itself and try it (many minutes)
 #   make cases      run the cases again, as far as this machine can, and write their pages again
@@ -20,10 +21,11 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
+CELL_STAMP := $(VENV)/.installed-cell
 DEEPSPEED := $(VENV)/deepspeed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow zoo-agree extras cases docs lint format bench clean
+.PHONY: help install demo test test-slow cell zoo-agree extras cases docs lint format bench clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +51,11 @@ $(STAMP): pyproject.toml | $(BIN)/python
 
 $(DEMO_STAMP): pyproject.toml | $(BIN)/python
 	$(call install_extra,demo)
+
+# Less than the extra `dev`, whose packages do not all exist for the newest Python.
+$(CELL_STAMP): $(DEMO_STAMP)
+	$(BIN)/python -m pip install -q pytest hypothesis pytest-xdist joblib accelerate prometheus-client ipython
+	@touch $@
 
 # DeepSpeed in a folder that only its own tests see: installed, it changes how many libraries behave. Its
 # requirements name every package, for pip would bring a second torch along. Without it those tests are skipped.
@@ -83,6 +90,13 @@ test: lint $(DEEPSPEED)/.installed
 
 test-slow: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m slow
+
+cell: export OMP_NUM_THREADS = 1
+cell: $(CELL_STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(addprefix tests/,model observe account snapshots messages)
+	$(BIN)/python -m pytest tests/zoo -k "losses_list_attached or lstm_of_new_shapes"
+	$(BIN)/memtriage run -o memtriage-run-cell examples/train_gpt2.py --leak
+	$(BIN)/memtriage predict examples/train_gpt2.py -- --steps 4
 
 zoo-agree: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m agree tests/zoo
