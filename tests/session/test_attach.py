@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -211,6 +212,25 @@ def test_a_gpu_is_judged_by_its_allocator(monkeypatch: pytest.MonkeyPatch) -> No
     rows = {row.row: row.bytes for row in attached.ledger()["cuda:0"]}
     assert sum(rows.values()) == 2 * 10**9
     assert rows["stranded"] == 512 and rows["requested"] == 31 * 4096
+
+
+@pytest.mark.parametrize("leak", [0, 86 * 10**6])
+def test_activations_of_the_moment_hide_no_leak(leak: int) -> None:
+    """The allocator is read at any moment of a step, in which 1.5 GB come and go."""
+    chance, now = random.Random(leak), 0.0
+    attached = Attached(os.getpid())
+    swinging = _Allocator()
+    attached.allocator = swinging  # type: ignore[assignment]
+    while now < 60:
+        step, within = divmod(now, 0.15)
+        activations = 1.5e9 * (1 - abs(2 * within / 0.15 - 1))
+        swinging.allocated = int(1.5e9 + leak * 0.15 * step + activations) // 512 * 512
+        attached.read_counters(now)
+        now += chance.uniform(0.2, 0.25) + 2 * (chance.random() < 0.06)  # a census comes between
+    found = [finding for finding in attached.findings(now) if finding.device == "cuda:0"]
+    assert [finding.bytes_per_second for finding in found] == ([pytest.approx(leak, rel=0.1)] if leak else [])
+    judged = attached.judged()["cuda:0"]
+    assert (judged.detection_limit is None) == bool(leak)
 
 
 def test_the_command_reports_a_job(start: Callable[[str], Job], capfd: pytest.CaptureFixture[str]) -> None:
