@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from support import documents
+from support import alone, documents
 
 PAGE = documents.ROOT / "docs" / "versions.md"
 WORKFLOW = documents.ROOT / ".github" / "workflows" / "test.yml"
@@ -34,3 +34,9 @@ def test_every_row_has_a_date_or_says_that_it_was_not_run() -> None:
     assert rows
     for row in rows:
         assert re.search(r"\d{4}-\d\d-\d\d|at every change|\| not run", row), row
+
+
+def test_every_extra_is_named_with_the_day_it_was_tried() -> None:
+    section = PAGE.read_text().partition("## Extras")[2].partition("\n## ")[0]
+    assert re.search(r"\d{4}-\d\d-\d\d", section)
+    assert set(re.findall(r"`(\w+)`", section)) == set(alone.EXTRAS) - {"dev"}
