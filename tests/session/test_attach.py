@@ -168,6 +168,13 @@ def test_a_job_that_listens_takes_its_censuses_itself(
     assert "may not be read" in capfd.readouterr().err
 
 
+def test_a_job_that_takes_its_censuses_itself_is_asked_less_often() -> None:
+    between = attaching._until_next
+    assert between(180.0, took=2.0, paused=0.0) == 10  # 18 in the whole time
+    assert between(18.0, took=2.0, paused=0.0) == 4  # half of the reader's time
+    assert between(18.0, took=1.0, paused=1.0) == 20  # a twentieth of the job's
+
+
 def test_too_few_readings_are_not_judged(start: Callable[[str], Job]) -> None:
     attached = Attached(start("10").pid)
     attached.read_counters(0.0)

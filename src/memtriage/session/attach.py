@@ -58,12 +58,14 @@ class AttachPolicy:
     Attributes:
         censuses: in the whole time. A GPU is judged by twelve, and some are late.
         share: part of the time that reading may take: the reader needs a processor of its own for it.
+        pauses: part of the time for which a job that listens may wait for its own censuses.
         between_s: seconds between two readings of the kernel's counters.
         answers_s: seconds within which a job that listens must have answered.
     """
 
     censuses: int = 18
     share: float = 0.5
+    pauses: float = 0.05
     between_s: float = 0.2
     answers_s: float = 60.0
 
@@ -261,7 +263,8 @@ def attach(
             for job in running:
                 _read(job, began, say)
             took = time.monotonic() - began - now
-            due = now + max(seconds / POLICY.censuses, took / POLICY.share)
+            paused = max((job.last.stopped_s for job in running if job.last is not None), default=0.0)
+            due = now + _until_next(seconds, took, paused)
         time.sleep(min(POLICY.between_s, max(0.0, seconds - now)))
     now = time.monotonic() - began
     seen = [job for job in jobs if job.last is not None]
@@ -273,6 +276,17 @@ def attach(
         runs_out_in=[None] * len(report.findings), notes=_notes(jobs, now),
     )  # fmt: skip
     return report, context
+
+
+def _until_next(seconds: float, took: float, paused: float) -> float:
+    """Return the seconds from one census to the next: enough of them, and few enough for reader and job.
+
+    Args:
+        seconds: how long the jobs are followed.
+        took: seconds that reading took.
+        paused: seconds for which a job waited.
+    """
+    return max(seconds / POLICY.censuses, took / POLICY.share, paused / POLICY.pauses)
 
 
 def _read(job: Attached, began: float, say: Callable[[str], None]) -> None:
