@@ -92,6 +92,7 @@ def test_a_holder_that_grows_is_a_leak_with_all_that_is_known() -> None:
     assert finding.certainty == "proven"
     assert (finding.bytes_per_step, finding.bytes_per_microbatch) == (MIB, MIB // 4)
     assert finding.bytes == 4 * MIB + 28 * 100  # with the nodes that it keeps
+    assert finding.bytes_step == grown().holding.sizes[-1].position
     assert finding.holder == "frame main(): losses[*] -> grad_fn MulBackward0 -> saved self"
     assert finding.also_held_by_paths == [of_module("train", "last")]
     assert finding.projection == Projection(device="cpu", limit=GIB, step=120)

@@ -68,6 +68,7 @@ class Finding(msgspec.Struct, kw_only=True):
         device: `cuda:N`, `cpu` (CPU tensors) or `host` (anything else in the process).
         rank: the rank it was seen on; None when the run has one process that is no rank.
         bytes: what it holds at the end (for an OOM: what was asked).
+        bytes_step: the step of the census that `bytes` is from, where a holder grows from step to step.
         bytes_per_step: growth per optimizer step.
         bytes_per_microbatch: growth per completed `torch.autograd.backward`.
         bytes_per_second: growth over time, in a program without steps and backwards.
@@ -92,6 +93,7 @@ class Finding(msgspec.Struct, kw_only=True):
     device: str
     rank: int | None = None
     bytes: int | None = None
+    bytes_step: int | None = None
     bytes_per_step: int | None = None
     bytes_per_microbatch: int | None = None
     bytes_per_second: int | None = None

@@ -33,6 +33,7 @@ def test_the_json_has_exactly_the_fields_of_the_schema(make_report, leak):
         "device",
         "rank",
         "bytes",
+        "bytes_step",
         "bytes_per_step",
         "bytes_per_microbatch",
         "bytes_per_second",

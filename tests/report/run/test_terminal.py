@@ -41,6 +41,19 @@ def test_the_verdict_comes_first(make_report, leak):
     assert second == "train.py --lr 3 · 41 steps · 1 min 32 s"
 
 
+def test_a_size_says_the_step_of_its_census(make_report, leak):
+    finding = leak()
+    finding.bytes_step = 30
+    assert "size at step 30" in shown(make_report(finding))
+
+
+def test_a_program_without_steps_has_none_in_its_report(make_report, leak):
+    finding = leak()
+    finding.bytes_per_step, finding.bytes_per_second, finding.step, finding.phase = None, 7, 0, None
+    text = shown(make_report(finding))
+    assert "size" in text and "at step 0" not in text.replace("ledger at step 0", "")
+
+
 def test_a_finding_tells_all_that_is_known(make_report, leak):
     text = shown(make_report(leak()))
     for value in (

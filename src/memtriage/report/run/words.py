@@ -101,12 +101,15 @@ class FindingGroup:
         if not rates:
             return "", []
         values = ([] if finding.bytes is None else [size(finding.bytes)]) + rates[1:]
-        return size_label(finding.step), values
+        if finding.bytes_per_second is not None:  # a program without steps
+            return size_label(None), values
+        return size_label(finding.step if finding.bytes_step is None else finding.bytes_step), values
 
     @property
     def detected(self) -> str:
-        """When it was found; empty where that is unknown."""
-        return detected(self.first.step, self.first.phase)
+        """When it was found; empty where that is unknown, or where the program has no steps."""
+        by_time = self.first.bytes_per_second is not None
+        return detected(None if by_time else self.first.step, self.first.phase)
 
     @property
     def evidence(self) -> list[str]:
