@@ -511,6 +511,20 @@ def test_what_a_loop_runs_over_is_a_container_like_any_other() -> None:
     assert "no variable of the program leads there" in said[1].mechanism and "unregister" in said[1].fix
 
 
+@pytest.mark.parametrize(
+    "part",
+    [
+        (PathSegment(SegmentKind.PARTIAL, "describe"), PathSegment(SegmentKind.ITEM, "0")),
+        (PathSegment(SegmentKind.CLOSURE, "report"), PathSegment(SegmentKind.VARIABLE, "batch")),
+    ],
+)
+def test_of_functions_that_keep_tensors_the_list_is_to_be_cleared(part: HolderPath) -> None:
+    path = (*items_of("main", "callbacks"), *part)
+    said = mechanism_of(Held(path, path, attached=False, owner="", entries_grow=True))
+    assert said.mechanism == "callbacks gets new tensors and is never cleared"
+    assert "clear callbacks when" in said.fix
+
+
 @pytest.mark.parametrize(("multiply", "container"), [(True, "snapshots"), (False, "snapshots[*]")])
 def test_what_gets_a_new_dict_at_each_step_is_to_be_cleared_itself(multiply: bool, container: str) -> None:
     dicts = (*items_of("main", "snapshots"), PathSegment(SegmentKind.ITEM, "*"))

@@ -118,7 +118,16 @@ def _container(held: Held) -> HolderPath:
     return path[:place] if own else path
 
 
-_PARTS: Final = frozenset((SegmentKind.ATTRIBUTE, SegmentKind.ITEM, SegmentKind.GRADIENT))
+_PARTS: Final = frozenset(
+    (
+        SegmentKind.ATTRIBUTE,
+        SegmentKind.ITEM,
+        SegmentKind.GRADIENT,
+        SegmentKind.PARTIAL,
+        SegmentKind.CLOSURE,
+        SegmentKind.VARIABLE,
+    )
+)
 """Kinds that lead from an object to a part of its own."""
 
 
