@@ -137,14 +137,28 @@ def test_without_torch_one_line_says_what_to_install(tmp_path, monkeypatch, caps
 
 
 @pytest.mark.parametrize(
-    "arguments", [["nonsense"], ["--nonsense"], ["report"], ["report", "--nonsense", "x"], ["doctor", "x"]]
+    ("arguments", "command"),
+    [
+        (["nonsense"], "memtriage"),
+        (["--nonsense"], "memtriage"),
+        (["report"], "memtriage report"),
+        (["report", "--nonsense", "x"], "memtriage report"),
+        (["doctor", "x"], "memtriage doctor"),
+        (["plan", "train.py"], "memtriage plan"),
+    ],
 )
-def test_bad_usage_is_one_line_and_status_2(arguments, capsys):
+def test_bad_usage_is_one_line_and_status_2(arguments, command, capsys):
     assert app.main(arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("memtriage: ")
+    assert err.startswith(f"{command}: ")
+    assert err.endswith(f"; see `{command} --help`\n")
     assert err.count("\n") == 1
+
+
+def test_a_process_that_does_not_exist(capsys):
+    assert app.main(["attach", "4194305"]) == 2  # above the largest process id of Linux
+    assert capsys.readouterr().err == "memtriage attach: there is no process 4194305\n"
 
 
 def test_python_m_memtriage():

@@ -29,12 +29,17 @@ def attach(
     if not seconds > 0:
         complain("memtriage attach", f"invalid --for '{for_}': use 60s, 5m or 1h")
         return 2
+    import psutil
+
     from memtriage.outside.answer import why_refused
     from memtriage.outside.elsewhere import run_there
     from memtriage.outside.memory import OtherBuildError, OutsideError
     from memtriage.session.attach import attach as watch_from_outside
     from memtriage.session.job_ranks import ranks_of
 
+    if not psutil.pid_exists(pid):
+        complain("memtriage attach", f"there is no process {pid}")
+        return 2
     pids = ranks_of(pid) if all_ranks else [pid]
     try:
         report, context = watch_from_outside(pids, seconds, lambda line: complain("memtriage attach", line))

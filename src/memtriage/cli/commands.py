@@ -185,7 +185,9 @@ def dispatch(arguments: list[str]) -> int:
     except _UsageError as error:
         text = error.format_message() if hasattr(error, "format_message") else str(error)
         line = " ".join(text.split()).rstrip(".")
-        complain("memtriage", f"{line}; see `memtriage --help`")
+        context = getattr(error, "ctx", None)  # of the command whose arguments cannot be used
+        name = "memtriage" if context is None else context.command_path
+        complain(name, f"{line}; see `{name} --help`")
         return USAGE_STATUS
     except typer.Abort as error:
         raise KeyboardInterrupt from error
