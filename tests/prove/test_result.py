@@ -167,3 +167,24 @@ def test_six_trials_are_enough_for_the_confidence(tmp_path: Path, rounds: int) -
             write_trial(state, name, number, [1.0, 1.0, 1.1, 0.9])
     notes = make_report(trials, state).notes
     assert any("6 trials are the fewest for 95 %" in note for note in notes) is (rounds < 6)
+
+
+@pytest.mark.parametrize(
+    ("usual", "other", "differs"),
+    [
+        (100 * MIB, 164 * MIB, False),
+        (100 * MIB, 164 * MIB + 1, True),
+        (100 * MIB, 36 * MIB - 1, True),
+        (1000 * MIB, 1100 * MIB, False),
+        (1000 * MIB, 1100 * MIB + 1, True),
+    ],
+)
+def test_ranks_are_alike_up_to_64_mib_or_a_tenth(
+    tmp_path: Path, usual: int, other: int, differs: bool
+) -> None:
+    trials = trials_of(tmp_path, "a", head=HEAD + "ranks = 3\n")
+    state = ComparisonState(tmp_path / "out", trials)
+    memory = {rank: [(other if rank == 1 else usual, 2000 * MIB)] * 3 for rank in range(3)}
+    write_trial(state, "a", 0, [1.0] * 3, ranks=memory)
+    figure = make_report(trials, state).variants[0].figures["allocated"]
+    assert figure.differing_ranks == ([1] if differs else [])

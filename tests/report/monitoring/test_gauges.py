@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from memtriage.report.monitoring.gauges import GAUGES, LABELS, Gauge, markdown_table
+from memtriage.report.monitoring.gauges import GAUGES, LABELS, Gauge, dashboard, markdown_table
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -40,3 +40,19 @@ def test_names_follow_the_conventions(gauge: Gauge) -> None:
     assert gauge.help.endswith(".") and len(gauge.help) <= 120 and "|" not in gauge.help
     wanted = re.findall(r"\{(\w+)\}", gauge.scalar or "")
     assert set(wanted) <= set(gauge.labels)
+
+
+def test_units_as_opentelemetry_writes_them() -> None:
+    units = {gauge.unit: gauge.ucum for gauge in GAUGES}
+    assert units == {"bytes": "By", "seconds": "s", "steps": "{step}"}
+
+
+def test_scalars_of_a_device_are_one_group() -> None:
+    scalars = {gauge.name: gauge.scalar_name for gauge in GAUGES}
+    assert scalars["memtriage.host.class"] == "memtriage/{device}/{class}_bytes"
+    assert scalars["memtriage.ledger.size"] is None
+
+
+def test_the_dashboard_asks_for_gauges_that_there_are() -> None:
+    named = set(re.findall(r"\bmemtriage_[a-z_]+", dashboard()))
+    assert named and named <= {gauge.prometheus for gauge in GAUGES}
