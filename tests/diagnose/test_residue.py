@@ -118,3 +118,14 @@ def test_a_known_holder_is_named_before_its_path() -> None:
 def test_thresholds_are_checked(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="floor is at least 0"):
         ResiduePolicy(**wrong)
+
+
+@pytest.mark.parametrize("settings", [{"share": 0.0}, {"share": 1.0}, {"floor": 0}, {"findings": 1}])
+def test_a_policy_may_have_its_least_and_its_most(settings: dict[str, Any]) -> None:
+    assert ResiduePolicy(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"share": -0.1}, {"share": 1.1}, {"floor": -1}, {"findings": 0}])
+def test_a_policy_beyond_them_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="share between 0 and 1"):
+        ResiduePolicy(**settings)

@@ -242,3 +242,9 @@ def test_a_small_card_has_what_one_process_takes_outside(outside: int, labels: t
         requested=512 * MIB, total=2 * GIB, free=256 * MIB, allocated=allocated, reserved_unallocated=0
     )
     assert judge_figures(small) == labels
+
+
+def test_a_request_of_all_that_is_free_is_covered_barely() -> None:
+    full = replace(FULL, free=2 * GIB, allocated=77 * GIB, reserved_unallocated=0)
+    assert judge_figures(full) == ("does_not_fit", "driver_refused_though_free")
+    assert judge_figures(replace(full, free=2 * GIB - 1)) == ("does_not_fit",)
