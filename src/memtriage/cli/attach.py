@@ -37,9 +37,7 @@ def attach(
     from memtriage.session.attach import attach as watch_from_outside
     from memtriage.session.job_ranks import ranks_of
 
-    if not psutil.pid_exists(pid):
-        complain("memtriage attach", f"there is no process {pid}")
-        return 2
+    existed = psutil.pid_exists(pid)
     pids = ranks_of(pid) if all_ranks else [pid]
     try:
         report, context = watch_from_outside(pids, seconds, lambda line: complain("memtriage attach", line))
@@ -51,7 +49,8 @@ def attach(
             complain("memtriage attach", error)
         return 2 if status is None else status
     except OutsideError as error:
-        complain("memtriage attach", why_refused(error, pid, "attach"))
+        why = why_refused(error, pid, "attach") if existed else f"there is no process {pid}"
+        complain("memtriage attach", why)
         return 2
     if json:
         from memtriage.report.run.json_file import write_stream
