@@ -248,7 +248,10 @@ def test_the_command_reports_a_job(start: Callable[[str], Job], capfd: pytest.Ca
 
 @pytest.mark.parametrize(
     ("arguments", "why"),
-    [(["1", "--for", "long"], "invalid --for 'long': use 60s, 5m or 1h"), (["4194304"], "ended")],
+    [
+        (["1", "--for", "long"], "invalid --for 'long': use 60s, 5m or 1h"),
+        (["4194304"], "there is no process 4194304"),
+    ],
 )
 def test_what_cannot_be_watched(arguments: list[str], why: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["attach", *arguments]) == 2
