@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from memtriage.model.plan import Plan as Plan
     from memtriage.model.prediction import Horizon as Horizon
     from memtriage.model.prediction import Prediction as Prediction
+    from memtriage.model.priming import Priming as Priming
     from memtriage.model.recording import Recording as Recording
     from memtriage.model.recording import SnapshotError as SnapshotError
     from memtriage.model.report import RunReport as RunReport
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from memtriage.treat.phase import Phase as Phase
     from memtriage.treat.phase import PhasePolicy as PhasePolicy
     from memtriage.treat.phase import phase as phase
+    from memtriage.treat.priming import prime as prime
 
 __all__ = [
     "BuildError",
@@ -105,6 +107,7 @@ __all__ = [
     "PinningFailed",
     "Plan",
     "Prediction",
+    "Priming",
     "Recording",
     "Registration",
     "RunReport",
@@ -132,6 +135,7 @@ __all__ = [
     "phase",
     "plan",
     "predict",
+    "prime",
     "register_holder",
     "release_parking",
     "serve_metrics",
@@ -167,6 +171,7 @@ _HOMES: Final = {
     "PinningFailed": "treat.offload.pinned",
     "Plan": "model.plan",
     "Prediction": "model.prediction",
+    "Priming": "model.priming",
     "Recording": "model.recording",
     "Registration": "catalogue.registered",
     "RunReport": "model.report",
@@ -194,6 +199,7 @@ _HOMES: Final = {
     "phase": "treat.phase",
     "plan": "planning.api",
     "predict": "prediction.api",
+    "prime": "treat.priming",
     "register_holder": "catalogue.registered",
     "release_parking": "treat.parking.api",
     "serve_metrics": "integrations.metrics",

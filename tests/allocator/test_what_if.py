@@ -186,7 +186,9 @@ class TestScenarios:
             "expandable_segments:True",
             "max_split_size_mb:128",
             "max_split_size_mb:512",
+            "primed: 1 block, 8.6 GiB",
         ]
+        assert found["primed: 1 block, 8.6 GiB"].peak_reserved < found["as recorded"].peak_reserved
         assert found["as recorded"].peak_reserved == device.timeline.reserved.max()
         assert found["expandable_segments:True"].end_stranded < found["as recorded"].end_stranded
         assert all(outcome.fits for outcome in found.values())

@@ -188,7 +188,7 @@ RULES: Final = (
         slow=True,
     ),
     Rule(
-        r"memtriage run --(host-tuning|metrics).*|torchrun train\.py .*",
+        r"memtriage run --(host-tuning|metrics|prime).*|torchrun train\.py .*",
         "one more process that imports torch: what the options do is tested where they are made",
         as_typed,
         slow=True,

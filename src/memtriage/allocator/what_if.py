@@ -19,8 +19,10 @@ import msgspec
 from memtriage.allocator.blocks import SimBlock
 from memtriage.allocator.events import OutOfMemory
 from memtriage.allocator.feed import GIVEN_BACK, Feed
+from memtriage.allocator.priming import Blocks, PrimingChoice, PrimingPolicy, choose, prime
 from memtriage.allocator.recorded_start import StartingState, starting_state
 from memtriage.allocator.replay import recorded_settings
+from memtriage.allocator.requests import RequestLog, Requests
 from memtriage.allocator.restore import restore
 from memtriage.allocator.settings import NEWEST, AllocatorSettings, ConfError, parse_conf
 from memtriage.allocator.simulator import Simulator
@@ -34,6 +36,7 @@ from memtriage.model.recording import (
     DeviceRecording,
 )
 from memtriage.model.units import MIB
+from memtriage.model.units import size as in_words
 
 _BLOCK_EVENTS: Final = (ALLOC, FREE_REQUESTED, FREE_COMPLETED)
 
@@ -121,7 +124,59 @@ def scenarios(device: DeviceRecording, settings: Mapping[str, object]) -> tuple[
         Scenario(AS_RECORDED, outcome(recorded)),
         Scenario(EMPTIED, outcome(recorded, empty=True)),
         *(Scenario(name, outcome(tried)) for name, tried in alternatives(recorded).items()),
+        *_primed(device, recorded),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingPrimed:
+    """A recording with blocks allocated and freed before it. Both outcomes begin from an empty cache.
+
+    Attributes:
+        choice: the blocks, or none where nothing helps.
+        before, after: what comes of the recording without and with them.
+    """
+
+    choice: PrimingChoice
+    before: WhatIfOutcome
+    after: WhatIfOutcome
+
+
+def prime_recording(device: DeviceRecording, settings: AllocatorSettings) -> RecordingPrimed:
+    """Look for blocks to allocate before the program that was recorded."""
+    trace, memory = columns_of(device), known_memory(device)
+
+    def outcome(blocks: Blocks, log: RequestLog | None = None) -> WhatIfOutcome:
+        return what_if(
+            trace,
+            device.segments,
+            settings,
+            settings,
+            memory=memory,
+            from_empty_cache=True,
+            primed=blocks,
+            log=log,
+        )
+
+    log = RequestLog(settings)
+    before = outcome((), log)
+    choice = PrimingChoice()
+    if not settings.expandable_segments:
+        choice = choose(Requests(tuple(log.requests)), settings, RECORDED)
+    return RecordingPrimed(choice, before, outcome(choice.blocks) if choice.blocks else before)
+
+
+RECORDED: Final = PrimingPolicy(requests=1_000_000, patience=400_000, grid=40)
+"""A recording may have a million requests: a search of a second or two."""
+
+
+def _primed(device: DeviceRecording, settings: AllocatorSettings) -> tuple[Scenario, ...]:
+    found = prime_recording(device, settings)
+    if not found.choice.blocks:
+        return ()
+    blocks = found.choice.blocks
+    name = f"primed: {len(blocks)} block{'s' if len(blocks) > 1 else ''}, {in_words(sum(blocks))}"
+    return (Scenario(name, found.after),)
 
 
 def alternatives(recorded: AllocatorSettings) -> dict[str, AllocatorSettings]:
@@ -157,6 +212,8 @@ def what_if(
     empty_cache_after: Sequence[int] = (),
     empty_cache_at_end: bool = False,
     from_empty_cache: bool = False,
+    primed: Blocks = (),
+    log: RequestLog | None = None,
 ) -> WhatIfOutcome:
     """Replay a recording under other settings.
 
@@ -170,12 +227,15 @@ def what_if(
         empty_cache_after: indices of events after which to call `empty_cache()`.
         empty_cache_at_end: call it after the last event.
         from_empty_cache: begin with what was alive and nothing else, whatever the settings.
+        primed: sizes of blocks that are allocated and freed first; only with `from_empty_cache`.
+        log: collects what is asked for.
     """
-    simulator = Simulator(settings, capacity=memory.capacity, limit=memory.limit)
+    simulator = Simulator(settings, capacity=memory.capacity, limit=memory.limit, hook=log)
     start = starting_state(trace, segments, recorded)
     failed_at: int | None = None
     recorded_ooms = met = 0
     try:
+        prime(simulator, primed)
         as_it_was = settings == recorded and not from_empty_cache
         live = restore(simulator, start) if as_it_was else _allocate_again(simulator, start)
     except OutOfMemory:
@@ -194,6 +254,8 @@ def what_if(
         elif kind in GIVEN_BACK:
             if memory == UNLIMITED and not flushing:
                 feed.empty_cache(index)
+                if log is not None:
+                    log.emptied()
             flushing = True
         elif kind == OOM:
             recorded_ooms += 1

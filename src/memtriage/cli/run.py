@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -45,6 +46,8 @@ Options (before SCRIPT; arguments after SCRIPT or MODULE go to the script):
                     Serve Prometheus metrics, on this machine unless HOST is
                     given. Each rank listens at PORT plus its local rank.
   --listen          Answer `memtriage census --pid N` while the script runs.
+  --prime           Predict first, then allocate and free blocks with which
+                    less GPU memory is reserved (restarts once).
   --host-tuning     Restart once with malloc settings that return freed host
                     memory to the system.
   -m MODULE         Run a module, as python -m does.
@@ -61,7 +64,7 @@ USAGE_STATUS = 2
 """Exit status of bad usage and of input that cannot be read."""
 
 
-_FLAGS = ("--host-tuning", "--per-microbatch", "--listen")
+_FLAGS = ("--host-tuning", "--per-microbatch", "--listen", "--prime")
 _LOCAL_RANK = re.compile(r"--local[_-]rank(=.*)?", re.DOTALL)
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?")
 _VALUES = {"-o": "a directory", "--json": "a file", "--metrics": "[HOST:]PORT", "--fail-on": "verdicts"}
@@ -81,6 +84,7 @@ class RunOptions:
         directory: `-o` as given; None for the default.
         json_path: `--json` as given; None without it.
         host_tuning: `--host-tuning` was given.
+        prime: `--prime` was given.
         per_microbatch: `--per-microbatch` was given.
         metrics: `--metrics` as given; None without it.
         listen: `--listen` was given.
@@ -91,6 +95,7 @@ class RunOptions:
     directory: Path | None = None
     json_path: Path | None = None
     host_tuning: bool = False
+    prime: bool = False
     per_microbatch: bool = False
     metrics: str | None = None
     listen: bool = False
@@ -125,6 +130,17 @@ def main(argv: list[str]) -> int:
         from memtriage.treat.host_tuning import restart_tuned
 
         restart_tuned()
+    before_program = None
+    if options.prime:
+        from memtriage.cli.primed import choice_in_environment, restart_primed
+
+        priming = choice_in_environment()
+        if priming is None:
+            restart_primed(options.target)
+        else:
+            from memtriage.treat.priming import begin_primed
+
+            before_program = partial(begin_primed, priming)
     # Imported late: a mistyped command line should not wait for the watch to load.
     from memtriage.session.run import run_watched
 
@@ -136,6 +152,7 @@ def main(argv: list[str]) -> int:
         metrics=metrics,
         listen=options.listen,
         fail_on=fail_on,
+        before_program=before_program,
     )
 
 
@@ -178,6 +195,7 @@ def parse(argv: Sequence[str]) -> RunOptions:
         directory=Path(values["-o"]) if "-o" in values else None,
         json_path=Path(values["--json"]) if "--json" in values else None,
         host_tuning="--host-tuning" in flags,
+        prime="--prime" in flags,
         per_microbatch="--per-microbatch" in flags,
         metrics=values.get("--metrics"),
         listen="--listen" in flags,

@@ -78,6 +78,18 @@ def split_processes(total: int, in_use: int, processes: ProcessUse | str, own_pi
     return DriverUse(total=total, used=in_use, processes=others, own=own, source=source)
 
 
+def first_device_name() -> str | None:
+    """The name of the machine's first GPU, without CUDA; None where NVML does not report one."""
+    try:
+        nvml = _nvml()
+    except _NotReported:
+        return None
+    try:
+        return str(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByIndex(0)))
+    except nvml.NVMLError:
+        return None
+
+
 def process_memory(pid: int, visible: str | None) -> dict[str, int]:
     """Return the memory of any process on each CUDA device, as NVML counts it; none where it cannot say.
 

@@ -48,7 +48,7 @@ class TrainingHooks:
         self._events = events
         self._guarded = attach
         self._undo: list[Callable[[], None]] = []
-        self._finder: _TorchImport | None = None
+        self._finder: TorchImport | None = None
         self._pid = os.getpid()
 
     def install(self) -> None:
@@ -57,11 +57,8 @@ class TrainingHooks:
         torch is not imported early: scripts set `CUDA_VISIBLE_DEVICES`, `PYTORCH_CUDA_ALLOC_CONF` or
         `OMP_NUM_THREADS` before they import it.
         """
-        if "torch" in sys.modules:
-            self._arrived()
-        else:
-            self._finder = _TorchImport(self._arrived)
-            sys.meta_path.insert(0, self._finder)
+        self._finder = TorchImport(self._arrived)
+        self._finder.install()
 
     def remove(self) -> None:
         """Puts everything back as it was; hooks that others put around ours meanwhile stay theirs."""
@@ -164,12 +161,19 @@ _STEP_FILE: Final = os.path.join("torch", "optim", "optimizer.py")
 """`Optimizer.profile_hook_step` wraps the `step` of every optimizer in a function of this name."""
 
 
-class _TorchImport(importlib.abc.MetaPathFinder):
+class TorchImport(importlib.abc.MetaPathFinder):
     """Calls back once, right after `import torch` has run the package."""
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback = callback
         self._searching = False
+
+    def install(self) -> None:
+        """Call back now if torch is there, else after its import."""
+        if "torch" in sys.modules:
+            self._callback()
+        else:
+            sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
         if self in sys.meta_path:
@@ -197,7 +201,7 @@ class _TorchImport(importlib.abc.MetaPathFinder):
 class _CallingLoader(importlib.abc.Loader):
     """The real loader, with a call back behind `exec_module`; leaves no trace on the module."""
 
-    def __init__(self, loader: Any, finder: _TorchImport) -> None:
+    def __init__(self, loader: Any, finder: TorchImport) -> None:
         self._loader = loader
         self._finder = finder
 

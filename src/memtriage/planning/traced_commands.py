@@ -9,8 +9,10 @@ import msgspec
 
 from memtriage.model.plan import Plan
 from memtriage.model.prediction import Prediction
+from memtriage.model.priming import Priming
 from memtriage.model.target import TraceTarget
 from memtriage.planning.api import plan_program
+from memtriage.planning.priming import plan_priming
 from memtriage.prediction.api import predict_program
 from memtriage.prediction.build import Build, load
 from memtriage.prediction.many_steps.api import horizon_of_program
@@ -49,6 +51,15 @@ def plan(target: dict[str, Any], options: dict[str, Any]) -> Plan:
         ValueError: the target or an option cannot be used.
     """
     return plan_program(_program(target), **options)
+
+
+def prime(target: dict[str, Any], options: dict[str, Any]) -> Priming:
+    """Choose blocks for a target; `options` are keyword arguments of `planning.priming.plan_priming`.
+
+    Raises:
+        ValueError: the target or an option cannot be used.
+    """
+    return plan_priming(_program(target), **options)
 
 
 def _shaped(given: dict[str, Any], steps: int, lengths: str | None) -> ShapedBuild | ShapedScript:

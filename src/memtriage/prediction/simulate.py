@@ -8,6 +8,8 @@ from itertools import product
 from typing import Final
 
 from memtriage.allocator.blocks import SimBlock
+from memtriage.allocator.events import Hook
+from memtriage.allocator.priming import Blocks, prime
 from memtriage.allocator.settings import AllocatorSettings
 from memtriage.allocator.simulator import Simulator
 from memtriage.prediction.lifetimes import FREE, AllocationTrace
@@ -28,6 +30,8 @@ class Replay:
 
     Args:
         limit: bytes that the process may reserve; None for no limit.
+        hook: called with every event of the allocator.
+        primed: sizes of the blocks that are allocated and freed first.
 
     Attributes:
         simulator: the allocator.
@@ -41,8 +45,11 @@ class Replay:
         settings: AllocatorSettings,
         device_memory: int,
         limit: int | None = None,
+        hook: Hook | None = None,
+        primed: Blocks = (),
     ) -> None:
-        self.simulator = Simulator(settings, device_memory=device_memory, limit=limit)
+        self.simulator = Simulator(settings, device_memory=device_memory, limit=limit, hook=hook)
+        prime(self.simulator, primed)
         self.position = self.peak = self.peak_event = 0
         self._recording = recording
         self._live: dict[int, SimBlock] = {}
@@ -155,18 +162,20 @@ def replay(
     device_memory: int,
     steps: int,
     limit: int | None = None,
+    primed: Blocks = (),
 ) -> list[StepCounters]:
     """The counters of each step of a recording.
 
     Args:
         limit: bytes that the process may reserve; None for no limit.
+        primed: sizes of the blocks that are allocated and freed first.
 
     Raises:
         memtriage.allocator.events.OutOfMemory: the limit is too small, even after the cache was flushed.
     """
-    fed = Replay(recording, settings, device_memory, limit)
+    fed = Replay(recording, settings, device_memory, limit, primed=primed)
     simulator = fed.simulator
-    begins = recording.starts(steps)
+    begins = step_starts(recording, steps)
     counters: list[StepCounters] = []
     for step in range(-1, steps):
         fed.reset_peaks()
@@ -176,6 +185,15 @@ def replay(
                 StepCounters(fed.peak, simulator.peak_reserved, simulator.allocated, fed.peak_event)
             )
     return counters
+
+
+def step_starts(recording: AllocationTrace, steps: int) -> list[int]:
+    """Index of the first event of each step."""
+    starts: dict[int, int] = {}
+    for marker in recording.markers:
+        if marker.step >= 0:
+            starts.setdefault(marker.step, marker.event)
+    return [starts[step] for step in range(steps)]
 
 
 def phase_at(recording: AllocationTrace, event: int) -> str:

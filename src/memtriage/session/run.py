@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +44,7 @@ def run_watched(
     metrics: Address | None = None,
     listen: bool = False,
     fail_on: Collection[Verdict] = (),
+    before_program: Callable[[Path, Callable[[str], None]], None] | None = None,
 ) -> int:
     """Run a program under a watch; print the report and write the JSON at its end.
 
@@ -56,6 +57,7 @@ def run_watched(
         listen: answer those who ask this process for a census (`memtriage census --pid`).
         fail_on: verdicts after which a program that succeeded fails. The first rank decides, by the merged
             report; a report that could not be made counts as `error`.
+        before_program: called before the program, with the folder of the record and what prints a line.
 
     Returns:
         The status to exit with: the program's own, or `FAILED_STATUS`.
@@ -94,6 +96,8 @@ def run_watched(
         session.start()
         if listener is not None:
             listener.start()
+        if before_program is not None:
+            before_program(session.path.parent, say or (lambda text: None))
 
     def end(outcome: ProgramEnd) -> Verdict | None:
         with enough_depth(), own_processor_time():

@@ -190,7 +190,7 @@ def gpt2_lengths(device: Any) -> Any:
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config()).to(device)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters())
-    lengths = iter([700, 1024, 512, 900] * 8)
+    lengths = itertools.cycle([700, 1024, 512, 900])
 
     def step() -> None:
         ids = torch.randint(0, 50257, (8, next(lengths)), device=device)
@@ -537,7 +537,7 @@ def opt_lengths(device: Any) -> Any:
     model.train()
     optimizer = torch.optim.Adam(model.parameters())
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
-    lengths = iter([[512, 300, 411, 498], [800, 1011, 640, 77], [650, 640, 321, 333]] * 8)
+    lengths = itertools.cycle([[512, 300, 411, 498], [800, 1011, 640, 77], [650, 640, 321, 333]])
 
     def step() -> None:
         each = torch.tensor(next(lengths))

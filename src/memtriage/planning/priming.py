@@ -1,0 +1,154 @@
+"""From a program to the blocks with which its memory packs closely."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from memtriage.allocator.priming import POLICY, PrimingChoice, PrimingPolicy, choose, peak_reserved
+from memtriage.allocator.requests import Requests
+from memtriage.allocator.settings import parse_conf, parse_version
+from memtriage.allocator.what_if import prime_recording, settings_of
+from memtriage.model.priming import Priming, PrimingCheck
+from memtriage.model.recording import Recording
+from memtriage.model.units import size
+from memtriage.observe.driver import first_device_name
+from memtriage.prediction.build import Build
+from memtriage.prediction.gpu_kinds import GPU_KINDS, GpuKind, machine
+from memtriage.prediction.requests import requests_of
+from memtriage.prediction.simulate import replay
+from memtriage.prediction.trace import Trace, trace
+from memtriage.prediction.watch import TracedProgram
+
+MEASURED: Final = "h200"
+"""The kind of GPU that predictions were measured on."""
+STEPS: Final = 6
+"""Steps that are traced. Blocks chosen on two made two of four workloads worse than without them."""
+
+
+def plan_priming(
+    build: Build | TracedProgram,
+    *,
+    allocator_conf: str | None = None,
+    gpu: str = MEASURED,
+    torch_version: str | None = None,
+    world_size: int = 1,
+    rank: int = 0,
+    policy: PrimingPolicy = POLICY,
+) -> Priming:
+    """The blocks to allocate before a program, or why none would help. Allocates nothing.
+
+    Args:
+        build: a build function, or another program.
+        allocator_conf: None for the settings that the environment and the program set.
+        gpu, torch_version, world_size, rank: as in `memtriage.predict`.
+        policy: how much is tried.
+
+    Raises:
+        BuildError: the program cannot be traced; the text says what to change.
+        ValueError: another argument cannot be used.
+    """
+    begun = time.perf_counter()
+    kind = machine(gpu)
+    version = parse_version(torch_version)
+    parse_conf(allocator_conf or "", version)
+    traced = trace(build, kind, version, STEPS, world_size, rank, allocator_conf=allocator_conf)
+    priming = priming_of_trace(traced, kind, policy)
+    priming.seconds = time.perf_counter() - begun
+    return priming
+
+
+def priming_of_trace(traced: Trace, kind: GpuKind, policy: PrimingPolicy = POLICY) -> Priming:
+    """The blocks for a traced program, or why none would help."""
+    counters = replay(traced.recording, traced.settings, kind.memory, traced.steps)
+    allocated = max(counter.peak_allocated for counter in counters)
+    reserved = max(counter.peak_reserved for counter in counters)
+    requests = requests_of(traced, kind.memory)
+    large = peak_reserved(requests.all(), traced.settings) or 0
+    if traced.settings.expandable_segments:
+        choice = PrimingChoice()
+        reason: str | None = _EXPANDABLE
+    else:
+        choice = choose(requests, traced.settings, policy)
+        reason = _reason(choice, kind, requests)
+    others = reserved - large
+    before = choice.checks[0].before if choice.checks else large
+    after = choice.checks[0].after if choice.checks and reason is None else before
+    return Priming(
+        blocks=[] if reason is not None else list(choice.blocks),
+        allocated=allocated,
+        reserved_before=others + before,
+        reserved_after=others + after,
+        steps=max(traced.steps, policy.horizon) if requests.steps else 0,
+        checks=[
+            PrimingCheck(name=check.name, before=check.before, after=check.after) for check in choice.checks
+        ],
+        reason=reason,
+        allocator_conf=traced.conf,
+        seconds=0.0,
+        notes=list(traced.notes),
+    )
+
+
+def _reason(choice: PrimingChoice, kind: GpuKind, requests: Requests) -> str | None:
+    if not any(size for _, size in requests.all()):
+        return "there is no block of more than 1 MiB"
+    if not choice.blocks:
+        if choice.rejected:
+            return "what helps on the predicted steps does not with other lengths or orders"
+        return _NOTHING
+    if sum(choice.blocks) + kind.outside > kind.memory:
+        return f"the blocks take {size(sum(choice.blocks))}, more than {kind.name} has"
+    return None
+
+
+def priming_of_recording(recording: Recording) -> Priming:
+    """The blocks for the program of a memory snapshot, or why none would help.
+
+    Of several devices the one that reserved most counts. Peaks are those of the recording.
+
+    Raises:
+        ValueError: the snapshot has no event of any device.
+    """
+    begun = time.perf_counter()
+    devices = [device for device in recording.devices if len(device.events)]
+    if not devices:
+        raise ValueError(
+            "the snapshot has no events: record them with torch.cuda.memory._record_memory_history"
+        )
+    device = max(devices, key=lambda device: int(device.timeline.reserved.max()))
+    settings = settings_of(recording.settings)
+    primed = prime_recording(device, settings)
+    reason = None
+    if settings.expandable_segments:
+        reason = _EXPANDABLE
+    elif not primed.choice.blocks:
+        reason = _NOTHING
+    elif not primed.after.fits and primed.before.fits:
+        reason = "memory would not suffice with the blocks"
+    after = primed.before if reason is not None else primed.after
+    return Priming(
+        blocks=[] if reason is not None else list(primed.choice.blocks),
+        allocated=primed.before.peak_allocated,
+        reserved_before=primed.before.peak_reserved,
+        reserved_after=after.peak_reserved,
+        steps=0,
+        checks=[
+            PrimingCheck(name=check.name, before=check.before, after=check.after)
+            for check in primed.choice.checks
+        ],
+        reason=reason,
+        allocator_conf=str(recording.settings.get("PYTORCH_CUDA_ALLOC_CONF") or ""),
+        seconds=time.perf_counter() - begun,
+        notes=["of a recording only what it holds is known: the choice was not checked with other lengths"],
+    )
+
+
+def gpu_here() -> str:
+    """The kind of the first GPU of this machine; `MEASURED` where there is none, or none that is known."""
+    name = first_device_name()
+    return next((key for key, kind in GPU_KINDS.items() if kind.name == name), MEASURED)
+
+
+_EXPANDABLE: Final = "expandable segments are on, which have no fixed sizes"
+_NOTHING: Final = "no choice of blocks lowers what is reserved by 0.5 %"

@@ -1,0 +1,250 @@
+"""Priming: blocks that are allocated and freed before a program, so that its memory packs closely."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+from memtriage.model.priming import Priming
+from memtriage.observe.hooks import TorchImport
+from memtriage.process.stdlib import os
+
+if TYPE_CHECKING:
+    from memtriage.model.recording import Recording
+
+FILE: Final = "priming.json"
+"""What `run --prime` expected, in the folder of the run's record."""
+
+
+def prime(
+    build: Callable[[Any], Any] | None = None,
+    *,
+    snapshot: str | os.PathLike[str] | Recording | None = None,
+    run: str | os.PathLike[str] | None = None,
+) -> Priming:
+    """Make memory pack closely: allocate and free some blocks before the model is built.
+
+    The blocks are chosen by simulation, on the steps of the program and on variations of them. Their segments
+    stay in the allocator's cache and serve what comes after. Call it first: before the model, and before
+    anything else is on the GPU. Results of the program do not change. Sizes are bytes.
+
+    Args:
+        build: returns `(model, optimizer, step)`, as for `memtriage.predict`; six steps are predicted.
+        snapshot: a memory snapshot of an earlier run, or its file; recorded from the beginning of the run.
+        run: the directory of an earlier `memtriage run --prime`: what was chosen then is used again.
+
+    Returns:
+        The blocks, what is reserved without and with them, or why they would not help. `primed` tells whether
+        they were allocated here; not where CUDA is not available or memory does not suffice (see `notes`).
+
+    Raises:
+        ValueError: not exactly one argument is given, the program cannot be traced, or there is no such run.
+        memtriage.SnapshotError: the file is no snapshot.
+
+    Limits: one device, its default stream, and the allocator's settings of this process. Each
+    `torch.cuda.empty_cache()` gives back what is free then, and with it what was primed.
+    """
+    given = [
+        name for name, value in (("build", build), ("snapshot", snapshot), ("run", run)) if value is not None
+    ]
+    if len(given) != 1:
+        raise ValueError(f"{' and '.join(given) or 'nothing'} given; expected one of build, snapshot and run")
+    if build is not None:
+        with _random_state_kept():
+            priming = _of_build(build)
+    elif snapshot is not None:
+        priming = _of_snapshot(snapshot)
+    else:
+        assert run is not None
+        priming = read_priming(Path(run))
+    return prime_device(priming)
+
+
+def prime_device(priming: Priming, device: int | None = None) -> Priming:
+    """Allocate and free the blocks of a choice on a device; the current one by default.
+
+    Returns the same object, with `primed` set and notes added.
+    """
+    if not priming.helps:
+        return priming
+    import torch
+
+    if not torch.cuda.is_available():
+        priming.notes.append("CUDA is not available here: nothing was allocated")
+        return priming
+    index = torch.cuda.current_device() if device is None else device
+    reserved = torch.cuda.memory_reserved(index)
+    if reserved:
+        priming.notes.append(f"{reserved} bytes were reserved before: the figures do not hold for them")
+    failure = allocate(priming.blocks, CudaBlocks(index))
+    priming.primed = failure is None
+    if failure is not None:
+        priming.notes.append(f"memory does not suffice for the blocks ({failure}): nothing is primed")
+    return priming
+
+
+class BlockSource(Protocol):
+    """What blocks are allocated from."""
+
+    def allocate(self, size: int) -> Any:
+        """Allocate a block; raises MemoryError or RuntimeError where there is no memory."""
+
+    def free(self, block: Any) -> None: ...
+
+    def give_back(self) -> None:
+        """Give cached memory back to the driver."""
+
+    def forget_peaks(self) -> None:
+        """Let the peaks begin again."""
+
+
+class CudaBlocks:
+    """Blocks of PyTorch's allocator, on the default stream of a device. No tensor is made."""
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+
+    def allocate(self, size: int) -> Any:
+        """See `BlockSource`."""
+        import torch
+
+        return torch.cuda.caching_allocator_alloc(size, self._device, 0)
+
+    def free(self, block: Any) -> None:
+        """See `BlockSource`."""
+        import torch
+
+        torch.cuda.caching_allocator_delete(block)
+
+    def give_back(self) -> None:
+        """See `BlockSource`."""
+        import torch
+
+        torch.cuda.empty_cache()
+
+    def forget_peaks(self) -> None:
+        """See `BlockSource`."""
+        import torch
+
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+
+def allocate(sizes: Sequence[int], source: BlockSource) -> str | None:
+    """Allocate blocks of these sizes and free them all; says why where memory does not suffice.
+
+    Then all is given back, so that the program finds the device as it would have.
+    """
+    live: list[Any] = []
+    failure = None
+    try:
+        for size in sizes:
+            live.append(source.allocate(size))
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError
+        failure = str(error).splitlines()[0] if str(error) else type(error).__name__
+    for block in live:
+        source.free(block)
+    if failure is not None:
+        source.give_back()
+    source.forget_peaks()
+    return failure
+
+
+def begin_primed(priming: Priming, folder: Path, say: Callable[[str], None]) -> None:
+    """Arrange that a program that begins now is primed, and report what is expected.
+
+    Nothing is imported or initialized for it: the program is primed when it initializes CUDA, which comes
+    before its first allocation. So it may still choose devices, set options or fork.
+
+    Args:
+        priming: what was chosen.
+        folder: of the run's record; gets `FILE`.
+        say: prints a line.
+    """
+    say(f"--prime: {priming.in_words()}")
+    file = folder / FILE
+    _write(priming, file)
+    if not priming.helps:
+        return
+    local_rank = int(os.environ.get("LOCAL_RANK") or 0)
+
+    def begun() -> None:
+        known = len(priming.notes)
+        try:
+            import torch
+
+            prime_device(priming, local_rank if local_rank < torch.cuda.device_count() else 0)
+        except Exception as error:  # the program is to run, primed or not
+            priming.notes.append(f"priming failed ({type(error).__name__}: {error})")
+        for note in priming.notes[known:]:
+            say(f"--prime: {note}")
+        _write(priming, file)
+
+    TorchImport(partial(_call_when_cuda_begins, begun, os.getpid())).install()
+
+
+def _call_when_cuda_begins(call: Callable[[], None], pid: int) -> None:
+    """Call once this process, but no fork of it, has initialized CUDA; at once if it has."""
+    import torch
+
+    torch.cuda._lazy_call(lambda: call() if os.getpid() == pid else None)
+
+
+def _write(priming: Priming, file: Path) -> None:
+    with suppress(OSError):
+        file.write_bytes(msgspec.json.encode(priming))
+
+
+def read_priming(directory: Path) -> Priming:
+    """What the newest run below a directory was primed with.
+
+    Raises:
+        ValueError: no run there was started with `--prime`, or its file cannot be read.
+    """
+    files = sorted(directory.rglob(FILE), key=lambda path: path.stat().st_mtime)
+    if not files:
+        raise ValueError(f"no run in {str(directory)!r} was recorded by `memtriage run --prime`")
+    try:
+        priming = msgspec.json.decode(files[-1].read_bytes(), type=Priming)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ValueError(f"cannot read {files[-1]}: {error}") from None
+    priming.primed = False
+    return priming
+
+
+def _of_build(build: Callable[[Any], Any]) -> Priming:
+    from memtriage.planning.priming import gpu_here, plan_priming
+
+    return plan_priming(build, gpu=gpu_here())
+
+
+def _of_snapshot(snapshot: str | os.PathLike[str] | Recording) -> Priming:
+    from memtriage.model.recording import Recording
+    from memtriage.planning.priming import priming_of_recording
+    from memtriage.snapshots.read import load_snapshot
+
+    recording = snapshot if isinstance(snapshot, Recording) else load_snapshot(snapshot)
+    return priming_of_recording(recording)
+
+
+@contextmanager
+def _random_state_kept() -> Iterator[None]:
+    """Leave the random state of Python, NumPy and torch's CPU generator as it was."""
+    import random
+
+    import torch
+
+    numpy = sys.modules.get("numpy")
+    python, others = random.getstate(), None if numpy is None else numpy.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            if numpy is not None:
+                numpy.random.set_state(others)

@@ -1,0 +1,114 @@
+"""The search for blocks to allocate first: it helps where it can, and under other circumstances."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from memtriage.allocator.driver import Driver
+from memtriage.allocator.priming import (
+    POLICY,
+    Circumstance,
+    OtherAddresses,
+    choose,
+    peak_reserved,
+    prime,
+)
+from memtriage.allocator.requests import EMPTIED, FREE, Request, Requests, StepRequests, repeated
+from memtriage.allocator.settings import parse_conf
+from memtriage.allocator.simulator import Simulator
+
+MIB = 1 << 20
+TORCH = parse_conf("", "2.11")
+QUICK = replace(POLICY, requests=200_000, patience=60_000, grid=60)
+
+
+def growing_activations(steps: int = 6) -> Requests:
+    """Activations that are freed in their order, and a large block that only merged memory has room for."""
+    blocks: list[StepRequests] = []
+    number = 100
+    for _ in range(steps):
+        made: list[Request] = []
+        small = [(number + place, (12 + place) * MIB) for place in range(20)]
+        made += small
+        made += [(block, FREE) for block, _ in small]
+        made += [(number + 50, 300 * MIB), (number + 50, FREE)]
+        blocks.append(StepRequests(tuple(made), forward=20))
+        number += 100
+    return Requests(((0, 40 * MIB),), tuple(blocks))
+
+
+def test_blocks_help_where_memory_never_merges() -> None:
+    requests = growing_activations()
+    before = peak_reserved(requests.all(), TORCH)
+    choice = choose(requests, TORCH, QUICK)
+    assert choice.blocks == tuple(sorted(choice.blocks, reverse=True))
+    after = peak_reserved(repeated(requests, 40).all(), TORCH, choice.blocks)
+    assert before is not None and after is not None
+    assert after < 0.7 * before
+    assert (choice.checks[0].before, choice.checks[0].after) == (before, after)
+    assert all(check.after <= check.before * 1.005 for check in choice.checks)
+
+
+def test_a_search_gives_the_same_blocks_each_time() -> None:
+    assert choose(growing_activations(), TORCH, QUICK) == choose(growing_activations(), TORCH, QUICK)
+
+
+def test_nothing_is_chosen_where_nothing_can_be_gained() -> None:
+    one = Requests(
+        ((0, 40 * MIB),), (StepRequests(((1, 64 * MIB), (1, FREE))), StepRequests(((2, 64 * MIB), (2, FREE))))
+    )
+    choice = choose(one, TORCH, QUICK)
+    assert choice.blocks == ()
+    assert all(check.before == check.after for check in choice.checks)
+
+
+def test_a_program_without_large_blocks_needs_none() -> None:
+    assert choose(Requests(()), TORCH, QUICK).blocks == ()
+
+
+def test_a_choice_that_fails_under_one_circumstance_is_not_made() -> None:
+    """With 8 GiB more from the beginning, every choice that leaves no room reserves a segment more."""
+    hopeless = replace(
+        QUICK, checked_under=(Circumstance(), Circumstance(unpredicted=8 << 30)), tolerance=-0.5
+    )
+    choice = choose(growing_activations(), TORCH, hopeless)
+    assert choice.blocks == ()
+    assert choice.rejected > 0
+
+
+def test_an_emptied_cache_gives_primed_segments_back() -> None:
+    requests = [(EMPTIED, FREE), (1, 64 * MIB)]
+    assert peak_reserved(requests, TORCH, (100 * MIB,)) == 100 * MIB
+    assert peak_reserved([*requests, (2, 64 * MIB)], TORCH, (100 * MIB,)) == 128 * MIB
+
+
+def test_a_trial_ends_above_its_limit() -> None:
+    assert peak_reserved([(1, 64 * MIB)], TORCH, limit=63 * MIB) is None
+    assert peak_reserved([(1, 64 * MIB)], TORCH, limit=64 * MIB) == 64 * MIB
+
+
+def test_each_primed_block_gets_a_segment() -> None:
+    simulator = Simulator(TORCH)
+    prime(simulator, (64 * MIB, 40 * MIB))
+    assert (simulator.reserved, simulator.allocated) == (104 * MIB, 0)
+    assert sorted(segment.size for segment in simulator.snapshot()) == [40 * MIB, 64 * MIB]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_other_addresses_are_distinct_and_leave_sizes_as_they_are(seed: int) -> None:
+    requests = growing_activations(2).all()
+    given = OtherAddresses(seed)
+    addresses = [given.place(64 * MIB) for _ in range(200)]
+    assert len(set(addresses)) == 200
+    assert (addresses == sorted(addresses)) == (seed == 0)
+    for driver in (Driver(), OtherAddresses(seed)):
+        simulator = Simulator(TORCH, driver=driver)
+        live = {}
+        for block, size in requests:
+            if size:
+                live[block] = simulator.malloc(size)
+            else:
+                simulator.free(live.pop(block))
+        assert simulator.allocated == 40 * MIB

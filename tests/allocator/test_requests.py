@@ -1,0 +1,128 @@
+"""Steps of a program, played again, in other orders, with shorter batches and with evaluations."""
+
+from __future__ import annotations
+
+from memtriage.allocator.events import AllocatorEvent
+from memtriage.allocator.requests import (
+    EMPTIED,
+    FREE,
+    RequestLog,
+    Requests,
+    StepRequests,
+    evaluated,
+    reordered,
+    repeated,
+    settled,
+    shortened,
+)
+from memtriage.allocator.settings import parse_conf
+
+MIB = 1 << 20
+WEIGHT = 8 * MIB
+ACTIVATION = 30 * MIB
+
+
+def step(first: int, activation: int = ACTIVATION, *, state: int | None = None) -> StepRequests:
+    """A gradient, an activation; the one before it leaves its activation to this one."""
+    made = [(first, activation), (first + 1, WEIGHT)]
+    lasting = [] if state is None else [(state, WEIGHT)]
+    freed = [(first, FREE), (first + 1, FREE)]
+    return StepRequests((*made, *lasting, *freed), forward=1)
+
+
+def alike(steps: int = 3) -> Requests:
+    first = step(10, state=5)
+    return Requests(((0, WEIGHT),), (first, *(step(20 + 10 * number) for number in range(steps - 1))))
+
+
+def differing() -> Requests:
+    return Requests(((0, WEIGHT),), tuple(step(10 * size, size * MIB) for size in (20, 30, 40, 50)))
+
+
+def balance(requests: Requests) -> int:
+    """Bytes that are alive at the end; fails where a block is made or freed twice."""
+    live: dict[int, int] = {}
+    for block, size in requests.all():
+        if size:
+            assert block not in live
+            live[block] = size
+        elif block != EMPTIED:
+            live.pop(block)
+    return sum(live.values())
+
+
+def sizes(played: StepRequests) -> list[int]:
+    return [size for _, size in played.requests if size]
+
+
+def test_alike_steps_go_on_as_the_last_one() -> None:
+    longer = repeated(alike(), 40)
+    assert len(longer.steps) == 40
+    assert {tuple(sizes(one)) for one in longer.steps[1:]} == {(ACTIVATION, WEIGHT)}
+    assert balance(longer) == balance(alike()) == 2 * WEIGHT
+    assert settled(alike())
+
+
+def test_differing_steps_come_again_in_their_order_without_the_first() -> None:
+    longer = repeated(differing(), 8)
+    assert [sizes(one)[0] // MIB for one in longer.steps] == [20, 30, 40, 50, 30, 40, 50, 30]
+    assert not settled(differing())
+
+
+def test_a_block_that_a_step_leaves_to_the_next_is_freed_once_per_step() -> None:
+    crossing = Requests(
+        (),
+        (
+            StepRequests(((1, ACTIVATION),)),
+            StepRequests(((2, ACTIVATION), (1, FREE))),
+            StepRequests(((3, ACTIVATION), (2, FREE))),
+            StepRequests(((4, ACTIVATION), (3, FREE))),
+        ),
+    )
+    longer = repeated(crossing, 20)
+    assert balance(longer) == ACTIVATION
+    assert all(len(one.requests) == 2 for one in longer.steps[1:])
+
+
+def test_a_step_played_again_makes_no_second_set_of_what_lasts() -> None:
+    late = Requests((), (step(10), step(20, state=3), step(30, 31 * MIB), step(40, 33 * MIB)))
+    assert balance(repeated(late, 12)) == balance(late) == WEIGHT
+
+
+def test_other_orders_keep_all_steps() -> None:
+    assert reordered(alike(), 0) is None
+    other = reordered(differing(), 0)
+    assert other is not None
+    assert sorted(sizes(one)[0] // MIB for one in other.steps[:4]) == [20, 30, 40, 50]
+    assert balance(other) == WEIGHT
+
+
+def test_shorter_batches_shrink_what_does_not_last() -> None:
+    shorter = shortened(alike(), (0.5, 1.0))
+    assert sizes(shorter.steps[0]) == [ACTIVATION, WEIGHT, WEIGHT]
+    assert sizes(shorter.steps[1]) == [ACTIVATION // 2, WEIGHT]
+    assert sizes(shorter.steps[2]) == [ACTIVATION, WEIGHT]
+    assert balance(shorter) == 2 * WEIGHT
+
+
+def test_an_evaluation_keeps_only_the_last_few_blocks() -> None:
+    after = evaluated(alike(), kept=1)
+    assert len(after.steps) == 5
+    assert sizes(after.steps[2]) == [ACTIVATION]
+    assert balance(after) == balance(alike())
+
+
+def test_a_log_has_the_large_blocks_of_the_default_stream() -> None:
+    log = RequestLog(parse_conf("", "2.11"))
+    for action, address, size, stream in (
+        ("alloc", 1, 2 * MIB, 0),
+        ("alloc", 2, MIB, 0),
+        ("alloc", 3, 2 * MIB, 7),
+        ("free_requested", 1, 2 * MIB, 0),
+        ("free_completed", 1, 2 * MIB, 0),
+        ("free_completed", 3, 2 * MIB, 7),
+        ("alloc", 1, 3 * MIB, 0),
+    ):
+        log(AllocatorEvent(action, address, size, stream, (0, 0)))  # type: ignore[arg-type]
+    log.emptied()
+    assert log.requests == [(0, 2 * MIB), (0, FREE), (1, 3 * MIB), (EMPTIED, FREE)]

@@ -1,0 +1,73 @@
+"""`memtriage run --prime`: predicted in a child process, then started again as if nothing had been done."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memtriage.cli import primed, run
+from memtriage.model.priming import no_priming
+from memtriage.session.runner import ScriptTarget
+
+SCRIPT = """
+import os, sys
+print(sorted(name for name in ("msgspec", "typer", "numpy", "torch") if name in sys.modules))
+print("MEMTRIAGE_PRIMING" in os.environ, sys.argv[1:], os.getpid())
+"""
+
+
+def test_nothing_of_the_prediction_is_left_in_the_program(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    said = {}
+    for flag in ([], ["--prime"]):
+        folder = tmp_path / f"run{len(flag)}"
+        done = subprocess.run(
+            [sys.executable, "-m", "memtriage", "run", *flag, "-o", str(folder), str(script), "--lr", "1"],
+            capture_output=True, text=True, timeout=300, cwd=tmp_path,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        modules, rest = done.stdout.splitlines()
+        assert rest.startswith("False ['--lr', '1']")
+        said[len(flag)] = modules, done.stderr
+    assert said[1][0] == said[0][0]
+    assert "--prime: priming would not help" in said[1][1]
+    assert "--prime" not in said[0][1]
+    (file,) = (tmp_path / "run1").rglob("priming.json")
+    assert json.loads(file.read_text())["blocks"] == []
+
+
+def test_the_process_starts_again_once_with_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(primed, "choose_for", lambda target: no_priming(f"chosen for {target.name}"))
+    started: list[tuple[list[str], dict[str, str]]] = []
+    monkeypatch.setattr(
+        os, "execve", lambda program, arguments, environment: started.append((arguments, environment))
+    )
+    primed.restart_primed(ScriptTarget("script", "train.py", []))
+    ((arguments, environment),) = started
+    assert arguments == [sys.executable, *sys.orig_argv[1:]]
+    monkeypatch.setenv(primed.VARIABLE, environment[primed.VARIABLE])
+    choice = primed.choice_in_environment()
+    assert choice is not None
+    assert choice.reason == "chosen for train.py"
+    assert primed.VARIABLE not in os.environ
+    assert primed.choice_in_environment() is None
+
+
+def test_a_program_that_cannot_be_predicted_gets_no_blocks(tmp_path: Path) -> None:
+    script = tmp_path / "broken.py"
+    script.write_text("raise RuntimeError('no data here')\n")
+    choice = primed.choose_for(ScriptTarget("script", str(script), []))
+    assert choice.blocks == []
+    assert choice.reason is not None
+    assert choice.reason.startswith("the program cannot be predicted: ")
+
+
+def test_the_flag_is_parsed() -> None:
+    assert run.parse(["run", "--prime", "train.py"]).prime
+    assert not run.parse(["run", "train.py"]).prime

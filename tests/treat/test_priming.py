@@ -1,0 +1,182 @@
+"""`memtriage.prime`: where the choice comes from, and what is done with it on a device."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+import torch
+from tests.support.primed_training import QUICK, build
+
+import memtriage
+from memtriage.allocator.events import OutOfMemory
+from memtriage.allocator.settings import parse_conf
+from memtriage.allocator.simulator import Simulator
+from memtriage.model.priming import Priming, PrimingCheck, no_priming
+from memtriage.planning import priming as planning
+from memtriage.treat import priming as treat
+from memtriage.treat.priming import FILE, allocate, begin_primed, read_priming
+
+MIB = 1 << 20
+
+
+class SimulatedBlocks:
+    """Blocks of the simulated allocator."""
+
+    def __init__(self, capacity: int) -> None:
+        self.simulator = Simulator(parse_conf("", "2.11"), capacity=capacity)
+        self.peaks_forgotten = 0
+
+    def allocate(self, size: int) -> Any:
+        return self.simulator.malloc(size)
+
+    def free(self, block: Any) -> None:
+        self.simulator.free(block)
+
+    def give_back(self) -> None:
+        self.simulator.empty_cache()
+
+    def forget_peaks(self) -> None:
+        self.peaks_forgotten += 1
+
+
+def chosen() -> Priming:
+    return Priming(
+        blocks=[64 * MIB, 20 * MIB],
+        allocated=80 * MIB,
+        reserved_before=100 * MIB,
+        reserved_after=84 * MIB,
+        steps=40,
+        checks=[PrimingCheck(name="40 steps", before=98 * MIB, after=82 * MIB)],
+        reason=None,
+        allocator_conf="",
+        seconds=1.0,
+        notes=[],
+    )
+
+
+def test_all_blocks_are_live_at_once_and_none_stays() -> None:
+    source = SimulatedBlocks(1 << 30)
+    assert allocate([64 * MIB, 20 * MIB], source) is None
+    assert (source.simulator.reserved, source.simulator.allocated) == (84 * MIB, 0)
+    assert source.peaks_forgotten == 1
+
+
+def test_too_little_memory_leaves_the_device_as_it_was() -> None:
+    source = SimulatedBlocks(70 * MIB)
+    failure = allocate([64 * MIB, 20 * MIB], source)
+    assert failure is not None
+    assert "out of memory" in failure
+    assert (source.simulator.reserved, source.simulator.allocated) == (0, 0)
+    with pytest.raises(OutOfMemory):
+        source.simulator.malloc(71 * MIB)
+
+
+@pytest.fixture(scope="module")
+def quick_choice() -> Iterator[tuple[Priming, list[bool]]]:
+    """`prime(build)` with a short search, and whether random states were the same afterwards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning.plan_priming, "__kwdefaults__", {
+            **(planning.plan_priming.__kwdefaults__ or {}), "policy": QUICK,
+        })  # fmt: skip
+        before = random.getstate(), torch.get_rng_state(), numpy.random.get_state()[1]
+        priming = memtriage.prime(build)
+        yield (
+            priming,
+            [
+                random.getstate() == before[0],
+                torch.equal(torch.get_rng_state(), before[1]),
+                numpy.array_equal(numpy.random.get_state()[1], before[2]),
+            ],
+        )
+
+
+def test_a_program_is_predicted_and_random_states_stay(
+    quick_choice: tuple[Priming, list[bool]],
+) -> None:
+    priming, kept = quick_choice
+    assert priming.helps
+    assert priming.reserved_after < 0.97 * priming.reserved_before
+    assert priming.allocated <= priming.reserved_after
+    assert priming.steps == 40
+    assert all(check.after <= 1.005 * check.before for check in priming.checks)
+    assert {check.name for check in priming.checks} >= {"shorter batches", "evaluation after each step"}
+    assert kept == [True, True, True]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to prime")
+def test_without_cuda_nothing_is_allocated(quick_choice: tuple[Priming, list[bool]]) -> None:
+    priming, _ = quick_choice
+    assert not priming.primed
+    assert priming.notes[-1] == "CUDA is not available here: nothing was allocated"
+
+
+def test_the_choice_of_an_earlier_run_is_used_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "0"
+    folder.mkdir(parents=True)
+    said: list[str] = []
+    begin_primed(no_priming("nothing helps"), folder, said.append)
+    assert said == ["--prime: priming would not help: nothing helps"]
+    assert memtriage.prime(run=tmp_path).reason == "nothing helps"
+    (folder / FILE).write_bytes(msgspec.json.encode(chosen()))
+    assert memtriage.prime(run=tmp_path).blocks == chosen().blocks
+
+
+def test_a_run_without_a_choice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="recorded by `memtriage run --prime`"):
+        memtriage.prime(run=tmp_path)
+    (tmp_path / FILE).write_text("{")
+    with pytest.raises(ValueError, match="cannot read"):
+        memtriage.prime(run=tmp_path)
+
+
+def test_exactly_one_source_is_given(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing given; expected one of build, snapshot and run"):
+        memtriage.prime()
+    with pytest.raises(ValueError, match="snapshot and run given"):
+        memtriage.prime(snapshot="a.pickle", run=tmp_path)
+
+
+def test_what_is_expected_in_words() -> None:
+    assert chosen().in_words() == (
+        "2 blocks of 84.0 MiB in all; expected reserved 84.0 MiB instead of 100.0 MiB "
+        "(1.050 instead of 1.250 of allocated)"
+    )
+
+
+def test_priming_waits_for_cuda_and_reports_what_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch is there: the call waits in torch's own queue until CUDA begins."""
+    queued: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "_lazy_call", queued.append)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    devices: list[int | None] = []
+
+    def prime_device(priming: Priming, device: int | None = None) -> Priming:
+        devices.append(device)
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(treat, "prime_device", prime_device)
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    said: list[str] = []
+    begin_primed(chosen(), tmp_path, said.append)
+    assert (len(queued), devices) == (1, [])
+    queued[0]()
+    assert devices == [0]
+    assert said[1] == "--prime: priming failed (RuntimeError: no driver)"
+    assert read_priming(tmp_path).notes == ["priming failed (RuntimeError: no driver)"]
+
+
+def test_a_snapshot_is_a_source() -> None:
+    recorded = Path(__file__).parents[1] / "data" / "snapshots"
+    file = next(iter(sorted(recorded.glob("fragmentation*.pickle*"))))
+    priming = memtriage.prime(snapshot=file)
+    assert priming.steps == 0
+    assert priming.reserved_after <= priming.reserved_before
+    assert priming.helps == (priming.reason is None)
