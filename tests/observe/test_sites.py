@@ -7,12 +7,14 @@ import os
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from memtriage.observe import cuda, sites
 from memtriage.observe.origin import package_folder
 from memtriage.observe.sites import SiteRecorder, enclosing_function
 
@@ -94,6 +96,20 @@ def test_an_activation_that_only_the_graph_holds(recorder: SiteRecorder) -> None
         == site("a custom function", "test_an_activation_that_only_the_graph_holds")
     )
     assert recorder.site_of(before) is recorder.site_of(before.grad_fn) is None
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_view_made_while_recording_is_not_where_its_block_comes_from(
+    recorder: SiteRecorder, monkeypatch: pytest.MonkeyPatch, recorded: bool
+) -> None:
+    """A detached result that is stored after the recording began; its block is older."""
+    recorder.trace_objects()
+    (view,) = (tensor.detach() for tensor in plain_tensors()[:1])
+    block = SimpleNamespace(address=2, site="train.py:3 in main" if recorded else None)
+    monkeypatch.setattr(cuda, "segments", lambda **_: [SimpleNamespace(blocks=[block])])
+    monkeypatch.setattr(sites, "storage_facts", lambda _: SimpleNamespace(device="cuda:0", address=1))
+    recorder.collect()
+    assert (recorder.site_of(view) is None) == recorded
 
 
 def test_sites_are_forgotten(recorder: SiteRecorder) -> None:
