@@ -15,13 +15,17 @@ from memtriage.observe.objects import tuple_items
 _LEAST_ENTRIES: Final = 20_000
 """Containers with fewer entries are not data sets: 20,000 objects of 100 bytes are 2 MB."""
 _SAMPLED: Final = 16
+_IMMORTAL: Final = 1 << 29
+"""No object has so many references. From CPython 3.12 on it marks those that are never freed, such as
+interned strings: nobody counts their references, so reading them writes nothing."""
 
 
 def largest_population(graph: HeapGraph) -> tuple[int, int, int] | None:
     """The container of the program with most bytes in Python objects: (position, entries, bytes).
 
     Bytes are estimated from a few entries spread over it. Tensors and arrays are left out: reading them
-    writes nothing but their own small header. None when no container is large.
+    writes nothing but their own small header. Immortal objects are left out, too. None when no container is
+    large.
     """
     best: tuple[int, int, int] | None = None
     # From `first_own` on come memtriage's own objects; then what only an evaluation stack leads to, as to the
@@ -32,7 +36,7 @@ def largest_population(graph: HeapGraph) -> tuple[int, int, int] | None:
         if type(obj) not in (list, dict, tuple, set) or len(obj) < _LEAST_ENTRIES:
             continue
         entry_size = _mean_size(graph, obj)
-        if best is None or entry_size * len(obj) > best[2]:
+        if entry_size * len(obj) > (0 if best is None else best[2]):
             best = (position, len(obj), round(entry_size * len(obj)))
     return best
 
@@ -45,7 +49,13 @@ def _mean_size(graph: HeapGraph, container: Any) -> float:
         entries = tuple_items(container)
     every = max(1, len(container) // _SAMPLED)
     sample = list(islice(entries, 0, None, every))[:_SAMPLED]
-    return sum(_size(graph, entry) for entry in sample) / max(1, len(sample))
+    pairs = type(container) is dict
+    written = [entry for entry in sample if not all(map(_immortal, entry if pairs else (entry,)))]
+    return sum(_size(graph, entry) for entry in written) / max(1, len(sample))
+
+
+def _immortal(obj: object) -> bool:
+    return sys.getrefcount(obj) >= _IMMORTAL
 
 
 def _size(graph: HeapGraph, entry: Any) -> int:
