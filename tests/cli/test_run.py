@@ -32,7 +32,8 @@ REPORT = {
 FINDING = {
     "kind": TEXT, "device": TEXT, "rank": NUMBER + NOTHING, "bytes": NUMBER + NOTHING,
     "bytes_per_step": NUMBER + NOTHING, "bytes_per_microbatch": NUMBER + NOTHING,
-    "bytes_per_second": NUMBER + NOTHING, "certainty": TEXT + NOTHING, "holder": TEXT + NOTHING,
+    "bytes_per_second": NUMBER + NOTHING, "bytes_step": NUMBER + NOTHING,
+    "certainty": TEXT + NOTHING, "holder": TEXT + NOTHING,
     "holder_path": (list,) + NOTHING, "also_held_by": (list,), "also_held_by_paths": (list,),
     "projection": (dict,) + NOTHING, "allocated_at": TEXT + NOTHING, "stored_at": TEXT + NOTHING,
     "mechanism": TEXT + NOTHING,
