@@ -168,18 +168,19 @@ class SiteRecorder:
     def site_of(self, obj: Any) -> str | None:
         """`file.py:line in function` of a tensor's memory, a node's forward call or a Python object."""
         facts = storage_facts(obj) if issubclass(type(obj), sys.modules["torch"].Tensor) else None
-        on_a_device = facts is not None and facts.device != "cpu"
-        if facts is not None and on_a_device:
-            site = self._block_sites().get(facts.address)
-            if site is not None:
-                return site
+        is_older = False
+        if facts is not None and facts.device != "cpu":
+            blocks = self._block_sites()
+            if facts.address in blocks:
+                return blocks[facts.address]
+            is_older = bool(blocks)
         node = plain(obj).grad_fn if facts is not None else obj
         if node is not None and hasattr(node, "next_functions"):
             stack = creation_site(node)
             if stack:
                 return allocation_site(list(reversed(_parsed(stack))), self._root)
-        if on_a_device and self._block_sites():
-            return None  # its block is older than the recording: the object is another view of it
+        if is_older:
+            return None  # the block comes from before the recording: the object is another view of it
         noted = self._objects.get(id(obj))
         # What was noted may be gone by now, and its address another object's.
         return self.named(noted[1]) if noted is not None and noted[0]() is obj else None
