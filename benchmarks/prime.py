@@ -137,7 +137,7 @@ class Benchmark:
             )
         if plan.get("allocated"):
             found.append(
-                f"foretold {plan['reserved_before'] / MIB:,.0f} -> {plan['reserved_after'] / MIB:,.0f} MiB"
+                f"predicted {plan['reserved_before'] / MIB:,.0f} -> {plan['reserved_after'] / MIB:,.0f} MiB"
             )
         losses = {mode: row[mode + suffix].get("losses") for mode in MODES if mode + suffix in row}
         found += [

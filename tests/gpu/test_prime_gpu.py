@@ -1,4 +1,4 @@
-"""Primed memory on a real GPU: what was foretold, CUDA IPC, parking, and `memtriage run --prime`."""
+"""Primed memory on a real GPU: what was predicted, CUDA IPC, parking, and `memtriage run --prime`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_too_large_blocks_leave_nothing_behind() -> None:
     assert torch.cuda.memory_reserved() == 0
 
 
-def test_primed_training_reserves_what_was_foretold(keep: Any) -> None:
+def test_primed_training_reserves_what_was_predicted(keep: Any) -> None:
     priming = priming_of(torch.cuda.get_device_name())
     assert priming.helps
     plain = train(12)
@@ -65,7 +65,7 @@ def test_primed_training_reserves_what_was_foretold(keep: Any) -> None:
         "prime",
         {
             "reserved": [before, after],
-            "foretold": [priming.reserved_before, priming.reserved_after],
+            "predicted": [priming.reserved_before, priming.reserved_after],
             "allocated": [torch.cuda.max_memory_allocated(), priming.allocated],
         },
     )

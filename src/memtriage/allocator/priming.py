@@ -313,7 +313,7 @@ class _BlockSearch:
     """
 
     def __init__(self, requests: Requests, settings: AllocatorSettings, policy: PrimingPolicy) -> None:
-        self.trial = _PackingTrial(settings)
+        self._trial = _PackingTrial(settings)
         self._requests = _compressed(_searched(requests, policy).all())
         self._policy = policy
         self._random = Random(_SEED)
@@ -322,6 +322,7 @@ class _BlockSearch:
         self._checks = _checks(requests, policy)
         for check in self._checks:
             check.before = self._checking.run(check.requests, (), under=check.under) or 0
+        self._shortest_first = sorted(range(len(self._checks)), key=lambda at: len(self._checks[at].requests))
         self._rejected: set[Blocks] = set()
         self._best: Blocks = ()
         self._after = [check.before for check in self._checks]
@@ -330,7 +331,7 @@ class _BlockSearch:
 
     def run(self) -> PrimingChoice:
         """The best choice that passes all checks."""
-        self._unprimed = self.trial.run(self._requests, ()) or 0
+        self._unprimed = self._trial.run(self._requests, ()) or 0
         self._peak = _peak_live(self._requests)
         self._lowest = self._leading = self._unprimed
         self._leader: Blocks = ()
@@ -347,36 +348,36 @@ class _BlockSearch:
     def _try(self, blocks: Blocks, limit: int) -> int | None:
         reserved = 0
         for under in self._hardest_first:
-            outcome = self.trial.run(self._requests, blocks, min(limit, self._unprimed), under)
+            outcome = self._trial.run(self._requests, blocks, min(limit, self._unprimed), under)
             if outcome is None:
                 self._hardest_first.remove(under)
                 self._hardest_first.insert(0, under)
                 return None
             reserved = max(reserved, outcome)
         if reserved < self._leading:
-            self._leader, self._leading, self._found = blocks, reserved, self.trial.simulated
+            self._leader, self._leading, self._found = blocks, reserved, self._trial.simulated
         if reserved < self._lowest and blocks not in self._rejected:
             self._check(blocks, reserved)
         return reserved
 
     def _check(self, blocks: Blocks, reserved: int) -> None:
         """Keep blocks as the best if they pass the checks."""
-        after: dict[str, int] = {}
-        for check in sorted(self._checks, key=lambda check: len(check.requests)):
-            share = self._policy.tolerance if check is not self._checks[0] else -self._policy.least_gain
+        after = [0] * len(self._checks)
+        for at in self._shortest_first:
+            check = self._checks[at]
+            share = self._policy.tolerance if at else -self._policy.least_gain
             now = self._checking.run(check.requests, blocks, int(check.before * (1 + share)), check.under)
             if now is None:
                 self._rejected.add(blocks)
                 return
-            after[check.name] = now
-        reserved = max(reserved, after[self._checks[0].name])
+            after[at] = now
+        reserved = max(reserved, after[0])
         if reserved < self._lowest:
-            self._lowest, self._best = reserved, blocks
-            self._after = [after[check.name] for check in self._checks]
+            self._lowest, self._best, self._after = reserved, blocks, after
 
     def _single(self) -> None:
         for part in range(1, self._policy.grid + 1):
-            if self.trial.simulated >= self._policy.requests:
+            if self._trial.simulated >= self._policy.requests:
                 return
             size = _up(self._peak * 21 * part // (20 * self._policy.grid))
             if size >= OWN_SEGMENT:
@@ -387,10 +388,10 @@ class _BlockSearch:
         enough = int(self._peak * (1 + policy.near))
         now, reserved = self._leader, self._leading
         while self._lowest > enough and self._sizes:
-            if self.trial.simulated >= min(policy.requests, self._found + policy.patience):
+            if self._trial.simulated >= min(policy.requests, self._found + policy.patience):
                 return
-            self.trial.simulated += 1
-            left = 1 - self.trial.simulated / policy.requests
+            self._trial.simulated += 1
+            left = 1 - self._trial.simulated / policy.requests
             blocks = self._changed(now)
             if blocks == now or not blocks or sum(blocks) > self._lowest:
                 continue
