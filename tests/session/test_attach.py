@@ -53,7 +53,7 @@ for line in sys.stdin:
     train(int(line))
     print("done", flush=True)
 """
-_STEPS = 2
+_STEPS = 4  # so that a leak exceeds what the caches of malloc and of libraries may take in the resident set
 _READINGS = 12
 _CENSUSES = 5
 _SECONDS = 10
