@@ -22,6 +22,7 @@ struct DeviceCachingAllocator {
 class NativeCachingAllocator : public CUDAAllocator {
  public:
   std::mutex locks[67];
+  long clock[1001][2];
   std::vector<char> not_devices{'a', 'b'};
   std::vector<std::unique_ptr<DeviceCachingAllocator>> device_allocator;
 };

@@ -25,8 +25,9 @@ _ALLOCATOR: Final = "_ZN3c104cuda20CUDACachingAllocator9allocatorE"
 """`c10::cuda::CUDACachingAllocator::allocator`, an atomic pointer."""
 _NATIVE: Final = "NativeCachingAllocator"
 """Its class unless `cudaMallocAsync` or a pluggable allocator is in use, which keep no such statistics."""
-_OBJECT_WORDS: Final = 2048
-"""Of the allocator, in which its list of devices is looked for: locks and tables of 67 parts come before."""
+_OBJECT_WORDS: Final = 4096
+"""Of the allocator, in which its list of devices is looked for: it is word 2,823 of torch 2.8 to 2.13, after
+locks and tables of 67 parts and 1,001 pairs of times that translate the clock of its trace."""
 _DEVICE_WORDS: Final = 512
 """Of a device's part, in which its statistics are looked for: a lock comes before."""
 _MOST_DEVICES: Final = 128
