@@ -67,7 +67,7 @@ def shown(*here: HolderHere, every: bool = False) -> list[str]:
 
 def test_an_entry_says_what_clears_it_and_when_it_must_not_be_cleared() -> None:
     assert shown(entry())[1:] == [
-        "lib 1.2", "lib", "lib.cache workspaces, cleared: automatic", "symbol lib._cache", "holds tables",
+        "lib 1.2", "lib", "lib.cache workspaces, cleared: automatic", "symbol lib._cache", "keeps tables",
         "versions from 1.0 on", "here has it", "cleared by lib.clear()",
         "not while CUDA graphs are captured that may be replayed; a capture is under way",
         "refills at the next call",

@@ -64,7 +64,7 @@ def _entry(page: Page, holder: HolderHere) -> None:
     page.gap()
     page.line((f"  {holder.name}", "bold"), (f"  {holder.kind}, cleared: {holder.policy}", ""))
     page.field("symbol", holder.symbol, labels=_LABELS)
-    page.field("holds", holder.holds, labels=_LABELS)
+    page.field("keeps", holder.holds, labels=_LABELS)
     if holder.versions != "all":
         page.field("versions", holder.versions, labels=_LABELS)
         page.field("here", holder.reason, labels=_LABELS)
@@ -88,9 +88,9 @@ _HEAD: Final = """\
 
 <!-- python -m memtriage.report.holders > docs/holders.md: edit src/memtriage/catalogue/ -->
 
-Libraries keep memory between steps: copies of weights, workspaces, tables, buffers, tensors of finished
-autograd nodes. memtriage recognizes those listed below. Reports use their names
-(`te.fp8_workspaces: model.layers[*]...`), and `clear_caches` clears them.
+Libraries keep memory between steps, such as copies of weights, workspaces and buffers. memtriage recognizes
+those listed below. Reports use their names (`te.fp8_workspaces: model.layers[*]...`), and `clear_caches`
+clears them.
 
 ## memtriage holders
 
@@ -98,8 +98,8 @@ autograd nodes. memtriage recognizes those listed below. Reports use their names
 memtriage holders [--all] [--json]
 ```
 
-List the known holders of the installed libraries, with more than the tables below: what clears each, when it
-must not be cleared, and when it is filled again.
+List the known holders of the installed libraries, with what clears each, why it is not cleared by itself,
+when it must not be cleared, and when it is filled again.
 
 | option | meaning |
 |---|---|
@@ -118,8 +118,7 @@ print("\\n".join(report.lines()))
 ```
 
 The call synchronizes the devices in use, clears, collects garbage and empties the allocator's cache. The
-report has what each entry held and freed, or why it was skipped. `freed` counts storages that nothing else
-keeps alive.
+report has what each entry held and freed, or why it was skipped.
 
 | cleared | meaning |
 |---|---|
@@ -128,10 +127,8 @@ keeps alive.
 | `never` | only reported: model state, or the program's own |
 
 `between_steps=True` promises that no backward will run. Reserved memory shrinks only where a whole segment
-becomes free, so a tiny holder can pin a large one:
-`memtriage.account.holder_pins.pinned_by(segments, storages)` computes how much. If cuBLAS made its workspace
-during a capture, clearing is refused even after the graph is gone: call
-`torch._C._cuda_clearCublasWorkspaces()`.
+becomes free. If cuBLAS made its workspace during a capture, clearing is refused even after the graph is
+gone: call `torch._C._cuda_clearCublasWorkspaces()`.
 
 ## A cache of your own
 
@@ -182,11 +179,12 @@ def _lines() -> Iterator[str]:
     yield ""
 
 
-def _row(one: Holder) -> str:
-    policy = one.policy if not one.why else f"{one.policy}: {one.why}"
-    keeps = one.holds if not one.spans else f"{one.holds}. Versions: {versions_in_words(one.spans)}"
-    cells = (one.symbol, keeps, policy)
-    return f"| `{one.name}` | {' | '.join(map(plain, cells))} |"
+def _row(holder: Holder) -> str:
+    keeps = (
+        holder.holds if not holder.spans else f"{holder.holds}. Versions: {versions_in_words(holder.spans)}"
+    )
+    cells = (holder.symbol, keeps, holder.policy)
+    return f"| `{holder.name}` | {' | '.join(map(plain, cells))} |"
 
 
 if __name__ == "__main__":
