@@ -23,12 +23,12 @@ from types import FrameType, ModuleType
 from memtriage.observe.classes import variables_of
 from memtriage.observe.frames import running_frames
 from memtriage.observe.heap_graph import HeapGraph
-from memtriage.observe.kinds import FrameLocals
 from memtriage.observe.library_search import WantedContainers, enter_holders_of_tensors
 from memtriage.observe.loaded_modules import is_user_module, main_name, own_modules
+from memtriage.observe.roots import enter_libraries, enter_program
 from memtriage.observe.tensors import undisturbed
 from memtriage.observe.unrooted import enter_unrooted
-from memtriage.observe.walker import CensusBudget, HeapWalker
+from memtriage.observe.walker import CensusBudget, HeapWalker, ThreadFrame
 from memtriage.process.collector import pause_collector, resume_collector
 
 
@@ -79,11 +79,8 @@ class HeapWalk:
 def _walk_all(walker: HeapWalker, ended: Sequence[FrameType], also: WantedContainers | None) -> None:
     modules = _module_roots(walker)
     users = {id(module) for _, module in modules if is_user_module(module, walker.origin)}
-    for name, module in modules:
-        if id(module) in users:
-            walker.enter_module(name, module)
-    walker.exhaust()
-    _walk_frames(walker, ended)
+    program = [(name, module) for name, module in modules if id(module) in users]
+    enter_program(walker, program, lambda: _frames(walker, ended))
     libraries = [(name, module) for name, module in modules if id(module) not in users]
     graph = walker.graph
     if also is not None:
@@ -91,13 +88,7 @@ def _walk_all(walker: HeapWalker, ended: Sequence[FrameType], also: WantedContai
         if graph.cut is None and enter_holders_of_tensors(walker, libraries, also):
             enter_unrooted(walker)
             return
-    for name, module in libraries:
-        walker.enter_module(name, module)
-    walker.exhaust()
-    for klass in walker.library_classes:
-        walker.enter_class(klass)
-    walker.exhaust()
-    walker.release()
+    enter_libraries(walker, libraries)
     walker.enter_wide()
     if graph.cut is not None:
         walker.rescue()
@@ -128,19 +119,10 @@ def _module_roots(walker: HeapWalker) -> list[tuple[str, ModuleType]]:
     return roots
 
 
-def _walk_frames(walker: HeapWalker, ended: Sequence[FrameType]) -> None:
-    """Walk the variables of all threads' frames and of ended ones, the user's functions first.
-
-    All that the user's functions lead to goes by their names: a library function that happens to run (an
-    optimizer's step) has a shorter path to nearly everything.
-    """
-    frames = list(running_frames(walker.origin.is_own_file))
+def _frames(walker: HeapWalker, ended: Sequence[FrameType]) -> list[tuple[ThreadFrame, bool]]:
+    """Return all threads' frames and ended ones, and which are the user's. None is entered from elsewhere."""
+    frames: list[ThreadFrame] = list(running_frames(walker.origin.is_own_file))
     frames += [(None, frame) for frame in ended]
     for _, frame in frames:
         walker.fence(frame)
-    for of_user in (True, False):
-        for thread, frame in frames:
-            if walker.origin.is_user_file(frame.f_code.co_filename) is of_user:
-                walker.root(FrameLocals(frame, thread), "")
-        walker.exhaust()
-    walker.release()
+    return [(pair, walker.origin.is_user_file(pair[1].f_code.co_filename)) for pair in frames]

@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, Final
+from types import FrameType, ModuleType
+from typing import Any, Final, TypeAlias
 
 from memtriage.observe.classes import module_of, qualified_name_of, variables_of
 from memtriage.observe.edges import edges, tensor_referents
@@ -28,6 +28,7 @@ from memtriage.observe.kinds import (
     PLAIN,
     SAVED,
     TENSOR,
+    FrameLocals,
 )
 from memtriage.observe.loaded_modules import is_user_module, module_name_of
 from memtriage.observe.objects import tracked_objects
@@ -53,6 +54,9 @@ class CensusBudget:
     wide: int = 10_000
     wide_seconds: float = 1.0
 
+
+ThreadFrame: TypeAlias = tuple[str | None, FrameType]
+"""A frame, and the name of its thread where that is not the main one."""
 
 BUDGET = CensusBudget()
 _LOOK_AT_CLOCK_EVERY: Final = 4096
@@ -109,6 +113,11 @@ class HeapWalker:
         namespace = variables_of(module)
         if self.graph.index[id(namespace)] < 0:  # else it was entered under another name (`os.path`)
             self.root(namespace, name)
+
+    def enter_frame(self, frame: ThreadFrame) -> None:
+        """Enter the variables of a running or ended function as a root."""
+        thread, running = frame
+        self.root(FrameLocals(running, thread), "")
 
     def enter_class(self, klass: type) -> None:
         """Enter a class as a root."""

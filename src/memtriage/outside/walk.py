@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from memtriage.observe.kinds import LOCALS
+from memtriage.observe.roots import enter_libraries, enter_program
 from memtriage.outside.graph import RemoteFrame, RemoteGraph
 from memtriage.outside.interpreter import RemoteInterpreter
 from memtriage.outside.memory import Words
@@ -61,40 +61,22 @@ class RemoteWalk:
         rows = self._walker.rows.rows(self._heap.memory.data[self._heap.memory.places(tracked) + 1])
         self._find_checkpoints(tracked, rows)
         roots = modules.roots(self._interpreter, graph.index.fence)
-        user = [(name, module) for name, module in roots if modules.is_user(module)]
-        for name, module in user:
-            walker.enter_module(name, module)
-        walker.exhaust()
-        frames = self._running()
-        for users in (True, False):
-            for found in frames:
-                if modules.is_user_file(found.frame.file) is users:
-                    walker.root(found.frame.address, LOCALS, "")
-                    graph.frames[found.frame.address] = found
-            walker.exhaust()
-        walker.release()
-        known = {module for _, module in user}
-        for name, module in roots:
-            if module not in known:
-                walker.enter_module(name, module)
-        walker.exhaust()
-        for klass in walker.library_classes:
-            walker.enter_class(klass)
-        walker.exhaust()
-        walker.release()
+        users = {module for _, module in roots if modules.is_user(module)}
+        enter_program(walker, [root for root in roots if root[1] in users], self._frames)
+        enter_libraries(walker, [root for root in roots if root[1] not in users])
         Unrooted(walker).enter(tracked, rows)
         return graph
 
-    def _running(self) -> list[RemoteFrame]:
+    def _frames(self) -> list[tuple[RemoteFrame, bool]]:
         names = self._thread_names()
-        found = []
+        frames = []
         for ident, frame in self._interpreter.frames(self._pid):
             if self._modules.origin.is_own_file(frame.file):
                 continue
             self._graph.index.fence(self._heap.memory.word(frame.address + self._heap.layout.frame_object))
             thread = None if ident is None else names.get(ident, f"id {ident}")
-            found.append(RemoteFrame(frame, thread))
-        return found
+            frames.append((RemoteFrame(frame, thread), self._modules.is_user_file(frame.file)))
+        return frames
 
     def _thread_names(self) -> dict[int, str]:
         heap = self._heap

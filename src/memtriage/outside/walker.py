@@ -23,7 +23,7 @@ from memtriage.observe.kinds import (
     PLAIN,
     TENSOR,
 )
-from memtriage.outside.graph import RemoteGraph
+from memtriage.outside.graph import RemoteFrame, RemoteGraph
 from memtriage.outside.kinds import Kinds
 from memtriage.outside.loaded_modules import RemoteModules
 from memtriage.outside.memory import Words
@@ -89,6 +89,12 @@ class RemoteWalker:
         namespace = self.modules.namespace(module)
         if not self.graph.index.is_entered(namespace):
             self.root(namespace, PLAIN, name)
+
+    def enter_frame(self, frame: RemoteFrame) -> None:
+        """Begin at the variables of a running function."""
+        address = frame.frame.address
+        self.root(address, LOCALS, "")
+        self.graph.frames[address] = frame
 
     def enter_class(self, klass: RemoteType) -> None:
         """Begin at a class."""

@@ -1,0 +1,76 @@
+"""The order in which a walk over a heap enters its roots: the same for this process and for others.
+
+A later root never takes what an earlier one reached, so this order decides by which holder a tensor is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
+
+ModuleT = TypeVar("ModuleT", contravariant=True)
+FrameT = TypeVar("FrameT", contravariant=True)
+ClassT = TypeVar("ClassT")
+
+
+class Walker(Protocol[ModuleT, FrameT, ClassT]):
+    """Enters roots of one heap. What was entered before is left alone.
+
+    Attributes:
+        library_classes: classes of libraries that were met on the way.
+    """
+
+    library_classes: list[ClassT]
+
+    def enter_module(self, name: str, module: ModuleT, /) -> None:
+        """Enter a module's variables."""
+
+    def enter_frame(self, frame: FrameT, /) -> None:
+        """Enter the variables of a running function."""
+
+    def enter_class(self, klass: ClassT, /) -> None:
+        """Enter a class."""
+
+    def exhaust(self) -> None:
+        """Walk on until nothing is left but graphs and optimizers."""
+
+    def release(self) -> None:
+        """Walk these, too."""
+
+
+def enter_program(
+    walker: Walker[ModuleT, FrameT, ClassT],
+    modules: Iterable[tuple[str, ModuleT]],
+    list_frames: Callable[[], Sequence[tuple[FrameT, bool]]],
+) -> None:
+    """Walk the program's own modules, then the frames of all threads, the user's functions first.
+
+    All that the user's functions lead to goes by their names: a library function that happens to run (an
+    optimizer's step) has a shorter path to nearly everything.
+
+    Args:
+        walker: has entered nothing yet.
+        modules: the program's own, with names.
+        list_frames: returns each frame, and whether its function is the user's. Called after the modules.
+    """
+    for name, module in modules:
+        walker.enter_module(name, module)
+    walker.exhaust()
+    frames = list_frames()
+    for of_user in (True, False):
+        for frame, is_user in frames:
+            if is_user is of_user:
+                walker.enter_frame(frame)
+        walker.exhaust()
+    walker.release()
+
+
+def enter_libraries(walker: Walker[ModuleT, FrameT, ClassT], modules: Iterable[tuple[str, ModuleT]]) -> None:
+    """Walk the modules of libraries, then their classes that were met so far."""
+    for name, module in modules:
+        walker.enter_module(name, module)
+    walker.exhaust()
+    for klass in walker.library_classes:
+        walker.enter_class(klass)
+    walker.exhaust()
+    walker.release()
