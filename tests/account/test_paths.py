@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.account.paths import dict_labels, extend
-from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
+from memtriage.account.paths import dict_labels
+from memtriage.model.paths import PathSegment, SegmentKind
 
 PRELUDE = """
 import collections, contextlib, dataclasses, functools, gc, queue, threading, types, weakref
@@ -309,43 +309,6 @@ Fold()
     assert program.holders("gradient") == {"garbage cycle of Fold.weight.grad"}
     program.look()
     assert program.holders("gradient") == set()
-
-
-HOPS: list[HolderPath] = [
-    (PathSegment(SegmentKind.ATTRIBUTE, "next"),),
-    (ANY_ITEM,),
-    (PathSegment(SegmentKind.CLOSURE, "f"), PathSegment(SegmentKind.VARIABLE, "cell")),
-    (PathSegment(SegmentKind.ATTRIBUTE, "t"),),
-]
-ROOT: HolderPath = (PathSegment(SegmentKind.MODULE, "train"),)
-
-
-@given(st.lists(st.sampled_from(HOPS), max_size=200))
-def test_folding_keeps_paths_short(hops: list[HolderPath]) -> None:
-    path: tuple[HolderPath, ...] = (ROOT,)
-    for hop in hops:
-        path = extend(path, hop)
-        assert path[0] == ROOT
-        assert path[-1] == hop
-        # Two of each named hop, and two items around each of them.
-        assert len(path) <= 1 + 2 * 3 + 2 * (2 * 3 + 1)
-
-
-def test_items_of_several_containers_on_the_way_are_no_chain() -> None:
-    names = [(PathSegment(SegmentKind.ATTRIBUTE, name),) for name in ("players", "layers", "outputs")]
-    hops = [hop for name in names for hop in (name, (ANY_ITEM,))]
-    path: tuple[HolderPath, ...] = (ROOT,)
-    for hop in [*hops, (ANY_ITEM,), (ANY_ITEM,)]:
-        path = extend(path, hop)
-    assert path == (ROOT, *hops, (ANY_ITEM,))
-
-
-@given(st.lists(st.sampled_from(HOPS), unique=True))
-def test_folding_leaves_short_chains_alone(hops: list[HolderPath]) -> None:
-    path: tuple[HolderPath, ...] = ()
-    for hop in hops:
-        path = extend(path, hop)
-    assert path == tuple(hops)
 
 
 @given(

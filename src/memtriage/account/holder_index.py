@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memtriage.account.ownership import WalkedGraph
-from memtriage.account.paths import FoldedPaths
+from memtriage.account.path_rules import FoldedPaths
 from memtriage.model.paths import ANY_ITEM
 from memtriage.observe.kinds import NODE, TENSOR
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from memtriage.account.paths import FoldedPaths, Path
+from memtriage.account.path_rules import FoldedPaths, Path
 from memtriage.model.census import Owner
 from memtriage.model.paths import SegmentKind, has
 

@@ -1,40 +1,32 @@
-"""Holder paths of another process's objects, by the rules of `memtriage.account.paths`.
-
-That one asks live objects, and this one their addresses; what folds a path is shared.
-"""
+"""Holder paths of another process's objects, by the rules of `memtriage.account.path_rules`."""
 
 from __future__ import annotations
 
 import types
 from collections import deque
+from collections.abc import Sequence
 
-from memtriage.account.paths import (
+from memtriage.account.path_rules import (
+    CONTAINERS,
+    CYCLE_SEARCHED,
+    GENERATORS,
     FoldedPaths,
     Hop,
     Path,
     attribute_segment,
-    extend,
     item_segment,
     key_labels,
+    root_path,
+    telling_name,
 )
 from memtriage.model.paths import ANY_ITEM, PathSegment, SegmentKind
 from memtriage.observe.kinds import ARRAY, KLASS, LOCALS, MODULE, NODE, PLACEHOLDER, TENSOR
 from memtriage.outside.graph import RemoteGraph
 from memtriage.outside.objects import RemoteType
 
-_MODULE_DICTS = ("_modules", "_parameters", "_buffers")
-_MAX_TUPLE = 8
-_MAX_RECORD = 8
-_OPEN = (SegmentKind.CLOSURE, SegmentKind.HOOK_CLOSURE, SegmentKind.DEFAULT_ARGUMENT)
-_COMMON_MODULES = ("builtins", "collections", "types", "functools")
-_CONTAINERS = (dict, list, tuple, deque, set, frozenset)
-_GENERATORS = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _LRU = "functools._lru_cache_wrapper"
-_GARBAGE_LOOKED_AT = 200
-
-
-def _root_path(*segments: PathSegment, namespace: bool = False, in_graph: bool = False) -> Path:
-    return Path((segments,), 1, namespace, in_graph)
+_BOUND_METHODS = 8
+"""Bound methods of bound methods that are followed to the function's name. Torn memory may have a circle."""
 
 
 class RemoteNamer(FoldedPaths):
@@ -57,45 +49,43 @@ class RemoteNamer(FoldedPaths):
         name = graph.root_names.get(position)
         if name is not None:
             if graph.kinds[position] == KLASS:
-                return _root_path(PathSegment(SegmentKind.CLASS, name))
-            return _root_path(PathSegment(SegmentKind.MODULE, name), namespace=True)
+                return root_path(PathSegment(SegmentKind.CLASS, name))
+            return root_path(PathSegment(SegmentKind.MODULE, name), namespace=True)
         if position in graph.not_searched:
-            return _root_path(PathSegment(SegmentKind.NOT_SEARCHED))
+            return root_path(PathSegment(SegmentKind.NOT_SEARCHED))
         if graph.kinds[position] == LOCALS:
             running = graph.frames[graph.objects[position]]
             frame = PathSegment(SegmentKind.FRAME, running.frame.name)
             if running.thread:
-                return _root_path(PathSegment(SegmentKind.THREAD, running.thread), frame)
-            return _root_path(frame)
+                return root_path(PathSegment(SegmentKind.THREAD, running.thread), frame)
+            return root_path(frame)
         if position >= graph.first_garbage:
-            return _root_path(PathSegment(SegmentKind.GARBAGE_CYCLE, self._garbage_name(position)))
+            return root_path(PathSegment(SegmentKind.GARBAGE_CYCLE, self._garbage_name(position)))
         return self._unrooted(position)
 
     def _unrooted(self, position: int) -> Path:
         graph = self._graph
         address, kind, klass = graph.objects[position], graph.kinds[position], graph.type_at(position)
         if kind == NODE:
-            node = PathSegment(SegmentKind.GRAD_FN, self._torch.node_name(address))
-            return Path(((PathSegment(SegmentKind.NATIVE),), (node,)), 1, in_graph=True)
+            return self._graph_root(self._torch.node_name(address))
         name = "Tensor" if klass is None else klass.name
         if kind == TENSOR:
-            return _root_path(PathSegment(SegmentKind.NATIVE, name))
-        if klass is not None and self._heap.is_a(klass, *_GENERATORS):
-            return _root_path(PathSegment(SegmentKind.GENERATOR, self._generator_name(address)))
-        return _root_path(PathSegment(SegmentKind.UNSEEN, name))
+            return root_path(PathSegment(SegmentKind.NATIVE, name))
+        if klass is not None and self._heap.is_a(klass, *GENERATORS):
+            return root_path(PathSegment(SegmentKind.GENERATOR, self._generator_name(address)))
+        return root_path(PathSegment(SegmentKind.UNSEEN, name))
 
     def _garbage_name(self, position: int) -> str:
         graph = self._graph
-        klass = graph.type_at(position)
-        fallback = "Tensor" if klass is None else klass.name
-        for at in range(position, min(position + _GARBAGE_LOOKED_AT, len(graph.objects))):
-            klass = graph.type_at(at)
-            if klass is None or klass.module in _COMMON_MODULES or klass.is_class:
-                continue
-            if graph.kinds[at] != TENSOR:
-                return klass.name
-            fallback = klass.name
-        return fallback
+        within = range(position, min(position + CYCLE_SEARCHED, len(graph.objects)))
+        types = ((graph.type_at(at), graph.kinds[at] == TENSOR) for at in within)
+        met = (
+            (klass.module, klass.name, is_tensor)
+            for klass, is_tensor in types
+            if klass is not None and not klass.is_class
+        )
+        first = graph.type_at(position)
+        return telling_name(met, "Tensor" if first is None else first.name)
 
     # --- steps ---
 
@@ -111,12 +101,6 @@ class RemoteNamer(FoldedPaths):
         if kind == LOCALS:
             return self._from_frame(before, parent, position)
         return self._from_python(before, parent, position)
-
-    def _add(self, before: Path, *hop: PathSegment, namespace: bool = False) -> Path:
-        """Extends a path inside Python; a hop out of the graph keeps the anchor where it was."""
-        hops = extend(before.hops, hop) if hop else before.hops
-        inside = before.attached or before.in_graph
-        return Path(hops, min(before.outside, len(hops)) if inside else len(hops), namespace)
 
     def _object(self, position: int) -> int:
         """The address of the Python object at a position: of a tensor or node its Python part."""
@@ -134,15 +118,13 @@ class RemoteNamer(FoldedPaths):
     def _from_frame(self, before: Path, parent: int, position: int) -> Path:
         variables = self._graph.frames[self._graph.objects[parent]].frame.variables
         wanted = self._object(position)
-        name = next((name for name, value in variables if value == wanted), "?")
-        return _root_path(*before.hops[0], PathSegment(SegmentKind.VARIABLE, name))
+        return root_path(*before.hops[0], PathSegment(SegmentKind.VARIABLE, _variable_of(wanted, variables)))
 
     def _from_tensor(self, before: Path, parent: int, position: int) -> Path:
         graph, torch = self._graph, self._torch
         tensor, obj, kind = graph.objects[parent], graph.objects[position], graph.kinds[position]
         if kind == NODE:
-            hops = extend(before.hops, (PathSegment(SegmentKind.GRAD_FN, torch.node_name(obj)),))
-            return Path(hops, min(before.outside, len(hops)), in_graph=True)
+            return self._into_graph(before, torch.node_name(obj))
         if self._is_dict(position):
             return self._add(before, namespace=True)
         if torch.gradient(tensor) == obj:
@@ -158,21 +140,19 @@ class RemoteNamer(FoldedPaths):
         graph, torch = self._graph, self._torch
         node, obj, kind = graph.objects[parent], graph.objects[position], graph.kinds[position]
         if kind == NODE:
-            hop = (PathSegment(SegmentKind.LATER_NODE, torch.node_name(obj)),)
-            kept = before.hops[:-1] if before.last.kind is SegmentKind.LATER_NODE else before.hops
-            return Path((*kept, hop), min(before.outside, len(kept)), in_graph=True)
+            return self._along_graph(before, torch.node_name(obj))
         label = self._node_labels(parent, node).get(obj)
         if label is not None:
             return self._add(before, *label)
         klass, context = graph.type_at(parent), torch.node_wrapper(node)
         if klass is not None and self._heap.instance_dict(context, klass) == obj:
-            return Path(before.hops, before.outside, namespace=True, in_graph=True)
+            return self._context_dict(before)
         if klass is not None:  # since Python 3.14 a context may have attributes without a dict
             value = self._object(position)
             attributes = self._heap.inline_values(context, klass)
             name = next((name for name, held in attributes if held == value), None)
             if name is not None:
-                return Path((*before.hops, (PathSegment(SegmentKind.CONTEXT, name),)), before.outside)
+                return self._context(before, PathSegment(SegmentKind.CONTEXT, name))
         if torch.leaf(node) == obj:
             return self._add(before, PathSegment(SegmentKind.LEAF, "variable"))
         return self._add(before, PathSegment(SegmentKind.NODE_HOOKS, "hooks"))
@@ -199,12 +179,15 @@ class RemoteNamer(FoldedPaths):
         klass = graph.type_at(parent)
         if klass is None:
             return self._add(before)
-        if heap.is_a(klass, *_CONTAINERS) and heap.instance_dict(holder, klass) == obj:
+        if heap.is_a(klass, *CONTAINERS) and heap.instance_dict(holder, klass) == obj:
             return self._add(before, namespace=True)
         if heap.is_a(klass, dict):
             return self._from_dict(before, parent, position)
         if heap.is_a(klass, list, deque, set, frozenset):
-            return self._from_sequence(before, holder, obj, is_list=heap.is_exactly(klass, list))
+            if heap.is_exactly(klass, list) and self._is_of_context(before):
+                items = heap.list_items(holder)
+                return self._place(before, items.index(obj) if obj in items else None, len(items))
+            return self._add(before, ANY_ITEM)
         if heap.is_a(klass, tuple):
             return self._from_tuple(before, parent, klass, obj)
         if graph.kinds[parent] == PLACEHOLDER and not self._is_dict(position):
@@ -214,50 +197,31 @@ class RemoteNamer(FoldedPaths):
         if heap.is_exactly(klass, types.CellType) or heap.is_exactly(klass, types.TracebackType):
             return self._add(before)
         if _LRU in klass.bases:
-            cache = (PathSegment(SegmentKind.LRU_CACHE, self._short(holder)),)
-            if self._is_dict(position) and heap.instance_dict(holder, klass) != obj:
-                return Path((cache,), 1)  # the unbounded cache's own dict
-            return Path((cache, (ANY_ITEM,)), 2)
+            is_own_dict = self._is_dict(position) and heap.instance_dict(holder, klass) != obj
+            return self._cached(self._short(holder), is_own_dict=is_own_dict)
         if klass.name == "_lru_list_elem":
-            return before if before.last == ANY_ITEM else self._add(before, ANY_ITEM)
+            return self._cache_element(before)
         if heap.is_exactly(klass, types.MethodType):
             bound = self._memory.word(holder + layout.method_self) == obj
             return self._add(before, *((attribute_segment("__self__"),) if bound else ()))
         if klass.bases[0] == "functools.partial":
             called = self._short(self._memory.word(holder + layout.partial_function))
             return self._add(before, PathSegment(SegmentKind.PARTIAL, called))
-        if heap.is_a(klass, *_GENERATORS):
+        if heap.is_a(klass, *GENERATORS):
             frame = heap.frame(heap.generator_frame(holder))
-            running = PathSegment(SegmentKind.GENERATOR, self._generator_name(holder))
-            return self._add(before, running, self._variable(frame.variables if frame else [], obj))
+            variable = _variable_of(obj, frame.variables if frame else [])
+            return self._running(before, SegmentKind.GENERATOR, self._generator_name(holder), variable)
         if heap.is_exactly(klass, types.FrameType):
             frame = heap.frame(self._memory.word(holder + layout.frame_object_frame))
-            ended = PathSegment(SegmentKind.FRAME, "?" if frame is None else frame.name)
-            return self._add(before, ended, self._variable(frame.variables if frame else [], obj))
+            variable = _variable_of(obj, frame.variables if frame else [])
+            return self._running(before, SegmentKind.FRAME, frame.name if frame else "?", variable)
         if graph.kinds[parent] == ARRAY:
             return self._add(before, attribute_segment(f"<{self._type_name(position)}>"))
         return self._from_instance(before, parent, position)
 
-    def _variable(self, variables: list[tuple[str, int]], obj: int) -> PathSegment:
-        return PathSegment(
-            SegmentKind.VARIABLE, next((name for name, value in variables if value == obj), "?")
-        )
-
     def _from_dict(self, before: Path, parent: int, position: int) -> Path:
         label = self._key_labels(parent, before.namespace).get(self._object(position), ANY_ITEM)
-        if before.in_graph:
-            if label.kind is SegmentKind.ITEM:
-                hop: Hop = (PathSegment(SegmentKind.CONTEXT), label)
-            else:
-                hop = (PathSegment(SegmentKind.CONTEXT, label.name),)
-            return Path((*before.hops, hop), before.outside)
-        if before.last.kind in _OPEN:  # keyword-only defaults
-            return self._open(before, label.name)
-        if before.namespace and label.name in _MODULE_DICTS and self._belongs_to_module(parent):
-            return self._add(before, namespace=True)
-        if before.last.kind is SegmentKind.MODULE and label.kind is SegmentKind.ATTRIBUTE:
-            return self._add(before, PathSegment(SegmentKind.VARIABLE, label.name))
-        return self._add(before, label)
+        return self._entry(before, parent, label)
 
     def _key_labels(self, parent: int, namespace: bool) -> dict[int, PathSegment]:
         labels = self._keys.get(parent)
@@ -267,39 +231,25 @@ class RemoteNamer(FoldedPaths):
             self._keys[parent] = labels
         return labels
 
-    def _belongs_to_module(self, position: int) -> bool:
-        above = self._graph.parents[position]
-        return above >= 0 and self._graph.kinds[above] == MODULE
-
-    def _open(self, before: Path, name: str) -> Path:
-        """The variable of a function's closure or defaults, in the hop that names the function."""
-        kept = Path(before.hops[:-1], min(before.outside, len(before.hops) - 1), in_graph=before.in_graph)
-        return self._add(kept, *before.hops[-1], PathSegment(SegmentKind.VARIABLE, name))
-
-    def _from_sequence(self, before: Path, holder: int, obj: int, *, is_list: bool) -> Path:
-        last = before.last
-        if is_list and last.kind is SegmentKind.CONTEXT and last.name:
-            items = self._heap.list_items(holder)
-            if len(items) <= _MAX_RECORD:
-                return self._add(before, item_segment(items.index(obj) if obj in items else "*"))
-        return self._add(before, ANY_ITEM)
+    def _is_module(self, position: int) -> bool:
+        return self._graph.kinds[position] == MODULE
 
     def _from_tuple(self, before: Path, parent: int, klass: RemoteType, obj: int) -> Path:
         graph, heap = self._graph, self._heap
         holder, above = graph.objects[parent], graph.parents[parent]
         values = heap.tuple_items(holder)
-        if above >= 0 and before.last.kind in _OPEN:
+        if above >= 0 and self._is_of_function(before):
             names = self._tuple_names(graph.objects[above], holder, len(values))
             for name, value in zip(names, values, strict=False):
                 if value == obj:
-                    return self._open(before, name)
+                    return self._variable_of_function(before, name)
         if obj not in values:
             return self._add(before, ANY_ITEM)
         at = values.index(obj)
         fields = [] if heap.is_exactly(klass, tuple) else self._fields(klass)
         if at < len(fields):
             return self._add(before, attribute_segment(fields[at]))
-        return self._add(before, item_segment(at) if len(values) <= _MAX_TUPLE else ANY_ITEM)
+        return self._place(before, at, len(values))
 
     def _fields(self, klass: RemoteType) -> list[str]:
         """Names of a named tuple's places."""
@@ -330,16 +280,10 @@ class RemoteNamer(FoldedPaths):
     def _from_function(self, before: Path, function: int, obj: int, *, is_dict: bool) -> Path:
         memory, layout = self._memory, self._layout
         if memory.word(function + layout.function_closure) == obj:
-            hooked = any(
-                segment.kind in (SegmentKind.HOOKS, SegmentKind.HOOK_CLOSURE) or "hook" in segment.name
-                for segment in before.whole
-            )
-            kind = SegmentKind.HOOK_CLOSURE if hooked else SegmentKind.CLOSURE
-            return self._add(before, PathSegment(kind, self._short(function)))
-        named = memory.word(function + layout.function_keyword_defaults) == obj
-        if named or memory.word(function + layout.function_defaults) == obj:
-            arguments = PathSegment(SegmentKind.DEFAULT_ARGUMENT, self._short(function))
-            return self._add(before, arguments, namespace=named)
+            return self._closure(before, self._short(function))
+        by_keyword = memory.word(function + layout.function_keyword_defaults) == obj
+        if by_keyword or memory.word(function + layout.function_defaults) == obj:
+            return self._defaults(before, self._short(function), by_keyword=by_keyword)
         return self._add(before, namespace=is_dict)
 
     def _generator_name(self, generator: int) -> str:
@@ -357,9 +301,7 @@ class RemoteNamer(FoldedPaths):
             return self._add(before, namespace=True)
         for name, value in heap.attributes(holder, klass):
             if value == obj:
-                if name in _MODULE_DICTS and graph.kinds[parent] == MODULE:
-                    return self._add(before, namespace=True)
-                return self._add(before, attribute_segment(name))
+                return self._attribute(before, parent, name)
         slot = heap.slot_name(holder, klass, obj)
         return self._add(before, attribute_segment(slot or f"<{self._type_name(position)}>"))
 
@@ -371,7 +313,7 @@ class RemoteNamer(FoldedPaths):
         """Name of a function or class; of any other callable its type's name."""
         memory, layout, heap = self._memory, self._layout, self._heap
         klass = heap.type_of(function)
-        for _ in range(_MAX_TUPLE):  # a bound method, of a bound method, …
+        for _ in range(_BOUND_METHODS):  # a bound method, of a bound method, …
             if klass is None or not heap.is_exactly(klass, types.MethodType):
                 break
             function = memory.word(function + layout.method_function)
@@ -388,3 +330,7 @@ class RemoteNamer(FoldedPaths):
         elif heap.is_exactly(klass, types.BuiltinFunctionType):
             name = heap.c_text(memory.word(memory.word(function + layout.builtin_definition)))
         return (name or klass.name).rsplit("<locals>.", 1)[-1]
+
+
+def _variable_of(obj: int, pairs: Sequence[tuple[str, int]]) -> str:
+    return next((name for name, value in pairs if value == obj), "?")
