@@ -64,7 +64,7 @@ class Job:
         script: its path.
         arguments: what follows it.
         ranks: above 1 it runs under torchrun.
-        environment: variables beside the inherited ones.
+        environment: variables in addition to the inherited ones.
         watched: under `memtriage run`; else as it is.
         per_microbatch: with `--per-microbatch`.
     """

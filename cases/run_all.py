@@ -31,7 +31,7 @@ import tables
 
 CASES: Final = Path(__file__).parent
 BESIDE_THE_ENVIRONMENT: Final = "deepspeed"
-"""DeepSpeed's own folder beside `bin`, where `make test` installs it for its tests alone."""
+"""DeepSpeed's own folder next to `bin`, where `make test` installs it for its tests alone."""
 
 
 @dataclass(frozen=True, slots=True)

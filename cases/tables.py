@@ -1,4 +1,4 @@
-"""The tables of the cases' pages, from the results beside them: `cases/tables.py [--check] [CASE …]`.
+"""The tables of the cases' pages, from the results next to them: `cases/tables.py [--check] [CASE …]`.
 
 A page, `cases/NAME/README.md`, has what is generated between `<!-- BLOCK -->` and `<!-- /BLOCK -->`.
 `cases/NAME/page.py` makes the blocks: its `blocks(results)` gets the files of `cases/NAME/results` by their

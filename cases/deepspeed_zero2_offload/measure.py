@@ -41,7 +41,7 @@ TENSORS: Final = frozenset(
 )
 
 SHOWN: Final = 0.004
-"""Bytes a parameter below which a tensor is summed up with others."""
+"""Bytes per parameter below which a tensor is summed up with others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,7 +132,7 @@ def slopes(jobs: Jobs) -> dict[str, tuple[float, float]]:
 
 def from_two_sizes(jobs: Jobs) -> str:
     rows = [[kind, f"{each:.2f}", f"{once / M:.0f} MB"] for kind, (each, once) in slopes(jobs).items()]
-    return markdown(("from two sizes, after `malloc_trim`", "bytes per parameter", "once a process"), rows)
+    return markdown(("from two sizes, after `malloc_trim`", "bytes per parameter", "once per process"), rows)
 
 
 def weights(jobs: Jobs) -> str:

@@ -175,7 +175,7 @@ def summed(outcome: Outcome, name: str) -> dict[str, int]:
 def line(name: str, outcome: Outcome) -> str:
     """Growth after `initialize`, its peak, after the last step, peak of all steps, after a trim of malloc.
 
-    Last what the ledger's rows miss of the last step. Bytes a parameter, summed over the ranks.
+    Last what the ledger's rows miss of the last step. Bytes per parameter, summed over the ranks.
     """
     if isinstance(outcome, str):
         return f"{name:52} {outcome}"
@@ -244,7 +244,7 @@ def main() -> None:
             options.out.write_text(json.dumps(results, indent=1))
 
     columns = ("init", "init peak", "held", "peak", "trimmed", "- ledger")
-    say(f"{'growth in bytes a parameter':52}" + "".join(f"{column:>10}" for column in columns))
+    say(f"{'growth in bytes per parameter':52}" + "".join(f"{column:>10}" for column in columns))
     groups = [
         [job for job in jobs if job.optimizer != "deepspeed"],
         [job for job in jobs if job.optimizer == "deepspeed"],

@@ -154,7 +154,7 @@ def make(
 ) -> Treatment:
     """The treatment of a name of `TREATMENTS`.
 
-    `clear` is NeMo-RL's `force_clear_fp8_caches`; `clear-all` its `clear_memory_caches_before_refit` besides;
+    `clear` is NeMo-RL's `force_clear_fp8_caches`; `clear-all` its `clear_memory_caches_before_refit` too;
     `compact` is `clear` with `memtriage.compact()` instead of `empty_cache()`.
     """
     if name == "memtriage":

@@ -96,7 +96,7 @@ class Table:
 
 def owner_of(record: StorageRecord) -> str:
     """Name what a storage is, as the question asks."""
-    if record.owner == "parameter":  # many hold it besides the model, by any path
+    if record.owner == "parameter":  # the model is not the only one to hold it
         return "weights"
     path = record.holder or ""
     for part, name in _BY_PATH:

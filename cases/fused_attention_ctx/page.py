@@ -71,7 +71,7 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def said(results: Mapping[str, Any]) -> str:
-    """What memtriage said of the plain runs, word for word."""
+    """What memtriage said of the plain runs, word for word; what several ranks have in common once."""
     launch = "" if results["ranks"] == 1 else f"torchrun --nproc-per-node {results['ranks']} -m "
     lines = []
     for entry in results["rows"].values():
@@ -80,11 +80,12 @@ def said(results: Mapping[str, Any]) -> str:
             continue
         lines.append(f"$ {launch}memtriage run train.py {' '.join(entry['arguments'])}")
         lines.append(f"  {plain['verdict']}")
-        lines += [f"  {size(finding['bytes'])}  {finding['holder']}" for finding in plain["findings"]]
+        said_of = (f"  {size(finding['bytes'])}  {finding['holder']}" for finding in plain["findings"])
+        lines += dict.fromkeys(said_of)
     return verbatim("\n".join(lines))
 
 
-def beside_the_issue(results: Mapping[str, Any]) -> str:
+def next_to_the_issue(results: Mapping[str, Any]) -> str:
     """Bytes allocated after the step, in the issue and here."""
     before, after = IN_THE_ISSUE["before"], IN_THE_ISSUE["after"]
     rows = [["the issue", *map(mebibytes, (before, after, before - after))]]
@@ -98,18 +99,19 @@ def beside_the_issue(results: Mapping[str, Any]) -> str:
 
 
 def probed(results: Mapping[str, Any]) -> str:
-    """Which arguments fill the list."""
-    rows = []
+    """Which arguments fill the list; recipes with the same figures in one row."""
+    yes = {True: "yes", False: "no"}
+    recipes: dict[tuple[str, ...], list[str]] = {}
     for entry in results["rows"]:
-        yes = {True: "yes", False: "no"}
-        rows.append(
-            [
-                entry["layer"], entry["recipe"],
-                yes[entry["quantized parameters"]], yes[entry["checkpointed"]],
-                *([entry["failed"], ""] if "failed" in entry else
-                  [size(entry["on contexts after backward"]), f"{entry['MiB that go with the nodes']} MiB"]),
-            ]
-        )  # fmt: skip
+        known = "failed" not in entry
+        figures = (
+            (size(entry["on contexts after backward"]), f"{entry['MiB that go with the nodes']} MiB")
+            if known
+            else (entry["failed"], "")
+        )
+        key = (entry["layer"], yes[entry["quantized parameters"]], yes[entry["checkpointed"]], *figures)
+        recipes.setdefault(key, []).append(entry["recipe"])
+    rows = [[layer, "; ".join(names), *cells] for (layer, *cells), names in recipes.items()]
     columns = ("layer", "recipe", "quantized parameters", "checkpointed")
     return markdown([*columns, "on the contexts after backward", "memory falls by, with the nodes"], rows)
 
@@ -119,7 +121,7 @@ def blocks(results: Mapping[str, Any]) -> dict[str, str]:
     return {
         "said": said(results["gpu"]),
         "probe": f"{measured_on(probe['about'])}\n\n{probed(probe)}",
-        "beside": beside_the_issue(results["gpu"]),
+        "compared": next_to_the_issue(results["gpu"]),
         "gpu": f"{measured_on(results['gpu']['about'])}\n\n{table(results['gpu'])}",
         "gpus": f"{measured_on(gpus['about'])}\n\n{table(gpus)}\n\n{said(gpus)}",
         "cpu": f"{measured_on(results['cpu']['about'])}\n\n{table(results['cpu'])}",

@@ -75,7 +75,7 @@ def arguments() -> argparse.Namespace:
     script.add_argument("--no-defer-init", action="store_true", help="FSDP 1: make parameters, then shard")
     script.add_argument("--no-te-fsdp", action="store_true", help="FSDP 1: saved activations are not sharded")
     script.add_argument("-v", "--verbose", action="store_true", help="every rank prints")
-    ours = parser.add_argument_group("beside them")
+    ours = parser.add_argument_group("in addition to them")
     ours.add_argument("--library", choices=["twin", "te"], default="twin")
     ours.add_argument("--recipe", choices=["delayed", "current", "block"], default="delayed")
     ours.add_argument("--fsdp", type=int, choices=[1, 2], help="shard by this FSDP (under torchrun)")

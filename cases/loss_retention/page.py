@@ -10,9 +10,10 @@ from tables import markdown, measured_on, verbatim
 from memtriage.model.units import size
 
 COLUMNS: Final = (
-    "", "micro-batches", "verdict", "completed", "leak a micro-batch", "named at", "full at, as said then",
+    "", "micro-batches", "verdict", "completed", "leak per micro-batch", "named at", "full at, as said then",
     "in use after 8", "in use after the last",
 )  # fmt: skip
+_FIRST_LINES: Final = 3
 
 
 def in_use(nbytes: int | None) -> str:
@@ -31,7 +32,7 @@ def line(found: Mapping[str, Any]) -> str:
     if "failed" in found:
         return start + str(found["failed"])
     leak = leak_of(found)
-    grows = "" if leak is None else f", {size(leak['bytes_per_microbatch'])} a micro-batch"
+    grows = "" if leak is None else f", {size(leak['bytes_per_microbatch'])} per micro-batch"
     return f"{start}{found['verdict']}{grows}, {found['completed']:,} completed ({found['seconds']} s)"
 
 
@@ -79,12 +80,13 @@ def speed(results: Mapping[str, Any]) -> str:
 
 
 def said(results: Mapping[str, Any]) -> str:
-    """The lines of the first variant's first micro-batches, and the finding, word for word."""
+    """Lines of the first variant's micro-batches until it was named, and the finding, word for word."""
     first = next((entry for entry in results["rows"] if entry is not None and entry.get("findings")), None)
     if first is None:
         return ""
     arguments = " ".join(["--micro-batches", str(first["micro_batches"]), *first["arguments"]])
     counted = first["first_lines"][: first["named_at"] or None]
+    counted = [*counted[:_FIRST_LINES], "...", counted[-1]] if len(counted) > _FIRST_LINES + 2 else counted
     grows = [] if first["said"] is None else [first["said"]]
     lines = [f"$ memtriage run --per-microbatch train.py {arguments}", *counted, *grows]
     leak = leak_of(first)

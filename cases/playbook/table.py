@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,25 +16,36 @@ README: Final = HERE / "README.md"
 FILES: Final = ("h200.json", "cpu.json")
 BEGIN: Final = "<!-- begin: made by table.py from results/ -->"
 END: Final = "<!-- end -->"
-COLUMNS: Final = ("entry", "symptom", "memtriage said", "fix", "measured effect", "predicted")
+COLUMNS: Final = {
+    "symptom": "symptom",
+    "said": "memtriage said",
+    "fix": "fix",
+    "effect": "measured effect",
+    "predicted": "predicted",
+}
+"""Of a row: its field in the results, and its heading."""
+BRIEF: Final = ("symptom", "effect", "predicted")
+"""Columns of the tables after the first: the others are the same but for sizes."""
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: dict[str, Any], fields: Sequence[str] = tuple(COLUMNS)) -> str:
     """A run's table in Markdown, with what it ran on."""
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     head = f"### {result['hardware']}\n\n{result['date']}, {versions}.\n"
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
+    headings = ["entry", *(COLUMNS[field] for field in fields)]
+    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
+    empty = " |" * (len(fields) - 1)
     rows = {row["entry"]: row for row in result["rows"]}
     for entry in PLAYBOOK:
         name = f"[{entry}](../../docs/playbook.md#{_anchor(entry)})"
         row = rows.get(entry)
         if row is None:
-            lines.append(f"| {name} | not in this run | | | | |")
+            lines.append(f"| {name} | not in this run |{empty}")
             continue
         if row["error"]:
-            lines.append(f"| {name} | failed: {_cell(row['error'])} | | | | |")
+            lines.append(f"| {name} | failed: {_cell(row['error'])} |{empty}")
             continue
-        cells = (row[key] for key in ("symptom", "said", "fix", "effect", "predicted"))
+        cells = (row[field] for field in fields)
         lines.append(f"| {name} | {' | '.join(map(_cell, cells))} |")
     return "\n".join([head, *lines])
 
@@ -52,8 +64,9 @@ def generated() -> str:
     text = README.read_text()
     begin, rest = text.split(BEGIN)
     _, end = rest.split(END)
-    tables = [table(json.loads((HERE / "results" / name).read_text()))
-              for name in FILES if (HERE / "results" / name).exists()]  # fmt: skip
+    results = [json.loads((HERE / "results" / name).read_text())
+               for name in FILES if (HERE / "results" / name).exists()]  # fmt: skip
+    tables = [table(result, BRIEF if number else tuple(COLUMNS)) for number, result in enumerate(results)]
     return f"{begin}{BEGIN}\n\n" + "\n\n".join(tables) + f"\n\n{END}{end}"
 
 

@@ -76,7 +76,7 @@ def test_a_table_says_what_failed() -> None:
             {"entry": "M6", "error": None, **{name: name[0] for name in ROW}},
         ],
     }  # fmt: skip
-    _, last = table.table(result).split("|---" * len(table.COLUMNS) + "|\n")
+    _, last = table.table(result).split("|---" * (1 + len(table.COLUMNS)) + "|\n")
     lines = last.splitlines()
     assert len(lines) == len(PLAYBOOK)
     assert lines[3].endswith("| not in this run | | | | |")
@@ -85,6 +85,9 @@ def test_a_table_says_what_failed() -> None:
         "| failed: RuntimeError: a \\| b | | | | |"
     )
     assert lines[5] == "| [M6](../../docs/playbook.md#m6-bf16) | s | s | f | e | p |"
+    brief = table.table(result, table.BRIEF).splitlines()
+    assert brief[-len(PLAYBOOK) :][5] == "| [M6](../../docs/playbook.md#m6-bf16) | s | e | p |"
+    assert brief[-len(PLAYBOOK) :][3].endswith("| not in this run | | |")
 
 
 def show(entries: tuple[str, ...], tmp_path: Path, timeout: float) -> dict[str, dict[str, Any]]:

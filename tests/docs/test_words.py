@@ -18,17 +18,11 @@ SOURCE = documents.ROOT / "src" / "memtriage"
 
 
 def _prose(page: str) -> list[tuple[int, str]]:
-    """The lines of a page that are neither a block of code nor what a case's run has said."""
-    lines, fenced, said = [], False, False
-    generated = re.compile(
-        r"<!-- (/|end)?[\w:./ ]* ?-->"
-    )  # of a case: tables and words as its last run recorded them
+    """The lines of a page outside blocks of code, without code in them."""
+    lines, fenced = [], False
     for number, line in enumerate((documents.ROOT / page).read_text(encoding="utf-8").splitlines(), 1):
         fenced ^= line.lstrip().startswith("```")
-        if marker := generated.fullmatch(line):
-            said = not marker[1]
-            continue
-        if not fenced and not said:
+        if not fenced:
             lines.append((number, re.sub(r"`[^`]*`", "", line)))
     return lines
 

@@ -28,7 +28,7 @@ def m1(device: str) -> Row:
     total = sum(each.values())
     after = sum(pure["owners"].get(part, 0) for part in PARTS) / count
     book = " ".join(python("-m", "memtriage", "explain", "M1").stdout.split())
-    claim = re.search(r"training takes (\d+) B a parameter[\w ]*", book)
+    claim = re.search(r"training takes (\d+) B per parameter[\w ]*", book)
     effect = f"{total:.2f} → {after:.2f} B/param (table of the playbook: {CLASSIC} → {PURE})"
     if device == "cuda":
         blocks = [(each["allocated"] - each["owners"][WORKSPACE]) / count for each in (found, pure)]
@@ -37,7 +37,7 @@ def m1(device: str) -> Row:
     return Row(
         entry="M1",
         symptom=f"{count / 1e6:.1f} M parameters of 2 bytes take {total:.2f} B each at rest, and not 2",
-        said=f"`memtriage.ledger()`, bytes a parameter by owner: {names}; `memtriage explain M1`: "
+        said=f"`memtriage.ledger()`, bytes per parameter by owner: {names}; `memtriage explain M1`: "
         + (claim[0] if claim else book),
         fix="weights, gradients and states in bf16",
         effect=effect,

@@ -13,7 +13,7 @@ from memtriage.model.units import size
 
 FIXES = {
     "M14": "the loss in 8 chunks, computed again in backward",
-    "M15": "`torch.no_grad()`, and argmax kept in place of logits",
+    "M15": "`torch.no_grad()`, and argmax kept instead of logits",
     "M16": "lengths capped to twice the usual",
     "M17": "weights, gradients and states in bf16",
 }
