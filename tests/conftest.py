@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +19,9 @@ from memtriage.account.census import CensusView, Look
 from memtriage.model.census import Census, StorageRecord
 from memtriage.observe import library_search, walker
 from support import torch_state
+
+if TYPE_CHECKING:
+    from support.holder_standins import Stage
 
 # How long an example takes depends on the machine, not on the code.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -51,6 +54,24 @@ def without_search_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Censuses search back from all that libraries hold, which is much in a process of many tests."""
     limits = library_search.SearchLimits(targets=100_000, rounds=1000, holders=10_000_000)
     monkeypatch.setattr(library_search, "LIMITS", limits)
+
+
+@pytest.fixture(scope="module")
+def only_new_objects() -> Iterator[None]:
+    """Leave what was there before these tests out of every look at the objects of the process."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch, only_new_objects: None) -> Stage:
+    """Where stand-ins for the holders of libraries are put up."""
+    from support.holder_standins import Stage
+
+    gc.collect()
+    return Stage(monkeypatch)
 
 
 class Program:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
@@ -20,6 +19,8 @@ from memtriage.catalogue.situation import Situation
 from memtriage.model.holders import KINDS, ClearPolicy, Condition, HolderOutcome, HolderReading
 from support.holder_standins import NBYTES, STANDINS, WITHOUT_STORAGES, Stage, Standin, tensor
 
+pytestmark = pytest.mark.usefixtures("only_new_objects")
+
 ENTRIES = {holder.name: holder for holder in BUILT_IN}
 CASES = [
     pytest.param(ENTRIES[name], standin, id=f"{name}-{number}")
@@ -33,21 +34,6 @@ FORBIDDEN = [
     for case in CLEARABLE
     for condition in case.values[0].forbidden
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def only_new_objects() -> Iterator[None]:
-    """What was there before these tests is left out of every look at the objects of the process."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
-    gc.collect()
-    return Stage(monkeypatch)
 
 
 def read(holder: Holder) -> HolderReading:

@@ -4,29 +4,6 @@ import pytest
 
 from memtriage.cli import app
 
-PROGRAM = """
-import torch
-from torch import nn
-
-def build(device, micro_batch=64):
-    print("building")
-    model = nn.Linear(256, 256).to(device)
-    optimizer = torch.optim.SGD(model.parameters())
-    def step():
-        out = model(torch.randn(micro_batch, 1024, 256, device=device))
-        (out * out).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model, optimizer, step
-"""
-
-
-@pytest.fixture
-def program(tmp_path):
-    file = tmp_path / "job.py"
-    file.write_text(PROGRAM)
-    return file
-
 
 def test_json_alone_is_on_stdout(program, capfd):
     assert app.main(["plan", f"{program}:build", "--budget", "1088MiB", "--json", "--show-output"]) == 0

@@ -13,28 +13,6 @@ from memtriage.store.layout import identify, record_path
 from memtriage.store.records import Start
 from memtriage.store.writer import RankWriter
 
-PROGRAM = """
-import torch
-from torch import nn
-
-def build(device):
-    print("building")
-    model = nn.Linear(256, 256, bias=False, device=device)
-    optimizer = torch.optim.AdamW(model.parameters())
-    def step():
-        model(torch.randn(32, 256, device=device)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return model, optimizer, step
-"""
-
-
-@pytest.fixture
-def program(tmp_path):
-    file = tmp_path / "job.py"
-    file.write_text(PROGRAM)
-    return file
-
 
 def test_stdout_has_json_alone(program, capfd):
     assert app.main(["predict", f"{program}:build", "--json", "--gpu", "a100"]) == 0

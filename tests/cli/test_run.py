@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from memtriage.model.units import size
+from support.context_programs import KEEPS_IN_CONTEXT
 from support.signals import AS_FROM_A_TERMINAL
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -235,7 +236,8 @@ def test_workers_of_a_data_loader_write_no_records(clean: Run) -> None:
 
 # --- a leaking script, watched and unwatched ----------------------------------------------------------------
 
-LEAK = """
+LEAK = (
+    """
     import sys
     import torch
     from torch import nn
@@ -243,17 +245,9 @@ LEAK = """
     from torch.utils.checkpoint import checkpoint
 
     calls = 0
-
-    class Wrap(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, loss):
-            ctx.context = [x, x * 2]
-            return loss * 1
-
-        @staticmethod
-        def backward(ctx, grad):
-            return None, grad
-
+"""
+    + KEEPS_IN_CONTEXT
+    + """
     def block(layer, x):
         global calls
         calls += 1
@@ -287,6 +281,7 @@ LEAK = """
     print("calls", calls)
     print("allocations and frees, peak of live bytes:", *memory(profile.kineto_results.events()))
 """
+)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from memtriage.store.reader import RankRecord, read_rank
+from support.context_programs import KEEPS_IN_CONTEXT
 
 LLAMA = """
     import torch
@@ -34,20 +35,13 @@ LLAMA = """
         optimizer.zero_grad()
 """
 
-LEAK = """
+LEAK = (
+    """
     import torch
     from torch import nn
-
-    class Wrap(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, loss):
-            ctx.context = [x, x * 2]
-            return loss * 1
-
-        @staticmethod
-        def backward(ctx, grad):
-            return None, grad
-
+"""
+    + KEEPS_IN_CONTEXT
+    + """
     def main():
         model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 1)).cuda()
         optimizer = torch.optim.AdamW(model.parameters())
@@ -62,6 +56,7 @@ LEAK = """
 
     main()
 """
+)
 
 
 def run(tmp_path: Path, source: str, *, expect: int | None = 0) -> dict[str, Any]:

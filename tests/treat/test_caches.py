@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -20,20 +19,9 @@ from memtriage.observe import cuda
 from memtriage.observe.tensors import StorageFacts
 from support.holder_standins import NBYTES, STANDINS, Stage, tensor
 
+pytestmark = pytest.mark.usefixtures("only_new_objects")
+
 MIB = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def only_new_objects() -> Iterator[None]:
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.fixture
-def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
-    return Stage(monkeypatch)
 
 
 def named(outcomes: list[HolderOutcome]) -> list[str]:

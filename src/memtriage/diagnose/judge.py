@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Literal
 
 from memtriage.catalogue.growing import ONEDNN, growing_part
 from memtriage.diagnose.growth.holders import DataGrowth, GrowingData, HolderGrowth, stops_when_full
 from memtriage.diagnose.growth.marks import steps_left
+from memtriage.diagnose.growth.proof import Proof
 from memtriage.diagnose.growth.trend import GrowthEstimate, TrendPolicy, trend_policy
 from memtriage.diagnose.mechanisms import Held, MechanismText, mechanism_of
 from memtriage.model.census import GroupDetail, HolderGroup
 from memtriage.model.findings import DEVICE_HOST, Certainty, Finding, Projection
-from memtriage.model.paths import SegmentKind, has, in_words
+from memtriage.model.paths import HolderPath, SegmentKind, has, in_words
 from memtriage.model.position import Scale, TrainingPosition
 from memtriage.model.units import size
 from memtriage.playbook.entries import LEAKS
@@ -116,33 +117,64 @@ def holder_finding(
     nodes = last.kept - first.kept > last.storages - first.storages
     device = DEVICE_HOST if nodes else group.device
     rates = _rates(proof.rate, group.device, evidence)
+    saved_by = f"the largest storage is kept for backward by {detail.saved_by}"
+    return _growth_finding(
+        (last.position, last.nbytes), facts.path, device, rates, proof, explanation, evidence,
+        kind="garbage_cycle" if garbage else "leak",
+        lines=detail,
+        also_held_by=[*([group.anchor] if detail.carrier else []), *detail.also_held_by],
+        how=_came(growth, evidence.scale),
+        more=[
+            *_of_several(proof.rate, period), *_retained(detail), *([saved_by] if detail.saved_by else [])
+        ],
+    )  # fmt: skip
+
+
+def _growth_finding(
+    last: tuple[float, int],
+    path: HolderPath,
+    device: str,
+    rates: Rates,
+    proof: Proof,
+    explanation: MechanismText,
+    evidence: Evidence,
+    *,
+    lines: GroupDetail | GrowingData,
+    how: str,
+    kind: Literal["leak", "garbage_cycle"] = "leak",
+    also_held_by: Sequence[HolderPath] = (),
+    more: Iterable[str] = (),
+) -> Finding:
+    """Make the finding of what grows.
+
+    Args:
+        last: where training stood when it was last read, and its bytes then.
+        path: to its holder.
+        lines: has those of the program that make it and store it.
+        how: the sizes that were read, in words; first of the evidence.
+        more: further evidence, before what the growth will lead to.
+    """
+    position, nbytes = last
     projection = _projection(device, rates, evidence)
     return Finding(
-        kind="garbage_cycle" if garbage else "leak",
+        kind=kind,
         device=device,
-        bytes=last.nbytes,
-        bytes_step=round(last.position) if evidence.scale == "step" else None,
+        bytes=nbytes,
+        bytes_step=round(position) if evidence.scale == "step" else None,
         bytes_per_step=rates.step,
         bytes_per_microbatch=rates.microbatch,
         bytes_per_second=rates.second,
         certainty=proof.certainty,
-        holder_path=facts.path,
-        also_held_by_paths=[*([group.anchor] if detail.carrier else []), *detail.also_held_by],
-        allocated_at=detail.allocated_at,
-        stored_at=detail.stored_at,
+        holder_path=path,
+        also_held_by_paths=list(also_held_by),
+        allocated_at=lines.allocated_at,
+        stored_at=lines.stored_at,
         mechanism=explanation.mechanism,
         fix=explanation.fix,
         playbook=LEAKS,
         step=evidence.position.step,
         projection=projection,
-        evidence=[
-            _came(growth, evidence.scale),
-            *_open(proof.certainty, proof.reason),
-            *_of_several(proof.rate, period),
-            *_retained(detail),
-            *([f"the largest storage is kept for backward by {detail.saved_by}"] if detail.saved_by else []),
-            *_said(projection),
-        ],
+        evidence=[how, *_open(proof.certainty, proof.reason), *more, *_said(projection)],
     )
 
 
@@ -265,31 +297,21 @@ def data_finding(growth: DataGrowth, evidence: Evidence) -> Finding | None:
         return None
     explanation = _explained(data, evidence)
     rates = _rates(proof.rate, "host", evidence)
-    projection = _projection("host", rates, evidence)
     (start, first), (end, last) = data.entries[0], data.entries[-1]
-    return Finding(
-        kind="leak",
-        device="host",
-        bytes=last * data.entry_bytes,
-        bytes_step=round(end) if evidence.scale == "step" else None,
-        bytes_per_step=rates.step,
-        bytes_per_microbatch=rates.microbatch,
-        bytes_per_second=rates.second,
-        certainty=proof.certainty,
-        holder_path=data.path,
-        allocated_at=data.allocated_at,
-        stored_at=data.stored_at,
-        mechanism=explanation.mechanism,
-        fix=explanation.fix,
-        playbook=LEAKS,
-        step=evidence.position.step,
-        projection=projection,
-        evidence=[
-            f"{last - first:,} more entries of about {size(data.entry_bytes)} between "
-            f"{SPANS[evidence.scale]} {start:.4g} and {end:.4g}, tensors not counted",
-            *_open(proof.certainty, proof.reason),
-            *_said(projection),
-        ],
+    how = (
+        f"{last - first:,} more entries of about {size(data.entry_bytes)} between "
+        f"{SPANS[evidence.scale]} {start:.4g} and {end:.4g}, tensors not counted"
+    )
+    return _growth_finding(
+        (end, last * data.entry_bytes),
+        data.path,
+        "host",
+        rates,
+        proof,
+        explanation,
+        evidence,
+        lines=data,
+        how=how,
     )
 
 
