@@ -58,6 +58,29 @@ LEAK = (
 """
 )
 
+LENGTHENING = """
+    import torch
+    from torch import nn
+
+    def main():
+        model = nn.Linear(1024, 1024).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        kept = []
+        for step in range(60):
+            rows = 4096 + 256 * LONGER
+            outputs = []
+            for layer in range(8):
+                outputs.append(model(torch.randn(rows, 1024, device="cuda")))
+                if layer % 4 == 1:
+                    kept.append(torch.zeros(3 << 17, device="cuda"))
+            sum(output.square().mean() for output in outputs).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            del outputs
+
+    main()
+"""
+
 
 def run(tmp_path: Path, source: str, *, expect: int | None = 0) -> dict[str, Any]:
     script = tmp_path / "train.py"
@@ -244,3 +267,17 @@ def test_when_memory_ran_out(
     assert finding["bytes"]
     assert report["exception"].startswith("OutOfMemoryError")
     assert report["ledger"]["cuda:0"]
+
+
+@pytest.mark.parametrize("longer", ["step", "0"])
+def test_growing_fragmentation_is_named_with_its_cure(tmp_path: Path, longer: str) -> None:
+    """Small results between activations that get longer keep the segments of shorter ones."""
+    report = run(tmp_path, LENGTHENING.replace("LONGER", longer))
+    found = [finding for finding in report["findings"] if finding["kind"] == "fragmentation"]
+    assert bool(found) is (longer == "step")
+    for finding in found:
+        assert finding["device"] == "cuda:0"
+        course, pinned, compaction = finding["evidence"]
+        assert course.startswith("reserved rose from")
+        assert "main.kept[*]" in pinned
+        assert re.search(r"at the end of step \d+ would move .* in \d+ storages", compaction)

@@ -13,6 +13,7 @@ from memtriage.model.judged import Judged
 from memtriage.observe.host import host_peak
 from memtriage.session.death_watch import DeathWatch
 from memtriage.session.ends import Terminated, allocator_peaks, exception_text
+from memtriage.session.fragmentation_watch import FragmentationWatch
 from memtriage.session.growth_watch import GrowthWatch
 from memtriage.session.host_watch import HostWatch
 from memtriage.session.live_state import LiveState
@@ -36,7 +37,7 @@ class Conclusion:
         progress: where training stands.
         record: gets the findings and the end.
         live: gets the leaks.
-        growth, host, death, residue: the evidence.
+        growth, fragmentation, host, death, residue: the evidence.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Conclusion:
         live: LiveState,
         *,
         growth: GrowthWatch,
+        fragmentation: FragmentationWatch,
         host: HostWatch,
         death: DeathWatch,
         residue: PhaseResidue,
@@ -60,6 +62,7 @@ class Conclusion:
         self._record = record
         self._live = live
         self._growth = growth
+        self._fragmentation = fragmentation
         self._host = host
         self._death = death
         self._residue = residue
@@ -82,6 +85,7 @@ class Conclusion:
         self.died_of_memory = memory_error is not None
         self._judge_growth(isinstance(exception, Exception) and not isinstance(exception, Terminated))
         self.findings += self._residue.findings()
+        self._judge_fragmentation()
         self._judge_host()
         if memory_error is not None:
             self._judge_death(memory_error)
@@ -122,6 +126,10 @@ class Conclusion:
             torch="torch" in sys.modules,
         )
         self._failed_to_judge = False
+
+    @never_raises
+    def _judge_fragmentation(self) -> None:
+        self.findings += self._fragmentation.findings()
 
     @never_raises
     def _judge_host(self) -> None:

@@ -8,6 +8,7 @@ program, and hands each event to the parts that need it:
 | `TrainingProgress` | counts steps and micro-batches |
 | `StoredMarks`, `LiveState` | keep the counters: in the record, and for questions while the program runs |
 | `GrowthWatch`, `LedgerKeeper` | decide when to take a census, and use what it shows |
+| `FragmentationWatch` | follows what GPUs reserve beyond the peak |
 | `HostWatch`, `Sampler` | follow host memory, in a thread of their own |
 | `DeathWatch` | waits for memory to run out |
 | `Conclusion` | judges all of it at the end |
@@ -37,6 +38,7 @@ from memtriage.session.conclusion import Conclusion
 from memtriage.session.death import error_frames, memory_error
 from memtriage.session.death_watch import DeathWatch
 from memtriage.session.ends import Terminated, start_record
+from memtriage.session.fragmentation_watch import FragmentationWatch
 from memtriage.session.growth_watch import GrowthWatch
 from memtriage.session.host_watch import HostWatch
 from memtriage.session.ledgers import LedgerKeeper
@@ -106,6 +108,7 @@ class Session:
         # The parts that take censuses.
         self._residue = PhaseResidue(rank, progress, record)
         self._ledgers = LedgerKeeper(script_root, progress, record, self._live, self._host, self.residue)
+        self._fragmentation = FragmentationWatch(rank, record, self._ledgers)
         self._death = death = DeathWatch(
             position=lambda: progress.position,
             running=lambda: self.running,
@@ -153,6 +156,7 @@ class Session:
             record,
             self._live,
             growth=self._growth,
+            fragmentation=self._fragmentation,
             host=self._host,
             death=death,
             residue=self._residue,
@@ -287,6 +291,7 @@ class Session:
             self._ledgers.at_mark(readings)
             if name == "backward" and self._log is not None:
                 self._log.add(position.step, position.microbatch, readings)
+            self._fragmentation.at_mark(mark)
             self._growth.at_mark(mark)
             if name != "end" and not within_step:  # while the program still has what it needs
                 self._host.at_mark(readings, self._reader.rss(), position.step)

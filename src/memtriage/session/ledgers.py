@@ -11,6 +11,7 @@ from memtriage.account.job_ledger import take_job_ledger
 from memtriage.account.ledgers import take_ledgers
 from memtriage.diagnose.after_backward import left_after_backward
 from memtriage.model.findings import Finding
+from memtriage.model.ledger import Ledger
 from memtriage.observe.autograd import unread_saved_tensors
 from memtriage.observe.counters import Reading, uncounted
 from memtriage.observe.cuda import is_rocm
@@ -31,6 +32,7 @@ class LedgerKeeper:
 
     Attributes:
         baselines: by CUDA device, bytes in use outside of this process's allocator at the first mark.
+        last: the ledgers taken last; none before the first census.
 
     Args:
         script_root: folder of the user's script, for allocation sites.
@@ -49,6 +51,7 @@ class LedgerKeeper:
         residue: Callable[[Sequence[Finding]], None],
     ) -> None:
         self.baselines: dict[int, int] = {}
+        self.last: Sequence[Ledger] = ()
         self._script_root = script_root
         self._progress = progress
         self._record = record
@@ -66,6 +69,10 @@ class LedgerKeeper:
     def is_due(self) -> bool:
         """Return whether new ledgers are due. The first ones come with a census that has another reason."""
         return self._due_s is not None and self._progress.elapsed() >= self._due_s
+
+    def ask(self) -> None:
+        """Let ledgers be due now."""
+        self._due_s = 0.0
 
     def at_mark(self, readings: Iterable[Reading]) -> None:
         """Note what of each device was in use outside of the allocator when it was first seen."""
@@ -106,6 +113,7 @@ class LedgerKeeper:
         ledgers = take_ledgers(
             census.storages, self.baselines, self._script_root, self._host_reading, census.parameters
         )
+        self.last = ledgers
         self._live.ledgers(ledgers, self._progress.elapsed())
         job = [take_job_ledger()] if has_children() else []
         for ledger in [*ledgers, *job]:

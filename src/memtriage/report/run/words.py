@@ -188,7 +188,7 @@ def sentence(report: RunReport, context: RunContext, groups: Sequence[FindingGro
         case "residue" | "fragmentation" as kind if named := [
             group for group in groups if group.kind == kind
         ]:
-            what = "not released" if kind == "residue" else "stranded"
+            what = "not released" if kind == "residue" else "reserved beyond the peak"
             return f"{size(named[0].first.bytes)} {what} on {named[0].device}"
         case "out_of_memory":
             leaked = f"; leaking {growing[0].amount}" if growing else ""

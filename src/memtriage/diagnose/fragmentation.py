@@ -1,0 +1,133 @@
+"""Fragmentation that grows over a run: reserved rises, and the peak of what is allocated does not. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from memtriage.diagnose.growth.track import Track
+from memtriage.model.findings import Finding
+from memtriage.model.units import MIB, size
+from memtriage.playbook.fragmentation import ENTRY, EXPANDABLE_FIX, FIX, WHY
+
+
+@dataclass(frozen=True, slots=True)
+class FragmentationPolicy:
+    """From when on growing fragmentation is reported.
+
+    Attributes:
+        warm_up: first steps to leave out: the optimizer makes its states, and libraries their buffers.
+        steps: steps needed after these: each quarter of the time must tell something.
+        floor: bytes by which what is reserved beyond the peak must have risen: a few segments of 20 MiB
+            always have some room.
+        share: the same as a part of the peak: less is not worth a change of the program.
+        quarter: part of the whole rise that a quarter of the time must show to count.
+        quarters: of the last three, those that must count. One rise, such as that of the first evaluation,
+            is no growth, nor is what comes to its end early.
+    """
+
+    warm_up: int = 3
+    steps: int = 16
+    floor: int = 64 * MIB
+    share: float = 0.05
+    quarter: float = 0.05
+    quarters: int = 2
+
+
+POLICY: Final = FragmentationPolicy()
+
+
+@dataclass(frozen=True, slots=True)
+class ReservedGrowth:
+    """How a device's reserved memory grew beyond the peak. Sizes in bytes.
+
+    Attributes:
+        steps: first and last step.
+        reserved: at these.
+        peak: the most that had been allocated until these.
+    """
+
+    steps: tuple[int, int]
+    reserved: tuple[int, int]
+    peak: tuple[int, int]
+
+    @property
+    def beyond(self) -> int:
+        """Bytes reserved at the end that were never allocated at once."""
+        return self.reserved[1] - self.peak[1]
+
+    @property
+    def rise(self) -> int:
+        """Bytes by which that has risen."""
+        return self.beyond - (self.reserved[0] - self.peak[0])
+
+
+class ReservedCourse:
+    """What one device has reserved, and the most that was allocated, from step to step, in bounded memory.
+
+    Args:
+        policy: when growth is reported.
+    """
+
+    def __init__(self, policy: FragmentationPolicy = POLICY) -> None:
+        self._policy = policy
+        self._reserved, self._peak = Track(policy.warm_up), Track(policy.warm_up)
+        self._most = 0
+
+    def add(self, step: int, reserved: int, peak: int) -> None:
+        """Add the counters at the end of a step, in bytes; the program may have reset the peak since."""
+        self._most = max(self._most, peak)
+        self._reserved.add(step, reserved)
+        self._peak.add(step, self._most)
+
+    def growth(self) -> ReservedGrowth | None:
+        """Return how reserved memory grew beyond the peak; None where it did not, or has come to its end."""
+        reserved, peak = self._reserved.points(), self._peak.points()
+        policy = self._policy
+        if self._reserved.last is None or len(reserved.at) < policy.steps:
+            return None
+        beyond = reserved.means - peak.means
+        ends = [len(beyond) * quarter // 4 - 1 for quarter in (1, 2, 3, 4)]
+        whole = beyond[-1] - beyond[0]
+        if whole < max(policy.floor, policy.share * self._most):
+            return None
+        if np.count_nonzero(np.diff(beyond[ends]) >= policy.quarter * whole) < policy.quarters:
+            return None
+        step, last = self._reserved.last
+        return ReservedGrowth(
+            (round(reserved.at[0]), round(step)),
+            (round(reserved.means[0]), last),
+            (round(peak.means[0]), self._most),
+        )
+
+
+def fragmentation_finding(
+    device: str, growth: ReservedGrowth, pinned: str | None, compaction: str | None, expandable: bool
+) -> Finding:
+    """Make the finding of fragmentation that grows.
+
+    Args:
+        device: `cuda:N`.
+        growth: its growth.
+        pinned: in words, which blocks keep which segments from being released; None where it is not known.
+        compaction: in words, what compaction after a step would cost and give; None where it is not known.
+        expandable: the allocator makes expandable segments already.
+    """
+    (first, last), (before, now) = growth.steps, growth.reserved
+    evidence = [
+        f"reserved rose from {size(before)} to {size(now)} between steps {first:,} and {last:,}, the most "
+        f"that was allocated from {size(growth.peak[0])} to {size(growth.peak[1])}"
+    ]
+    return Finding(
+        kind="fragmentation",
+        device=device,
+        bytes=growth.beyond,
+        bytes_per_step=round(growth.rise / max(1, last - first)),
+        mechanism=WHY,
+        fix=FIX if expandable else f"{EXPANDABLE_FIX}; or {FIX}",
+        playbook=ENTRY,
+        step=last,
+        evidence=[*evidence, *(line for line in (pinned, compaction) if line is not None)],
+    )

@@ -1,0 +1,123 @@
+"""Follows what each GPU has reserved beyond the peak, and looks closer once that grows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from memtriage.account.gpu_ledger import STRANDED
+from memtriage.diagnose.fragmentation import ReservedCourse, ReservedGrowth, fragmentation_finding
+from memtriage.model.findings import Finding
+from memtriage.model.units import count, size
+from memtriage.observe import cuda
+from memtriage.session.ledgers import LedgerKeeper
+from memtriage.session.marks import MarkPoint
+from memtriage.session.record import SessionRecord, never_raises
+
+
+@dataclass(frozen=True, slots=True)
+class CloserLookPolicy:
+    """How often a device whose fragmentation grows is looked at.
+
+    Attributes:
+        again: growth of what is reserved beyond the peak since the last look, as a factor. A look takes a
+            census and a dry run of compaction, together about a second.
+    """
+
+    again: float = 1.5
+
+
+LOOK: Final = CloserLookPolicy()
+Predict = Callable[[str], str | None]
+"""Says in words what compacting a device would cost and give now."""
+
+
+def predicted_compaction(device: str) -> str | None:
+    """Return in words what `memtriage.compact()` would cost and give now; None where it can do nothing.
+
+    Args:
+        device: `cuda:N`.
+    """
+    from memtriage.treat.compaction.api import compact
+
+    of_device = next(iter(compact(device, dry_run=True).devices), None)
+    if of_device is None:
+        return None
+    return (
+        f"would move {size(of_device.moved)} in {count(of_device.storages, 'storage')}, and lower reserved "
+        f"from {size(of_device.before.reserved)} to {size(of_device.predicted.reserved)}"
+    )
+
+
+class FragmentationWatch:
+    """Follows the GPUs at the ends of steps.
+
+    Args:
+        rank: whose findings they are.
+        record: gets a note where a look fails.
+        ledgers: asked for a census when something grows; its ledger says what pins segments.
+        predict: asked at the end of a step what compaction would come to.
+    """
+
+    def __init__(
+        self,
+        rank: int | None,
+        record: SessionRecord,
+        ledgers: LedgerKeeper,
+        predict: Predict = predicted_compaction,
+    ) -> None:
+        self._rank = rank
+        self._record = record
+        self._ledgers = ledgers
+        self._predict = predict
+        self._courses: dict[str, ReservedCourse] = {}
+        self._reserved: dict[str, int] = {}
+        self._looked: dict[str, int] = {}
+        self._compaction: dict[str, str] = {}
+
+    def at_mark(self, mark: MarkPoint) -> None:
+        """Take the counters of a step. A device that has reserved more since the last one may need a look."""
+        if mark.name != "step":
+            return
+        for reading in mark.readings:
+            counters, device = reading.counters, reading.device
+            if counters is None or counters.reserved is None or counters.peak_allocated is None:
+                continue
+            course = self._courses.setdefault(device, ReservedCourse())
+            course.add(mark.position.step, counters.reserved, counters.peak_allocated)
+            if counters.reserved > self._reserved.get(device, 0):
+                self._look_closer(device, course.growth(), mark.position.step)
+            self._reserved[device] = counters.reserved
+
+    @never_raises
+    def _look_closer(self, device: str, growth: ReservedGrowth | None, step: int) -> None:
+        if growth is None or growth.beyond < LOOK.again * self._looked.get(device, 0):
+            return
+        self._looked[device] = growth.beyond
+        self._ledgers.ask()
+        would = self._predict(device)
+        if would is not None:
+            self._compaction[device] = f"memtriage.compact() at the end of step {step:,} {would}"
+
+    def findings(self) -> list[Finding]:
+        """Return a finding for each device whose fragmentation grows, the worst first."""
+        pinned = self._pinned()
+        found = [
+            fragmentation_finding(
+                device, growth, pinned.get(device), self._compaction.get(device), cuda.expandable_segments()
+            )
+            for device, course in self._courses.items()
+            if (growth := course.growth()) is not None
+        ]
+        for finding in found:
+            finding.rank = self._rank
+        return sorted(found, key=lambda finding: -(finding.bytes or 0))
+
+    def _pinned(self) -> Mapping[str, str]:
+        return {
+            ledger.device: f"at step {ledger.step:,}: {row.detail}"
+            for ledger in self._ledgers.last
+            for row in ledger.rows
+            if row.row == STRANDED and row.bytes and row.detail
+        }
