@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -34,6 +36,15 @@ if child:
     print(child, flush=True)
 sys.stdin.readline() if child else os.read(0, 1)
 """
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Free what is in reference cycles before a test, and not again until it ends."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @settings(max_examples=25, deadline=None)
@@ -77,6 +88,17 @@ def test_a_job_that_ends_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(outside, "ProcessMemory", Ending)
         with pytest.raises(GoneError, match=f"process {job.pid} ended"):
             take_census(job.pid)
+
+
+@known_python
+def test_the_copy_of_a_job_is_gone_after_its_census(no_collection: None) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None and job.stdout.readline() == "ready\n"
+        take_census(job.pid, within_s=600)
+        assert sum(each.data.nbytes for each in gc.get_objects() if isinstance(each, ProcessMemory)) == 0
+        job.kill()
 
 
 @known_python

@@ -119,9 +119,15 @@ def take_census(
     Raises:
         OutsideError: it cannot be read: another build, no right, or it ended.
     """
+    with contextlib.ExitStack() as copies:
+        return _take(pid, pause, twice, within_s, copies)
+
+
+def _take(pid: int, pause: bool, twice: bool, within_s: float, copies: contextlib.ExitStack) -> OutsideCensus:
     started = time.perf_counter()
     born = _started_at(pid)
     memory = ProcessMemory(pid)
+    copies.callback(memory.release)
     files = SharedFiles(pid, memory.mappings)
     if not any(_TORCH_FILES in mapping.path for mapping in memory.mappings):
         raise OutsideError(f"process {pid} has not loaded torch: it has no tensors to list")
@@ -148,6 +154,7 @@ def take_census(
     if twice or pause:
         wanted = memory.asked()
         again = ProcessMemory(pid)
+        copies.callback(again.release)
         if pause:
             with paused(pid, lambda: again.make_room(len(wanted))) as stop:
                 complete = stop.copy(again, wanted)

@@ -154,6 +154,13 @@ class RemoteMemory(ABC):
         self._number_of = np.zeros(self._slots, np.int64)
         self._asked = np.zeros(self._slots, bool)
 
+    def release(self) -> None:
+        """Let go of the copy. Its readers refer to themselves, so they would keep it until a collection."""
+        nothing = np.zeros(0, np.uint64)
+        self.data, self._flat, self.raw = nothing.view(np.int64), nothing.data, nothing.view(np.uint8).data
+        self.chunks.clear()
+        self._blocks, self._slot_of = np.zeros(0, np.int32), np.zeros((0, 0), np.int32)
+
     @abstractmethod
     def _copy(self, parts: Sequence[tuple[int, int, int]]) -> int:
         """Copy ranges (address, bytes, offset in `raw`); return how many bytes could be copied."""
