@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import pickle
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +156,120 @@ def test_damage_raises_nothing_here(where: float, value: int, cut: bool) -> None
 
 
 DAMAGED = pickle.dumps({"segments": [], "device_traces": [regular(500)]}, 4)
+
+
+Change = Callable[[int, dict[str, Any], list[dict[str, Any]]], dict[str, Any]]
+
+
+def with_size(size: int) -> Change:
+    return lambda number, event, before: {**event, "size": size}
+
+
+def changed(change: Change, events: int = 2000) -> list[dict[str, Any]]:
+    trace: list[dict[str, Any]] = []
+    for number, event in enumerate(regular(events)):
+        trace.append(change(number, event, trace))
+    return trace
+
+
+SPELLED_OUT = 40
+"""Events of `regular` that bring new frames: they stay as they are."""
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+@pytest.mark.parametrize(
+    ("change", "left"),
+    [
+        pytest.param(lambda number, event, before: event, SPELLED_OUT, id="usual"),
+        pytest.param(lambda number, event, before: {**event, "frames": []}, 5, id="no frames"),
+        pytest.param(
+            lambda number, event, before: {**event, "frames": [FRAMES[0], FRAMES[1]][: 1 + (number < 2)]},
+            5, id="one frame",
+        ),
+        pytest.param(
+            lambda number, event, before: {
+                **event, "frames": before[number // 2]["frames"] if number > 4 else event["frames"]
+            },
+            5, id="frames of an older event",
+        ),
+        pytest.param(
+            lambda number, event, before: {
+                **event, "pool_id": (number % 2, 0), "frames": event.pop("frames")
+            },
+            SPELLED_OUT, id="pools",
+        ),
+        pytest.param(
+            lambda number, event, before: {
+                **event, "user_metadata": "".join(["step ", str(number)]), "frames": event.pop("frames")
+            },
+            SPELLED_OUT, id="a new string in each",
+        ),
+        pytest.param(
+            lambda number, event, before: {**event, "compile_context": None, "frames": event.pop("frames")},
+            SPELLED_OUT, id="None in each",
+        ),
+        *(
+            pytest.param(with_size(size), SPELLED_OUT, id=f"size {size:#x}")
+            for power in (8, 16, 31, 32, 39, 40, 47, 48, 55)
+            for size in (2**power - 1, 2**power if power < 55 else 0)
+        ),
+        pytest.param(
+            lambda number, event, before: {**event, "action": "oom"} if number % 50 == 49 else event,
+            SPELLED_OUT + 1, id="an action that is named later",
+        ),
+        pytest.param(
+            lambda number, event, before: (
+                {key: value for key, value in event.items() if key != "stream"}
+                if number % 50 == 48 else event
+            ),
+            SPELLED_OUT + 40, id="other keys in every fiftieth",
+        ),
+    ],
+)  # fmt: skip
+def test_all_events_of_the_usual_form_are_taken_out(
+    change: Change, left: int, protocol: int, folder: Path
+) -> None:
+    trace = changed(change)
+    snapshot = {"segments": [], "device_traces": [[], trace]}
+    packed = pack(pickle.dumps(snapshot, protocol))
+    assert packed is not None
+    assert packed.trace == 1
+    assert (len(packed.columns), len(packed.columns.loose)) == (2000 - left, left)
+    assert_same(*read(snapshot, folder, protocol), [[], trace])
+
+
+@pytest.mark.parametrize("size", [2**55, 2**62, -1])
+def test_numbers_that_do_not_fit_are_left_alone(size: int) -> None:
+    assert pack(pickle.dumps({"segments": [], "device_traces": [changed(with_size(size))]}, 4)) is None
+
+
+def test_loose_events_say_how_many_were_taken_out_before_them() -> None:
+    trace = changed(
+        lambda number, event, before: {**event, "size": -1} if number in (100, 101, 1998) else event
+    )
+    packed = pack(pickle.dumps({"segments": [], "device_traces": [trace]}, 4))
+    assert packed is not None
+    assert packed.columns.loose.tolist() == [0] * SPELLED_OUT + [60, 60, 1956]
+    assert packed.columns.time_us[[0, 59, 60, 1955, 1956]].tolist() == [40, 99, 102, 1997, 1999]
+
+
+def test_too_few_events_are_not_worth_it() -> None:
+    def taken(events: int) -> int | None:
+        packed = pack(pickle.dumps({"segments": [], "device_traces": [regular(events)], "note": LONG}, 4))
+        return None if packed is None else len(packed.columns)
+
+    assert taken(SPELLED_OUT + 63) is None
+    assert taken(SPELLED_OUT + 64) == 64
+
+
+def test_a_short_file_is_not_worth_it() -> None:
+    def size_and_result(note: str) -> tuple[int, bool]:
+        data = pickle.dumps({"segments": [], "device_traces": [regular(120)], "note": note}, 4)
+        return len(data), pack(data) is not None
+
+    least, _ = size_and_result("")
+    spare = 20_000 - least - 4  # a note of more than 255 characters has a longer head
+    assert spare > 255
+    (short, not_worth), (enough, worth) = size_and_result("x" * spare), size_and_result("x" * (spare + 4))
+    assert short < 20_000 <= enough
+    assert (not_worth, worth) == (False, True)
