@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
+import sys
+import threading
+from dataclasses import replace
 
 import pytest
 
 from memtriage.outside import interpreter
-from memtriage.outside.interpreter import InterpreterLayout, RemoteInterpreter, own_layout
-from memtriage.outside.memory import OutsideError
+from memtriage.outside.interpreter import (
+    InterpreterLayout,
+    RemoteInterpreter,
+    check_self,
+    measure,
+    own_layout,
+)
+from memtriage.outside.memory import OutsideError, ProcessMemory
 from memtriage.outside.objects import RemoteHeap
 from memtriage.outside.python_layout import PythonLayout
 from support.remote_memory import SIZE, START, FakeMemory
@@ -74,3 +84,64 @@ def test_a_python_that_is_not_known_is_refused_in_one_line(
         own_layout()
     assert ("a debug or free-threaded build" in str(error.value)) == special
     assert "\n" not in str(error.value)
+
+
+def test_modules_and_running_functions_of_this_process() -> None:
+    layout = own_layout()
+    found = measure(layout)
+    arrived, gate = threading.Event(), threading.Event()
+
+    def inner() -> None:
+        arrived.set()
+        gate.wait()
+
+    def outer() -> None:
+        inner()
+
+    thread = threading.Thread(target=outer)
+    thread.start()
+    arrived.wait()
+    try:
+        heap = RemoteHeap(ProcessMemory(os.getpid()), layout, lambda own: own)
+        itself = RemoteInterpreter(heap, found, lambda own: own)
+        waiting = [
+            frame for ident, frame in itself.frames(threading.get_native_id()) if ident == thread.ident
+        ]
+        as_main = [frame.name for ident, frame in itself.frames(thread.native_id or 0) if ident is None]
+    finally:
+        gate.set()
+        thread.join()
+    names = [frame.name for frame in waiting]
+    assert names[names.index("inner") :][:2] == ["inner", "outer"]
+    assert dict(waiting[names.index("outer")].variables) == {"inner": id(inner)}
+    assert as_main == names
+    assert (
+        dict(itself.modules()).items()
+        >= {name: id(sys.modules[name]) for name in ("sys", "threading")}.items()
+    )
+    assert not itself.has_others()
+
+
+def test_python_that_has_not_started_is_refused() -> None:
+    heap = RemoteHeap(FakeMemory(bytes(SIZE)), _LAYOUT, lambda own: own)
+    with pytest.raises(OutsideError, match="has not started in the process, or has ended"):
+        RemoteInterpreter(heap, _FOUND, lambda own: own)
+    with pytest.raises(OutsideError, match="has not started"):
+        RemoteInterpreter(heap, _FOUND, lambda own: None)
+
+
+def test_no_more_objects_are_followed_than_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter, "MOST_TRACKED", 5000)
+    whole = _interpreter([[], [], _OBJECTS[:4096]])
+    assert len(whole.tracked()) == 4096
+    assert not whole.cut
+    more = _interpreter([[], [], _OBJECTS])
+    assert len(more.tracked()) == 8192  # in parts of 4096
+    assert more.cut
+
+
+def test_what_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = own_layout()
+    wrong = replace(measure(layout), modules=8)
+    with pytest.raises(OutsideError, match=r"^this build of Python \S+ keeps modules elsewhere than the rel"):
+        check_self(layout, wrong)
