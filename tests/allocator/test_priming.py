@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from memtriage.allocator.driver import Driver
@@ -112,3 +114,67 @@ def test_other_addresses_are_distinct_and_leave_sizes_as_they_are(seed: int) -> 
             else:
                 simulator.free(live.pop(block))
         assert simulator.allocated == 40 * MIB
+
+
+def mixed_lifetimes(seed: int, steps: int = 3) -> Requests:
+    """Blocks of several sizes that are freed in another order in each step."""
+    chance = random.Random(seed)
+    made: list[StepRequests] = []
+    number = 100
+    for _ in range(steps):
+        requests: list[Request] = []
+        live: list[int] = []
+        for _ in range(40):
+            requests.append((number, chance.choice((3, 11, 24, 24, 57, 130)) * MIB))
+            live.append(number)
+            number += 1
+            while len(live) > 6 or (live and chance.random() < 0.4):
+                requests.append((live.pop(chance.randrange(len(live))), FREE))
+        requests += [(block, FREE) for block in live]
+        made.append(StepRequests(tuple(requests), forward=len(requests) // 2))
+    return Requests(((0, 40 * MIB),), tuple(made))
+
+
+CHOSEN = {
+    0: ((266, 104), (654, 662, 670, 662, 662, 654, 654, 654, 654), (630,) * 9, 1),
+    2: ((274, 60, 40, 24), (614, 614, 630, 614, 614, 614, 614, 614, 744), (*(528,) * 8, 716), 14),
+}
+"""MiB of the blocks, and of each check before and after; choices rejected."""
+
+
+@pytest.mark.parametrize("seed", CHOSEN)
+def test_the_choice_of_a_search_is_the_same_on_every_machine(seed: int) -> None:
+    blocks, before, after, rejected = CHOSEN[seed]
+    choice = choose(mixed_lifetimes(seed), TORCH, QUICK)
+    assert choice.blocks == tuple(size * MIB for size in blocks)
+    assert [check.before for check in choice.checks] == [size * MIB for size in before]
+    assert [check.after for check in choice.checks] == [size * MIB for size in after]
+    assert choice.rejected == rejected
+    assert [check.name for check in choice.checks] == [
+        "40 steps",
+        "the usual addresses, 8 MiB more",
+        "the usual addresses, 16 MiB more",
+        "other addresses, 2 MiB more",
+        "other addresses, 4 MiB more",
+        "other addresses",
+        "steps in another order",
+        "shorter batches",
+        "evaluation after each step",
+    ]
+
+
+def test_a_choice_that_reserves_a_little_less_does_not_help() -> None:
+    requests = growing_activations()
+    assert choose(requests, TORCH, replace(QUICK, least_gain=0.3)).blocks == (502 * MIB,)
+    assert choose(requests, TORCH, replace(QUICK, least_gain=0.5)).blocks == ()
+
+
+def test_a_recording_without_steps_is_checked_as_it_is() -> None:
+    choice = choose(Requests(growing_activations(2).all()), TORCH, QUICK)
+    assert [check.name for check in choice.checks][:2] == ["as recorded", "the usual addresses, 8 MiB more"]
+    assert len(choice.checks) == len(QUICK.checked_under)
+
+
+def test_a_limit_on_memory_does_not_end_the_search() -> None:
+    limited = msgspec.structs.replace(TORCH, memory_fraction=0.001)
+    assert choose(growing_activations(), limited, QUICK).blocks == (502 * MIB,)
