@@ -2,11 +2,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.model.units import duration, measured_time, parse_size, size
+from memtriage.model.units import (
+    count,
+    devices_in_words,
+    duration,
+    four_digits,
+    measured_time,
+    parse_size,
+    rank_list,
+    ranks_in_words,
+    rate,
+    size,
+)
 
 
 @pytest.mark.parametrize(
-    ("count", "text"),
+    ("nbytes", "text"),
     [
         (None, "n/a"),
         (0, "0 B"),
@@ -17,19 +28,23 @@ from memtriage.model.units import duration, measured_time, parse_size, size
         (-2048, "-2.0 KiB"),
         (1024**2 - 1, "1.0 MiB"),
         (1024**7, "1024.0 EiB"),
+        (1023.94 * 1024, "1023.9 KiB"),
+        (1023.96 * 1024, "1.0 MiB"),
+        (-1024, "-1.0 KiB"),
+        (-1023.4, "-1023 B"),
         (1.5 * 1024**3, "1.5 GiB"),
     ],
 )
-def test_size(count, text):
-    assert size(count) == text
+def test_size(nbytes, text):
+    assert size(nbytes) == text
 
 
 @given(st.integers(min_value=-(2**62), max_value=2**62))
-def test_size_is_short_and_right_to_a_tenth_of_its_unit(count):
-    number, unit = size(count).split()
+def test_size_is_short_and_right_to_a_tenth_of_its_unit(nbytes):
+    number, unit = size(nbytes).split()
     scale = 1024 ** ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"].index(unit)
     assert abs(float(number)) < 1024
-    assert abs(float(number) * scale - count) <= 0.0501 * scale
+    assert abs(float(number) * scale - nbytes) <= 0.0501 * scale
 
 
 @pytest.mark.parametrize(
@@ -42,6 +57,11 @@ def test_size_is_short_and_right_to_a_tenth_of_its_unit(count):
         ("1024", 1024),
         (4096, 4096),
         ("2TiB", 2 << 40),
+        ("3kb", 3000),
+        ("3 KiB", 3072),
+        (" 0.5MiB ", 1 << 19),
+        ("1", 1),
+        (1, 1),
     ],
 )
 def test_sizes_as_people_write_them(text, nbytes):
@@ -87,3 +107,56 @@ def test_time_spans(seconds, text):
 )
 def test_measured_times_have_four_digits(seconds, text):
     assert measured_time(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [
+        ([], ""),
+        ([3], "3"),
+        ([1, 0], "0, 1"),
+        ([2, 0, 1], "0-2"),
+        ([0, 2, 4], "0, 2, 4"),
+        ([5, 5, 6, 7, 9, 11, 12], "5-7, 9, 11, 12"),
+    ],
+)
+def test_runs_of_three_ranks_are_drawn_together(ranks, text):
+    assert rank_list(ranks) == text
+
+
+def test_nouns_follow_their_numbers():
+    assert [count(number, "step") for number in (0, 1, 2, 1000)] == [
+        "0 steps",
+        "1 step",
+        "2 steps",
+        "1,000 steps",
+    ]
+    assert [ranks_in_words(ranks) for ranks in ([0], [0, 1])] == ["rank 0", "ranks 0, 1"]
+    assert (rate(None, "step"), rate(1024, "second")) == ("n/a", "1.0 KiB per second")
+
+
+@pytest.mark.parametrize(
+    ("devices", "text"),
+    [
+        (["cuda:3"], "cuda:3"),
+        (["cuda:1", "cuda:0"], "cuda:0, 1"),
+        (["host", "cuda:0", "cpu"], "cpu, cuda:0, host"),
+    ],
+)
+def test_devices_in_words(devices, text):
+    assert devices_in_words(devices) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0.000"),
+        (9.9994, "9.999"),
+        (99.994, "99.99"),
+        (-127.34, "-127.3"),
+        (9999.4, "9999"),
+        (10000, "10000"),
+    ],
+)
+def test_four_digits(value, text):
+    assert four_digits(value) == text
