@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from memtriage.prediction.compiled.padding import MatrixProduct
+from memtriage.prediction.compiled.padding import MatrixProduct, Paddings
 from memtriage.prediction.gpu_kinds import machine
 
 H200 = machine("h200")
@@ -23,7 +23,6 @@ def product(rows, inner, columns, added, **changed):
 
 def test_a_product_whose_small_operand_is_copied_is_padded():
     logits = product(ROWS, WIDTH, WORDS, (0, 0, MORE), in_rows=(True, False))
-    assert logits.is_worth_timing(H200)
     assert logits.is_faster_padded(H200)
 
 
@@ -34,7 +33,6 @@ def test_a_large_operand_is_copied_where_rows_stay_rows():
 def test_a_large_operand_that_lies_in_columns_is_not_copied():
     """GPT-2's gradient of the embedding on an H200: the second step's peak is a copy of the logits lower."""
     gradient = product(WORDS, ROWS, WIDTH, (MORE, 0, 0), in_rows=(False, True))
-    assert gradient.is_worth_timing(H200)
     assert not gradient.is_faster_padded(H200)
 
 
@@ -43,8 +41,41 @@ def test_an_operand_that_can_be_made_padded_costs_nothing():
     assert gradient.is_faster_padded(H200)
 
 
-def test_a_product_that_is_bound_by_memory_is_not_timed():
-    assert not product(ROWS, 8, WORDS, (0, 0, MORE)).is_worth_timing(H200)
+def test_a_small_product_is_not_padded():
+    """The kernels that copy take longer than the product: a classifier of ten classes."""
+    small = product(64, WIDTH, 10, (0, 0, 2), in_rows=(True, False))
+    assert not small.is_faster_padded(H200)
+    assert small.is_sure(H200)
+
+
+def test_a_product_that_memory_bounds_may_lose_nothing_to_unaligned_rows():
+    thin = product(ROWS, 8, WORDS, (0, 0, MORE))
+    assert thin.is_faster_padded(H200)
+    assert not thin.is_sure(H200)
+
+
+def test_products_of_gpt2_are_sure():
+    for rows, inner, columns, added, in_rows in (
+        (ROWS, WIDTH, WORDS, (0, 0, MORE), (True, False)),
+        (ROWS, WORDS, WIDTH, (0, MORE, 0), (True, True)),
+        (WORDS, ROWS, WIDTH, (MORE, 0, 0), (False, True)),
+    ):
+        assert product(rows, inner, columns, added, in_rows=in_rows).is_sure(H200)
+
+
+def test_the_remark_names_the_largest_of_what_is_not_sure():
+    paddings = Paddings(H200)
+    assert paddings.remark() is None
+    assert paddings.is_padded(product(ROWS, WIDTH, WORDS, (0, 0, MORE), in_rows=(True, False)))
+    assert paddings.remark() is None
+    paddings.is_padded(product(ROWS, 8, 4001, (0, 0, MORE)))
+    paddings.is_padded(product(ROWS, 8, WORDS, (0, 0, MORE)))
+    remark = paddings.remark()
+    assert "2 matrix products" in remark
+    assert f"[{ROWS}, 8] @ [8, {WORDS}] float32, is assumed to be padded" in remark
+    grown = product(ROWS, 8, WORDS, (0, 0, MORE)).at_stake()
+    copied, longer = 8 * (WORDS + MORE) * 4, ROWS * MORE * 4
+    assert grown == max(copied, longer)
 
 
 def test_sizes_of_what_is_timed():

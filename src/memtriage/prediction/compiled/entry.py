@@ -13,6 +13,7 @@ import torch
 from memtriage.allocator.settings import parse_version
 from memtriage.prediction.build import BuildError
 from memtriage.prediction.compiled import inductor
+from memtriage.prediction.compiled.padding import Paddings
 from memtriage.prediction.compiled.trials import KernelTrials
 from memtriage.prediction.fake_cuda.torch_cuda import replaced
 from memtriage.prediction.gpu_kinds import GpuKind
@@ -78,6 +79,7 @@ class Compiler:
     ) -> None:
         self._machine = machine
         self._trials = trials
+        self._paddings = Paddings(machine)
         self._version = version
         self._notes = notes
         self._entered = ExitStack()
@@ -167,7 +169,9 @@ class Compiler:
         if not self.active:
             self.active = True
             self._graphs = inductor.graphs()
-            self._entered.enter_context(inductor.without_gpu(self._machine, self._trials, self._states_made))
+            self._entered.enter_context(
+                inductor.without_gpu(self._machine, self._trials, self._paddings, self._states_made)
+            )
 
     def tried(self) -> int | None:
         """Bytes that trials of kernels have held at once; None where nothing was compiled or tried."""
@@ -181,5 +185,8 @@ class Compiler:
                 "torch.compile compiled nothing, as on a GPU: PyTorch skips the code of torch.nn itself; "
                 "for an nn.Sequential write model.forward = torch.compile(model.forward)",
             )
+        remark = self._paddings.remark()
+        if remark is not None:
+            self._notes.add("compile", remark)
         self._entered.close()
         self.active = False

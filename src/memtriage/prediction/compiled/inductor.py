@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 
 from memtriage.prediction.compiled import fakes
-from memtriage.prediction.compiled.padding import MatrixProduct
+from memtriage.prediction.compiled.padding import MatrixProduct, Paddings, bandwidth
 from memtriage.prediction.compiled.trials import HostKernel, Kernel, KernelTrials
 from memtriage.prediction.fake_cuda.tensors import CUDA, gpu
 from memtriage.prediction.fake_cuda.torch_cuda import FACTORIES, replaced
@@ -30,7 +30,11 @@ _NEEDED: Final = {
     "torch._dynamo.variables.optimizer": ("OptimizerVariable", "_is_static_for_cudagraphs"),
     "torch._inductor.async_compile": ("AsyncCompile",),
     "torch._inductor.constant_folding": ("ConstantFolder",),
-    "torch._inductor.fx_passes.pad_mm": ("_should_pad", "get_padded_length", "get_alignment_size"),
+    "torch._inductor.fx_passes.pad_mm": (
+        *("_should_pad", "get_padded_length", "get_alignment_size"),
+        "is_mm_compute_bound",
+    ),
+    "torch._inductor.utils": ("get_gpu_dram_gbps",),
     "torch._subclasses.fake_tensor": (
         *("FakeTensor", "FakeTensorConverter", "FakeTensorMode", "init_gpu_context"),
         *("_DISPATCH_META_HANDLERS", "in_kernel_invocation_manager"),
@@ -39,6 +43,7 @@ _NEEDED: Final = {
     "torch.fx.experimental.proxy_tensor": ("ProxyTorchDispatchMode", "unset_fake_temporarily"),
     "torch._subclasses.fake_impls": ("in_kernel_invocation_manager",),
     "torch._inductor.runtime.triton_helpers": ("set_driver_to_gpu",),
+    "torch._utils_internal": ("max_clock_rate",),
     "torch.utils._triton": ("triton_hash_with_backend",),
 }
 """Private names that are replaced or called, by module."""
@@ -59,13 +64,24 @@ def missing() -> str | None:
     return None
 
 
+_CLOCK: Final = 2000
+"""MHz of the multiprocessors, which Inductor asks `nvidia-smi` for.
+
+It takes MHz for kHz in `get_device_tflops` (torch 2.11 and 2.13), so that every product counts as bound by
+arithmetic, and is timed, where its own list lacks the GPU.
+"""
+
+
 @contextmanager
-def without_gpu(machine: GpuKind, trials: KernelTrials, states_made: Callable[[Any], None]) -> Iterator[None]:
+def without_gpu(
+    machine: GpuKind, trials: KernelTrials, paddings: Paddings, states_made: Callable[[Any], None]
+) -> Iterator[None]:
     """In the block Inductor compiles for this kind of GPU; what it compiled is dropped at the end.
 
     To be entered in the mode of the trace.
 
     Args:
+        paddings: decides which matrix products are padded.
         states_made: called with each optimizer whose step is compiled, once its states are there.
     """
     from torch._inductor import config
@@ -78,7 +94,7 @@ def without_gpu(machine: GpuKind, trials: KernelTrials, states_made: Callable[[A
         mode = torch.utils._python_dispatch._get_current_dispatch_mode()
         for owner, name, value in (
             *fakes.replacements(),
-            *_replacements(machine, trials),
+            *_replacements(machine, trials, paddings),
             *_of_optimizers(mode, states_made),
         ):
             stack.enter_context(replaced(owner, name, value))
@@ -131,9 +147,10 @@ def graphs() -> int:
     return made
 
 
-def _replacements(machine: GpuKind, trials: KernelTrials) -> list[tuple[Any, str, Any]]:
+def _replacements(machine: GpuKind, trials: KernelTrials, paddings: Paddings) -> list[tuple[Any, str, Any]]:
+    from torch import _utils_internal
     from torch._dynamo import device_interface
-    from torch._inductor import async_compile, constant_folding
+    from torch._inductor import async_compile, constant_folding, utils
     from torch._inductor.fx_passes import pad_mm
     from torch._inductor.runtime import triton_helpers
     from torch.utils import _triton
@@ -159,7 +176,9 @@ def _replacements(machine: GpuKind, trials: KernelTrials) -> list[tuple[Any, str
         (device_interface, "get_cuda_stream", lambda index: 0),
         *_of_interface(device_interface.CudaInterface),
         (folder, "run", _folded_on_host(folder.run)),
-        (pad_mm, "_should_pad", _padding(machine, pad_mm, trials)),
+        (pad_mm, "_should_pad", _padding(paddings, pad_mm, trials)),
+        (_utils_internal, "max_clock_rate", lambda: _CLOCK),
+        (utils, "get_gpu_dram_gbps", lambda: bandwidth(machine) / 1e9),
         (_triton, "triton_hash_with_backend", lambda: "none"),
     ]
 
@@ -252,13 +271,12 @@ def _folded_on_host(original: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _padding(machine: GpuKind, pad_mm: ModuleType, trials: KernelTrials) -> Callable[..., bool]:
+def _padding(paddings: Paddings, pad_mm: ModuleType, trials: KernelTrials) -> Callable[..., bool]:
     """`_should_pad`, which runs both products on the GPU and takes the faster one."""
-    decided: dict[Any, bool] = {}
 
     def should_pad(match: Any, left: Any, right: Any, op: Any, input: Any = None) -> bool:
-        *batch, rows, inner = map(int, pad_mm.realize_symbols(left.shape))
-        columns = int(pad_mm.realize_symbols(right.shape)[-1])
+        *batch, rows, inner = map(_expected, left.shape)
+        columns = _expected(right.shape[-1])
         alignment = pad_mm.get_alignment_size(left)
         # Lengths that vary are not padded.
         lengths = (*left.shape[-2:], right.shape[-1])
@@ -272,14 +290,21 @@ def _padding(machine: GpuKind, pad_mm: ModuleType, trials: KernelTrials) -> Call
             made_padded=tuple(pad_mm.should_exclude_padding_time(match, name) for name in ("mat1", "mat2")),
             in_rows=tuple(bool(operand.stride(-1) == 1) for operand in (left, right)),
         )
-        if not product.is_worth_timing(machine):
+        if not pad_mm.is_mm_compute_bound(rows, inner, columns, left.dtype):
             return False
-        if product not in decided:
+        if not paddings.known(product):
             trials.pad(product.operands(), product.result(), *product.padded())
-            decided[product] = product.is_faster_padded(machine)
-        return decided[product]
+        return paddings.is_padded(product)
 
     return should_pad
+
+
+def _expected(length: Any) -> int:
+    """A length; of one that varies, the one it is timed with."""
+    if isinstance(length, int):
+        return length
+    guess = getattr(torch.fx.experimental.symbolic_shapes, "optimization_hint", None)  # torch 2.13
+    return int(length.node.hint if guess is None else guess(length))
 
 
 def _caches() -> list[Callable[[], None]]:

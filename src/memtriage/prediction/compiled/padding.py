@@ -2,6 +2,9 @@
 
 Rows that do not begin at multiples of 16 bytes keep cuBLAS from its fast kernels. Padding copies the operands
 first (`_should_pad` in torch/_inductor/fx_passes/pad_mm.py, torch 2.11).
+
+Known limitations: both times are estimated. `Paddings.remark` names the products whose outcome depends on how
+slow the unaligned kernels really are.
 """
 
 from __future__ import annotations
@@ -12,22 +15,39 @@ from typing import Final
 
 import torch
 
+from memtriage.model.units import size as in_words
 from memtriage.prediction.gpu_kinds import GpuKind
 
 _MARGIN: Final = 1.1
 """By how much the padded product must be faster (`is_padded_faster`)."""
-_COPIED: Final = 4
-"""Bytes that an asynchronous copy into shared memory moves at least (`cp.async`, PTX ISA)."""
-_UNALIGNED: Final = 2.0
-"""How much longer a product is assumed to take whose rows keep the tensor memory accelerator, which wants
-multiples of 16 bytes, from its operands."""
-_UNCOPIED: Final = 4.0
-"""The same of rows that cannot be copied asynchronously either: an odd number of half-precision elements."""
+_KERNEL: Final = 3e-6
+"""Seconds that the shortest kernel takes."""
+_KERNELS_OF_COPY: Final = 2
+"""Kernels that pad an operand: `constant_pad_nd` fills, then copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """How much longer a product takes whose rows are not aligned to 16 bytes: assumed, and its bounds."""
+
+    least: float
+    assumed: float
+    most: float
+
+
+_SLOWDOWNS: Final = {
+    8: Slowdown(1.4, 2.0, 2.7),
+    4: Slowdown(1.6, 2.0, 2.7),
+    2: Slowdown(2.8, 4.0, 8.0),
+}
+"""By the bytes of which all unaligned lengths are multiples.
+
+The tensor memory accelerator wants 16 bytes; asynchronous copies into shared memory (`cp.async`, PTX ISA)
+move at least 4. Beyond the bounds of 4 and 2 bytes, products of GPT-2, with a vocabulary of 50,257, would be
+decided otherwise than an H200 did. At 8 bytes Ampere's kernels run, at most 0.7 of Hopper's rate.
+"""
 _REACHED: Final = 0.7
 """Share of the peak rate that a large product is assumed to reach."""
-_BALANCED: Final = 0.5
-"""Factor on the machine's balance in `is_mm_compute_bound`."""
-
 _RATES: Final[dict[str, tuple[float, float]]] = {
     "NVIDIA H200": (989e12, 4.8e12),
     "NVIDIA H100 80GB HBM3": (989e12, 3.35e12),
@@ -72,31 +92,63 @@ class MatrixProduct:
     made_padded: tuple[bool, ...]
     in_rows: tuple[bool, ...]
 
-    def is_worth_timing(self, machine: GpuKind) -> bool:
-        """Whether arithmetic bounds it, so that Inductor times it (`is_mm_compute_bound`)."""
-        moved = self.rows * self.inner + self.inner * self.columns + self.rows * self.columns
-        if not moved:
-            return False
-        operations, bandwidth = _rates(machine, self.dtype)
-        return self.rows * self.inner * self.columns / moved > _BALANCED * operations / bandwidth
+    def is_faster_padded(self, machine: GpuKind, slowdown: float | None = None) -> bool:
+        """Whether padding is assumed to be faster.
 
-    def is_faster_padded(self, machine: GpuKind) -> bool:
-        """Whether padding is assumed to be faster."""
-        operations, bandwidth = _rates(machine, self.dtype)
-        time = 2 * self.batch * self.rows * self.inner * self.columns / (_REACHED * operations)
+        Args:
+            slowdown: how much longer the unaligned product takes; as assumed by default.
+        """
+        _, bandwidth = _rates(machine, self.dtype)
+        time = max(self._calculating(machine), self._moving(machine)) + _KERNEL
         copying = 0.0
-        for place in range(2):
-            if not self.made_padded[place] and any(self.added[place : place + 2]):
+        for place, operand in enumerate(self.operands()):
+            if not self.made_padded[place] and self._is_lengthened(place):
                 slower = 1.0 if self.in_rows[place] else _ACROSS
-                copying += 2 * self.operands()[place] * slower / bandwidth
-        slower = _UNALIGNED if self._aligned() >= _COPIED else _UNCOPIED
-        return time * slower > (time + copying) * _MARGIN
+                copying += 2 * operand * slower / bandwidth + _KERNELS_OF_COPY * _KERNEL
+        return time * (slowdown or self._slowdown().assumed) > (time + copying) * _MARGIN
 
-    def _aligned(self) -> int:
-        """Bytes of which the unaligned lengths are multiples: a power of two."""
+    def is_sure(self, machine: GpuKind) -> bool:
+        """Whether the outcome is the same at both bounds of the slowdown.
+
+        A product that memory bounds may lose nothing to unaligned rows.
+        """
+        slowdown = self._slowdown()
+        bound_by_memory = self._moving(machine) > self._calculating(machine)
+        least = 1.0 if bound_by_memory else slowdown.least
+        return self.is_faster_padded(machine, least) == self.is_faster_padded(machine, slowdown.most)
+
+    def at_stake(self) -> int:
+        """Bytes by which a wrong guess changes a peak: a padded copy of an operand, or a longer result."""
+        rows, inner, columns = self._padded_lengths()
+        sizes = (self._bytes(rows, inner), self._bytes(inner, columns))
+        copies = [
+            size
+            for place, size in enumerate(sizes)
+            if self._is_lengthened(place) and not self.made_padded[place]
+        ]
+        return max([*copies, self._bytes(rows, columns) - self.result()])
+
+    def _calculating(self, machine: GpuKind) -> float:
+        """Seconds of arithmetic."""
+        operations, _ = _rates(machine, self.dtype)
+        return 2 * self.batch * self.rows * self.inner * self.columns / (_REACHED * operations)
+
+    def _moving(self, machine: GpuKind) -> float:
+        """Seconds to read the operands and write the result."""
+        _, bandwidth = _rates(machine, self.dtype)
+        return (sum(self.operands()) + self.result()) / bandwidth
+
+    def _slowdown(self) -> Slowdown:
         lengths = zip((self.rows, self.inner, self.columns), self.added, strict=True)
         size = int(self.dtype.itemsize)
-        return min((math.gcd(length * size, 16) for length, more in lengths if more), default=16)
+        return _SLOWDOWNS[min((math.gcd(length * size, 16) for length, more in lengths if more), default=8)]
+
+    def _is_lengthened(self, place: int) -> bool:
+        return any(self.added[place : place + 2])
+
+    def _padded_lengths(self) -> list[int]:
+        lengths = zip((self.rows, self.inner, self.columns), self.added, strict=True)
+        return [length + more for length, more in lengths]
 
     def operands(self) -> list[int]:
         """Bytes of the operands."""
@@ -108,20 +160,58 @@ class MatrixProduct:
 
     def padded(self) -> tuple[list[int], list[int]]:
         """Bytes of operands that are padded beforehand; of those that each trial pads, and of its result."""
-        rows, inner, columns = (
-            length + more
-            for length, more in zip((self.rows, self.inner, self.columns), self.added, strict=True)
-        )
+        rows, inner, columns = self._padded_lengths()
         sizes = (self._bytes(rows, inner), self._bytes(inner, columns))
         beforehand: list[int] = []
         each: list[int] = []
         for place, size in enumerate(sizes):
-            if any(self.added[place : place + 2]):
+            if self._is_lengthened(place):
                 (beforehand if self.made_padded[place] else each).append(size)
         return beforehand, [*each, self._bytes(rows, columns)]
 
     def _bytes(self, rows: int, columns: int) -> int:
         return self.batch * rows * columns * int(self.dtype.itemsize)
+
+    def __str__(self) -> str:
+        batch = f"{self.batch} x " if self.batch > 1 else ""
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"{batch}[{self.rows}, {self.inner}] @ [{self.inner}, {self.columns}] {kind}"
+
+
+class Paddings:
+    """Decides about the matrix products of a program, each once."""
+
+    def __init__(self, machine: GpuKind) -> None:
+        self._machine = machine
+        self._decided: dict[MatrixProduct, bool] = {}
+
+    def known(self, product: MatrixProduct) -> bool:
+        """Whether it is decided already: Inductor times it once."""
+        return product in self._decided
+
+    def is_padded(self, product: MatrixProduct) -> bool:
+        """Whether Inductor is assumed to pad it."""
+        if product not in self._decided:
+            self._decided[product] = product.is_faster_padded(self._machine)
+        return self._decided[product]
+
+    def remark(self) -> str | None:
+        """What is not sure, in words; None where all is."""
+        unsure = [product for product in self._decided if not product.is_sure(self._machine)]
+        if not unsure:
+            return None
+        largest = max(unsure, key=MatrixProduct.at_stake)
+        many = f"{len(unsure)} matrix products" if len(unsure) > 1 else "a matrix product"
+        return (
+            f"Inductor pads {many} if that proves faster on the GPU, which is not sure; the largest, "
+            f"{largest}, is assumed to be {'padded' if self._decided[largest] else 'left as it is'}: "
+            f"otherwise a peak may differ by {in_words(largest.at_stake())}"
+        )
+
+
+def bandwidth(machine: GpuKind) -> float:
+    """Bytes per second of the GPU's memory, by NVIDIA's data sheet."""
+    return _RATES[machine.name][1]
 
 
 def _rates(machine: GpuKind, dtype: torch.dtype) -> tuple[float, float]:
