@@ -76,7 +76,7 @@ def test_noise_around_the_limit_decides_nothing() -> None:
     new = [timed(value) for value in (0.98, 1.0, 1.005, 1.02, 1.03)]
     row = verdict("time_per_step", "1.01 x base", new, base)
     assert row.verdict == "undecided"
-    assert "within the limit, but the interval holds both" in row.why
+    assert "within the limit, but the interval contains both" in row.why
 
 
 def test_few_trials_are_judged_by_their_steps() -> None:

@@ -166,7 +166,7 @@ def test_six_trials_are_enough_for_the_confidence(tmp_path: Path, rounds: int) -
         for name in "ab":
             write_trial(state, name, number, [1.0, 1.0, 1.1, 0.9])
     notes = make_report(trials, state).notes
-    assert any("6 trials are the fewest for 95 %" in note for note in notes) is (rounds < 6)
+    assert any("95 % takes at least 6 trials" in note for note in notes) is (rounds < 6)
 
 
 @pytest.mark.parametrize(

@@ -269,8 +269,9 @@ def test_what_stays_is_told_with_its_holder(
     report = phase_end("train", PhasePolicy(park=(torch.ones(1),), clear=False))
     assert report.looked
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "  cuda:0: 3.0 GiB known cache held by model.layers[*].workspaces[*]",
-        "  cuda:0: 1.0 GiB saved for backward held by train.losses[*] -> grad_fn MulBackward0 -> saved self",
+        "  cuda:0: 3.0 GiB known cache kept alive by model.layers[*].workspaces[*]",
+        "  cuda:0: 1.0 GiB saved for backward kept alive by "
+        "train.losses[*] -> grad_fn MulBackward0 -> saved self",
     ]
     assert watch.marks == ["after train"]
     assert [(finding.kind, finding.bytes, finding.holder, finding.phase) for finding in watch.findings] == [
@@ -289,7 +290,7 @@ def test_ranks_are_named(
     monkeypatch.setenv("WORLD_SIZE", "8")
     census.append(held(GIB, "known cache"))
     phase_end("train", PhasePolicy(park=(torch.ones(1),), clear=False))
-    assert "\n  rank 3, cuda:0: 1.0 GiB known cache held by " in capsys.readouterr().out
+    assert "\n  rank 3, cuda:0: 1.0 GiB known cache kept alive by " in capsys.readouterr().out
 
 
 def test_no_census_is_taken_without_need(

@@ -166,7 +166,7 @@ def _by_interval(
     if best > 0:
         return "missed", f"exceeded {sure}"
     side = "within" if sign * middle <= 0 else "beyond"
-    return "undecided", f"the median is {side} the limit, but the interval holds both: {_NOISE}"
+    return "undecided", f"the median is {side} the limit, but the interval contains both: {_NOISE}"
 
 
 # Sizes: every reading

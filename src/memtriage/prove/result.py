@@ -286,7 +286,7 @@ def _findings(trials: Mapping[int, TrialReading]) -> list[str]:
 
 
 def _finding(finding: Finding) -> str:
-    holder = f", held by {finding.holder}" if finding.holder else ""
+    holder = f", kept alive by {finding.holder}" if finding.holder else ""
     if finding.bytes_per_step is not None:
         return f"{finding.kind} on {finding.device}: {size(finding.bytes_per_step)} per step{holder}"
     return f"{finding.kind} on {finding.device}: {size(finding.bytes)}{holder}"
@@ -310,9 +310,9 @@ def _notes(trials: Trials, readings: Readings, ends: Mapping[Trial, TrialEnd], t
         )
     elif 0 < rounds < _LEAST_FOR_CONFIDENCE:
         notes.append(
-            f"intervals from {rounds} trials are the lowest and the highest: they hold with "
-            f"{100 * (1 - 2 * 0.5**rounds):.0f} % confidence; {_LEAST_FOR_CONFIDENCE} trials are the fewest "
-            f"for {100 * CONFIDENCE:.0f} %"
+            f"intervals from {rounds} trials are the lowest and the highest, with "
+            f"{100 * (1 - 2 * 0.5**rounds):.0f} % confidence; {100 * CONFIDENCE:.0f} % takes at least "
+            f"{_LEAST_FOR_CONFIDENCE} trials"
         )
     notes += _differing_places(readings, ends)
     return notes

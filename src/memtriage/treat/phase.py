@@ -150,7 +150,7 @@ class PhaseReport:
         rank = _rank()
         where = device if rank is None else f"rank {rank}, {device}"
         shown = [row for row in mine if row.nbytes >= _SHOWN * total][:_ROWS]
-        lines = [f"  {where}: {size(row.nbytes)} {row.owner} held by {row.name}" for row in shown]
+        lines = [f"  {where}: {size(row.nbytes)} {row.owner} kept alive by {row.name}" for row in shown]
         rest = total - sum(row.nbytes for row in shown)
         small = rest <= _SHOWN * total
         return lines + ([] if small else [f"  {where}: {size(rest)} in {len(mine) - len(shown)} more places"])

@@ -38,9 +38,9 @@ _DRAWN_STEPS: Final = 20_000
 """Steps that the chart draws, of all trials together; with more each trial is thinned evenly."""
 _LEVELS: Final = {"met": "good", "missed": "bad", "undecided": "warn"}
 _ABOUT: Final = (
-    "Each trial is a fresh process. Time per step: on each step after the warm-up the slowest rank's time, "
-    "of these the median, of the trials the median again. Ratios are taken within rounds; their interval is "
-    "that of the median by order statistics, which assumes no distribution.",
+    "Each trial is a fresh process. Time per step: the median over steps after the warm-up of the slowest "
+    "rank's time, then the median over trials. Ratios are taken within rounds; their interval is that of the "
+    "median by order statistics, which assumes no distribution.",
     "Sizes are the highest after the warm-up, of the highest rank, in binary units.",
     "Everything on this page is in this file; it loads nothing.",
 )

@@ -161,7 +161,7 @@
         { class: "legend" },
         key("a step", box(TIME_HUE)),
         key("median of the trials", line("ink")),
-        key("where the median lies", box("wash-1")),
+        key("interval of the median", box("wash-1")),
         beyond ? key(`${page.counted(beyond, "step")} beyond the chart`, "▸") : null,
       ),
     );
