@@ -14,7 +14,7 @@ _UNITS: Final = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
 def attach(
-    pid: Annotated[int, typer.Argument(metavar="N", help="A training process, or its launcher.")],
+    pid: Annotated[int, typer.Argument(metavar="PID", help="A training process, or its launcher.")],
     for_: Annotated[
         str, typer.Option("--for", metavar="TIME", help="Watch for a time, such as 60s or 5m.")
     ] = "60s",

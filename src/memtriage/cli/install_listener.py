@@ -11,7 +11,7 @@ from memtriage.process.messages import complain
 
 
 def install_listener(
-    uninstall: Annotated[bool, typer.Option("--uninstall", help="Remove the hook again.")] = False,
+    uninstall: Annotated[bool, typer.Option("--uninstall", help="Remove the listener.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the files as JSON.")] = False,
 ) -> int:
     """Let all jobs of this environment answer a census."""

@@ -46,8 +46,8 @@ Options (before SCRIPT; arguments after SCRIPT or MODULE go to the script):
                     Serve Prometheus metrics, on this machine unless HOST is
                     given. Each rank listens at PORT plus its local rank.
   --listen          Answer `memtriage census --pid N` while the script runs.
-  --prime           Predict first, then allocate and free blocks with which
-                    less GPU memory is reserved (restarts once).
+  --prime           Predict first, then restart once with blocks that lower
+                    reserved GPU memory.
   --host-tuning     Restart once with malloc settings that return freed host
                     memory to the system.
   -m MODULE         Run a module, as python -m does.

@@ -16,7 +16,7 @@ _HEAD = """\
 
 <!-- python -m memtriage.report.playbook > docs/playbook.md: edit src/memtriage/playbook/entries.py -->
 
-What helps against each way of running out of memory. Every finding, fix and remedy of memtriage names an
+How to save memory, for each way of running out of it. Every finding, fix and remedy of memtriage names an
 entry; `memtriage explain M8` prints one.
 
 B is bytes. In formulas: N parameters, b micro-batch, s sequence length, h hidden size, a attention heads,
