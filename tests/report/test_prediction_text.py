@@ -74,9 +74,17 @@ def test_lines_fit_the_width(width: int) -> None:
     against = Against(device="cuda:0", marks=[MARK], owners=[], instant=None, notes=["a note"])
     text = shown(made(against=against, horizon=HORIZON), width)
     assert [line for line in text.splitlines() if len(line) > width] == []
-    assert "  8.0 GiB is full at step 412 (input_ids 8x1873): aten::mm requests 1.0 GiB" in " ".join(
-        text.split("\n")
+    assert "8.0 GiB is full at step 412 (input_ids 8x1873): aten::mm requests 1.0 GiB" in " ".join(
+        text.split()
     )
+
+
+def test_what_comes_of_a_run_is_indented_where_it_wraps() -> None:
+    lines = shown(made(horizon=HORIZON), 60).splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("Over "))
+    end = next(number for number, line in enumerate(lines) if line.startswith("Course of the run"))
+    wrapped = [line for line in lines[start + 1 : end] if line]
+    assert len(wrapped) > 2 and all(line.startswith("  ") for line in wrapped)
 
 
 def test_a_module_is_below_its_figures_where_they_leave_no_room() -> None:

@@ -84,7 +84,7 @@ class Page:
 
     def heading(self, title: str, detail: str = "") -> None:
         self.gap()
-        self.line((title, "bold"), (f"  {detail}" if detail else "", "dim"))
+        self.line((title, "bold"), (f"  {detail}" if detail else "", "dim"), indent=2)
 
     def field(
         self, label: str, *values: str, style: str = "", whole: bool = False, labels: int = _LABELS

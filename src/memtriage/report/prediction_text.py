@@ -88,16 +88,18 @@ def render(prediction: Prediction, console: Console) -> None:
 def _horizon(page: Page, horizon: Horizon) -> None:
     shapes = "inputs of one shape" if horizon.shapes == 1 else f"inputs of {horizon.shapes} shapes"
     page.heading(f"Over {horizon.steps:,} steps", shapes)
-    page.line((f"  {_ending(horizon)}", "bold"))
+    page.line((f"  {_ending(horizon)}", "bold"), indent=4)
     page.line(
         (
             f"  without a limit, at most {size(horizon.peak_reserved)} are reserved, first in step "
             f"{horizon.peak_step:,} ({horizon.peak_shape})",
             "",
-        )
+        ),
+        indent=4,
     )
     if horizon.flushed_at is not None:
-        page.line((f"  from step {horizon.flushed_at:,} cached blocks are returned for lack of memory", ""))
+        returned = f"  from step {horizon.flushed_at:,} cached blocks are returned for lack of memory"
+        page.line((returned, ""), indent=4)
     page.heading("Course of the run", "peak allocated, peak reserved, stranded after the step")
     for point in horizon.course[:: max(1, len(horizon.course) // _POINTS)]:
         _row(
