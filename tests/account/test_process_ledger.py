@@ -34,3 +34,17 @@ def test_what_is_not_known_is_one_row() -> None:
     assert [(row.row, row.bytes) for row in rows] == [("requested", 1000), ("rest of the process", 1500)]
     assert [row.row for row in gpu_rows({"variable": 1000}, None, None)] == ["requested"]
     assert sum(row.bytes for row in gpu_rows({}, _COUNTERS, None)) == 2000
+
+
+def test_counters_that_are_missing_count_as_nothing() -> None:
+    empty = DeviceCounters(allocated=None, requested=0, active=None, reserved=0, inactive_split=None)
+    assert gpu_rows({}, empty, None) == gpu_rows({}, None, None) == []
+    partial = DeviceCounters(allocated=900, requested=None, active=1000, reserved=2000, inactive_split=0)
+    assert [row.row for row in gpu_rows({"variable": 10}, partial, 15)] == [
+        "requested",
+        "rest of the process",
+    ]
+
+
+def test_more_tensors_than_the_driver_counts_leave_no_rest() -> None:
+    assert [row.bytes for row in gpu_rows({"variable": 1000}, None, 900)] == [1000]

@@ -112,6 +112,20 @@ def test_an_evaluation_keeps_only_the_last_few_blocks() -> None:
     assert balance(after) == balance(alike())
 
 
+def test_an_evaluation_allocates_what_the_forward_pass_does_and_empties_no_cache() -> None:
+    forward = ((1, ACTIVATION), (2, WEIGHT), (1, FREE), (EMPTIED, FREE), (EMPTIED, 7), (3, MIB))
+    rest = ((2, FREE), (3, FREE))
+    steps = (StepRequests(((0, MIB), (0, FREE))), StepRequests((*forward, *rest), forward=len(forward)))
+    after = evaluated(Requests((), steps), kept=2)
+    evaluation = after.steps[2]
+    blocks = [block for block, size in evaluation.requests if size]
+    assert sizes(evaluation) == [ACTIVATION, WEIGHT, MIB]
+    assert min(blocks) > 3  # numbers of their own
+    assert [block for block, size in evaluation.requests if not size] == blocks
+    assert evaluation.requests[3] == (blocks[0], FREE)  # when more than two are alive
+    assert evaluation.forward == len(evaluation.requests)
+
+
 def test_a_log_has_the_large_blocks_of_the_default_stream() -> None:
     log = RequestLog(parse_conf("", "2.11"))
     for action, address, size, stream in (

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from memtriage.outside import pause
 from memtriage.outside.memory import GoneError, ProcessMemory
-from memtriage.outside.pause import paused
+from memtriage.outside.pause import Stop, paused
 
 _JOB = """
 import sys
@@ -93,3 +94,38 @@ def test_a_job_that_ends_while_it_is_stopped(job: subprocess.Popen[str]) -> None
         job.wait()
     with pytest.raises(GoneError), paused(job.pid):
         pass
+
+
+def test_chunks_are_copied_in_parts_until_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 0.0, pause._COPIES_S, 2 * pause._COPIES_S])
+    monkeypatch.setattr(pause.time, "monotonic", lambda: next(times))
+    asked: list[range] = []
+
+    class Memory:
+        read_ahead = staticmethod(asked.append)
+
+    stop = Stop()
+    assert not stop.copy(Memory(), range(100))  # type: ignore[arg-type]
+    assert asked == [range(32), range(32, 64)]
+
+
+def test_chunks_that_are_all_copied_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pause.time, "monotonic", lambda: 100.0)
+    asked: list[range] = []
+
+    class Memory:
+        read_ahead = staticmethod(asked.append)
+
+    assert Stop().copy(Memory(), range(33))  # type: ignore[arg-type]
+    assert asked == [range(32), range(32, 33)]
+
+
+def test_the_shortest_of_two_ends_of_a_stop_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pause.time, "monotonic", lambda: 100.0)
+    stop = Stop()
+    stop.begin()
+    stop.end(100.5)
+    assert stop.seconds == 0.5
+    stop.end(100.25)
+    stop.end(100.75)
+    assert stop.seconds == 0.25

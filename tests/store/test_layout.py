@@ -82,6 +82,12 @@ def test_shell_of_a_slurm_batch_script_is_alone():
     assert identity({"SLURM_JOB_ID": "99", "SLURM_PROCID": "0", "SLURM_NTASKS": "16"}).rank is None
 
 
+def test_other_tasks_of_slurm_are_ranks_though_no_step_is_named():
+    env = {"SLURM_JOB_ID": "99", "SLURM_PROCID": "1", "SLURM_NTASKS": "16"}
+    assert identity(env).rank == 1
+    assert identity(env | {"SLURM_PROCID": "0", "SLURM_STEPID": "0"}).rank == 0
+
+
 def test_launcher_inside_slurm_decides():
     env = TORCHRUN | {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_ID": "0"}
     assert identity(env) == identity(TORCHRUN)
