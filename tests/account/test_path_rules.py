@@ -213,3 +213,24 @@ def test_a_cache_has_items_where_it_is_no_dict():
     assert in_words(bounded.whole) == "functools.lru_cache load[*]"
     assert rules._cache_element(bounded) is bounded
     assert in_words(rules._cache_element(root_path(item_segment("0"))).whole) == "[0][*]"
+
+
+def test_a_node_that_nothing_of_python_holds() -> None:
+    alone = Rules()._graph_root("AddBackward0")
+    assert in_words(alone.whole) == "C++ -> grad_fn AddBackward0"
+    assert (alone.outside, alone.attached, alone.in_graph) == (1, True, True)
+
+
+def test_names_of_a_module_are_its_variables_and_other_keys_are_items() -> None:
+    rules = Rules()
+    module = rules.path(0)
+    assert rules._entry(module, 0, attribute_segment("loss")).last.kind is SegmentKind.VARIABLE
+    assert rules._entry(module, 0, item_segment("'loss'")).last.kind is SegmentKind.ITEM
+
+
+def test_only_a_module_hides_where_it_keeps_its_parts() -> None:
+    rules = Rules("model", "other")
+    before = rules.path(1)
+    assert rules._attribute(before, MODULE, "_parameters") == rules._add(before, namespace=True)
+    assert in_words(rules._attribute(before, MODULE, "weight").whole) == "train.model.weight"
+    assert in_words(rules._attribute(before, MODULE + 1, "_parameters").whole) == "train.model._parameters"

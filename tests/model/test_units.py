@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtriage.model.units import (
+    MIB,
     count,
     devices_in_words,
     duration,
@@ -82,6 +83,7 @@ def test_what_is_no_size_is_refused_by_name(given):
         (0.9994, "999 ms"),
         (0.9996, "1.0 s"),
         (9.94, "9.9 s"),
+        (9.95, "10 s"),
         (9.96, "10 s"),
         (59.4, "59 s"),
         (59.6, "1 min 00 s"),
@@ -160,3 +162,7 @@ def test_devices_in_words(devices, text):
 )
 def test_four_digits(value, text):
     assert four_digits(value) == text
+
+
+def test_a_mebibyte() -> None:
+    assert MIB == 1_048_576

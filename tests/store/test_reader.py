@@ -49,6 +49,24 @@ def test_everything_that_is_written_is_read(write_rank):
     assert rank.last_time_s == 3.0
 
 
+def test_steps_and_limits_of_a_record_come_from_its_last_lines(write_rank):
+    ended = read_rank(write_rank(run="ended"))
+    assert (ended.last_step, ended.name) == (3, "rank 0" if ended.start.rank == 0 else "the process")
+    killed = read_rank(write_rank(run="killed", end=None))
+    assert (killed.last_step, killed.device_limits, killed.last_time_s) == (3, {}, 3.0)
+    killed.marks.clear()
+    assert (killed.last_step, killed.last_time_s) == (0, 0.0)
+    killed.end = End(verdict="clean", steps=7, device_limits={"cuda:0": 5}, time_s=9.0)
+    assert (killed.last_step, killed.device_limits, killed.last_time_s) == (7, {"cuda:0": 5}, 9.0)
+
+
+def test_only_ledgers_with_a_step_are_of_a_census_at_a_step(write_rank):
+    ledgers = [
+        ("ledger", Ledger(device="host", total=1, source="test", rows=[], step=step)) for step in (4, None, 6)
+    ]
+    assert read_rank(write_rank(extra=ledgers)).census_steps == {4, 6}
+
+
 def test_the_last_ledger_of_a_device_counts(write_rank):
     ledgers = [("ledger", Ledger(device="host", total=total, source="test", rows=[])) for total in (1, 2)]
     assert read_rank(write_rank(extra=ledgers)).ledgers["host"].total == 2

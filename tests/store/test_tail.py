@@ -152,6 +152,17 @@ def test_a_long_course_is_thinned_evenly_and_keeps_its_latest(count: int) -> Non
     assert len(gaps) <= 1
 
 
+def test_a_course_keeps_every_mark_up_to_its_bound_and_then_every_second() -> None:
+    course = Course()
+    for step in range(COURSE_POINTS):
+        course.add(mark(step))
+    assert [recorded.step for recorded in course.marks()] == list(range(128))
+    course.add(mark(COURSE_POINTS))
+    assert [recorded.step for recorded in course.kept] == list(range(0, 129, 2))
+    course.add(mark(129))
+    assert [recorded.step for recorded in course.marks()] == [*range(0, 129, 2), 129]
+
+
 def test_a_program_that_numbers_its_marks_does_not_fill_memory(tmp_path: Path) -> None:
     path = tmp_path / "rank-00000.jsonl"
     path.write_bytes(b"".join(mark_line(step, name=f"batch {step}") for step in range(5000)))
