@@ -140,3 +140,17 @@ def _with_blocks(sizes: list[tuple[int, bool]]) -> DeviceRecording:
         blocks.append(Block(address=at, size=size, requested=size if used else 0, state=state))
         at += size
     return replace(device, segments=(msgspec.structs.replace(segment, blocks=tuple(blocks)),))
+
+
+def test_more_segments_than_parts_are_allowed_have_one_part_each() -> None:
+    tape = _tape()
+    for _ in range(3):
+        tape.alloc(tape.segment(4 * MIB), MIB, "parameter")
+    assert len(_parts(segment_map(tape.end(), Texts(), 2))) == 3
+
+
+def test_the_sixty_worst_pinned_segments_are_listed() -> None:
+    tape = _tape()
+    for _ in range(61):
+        tape.alloc(tape.segment(4 * MIB), MIB, "parameter")
+    assert len(segment_map(tape.end(), Texts(), 1000)["pinned"]) == 60
