@@ -199,3 +199,29 @@ def test_script_that_exits_is_reported_with_its_output(tmp_path, capsys):
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "with status 3" in shown.err and "no data" in shown.err
+
+
+def test_host_needs_no_model_on_a_gpu(tmp_path, capfd):
+    file = tmp_path / "load.py"
+    file.write_text("import torch\nkept = torch.nn.Linear(2048, 2048, bias=False)\n")
+    assert app.main(["predict", "--host", "--gpu", "none", "--json", str(file)]) == 0
+    prediction = json.loads(capfd.readouterr().out)
+    host = prediction["host"]
+    assert host["parameter"] == 2048 * 2048 * 4
+    assert host["libraries"] > 50 << 20
+    assert host["peak"] == sum(size for kind, size in host.items() if kind != "peak")
+    assert prediction["host_node"] == host
+    assert "host_course" not in prediction
+    assert prediction["peak_reserved"] == prediction["outside_allocator"] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--ranks-per-node", "2"], "--ranks-per-node needs --host"),
+        (["--host", "--world-size", "4", "--ranks-per-node", "5"], "expected 1 to 4, the --world-size"),
+    ],
+)
+def test_ranks_per_node_that_cannot_be(program, options, said, capfd):
+    assert app.main(["predict", f"{program}:build", *options]) == 2
+    assert said in capfd.readouterr().err

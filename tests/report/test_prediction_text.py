@@ -91,3 +91,16 @@ def test_a_module_is_below_its_figures_where_they_leave_no_room() -> None:
     wide, narrow = shown(made(), 100), shown(made(), 60)
     assert f"  activation               2.0 GiB  {MODULE}    12 aten::mm\n" in wide
     assert f"  activation               2.0 GiB\n      {MODULE}  12 aten::mm\n" in narrow
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_host_is_shown_by_class_and_the_node_where_it_differs(width: int) -> None:
+    prediction = made()
+    prediction.host = {"batches in shared memory": 3 << 30, "libraries": 1 << 30, "peak": 4 << 30}
+    prediction.host_node = dict(prediction.host)
+    alone = shown(prediction, width)
+    assert "Host memory of the process at its peak" in alone
+    assert "batches in shared memory      3.0 GiB   75.0%" in alone
+    assert "of the node" not in alone
+    prediction.host_node = {"libraries": 8 << 30, "peak": 8 << 30}
+    assert "Host memory of the node at its peak" in shown(prediction, width)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from memtriage.cli.trace_options import NamedProgram, traces_a_program
 from memtriage.model.units import parse_size
+
+RANKS_OF_A_NODE: Final = 8
+"""Unless the user says how many."""
 
 
 @traces_a_program
@@ -34,6 +38,12 @@ def predict(
     every_rank: Annotated[
         bool, typer.Option("--all-ranks", help="Predict all ranks, in groups of equal ones.")
     ] = False,
+    host: Annotated[
+        bool, typer.Option("--host", help="Also predict the memory of the host, by class.")
+    ] = False,
+    ranks_per_node: Annotated[
+        int | None, typer.Option(metavar="N", help="With --host: ranks of a node [default: up to 8].")
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Show the peak by owner and module.")] = False,
     against: Annotated[
         Path | None,
@@ -45,21 +55,31 @@ def predict(
 
     from memtriage.model.prediction import Prediction
     from memtriage.prediction.distributed.ranks import all_ranks
+    from memtriage.prediction.host.node import add_node
 
     options = {
         "steps": steps,
         "world_size": world_size,
         "explain": explain,
+        "host": host,
         "against": None if against is None else str(against),
         **_horizon_options(horizon, lengths, limit, against),
     }
     if every_rank and (rank or against is not None):
         raise ValueError(f"use only one of --all-ranks and {'--rank' if rank else '--against'}")
 
+    if ranks_per_node is not None and not host:
+        raise ValueError("--ranks-per-node needs --host")
+    on_node = _ranks_of_node(ranks_per_node, world_size)
+
+    @cache
     def predicted(of_rank: int) -> Prediction:
         return program.trace("predict", {**options, "rank": of_rank}, Prediction)
 
     prediction = all_ranks(world_size, predicted) if every_rank else predicted(rank)
+    if host:
+        courses = [predicted(each).host_course for each in range(min(on_node, 2))]
+        add_node(prediction, [course for course in courses if course is not msgspec.UNSET], on_node)
     if json:
         sys.stdout.write(msgspec.json.encode(prediction).decode() + "\n")
     else:
@@ -68,6 +88,19 @@ def predict(
 
         render(prediction, console_for(sys.stdout))
     return 0
+
+
+def _ranks_of_node(given: int | None, world_size: int) -> int:
+    """How many ranks of the job a node has.
+
+    Raises:
+        ValueError: no such number.
+    """
+    if given is None:
+        return min(world_size, RANKS_OF_A_NODE)
+    if not 1 <= given <= world_size:
+        raise ValueError(f"invalid --ranks-per-node {given}: expected 1 to {world_size}, the --world-size")
+    return given
 
 
 def _horizon_options(

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+HOST_PEAK: Final = "peak"
+"""In `Prediction.host`: the sum of the classes."""
 
 
 class PredictedStep(msgspec.Struct, kw_only=True):
@@ -167,6 +172,21 @@ class Horizon(msgspec.Struct, kw_only=True):
     variants: list[HorizonVariant]
 
 
+class HostCourse(msgspec.Struct, kw_only=True):
+    """The host's memory of one rank, in bytes.
+
+    Attributes:
+        stretches: resident bytes by class when they are most, and their sum as `peak`: of each part of the
+            program between two collectives.
+        shared: pages of libraries, which the processes of a node share.
+        launcher: what `torchrun` needs beside its ranks.
+    """
+
+    stretches: list[dict[str, int]]
+    shared: int
+    launcher: int
+
+
 class Prediction(msgspec.Struct, kw_only=True):
     """A predicted peak. Sizes are bytes.
 
@@ -191,6 +211,10 @@ class Prediction(msgspec.Struct, kw_only=True):
             Only when asked for.
         against: the same of a recorded run. Only when asked for.
         horizon: a run of many steps. Only when asked for.
+        host: resident bytes of the process and its workers when they are most, by class; `peak` is their sum.
+            Only when asked for.
+        host_node: the same of a node. Only when asked for.
+        host_course: for the node's figures; not part of a result.
         ranks: all ranks of the job, those that reserve most first; the other fields are those of the first.
             Only when asked for.
     """
@@ -209,4 +233,7 @@ class Prediction(msgspec.Struct, kw_only=True):
     peak_table: list[PeakRow] | msgspec.UnsetType = msgspec.UNSET
     against: Against | msgspec.UnsetType = msgspec.UNSET
     horizon: Horizon | msgspec.UnsetType = msgspec.UNSET
+    host: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    host_node: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    host_course: HostCourse | msgspec.UnsetType = msgspec.UNSET
     ranks: list[RankPeaks] | msgspec.UnsetType = msgspec.UNSET

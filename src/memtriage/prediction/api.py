@@ -14,10 +14,12 @@ from memtriage.model.prediction import PredictedStep, Prediction
 from memtriage.prediction.against import compare, read_device
 from memtriage.prediction.build import Build
 from memtriage.prediction.distributed import nccl
-from memtriage.prediction.gpu_kinds import GpuKind, machine
+from memtriage.prediction.gpu_kinds import NO_GPU, GpuKind, machine
+from memtriage.prediction.host.replay import highest as highest_stretch
+from memtriage.prediction.host.replay import host_course
 from memtriage.prediction.owners import owners_at
 from memtriage.prediction.peak_table import peak_table
-from memtriage.prediction.simulate import phase_at, replay
+from memtriage.prediction.simulate import StepCounters, phase_at, replay
 from memtriage.prediction.trace import Trace, trace
 from memtriage.prediction.watch import TracedProgram
 
@@ -41,6 +43,7 @@ class TraceOptions(TypedDict, total=False):
         gpu, world_size, rank, torch_version: as for `memtriage.predict`.
         explain: also the instant of the peak by module.
         progress: called with the number of each step that begins, from 1, and how many are wanted.
+        host: also the host's memory, of a script to its end.
     """
 
     allocator_conf: str | None
@@ -50,6 +53,7 @@ class TraceOptions(TypedDict, total=False):
     torch_version: str | None
     explain: bool
     progress: Callable[[int, int], None] | None
+    host: bool
 
 
 def predict_program(
@@ -95,6 +99,7 @@ def trace_steps(
     torch_version: str | None = None,
     explain: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    host: bool = False,
 ) -> tuple[Trace, int, Prediction]:
     """Trace steps of a program; return the trace, the GPU's memory in bytes, and their prediction.
 
@@ -106,7 +111,7 @@ def trace_steps(
     kind = machine(gpu)
     version = parse_version(torch_version)
     parse_conf(allocator_conf or "", version)
-    traced = trace(program, kind, version, steps, world_size, rank, explain, allocator_conf, progress)
+    traced = trace(program, kind, version, steps, world_size, rank, explain, allocator_conf, progress, host)
     return traced, kind.memory, _prediction_of(traced, kind, version, world_size, explain, begun)
 
 
@@ -122,9 +127,11 @@ def _prediction_of(
     counters = replay(traced_program.recording, traced_program.settings, kind.memory, traced_program.steps)
     # Steps of a script may differ. The first lacks what the optimizer makes in it.
     settled = (counters[1:] or counters) if traced_program.varies else counters[-1:]
+    settled = settled or [StepCounters(0, 0, 0, 0)]  # the host is followed, and nothing else was asked for
     highest = max(settled, key=lambda step: step.peak_allocated)
     reserved = max(step.peak_reserved for step in settled)
-    outside = kind.outside + nccl.outside(traced_program.communicators)
+    outside = 0 if kind is NO_GPU else kind.outside + nccl.outside(traced_program.communicators)
+    course = None if traced_program.host is None else host_course(traced_program.host)
     return Prediction(
         peak_allocated=highest.peak_allocated,
         peak_reserved=reserved,
@@ -145,10 +152,18 @@ def _prediction_of(
         notes=[
             *traced_program.notes,
             *([_TRIES] if traced_program.cudnn_tries else []),
-            *_notes(kind, version, traced_program.steps, reserved + outside),
-            *nccl.notes(world_size, traced_program.communicators, traced_program.held),
+            *(
+                []
+                if kind is NO_GPU
+                else [
+                    *_notes(kind, version, traced_program.steps, reserved + outside),
+                    *nccl.notes(world_size, traced_program.communicators, traced_program.held),
+                ]
+            ),
         ],
         peak_table=peak_table(traced_program, highest) if explain else UNSET,
+        host=UNSET if course is None else highest_stretch(course.stretches),
+        host_course=UNSET if course is None else course,
     )
 
 

@@ -77,6 +77,9 @@ GPU_KINDS: Final[dict[str, GpuKind]] = {
     "t4": GpuKind("Tesla T4", (7, 5), 40, 16 * _GIB, _H200_OUTSIDE, 4 * MIB),
 }
 
+NO_GPU: Final = GpuKind("no GPU", (9, 0), 132, 0, 0, 0, measured=True)
+"""A machine without one, `none`: predictions of the host alone."""
+
 
 def machine(kind: str) -> GpuKind:
     """The GPU of this name.
@@ -84,6 +87,8 @@ def machine(kind: str) -> GpuKind:
     Raises:
         ValueError: when there is none, naming those that there are.
     """
+    if kind.lower() == "none":
+        return NO_GPU
     kind_of_gpu = GPU_KINDS.get(kind.lower().replace(" ", "").replace("_", "-"))
     if kind_of_gpu is None:
         raise ValueError(f"no GPU kind {kind!r}; expected one of {', '.join(GPU_KINDS)}")

@@ -25,6 +25,7 @@ from memtriage.prediction.fake_cuda.tensors import (
     meta_is_meant,
     true_device,
 )
+from memtriage.prediction.host.program import HostNotes
 from memtriage.prediction.known_shapes import KnownShapes
 from memtriage.prediction.lifetimes import Lifetimes
 from memtriage.prediction.notes import Notes
@@ -48,6 +49,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         lifetimes: where storages are noted.
         values: what is known of their contents.
         notes: what had to be assumed.
+        host: follows storages of the host; None unless asked for.
     """
 
     supports_higher_order_operators = True
@@ -67,6 +69,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         self.lifetimes = lifetimes
         self.values = values
         self.notes = notes
+        self.host: HostNotes | None = None
         self._pid = os.getpid()
         self._scratch = scratch
         self._composites = composites.kernels
@@ -104,9 +107,14 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             kwargs = {**kwargs, "pin_memory": False}
         operator = facts(func)
         tensors = tensors_in(args, kwargs)
+        if self.host is not None and operator.communicates:
+            self.host.collective(func, args)
         faked = any(is_gpu(tensor) or is_host_fake(tensor) for tensor in tensors)
         if not faked and ((operator.written and tensors) or not self._makes_fake(operator, args, kwargs)):
-            return func(*args, **kwargs)
+            real = func(*args, **kwargs)
+            if self.host is not None:
+                self.host.operator(operator, tensors, operator.targets(args, kwargs), tensors_in(real))
+            return real
         if operator.makes and self.lifetimes.over is not None:
             self.lifetimes.over()
         if operator.collective:
@@ -175,6 +183,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         result = mapped(made, lambda value: as_device(value, device))
         outputs = tensors_in(result)
         self._note(func, operator, args, kwargs, targets, outputs)
+        if self.host is not None:
+            self.host.operator(operator, tensors, targets, outputs)
         if device.type == "cpu" and not targets and any(map(is_gpu, tensors)):
             return mapped(result, self._on_host)
         return result
@@ -207,7 +217,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         targets: list[torch.Tensor],
         outputs: list[torch.Tensor],
     ) -> None:
-        stages = self._scratch(func, args, kwargs, outputs)
+        on_device = any(map(is_gpu, (*outputs, *targets)))  # kernels of the host have no buffers there
+        stages = self._scratch(func, args, kwargs, outputs) if on_device else {}
         fresh: list[torch.Tensor] = []
         in_order = reversed(outputs) if func in shapes.LAST_FIRST else outputs
         for position, output in enumerate(in_order, 1):
@@ -220,7 +231,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         if operator.resizes:
             for target in targets:
                 self.lifetimes.resized(target.untyped_storage(), operator.name)
-        self._scratch.keep(func, args)
+        if on_device:
+            self._scratch.keep(func, args)
         self._hold(stages.get(AT_THE_END), operator)
         if targets:
             self._follow_writes(func, args, kwargs, targets)

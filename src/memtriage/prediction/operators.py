@@ -24,6 +24,7 @@ class Operator:
         has_device: whether it takes a `device`.
         composite: whether C++ breaks it up above autograd, which inference mode leaves out.
         collective: whether it is one of a process group's.
+        communicates: whether it is one, or a functional collective, or waits for such.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Operator:
     has_device: bool
     composite: bool
     collective: bool
+    communicates: bool
 
     def targets(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors that a call writes."""
@@ -70,6 +72,7 @@ def facts(func: Any) -> Operator:
         has_device=any(argument.name == "device" for argument in schema.arguments),
         composite=torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"),
         collective=schema.name.startswith("c10d::"),
+        communicates=schema.name.startswith(("c10d::", "_c10d_functional")),
     )
 
 

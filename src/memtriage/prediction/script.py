@@ -5,7 +5,8 @@ after whatever is freed next (`zero_grad`). In a script without a `torch.optim.O
 step, up to the next forward. A script without a backward is one step: all that it does with its model.
 
 When the last step is done, an exception that no program expects ends the script at its next operator on the
-device: what it would do after training (evaluation, checkpoints, callbacks) does not run.
+device: what it would do after training (evaluation, checkpoints, callbacks) does not run. If the host is
+followed, it does run: loaders end, and the exception comes only if the script goes on stepping.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from weakref import ref
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.data import DataLoader
 
 from memtriage.observe.objects import instances
 from memtriage.prediction.build import BuildError
 from memtriage.prediction.fake_cuda.tensors import is_gpu, parts
+from memtriage.prediction.fake_cuda.torch_cuda import replaced
 from memtriage.prediction.lifetimes import FREE, LifetimeEvent, Lifetimes, Marker
 from memtriage.prediction.watch import TracedProgram, TraceWatch
 
@@ -40,6 +43,11 @@ _WAKES: Final = signal.SIGURG
 CALLS_WITHOUT_GROWTH: Final = 32
 """A script that never trains is ended when its first model was called so often without a new highest: a loop
 over equal batches is settled by then, and generation grows with every token."""
+
+
+STEPS_BEYOND: Final = 256
+"""Steps or calls of a model after which a script whose host is followed is ended: its training loop does not
+read a loader, or reads it again and again."""
 
 
 class _Enough(BaseException):
@@ -76,22 +84,26 @@ class Script(TracedProgram):
         watch.last = steps
         exited: str | None = None
         try:
-            with self._as_main(), watch.following_forward(), _threads_heard():
+            with self._as_main(), watch.following_forward(), watch.loaders_ended(), _threads_heard():
                 if self._module:
                     runpy.run_module(self._target, run_name="__main__", alter_sys=True)
                 else:
                     runpy.run_path(self._target, run_name="__main__")
         except _Enough:
-            pass
+            if watch.host is not None:
+                watch.left_out = "it was ended in its training loop"
         except _ThreadDied as died:
             raise BuildError(str(died)) from None
         except SystemExit as error:
             exited = f"exited with status {error.code!r}"
-        except Exception:
+        except Exception as error:
             if watch.made() < watch.last:
                 raise
+            watch.left_out = f"it raised {type(error).__name__}: {error}"
         made, steps = watch.made(), watch.last
         watch.conclude()
+        if watch.host is not None:
+            return made
         if watch.backwards and made < steps:
             raise BuildError(
                 f"{self._target} {exited or 'ended'} after {made} training step{'s' * (made != 1)}; "
@@ -196,6 +208,8 @@ class ScriptWatch(TraceWatch):
     Attributes:
         last: how many steps are wanted; may change while there are fewer.
         backwards: how many backward passes have begun.
+        finished: the last step is done, and the script goes on because the host is followed.
+        left_out: why the script did not run to its end after that; None where it did.
         begun: called with the number of each step that begins, from 0. A step begins again where what was
             taken for the end of the one before was not.
     """
@@ -204,6 +218,9 @@ class ScriptWatch(TraceWatch):
         super().__init__(lifetimes)
         self.last = 0
         self.backwards = 0
+        self.finished = False
+        self.left_out: str | None = None
+        self._beyond = 0
         self.begun: Callable[[int], None] = lambda step: None
         self._done = 0  # steps after which an optimizer came again
         self._ended = False  # the step is done, unless another optimizer follows
@@ -232,7 +249,44 @@ class ScriptWatch(TraceWatch):
         finally:
             handle.remove()
 
+    @contextmanager
+    def loaders_ended(self) -> Iterator[None]:
+        """In the block loaders end once the last step is done; what begins then gives one batch."""
+        original = DataLoader.__iter__
+
+        def iterate(loader: DataLoader[Any]) -> Iterator[Any]:
+            begun_after = self.finished
+            for batch in original(loader):
+                yield batch
+                del batch
+                if self.finished or begun_after:
+                    return
+
+        if self.host is None:
+            yield
+            return
+        with replaced(DataLoader, "__iter__", iterate):
+            yield
+
+    def _enough(self) -> None:
+        """The last step is done: end the script, or go on without the GPU where the host is followed."""
+        self.lifetimes.over = None
+        if self.host is None:
+            raise _Enough
+        self.finished = True
+        self.lifetimes.close()
+
+    def _goes_on(self) -> None:
+        """A step or call of a script whose last step is done."""
+        self._beyond += 1
+        if self._beyond > STEPS_BEYOND:
+            raise _Enough
+
     def _called(self, module: nn.Module, inputs: Any) -> None:
+        if self.finished:
+            if self._first_model is not None and self._first_model() is module and not self.backwards:
+                self._goes_on()
+            return
         if self._used_at is not None and self._first_model is not None and self._first_model() is module:
             self._called_again()
         trains = module.training and torch.is_grad_enabled()
@@ -259,7 +313,7 @@ class ScriptWatch(TraceWatch):
             return
         self._calls += 1
         if self._calls >= CALLS_WITHOUT_GROWTH and not self._has_optimizer():
-            raise _Enough
+            self._enough()
 
     def _forward_follows(self) -> None:
         """A step ends here, in a script without an optimizer."""
@@ -268,7 +322,7 @@ class ScriptWatch(TraceWatch):
             return
         self._forwards.append(len(self.lifetimes.recording.events))
         if len(self._forwards) >= self.last and not self._has_optimizer():
-            raise _Enough
+            self._enough()
 
     def _has_optimizer(self) -> bool:
         """Whether there is a `torch.optim.Optimizer`, which may be about to step."""
@@ -312,6 +366,8 @@ class ScriptWatch(TraceWatch):
         self.note_model()
 
     def backward_begins(self) -> None:
+        if self.finished:
+            return
         if self.step < 0:
             self._begin(0)
         if self._after_backward:  # forward called no module
@@ -324,6 +380,9 @@ class ScriptWatch(TraceWatch):
         super().backward_begins()
 
     def backward_ends(self, failed: bool) -> None:
+        if self.finished:
+            self.note_gradients()
+            return
         super().backward_ends(failed)
         self._after_backward = True
         if self._inside:
@@ -331,6 +390,8 @@ class ScriptWatch(TraceWatch):
             self._end()
 
     def optimizer_begins(self, optimizer: Any) -> None:
+        if self.finished:
+            return
         number = id(optimizer)
         if number in self._running:  # its last step raised
             del self._running[self._running.index(number) :]
@@ -351,6 +412,10 @@ class ScriptWatch(TraceWatch):
         self._stepped.add(optimizer)
 
     def optimizer_ends(self, optimizer: Any, inside_backward: bool) -> None:
+        if self.finished:
+            self.note_states()
+            self._goes_on()
+            return
         super().optimizer_ends(optimizer, inside_backward)
         self._ever_stepped.update(self._running[-1:])
         del self._running[-1:]
@@ -370,6 +435,10 @@ class ScriptWatch(TraceWatch):
         return int(self._used_at is not None)
 
     def remarks(self) -> list[str]:
+        if self.host is not None:
+            if self.left_out is None:
+                return []
+            return [f"the host's memory is that until the script was left: {self.left_out}"]
         if not self.backwards:
             return [
                 "no backward ran: the figures are those of all that the script did with its model, until it "
@@ -458,7 +527,7 @@ class ScriptWatch(TraceWatch):
         # Whether another optimizer follows is known from the step before, or from those that there are.
         before = self._stepped_before
         if self._stepped == before if before is not None else not self._left_out:
-            self.lifetimes.over = _stop
+            self.lifetimes.over = self._enough
 
     def _confirm(self) -> None:
         """An optimizer comes again: the step ended before."""
@@ -467,7 +536,8 @@ class ScriptWatch(TraceWatch):
         self._stepped, self._stepped_before = set(), self._stepped
         if self._done >= self.last:
             self._note_left_out()
-            raise _Enough
+            self._enough()
+            return
         self.progress(self._done + 1, self.last)
 
     def _resume(self) -> None:
@@ -493,7 +563,3 @@ class ScriptWatch(TraceWatch):
             if id(optimizer) not in self._ever_stepped
             for group in optimizer.param_groups[:1]
         )
-
-
-def _stop() -> None:
-    raise _Enough

@@ -24,7 +24,10 @@ from memtriage.prediction.fake_cuda.overrides import Overrides
 from memtriage.prediction.fake_cuda.tensors import fake_devices, gpu
 from memtriage.prediction.fake_cuda.torch_cuda import fake_cuda
 from memtriage.prediction.fake_cuda.triton import fake_triton
-from memtriage.prediction.gpu_kinds import GpuKind
+from memtriage.prediction.gpu_kinds import NO_GPU, GpuKind
+from memtriage.prediction.host.libraries import Imports, measure
+from memtriage.prediction.host.memory import HostMemory, HostTrace
+from memtriage.prediction.host.program import HostNotes, host_followed, without_gpu
 from memtriage.prediction.interpreter import Interpreter
 from memtriage.prediction.lifetimes import AllocationTrace, Lifetimes
 from memtriage.prediction.notes import Notes
@@ -32,7 +35,7 @@ from memtriage.prediction.places import Places
 from memtriage.prediction.scratch.table import Scratch
 from memtriage.prediction.simulate import LiveReplay
 from memtriage.prediction.values import KnownValues
-from memtriage.prediction.watch import Instant, TracedProgram, TraceWatch
+from memtriage.prediction.watch import OPTIMIZER_STATE, Instant, TracedProgram, TraceWatch
 
 
 @dataclass(slots=True)
@@ -53,6 +56,7 @@ class Trace:
         varies: whether the steps may differ (`Program.varies`).
         cudnn_tries: whether cuDNN chooses convolutions by trial.
         compile_trials: bytes that trials of kernels held at once; None where nothing was compiled or tried.
+        host: the host's timeline; None unless asked for.
     """
 
     recording: AllocationTrace
@@ -68,6 +72,7 @@ class Trace:
     varies: bool = False
     cudnn_tries: bool = False
     compile_trials: int | None = None
+    host: HostTrace | None = None
 
 
 class BuildFunction(TracedProgram):
@@ -121,6 +126,7 @@ def trace(
     explain: bool = False,
     allocator_conf: str | None = "",
     progress: Callable[[int, int], None] | None = None,
+    host: bool = False,
 ) -> Trace:
     """Run `build` and `steps` steps as one rank of `world_size`.
 
@@ -128,6 +134,7 @@ def trace(
         explain: also find out which module makes what.
         allocator_conf: as in `PYTORCH_CUDA_ALLOC_CONF`; None for what the environment and the program set.
         progress: called with the number of each step that begins, from 1, and how many are wanted.
+        host: also follow the memory of the host, of a script to its end.
 
     Raises:
         BuildError: the program cannot be traced, there is no such rank, or torch would refuse
@@ -151,6 +158,8 @@ def trace(
     if progress is not None:
         watch.progress = progress
     hooks = TrainingHooks(watch)
+    memory = HostMemory() if host else None
+    imports = Imports()
     allocator = LiveReplay(lifetimes.recording, lambda: conf.use()[1], machine.memory)
     with ExitStack() as stack:
         stack.callback(overrides.remove)
@@ -162,12 +171,19 @@ def trace(
         stack.enter_context(
             fake_cuda(machine, lifetimes, allocator, conf, notes, compiler.stand_in, world_size)
         )
+        if machine is NO_GPU:
+            stack.enter_context(without_gpu())
         stack.enter_context(fake_triton(machine, trials))
         stack.enter_context(compiler.earlier_compiled())
         stack.callback(compiler.close)
         stack.enter_context(autocast.cache_kept())
         stack.callback(hooks.remove)
         hooks.install()
+        if memory is not None:
+            watch.host = memory
+            interpreter.host = HostNotes(memory)
+            stack.enter_context(host_followed(memory, lifetimes, notes))
+            stack.enter_context(imports.followed())
         stack.enter_context(interpreter)
         if explain:
             places = watch.places = Places()
@@ -177,6 +193,13 @@ def trace(
             made = program.run(watch, steps)
         compile_trials = compiler.tried()
         lifetimes.close()
+    if memory is not None:
+        trains = any(owner == OPTIMIZER_STATE for owner in memory.trace.owners.values())
+        measured = measure(imports.names, trains, world_size)
+        if measured is None:
+            notes.add("host", "what libraries take could not be measured: the host's memory is without them")
+        else:
+            memory.trace.libraries = measured
     for remark in watch.remarks():
         notes.add("step", remark)
     made_in = {} if watch.places is None else watch.places.of
@@ -193,4 +216,5 @@ def trace(
         varies=program.varies,
         cudnn_tries=scratch.tried,
         compile_trials=compile_trials,
+        host=None if memory is None else memory.trace,
     )

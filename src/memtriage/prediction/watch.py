@@ -12,9 +12,11 @@ from torch import nn
 
 from memtriage.prediction.build import Built
 from memtriage.prediction.fake_cuda.tensors import is_gpu, parts
+from memtriage.prediction.host.memory import HostMemory
 from memtriage.prediction.lifetimes import Lifetimes
 from memtriage.prediction.places import Places, module_names
 
+OPTIMIZER_STATE: Final = "optimizer state"
 _KINDS: Final = (("parameter", "_parameters"), ("buffer", "_buffers"))
 
 
@@ -43,6 +45,7 @@ class TraceWatch:
         instants: where a watched run makes marks.
         built: the model and its optimizers, once they are known.
         places: which module makes what; None unless asked for.
+        host: memory of the host; None unless it is followed.
         step: the step, counted from 0; -1 while building.
         progress: called with the number of each step that begins, from 1, and how many are wanted.
     """
@@ -54,6 +57,7 @@ class TraceWatch:
         self.instants: list[Instant] = []
         self.built: Built | None = None
         self.places: Places | None = None
+        self.host: HostMemory | None = None
         self.step = -1
         self.progress: Callable[[int, int], None] = lambda step, steps: None
         self._home_of: dict[int, str] = {}
@@ -137,10 +141,12 @@ class TraceWatch:
             for parameter, state in getattr(optimizer, "optim", optimizer).state.items():
                 home = self._home_of.get(id(parameter))
                 for value in state.values() if isinstance(state, dict) else ():
-                    self._own(value, "optimizer state", home)
+                    self._own(value, OPTIMIZER_STATE, home)
 
     def _own(self, tensor: Any, owner: str, home: str | None) -> None:
         for part in parts(tensor) if isinstance(tensor, torch.Tensor) else ():
+            if self.host is not None and not is_gpu(part):
+                self.host.name(part.untyped_storage(), owner)
             block = self.lifetimes.block_of(part.untyped_storage()) if is_gpu(part) else None
             if block is not None:
                 self.owners.setdefault(block, owner)

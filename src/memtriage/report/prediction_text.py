@@ -8,13 +8,15 @@ from msgspec import UNSET
 from rich.console import Console
 from rich.text import Text
 
-from memtriage.model.prediction import Against, Horizon, PeakRow, Prediction
+from memtriage.model.prediction import HOST_PEAK, Against, Horizon, PeakRow, Prediction
 from memtriage.model.units import rank_list
 from memtriage.report.console import BULLET, Page
 from memtriage.report.text import UNKNOWN, duration, size
 
 _NAME_WIDTH: Final = 20
 """Width of the longest owner's name, `communication buffer`."""
+_CLASS_WIDTH: Final = 25
+"""Width of the longest class of the host, `batches in shared memory`, and a space."""
 _SIZE_WIDTH: Final = 12
 _SHARE_WIDTH: Final = 8
 _MODULE_WIDTH: Final = 36
@@ -32,6 +34,32 @@ NO_MODULE: Final = "(no module)"
 def render(prediction: Prediction, console: Console) -> None:
     """Print a prediction."""
     page = Page(console)
+    if prediction.peak_reserved or prediction.host is UNSET:
+        _device(page, prediction)
+    if prediction.host is not UNSET:
+        _host(page, "Host memory of the process at its peak", prediction.host)
+    if prediction.host_node is not UNSET and prediction.host_node != prediction.host:
+        _host(page, "Host memory of the node at its peak", prediction.host_node)
+    if prediction.notes:
+        page.heading("Assumed")
+        for note in prediction.notes:
+            page.field("", f"{BULLET}{note}", labels=2)
+
+
+def _host(page: Page, title: str, held: dict[str, int]) -> None:
+    peak = held[HOST_PEAK]
+    page.heading(title, size(peak))
+    for kind, part in held.items():
+        if kind != HOST_PEAK:
+            share = f"{part / max(peak, 1):.1%}"
+            page.raw(
+                Text(
+                    page.plain(f"  {kind:<{_CLASS_WIDTH}}{size(part):>{_SIZE_WIDTH}}{share:>{_SHARE_WIDTH}}")
+                )
+            )
+
+
+def _device(page: Page, prediction: Prediction) -> None:
     total = prediction.peak_reserved + prediction.outside_allocator
     page.line(
         (f"PEAK {size(prediction.peak_allocated)} allocated", "bold"),
@@ -79,10 +107,6 @@ def render(prediction: Prediction, console: Console) -> None:
         _horizon(page, prediction.horizon)
     if prediction.against is not UNSET:
         _against(page, prediction.against)
-    if prediction.notes:
-        page.heading("Assumed")
-        for note in prediction.notes:
-            page.field("", f"{BULLET}{note}", labels=2)
 
 
 def _horizon(page: Page, horizon: Horizon) -> None:

@@ -108,6 +108,11 @@ def devices_true() -> Iterator[None]:
         _thread.in_kernel = before
 
 
+def in_kernel() -> bool:
+    """Whether this thread runs a kernel that stands for another, see `kernel`."""
+    return _thread.in_kernel
+
+
 @contextmanager
 def kernel() -> Iterator[None]:
     """The block runs meta kernels, in which tensors are what they are: on the meta device."""

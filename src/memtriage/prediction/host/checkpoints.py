@@ -1,0 +1,89 @@
+"""Distributed checkpoints (`torch.distributed.checkpoint`) of one rank, and what they give to threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
+
+import torch.distributed as dist
+
+from memtriage.prediction.host.memory import SAVED, HostMemory
+from memtriage.prediction.host.torch_files import TorchFiles
+
+_TRACED: Final = ("torch.distributed.checkpoint", "transformers.")
+"""Modules whose work for threads is done at once, as only the program's own thread is traced."""
+
+
+def replacements(memory: HostMemory, files: TorchFiles) -> list[tuple[Any, str, Any]]:
+    """The attributes to replace: owner, name, value. None where torch has no distributed package."""
+    submit = ThreadPoolExecutor.submit
+    attributes: list[tuple[Any, str, Any]] = [(ThreadPoolExecutor, "submit", _at_once(submit))]
+    if not dist.is_available():
+        return attributes
+    from torch.distributed.checkpoint import default_planner, utils
+    from torch.distributed.checkpoint._state_dict_stager import StateDictStager
+
+    wrapper = utils._DistWrapper
+    return [
+        *attributes,
+        (wrapper, "__init__", _alone(memory, wrapper.__init__)),
+        # The other ranks' parts are in no plan.
+        (default_planner, "_validate_global_plan", lambda *args: []),
+        (StateDictStager, "_stage_untyped_storage", _staged(memory, files, StateDictStager)),
+    ]
+
+
+class _DoneWork(Future[Any]):
+    """Work that is done, whose arguments are kept until the program asks for its result.
+
+    A trace has no clock: work in a thread is taken to last until the program waits for it.
+    """
+
+    kept: Any = None
+
+    def result(self, timeout: float | None = None) -> Any:
+        self.kept = None
+        return super().result(timeout)
+
+
+def _at_once(original: Callable[..., Any]) -> Callable[..., Any]:
+    def submit(pool: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if not (getattr(function, "__module__", None) or "").startswith(_TRACED):
+            return original(pool, function, *args, **kwargs)
+        future = _DoneWork()
+        try:
+            future.set_result(function(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        future.kept = args, kwargs
+        return future
+
+    return submit
+
+
+def _alone(memory: HostMemory, original: Callable[..., None]) -> Callable[..., None]:
+    """Each rank plans alone: what others would send is not known."""
+
+    def init(self: Any, group: Any, use_dist: bool, coordinator_rank: int) -> None:
+        memory.meet()
+        original(self, group, False, coordinator_rank)
+
+    return init
+
+
+def _staged(memory: HostMemory, files: TorchFiles, stager: Any) -> Callable[..., Any]:
+    """The copy of a storage that asynchronous saving keeps."""
+    original = stager._stage_untyped_storage
+
+    def stage(self: Any, storage: Any, non_blocking: bool = False) -> Any:
+        if storage.device.type != "meta":
+            return original(self, storage, non_blocking)
+        copy = self._cached_storage_mapping.get(storage)
+        if copy is None:
+            with memory.making(SAVED):
+                copy = files.storage(storage.nbytes())
+            self._cached_storage_mapping[storage] = copy
+        return copy
+
+    return stage

@@ -1,0 +1,189 @@
+"""What scripts that load, train and save need on the host."""
+
+import pytest
+import torch
+
+MIB = 1 << 20
+NET = """
+import io
+import torch
+from torch import nn
+
+def network():
+    return nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(4)])
+"""
+WEIGHT = 16 * MIB
+MODEL = 4 * WEIGHT
+SLACK = MIB // 2
+"""malloc's headers and pages, and small tensors."""
+
+
+def near(size):
+    return pytest.approx(size, abs=SLACK)
+
+
+def test_loading_has_the_file_beside_the_model(host_of):
+    host = host_of(
+        NET
+        + """
+torch.save(network().state_dict(), "net.pt")
+model = network()
+model.load_state_dict(torch.load("net.pt"))
+"""
+    ).host
+    assert host["parameter"] == near(MODEL)
+    assert host["loaded"] == near(MODEL)
+    assert host["libraries"] == 3000
+    assert host["peak"] == sum(size for kind, size in host.items() if kind != "peak")
+
+
+def test_a_mapped_file_is_resident_where_it_was_read(host_of):
+    host = host_of(
+        NET
+        + """
+torch.save(network().state_dict(), "net.pt")
+loaded = torch.load("net.pt", mmap=True)
+kept = [loaded["0.weight"].clone(), loaded["1.weight"].clone()]
+"""
+    ).host
+    # The peak is that of saving or that of the copies; both are two weights beside two others, or four.
+    assert host["peak"] == near(MODEL + 3000)
+
+
+def test_what_is_assigned_from_a_mapped_file_costs_its_pages_only(host_of):
+    host = host_of(
+        NET
+        + """
+with torch.device("meta"):
+    model = network()
+torch.save({name: torch.ones(2048, 2048) for name in model.state_dict()}, "net.pt")
+model.load_state_dict(torch.load("net.pt", mmap=True), assign=True)
+model.to(torch.bfloat16)
+"""
+    ).host
+    assert host["peak"] == near(MODEL + MODEL // 2 + 3000)
+
+
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+def test_safetensors(host_of, backend):
+    pytest.importorskip("safetensors")
+    host = host_of(
+        NET
+        + f"""
+from safetensors.torch import load_file, save_file
+save_file(network().state_dict(), "net.safetensors")
+model = network().to(torch.bfloat16)
+model.load_state_dict(load_file("net.safetensors", backend="{backend}"))
+"""
+    ).host
+    assert host["parameter"] == near(MODEL // 2)
+    assert host["mapped files" if backend == "mmap" else "loaded"] == near(MODEL)
+
+
+def test_a_buffer_has_a_copy_of_what_is_saved(host_of):
+    host = host_of(
+        NET + "model = network()\nbuffer = io.BytesIO()\ntorch.save(model.state_dict(), buffer)\n"
+    ).host
+    assert host["copies for saving"] == near(MODEL)
+    assert host["peak"] == near(2 * MODEL + 3000)
+
+
+def test_training_on_the_host_names_gradients_and_states(host_of):
+    predicted = host_of(
+        NET
+        + """
+model = network()
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(3):
+    model(torch.randn(4, 2048)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    )
+    host = predicted.host
+    assert host["parameter"] == near(MODEL)
+    assert host["gradient"] == near(MODEL)
+    assert host["optimizer state"] == near(2 * MODEL)
+    assert predicted.peak_reserved == predicted.outside_allocator == 0
+
+
+def test_a_script_runs_on_to_what_it_saves_after_its_loader(host_of):
+    predicted = host_of(
+        NET
+        + """
+from torch.utils.data import DataLoader, TensorDataset
+model = network()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+read = 0
+for epoch in range(3):
+    for (batch,) in DataLoader(TensorDataset(torch.randn(4000, 2048)), batch_size=4):
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        read += 1
+print("batches", read)
+buffer = io.BytesIO()
+torch.save(model.state_dict(), buffer)
+"""
+    )
+    assert predicted.host["copies for saving"] == near(MODEL)
+    assert len(predicted.steps) == 2
+
+
+def test_a_script_that_fails_after_its_steps_says_so(host_of):
+    predicted = host_of(
+        NET
+        + """
+model = network()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(4):
+    model(torch.randn(4, 2048)).sum().backward()
+    optimizer.step()
+raise RuntimeError("no evaluation here")
+"""
+    )
+    assert any("it raised RuntimeError: no evaluation here" in note for note in predicted.notes)
+
+
+def test_workers_copy_the_objects_of_their_data_set(host_of):
+    host = host_of(
+        """
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Words(Dataset):
+    def __init__(self):
+        self.words = [f"word {index} {'x' * 100}" for index in range(20000)]
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return torch.zeros(1000)
+
+def main():
+    for batch in DataLoader(Words(), batch_size=8, num_workers=2):
+        pass
+
+if __name__ == "__main__":
+    main()
+"""
+    ).host
+    objects = host["Python objects"]
+    assert 20000 * 150 < objects < 20000 * 250
+    assert host["workers"] == 2 * (10_000 + objects)
+    assert host["batches in shared memory"] == 8 * 1000 * 4 * 5
+
+
+def test_a_copy_on_the_gpu_is_saved_by_way_of_the_host(host_of):
+    host = host_of(
+        NET + 'model = network().cuda()\ntorch.save(model.state_dict(), "net.pt")\n', gpu="h100"
+    ).host
+    assert host["peak"] == near(
+        MODEL + 3000
+    )  # the model before it was moved; of copies there is one at a time
+    assert "copies for saving" not in host or host["copies for saving"] == near(WEIGHT)
+
+
+def test_a_trace_leaves_torch_as_it_was(host_of):
+    before = torch.load, torch.save, torch.nn.Parameter.__new__, torch.UntypedStorage.cpu
+    host_of(NET + 'torch.save(network().state_dict(), "net.pt")\n')
+    assert before == (torch.load, torch.save, torch.nn.Parameter.__new__, torch.UntypedStorage.cpu)
