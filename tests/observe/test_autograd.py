@@ -19,6 +19,7 @@ from memtriage.observe.autograd import (
     next_nodes,
     unread_saved_tensors,
 )
+from memtriage.observe.objects import Listing
 from support.torch_state import shows_saved_tensors
 
 shown = shows_saved_tensors()
@@ -174,7 +175,7 @@ def test_placeholders_of_a_checkpoint_lead_to_it() -> None:
         return {type(referent).__name__ for referent in reader.placeholder_referents(placeholder)}
 
     assert "_CheckpointFrame" not in types()
-    reader.find_checkpoints(gc.get_objects())
+    reader.find_checkpoints(Listing(gc.get_objects()))
     assert "_CheckpointFrame" in types()
     assert runs == [1]
     out.sum().backward()

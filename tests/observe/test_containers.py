@@ -97,7 +97,7 @@ def test_what_was_there_before_and_did_not_grow_is_no_growth() -> None:
     kept = [1, 2, 3]
     with HeapWalk() as graph:
         before = ContainerLengths(graph.objects)
-        assert before.by_address()[id(kept)] == (3, id(kept[0]))
+        assert before.by_address().of(id(kept)) == (3, id(kept[0]))
         grown = grown_containers(graph, before.by_address())
         assert not [each for each in grown if graph.objects[each.position] is kept]
 
@@ -160,7 +160,7 @@ def test_lengths_of_every_kind_of_container() -> None:
     lengths = ContainerLengths(graph.objects).by_address()
     first, nameless = id(5), -1
     wanted = [first, first, nameless, first, first, first, nameless]
-    assert [lengths.get(id(each)) for each in graph.objects] == [(1, each) for each in wanted] + [None] * 7
+    assert [lengths.of(id(each)) for each in graph.objects] == [(1, each) for each in wanted] + [None] * 7
 
 
 def test_caches_of_the_standard_library_and_of_torch_are_bounded() -> None:

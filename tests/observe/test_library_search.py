@@ -16,7 +16,7 @@ import torch
 from memtriage.account.census import Look
 from memtriage.model.paths import HolderPath, in_words
 from memtriage.observe import library_search
-from memtriage.observe.containers import ContainerLengths, grown_containers, most_grown
+from memtriage.observe.containers import ContainerLengths, KnownLengths, grown_containers, most_grown
 from memtriage.observe.heap_graph import HeapGraph
 
 SCRIPT = """
@@ -106,7 +106,7 @@ def look_for(program: Any, containers: Any) -> tuple[bool, list[str]]:
 class Containers:
     """Notes the containers of libraries at one walk, and asks for those that grew at the next."""
 
-    def __init__(self, earlier: dict[int, tuple[int, int]]) -> None:
+    def __init__(self, earlier: KnownLengths) -> None:
         self.earlier = earlier
         self.now = ContainerLengths()
 
@@ -119,7 +119,7 @@ def test_a_table_of_a_library_that_grows_is_found(program: Any, monkeypatch: pyt
     table = {"first": ("entry", [1])}
     monkeypatch.setattr(json, "table_of_a_test", {"entries": table}, raising=False)
     program.run("def walk(look):\n    return look()")
-    first = Containers({})
+    first = Containers(KnownLengths({}, {}))
     look_for(program, first)
     table["second"] = ("entry", [2])
     del table

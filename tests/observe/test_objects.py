@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from memtriage.observe.objects import instances, tracked_objects, tuple_items
+from memtriage.observe.objects import Listing, instances, tracked_objects, tuple_items
 
 
 class Batch:
@@ -91,3 +91,23 @@ def test_items_of_a_tuple_in_order_whatever_its_class_says() -> None:
     assert tuple_items((1, 2, 2)) == [1, 2, 2]
     assert tuple_items(Backwards((1, 2))) == [1, 2]
     assert tuple_items(()) == []
+
+
+def test_listing_answers_by_id_and_type() -> None:
+    class Compared(type):
+        def __hash__(cls) -> int:
+            raise AssertionError("a class was hashed by code of its own")
+
+    class Odd(metaclass=Compared):
+        pass
+
+    first, second, odd = [1], {"two": 2}, Odd()
+    listing = Listing([first, second, odd])
+    assert set(listing.types()) == {id(list), id(dict), id(Odd)}
+    assert list(listing.of_types({id(list), id(Odd)})) == [first, odd]
+    assert list(listing.among({id(odd), id(second)})) == [second, odd]
+    assert list(listing.not_among({id(second)})) == [first, odd]
+    before = sys.getrefcount(odd)
+    listing.clear()
+    assert sys.getrefcount(odd) < before
+    assert not list(listing.of_types({id(list)}))

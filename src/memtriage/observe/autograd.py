@@ -9,10 +9,11 @@ A C++ node gives `None` for what backward has freed, a Python one raises Runtime
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 from memtriage.observe.classes import declares
+from memtriage.observe.objects import Listing
 from memtriage.process.stdlib import gc
 
 SavedValue = tuple[str, int | None, Any]
@@ -91,7 +92,7 @@ class NodeReader:
             referents.append(variable)
         return referents
 
-    def find_checkpoints(self, objects: Sequence[Any]) -> None:
+    def find_checkpoints(self, listing: Listing) -> None:
         """Map each placeholder for a saved tensor to its non-reentrant checkpoint.
 
         The inputs to recompute from are in the closure of a hook that only C++ holds. From the checkpoint
@@ -100,7 +101,7 @@ class NodeReader:
         kind = getattr(sys.modules.get("torch.utils.checkpoint"), "_CheckpointFrame", None)
         if kind is None:
             return
-        for checkpoint in [obj for obj in objects if type(obj) is kind]:
+        for checkpoint in listing.of_types({id(kind)}):
             for reference in checkpoint.weak_holders:
                 self._checkpoints[id(reference())] = checkpoint
 

@@ -6,19 +6,22 @@ import sys
 import types
 from array import array
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, islice, repeat
-from typing import Any, Final
+from itertools import chain, compress, islice, repeat
+from operator import lt
+from typing import Any, Final, NamedTuple
 
 from memtriage.observe.classes import addresses, bases_of, instance_dict, name_of
 from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.kinds import ARRAY, PLAIN
 from memtriage.process.stdlib import gc
 
-_SIZED = addresses(list, dict, set, deque, OrderedDict, defaultdict, bytearray)
-_UNORDERED = addresses(set, bytearray)
+_ORDERED: Final = addresses(list, dict, deque, OrderedDict, defaultdict)
+_UNORDERED: Final = addresses(set, bytearray)
+GROWABLE: Final = _ORDERED | _UNORDERED
+"""Types of containers whose growth is followed, by id."""
 _ITEM_LIMIT = 2000
 _UNSHARED_REFERENCES = 6
 """An entry's own atom is referred to by the entry, the walk's graph or queue, and the counting itself."""
@@ -146,6 +149,18 @@ _BASES: Final[tuple[Any, ...]] = (list, dict, set, tuple)
 _read_maxlen = vars(deque)["maxlen"].__get__
 
 
+class KnownLengths(NamedTuple):
+    """Containers of an earlier walk, by address: number of entries, and id of the first."""
+
+    lengths: dict[int, int]
+    firsts: dict[int, int]
+
+    def of(self, address: int) -> tuple[int, int] | None:
+        """Return both; None where there was no container then."""
+        length = self.lengths.get(address)
+        return None if length is None else (length, self.firsts[address])
+
+
 class ContainerLengths:
     """How long each growable container was at a walk, and which entry was its first. Keeps none alive.
 
@@ -160,9 +175,10 @@ class ContainerLengths:
 
     def add(self, objects: Iterable[Any]) -> list[Any]:
         """Note how long the containers among some objects are, and return these."""
-        containers = _sized(objects)
-        unordered = [obj for obj in containers if id(type(obj)) in _UNORDERED]
-        ordered = [obj for obj in containers if id(type(obj)) not in _UNORDERED]
+        containers = list(_sized(objects))
+        types = list(map(id, map(type, containers)))
+        ordered = list(compress(containers, map(_ORDERED.__contains__, types)))
+        unordered = list(compress(containers, map(_UNORDERED.__contains__, types)))
         # In C, not entry by entry. Another thread may have emptied a container since: it has no first entry.
         first = map(next, map(iter, ordered), repeat(None))
         self._addresses.extend(chain(map(id, ordered), map(id, unordered)))
@@ -170,14 +186,15 @@ class ContainerLengths:
         self._firsts.extend(chain(map(id, first), repeat(-1, len(unordered))))
         return ordered + unordered
 
-    def by_address(self) -> dict[int, tuple[int, int]]:
-        """(number of entries, id of the first) by the container's address."""
-        return dict(zip(self._addresses, zip(self._lengths, self._firsts, strict=True), strict=True))
+    def by_address(self) -> KnownLengths:
+        """Return them by the containers' addresses."""
+        lengths = dict(zip(self._addresses, self._lengths, strict=True))
+        return KnownLengths(lengths, dict(zip(self._addresses, self._firsts, strict=True)))
 
 
-def _sized(objects: Iterable[Any]) -> list[Any]:
-    """Return the growable containers among some objects, but for empty ones."""
-    return [obj for obj in objects if id(type(obj)) in _SIZED and obj]
+def _sized(objects: Iterable[Any]) -> Iterator[Any]:
+    """Yield the growable containers among some objects, but for empty ones."""
+    return filter(None, (obj for obj in objects if id(type(obj)) in GROWABLE))
 
 
 def _first_of(container: Any) -> int:
@@ -185,31 +202,25 @@ def _first_of(container: Any) -> int:
     return -1 if id(type(container)) in _UNORDERED else id(next(iter(container), None))
 
 
-def grown_among(containers: Iterable[Any], earlier: Mapping[int, tuple[int, int]]) -> list[Any]:
+def grown_among(containers: Sequence[Any], earlier: KnownLengths) -> list[Any]:
     """Return the containers that were there before and have more entries now, in order.
 
     Args:
         containers: containers, none of them empty.
         earlier: lengths and first entries at an earlier walk (`ContainerLengths.by_address`).
     """
-    return [
-        obj
-        for obj in containers
-        if (known := earlier.get(id(obj))) is not None and known[0] < len(obj) and known[1] == _first_of(obj)
-    ]
+    known = map(earlier.lengths.get, map(id, containers), repeat(sys.maxsize))
+    longer = compress(containers, map(lt, known, map(len, containers)))
+    return [obj for obj in longer if earlier.firsts[id(obj)] == _first_of(obj)]
 
 
-def most_grown(
-    containers: Iterable[Any], earlier: Mapping[int, tuple[int, int]], most: int = 32
-) -> list[Any]:
+def most_grown(containers: Sequence[Any], earlier: KnownLengths, most: int = 32) -> list[Any]:
     """Return so many of those that `grown_among` returns, which have got most entries."""
     grown = grown_among(containers, earlier)
-    return sorted(grown, key=lambda obj: earlier[id(obj)][0] - len(obj))[:most]
+    return sorted(grown, key=lambda obj: earlier.lengths[id(obj)] - len(obj))[:most]
 
 
-def grown_containers(
-    graph: HeapGraph, earlier: Mapping[int, tuple[int, int]], most: int = 20
-) -> list[GrownContainer]:
+def grown_containers(graph: HeapGraph, earlier: KnownLengths, most: int = 20) -> list[GrownContainer]:
     """Containers that were there before and have more entries now, by the bytes that came.
 
     Those that stop growing are left out.
@@ -221,13 +232,13 @@ def grown_containers(
     """
     containers = []
     # From `first_own` on: memtriage's own objects, and what no variable of the program leads to.
-    grown = grown_among(_sized(graph.objects[: graph.first_own]), earlier)
+    grown = grown_among(list(_sized(graph.objects[: graph.first_own])), earlier)
     bounds = known_bounds(graph.objects[position] for position in graph.optimizers)
     for obj in grown:
         if bound_of(obj, bounds)[0] is not None:
             continue
         position = graph.index[id(obj)]
-        more = len(obj) - earlier[id(obj)][0]
+        more = len(obj) - earlier.lengths[id(obj)]
         newest = _newest(obj)
         entry_bytes = sum(deep_size(graph, item) for item in newest) // max(1, len(newest))
         native = next((name for item in newest if (name := _native_type(item)) is not None), None)

@@ -6,12 +6,13 @@ none but the ancestors of what is sought gives the same paths.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
 from memtriage.observe.classes import variables_of
+from memtriage.observe.containers import GROWABLE
 from memtriage.observe.kinds import (
     ATOM,
     BOUNDARY,
@@ -22,13 +23,14 @@ from memtriage.observe.kinds import (
     SAVED,
     TENSOR,
 )
-from memtriage.observe.loaded_modules import modules, own_modules
+from memtriage.observe.loaded_modules import own_modules
+from memtriage.observe.objects import Listing
 from memtriage.observe.walker import HeapWalker
 from memtriage.process.stdlib import gc
 
 NamedModules = Sequence[tuple[str, ModuleType]]
 WantedContainers = Callable[[Iterable[Any]], Sequence[Any]]
-"""Takes the objects that the program's own variables do not reach, and returns the wanted containers."""
+"""Takes the growable containers that the program's variables do not reach, and returns the wanted ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,8 @@ def enter_holders_of_tensors(
     holders = _ancestors(walker, sought, libraries)
     if holders is None:
         return False
-    containers = list(wanted_containers(_not_reached(walker)))
+    growable = walker.everything.of_types(GROWABLE)
+    containers = list(wanted_containers(obj for obj in growable if id(obj) not in graph.index))
     of_containers = _ancestors(walker, containers, libraries)
     if of_containers is not None:
         sought += containers
@@ -93,24 +96,17 @@ def enter_holders_of_tensors(
     _enter_modules(walker, own_modules(), holders)
     _walk_within(walker, holders)
     _walk_below(walker, sought)
-    walker.everything = [
-        obj for obj in walker.everything if id(obj) in holders and id(obj) not in graph.index
-    ]
+    left = [obj for obj in walker.everything.among(holders) if id(obj) not in graph.index]
+    walker.everything.clear()
+    walker.everything = Listing(left)
     return True
 
 
 def _that_hold_tensors(walker: HeapWalker) -> list[Any]:
     """Return what has the memory of tensors and was not reached."""
     index, kinds = walker.graph.index, walker.kinds
-    types = {id(kind): kind for kind in map(type, walker.everything)}
-    wanted = {key for key, kind in types.items() if kinds[kind] in _SOUGHT}
-    return [obj for obj in walker.everything if id(type(obj)) in wanted and id(obj) not in index]
-
-
-def _not_reached(walker: HeapWalker) -> Iterator[Any]:
-    index = walker.graph.index
-    namespaces = {id(variables_of(module)) for module in modules()}
-    return (obj for obj in walker.everything if id(obj) not in index and id(obj) not in namespaces)
+    wanted = {key for key, kind in walker.everything.types().items() if kinds[kind] in _SOUGHT}
+    return [obj for obj in walker.everything.of_types(wanted) if id(obj) not in index]
 
 
 def _ancestors(walker: HeapWalker, sought: list[Any], libraries: NamedModules) -> dict[int, Any] | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
+from itertools import compress
+from operator import not_
 from typing import Any
 
 from memtriage.process.stdlib import gc
@@ -15,6 +17,43 @@ def tracked_objects() -> list[Any]:
     object, such as texts, numbers and the dicts and tuples of only those.
     """
     return gc.get_objects()
+
+
+class Listing:
+    """Objects in order, and answers about them that are found in C: a heap has some hundred thousands.
+
+    An object's type is looked up by its id: a metaclass may hash its classes with code of its own.
+
+    Args:
+        objects: those that are listed; the listing keeps them alive.
+    """
+
+    def __init__(self, objects: list[Any]) -> None:
+        self.objects = objects
+        # Once for all questions: reading each object's type takes longer than anything that is done with it.
+        self._types = list(map(id, map(type, objects)))
+        self._ids = list(map(id, objects))
+
+    def types(self) -> dict[int, type]:
+        """Return the objects' types by their ids."""
+        return {key: type(obj) for key, obj in dict(zip(self._types, self.objects, strict=True)).items()}
+
+    def of_types(self, types: Container[int]) -> Iterator[Any]:
+        """Yield the objects whose types' ids are among some."""
+        return compress(self.objects, map(types.__contains__, self._types))
+
+    def among(self, ids: Container[int]) -> Iterator[Any]:
+        """Yield the objects whose ids are among some."""
+        return compress(self.objects, map(ids.__contains__, self._ids))
+
+    def not_among(self, ids: Container[int]) -> Iterator[Any]:
+        """Yield the objects whose ids are not among some."""
+        return compress(self.objects, map(not_, map(ids.__contains__, self._ids)))
+
+    def clear(self) -> None:
+        """Release the objects."""
+        for part in (self.objects, self._types, self._ids):
+            part.clear()
 
 
 def tuple_items(value: tuple[Any, ...]) -> list[Any]:

@@ -25,10 +25,19 @@ def _library_folders() -> tuple[str, ...]:
     return tuple(os.path.realpath(folder) + os.sep for folder in folders)
 
 
+@lru_cache(maxsize=1 << 12)
+def _real_folder(name: str) -> str:
+    """Return an absolute folder, links resolved: thousands of files are in a few hundred of them."""
+    return os.path.realpath(name)
+
+
 @lru_cache(maxsize=1 << 15)
 def _is_below(name: str, folders: tuple[str, ...]) -> bool:
     """Whether a file is in one of these folders, or installed elsewhere, links resolved."""
-    path = os.path.realpath(name)
+    if os.path.islink(name) or not os.path.isabs(name):
+        path = os.path.realpath(name)
+    else:
+        path = os.path.join(_real_folder(os.path.dirname(name)), os.path.basename(name))
     return path.startswith(folders) or is_installed(path)
 
 

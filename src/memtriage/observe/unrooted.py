@@ -20,7 +20,7 @@ def enter_unrooted(walker: HeapWalker) -> None:
     graph = walker.graph
     graph.first_unrooted = len(graph.objects)
     index, kinds, skipped = graph.index, walker.kinds, (ATOM, BOUNDARY, KLASS)
-    left = [obj for obj in walker.everything if id(obj) not in index]
+    left = list(walker.everything.not_among(index))
     walker.everything.clear()
     left = [obj for obj in left if kinds[type(obj)] not in skipped]
     if not left:

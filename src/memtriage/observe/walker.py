@@ -31,7 +31,7 @@ from memtriage.observe.kinds import (
     FrameLocals,
 )
 from memtriage.observe.loaded_modules import is_user_module, module_name_of
-from memtriage.observe.objects import tracked_objects
+from memtriage.observe.objects import Listing, tracked_objects
 from memtriage.observe.origin import CodeOrigin
 from memtriage.process.stdlib import gc, time
 
@@ -85,14 +85,14 @@ class HeapWalker:
         self.library_classes: list[type] = []
         self.waiting_nodes: list[tuple[Any, int]] = []
         self.waiting_optimizers: list[tuple[Any, int]] = []
-        self.everything = tracked_objects()
-        self.total = len(self.everything)
+        self.everything = Listing(tracked_objects())
+        self.total = len(self.everything.objects)
         large = self.total > budget.objects // 2
         self.widest = budget.wide if large else sys.maxsize
         self.wide: list[int] = []
         self.reader.find_checkpoints(self.everything)
         own_parts = (*vars(graph).values(), *vars(self).values(), *vars(self.kinds).values())
-        for own in (vars(graph), self.everything, *own_parts):
+        for own in (vars(graph), vars(self.everything), *vars(self.everything).values(), *own_parts):
             self.fence(own)
 
     def fence(self, obj: Any) -> None:
@@ -231,7 +231,7 @@ class HeapWalker:
             kind = kinds[type(graph.objects[position])]
             if kind in wanted:
                 self.children(graph.objects[position], kind, position)
-        for obj in self.everything:
+        for obj in self.everything.objects:
             kind = kinds[type(obj)]
             if kind in wanted and graph.index.get(id(obj), -1) < 0:
                 graph.not_searched.add(len(graph.objects))

@@ -18,7 +18,13 @@ from memtriage.diagnose.growth.proof import POLICY as PROOF
 from memtriage.model.census import GroupDetail, GroupKey
 from memtriage.model.paths import ANY_ITEM, SegmentKind, has, is_native
 from memtriage.model.position import Scale
-from memtriage.observe.containers import ContainerLengths, GrownContainer, grown_containers, most_grown
+from memtriage.observe.containers import (
+    ContainerLengths,
+    GrownContainer,
+    KnownLengths,
+    grown_containers,
+    most_grown,
+)
 from memtriage.observe.host import has_children
 from memtriage.observe.identity import Identities
 from memtriage.observe.sites import SiteRecorder
@@ -146,7 +152,7 @@ class Investigation:
 class _Containers:
     """Lengths of containers at the previous census, and those noted at the one under way."""
 
-    earlier: Mapping[int, tuple[int, int]]
+    earlier: KnownLengths
     now: ContainerLengths
 
     def of_libraries(self, objects: Iterable[Any]) -> list[Any]:
@@ -271,7 +277,7 @@ class Investigator:
         """
         libraries = libraries or investigation.shared_with_libraries
         lengths = investigation._lengths
-        containers = _Containers({} if lengths is None else lengths.by_address(), ContainerLengths())
+        containers = _Containers((lengths or ContainerLengths()).by_address(), ContainerLengths())
         investigation.recorded += self._sites.recording
         # Nodes alone know the line that called an operation, not the one in it that allocates.
         recorded = self._sites.recording and self._objects_recorded
@@ -424,7 +430,7 @@ def _pausing(
     return {
         address: growing
         for address, growing in pausing.items()
-        if address in now and now[address] == earlier.get(address)
+        if address in now.lengths and now.of(address) == earlier.of(address)
     }
 
 
