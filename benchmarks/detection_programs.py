@@ -265,9 +265,17 @@ def a_leaking(kind: str, noise: Callable[[int, Chance], Series], chance: Chance)
 
 
 def promised(case: Case) -> bool:
-    """Whether the healthy program's own limit says that such a leak would be found."""
-    said = watched(case.healthy).judged[case.program.device].detection_limit
-    return said is not None and case.rate > said.bytes
+    """Whether the healthy program's own limit says that such a leak would be found.
+
+    What the leak has kept by the end counts, per step or second of the whole run. malloc's counter does not
+    see ordinary data: for a leak of that the limit is the resident set's, of at least 16 MiB in the run.
+    """
+    outcome = watched(case.healthy)
+    leak, at_s = case.program.holders["leak"], case.program.at_s
+    said = outcome.judged[case.program.device].detection_limit
+    limit = outcome.resident_limit if leak.data else None if said is None else said.bytes
+    over = at_s[-1] - at_s[0] if case.program.by_time else len(at_s) - 1
+    return limit is not None and float(leak.nbytes[-1] - leak.nbytes[0]) / float(over) > limit
 
 
 def found(case: Case, outcome: Outcome) -> bool:

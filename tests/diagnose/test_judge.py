@@ -369,6 +369,12 @@ def test_what_has_a_name_is_taken_off(named: list[Finding], missing: int | None)
     assert (finding and finding.bytes_per_step) == missing
 
 
+def test_what_is_only_suspected_to_grow_explains_no_more_than_it_rose_by() -> None:
+    once = Finding(kind="leak", device="cpu", bytes_per_step=MIB // 2, certainty="suspected")
+    finding = unnamed_growth("cpu", evidence(MIB), [once], MIB / 8, False)
+    assert certain(finding).bytes_per_step == 7 * MIB // 8
+
+
 @pytest.mark.parametrize(("held", "missing"), [(MIB / 4, 3 * MIB // 4), (MIB, None), (2 * MIB, None)])
 def test_what_any_holder_has_more_of_is_not_native(held: float, missing: int | None) -> None:
     finding = unnamed_growth("cpu", evidence(MIB), [], held, False)

@@ -132,8 +132,35 @@ def test_generated_code_is_read_where_shapes_vary_but_not_within_steps(
     assert scheduler.values[0].get(CODE) == (4096 if is_read else None)
 
 
-def test_generated_code_is_not_read_where_all_batches_have_one_size(watch: GrowthWatch) -> None:
+@pytest.mark.parametrize(("vary", "is_read"), [(False, False), (True, True), (None, True)])
+def test_generated_code_is_not_read_where_all_batches_have_one_size(
+    watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch, vary: bool | None, is_read: bool
+) -> None:
     scheduler: Any = watch.scheduler
     scheduler.works, scheduler.main = False, SimpleNamespace(scale="step")
+    monkeypatch.setattr(watch, "_batches_vary", lambda: vary)
+    monkeypatch.setattr(growth_watch, "generated_code", lambda: 4096)
     watch.at_mark(MarkPoint("step", TrainingPosition(step=1), mark(1).readings))
-    assert CODE not in scheduler.values[0]
+    assert (CODE in scheduler.values[0]) == is_read
+
+
+@pytest.mark.parametrize(
+    ("vary", "generates", "may_fill"),
+    [(False, True, False), (True, False, True), (None, True, True), (None, False, False)],
+)
+def test_native_caches_may_fill_where_shapes_vary_or_new_code_comes(
+    watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch, vary: bool | None, generates: bool, may_fill: bool
+) -> None:
+    evidences = []
+    scheduler: Any = watch.scheduler
+    investigation = SimpleNamespace(collector_off=False)
+    scheduler.main = SimpleNamespace(
+        scale="step", counters={}, investigation=investigation, generates_code=lambda: generates
+    )
+    monkeypatch.setattr(watch, "_batches_vary", lambda: vary)
+    monkeypatch.setattr(watch, "_progress", SimpleNamespace(now=TrainingPosition))
+    monkeypatch.setattr(
+        growth_watch, "find_leaks", lambda scheduler, evidence: evidences.append(evidence) or []
+    )
+    assert watch.leaks() == []
+    assert [evidence.caches_may_fill for evidence in evidences] == [may_fill]

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.diagnose.growth.holders import AwaitingCollector, GrowingData
 from memtriage.diagnose.growth.leaks import CensusPoint
+from memtriage.diagnose.growth.trend import detection_limit
 from memtriage.diagnose.judge import Evidence
 from memtriage.diagnose.verdict import verdict
 from memtriage.model.census import GroupDetail, HolderGroup
@@ -186,12 +187,15 @@ class Outcome:
         findings: leaks, proven and suspected.
         judged: by device.
         censuses: their positions.
+        resident_limit: bytes per position of the smallest leak that the resident set would show; None where
+            it grows, or moves too much.
     """
 
     verdict: Verdict
     findings: list[Finding]
     judged: dict[str, Judged]
     censuses: list[float] = field(default_factory=list)
+    resident_limit: float | None = None
 
     @property
     def proven(self) -> float:
@@ -266,7 +270,10 @@ def watched(program: Program) -> Outcome:
     findings = find_leaks(scheduler, Evidence(main.scale, position, estimates))
     judged = judge_devices(scheduler.judged_on, {program.device: True})
     word = verdict(findings, False, judged)
-    return Outcome(word, findings, judged, [at for _, at in investigator.took])
+    resident = main.counters["host"]
+    flat = resident.estimate().state == "flat"
+    limit = detection_limit(resident.track.points(), resident.policy) if flat else None
+    return Outcome(word, findings, judged, [at for _, at in investigator.took], limit)
 
 
 def counters(program: Program) -> dict[str, Series]:

@@ -356,7 +356,12 @@ def unnamed_growth(
         return None
     policy: TrendPolicy = trend_policy(counter)
     devices = {counter} if counter.startswith("cuda:") else {"cpu", "host"}
-    known: float = sum(_rate_on(finding, evidence.scale) for finding in named if finding.device in devices)
+    # What is suspected to grow may have come once. `held` has what it rose by in all.
+    known: float = sum(
+        _rate_on(finding, evidence.scale)
+        for finding in named
+        if finding.device in devices and finding.certainty != "suspected"
+    )
     data = sum(_rate_on(finding, evidence.scale) for finding in named if finding.device == "host")
     known = max(known, (held or 0.0) + (data if counter == "cpu" else 0))
     missing = growth.rate - known

@@ -59,7 +59,7 @@ class DeathWatch:
 
     Attributes:
         batch_elements: elements of the batch in work; None where unknown.
-        batches_vary: batches of several sizes have been seen.
+        batches_vary: batches of several sizes have been seen; None where none has.
         largest_batch: elements of the largest batch that had memory enough.
 
     Args:
@@ -85,7 +85,7 @@ class DeathWatch:
         self._failed: FailedAllocation | None = None
         self._owners: list[tuple[str, int]] = []
         self.batch_elements: int | None = None
-        self.batches_vary = False
+        self.batches_vary: bool | None = None
         self.largest_batch: int | None = None
         self._input_due_s = 0.0
 
@@ -116,7 +116,7 @@ class DeathWatch:
         took = time.perf_counter() - now
         self._input_due_s = BATCHES.next_s(now, took)
         if elements is not None:
-            self.batches_vary = self.batches_vary or self.batch_elements not in (None, elements)
+            self.batches_vary = bool(self.batches_vary) or self.batch_elements not in (None, elements)
             self.batch_elements = elements
 
     def backward_ends(self) -> None:

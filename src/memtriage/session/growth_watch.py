@@ -63,7 +63,8 @@ class GrowthWatch:
         say: takes one line of text about what takes time.
         report: takes what grows so far, whenever that may have changed.
         rank: whose findings they are.
-        batches_vary: returns whether the program has trained on batches of several sizes.
+        batches_vary: returns whether the program has trained on batches of several sizes; None where its
+            batches are in no variable with a usual name.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class GrowthWatch:
         say: Callable[[str], None],
         report: Callable[[list[Finding]], None],
         rank: int | None,
-        batches_vary: Callable[[], bool],
+        batches_vary: Callable[[], bool | None],
     ) -> None:
         self.limits: dict[str, int] = {}
         self.transient = TransientPeak()
@@ -165,7 +166,7 @@ class GrowthWatch:
     def _generated_code(self) -> dict[str, int]:
         """Return the size of generated code, now and then, where new shapes may cause more of it."""
         now = time.perf_counter()
-        if now < self._code_due_s or cuda.initialized() or not self._shapes_vary():
+        if now < self._code_due_s or cuda.initialized() or self._shapes_vary() is False:
             return {}
         started = time.thread_time()
         code = generated_code()
@@ -174,9 +175,17 @@ class GrowthWatch:
         self._code_due_s, self._code_readings = now + took / share, self._code_readings + 1
         return {} if code is None else {CODE: code}
 
-    def _shapes_vary(self) -> bool:
-        """Return whether input shapes vary, or may. Without backwards they are not known."""
-        return self.scheduler.main.scale == "second" or self._batches_vary()
+    def _shapes_vary(self) -> bool | None:
+        """Return whether input shapes vary, or may; None where only new code would show it.
+
+        Without backwards they may.
+        """
+        return True if self.scheduler.main.scale == "second" else self._batches_vary()
+
+    def _caches_may_fill(self) -> bool:
+        """Return whether native caches with an entry for each shape may still be filling."""
+        vary = self._shapes_vary()
+        return self.scheduler.main.generates_code() if vary is None else vary
 
     def _resident(self) -> dict[str, int]:
         resident = {"shared": self._reader.shared(), "host": self._reader.rss()}
@@ -193,7 +202,7 @@ class GrowthWatch:
             self.limits,
             used,
             main.investigation.collector_off,
-            caches_may_fill=self._shapes_vary(),
+            caches_may_fill=self._caches_may_fill(),
         )
         leaks = find_leaks(self.scheduler, evidence)
         for finding in leaks:

@@ -67,14 +67,14 @@ def test_what_is_periodic_is_compared_whole_periods_apart() -> None:
     assert all((b - a) % 60 == 0 for a, b in pairwise(taken))
 
 
-def test_a_proven_leak_is_looked_at_when_the_run_is_twice_as_long() -> None:
-    assert next_census([3, 12, 14, 20], growing(), True) == 40
+def test_a_proven_leak_that_its_counter_shows_is_looked_at_as_seldom_as_what_does_not_grow() -> None:
+    assert next_census([3, 12, 14, 20], growing(), True) == 80 == next_census([3, 12, 14, 20], FLAT, False)
 
 
 def test_unseen_proven_leak_gets_a_census_before_it_ages() -> None:
     due = next_census([10, 20, 40, 80, 160], growing(10), True, shown=False)
     assert 160 < due < 160 + POLICY.ages * 150
-    assert next_census([10, 20, 40, 80, 160], growing(10), True) == 320
+    assert next_census([10, 20, 40, 80, 160], growing(10), True) == 640
 
 
 @given(

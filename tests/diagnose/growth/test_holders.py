@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import msgspec
 import pytest
 
-from memtriage.diagnose.growth.counter import Counter
+from memtriage.diagnose.growth.counter import Counter, Counters
 from memtriage.diagnose.growth.history import HolderHistory
 from memtriage.diagnose.growth.holders import (
     AwaitingCollector,
     DataGrowth,
     GrowingData,
     HolderGrowth,
+    at_counters_rate,
     data_growths,
     growths,
     waits_for_collector,
@@ -52,6 +54,7 @@ def judged(
         now,
         lambda name, rate: counter.confirms(rate),
         lambda name, rate: counter.ended(rate),
+        lambda name, rate, start, end: counter.rose(rate, start, end),
     )
     return {in_words(each.holding.group.anchor): each for each in grown}
 
@@ -130,6 +133,54 @@ def test_batches_of_varying_size_in_one_list_are_no_suspicion() -> None:
 def test_the_fastest_growth_comes_first() -> None:
     history = holders({at: {"slow": at, "fast": 3 * at} for at in CENSUSES})
     assert list(judged(history, counter_of([4 * at * MIB for at in range(30)]))) == ["fast", "slow"]
+
+
+def test_pauses_between_rises_are_no_stop_while_the_counter_grows() -> None:
+    """A rise comes every 176 steps; the counter's blocks do not show the period."""
+    censuses = (384, 572, 748, 996, 1170, 1202, 1266, 2075, 2497)
+    history = holders({at: {"predictions": (at + 109) // 176} for at in censuses})
+    growing = counter_of([(100 + (at + 109) // 176) * MIB for at in range(2498)])
+    assert judged(history, growing, now=2497)["predictions"].proof.certainty == "proven"
+    jumps = counter_of([100 * MIB] * 2498)
+    assert "predictions" not in judged(history, jumps, now=2497)
+
+
+@pytest.mark.parametrize(
+    ("held", "counted", "certainty"),
+    [
+        pytest.param(lambda at: min(at, 31), lambda at: min(at, 31), "suspected", id="stopped"),
+        pytest.param(lambda at: min(at, 31), lambda at: min(at, 31) + at, "suspected", id="other goes on"),
+        pytest.param(lambda at: min(at, 0.6 * at + 4), lambda at: at, "proven", id="counter goes on"),
+    ],
+)
+def test_what_may_have_stopped_at_the_end_needs_a_counter_that_rose_since(
+    held: Callable[[int], float], counted: Callable[[int], float], certainty: str
+) -> None:
+    censuses = {at: {"cache": round(10 * held(at)), "other": 10 * at} for at in (3, 6, 8, 10, 39)}
+    chance = random.Random(0)
+    only = certainty == "proven"
+    history = holders({at: {"cache": sizes["cache"]} if only else sizes for at, sizes in censuses.items()})
+    counter = counter_of([round((10 * counted(at) + chance.randrange(3)) * MIB) for at in range(1, 40)])
+    assert judged(history, counter, now=39)["cache"].proof.certainty == certainty
+
+
+@pytest.mark.parametrize(("later", "rate"), [(1.0, MIB), (3.0, 2 * MIB)])
+def test_growth_that_becomes_faster_after_the_last_census_has_the_rate_of_its_counter(
+    later: float, rate: int
+) -> None:
+    history = holders({at: {"losses": at} for at in CENSUSES})
+    cpu = counter_of([round(at + (later - 1) * max(0, at - 20)) * MIB for at in range(1, 60)])
+    growing = list(judged(history, cpu, now=59).values())
+    (growth,) = at_counters_rate(growing, Counters(cpu=cpu))
+    assert growth.proof.rate == pytest.approx(rate, rel=0.5 if later > 1 else 0.01)
+    assert (growth.proof.rate > 1.5 * MIB) == (later > 1)
+
+
+def test_a_counter_that_other_growth_moves_gives_no_rate() -> None:
+    history = holders({at: {"losses": at} for at in CENSUSES})
+    cpu = counter_of([3 * at * MIB for at in range(1, 60)])
+    (growth,) = at_counters_rate(list(judged(history, cpu, now=59).values()), Counters(cpu=cpu))
+    assert growth.proof.rate == MIB
 
 
 # --- after the last census ---------------------------------------------------------------------------------

@@ -155,6 +155,25 @@ def test_rises_of_random_size_are_growth(seed: int) -> None:
     assert growth.rate == pytest.approx(sizes.mean(), rel=0.2)
 
 
+def test_regular_rises_are_growth_beside_a_cache_that_fills() -> None:
+    at = np.arange(600.0)
+    fills = 2 * MIB * (1 - np.exp(-at / 60))
+    growth = judged(fills + 380 * KIB * (at // 90), CUDA)
+    assert growth.state == "growing" and growth.period == pytest.approx(90, rel=0.02)
+    assert growth.rate == pytest.approx(380 * KIB / 90, rel=0.05)
+    assert judged(fills + 380 * KIB * (np.minimum(at, 400) // 90), CUDA).state != "growing"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_growth_of_random_size_has_the_rate_of_its_total(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    values = np.cumsum(chance.exponential(MIB, 140) ** 1.5)
+    growth = judged(values, CUDA)
+    mean = (values[-1] - values[3]) / 136
+    assert growth.state == "growing" and growth.rate == pytest.approx(mean, rel=0.1)
+    assert growth.low <= mean <= growth.high
+
+
 def test_periodic_growth_that_noise_hides_in_part_is_growth() -> None:
     growth = judged(STEP // 20 * MIB + noise(200 * KIB, 300))
     assert growth.state == "growing"

@@ -372,9 +372,9 @@ def test_censuses_before_a_late_onset_count_if_memory_grew_as_fast_then(
     def malloc(step: int) -> float:
         return step - 25 * (step > 40)
 
-    loop.train(40, held, malloc)
+    loop.train(39, held, malloc)
     monkeypatch.setattr(scale_module, "affordable", lambda *args, **options: False)
-    loop.train(40, held, malloc)
+    loop.train(41, held, malloc)
     assert (loop.scheduler.main.counters["cpu"].estimate().onset or 0) > 40  # after what was released
     assert max(place for _, place in loop.notes.took) < 40
     said = judged_cpu(loop)
@@ -519,6 +519,28 @@ def test_without_a_suspicion_the_end_costs_nothing() -> None:
     before = len(loop.notes.took)
     loop.scheduler.main.end(loop.position, None)
     assert len(loop.notes.took) == before
+
+
+def test_a_proof_that_says_nothing_about_the_end_is_looked_at_once_more() -> None:
+    loop = Loop().train(38, leaking)
+    last = max(taken(loop))
+    assert list(loop.proven()) == [LOSSES] and last < 30
+    loop.scheduler.main.end(loop.position, None)
+    assert taken(loop)[-1] == 38 and list(loop.proven()) == [LOSSES]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_stopped_shortly_before_the_end_is_not_proven_where_noise_hides_it(seed: int) -> None:
+    chance = random.Random(seed)
+    noise = [6 * chance.random() for _ in range(60)]
+
+    def fills(step: int) -> dict[str, int]:
+        return {"cache[*]": min(step, 47)}
+
+    loop = Loop().train(57, fills, lambda step: min(step, 47) + noise[step])
+    assert loop.proven()
+    loop.scheduler.main.end(loop.position, None)
+    assert not loop.proven()
 
 
 def test_running_out_of_memory_hides_nothing_that_was_proven() -> None:

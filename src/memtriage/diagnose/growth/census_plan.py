@@ -19,8 +19,8 @@ class CensusPolicy:
         unasked: the same while nothing is suspected: over seconds, most programs have loaded their data and
             begun to train by then, and steps are followed instead.
         gap: shortest distance.
-        widens: each distance while nothing grows, as a multiple of the positions before: five censuses in
-            a run of 1,000 steps, nine in one of 300,000.
+        widens: each distance while nothing grows, or what grows is proven and its counter shows it, as a
+            multiple of the positions before: five censuses in a run of 1,000 steps, nine in one of 300,000.
         share: longest distance under suspicion, as a part of the time since the onset: three intervals fit
             into as long a time again.
         free_s: seconds that all censuses together may take in any run.
@@ -70,8 +70,8 @@ def next_census(
     While nothing grows, distances grow with the run, so that a holder that no counter sees is still compared
     over several intervals. Under suspicion the first follows soon, and each distance doubles; a census that
     names nothing does not put off the next by more than that. What is periodic is compared whole periods
-    apart. Once a leak is proven, its counter shows whether it goes on, and one census is enough each time the
-    run doubles. What no counter shows is looked at more often.
+    apart. Once a leak is proven, its counter shows whether it goes on, and distances grow with the run again.
+    What no counter shows is looked at more often.
 
     Args:
         taken: positions of the censuses so far, oldest first.
@@ -85,11 +85,11 @@ def next_census(
     if len(taken) < 2:
         return begun + (1 + len(taken)) * (policy.first if suspected else policy.unasked)
     last = taken[-1]
-    if not suspected:
+    if not suspected or (proven and shown):
         return last + max(policy.gap, (policy.widens - 1) * (last - begun))
     onset = growth.onset if growth.onset is not None else taken[0]
     if proven:
-        return last + max(policy.gap, last - begun if shown else policy.goes_on * (last - onset))
+        return last + max(policy.gap, policy.goes_on * (last - onset))
     since = sum(position >= onset for position in taken)
     doubled = policy.gap * 2.0 ** max(0, since - 1)
     distance = max(policy.gap, min(doubled, policy.share * max(0.0, last - onset)))

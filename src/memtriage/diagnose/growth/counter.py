@@ -101,3 +101,8 @@ class Counters(dict[str, Counter]):
         """As `Counter.ended`."""
         counter = self.get(name)
         return counter is not None and counter.ended(rate)
+
+    def rose(self, name: str, rate: float, start: float, end: float) -> bool:
+        """As `Counter.rose`."""
+        counter = self.get(name)
+        return counter is not None and counter.rose(rate, start, end)

@@ -89,12 +89,14 @@ class Holding:
     def key(self) -> GroupKey:
         return self.group.key
 
-    def rising(self, period: float | None = None) -> list[HeldSize]:
+    def rising(self, period: float | None = None, *, pauses: bool = False) -> list[HeldSize]:
         """Return the censuses in a row, up to the last, over which it grew; one where it did not.
 
         Args:
             period: positions from rise to rise, where growth is periodic: only censuses that are at least
                 that far apart are compared.
+            pauses: its counter grows up to the last reading: two censuses at which it kept the same are a
+                pause between two rises.
         """
         points = _apart(self.sizes, period)
         grown = [points.pop()]
@@ -102,9 +104,18 @@ class Holding:
             before = points.pop()
             if accumulates(before, grown[0], attached=self.group.attached):
                 grown.insert(0, before)
+            elif pauses and before.nbytes == grown[0].nbytes:
+                continue
             elif not points or not _soon(points[-1], before, grown[0]):
                 break
         return grown
+
+    @property
+    def mean_rate(self) -> float:
+        """Bytes per position from the first census to the last; 0 without two."""
+        first, last = self.sizes[0], self.sizes[-1]
+        apart = last.position - first.position
+        return (last.nbytes - first.nbytes) / apart if apart > 0 else 0.0
 
     @property
     def logs(self) -> bool:

@@ -8,6 +8,7 @@ from functools import partial
 from itertools import pairwise
 from typing import ClassVar, Final, TypeVar
 
+from memtriage.diagnose.growth.counter import Counter, Counters
 from memtriage.diagnose.growth.history import Holding
 from memtriage.diagnose.growth.proof import POLICY, Proof, ProofPolicy, prove
 from memtriage.model.census import GroupDetail
@@ -18,6 +19,9 @@ Contradicts = Callable[[str, float, float], bool]
 nothing has grown at such a rate since then."""
 Confirms = Callable[[str, float], bool]
 """Given a counter's name and a rate in bytes per position: whether that counter rises by at least as much."""
+Rose = Callable[[str, float, float, float], bool]
+"""Given a counter's name, a rate in bytes per position and two positions: whether that counter rose between
+them by at least half as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,9 @@ class HolderPolicy:
             the run.
         filled: part of its bound that a container of tensors with graphs must have reached to be taken for
             one that stops there. A replay memory of 100,000 is meant for that many values, not graphs.
+        explains: least and most that holders rose by between censuses, as parts of what their counter did,
+            where they are all that grows.
+        accuracy: error of a rate, as part of it, that is no difference.
     """
 
     data_least: int = 4096
@@ -44,6 +51,8 @@ class HolderPolicy:
     collected: float = 0.25
     collected_within: int = 20
     filled: float = 0.5
+    explains: tuple[float, float] = (0.7, 1.3)
+    accuracy: float = 0.15
 
 
 HOLDER_POLICY: Final = HolderPolicy()
@@ -139,6 +148,15 @@ class HolderGrowth:
         return self.holding.group.device
 
     @property
+    def points(self) -> list[tuple[float, float]]:
+        """Position and bytes at each census that counts."""
+        return [
+            (size.position, float(size.nbytes))
+            for size in self.holding.sizes
+            if size.position >= self.proof.since
+        ]
+
+    @property
     def last(self) -> float:
         """Position of the last census that found it."""
         return self.holding.sizes[-1].position
@@ -151,6 +169,11 @@ class DataGrowth:
     data: GrowingData
     proof: Proof
     counter: ClassVar[str] = "host"
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        """Position and bytes at each census that found more."""
+        return self.data.sizes
 
     @property
     def last(self) -> float:
@@ -174,6 +197,7 @@ def growths(
     now: float = 0.0,
     confirms: Confirms = lambda counter, rate: False,
     ended: Confirms = lambda counter, rate: False,
+    rose: Rose = lambda counter, rate, start, end: False,
     policy: ProofPolicy = POLICY,
 ) -> list[HolderGrowth]:
     """Judge holders, largest growth first; what a counter contradicts is left out.
@@ -188,12 +212,14 @@ def growths(
         confirms: whether a counter grows up to its last reading. Where it does not show the growth that
             holders are proven to have, growth that was not seen for long may have stopped.
         ended: whether a counter grew and has stopped.
+        rose: whether a counter rose over a stretch in which a holder may have stopped.
         policy: thresholds of proof.
     """
     growing = []
     for holding in holdings:
         counter = counter_of(holding)
-        rising = holding.rising(period)
+        pauses = holding.mean_rate > 0 and confirms(counter, policy.contradicts * holding.mean_rate)
+        rising = holding.rising(period, pauses=pauses)
         points = [(size.position, float(size.nbytes)) for size in rising]
         contradicted = partial(contradicts, counter)
         if any(size.replaced for size in rising[1:]):  # its size says nothing of what comes and what goes
@@ -209,7 +235,7 @@ def growths(
         if proof.certainty is not None and not _stopped(growth, points, contradicts, now, ended, policy):
             growing.append(growth)
     unseen = not_shown(growing, confirms)
-    return _largest_first(_with_age(growing, unseen, now, ended, policy))
+    return _largest_first(_with_age(growing, unseen, now, ended, rose, policy))
 
 
 def data_growths(
@@ -218,6 +244,7 @@ def data_growths(
     now: float = 0.0,
     confirms: Confirms = lambda counter, rate: False,
     ended: Confirms = lambda counter, rate: False,
+    rose: Rose = lambda counter, rate, start, end: False,
     policy: ProofPolicy = POLICY,
 ) -> list[DataGrowth]:
     """Judge containers of ordinary data, largest growth first.
@@ -237,7 +264,7 @@ def data_growths(
             growing.append(growth)
     unseen = not_shown(growing, lambda counter, rate: confirms(counter, rate) or confirms("cpu", rate))
     shown = [growth for growth in growing if growth.proof.certainty == "proven" and growth not in unseen]
-    growing = _with_age(growing, unseen, now, ended, policy)
+    growing = _with_age(growing, unseen, now, ended, rose, policy)
     return _largest_first(growth for growth in growing if growth.data.grows_often or growth in shown)
 
 
@@ -246,10 +273,24 @@ def _not_confirmed(confirms: Confirms, counter: str, rate: float, since: float) 
 
 
 def _with_age(
-    growing: Sequence[_Grown], unseen: Sequence[_Grown], now: float, ended: Confirms, policy: ProofPolicy
+    growing: Sequence[_Grown],
+    unseen: Sequence[_Grown],
+    now: float,
+    ended: Confirms,
+    rose: Rose,
+    policy: ProofPolicy,
 ) -> list[_Grown]:
-    """Return all growth; what no counter shows is worth less some time after the last census."""
-    return [_aged(growth, now, ended, policy) if growth in unseen else growth for growth in growing]
+    """Return all growth; what may have stopped, as far as censuses and counters show, is worth less."""
+    total: dict[str, float] = {}
+    for growth in growing:
+        total[growth.counter] = total.get(growth.counter, 0.0) + growth.proof.rate
+
+    def went_on(growth: _Grown, stopped: float) -> bool:
+        """Whether the counter shows, beside what others grow by, that growth did not stop there."""
+        beside = 2 * (total[growth.counter] - growth.proof.rate)
+        return growth not in unseen and rose(growth.counter, growth.proof.rate + beside, stopped, growth.last)
+
+    return [_aged(growth, growth in unseen, now, ended, went_on, policy) for growth in growing]
 
 
 def _largest_first(growing: Iterable[_Grown]) -> list[_Grown]:
@@ -275,6 +316,47 @@ def not_shown(growing: Sequence[_Grown], confirms: Confirms) -> list[_Grown]:
     ]
 
 
+def at_counters_rate(growing: Sequence[_Grown], counters: Counters) -> list[_Grown]:
+    """Return growth at the rate that its counter shows, where that is another and the holders explain it.
+
+    A counter is read up to the end, and at every mark: it shows what became faster or slower since the last
+    census, and rises that come seldom.
+
+    Args:
+        growing: all growth of a kind.
+        counters: by name.
+    """
+    factors = {
+        name: _factor([growth for growth in growing if growth.counter == name], counter)
+        for name, counter in counters.items()
+    }
+    return [_faster(growth, factors.get(growth.counter, 1.0)) for growth in growing]
+
+
+def _faster(growth: _Grown, factor: float) -> _Grown:
+    return replace(growth, proof=replace(growth.proof, rate=factor * growth.proof.rate))
+
+
+def _factor(growing: Sequence[_Grown], counter: Counter) -> float:
+    """Return how much faster a counter grows than its holders, which explain it; 1 where that is not sure."""
+    proven = [growth for growth in growing if growth.proof.certainty == "proven"]
+    known, shown = sum(growth.proof.rate for growth in proven), counter.estimate()
+    error = HOLDER_POLICY.accuracy * shown.rate
+    if not proven or not shown.is_growth_of(shown.rate, HOLDER_POLICY.accuracy):
+        return 1.0
+    if abs(known - shown.rate) <= error:
+        return 1.0
+    explained = 0.0
+    for growth in proven:
+        (start, least), (end, most) = growth.points[0], growth.points[-1]
+        rise = counter.rise(start, end)
+        if rise is None or rise <= 0:
+            return 1.0
+        explained += (most - least) / rise
+    least_part, most_part = HOLDER_POLICY.explains
+    return shown.rate / known if least_part <= explained <= most_part else 1.0
+
+
 def _stopped(
     growth: HolderGrowth | DataGrowth,
     points: Sequence[tuple[float, float]],
@@ -294,13 +376,23 @@ def _stopped(
     return paused and contradicts(growth.counter, rate, growth.last)
 
 
-def _aged(growth: _Grown, now: float, ended: Confirms, policy: ProofPolicy) -> _Grown:
-    """Return what growth is worth some time after the last census, where no counter shows that it goes on."""
+def _aged(
+    growth: _Grown,
+    unseen: bool,
+    now: float,
+    ended: Confirms,
+    went_on: Callable[[_Grown, float], bool],
+    policy: ProofPolicy,
+) -> _Grown:
+    """Return what growth is worth where the last census, or the time since then, suggests that it stopped.
+
+    A counter that grows does not settle that. Its noise may hide what the last few positions lack.
+    """
     proof = growth.proof
     aged = now - growth.last > policy.ages * (growth.last - proof.since)
-    if aged or ended(growth.counter, policy.contradicts * proof.rate):
+    if unseen and (aged or ended(growth.counter, policy.contradicts * proof.rate)):
         return replace(growth, proof=proof.suspected("it may have stopped since the last census"))
-    if proof.slowed:
+    if proof.stopped is not None and not went_on(growth, proof.stopped):
         return replace(growth, proof=proof.suspected("it may have stopped before the last census"))
     return growth
 

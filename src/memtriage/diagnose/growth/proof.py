@@ -29,6 +29,7 @@ class ProofPolicy:
         contradicts: part of the holder's rate that a counter would have to show, and does not.
         differs: times as far as intervals differ that the last one must fall short of what is expected.
         exact: part of the expected growth that it must fall short by where intervals do not differ at all.
+            Always by more than the smallest of them: what comes now and then may be about to come.
         whole: part of a period that two censuses must be apart for a rate over whole periods.
         ages: positions after the last census, as a part of those over which growth was seen, up to which a
             holder is taken to grow on where no counter shows it.
@@ -48,7 +49,7 @@ class ProofPolicy:
 
 
 POLICY: Final = ProofPolicy()
-BY_TIME: Final = ProofPolicy(share=0.15, slows=0.35)
+BY_TIME: Final = ProofPolicy(share=0.15, slows=0.35, exact=0.5)
 """Over seconds: a program is as fast as its machine and its input let it be."""
 
 
@@ -62,8 +63,8 @@ class Proof:
         intervals: how many in a row it grew over.
         since: position at which they begin.
         reason: why it is not proven; None where it is.
-        slowed: it is proven, but the last interval shows less than those before, by more than these differ:
-            it may have come to an end in that interval.
+        stopped: it is proven, but the last interval shows less than those before, by more than these differ:
+            the position in it at which it may have come to an end. None where it shows enough.
     """
 
     certainty: Certainty | None
@@ -71,7 +72,7 @@ class Proof:
     intervals: int
     since: float
     reason: str | None = None
-    slowed: bool = False
+    stopped: float | None = None
 
     def suspected(self, reason: str) -> Proof:
         """Return the same growth as a suspicion, for a reason."""
@@ -114,26 +115,35 @@ def prove(
         return Proof("suspected", whole, grown, start, reason)
     if min(rates) < policy.share * whole or rates[-1] < policy.slows * rates[0]:
         return Proof("suspected", whole, grown, start, "it grows more and more slowly, or unevenly")
-    return Proof("proven", whole, grown, start, slowed=_slowed(points[late:], policy))
+    return Proof("proven", whole, grown, start, stopped=_stopped(points[late:], sizes, policy))
 
 
 def _rates(points: Sequence[tuple[float, float]]) -> list[float]:
     return [(after[1] - before[1]) / (after[0] - before[0]) for before, after in pairwise(points)]
 
 
-def _slowed(points: Sequence[tuple[float, float]], policy: ProofPolicy) -> bool:
-    """Whether the last interval falls short of those before by more than these differ.
+def _stopped(
+    points: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]], policy: ProofPolicy
+) -> float | None:
+    """Return where growth may have ended, if the last interval falls short by more than those before differ.
 
     Growth at random times differs from what is expected by the root of that, so these roots are compared.
+
+    Args:
+        points: those of `sizes` that are compared.
+        sizes: of all censuses. What comes between two of these at least may be about to come.
+        policy: thresholds.
     """
     before, (start, least), (end, most) = points[:-1], points[-2], points[-1]
     rate = (before[-1][1] - before[0][1]) / (before[-1][0] - before[0][0]) if len(before) > 2 else 0.0
     if rate <= 0:
-        return False
+        return None
     off = [(b[1] - a[1] - rate * (b[0] - a[0])) ** 2 / (rate * (b[0] - a[0])) for a, b in pairwise(before)]
     expected = rate * (end - start)
     differ = sqrt(sum(off) / (len(off) - 1) * expected)
-    return most - least < expected - max(policy.differs * differ, policy.exact * expected)
+    smallest = min(b[1] - a[1] for a, b in pairwise(sizes[:-1]))
+    enough = expected - max(policy.differs * differ, policy.exact * expected, smallest)
+    return start + (most - least) / rate if most - least < enough else None
 
 
 def _joined(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memtriage.diagnose.growth.jumps import bend_to_flat, changes, without_jumps, without_releases
 from memtriage.diagnose.growth.line import POLICY as LINE
@@ -101,7 +102,7 @@ class RisePolicy:
         noise: standard deviations of the differences that a rise must exceed.
         part: part of all growth that it must have.
         others: part of all growth that the usual differences bring from which it grows at other times too.
-        alike: sizes of rises, as parts of the typical one, between which they are of one kind.
+        alike: sizes of rises, as parts of one of them, between which they are of one kind.
         differences: rises may be one difference in so many: where there are more, growth is no rare event.
         groups: the same, where a rise within a block that shows in two differences counts once.
         explained: part of all growth that the rises must bring: noise hides the others below that.
@@ -116,7 +117,7 @@ class RisePolicy:
     noise: float = 6.0
     part: float = 0.005
     others: float = 0.5
-    alike: tuple[float, float] = (0.3, 5.0)
+    alike: tuple[float, float] = (0.3, 3.0)
     differences: int = 3
     groups: int = 6
     explained: float = 0.5
@@ -305,13 +306,13 @@ def _judge(points: Points, policy: TrendPolicy, *, to_the_end: bool = True) -> G
         and line.rate * points.span >= policy.settles
     )
     if not significant:
-        return result
+        return _by_regular_rises(points, result, policy)
     quarters = quarter_rates(points.at, values, quantile)
     rises = np.diff(line.values)
     always = len(rises) >= policy.always and bool((rises > 0).all())
     goes_on = quarters[-1] > policy.suspicion * line.quarter_error
     if quarters.min() < policy.share * line.rate:
-        return replace(result, state="undecided" if goes_on else "flat")
+        return _by_regular_rises(points, replace(result, state="undecided" if goes_on else "flat"), policy)
     end = _end(points.at, values, policy) if to_the_end else None
     if end is not None:
         few = int(np.count_nonzero(points.at > end)) < 2 * policy.points
@@ -319,8 +320,23 @@ def _judge(points: Points, policy: TrendPolicy, *, to_the_end: bool = True) -> G
     uncertain = line.rate < policy.certainty * line.uncertainty and not always
     slower = policy.slows * quarters[0] - quarters[-1]
     if uncertain or slower > policy.differs * line.difference_of_quarters():
-        return replace(result, state="undecided")
-    return _by_single_rises(points, replace(result, state="growing"), policy)
+        return _by_regular_rises(points, replace(result, state="undecided"), policy)
+    return _by_single_rises(points, _by_total(points, replace(result, state="growing")), policy)
+
+
+def _by_total(points: Points, growth: GrowthEstimate) -> GrowthEstimate:
+    """Return growth with the rate from the first reading to the last, where that is known better.
+
+    A line's rate is uncertain where growth comes in random sizes. The total is uncertain by what falls again,
+    and by the largest rise, which may have come once.
+    """
+    rises = np.diff(points.means)
+    fall = float((np.maximum.accumulate(points.means) - points.means).max())
+    rate = float(points.means[-1] - points.means[0]) / points.span
+    reach = (fall + float(rises.max())) / points.span
+    if reach >= (growth.high - growth.low) / 2:
+        return growth
+    return replace(growth, rate=rate, low=rate - reach, high=rate + reach)
 
 
 def _end(at: Floats, values: Floats, policy: TrendPolicy) -> float | None:
@@ -381,36 +397,86 @@ def _after(points: Points, growth: GrowthEstimate, policy: TrendPolicy) -> Point
     return points.since(growth.until + points.span / policy.windows)
 
 
-def _by_single_rises(points: Points, growth: GrowthEstimate, policy: TrendPolicy) -> GrowthEstimate:
-    """Return growth that comes in single rises as periodic where they are regular, as undecided where few."""
+@dataclass(frozen=True, slots=True)
+class _Rises:
+    """Rises of one kind: where each came, and its bytes."""
+
+    at: Floats
+    sizes: Floats
+
+    @property
+    def period(self) -> float:
+        return float(np.diff(self.at).mean())
+
+    @property
+    def regular(self) -> bool:
+        gaps, sizes = np.diff(self.at), self.sizes
+        even = gaps.std() <= _RISES.regular * gaps.mean()
+        return bool(even and sizes.std() <= 2 * _RISES.regular * sizes.mean())
+
+    def over_by(self, position: float) -> bool:
+        """Whether no rise came for so long that there may be no more."""
+        return bool(position - self.at[-1] > _RISES.waits * np.diff(self.at).max())
+
+
+def _single_rises(points: Points, grown: float) -> _Rises | None:
+    """Return single rises that stay, by which a series grew so many bytes; None where it grows otherwise."""
     steps = np.diff(points.means)
     usual = float(np.median(steps))
     deviation = noise(steps - usual)
-    grown = growth.rate * points.span
     # What an evaluation takes goes again: a rise counts where the series never falls below it later.
     steps = np.diff(np.minimum.accumulate(points.means[::-1])[::-1])
     high = steps > max(_RISES.noise * deviation, usual, _RISES.part * grown)
     if usual * len(steps) > _RISES.others * grown or not high.any():
-        return growth
-    typical = float(np.median(steps[high]))
-    smallest, largest = _RISES.alike
-    at = np.flatnonzero(high & (steps > smallest * typical) & (steps < largest * typical))
+        return None
+    at = np.flatnonzero(high)
     groups = np.split(at, np.flatnonzero(np.diff(at) > 1) + 1)
-    if len(at) > len(steps) / _RISES.differences or len(groups) > len(steps) / _RISES.groups:
-        return growth
     where = np.array([points.at[group[0] + 1] for group in groups])
     sizes = np.array([steps[group].sum() for group in groups])
-    if sizes.sum() < _RISES.explained * grown:
+    alike = _of_one_kind(sizes)
+    if len(at) > len(steps) / _RISES.differences or np.count_nonzero(alike) > len(steps) / _RISES.groups:
+        return None
+    return _Rises(where[alike], sizes[alike])
+
+
+def _of_one_kind(sizes: Floats) -> NDArray[np.bool_]:
+    """Return which rises are of one size, of which there are more than a few; the kind with most bytes."""
+    smallest, largest = _RISES.alike
+    kinds = [(sizes > smallest * size) & (sizes < largest * size) for size in sizes]
+    return max(kinds, key=lambda kind: (np.count_nonzero(kind) >= _RISES.few, float(sizes[kind].sum())))
+
+
+def _by_regular_rises(points: Points, growth: GrowthEstimate, policy: TrendPolicy) -> GrowthEstimate:
+    """Return growth that a line does not show, but several regular rises of one size do."""
+    total = float(points.means[-1] - points.means[0])
+    rises = _single_rises(points, total) if total > 0 else None
+    if rises is None or len(rises.at) < _RISES.several or not rises.regular:
         return growth
-    if len(groups) < _RISES.few:
+    rate = float(rises.sizes.mean()) / rises.period
+    enough = rate >= policy.least and float(rises.sizes.sum()) >= policy.settles
+    whole = float(rises.sizes.sum()) >= _RISES.explained * total
+    if not enough or not whole or rises.over_by(float(points.at[-1])):
+        return growth
+    return _periodic(growth, rises, rate, policy)
+
+
+def _periodic(growth: GrowthEstimate, rises: _Rises, rate: float, policy: TrendPolicy) -> GrowthEstimate:
+    reach = policy.interval * float(rises.sizes.std()) / np.sqrt(len(rises.sizes)) / rises.period
+    return replace(
+        growth, state="growing", rate=rate, low=rate - reach, high=rate + reach, period=rises.period
+    )
+
+
+def _by_single_rises(points: Points, growth: GrowthEstimate, policy: TrendPolicy) -> GrowthEstimate:
+    """Return growth that comes in single rises as periodic where they are regular, as undecided where few."""
+    grown = growth.rate * points.span
+    rises = _single_rises(points, grown)
+    if rises is None or rises.sizes.sum() < _RISES.explained * grown:
+        return growth
+    if len(rises.at) < _RISES.few or rises.over_by(float(points.at[-1])):
         return replace(growth, state="undecided")
-    gaps = np.diff(where)
-    if points.at[-1] - where[-1] > _RISES.waits * gaps.max():
-        return replace(growth, state="undecided")
-    regular = gaps.std() <= _RISES.regular * gaps.mean() and sizes.std() <= 2 * _RISES.regular * sizes.mean()
-    period = float(gaps.mean())
-    rate = float(sizes.mean()) / period
-    if regular and abs(rate - growth.rate) <= max(growth.high - growth.rate, _RISES.accuracy * rate):
-        reach = policy.interval * float(sizes.std()) / np.sqrt(len(sizes)) / period
-        return replace(growth, rate=rate, low=rate - reach, high=rate + reach, period=period)
-    return growth if len(groups) >= _RISES.several else replace(growth, state="undecided")
+    rate = float(rises.sizes.mean()) / rises.period
+    near = abs(rate - growth.rate) <= max(growth.high - growth.rate, _RISES.accuracy * rate)
+    if rises.regular and near:
+        return _periodic(growth, rises, rate, policy)
+    return growth if len(rises.at) >= _RISES.several else replace(growth, state="undecided")

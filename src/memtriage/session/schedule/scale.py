@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Final
@@ -12,7 +12,14 @@ from memtriage.account.census import CensusView
 from memtriage.diagnose.code_cache import fills_with_code
 from memtriage.diagnose.growth.census_plan import PLANS, affordable, next_census
 from memtriage.diagnose.growth.counter import CODE, NO_ESTIMATE, WITNESSES, Counter, Counters
-from memtriage.diagnose.growth.holders import DataGrowth, HolderGrowth, data_growths, growths, not_shown
+from memtriage.diagnose.growth.holders import (
+    DataGrowth,
+    HolderGrowth,
+    at_counters_rate,
+    data_growths,
+    growths,
+    not_shown,
+)
 from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.diagnose.growth.proof import BY_TIME, POLICY, Proof
 from memtriage.diagnose.growth.trend import GrowthEstimate
@@ -92,7 +99,7 @@ class ScaleScheduler:
         self._suspicion: GrowthEstimate | None = None
         self._onset: float | None = None
         self._proof_from = self._proof_begun = 0.0
-        self._grows = self._is_open = self._in_libraries = False
+        self._grows = self._is_open = self._proof_is_old = self._in_libraries = False
         self._spent_s = 0.0
 
     @property
@@ -165,15 +172,16 @@ class ScaleScheduler:
         self._reported_growth = grows
 
     def end(self, position: TrainingPosition, frames: Sequence[FrameType] | None) -> None:
-        """Take one more census of a program that has ended, if something is suspected to grow.
+        """Take one more census of a program that has ended, if only that can settle what grows.
 
         Args:
             position: where training stood.
             frames: of the exception that ended it, innermost first; None when it completed.
         """
+        self._plan_next()
         now = self._on_scale(position)
         taken = self.investigation.taken
-        if self._suspicion is not None and taken and now > taken[-1]:
+        if (self._is_open or self._proof_is_old) and taken and now > taken[-1]:
             self._investigator.follow(
                 self.investigation,
                 now,
@@ -193,7 +201,7 @@ class ScaleScheduler:
 
     def growths(self) -> list[HolderGrowth]:
         """Return the holders that grew up to the last census, and what that amounts to, largest first."""
-        return growths(
+        growing = growths(
             self.investigation.growing(),
             self.investigation.counter_of,
             self.counters.contradicts,
@@ -201,19 +209,23 @@ class ScaleScheduler:
             self._now,
             self.counters.confirms,
             self.counters.ended,
+            self.counters.rose,
             self._proof,
         )
+        return at_counters_rate(growing, self.counters)
 
     def data(self) -> list[DataGrowth]:
         """Return the containers of ordinary data that grew, and what that amounts to, largest first."""
-        return data_growths(
+        growing = data_growths(
             self.investigation.data.values(),
             self.counters.contradicts,
             self._now,
             self.counters.confirms,
             self.counters.ended,
+            self.counters.rose,
             self._proof,
         )
+        return at_counters_rate(growing, self.counters)
 
     def fills_with_code(self, since: float) -> bool:
         """Return whether malloc's counter rises, since a place, because a cache of generated code fills."""
@@ -223,6 +235,12 @@ class ScaleScheduler:
             and code is not None
             and fills_with_code(memory.track.points(), code.track.points(), since)
         )
+
+    def generates_code(self) -> bool:
+        """Return whether generated code has grown."""
+        code = self.counters.get(CODE)
+        points = None if code is None else code.track.points()
+        return points is not None and len(points.at) > 1 and bool(points.floors[-1] > points.floors[0])
 
     def held_rate(self, name: str) -> float | None:
         """Return the rate at which all that has a holder grew while a counter did; None if not known."""
@@ -282,10 +300,24 @@ class ScaleScheduler:
         else:
             self._suspect(suspicion)
         estimate = self._suspicion or GrowthEstimate("growing" if settled else "flat", onset=self._onset)
-        shown = not not_shown(held, self.counters.confirms) and not not_shown(data, self.counters.confirms)
+        confirms = self.counters.confirms
+        shown = self._may_be_shown([*not_shown(held, confirms), *not_shown(data, confirms)])
         self._is_open = self._suspicion is not None or (settled and not shown)
+        self._proof_is_old = settled and self.scale != "second" and self._is_old(min(proven_since))
         due = next_census(self.investigation.taken, estimate, settled, self._plan, self._began, shown=shown)
         self._census_due = max(self._not_before, due)
+
+    def _may_be_shown(self, hidden: Iterable[HolderGrowth | DataGrowth]) -> bool:
+        """Return whether counters may still show what is proven and they do not show: by too few readings."""
+        return all(
+            growth.counter in self.counters and self._estimate(growth.counter).state == "too_short"
+            for growth in hidden
+        )
+
+    def _is_old(self, since: float) -> bool:
+        """Return whether a proof, by growth since a place, says nothing about the end of the run by now."""
+        last = self.investigation.taken[-1]
+        return self._now - last > self._proof.ages * (last - since)
 
     def _suspect(self, suspicion: GrowthEstimate) -> None:
         """Begin a suspicion, or carry on the one there is."""
