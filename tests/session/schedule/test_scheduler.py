@@ -298,6 +298,17 @@ def test_growth_without_a_holder_is_native() -> None:
     assert finding.bytes_per_step == pytest.approx(MIB, rel=0.05)
 
 
+def test_growth_after_the_last_census_is_not_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue that is emptied while early censuses hold the program up, and later gets longer."""
+    loop = Loop().train(30, lambda step: {"model": 50, "jobs[*]": 1})
+    loop.scheduler.census(loop.position)
+    monkeypatch.setattr(scale_module, "affordable", lambda *args, **options: False)
+    loop.train(60, lambda step: {"model": 50, "jobs[*]": step - 29})
+    assert [leak.certainty for leak in loop.leaks()] == ["suspected"]
+    loop.scheduler.main.end(loop.position, None)
+    assert {leak.holder for leak in loop.leaks()} == {"jobs[*]"}
+
+
 def test_all_libraries_are_walked_only_where_sure_growth_has_no_holder() -> None:
     unnamed = Loop().train(60, nothing, malloc=lambda step: step)
     named, flat = Loop().train(60, leaking), Loop().train(60, nothing)

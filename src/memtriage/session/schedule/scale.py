@@ -243,8 +243,21 @@ class ScaleScheduler:
         return points is not None and len(points.at) > 1 and bool(points.floors[-1] > points.floors[0])
 
     def held_rate(self, name: str) -> float | None:
-        """Return the rate at which all that has a holder grew while a counter did; None if not known."""
-        return self.investigation.held_rate(name, self._counts_since(name))
+        """Return the rate at which all that has a holder grew while a counter did; None if not known.
+
+        It is not known where the counter rose after the censuses, or between them far less than at other
+        times: what they do not show may have a holder.
+        """
+        since, estimate = self._counts_since(name), self._estimate(name)
+        places = [place for place, _ in self.investigation.totals]
+        first = max((place for place in places if place < since), default=since)
+        if (
+            name in self.counters
+            and places
+            and not self.counters[name].rose(estimate.rate, first, places[-1])
+        ):
+            return None
+        return self.investigation.held_rate(name, since)
 
     def harmless_rate(self, name: str) -> float:
         """Return the rate at which bounded containers, logs and larger content grew while a counter did."""
