@@ -35,15 +35,17 @@ def test_the_compiler_of_another_version_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("asked", "shown"),
+    ("asked", "shown", "why"),
     [
-        ({"mode": "reduce-overhead"}, "mode='reduce-overhead'"),
-        ({"mode": "max-autotune"}, "mode='max-autotune'"),
-        ({"options": {"triton.cudagraphs": True}}, "triton.cudagraphs"),
-        ({"backend": "cudagraphs"}, "backend='cudagraphs'"),
+        ({"mode": "reduce-overhead"}, "mode='reduce-overhead'", "pools of CUDA graphs"),
+        ({"mode": "max-autotune"}, "mode='max-autotune'", "by timing them on the GPU"),
+        ({"options": {"triton.cudagraphs": True}}, "triton.cudagraphs", "pools of CUDA graphs"),
+        ({"options": {"max_autotune": True}}, "max_autotune", "by timing them on the GPU"),
+        ({"backend": "cudagraphs"}, "backend='cudagraphs'", "pools of CUDA graphs"),
+        ({"backend": "tvm"}, "backend='tvm'", "its code is not known"),
     ],
 )
-def test_pools_of_graphs_and_kernels_chosen_by_trial_are_refused(monkeypatch, asked, shown):
+def test_pools_of_graphs_and_kernels_chosen_by_trial_are_refused(monkeypatch, asked, shown, why):
     monkeypatch.setattr(inductor, "missing", lambda: None)
 
     def build(device):
@@ -54,6 +56,7 @@ def test_pools_of_graphs_and_kernels_chosen_by_trial_are_refused(monkeypatch, as
     with pytest.raises(ValueError, match="cannot be predicted") as refused:
         memtriage.predict(build)
     assert shown in str(refused.value)
+    assert why in str(refused.value)
 
 
 @torch.compile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 
 import pytest
@@ -67,6 +68,29 @@ def test_everything_is_as_before_afterwards():
     prediction = memtriage.predict(of_function(chain, compiled=True))
     assert prediction.compile_trials is not None
     assert [vars(owner)[name] for owner, name in watched] == before
+
+
+def test_the_garbage_collector_rests_while_something_is_compiled_alone():
+    seen = {"compiled": [], "run": []}
+
+    def looked_at(graph, inputs):
+        seen["compiled"].append(gc.isenabled())
+        return graph.forward
+
+    def build(device):
+        weight = torch.nn.Parameter(torch.randn(8, device=device))
+        other = torch.compile(lambda values: values.cos())
+        called = torch.compile(lambda values: values.sin().sum(), backend=looked_at)
+
+        def step():
+            called(other(weight)).backward()
+            seen["run"].append(gc.isenabled())
+
+        return torch.nn.ParameterList([weight]), torch.optim.SGD([weight]), step
+
+    memtriage.predict(build)
+    assert seen == {"compiled": [False], "run": [True, True]}
+    assert gc.isenabled()
 
 
 def build_convolution(device):
@@ -227,6 +251,33 @@ def test_products_of_eight_bits_write_into_what_they_are_given():
 
     build = of_function(product, compiled=True, shape=(WIDTH, WIDTH))
     assert memtriage.predict(build).peak_allocated >= VALUES
+
+
+def test_a_smaller_activation_budget_keeps_less():
+    def layers(values, weight):
+        for _ in range(6):
+            values = (values @ weight).tanh()
+        return values.sum()
+
+    def build_within(budget):
+        made = of_function(layers, compiled=True, shape=(WIDTH, WIDTH))
+
+        def build(device):
+            model, optimizer, step = made(device)
+
+            def within():
+                with torch._functorch.config.patch(activation_memory_budget=budget):
+                    step()
+
+            return model, optimizer, within
+
+        return build
+
+    whole, half, least = (
+        memtriage.predict(build_within(budget)).by_owner["activation"] for budget in (1.0, 0.5, 0.1)
+    )
+    assert whole - half >= 2 * VALUES
+    assert half - least >= VALUES
 
 
 def test_the_note_says_that_nothing_was_compiled():

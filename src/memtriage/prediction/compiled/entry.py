@@ -20,10 +20,24 @@ from memtriage.prediction.gpu_kinds import GpuKind
 from memtriage.prediction.notes import Notes
 from memtriage.prediction.watch import TraceWatch
 
-_TRIED: Final = ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-"""Modes that capture CUDA graphs or choose kernels by trial."""
-_TRIED_OPTIONS: Final = ("triton.cudagraphs", "max_autotune", "max_autotune_gemm", "max_autotune_pointwise")
-"""Options that do."""
+_GRAPHS: Final = (
+    "the memory pools of CUDA graphs are not simulated: what stays in them depends on checkpoints of the "
+    "allocator that only a build of torch for CUDA makes"
+)
+_TRIALS: Final = "it chooses kernels, and their workspaces, by timing them on the GPU"
+_REFUSED_MODES: Final = {
+    "reduce-overhead": _GRAPHS,
+    "max-autotune": _TRIALS,
+    "max-autotune-no-cudagraphs": _TRIALS,
+}
+"""Modes that cannot be predicted, and why."""
+_REFUSED_OPTIONS: Final = {
+    "triton.cudagraphs": _GRAPHS,
+    "max_autotune": _TRIALS,
+    "max_autotune_gemm": _TRIALS,
+    "max_autotune_pointwise": _TRIALS,
+}
+"""Options of the same kind."""
 _BACKENDS: Final = ("inductor", "eager", "aot_eager")
 
 
@@ -35,18 +49,17 @@ def _check_options(options: dict[str, Any]) -> None:
     """
     backend, mode = options.get("backend", "inductor"), options.get("mode")
     named = options.get("options") or {}
-    switched = [name for name in _TRIED_OPTIONS if named.get(name)]
+    switched = next((name for name in _REFUSED_OPTIONS if named.get(name)), None)
     if isinstance(backend, str) and backend not in _BACKENDS:
-        asked = f"backend={backend!r}"
-    elif mode in _TRIED:
-        asked = f"mode={mode!r}"
-    elif switched:
-        asked = f"options={{{switched[0]!r}: True}}"
+        asked, why = f"backend={backend!r}", _GRAPHS if backend == "cudagraphs" else "its code is not known"
+    elif mode in _REFUSED_MODES:
+        asked, why = f"mode={mode!r}", _REFUSED_MODES[mode]
+    elif switched is not None:
+        asked, why = f"options={{{switched!r}: True}}", _REFUSED_OPTIONS[switched]
     else:
         return
     raise BuildError(
-        f"torch.compile({asked}) cannot be predicted: pools of CUDA graphs and kernels that are chosen by "
-        "trial are known on the GPU alone; predict it without, in the default mode"
+        f"torch.compile({asked}) cannot be predicted: {why}. Predict the program in the default mode instead"
     )
 
 

@@ -43,6 +43,8 @@ def replacements() -> list[tuple[Any, str, Any]]:
             "_DISPATCH_META_HANDLERS",
             {**fake_tensor._DISPATCH_META_HANDLERS, asked: lambda args: _told(args[0])},
         ),
+        # Of `torch.Tensor` they ask C++, which asks Python again: slow, and Inductor asks often.
+        *((fake, f"is_{kind}", _on(kind)) for kind in ("cuda", "cpu", "meta")),
         (converter, "from_meta_and_device", _with_true_devices(converter.from_meta_and_device)),
         *(
             (module, "in_kernel_invocation_manager", _true_inside(fake_tensor.in_kernel_invocation_manager))
@@ -71,6 +73,10 @@ def replacements() -> list[tuple[Any, str, Any]]:
 def _convolution_layout(source: torch.Tensor, weight: torch.Tensor, backend: object) -> torch.memory_format:
     """The layout of a convolution's results; C++ knows that of kernels for the host, as it is told no GPU."""
     return memory_format(source, weight)
+
+
+def _on(kind: str) -> property:
+    return property(lambda self: self.device.type == kind)
 
 
 def _told(tensor: torch.Tensor) -> torch.device:

@@ -8,6 +8,7 @@ Known limitations: pools of CUDA graphs and kernels chosen by trial (`max_autotu
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator
@@ -26,6 +27,7 @@ from memtriage.prediction.gpu_kinds import GpuKind
 
 _NEEDED: Final = {
     "torch._dynamo.device_interface": ("CudaInterface", "caching_worker_device_properties"),
+    "torch._dynamo": ("callback_handler",),
     "torch._dynamo.trace_rules": ("_allowed_callable_ids",),
     "torch._dynamo.variables.optimizer": ("OptimizerVariable", "_is_static_for_cudagraphs"),
     "torch._inductor.async_compile": ("AsyncCompile",),
@@ -101,9 +103,39 @@ def without_gpu(
         stack.enter_context(_in_graphs([getattr(torch, name) for name in FACTORIES]))
         # Workers would not know the stand-ins; caches would keep code for a GPU that is not there.
         stack.enter_context(config.patch(compile_threads=1, force_disable_caches=True))
+        stack.enter_context(_uncollected())
         _cleared(caches)
         _modes_ignored()
         yield
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """In the block the garbage collector rests while something is compiled.
+
+    It would go through everything that was imported, again and again; nothing of the program runs meanwhile.
+    """
+    handler = torch._dynamo.callback_handler
+    enabled = gc.isenabled()
+
+    def begun(_: object) -> None:
+        nonlocal enabled
+        enabled = gc.isenabled()
+        gc.disable()
+
+    def ended(_: object) -> None:
+        if enabled:
+            gc.enable()
+
+    handler.register_start_callback(begun)
+    handler.register_end_callback(ended)
+    try:
+        yield
+    finally:
+        # `torch._dynamo.reset()` has dropped them where the program called it.
+        if begun in handler.start_callbacks:
+            handler.remove_start_callback(begun)
+            handler.remove_end_callback(ended)
 
 
 @contextmanager
