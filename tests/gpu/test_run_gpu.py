@@ -279,5 +279,5 @@ def test_growing_fragmentation_is_named_with_its_cure(tmp_path: Path, longer: st
         assert finding["device"] == "cuda:0"
         course, pinned, compaction = finding["evidence"]
         assert course.startswith("reserved rose from")
-        assert "main.kept[*]" in pinned
+        assert "main(): kept[*]" in pinned
         assert re.search(r"at the end of step \d+ would move .* in \d+ storages", compaction)

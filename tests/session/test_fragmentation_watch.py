@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -27,19 +26,22 @@ from memtriage.treat.device.protocol import Use
 _PEAK = 1000 * MIB
 
 
-class Asked(SimpleNamespace):
-    """Stands for the keeper of ledgers: counts how often it is asked, and has one ledger."""
+def ledger(step: int, pinned: str) -> Ledger:
+    return Ledger(
+        device="cuda:0", total=1, source="", step=step, rows=[LedgerRow(row=STRANDED, bytes=1, detail=pinned)]
+    )
 
-    times = 0
-    last = (
-        Ledger(
-            device="cuda:0", total=1, source="", step=7,
-            rows=[LedgerRow(row=STRANDED, bytes=1, detail="2 segments, pinned by train.kept[*]")],
-        ),
-    )  # fmt: skip
+
+class Asked:
+    """Stands for the keeper of ledgers: takes one, for the step that it was told, when it is asked."""
+
+    def __init__(self) -> None:
+        self.step = self.times = 0
+        self.last: list[Ledger] = []
 
     def ask(self) -> None:
         self.times += 1
+        self.last = [ledger(self.step, "2 segments, pinned by train.kept[*]")]
 
 
 def reading(reserved: int, device: str = "cuda:0") -> Reading:
@@ -53,6 +55,7 @@ def watched(
     asked, record = Asked(), SessionRecord(tmp_path / "rank.jsonl")
     watch = FragmentationWatch(3, record, cast(LedgerKeeper, asked), predict)
     for step in range(1, steps):
+        asked.step = step
         readings = [Reading("cpu", 1, 2), reading(_PEAK + step * grows), reading(_PEAK, "cuda:1")]
         for name in ("backward", "step"):
             watch.at_mark(MarkPoint(name, TrainingPosition(step=step), readings))
@@ -69,9 +72,10 @@ def test_growth_is_looked_at_seldom_and_named_with_what_pins_it(tmp_path: Path) 
     watch, asked, _ = watched(tmp_path, predict)
     assert devices == ["cuda:0"] * asked.times
     assert 2 <= asked.times <= 5  # at 19 steps, and each time that half as much again has come
+    asked.last = [ledger(99, "1 segment, when all else is gone")]
     (finding,) = watch.findings()
     assert (finding.rank, finding.device, finding.bytes) == (3, "cuda:0", 99 * 4 * MIB)
-    assert finding.evidence[1] == "at step 7: 2 segments, pinned by train.kept[*]"
+    assert finding.evidence[1].endswith(": 2 segments, pinned by train.kept[*]")
     assert finding.evidence[2].startswith("memtriage.compact() at the end of step ")
     assert finding.evidence[2].endswith(f" look {asked.times}")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -74,12 +74,15 @@ class FragmentationWatch:
         self._courses: dict[str, ReservedCourse] = {}
         self._reserved: dict[str, int] = {}
         self._looked: dict[str, int] = {}
+        self._asked_at: int | None = None
+        self._pinned: dict[str, str] = {}
         self._compaction: dict[str, str] = {}
 
     def at_mark(self, mark: MarkPoint) -> None:
         """Take the counters of a step. A device that has reserved more since the last one may need a look."""
         if mark.name != "step":
             return
+        self._note_pins()
         for reading in mark.readings:
             counters, device = reading.counters, reading.device
             if counters is None or counters.reserved is None or counters.peak_allocated is None:
@@ -96,16 +99,21 @@ class FragmentationWatch:
             return
         self._looked[device] = growth.beyond
         self._ledgers.ask()
+        self._asked_at = step
         would = self._predict(device)
         if would is not None:
             self._compaction[device] = f"memtriage.compact() at the end of step {step:,} {would}"
 
     def findings(self) -> list[Finding]:
         """Return a finding for each device whose fragmentation grows, the worst first."""
-        pinned = self._pinned()
+        self._note_pins()
         found = [
             fragmentation_finding(
-                device, growth, pinned.get(device), self._compaction.get(device), cuda.expandable_segments()
+                device,
+                growth,
+                self._pinned.get(device),
+                self._compaction.get(device),
+                cuda.expandable_segments(),
             )
             for device, course in self._courses.items()
             if (growth := course.growth()) is not None
@@ -114,10 +122,12 @@ class FragmentationWatch:
             finding.rank = self._rank
         return sorted(found, key=lambda finding: -(finding.bytes or 0))
 
-    def _pinned(self) -> Mapping[str, str]:
-        return {
-            ledger.device: f"at step {ledger.step:,}: {row.detail}"
-            for ledger in self._ledgers.last
-            for row in ledger.rows
-            if row.row == STRANDED and row.bytes and row.detail
-        }
+    def _note_pins(self) -> None:
+        """Keep what the ledger that was asked for says of pinned segments: later ones may be of the end."""
+        if self._asked_at is None or all(ledger.step != self._asked_at for ledger in self._ledgers.last):
+            return
+        self._asked_at = None
+        for ledger in self._ledgers.last:
+            for row in ledger.rows:
+                if row.row == STRANDED and row.bytes and row.detail:
+                    self._pinned[ledger.device] = f"at step {ledger.step:,}: {row.detail}"
