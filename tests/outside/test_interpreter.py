@@ -145,3 +145,17 @@ def test_what_differs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = replace(measure(layout), modules=8)
     with pytest.raises(OutsideError, match=r"^this build of Python \S+ keeps modules elsewhere than the rel"):
         check_self(layout, wrong)
+
+
+class _CopiedAtOnce(ProcessMemory):
+    """Memory that is copied when it is opened: whatever is made later is not in the copy."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(pid)
+        self.read_ahead(self.own_chunks())
+
+
+def test_this_process_is_compared_as_it_was_when_it_was_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = own_layout()
+    monkeypatch.setattr(interpreter, "ProcessMemory", _CopiedAtOnce)
+    check_self(layout, measure(layout))

@@ -318,8 +318,6 @@ def check_self(layout: PythonLayout, found: InterpreterLayout) -> None:
     Raises:
         OutsideError: something differs: this build is not read.
     """
-    memory = ProcessMemory(os.getpid())
-    heap = RemoteHeap(memory, layout, lambda address: address)
     inside = "a cell's value"
 
     def function(argument: int, other: object = (4, 5), *, named: str = "n") -> str:
@@ -339,6 +337,9 @@ def check_self(layout: PythonLayout, found: InterpreterLayout) -> None:
     left, unbounded = deque(values * 30, maxlen=70), deque(values)
     some = {1, "two", inside}
     ident = threading.get_ident()
+    # From here on: what is made after its chunk was copied would not be in the copy.
+    memory = ProcessMemory(os.getpid())
+    heap = RemoteHeap(memory, layout, lambda address: address)
     klass, plain_type = heap.type_of(id(plain)), heap.type_of(id(slotted))
     if klass is None or plain_type is None:
         raise _unlike("classes")
