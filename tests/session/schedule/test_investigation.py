@@ -347,12 +347,20 @@ def test_while_nodes_are_traced_a_backward_is_not() -> None:
     assert not torch._C.is_anomaly_enabled() and torch._C.is_anomaly_check_nan_enabled()
 
 
-@pytest.mark.parametrize(("period", "over"), [(None, 2), (1.0, 2), (4.0, 4), (8.0, 8), (9.0, 2)])
-def test_recorders_are_on_over_two_positions_or_a_short_period(period: float | None, over: int) -> None:
+@pytest.mark.parametrize(
+    ("period", "again", "over"),
+    [
+        (None, False, 2), (1.0, False, 2), (4.0, False, 4), (8.0, False, 8), (9.0, False, 2),
+        (None, True, 8), (1.0, True, 2), (4.0, True, 4), (9.0, True, 8),
+    ],
+)  # fmt: skip
+def test_recorders_are_on_over_two_positions_or_a_short_period(
+    period: float | None, again: bool, over: int
+) -> None:
     investigator = Investigator(None, lambda text: None)
     on = []
     for remaining in range(10, 0, -1):
-        investigator.record(remaining, period)
+        investigator.record(remaining, period, again=again)
         on.append(investigator.recording)
     assert on == [False] * (10 - over) + [True] * over
     investigator.stop()

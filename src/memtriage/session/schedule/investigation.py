@@ -234,7 +234,7 @@ class Investigator:
                 also(view, point)
         return point
 
-    def record(self, remaining: int, period: float | None = None) -> None:
+    def record(self, remaining: int, period: float | None = None, *, again: bool = False) -> None:
         """Record allocation sites over the last two positions before a census, or over a short period.
 
         Not earlier: recording costs much more than the step that it is done in.
@@ -242,8 +242,12 @@ class Investigator:
         Args:
             remaining: marks (of steps, micro-batches, ...) until that census.
             period: marks from rise to rise, where growth is periodic.
+            again: a census before which sites were recorded found none. Growth may have a period that is not
+                known yet, so a longer time is recorded.
         """
-        over = 2 if period is None or period > POLICY.recorded_over else max(2, math.ceil(period))
+        over = POLICY.recorded_over if again else 2
+        if period is not None and period <= POLICY.recorded_over:
+            over = max(2, math.ceil(period))
         if not 0 < remaining <= over:
             if self.recording:
                 self.stop()  # that census has been put off

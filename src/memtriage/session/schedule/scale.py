@@ -134,7 +134,11 @@ class ScaleScheduler:
         if needs_sites and self._affordable(position.time_s):
             remaining = math.ceil((self._census_due - now) / self._spacing)
             period = self.investigation.period
-            self._investigator.record(remaining, None if period is None else period / self._spacing)
+            self._investigator.record(
+                remaining,
+                None if period is None else period / self._spacing,
+                again=self.investigation.recorded > 0,
+            )
 
     def census(self, position: TrainingPosition, frames: Sequence[FrameType] | None = None) -> CensusPoint:
         """Take a census now, with the ledger.
