@@ -112,7 +112,7 @@ class StandInInvestigator:
             else:
                 seen[:] = [(position, count)]
 
-    def record(self, remaining: int, period: float | None = None) -> None:
+    def record(self, remaining: int, period: float | None = None, *, again: bool = False) -> None:
         """Allocation sites: of no interest here."""
 
     def stop(self) -> None:

@@ -377,10 +377,15 @@ def test_what_grew_on_until_the_end_shows_it() -> None:
     assert list(growing(history, 3)) == ["losses"]
 
 
-def test_what_another_path_leads_to_at_the_end_is_there_once() -> None:
-    history = history_of({3: 3, 12: 12, 14: 14}, name="losses[*]")
-    history.add(point(20, group("trainer.losses[*]", 20 * MIB, 20, token=1)), between=False)
-    assert list(growing(history)) == ["trainer.losses[*]"]
+@pytest.mark.parametrize(("now", "positions"), [(20, [3, 12, 14, 20]), (14, [3, 12, 14])])
+def test_what_another_path_leads_to_at_the_end_keeps_its_own(now: int, positions: list[int]) -> None:
+    """Functions have returned since: their variables are in garbage, or only an exception leads to them."""
+    history = history_of({3: 3, 12: 12, 14: 14}, name="main.losses[*]")
+    history.add(point(20, group("garbage.losses[*]", now * MIB, now, token=1)), between=False)
+    (name,) = growing(history, 2)
+    assert name == "main.losses[*]"
+    assert [each.position for each in growing(history, 2)[name].sizes] == positions
+    assert list(history) == list(growing(history, 2).values())
 
 
 def test_what_is_gone_in_the_middle_of_a_run_is_forgotten() -> None:

@@ -65,7 +65,7 @@ class Notes(StandInInvestigator):
             group(name, n * MIB, n, token=1 + at) for at, (name, n) in enumerate(sorted(self.held.items()))
         ]
 
-    def record(self, remaining: int, period: float | None = None) -> None:
+    def record(self, remaining: int, period: float | None = None, *, again: bool = False) -> None:
         self.recorded.append(remaining)
 
     def stop(self) -> None:

@@ -223,13 +223,15 @@ class HolderHistory:
             holdings[group.key] = Holding(group, path, sizes)
         if not between:
             moved_on = {
-                id(holding.sizes[0]) for key, holding in holdings.items() if key not in self._holdings
+                id(holding.sizes[0]): key for key, holding in holdings.items() if key not in self._holdings
             }
             for key, before in self._holdings.items():
-                now = holdings.get(key)
-                gone = now is None and id(before.sizes[0]) not in moved_on
-                if gone or (now is not None and now.sizes[-1].nbytes <= before.sizes[-1].nbytes):
+                moved_to = moved_on.get(id(before.sizes[0]))
+                now = holdings.get(key) if moved_to is None else holdings.pop(moved_to)
+                if now is None or now.sizes[-1].nbytes <= before.sizes[-1].nbytes:
                     holdings[key] = before
+                elif moved_to is not None:
+                    holdings[key] = replace(before, sizes=now.sizes)  # where it was while functions ran
         self._holdings = holdings
 
     def growing(self, period: float | None = None) -> list[Holding]:
