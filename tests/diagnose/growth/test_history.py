@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtriage.diagnose.growth.history import POLICY, HeldSize, HolderHistory, Holding, accumulates
+from memtriage.diagnose.growth.holders import growths
 from memtriage.model.paths import PathSegment, SegmentKind, in_words
 from support.censuses import group, point
 from support.paths import named
@@ -392,3 +393,13 @@ def test_what_is_gone_in_the_middle_of_a_run_is_forgotten() -> None:
     history = history_of({3: 3, 12: 12, 14: 14})
     history.add(point(20))
     assert list(history) == []
+
+
+@pytest.mark.parametrize("between", [True, False])
+def test_what_a_step_adds_after_its_mark_is_no_rate(between: bool) -> None:
+    """At the end the last step has added it, too: one more than was there at its mark."""
+    history = history_of({at: at - 1 for at in (3, 6, 9, 12)})
+    history.add(point(16, group("losses", 16 * MIB, 16, token=1)), between=between)
+    (growth,) = growths(history.growing(), lambda holding: "cpu", lambda counter, rate, since: False)
+    assert growth.proof.certainty == "proven"
+    assert (growth.proof.rate == MIB) is not between

@@ -51,6 +51,8 @@ class HeldSize:
         head, tail: first and last bytes of its storages where they are few; None where they were not read.
         replaced: it has more storages than at the census before, and most of those are gone.
         renewed: all its nodes are newer than those at the census before, as of a longer batch.
+        between: the census was taken between two positions, as those before. At the end, or where memory ran
+            out, a part of the next position may have been added: that is no rate.
     """
 
     position: float
@@ -64,6 +66,7 @@ class HeldSize:
     replaced: bool = False
     renewed: bool = False
     holders: int = 0
+    between: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -213,7 +216,7 @@ class HolderHistory:
         for group in groups:
             if has(group.anchor, SegmentKind.NOT_SEARCHED):  # partial censuses leave out different ones
                 continue
-            size = _size(group, point)
+            size = _size(group, point, between)
             before = self._same(group, size, moved)
             if before is not None:
                 renewed = _renewed(before.group, group)
@@ -287,12 +290,12 @@ def _nodes_on_host(groups: Sequence[HolderGroup]) -> Iterator[HolderGroup]:
             )
 
 
-def _size(group: HolderGroup, point: CensusPoint) -> HeldSize:
+def _size(group: HolderGroup, point: CensusPoint, between: bool) -> HeldSize:
     kept = group.kept if group.device == "cpu" else 0
     head, tail = point.heads.get(group.key), point.tails.get(group.key)
     return HeldSize(
         point.position, group.nbytes, kept, group.count, group.objects, group.entries, head, tail,
-        holders=len(group.holders),
+        holders=len(group.holders), between=between,
     )  # fmt: skip
 
 

@@ -226,6 +226,9 @@ def growths(
             contradicted = partial(_not_confirmed, confirms, counter)
         proof = prove(points, contradicted, policy, period, holding.fell)
         first, last = rising[0], rising[-1]
+        earlier = prove(points[:-1], policy=policy, period=period).rate
+        if earlier > 0 and not last.between:
+            proof = replace(proof, rate=earlier)
         multiply = first.holders < last.holders and (
             last.entries * first.holders <= first.entries * last.holders
         )
