@@ -53,6 +53,8 @@ class Track:
     The first readings are kept one by one. Each time there are 512 blocks, neighbors are merged: a block
     keeps its mean, which averages noise out, and its smallest reading, which a passing spike cannot move.
 
+    Its memory is allocated at once, so that it adds nothing to the growth of what it follows.
+
     Args:
         warm_up: first readings to leave out.
 
@@ -61,16 +63,15 @@ class Track:
         last: position and bytes of the last one; None before the first.
     """
 
-    __slots__ = ("_at", "_floors", "_left_out", "_means", "_open", "_width", "last", "readings")
+    __slots__ = ("_blocks", "_left_out", "_length", "_open", "_width", "last", "readings")
 
     def __init__(self, warm_up: int = 0) -> None:
         self.readings = 0
         self.last: tuple[float, int] | None = None
         self._left_out = warm_up
         self._width = 1
-        self._at: list[float] = []
-        self._means: list[float] = []
-        self._floors: list[float] = []
+        self._blocks = np.zeros((_BLOCKS, 3))  # of each its position, mean and smallest reading
+        self._length = 0
         self._open: tuple[int, float, int, int] = (0, 0.0, 0, 0)
 
     def add(self, position: float, value: int) -> None:
@@ -96,22 +97,23 @@ class Track:
             self._open = (count, positions, values, least)
             return
         self._open = (0, 0.0, 0, 0)
-        self._at.append(positions / count)
-        self._means.append(values / count)
-        self._floors.append(least)
-        if len(self._at) == _BLOCKS:
+        self._blocks[self._length] = positions / count, values / count, least
+        self._length += 1
+        if self._length == _BLOCKS:
             self._merge()
 
     def points(self) -> Points:
         """Return the readings so far; the block that is being filled counts once it is half full."""
-        at, means, floors = self._at, self._means, self._floors
+        blocks = self._blocks[: self._length]
         count, positions, values, least = self._open
         if 2 * count > self._width:
-            at, means, floors = [*at, positions / count], [*means, values / count], [*floors, least]
-        return Points(np.array(at), np.array(means), np.array(floors, dtype=np.float64))
+            blocks = np.vstack((blocks, (positions / count, values / count, least)))
+        at, means, floors = blocks.T.copy()
+        return Points(at, means, floors)
 
     def _merge(self) -> None:
-        self._at = [(a + b) / 2 for a, b in zip(self._at[::2], self._at[1::2], strict=True)]
-        self._means = [(a + b) / 2 for a, b in zip(self._means[::2], self._means[1::2], strict=True)]
-        self._floors = [min(a, b) for a, b in zip(self._floors[::2], self._floors[1::2], strict=True)]
-        self._width *= 2
+        left, right = self._blocks[::2], self._blocks[1::2]
+        merged = (left + right) / 2
+        merged[:, 2] = np.minimum(left[:, 2], right[:, 2])
+        self._length, self._width = len(merged), self._width * 2
+        self._blocks[: self._length] = merged
