@@ -332,6 +332,8 @@ def unnamed_growth(
     resident_contradicts: bool,
     native: Sequence[DataGrowth] = (),
     containers: Iterable[GrowingData] = (),
+    *,
+    covered: bool = True,
 ) -> Finding | None:
     """What a counter says grows beyond all that the censuses named: memory that only C++ sees.
 
@@ -346,6 +348,7 @@ def unnamed_growth(
         resident_contradicts: the resident set shows that nothing like it came.
         native: growing containers, among them those of objects whose memory only C++ knows of.
         containers: all that grew up to the last census.
+        covered: censuses were taken while it grew.
     """
     growth = evidence.estimates.get(counter)
     of_native = next((growth for growth in native if growth.data.native is not None), None)
@@ -374,7 +377,8 @@ def unnamed_growth(
     open_because = ["the resident set does not grow with it"] if resident_contradicts else []
     if evidence.caches_may_fill and counter == "cpu" and holder is None:
         open_because += ["a cache with an entry for each shape of the input may still be filling"]
-    open_because += ["the censuses since then do not show what holds it"] if held is None else []
+    if held is None or not covered:
+        open_because += ["the censuses since then do not show what holds it"]
     mechanism, fix = _cause_of_data(holder, evidence) if holder else _NO_HOLDER
     rates = _rates(missing, counter, evidence)
     projection = _projection(where, rates, evidence)

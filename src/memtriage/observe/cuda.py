@@ -210,6 +210,11 @@ class AllocationHistory:
         self._ours = False
         self._max_entries = 1
 
+    @property
+    def borrowed(self) -> bool:
+        """Whether `start` switched it on."""
+        return self._ours
+
     def start(self, max_entries: int = 1) -> bool:
         """Switch recording on if it is off.
 

@@ -72,6 +72,11 @@ class SiteRecorder:
         """Whether a recorder that takes host memory itself is on."""
         return self._tracing.borrowed or self._anomaly.borrowed
 
+    @property
+    def on(self) -> bool:
+        """Whether any recorder is on."""
+        return self.recording or self._history.borrowed
+
     def tables(self) -> int:
         """Bytes that tracemalloc counts for its own tables; 0 where it is not on for the watch."""
         return tracemalloc.get_tracemalloc_memory() if self._tracing.borrowed else 0

@@ -18,6 +18,7 @@ from memtriage.account import retained_sizes
 from memtriage.account.census import CensusView
 from memtriage.diagnose.growth.history import Holding
 from memtriage.model.paths import in_words
+from memtriage.observe.cuda import AllocationHistory
 from memtriage.session.schedule.investigation import Investigation, Investigator
 from support import censuses
 
@@ -347,23 +348,32 @@ def test_while_nodes_are_traced_a_backward_is_not() -> None:
     assert not torch._C.is_anomaly_enabled() and torch._C.is_anomaly_check_nan_enabled()
 
 
-@pytest.mark.parametrize(
-    ("period", "again", "over"),
-    [
-        (None, False, 2), (1.0, False, 2), (4.0, False, 4), (8.0, False, 8), (9.0, False, 2),
-        (None, True, 8), (1.0, True, 2), (4.0, True, 4), (9.0, True, 8),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("period", "over"), [(None, 2), (1.0, 2), (4.0, 4), (8.0, 8), (9.0, 2)])
+@pytest.mark.parametrize("again", [False, True])
 def test_recorders_are_on_over_two_positions_or_a_short_period(
-    period: float | None, again: bool, over: int
+    period: float | None, over: int, again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """After a recording without a result the CUDA allocator's, which takes nothing from malloc, longer."""
+    history = [0]
+    monkeypatch.setattr(AllocationHistory, "start", lambda self: history.__setitem__(0, history[0] + 1))
     investigator = Investigator(None, lambda text: None)
     on = []
     for remaining in range(10, 0, -1):
         investigator.record(remaining, period, again=again)
         on.append(investigator.recording)
     assert on == [False] * (10 - over) + [True] * over
+    assert history == [8 if again else over]
     investigator.stop()
+
+
+def test_a_census_that_is_put_off_ends_the_allocators_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AllocationHistory, "start", lambda self: setattr(self, "_ours", True))
+    stops = []
+    monkeypatch.setattr(AllocationHistory, "stop", lambda self: stops.append(setattr(self, "_ours", False)))
+    investigator = Investigator(None, lambda text: None)
+    for remaining in (9, 8, 7, 20, 19):
+        investigator.record(remaining, again=True)
+    assert len(stops) == 1
 
 
 # --- what is noted of each census ---------------------------------------------------------------------------

@@ -321,15 +321,17 @@ def _judge(points: Points, policy: TrendPolicy, *, to_the_end: bool = True) -> G
     slower = policy.slows * quarters[0] - quarters[-1]
     if uncertain or slower > policy.differs * line.difference_of_quarters():
         return _by_regular_rises(points, replace(result, state="undecided"), policy)
-    return _by_single_rises(points, _by_total(points, replace(result, state="growing")), policy)
+    return _by_single_rises(points, _by_total(points, replace(result, state="growing"), policy), policy)
 
 
-def _by_total(points: Points, growth: GrowthEstimate) -> GrowthEstimate:
+def _by_total(points: Points, growth: GrowthEstimate, policy: TrendPolicy) -> GrowthEstimate:
     """Return growth with the rate from the first reading to the last, where that is known better.
 
-    A line's rate is uncertain where growth comes in random sizes. The total is uncertain by what falls again,
-    and by the largest rise, which may have come once.
+    A line's rate may be too uncertain where growth comes in random sizes. The total is uncertain by what
+    falls again, and by the largest rise, which may have come once.
     """
+    if growth.high - growth.low <= 2 * policy.accuracy * growth.rate:
+        return growth
     rises = np.diff(points.means)
     fall = float((np.maximum.accumulate(points.means) - points.means).max())
     rate = float(points.means[-1] - points.means[0]) / points.span

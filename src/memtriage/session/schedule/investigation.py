@@ -243,16 +243,18 @@ class Investigator:
             remaining: marks (of steps, micro-batches, ...) until that census.
             period: marks from rise to rise, where growth is periodic.
             again: a census before which sites were recorded found none. Growth may have a period that is not
-                known yet, so a longer time is recorded.
+                known yet, so the CUDA allocator records for a longer time. The other recorders would keep
+                malloc's counter from being read.
         """
-        over = POLICY.recorded_over if again else 2
-        if period is not None and period <= POLICY.recorded_over:
-            over = max(2, math.ceil(period))
-        if not 0 < remaining <= over:
-            if self.recording:
+        over = 2 if period is None or period > POLICY.recorded_over else max(2, math.ceil(period))
+        longest = max(over, POLICY.recorded_over) if again else over
+        if not 0 < remaining <= longest:
+            if self._sites.on:
                 self.stop()  # that census has been put off
             return
         self._sites.start()
+        if remaining > over:
+            return
         if remaining == 1:
             self._sites.trace_nodes()
         else:

@@ -80,8 +80,9 @@ def find_leaks(scheduler: CensusScheduler, evidence: Evidence) -> list[Finding]:
         held_rate = main.held_rate(counter)
         containers = main.investigation.data.values()
         unnamed = unnamed_growth(
-            counter, evidence, leaks, held_rate, native and contradicts, data, containers
-        )
+            counter, evidence, leaks, held_rate, native and contradicts, data, containers,
+            covered=main.covers_growth(counter),
+        )  # fmt: skip
         if unnamed is not None:
             leaks = _with_unnamed(leaks, unnamed)
     return _worth_reporting(leaks)

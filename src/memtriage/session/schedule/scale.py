@@ -247,21 +247,20 @@ class ScaleScheduler:
         return points is not None and len(points.at) > 1 and bool(points.floors[-1] > points.floors[0])
 
     def held_rate(self, name: str) -> float | None:
-        """Return the rate at which all that has a holder grew while a counter did; None if not known.
+        """Return the rate at which all that has a holder grew while a counter did; None if not known."""
+        return self.investigation.held_rate(name, self._counts_since(name))
 
-        It is not known where the counter rose after the censuses, or between them far less than at other
-        times: what they do not show may have a holder.
+    def covers_growth(self, name: str) -> bool:
+        """Return whether censuses were taken while a counter grew.
+
+        Where it rose after them, or between them far less than at other times, what they do not show may have
+        a holder.
         """
-        since, estimate = self._counts_since(name), self._estimate(name)
-        places = [place for place, _ in self.investigation.totals]
+        since, places = self._counts_since(name), [place for place, _ in self.investigation.totals]
+        if not places or name not in self.counters:
+            return True
         first = max((place for place in places if place < since), default=since)
-        if (
-            name in self.counters
-            and places
-            and not self.counters[name].rose(estimate.rate, first, places[-1])
-        ):
-            return None
-        return self.investigation.held_rate(name, since)
+        return self.counters.rose(name, self._estimate(name).rate, first, places[-1])
 
     def harmless_rate(self, name: str) -> float:
         """Return the rate at which bounded containers, logs and larger content grew while a counter did."""
