@@ -76,11 +76,19 @@ class ReservedCourse:
         self._reserved, self._peak = Track(policy.warm_up), Track(policy.warm_up)
         self._most = 0
 
-    def add(self, step: int, reserved: int, peak: int) -> None:
-        """Add the counters at the end of a step, in bytes; the program may have reset the peak since."""
+    def add(self, step: int, reserved: int, peak: int) -> bool:
+        """Add the counters at the end of a step, and return whether more is reserved than at the one before.
+
+        Args:
+            step: completed steps.
+            reserved: bytes.
+            peak: the allocator's highest allocated bytes; the program may have reset it since.
+        """
+        before = self._reserved.last
         self._most = max(self._most, peak)
         self._reserved.add(step, reserved)
         self._peak.add(step, self._most)
+        return before is None or reserved > before[1]
 
     def growth(self) -> ReservedGrowth | None:
         """Return how reserved memory grew beyond the peak; None where it did not, or has come to its end."""

@@ -64,6 +64,14 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return self.address + self.size
 
 
+def pinned_block(nbytes: int) -> int:
+    """Return the bytes of the page-locked block that torch allocates for a request: the next power of two.
+
+    As `PowerOf2Ceil` of ATen/core/CachingHostAllocator.h; 0 for 0.
+    """
+    return 1 << (nbytes - 1).bit_length() if nbytes else 0
+
+
 class DeviceCounters(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The allocator's counters of one device, in bytes but for `retries` and `ooms`.
 

@@ -142,8 +142,8 @@ def host_sample(proc: Path = SELF) -> HostSample:
 
     Not for every mark: the kernel walks all resident pages, 0.3 ms at 16 MiB and 10 ms at 4 GiB.
     """
-    status = _kib_fields(text_of(proc / "status"))
-    rollup = _kib_fields(text_of(proc / "smaps_rollup"))
+    status = kib_fields(text_of(proc / "status"))
+    rollup = kib_fields(text_of(proc / "smaps_rollup"))
     if not status and not rollup:
         return HostSample(rss=_psutil_rss(os.getpid()) if proc == SELF else None)
     return HostSample(
@@ -161,7 +161,7 @@ def host_sample(proc: Path = SELF) -> HostSample:
 
 def host_peak(proc: Path = SELF) -> int | None:
     """Highest resident set since the start, or since the mark was reset (`VmHWM`). Walks no page."""
-    return _kib_fields(text_of(proc / "status")).get("VmHWM")
+    return kib_fields(text_of(proc / "status")).get("VmHWM")
 
 
 def memory_classes(proc: Path = SELF) -> MemoryClasses | None:
@@ -325,7 +325,7 @@ def _child(process: psutil.Process) -> ChildSample:
     command: list[str] = []
     with contextlib.suppress(psutil.AccessDenied):
         command = process.cmdline()
-    rollup = _kib_fields(text_of(Path(f"/proc/{process.pid}/smaps_rollup")))
+    rollup = kib_fields(text_of(Path(f"/proc/{process.pid}/smaps_rollup")))
     own = [rollup[key] for key in ("Anonymous", "Private_Dirty") if key in rollup]
     return ChildSample(
         pid=process.pid,
@@ -353,8 +353,8 @@ def _psutil_rss(pid: int) -> int | None:
         return None
 
 
-def _kib_fields(text: str | None) -> dict[str, int]:
-    """The `Name:   123 kB` lines of a /proc file, in bytes."""
+def kib_fields(text: str | None) -> dict[str, int]:
+    """Return the `Name:   123 kB` lines of a /proc file, in bytes; nothing where there is none."""
     return {match[1]: int(match[2]) << 10 for match in _KIB_FIELD.finditer(text or "")}
 
 

@@ -155,7 +155,7 @@ class RemoteMemory(ABC):
         self._asked = np.zeros(self._slots, bool)
 
     def release(self) -> None:
-        """Let go of the copy. Its readers refer to themselves, so they would keep it until a collection."""
+        """Release the copy. Its readers refer to themselves, so they would keep it until a collection."""
         nothing = np.zeros(0, np.uint64)
         self.data, self._flat, self.raw = nothing.view(np.int64), nothing.data, nothing.view(np.uint8).data
         self.chunks.clear()

@@ -36,7 +36,7 @@ from memtriage.model.position import TrainingPosition
 from memtriage.model.report import RankCount, RunReport
 from memtriage.model.units import count
 from memtriage.observe.driver import process_memory
-from memtriage.observe.host import memory_classes
+from memtriage.observe.host import kib_fields, memory_classes, text_of
 from memtriage.observe.smaps import MappingClass
 from memtriage.outside.answer import arguments
 from memtriage.outside.census import OutsideCensus, take_census
@@ -106,11 +106,11 @@ class Attached:
 
     def read_counters(self, now: float) -> None:
         """Add a reading of what the kernel counts, at so many seconds since the start."""
-        status = _status(self.pid)
-        if status is None:
+        sizes = kib_fields(text_of(Path(f"/proc/{self.pid}/status")))
+        if "RssAnon" not in sizes:  # also of a zombie
             self.ended = f"process {self.pid} ended"
         else:
-            self.resident.add(now, status["RssAnon"] + status["VmSwap"])
+            self.resident.add(now, sizes["RssAnon"] + sizes.get("VmSwap", 0))
         if self.allocator is not None:
             self.allocated |= self.allocator.counters()
             for device, counters in self.allocated.items():
@@ -218,19 +218,6 @@ def _judge(counter: Counter) -> Judged:
         return judged
     few = f"{count(judged.points, 'reading')} of {counter.policy.readings}: attach for a longer time"
     return msgspec.structs.replace(judged, reason=few)
-
-
-def _status(pid: int) -> dict[str, int] | None:
-    """Return the sizes of a process that the kernel counts, in bytes; None once it has ended."""
-    sizes = dict.fromkeys(("RssAnon", "RssFile", "RssShmem", "VmSwap"), 0)
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return None
-    known = [line.split() for line in lines if line.partition(":")[0] in sizes]
-    if not known:
-        return None  # a zombie
-    return sizes | {name.rstrip(":"): int(kib) * 1024 for name, kib, *_ in known}
 
 
 def attach(

@@ -72,7 +72,6 @@ class FragmentationWatch:
         self._ledgers = ledgers
         self._predict = predict
         self._courses: dict[str, ReservedCourse] = {}
-        self._reserved: dict[str, int] = {}
         self._looked: dict[str, int] = {}
         self._asked_at: int | None = None
         self._pinned: dict[str, str] = {}
@@ -88,10 +87,9 @@ class FragmentationWatch:
             if counters is None or counters.reserved is None or counters.peak_allocated is None:
                 continue
             course = self._courses.setdefault(device, ReservedCourse())
-            course.add(mark.position.step, counters.reserved, counters.peak_allocated)
-            if counters.reserved > self._reserved.get(device, 0):
-                self._look_closer(device, course.growth(), mark.position.step)
-            self._reserved[device] = counters.reserved
+            step = mark.position.step
+            if course.add(step, counters.reserved, counters.peak_allocated):
+                self._look_closer(device, course.growth(), step)
 
     @never_raises
     def _look_closer(self, device: str, growth: ReservedGrowth | None, step: int) -> None:

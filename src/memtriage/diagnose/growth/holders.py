@@ -226,8 +226,7 @@ def growths(
             contradicted = partial(_not_confirmed, confirms, counter)
         proof = prove(points, contradicted, policy, period, holding.fell)
         first, last = rising[0], rising[-1]
-        earlier = prove(points[:-1], policy=policy, period=period).rate
-        if earlier > 0 and not last.between:
+        if not last.between and (earlier := prove(points[:-1], policy=policy, period=period).rate) > 0:
             proof = replace(proof, rate=earlier)
         multiply = first.holders < last.holders and (
             last.entries * first.holders <= first.entries * last.holders
@@ -343,9 +342,11 @@ def _faster(growth: _Grown, factor: float) -> _Grown:
 def _factor(growing: Sequence[_Grown], counter: Counter) -> float:
     """Return how much faster a counter grows than its holders, which explain it; 1 where that is not sure."""
     proven = [growth for growth in growing if growth.proof.certainty == "proven"]
+    if not proven:
+        return 1.0
     known, shown = sum(growth.proof.rate for growth in proven), counter.estimate()
     error = HOLDER_POLICY.accuracy * shown.rate
-    if not proven or not shown.is_growth_of(shown.rate, HOLDER_POLICY.accuracy):
+    if not shown.is_growth_of(shown.rate, HOLDER_POLICY.accuracy):
         return 1.0
     if abs(known - shown.rate) <= error:
         return 1.0

@@ -15,6 +15,7 @@ from memtriage.diagnose.host.evidence import (
     Population,
     WorkerGrowth,
 )
+from memtriage.model.blocks import pinned_block
 from memtriage.model.findings import DEVICE_HOST, Finding
 from memtriage.model.units import size
 from memtriage.playbook import host as words
@@ -230,12 +231,12 @@ def pinned_rounding(use: PinnedUse | None, policy: HostPolicy = POLICY) -> Findi
 
 
 def rounding(block: PinnedBlock) -> int:
-    """Bytes that `PowerOf2Ceil` of ATen/core/CachingHostAllocator.h adds to a block.
+    """Bytes that torch's allocator adds to a block.
 
     >>> rounding(PinnedBlock(3 << 20, None)) == 1 << 20, rounding(PinnedBlock(1 << 20, None))
     (True, 0)
     """
-    return (1 << max(block.nbytes - 1, 0).bit_length()) - block.nbytes if block.nbytes else 0
+    return pinned_block(block.nbytes) - block.nbytes
 
 
 def host_notes(evidence: HostEvidence, policy: HostPolicy = POLICY) -> list[str]:

@@ -8,7 +8,6 @@ Known limitations: pools of CUDA graphs and kernels chosen by trial (`max_autotu
 
 from __future__ import annotations
 
-import gc
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator
@@ -24,6 +23,7 @@ from memtriage.prediction.compiled.trials import HostKernel, Kernel, KernelTrial
 from memtriage.prediction.fake_cuda.tensors import CUDA, gpu
 from memtriage.prediction.fake_cuda.torch_cuda import FACTORIES, replaced
 from memtriage.prediction.gpu_kinds import GpuKind
+from memtriage.process.collector import collector_paused
 
 _NEEDED: Final = {
     "torch._dynamo.device_interface": ("CudaInterface", "caching_worker_device_properties"),
@@ -115,17 +115,13 @@ def _uncollected() -> Iterator[None]:
 
     It would go through everything that was imported, again and again; nothing of the program runs meanwhile.
     """
-    handler = torch._dynamo.callback_handler
-    enabled = gc.isenabled()
+    handler, paused = torch._dynamo.callback_handler, ExitStack()
 
     def begun(_: object) -> None:
-        nonlocal enabled
-        enabled = gc.isenabled()
-        gc.disable()
+        paused.enter_context(collector_paused())
 
     def ended(_: object) -> None:
-        if enabled:
-            gc.enable()
+        paused.close()
 
     handler.register_start_callback(begun)
     handler.register_end_callback(ended)

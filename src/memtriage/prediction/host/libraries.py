@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from memtriage.model.code_origin import is_installed
+from memtriage.observe.host import kib_fields
 from memtriage.observe.origin import package_folder
 from memtriage.prediction.fake_cuda.tensors import in_kernel
 from memtriage.prediction.fake_cuda.torch_cuda import replaced
@@ -166,9 +167,5 @@ def _figures(program: str, modules: Iterable[str] = (), *arguments: str) -> dict
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = {
-        name: int(value.split()[0]) << 10
-        for name, _, value in (line.partition(":") for line in run.stdout.splitlines())
-        if name in ("RssAnon", "RssFile", "RssShmem")
-    }
+    found = kib_fields(run.stdout)
     return None if run.returncode or "RssAnon" not in found else found

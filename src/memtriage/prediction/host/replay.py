@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from memtriage.model.blocks import pinned_block
 from memtriage.model.prediction import HOST_PEAK, HostCourse
 from memtriage.prediction.host.malloc import Malloc
 from memtriage.prediction.host.memory import PINNED, HostTrace, MemoryPlace
@@ -86,7 +87,7 @@ class PinnedCache:
 
     def change(self, block: int, size: int, sign: int) -> None:
         """Allocate or free."""
-        rounded = 1 << (size - 1).bit_length()
+        rounded = pinned_block(size)
         if sign < 0:
             self._free[rounded] = self._free.get(rounded, 0) + 1
             self.beyond += size

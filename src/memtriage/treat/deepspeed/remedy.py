@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from memtriage.model.blocks import pinned_block
 from memtriage.observe.malloc import trim
 from memtriage.treat.deepspeed.internals import ACCUMULATE, FINISH, Internals, find_internals
 from memtriage.treat.deepspeed.staging import Tiles, restore, slim
@@ -150,7 +151,7 @@ class ExactHostMemory:
         locked = locked_memory(nbytes)
         if locked is None:
             return None
-        self.rounding += (1 << (nbytes - 1).bit_length()) - nbytes
+        self.rounding += pinned_block(nbytes) - nbytes
         return locked.view(dtype).view(shape)
 
     def _initializing(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
