@@ -211,7 +211,6 @@ def test_host_needs_no_model_on_a_gpu(tmp_path, capfd):
     assert host["libraries"] > 50 << 20
     assert host["peak"] == sum(size for kind, size in host.items() if kind != "peak")
     assert prediction["host_node"] == host
-    assert "host_course" not in prediction
     assert prediction["peak_reserved"] == prediction["outside_allocator"] == 0
 
 

@@ -53,7 +53,7 @@ def predict(
     """Predict the peak memory of a step, without a GPU."""
     import msgspec
 
-    from memtriage.model.prediction import Prediction
+    from memtriage.model.prediction import RankPrediction
     from memtriage.prediction.distributed.ranks import all_ranks
     from memtriage.prediction.host.node import add_node
 
@@ -73,13 +73,16 @@ def predict(
     on_node = _ranks_of_node(ranks_per_node, world_size)
 
     @cache
-    def predicted(of_rank: int) -> Prediction:
-        return program.trace("predict", {**options, "rank": of_rank}, Prediction)
+    def predicted(of_rank: int) -> RankPrediction:
+        return program.trace("predict", {**options, "rank": of_rank}, RankPrediction)
 
-    prediction = all_ranks(world_size, predicted) if every_rank else predicted(rank)
+    if every_rank:
+        prediction = all_ranks(world_size, lambda each: predicted(each).prediction)
+    else:
+        prediction = predicted(rank).prediction
     if host:
-        courses = [predicted(each).host_course for each in range(min(on_node, 2))]
-        add_node(prediction, [course for course in courses if course is not msgspec.UNSET], on_node)
+        courses = [predicted(each).host for each in range(min(on_node, 2))]
+        add_node(prediction, [course for course in courses if course is not None], on_node)
     if json:
         sys.stdout.write(msgspec.json.encode(prediction).decode() + "\n")
     else:

@@ -214,7 +214,6 @@ class Prediction(msgspec.Struct, kw_only=True):
         host: resident bytes of the process and its workers when they are most, by class; `peak` is their sum.
             Only when asked for.
         host_node: the same of a node. Only when asked for.
-        host_course: for the node's figures; not part of a result.
         ranks: all ranks of the job, those that reserve most first; the other fields are those of the first.
             Only when asked for.
     """
@@ -235,5 +234,21 @@ class Prediction(msgspec.Struct, kw_only=True):
     horizon: Horizon | msgspec.UnsetType = msgspec.UNSET
     host: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
     host_node: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
-    host_course: HostCourse | msgspec.UnsetType = msgspec.UNSET
     ranks: list[RankPeaks] | msgspec.UnsetType = msgspec.UNSET
+
+
+class RankPrediction(msgspec.Struct, kw_only=True):
+    """What tracing one rank gives.
+
+    Attributes:
+        prediction: of this rank.
+        host: what the figures of its node need; None unless the host is asked for.
+    """
+
+    prediction: Prediction
+    host: HostCourse | None = None
+
+    @property
+    def notes(self) -> list[str]:
+        """The prediction's notes."""
+        return self.prediction.notes

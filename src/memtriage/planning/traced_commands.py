@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from memtriage.model.plan import Plan
-from memtriage.model.prediction import Prediction
+from memtriage.model.prediction import HostCourse, RankPrediction
 from memtriage.model.priming import Priming
 from memtriage.model.target import TraceTarget
 from memtriage.planning.api import plan_program
@@ -22,12 +22,15 @@ from memtriage.prediction.sandbox.child import report_progress
 from memtriage.prediction.watch import TracedProgram
 
 
-def predict(target: dict[str, Any], options: dict[str, Any]) -> Prediction:
-    """Predict a target; `options` are keyword arguments of `predict.api.predict`.
+def predict(target: dict[str, Any], options: dict[str, Any]) -> RankPrediction:
+    """Predict a target; `options` are those of `prediction.api.predict_program`, or of a horizon.
 
     Raises:
         ValueError: the target or an option cannot be used.
     """
+    courses: list[HostCourse] = []
+    if options.pop("host", False):
+        options["host"] = courses.append
     against = options.pop("against", None)
     horizon, lengths, limit = (options.pop(name, None) for name in ("horizon", "lengths", "limit"))
 
@@ -36,12 +39,14 @@ def predict(target: dict[str, Any], options: dict[str, Any]) -> Prediction:
 
     if horizon is not None:
         del options["steps"]
-        return horizon_of_program(
+        prediction = horizon_of_program(
             _shaped(target, horizon, lengths), horizon, limit=limit, **options, progress=progress
         )
-    return predict_program(
-        _program(target), **options, against=None if against is None else Path(against), progress=progress
-    )
+    else:
+        prediction = predict_program(
+            _program(target), **options, against=None if against is None else Path(against), progress=progress
+        )
+    return RankPrediction(prediction=prediction, host=courses[0] if courses else None)
 
 
 def plan(target: dict[str, Any], options: dict[str, Any]) -> Plan:

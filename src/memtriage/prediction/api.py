@@ -10,7 +10,7 @@ from typing import Any, Final, TypedDict, Unpack
 from msgspec import UNSET
 
 from memtriage.allocator.settings import NEWEST, OLDEST, parse_conf, parse_version
-from memtriage.model.prediction import PredictedStep, Prediction
+from memtriage.model.prediction import HostCourse, PredictedStep, Prediction
 from memtriage.prediction.against import compare, read_device
 from memtriage.prediction.build import Build
 from memtriage.prediction.distributed import nccl
@@ -43,7 +43,7 @@ class TraceOptions(TypedDict, total=False):
         gpu, world_size, rank, torch_version: as for `memtriage.predict`.
         explain: also the instant of the peak by module.
         progress: called with the number of each step that begins, from 1, and how many are wanted.
-        host: also the host's memory, of a script to its end.
+        host: follow the host's memory too, of a script to its end, and call this with it.
     """
 
     allocator_conf: str | None
@@ -53,7 +53,7 @@ class TraceOptions(TypedDict, total=False):
     torch_version: str | None
     explain: bool
     progress: Callable[[int, int], None] | None
-    host: bool
+    host: Callable[[HostCourse], None] | None
 
 
 def predict_program(
@@ -99,7 +99,7 @@ def trace_steps(
     torch_version: str | None = None,
     explain: bool = False,
     progress: Callable[[int, int], None] | None = None,
-    host: bool = False,
+    host: Callable[[HostCourse], None] | None = None,
 ) -> tuple[Trace, int, Prediction]:
     """Trace steps of a program; return the trace, the GPU's memory in bytes, and their prediction.
 
@@ -111,8 +111,15 @@ def trace_steps(
     kind = machine(gpu)
     version = parse_version(torch_version)
     parse_conf(allocator_conf or "", version)
-    traced = trace(program, kind, version, steps, world_size, rank, explain, allocator_conf, progress, host)
-    return traced, kind.memory, _prediction_of(traced, kind, version, world_size, explain, begun)
+    traced = trace(
+        program, kind, version, steps, world_size, rank, explain, allocator_conf, progress, host is not None
+    )
+    prediction = _prediction_of(traced, kind, version, world_size, explain, begun)
+    if host is not None and traced.host is not None:
+        course = host_course(traced.host)
+        prediction.host = highest_stretch(course.stretches)
+        host(course)
+    return traced, kind.memory, prediction
 
 
 def _prediction_of(
@@ -131,7 +138,6 @@ def _prediction_of(
     highest = max(settled, key=lambda step: step.peak_allocated)
     reserved = max(step.peak_reserved for step in settled)
     outside = 0 if kind is NO_GPU else kind.outside + nccl.outside(traced_program.communicators)
-    course = None if traced_program.host is None else host_course(traced_program.host)
     return Prediction(
         peak_allocated=highest.peak_allocated,
         peak_reserved=reserved,
@@ -162,8 +168,6 @@ def _prediction_of(
             ),
         ],
         peak_table=peak_table(traced_program, highest) if explain else UNSET,
-        host=UNSET if course is None else highest_stretch(course.stretches),
-        host_course=UNSET if course is None else course,
     )
 
 

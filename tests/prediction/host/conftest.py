@@ -26,6 +26,6 @@ def host_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pr
     def predict(text: str, **options: object) -> Prediction:
         file = tmp_path / "train.py"
         file.write_text(text)
-        return predict_program(Script(str(file)), host=True, **{"gpu": "none", **options})
+        return predict_program(Script(str(file)), host=[].append, **{"gpu": "none", **options})
 
     return predict

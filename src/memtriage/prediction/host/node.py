@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from msgspec import UNSET
-
 from memtriage.model.prediction import HOST_PEAK, HostCourse, Prediction
 from memtriage.prediction.host.memory import FILES
 from memtriage.prediction.host.replay import LIBRARIES, highest, with_peak
@@ -20,7 +18,6 @@ def add_node(prediction: Prediction, courses: list[HostCourse], ranks: int) -> N
         courses: of rank 0, and of rank 1 where there is one.
         ranks: of the node.
     """
-    prediction.host_course = UNSET
     prediction.host_node = node(courses, ranks)
     if ranks > 1:
         prediction.notes.append(

@@ -35,7 +35,7 @@ def main() -> None:
     except ValueError as error:
         _send(Refused(" ".join(str(error).split())))
     else:
-        result.notes += [*protection.notes, *filter(None, [protection.changes().line(directory)])]
+        result.notes.extend([*protection.notes, *filter(None, [protection.changes().line(directory)])])
         _send(Returned(msgspec.Raw(msgspec.json.encode(result))))
     # At once: threads and exit handlers that the program has left cannot keep the process.
     sys.stdout.flush()
