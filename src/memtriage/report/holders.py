@@ -89,22 +89,19 @@ _HEAD: Final = """\
 <!-- python -m memtriage.report.holders > docs/holders.md: edit src/memtriage/catalogue/ -->
 
 Libraries keep memory between steps, such as copies of weights, workspaces and buffers. memtriage recognizes
-those listed below. Reports use their names (`te.fp8_workspaces: model.layers[*]...`), and `clear_caches`
-clears them.
-
-## memtriage holders
+those listed below. Reports use their names (`te.fp8_workspaces: model.layers[*]...`).
 
 ```text
 memtriage holders [--all] [--json]
 ```
 
-List the known holders of the installed libraries, with what clears each, why it is not cleared by itself,
-when it must not be cleared, and when it is filled again.
+List the known holders of the installed libraries: the symbol, what clears it and when it must not be cleared,
+and when it is filled again.
 
 | option | meaning |
 |---|---|
 | `--all` | also list libraries and versions that are not installed |
-| `--json` | the whole catalogue alone on stdout, as JSON |
+| `--json` | only the whole catalogue on stdout, as JSON |
 
 **Exit status**: 0.
 
@@ -117,8 +114,8 @@ report = memtriage.clear_caches(["torch.dynamo"])  # one of them, by name
 print("\\n".join(report.lines()))
 ```
 
-The call synchronizes the devices in use, clears, collects garbage and empties the allocator's cache. The
-report has what each entry held and freed, or why it was skipped.
+The report has what each entry held and freed, or why it was skipped. Garbage is collected and the allocator's
+cache emptied.
 
 | cleared | meaning |
 |---|---|
@@ -126,11 +123,10 @@ report has what each entry held and freed, or why it was skipped.
 | `on request` | cleared only if you pass its name or kind: slow to rebuild, or other ranks take part |
 | `never` | only reported: model state, or the program's own |
 
-`between_steps=True` promises that no backward will run. Reserved memory shrinks only where a whole segment
-becomes free. If cuBLAS made its workspace during a capture, clearing is refused even after the graph is
-gone: call `torch._C._cuda_clearCublasWorkspaces()`.
+`between_steps=True` promises that no backward will run. If cuBLAS made its workspace during a capture,
+clearing is refused even after the graph is gone: call `torch._C._cuda_clearCublasWorkspaces()`.
 
-## A cache of your own
+A cache of your own is reported and cleared like the others until `remove()`:
 
 ```python
 cache = {}
@@ -138,8 +134,6 @@ registration = memtriage.register_holder("rope tables", lambda: cache, cache.cle
 ...
 registration.remove()
 ```
-
-Until `remove()`, it is reported and cleared like the others.
 
 ## TransformerEngine #1935
 
@@ -151,11 +145,11 @@ with EmptyAfterRestore():
 ```
 
 Before 2.15, backward leaves saved tensors in `ctx.tensor_objects` (`te.tensor_objects`). Inside the block
-each list is emptied as soon as backward has read it. Gradients are identical to the bit, and a retained graph
-keeps its list. `undo()` restores the library's functions.
+each list is emptied as soon as backward has read it; a retained graph keeps its list. Gradients are identical
+to the bit. `undo()` restores the library's functions.
 """
 
-_TABLE_HEAD: Final = "| name | symbol | keeps | cleared |\n|---|---|---|---|"
+_TABLE_HEAD: Final = "| name | keeps | cleared |\n|---|---|---|"
 
 
 def markdown() -> str:
@@ -183,8 +177,7 @@ def _row(holder: Holder) -> str:
     keeps = (
         holder.holds if not holder.spans else f"{holder.holds}. Versions: {versions_in_words(holder.spans)}"
     )
-    cells = (holder.symbol, keeps, holder.policy)
-    return f"| `{holder.name}` | {' | '.join(map(plain, cells))} |"
+    return f"| `{holder.name}` | {plain(keeps)} | {holder.policy} |"
 
 
 if __name__ == "__main__":

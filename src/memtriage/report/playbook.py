@@ -20,8 +20,8 @@ How to save memory, for each way of running out of it. Every finding, fix and re
 entry; `memtriage explain M8` prints one.
 
 B is bytes. In formulas: N parameters, b micro-batch, s sequence length, h hidden size, a attention heads,
-L layers, V vocabulary, w ranks. *Result*: the trained model is the same, differs by rounding, is an
-approximation, or solves a different task.
+L layers, V vocabulary, w ranks. *Costs* says what becomes slower, and whether the trained model differs: by
+rounding, as an approximation, or because it solves a different task. An empty cell means: nothing.
 """
 
 
@@ -34,8 +34,8 @@ def _lines() -> Iterator[str]:
     yield _HEAD
     yield "## The ladder: changes in order of cost"
     yield ""
-    yield "| entry | change | saves | speed | result | no help when |"
-    yield "|---|---|---|---|---|---|"
+    yield "| entry | change | saves | costs | no help when |"
+    yield "|---|---|---|---|---|"
     for name in LADDER:
         for rung in PLAYBOOK[name].rungs:
             yield f"| [{name}](#{_anchor(PLAYBOOK[name])}) {_row(rung)}"
@@ -46,18 +46,18 @@ def _lines() -> Iterator[str]:
         yield entry.says
         if entry.actions:
             yield ""
-            yield "| change | saves | speed | result | no help when |"
-            yield "|---|---|---|---|---|"
+            yield "| change | saves | costs | no help when |"
+            yield "|---|---|---|---|"
             yield from map(_row, entry.actions)
     yield ""
 
 
 def _row(action: PlaybookAction) -> str:
-    return (
-        "| "
-        + " | ".join(plain(cell) for cell in (action.action, *dict(describe_rung(action)).values()))
-        + " |"
-    )
+    said = dict(describe_rung(action))
+    costs = [said["speed"], f"result: {said['result']}"]
+    worth_saying = " · ".join(cost for cost in costs if cost not in ("none", "result: same"))
+    cells = (action.action, said["saves"], worth_saying, said["no help when"])
+    return f"| {' | '.join(map(plain, cells))} |"
 
 
 def plain(text: str) -> str:

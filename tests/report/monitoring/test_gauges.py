@@ -21,6 +21,12 @@ def test_the_documentation_names_no_other_metric() -> None:
     assert set(named) == {gauge.prometheus for gauge in GAUGES}
 
 
+@pytest.mark.parametrize("gauge", GAUGES, ids=lambda gauge: gauge.name)
+def test_opentelemetrys_name_follows_from_prometheus_as_the_page_says(gauge: Gauge) -> None:
+    without_unit = gauge.prometheus.removesuffix("_bytes").removesuffix("_seconds")
+    assert gauge.name == without_unit.replace("_", ".", 2)
+
+
 def test_names_are_told_apart() -> None:
     assert len({gauge.name for gauge in GAUGES}) == len(GAUGES)
     assert len({gauge.prometheus for gauge in GAUGES}) == len(GAUGES)

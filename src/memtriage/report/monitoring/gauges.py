@@ -157,11 +157,11 @@ LABELS: Final[tuple[GaugeLabel, ...]] = get_args(GaugeLabel)
 
 def markdown_table() -> str:
     """Return the table of docs/metrics.md."""
-    lines = ["| Prometheus | OpenTelemetry | labels | scalar | meaning |", "|---|---|---|---|---|"]
+    lines = ["| Prometheus | labels | scalar | meaning |", "|---|---|---|---|"]
     for gauge in GAUGES:
-        scalar = "" if gauge.scalar is None else f"`{gauge.scalar_name}`"
-        labels = ", ".join(f"`{label}`" for label in gauge.labels)
-        lines.append(f"| `{gauge.prometheus}` | `{gauge.name}` | {labels} | {scalar} | {gauge.help} |")
+        scalar = "" if gauge.scalar is None else f"`{gauge.scalar.removeprefix('{device}/')}`"
+        labels = ", ".join(f"`{label}`" for label in gauge.labels if label != "rank")
+        lines.append(f"| `{gauge.prometheus}` | {labels} | {scalar} | {gauge.help} |")
     return "\n".join(lines) + "\n"
 
 
