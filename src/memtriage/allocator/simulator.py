@@ -9,6 +9,27 @@ versions differ, `Settings.torch_version` decides.
     simulator.free(block)
     simulator.reserved
 
+- Rounding: to 512 bytes; with `roundup_power2_divisions` to the next of the steps between two powers of two,
+  if the request exceeds 512 bytes x divisions.
+- Pools: up to 1 MiB small, above large; one set of free blocks for each pool, size class and stream.
+- Segments: small 2 MiB; large below 10 MiB `large_segment_size_mb` (20 MiB); from 10 MiB on the next
+  multiple of 2 MiB. Expandable: one virtual range of 9/8 of the device for each pool, size class and stream;
+  pages of 2 MiB (small) or of the large segment size, mapped at the lowest address that has room.
+- Best fit: the smallest free block that is large enough; ties by address (up to torch 2.12) or by age of the
+  segment (since 2.13). With expandable segments a block counts with the unmapped space after it, and the
+  search continues while the next one counts for less.
+- Splitting: the rest of a block is split off if it has at least 512 bytes (small pool, expandable segments)
+  or more than 1 MiB (large pool). Otherwise it is slack and counts as allocated.
+- `max_split_size_mb`: blocks of that size or more are not split, serve no smaller request, and no request
+  they exceed by `max_non_split_rounding_mb`; under pressure they are freed first, just enough of them.
+- Freeing merges with free neighbors. After `record_stream` the block awaits the stream and is recycled by
+  the next allocation after `stream_done`.
+- No free block fits: garbage collection (`garbage_collection_threshold`, only with a limit), then the
+  driver, then freeing oversized blocks, then all wholly free segments, then one more try, then
+  `OutOfMemory`.
+- Private pools are kept until `release_pool`. While a graph is captured (up to torch 2.11: in every private
+  pool) allocations recycle nothing and never flush.
+
 Sizes are bytes. Known limitations: one device, one thread. Time does not exist: when the work of a stream is
 done is for the caller to say (`stream_done`). Not simulated: other allocators behind a `MemPool`,
 `MemPool(use_on_oom=True)`, `graph_capture_record_stream_reuse`, checkpointed pools, IPC, a `MemPool` or a
