@@ -17,11 +17,11 @@ _HEAD = """\
 <!-- python -m memtriage.report.playbook > docs/playbook.md: edit src/memtriage/playbook/entries.py -->
 
 How to save memory, for each way of running out of it. Every finding, fix and remedy of memtriage names an
-entry; `memtriage explain M8` prints one.
+entry; `memtriage explain M8` prints one, with what each of its changes saves and costs.
 
 B is bytes. In formulas: N parameters, b micro-batch, s sequence length, h hidden size, a attention heads,
-L layers, V vocabulary, w ranks. *Costs* says what becomes slower, and whether the trained model differs: by
-rounding, as an approximation, or because it solves a different task. An empty cell means: nothing.
+L layers, V vocabulary, w ranks. *Result*: the trained model is the same, differs by rounding, is an
+approximation, or solves a different task.
 """
 
 
@@ -34,8 +34,8 @@ def _lines() -> Iterator[str]:
     yield _HEAD
     yield "## The ladder: changes in order of cost"
     yield ""
-    yield "| entry | change | saves | costs | no help when |"
-    yield "|---|---|---|---|---|"
+    yield "| entry | change | saves | speed | result | no help when |"
+    yield "|---|---|---|---|---|---|"
     for name in LADDER:
         for rung in PLAYBOOK[name].rungs:
             yield f"| [{name}](#{_anchor(PLAYBOOK[name])}) {_row(rung)}"
@@ -46,18 +46,17 @@ def _lines() -> Iterator[str]:
         yield entry.says
         if entry.actions:
             yield ""
-            yield "| change | saves | costs | no help when |"
-            yield "|---|---|---|---|"
-            yield from map(_row, entry.actions)
+            yield from map(_item, entry.actions)
     yield ""
 
 
-def _row(action: PlaybookAction) -> str:
-    said = dict(describe_rung(action))
-    costs = [said["speed"], f"result: {said['result']}"]
-    worth_saying = " · ".join(cost for cost in costs if cost not in ("none", "result: same"))
-    cells = (action.action, said["saves"], worth_saying, said["no help when"])
+def _row(rung: PlaybookAction) -> str:
+    cells = (rung.action, *dict(describe_rung(rung)).values())
     return f"| {' | '.join(map(plain, cells))} |"
+
+
+def _item(action: PlaybookAction) -> str:
+    return plain(f"- {action.action}. No help when {action.no_help}.")
 
 
 def plain(text: str) -> str:
