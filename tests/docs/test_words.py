@@ -50,6 +50,38 @@ def test_every_pattern_is_one(pattern: str) -> None:
     assert re.search(pattern, bad), pattern
 
 
+OURS = {
+    "census": r"\bcensus(?:es)?\b",
+    "ledger": r"\bledgers?\b",
+    "stranded": r"\bstrand(?:s|ed)?\b",
+    "holder": r"\bholders?\b",
+    "mark": r"(?<!high-water )\bmarks?\b",
+}
+"""Words that PyTorch does not have."""
+
+
+def _unexplained(page: Path, pattern: str) -> str | None:
+    """Where a page first has a word, if it neither links nor defines (in italics) it there."""
+    before = ""
+    for token in documents.tokens(page):
+        within = 0
+        for child in token.children or () if before != "heading_open" else ():
+            within += child.nesting if child.type.startswith(("link", "em")) else 0
+            if child.type == "text" and re.search(pattern, child.content):
+                return None if within else child.content
+        before = token.type
+    return None
+
+
+@pytest.mark.parametrize("word", OURS)
+@pytest.mark.parametrize("page", sorted((documents.ROOT / "docs").glob("*.md")), ids=documents.name)
+def test_a_page_links_a_word_of_ours_where_it_first_uses_it(page: Path, word: str) -> None:
+    glossary = (documents.ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    assert f"| {word} |" in glossary
+    if page.name != "glossary.md":
+        assert _unexplained(page, OURS[word]) is None, f"link {word!r} to glossary.md"
+
+
 def _printed(path: Path) -> Iterator[tuple[int, str]]:
     """The texts with spaces in a source file, without docstrings: what programs may print."""
     tree = ast.parse(path.read_text(encoding="utf-8"))

@@ -668,10 +668,10 @@ _ENTRIES: Final = (
         "Memory in use that rises at the same point of each step, until it runs out. Something that outlives "
         "the step keeps a tensor that the step made: a list, a dict, a cache, a hook, a closure, a buffer. A "
         "tensor with a grad_fn keeps its whole graph, and with it every activation saved for backward. Find "
-        "the holder, then the line that stores into it. Store a number (`loss.item()`) or `x.detach()`, or "
-        "clear the holder when it has been read, or bound it. Update state under `torch.no_grad()`, and code "
-        "without a backward runs under `torch.inference_mode()`. A larger device, a smaller batch and "
-        "`empty_cache()` only move the step at which memory runs out.",
+        "what keeps it, then the line that stores it there. Store a number (`loss.item()`) or `x.detach()`, "
+        "or clear or bound the container. Update state under `torch.no_grad()`, and run code without a "
+        "backward under `torch.inference_mode()`. A larger device, a smaller batch and `empty_cache()` only "
+        "move the step at which memory runs out.",
     ),
 )
 

@@ -89,7 +89,7 @@ _HEAD: Final = """\
 <!-- python -m memtriage.report.holders > docs/holders.md: edit src/memtriage/catalogue/ -->
 
 Libraries keep memory between steps, such as copies of weights, workspaces and buffers. memtriage recognizes
-those listed below. Reports use their names (`te.fp8_workspaces: model.layers[*]...`).
+those listed below, its *known holders*. Reports use their names (`te.fp8_workspaces: model.layers[*]...`).
 
 ```text
 memtriage holders [--all] [--json]
