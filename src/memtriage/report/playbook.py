@@ -5,6 +5,7 @@ python -m memtriage.report.playbook > docs/playbook.md
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 
@@ -60,8 +61,13 @@ def _item(action: PlaybookAction) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that Markdown takes as it stands."""
-    return text.replace("*", "\\*").replace("|", "\\|").replace("_", "\\_")
+    """Escape what Markdown would take for markup, but for code between backticks.
+
+    >>> plain("max_size, see `max_size`")
+    'max\\\\_size, see `max_size`'
+    """
+    outside_code = re.compile(r"[*_](?=[^`]*(?:`[^`]*`[^`]*)*$)")
+    return outside_code.sub(r"\\\g<0>", text).replace("|", "\\|")
 
 
 def _anchor(entry: PlaybookEntry) -> str:
