@@ -56,6 +56,9 @@ OURS = {
     "stranded": r"\bstrand(?:s|ed)?\b",
     "holder": r"\bholders?\b",
     "mark": r"(?<!high-water )\bmarks?\b",
+    "releasable": r"\breleasable\b",
+    "residue": r"\bresidue\b",
+    "detection limit": r"\bdetection limit\b",
 }
 """Words that PyTorch does not have."""
 

@@ -253,7 +253,7 @@ PYTORCH: Final[tuple[Holder, ...]] = (
         package="torch.distributed",
         kind="communication",
         symbol="NCCL communicators of process groups",
-        holds="buffers outside torch's statistics: some hundred MiB per communicator, gigabytes a rank "
+        holds="buffers outside torch's statistics: some hundred MiB per communicator, gigabytes per rank "
         "with many",
         find=_nccl,
         clears="destroy the groups, or ncclCommSuspend (NCCL 2.29.7 and newer)",
