@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import subprocess
 import sys
@@ -16,7 +17,7 @@ pytest.importorskip("torch")
 
 from memtriage.outside import census as outside
 from memtriage.outside.census import read_once, take_census
-from memtriage.outside.interpreter import InterpreterLayout
+from memtriage.outside.interpreter import InterpreterLayout, RemoteInterpreter
 from memtriage.outside.memory import GoneError, OutsideError, ProcessMemory
 from memtriage.outside.objects import RemoteHeap
 from memtriage.outside.python_layout import layout_of
@@ -63,7 +64,7 @@ def test_hostile_memory_gives_a_census_or_one_line(seed: int, pointers: bool, mi
 
     try:
         heap = RemoteHeap(memory, layout, translate)
-        reading = read_once(heap, found, calibrate(), translate, 1, lambda: False)
+        reading = read_once(heap, found, calibrate(), translate, os.getpid(), lambda: False)
     except OutsideError as error:
         assert "\n" not in str(error)
     else:
@@ -88,6 +89,35 @@ def test_a_job_that_ends_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(outside, "ProcessMemory", Ending)
         with pytest.raises(GoneError, match=f"process {job.pid} ended"):
             take_census(job.pid)
+
+
+@known_python
+def test_frames_are_copied_again_where_a_call_broke_them_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = """
+import sys, torch
+def train():
+    kept = [torch.zeros(1000)]
+    print("ready", flush=True)
+    sys.stdin.readline()
+train()
+"""
+    tries = []
+    frames = RemoteInterpreter.frames
+
+    def broken_off(self: RemoteInterpreter, main_thread: int) -> object:
+        tries.append(main_thread)
+        return frames(self, main_thread) if len(tries) > 1 else ([], False)
+
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None and job.stdout.readline() == "ready\n"
+        outside._own_build()  # which reads this process
+        monkeypatch.setattr(RemoteInterpreter, "frames", broken_off)
+        found = take_census(job.pid, twice=False, within_s=600)
+        job.kill()
+    assert tries == [job.pid, job.pid]
+    assert [(one.holder, one.nbytes) for one in found.storages] == [("frame train(): kept[*]", 4000)]
 
 
 @known_python

@@ -86,7 +86,7 @@ def test_a_python_that_is_not_known_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_modules_and_running_functions_of_this_process() -> None:
+def test_modules_and_running_functions_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = own_layout()
     found = measure(layout)
     arrived, gate = threading.Event(), threading.Event()
@@ -104,10 +104,11 @@ def test_modules_and_running_functions_of_this_process() -> None:
     try:
         heap = RemoteHeap(ProcessMemory(os.getpid()), layout, lambda own: own)
         itself = RemoteInterpreter(heap, found, lambda own: own)
-        waiting = [
-            frame for ident, frame in itself.frames(threading.get_native_id()) if ident == thread.ident
-        ]
-        as_main = [frame.name for ident, frame in itself.frames(thread.native_id or 0) if ident is None]
+        threads, _ = itself.frames(threading.get_native_id())
+        waiting = [frame for ident, frame in threads if ident == thread.ident]
+        as_main = [frame.name for ident, frame in itself.frames(thread.native_id or 0)[0] if ident is None]
+        monkeypatch.setattr(heap, "frame", lambda address: None)
+        broken_off = itself.frames(threading.get_native_id())
     finally:
         gate.set()
         thread.join()
@@ -115,6 +116,7 @@ def test_modules_and_running_functions_of_this_process() -> None:
     assert names[names.index("inner") :][:2] == ["inner", "outer"]
     assert dict(waiting[names.index("outer")].variables) == {"inner": id(inner)}
     assert as_main == names
+    assert broken_off == ([], False)
     assert (
         dict(itself.modules()).items()
         >= {name: id(sys.modules[name]) for name in ("sys", "threading")}.items()

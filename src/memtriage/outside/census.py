@@ -7,6 +7,7 @@ import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from memtriage.account.ownership import RANK
 from memtriage.model.census import GroupDetail, GroupKey, HolderGroup, Owner, StorageRecord
@@ -22,7 +23,7 @@ from memtriage.outside.interpreter import (
 )
 from memtriage.outside.memory import MOST_BYTES, GoneError, OutsideError, ProcessMemory, RemoteMemory, Words
 from memtriage.outside.naming import RemoteNamer
-from memtriage.outside.objects import RemoteHeap
+from memtriage.outside.objects import Frame, RemoteHeap
 from memtriage.outside.owners import owners_in
 from memtriage.outside.pause import PAUSE_S, paused
 from memtriage.outside.python_layout import PythonLayout
@@ -35,6 +36,8 @@ from memtriage.process.collector import collector_paused
 from memtriage.process.stdlib import time
 
 _TORCH_FILES = "libtorch_python"
+_FRAMES_AGAIN: Final = 8
+"""Copies of frames alone; of a thread in the middle of a backward the first was whole in twelve of twelve."""
 
 
 @dataclass(slots=True)
@@ -198,14 +201,20 @@ def read_once(
     is_late: Callable[[], bool],
     tracked_before: Words | None = None,
 ) -> RemoteReading:
-    """Walk a process once, and name what holds its storages. Arguments as `RemoteWalk` has them.
+    """Walk a process once, and name what holds its storages.
+
+    Args:
+        heap, torch, translate, is_late, tracked_before: as `RemoteWalk` has them.
+        found: where its interpreter is.
+        pid: the process, whose frames may have to be copied again.
 
     Raises:
         OutsideError: it cannot be read, or has no Python.
     """
     reader = TorchReader(heap, torch)
     interpreter = RemoteInterpreter(heap, found, translate)
-    walk = RemoteWalk(heap, reader, interpreter, translate, pid, is_late, tracked_before)
+    frames = _frames(interpreter, heap.layout, found, translate, pid)
+    walk = RemoteWalk(heap, reader, interpreter, translate, frames, is_late, tracked_before)
     graph = walk.run()
     namer = RemoteNamer(graph)
     owners = owners_in(graph, namer)
@@ -249,6 +258,28 @@ def read_once(
             f"what {count:,} autograd nodes of unknown types save for backward is not listed"
         )
     return reading
+
+
+def _frames(
+    interpreter: RemoteInterpreter,
+    layout: PythonLayout,
+    found: InterpreterLayout,
+    translate: Translate,
+    pid: int,
+) -> list[tuple[int | None, Frame]]:
+    """Return what runs in a process.
+
+    Copying the heap takes a tenth of a second and more, in which its threads call and return. Where that made
+    their outer frames unreachable, frames alone are copied, which takes some microseconds.
+    """
+    frames, whole = interpreter.frames(pid)
+    for _ in range(_FRAMES_AGAIN):
+        if whole:
+            break
+        memory = ProcessMemory(pid)
+        frames, whole = RemoteInterpreter(RemoteHeap(memory, layout, translate), found, translate).frames(pid)
+        memory.release()
+    return frames
 
 
 def _agreed(first: RemoteReading, second: RemoteReading) -> tuple[RemoteReading, dict[tuple[str, int], int]]:

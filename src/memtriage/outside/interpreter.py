@@ -166,18 +166,23 @@ class RemoteInterpreter:
         """Whether the process has more than one interpreter; only the main one is read."""
         return bool(self._memory.word(self._state + self._heap.layout.interpreter_next))
 
-    def frames(self, main_thread: int) -> Iterator[tuple[int | None, Frame]]:
-        """(identifier of the thread or None for the main one, frame) of what runs, innermost first.
+    def frames(self, main_thread: int) -> tuple[list[tuple[int | None, Frame]], bool]:
+        """Return what runs, innermost first, and whether all of it was found.
 
         Args:
             main_thread: the process's number, which is the kernel's number of its main thread.
+
+        Returns:
+            (identifier of the thread or None for the main one, frame) of each; and False where a thread had
+            called or returned while it was copied, so that its outer frames could not be reached.
         """
         memory, layout, heap = self._memory, self._heap.layout, self._heap
+        frames, whole = [], True
         thread = memory.word(self._state + layout.interpreter_threads)
         met: set[int] = set()  # threads and frames: lists that change meanwhile may lead back into themselves
         for _ in range(_MOST_THREADS):
             if not thread or thread in met:
-                return
+                break
             met.add(thread)
             native = memory.word(thread + self._found.native_id)
             ident = None if native == main_thread else memory.word(thread + self._found.thread_id)
@@ -192,9 +197,11 @@ class RemoteInterpreter:
                     frame = heap.frame(at)
                     if frame is None:
                         break
-                    yield ident, frame
+                    frames.append((ident, frame))
                 at = memory.word(at + layout.frame_previous)
+            whole = whole and not at
             thread = memory.word(thread + layout.thread_next)
+        return frames, whole
 
     def tracked(self, before: Words | None = None) -> Words:
         """Return the addresses of all objects that the cyclic collector follows.
@@ -384,7 +391,7 @@ def check_self(layout: PythonLayout, found: InterpreterLayout) -> None:
             ProcessMemory(os.getpid()), layout, lambda address: address
         )  # the thread's stack is new
         interpreter = RemoteInterpreter(heap, found, lambda address: address)
-        threads = list(interpreter.frames(threading.get_native_id()))
+        threads, _ = interpreter.frames(threading.get_native_id())
         followed = set(interpreter.tracked().tolist())
     if not any(thread == ident and frame.name == "_wait" for thread, frame in threads):
         raise _unlike("running functions")

@@ -6,7 +6,7 @@ holder for each tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from memtriage.observe.roots import enter_libraries, enter_program
 from memtriage.outside.graph import RemoteFrame, RemoteGraph
 from memtriage.outside.interpreter import RemoteInterpreter
 from memtriage.outside.memory import Words
-from memtriage.outside.objects import RemoteHeap
+from memtriage.outside.objects import Frame, RemoteHeap
 from memtriage.outside.tensors import TorchReader
 from memtriage.outside.unrooted import Unrooted
 from memtriage.outside.values import Translate
@@ -27,7 +27,7 @@ class RemoteWalk:
     Args:
         heap, torch, interpreter: of the process.
         translate: from an address of this process to that of the same thing there.
-        pid: the process.
+        frames: of its threads, as `RemoteInterpreter.frames` returns them.
         is_late: whether the time for the walk is over.
         before: the objects that the collector followed at an earlier reading.
 
@@ -41,7 +41,7 @@ class RemoteWalk:
         torch: TorchReader,
         interpreter: RemoteInterpreter,
         translate: Translate,
-        pid: int,
+        frames: Sequence[tuple[int | None, Frame]],
         is_late: Callable[[], bool],
         before: Words | None = None,
     ) -> None:
@@ -52,7 +52,7 @@ class RemoteWalk:
         self._modules = self._walker.modules
         self._heap = heap
         self._interpreter = interpreter
-        self._pid = pid
+        self._running = frames
 
     def run(self) -> RemoteGraph:
         """Walk, and return the graph."""
@@ -70,7 +70,7 @@ class RemoteWalk:
     def _frames(self) -> list[tuple[RemoteFrame, bool]]:
         names = self._thread_names()
         frames = []
-        for ident, frame in self._interpreter.frames(self._pid):
+        for ident, frame in self._running:
             if self._modules.origin.is_own_file(frame.file):
                 continue
             self._graph.index.fence(self._heap.memory.word(frame.address + self._heap.layout.frame_object))
