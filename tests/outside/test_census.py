@@ -9,14 +9,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
+from memtriage.model.census import StorageRecord
+from memtriage.model.paths import PathSegment, SegmentKind
 from memtriage.outside import census as outside
-from memtriage.outside.census import read_once, take_census
+from memtriage.outside.census import RemoteReading, read_once, take_census
 from memtriage.outside.interpreter import InterpreterLayout, RemoteInterpreter
 from memtriage.outside.memory import GoneError, OutsideError, ProcessMemory
 from memtriage.outside.objects import RemoteHeap
@@ -147,3 +150,28 @@ def test_a_job_and_its_fork_are_read_alike() -> None:
         job.stdin.write("\n\n")
         job.stdin.close()
         job.kill()
+
+
+_CALLED = [
+    (("frame train", "variable history", "item *"), ("frame step", "variable self", "item *"), True),
+    (("thread t", "frame train", "variable kept"), ("frame train", "variable kept"), True),
+    (("frame train", "variable history", "item *"), ("frame train", "variable history"), False),
+    (("module job", "variable history"), ("frame train", "variable history"), False),
+    (("module job", "variable history"), ("module job", "variable last"), False),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "agree"), _CALLED)
+def test_readings_agree_about_a_storage_in_variables_of_other_functions(
+    first: tuple[str, ...], second: tuple[str, ...], agree: bool
+) -> None:
+    def reading(path: tuple[str, ...]) -> RemoteReading:
+        segments = tuple(PathSegment(SegmentKind(kind), name) for kind, name in map(str.split, path))
+        record = StorageRecord(
+            device="cpu", address=64, nbytes=4000, owner="variable", path=segments, shared=False
+        )
+        return RemoteReading({("cpu", 64): record}, {}, set(), {}, 0, 0, 0, None, np.zeros(0, np.int64))
+
+    agreed, moved = outside._agreed(reading(first), reading(second))
+    assert moved == ({} if agree else {("cpu", 64): 4000})
+    assert list(agreed.storages) == ([("cpu", 64)] if agree else [])

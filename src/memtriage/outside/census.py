@@ -11,7 +11,7 @@ from typing import Final
 
 from memtriage.account.ownership import RANK
 from memtriage.model.census import GroupDetail, GroupKey, HolderGroup, Owner, StorageRecord
-from memtriage.model.paths import HolderPath, is_native
+from memtriage.model.paths import HolderPath, SegmentKind, is_native
 from memtriage.observe.tensors import StorageFacts
 from memtriage.outside.holders import Holders, RemoteHolding
 from memtriage.outside.interpreter import (
@@ -283,11 +283,14 @@ def _frames(
 
 
 def _agreed(first: RemoteReading, second: RemoteReading) -> tuple[RemoteReading, dict[tuple[str, int], int]]:
-    """Keep what both readings say of a storage; return that, and the bytes of the others."""
+    """Keep what both readings say of a storage; return that, and the bytes of the others.
+
+    Functions are called and return meanwhile: which of them has a variable for it does not matter.
+    """
     moved = {}
     for key in first.storages.keys() | second.storages.keys():
         one, two = first.storages.get(key), second.storages.get(key)
-        if one is None or two is None or (one.nbytes, one.path) != (two.nbytes, two.path):
+        if one is None or two is None or one.nbytes != two.nbytes or _place(one) != _place(two):
             moved[key] = max(record.nbytes for record in (one, two) if record is not None)
     agreed = RemoteReading(
         storages={key: record for key, record in second.storages.items() if key not in moved},
@@ -302,6 +305,13 @@ def _agreed(first: RemoteReading, second: RemoteReading) -> tuple[RemoteReading,
         notes=second.notes,
     )
     return agreed, moved
+
+
+def _place(record: StorageRecord) -> HolderPath:
+    """Return a storage's path; where it begins at a running function, what follows the variable there."""
+    path = record.path or ()
+    after = next((at + 2 for at, segment in enumerate(path[:2]) if segment.kind is SegmentKind.FRAME), 0)
+    return path[after:]
 
 
 def _groups(reading: RemoteReading) -> list[HolderGroup]:
