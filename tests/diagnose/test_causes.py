@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.diagnose.causes import common_holder, one_a_cause
+from memtriage.diagnose.causes import POLICY, common_holder, one_a_cause, with_native_part
 from memtriage.diagnose.mechanisms import Held
 from memtriage.model.findings import Finding, Projection
 from memtriage.model.paths import HolderPath, PathSegment, SegmentKind, anchor_of, in_words
@@ -211,6 +211,63 @@ def test_memory_is_full_sooner_if_all_parts_grow() -> None:
     (found,) = one_a_cause([part("'a'", 300), part("'b'", 300)])
     assert found.projection == Projection(device="cpu", limit=1000, step=200)
     assert [line for line in found.evidence if "is full" in line] == [str(found.projection)]
+
+
+def test_within_a_step_memory_is_full_sooner_if_all_parts_grow() -> None:
+    def part(name: str, microbatches: int) -> Finding:
+        ends = Projection(device="cpu", limit=1000, microbatches=microbatches)
+        return leak((*PARAMS, item(name)), None, bytes_per_microbatch=10, projection=ends)
+
+    (found,) = one_a_cause([part("'a'", 300), part("'b'", 150)])
+    assert found.projection == Projection(device="cpu", limit=1000, microbatches=100)
+    assert found.evidence[0].startswith("the sum of: 10 B per micro-batch at")
+
+
+def test_an_end_that_is_past_says_nothing_of_the_rest() -> None:
+    ends = [Projection(device="cpu", limit=1000, step=step) for step in (100, 300)]
+    parts = [leak((*PARAMS, item(f"'{end.step}'")), 10, step=100, projection=end) for end in ends]
+    (found,) = one_a_cause(parts)
+    assert found.projection == ends[1]
+    parts[1].step = 300
+    (found,) = one_a_cause(parts)
+    assert found.projection is None
+
+
+def test_evidence_lists_the_fastest_parts_and_counts_the_others() -> None:
+    def per_second(count: int) -> str:
+        parts = [leak((*PARAMS, item(f"'{n}'")), None, bytes_per_second=9 - n) for n in range(count)]
+        (found,) = one_a_cause(parts)
+        assert (found.bytes_per_step, found.bytes_per_second) == (None, sum(9 - n for n in range(count)))
+        return found.evidence[0]
+
+    first = "; ".join(f"{9 - n} B per second at train.params['{n}']" for n in range(4))
+    assert per_second(4) == f"the sum of: {first}"
+    assert per_second(6) == f"the sum of: {first}; 2 more"
+
+
+def test_a_part_with_just_less_than_the_share_that_names_the_whole_does_not() -> None:
+    share = round(100 * POLICY.speaks_for_all)
+    for most, holder in ((share, "train.params['a']"), (share - 1, "train.params[*]")):
+        parts = [leak((*PARAMS, item("'a'")), most), leak((*PARAMS, item("'b'")), 100 - most)]
+        assert [found.holder for found in one_a_cause(parts)] == [holder]
+
+
+def test_what_entries_keep_in_native_memory_is_part_of_their_leak() -> None:
+    entries = leak(X, 30, certainty="proven", stored_at="a.py:2 in f", evidence=["entries"], step=0)
+    entries.projection = Projection(device="cpu", limit=1000, step=300)
+    native = Finding(kind="leak", device="host", bytes_per_step=70, bytes=500, certainty="suspected", step=0)
+    native.evidence, native.allocated_at = ["counter"], "a.py:1 in f"
+    native.projection = Projection(device="host", limit=1000, step=150)
+    whole = with_native_part(entries, native)
+    assert (whole.device, whole.bytes_per_step, whole.bytes) == ("host", 100, 800)
+    assert (whole.bytes_per_microbatch, whole.bytes_per_second) == (None, None)
+    assert (whole.certainty, whole.allocated_at, whole.stored_at) == ("proven", "a.py:1 in f", "a.py:2 in f")
+    assert whole.evidence == ["entries", "counter"]
+    assert whole.projection is not None and whole.projection.step == 100
+    entries.certainty = "suspected"
+    assert with_native_part(entries, native).certainty == "suspected"
+    native.certainty = "proven"
+    assert with_native_part(entries, native).certainty == "proven"
 
 
 PLACES = st.builds(

@@ -92,6 +92,29 @@ def test_a_container_with_a_bound_is_no_finding() -> None:
     assert run_finding(growth, GroupDetail(bound=100, entries=90), three) is None
 
 
+def test_each_finding_lists_what_its_own_holder_got() -> None:
+    def held(count: int) -> Held:
+        return {"kept[*]": (count, count * MIB), "more[*]": (count, 2 * count * MIB), "late": (1, 8 * MIB)}
+
+    three = runs(*((held(count), held(count + 1)) for count in range(3)))
+    evidence = {in_words(growth.path): run_finding(growth, GroupDetail(), three) for growth in growing(three)}
+    assert {holder: finding.evidence[0] for holder, finding in evidence.items() if finding is not None} == {
+        f"{holder}[*]": "censuses before and after the cell: "
+        + ", ".join(f"run {number} added {size}" for number in (1, 2, 3))
+        for holder, size in (("kept", "1.0 MiB"), ("more", "2.0 MiB"))
+    }
+
+
+def test_what_only_other_cells_keep_of_it_is_not_this_cells() -> None:
+    """This cell makes one entry longer, other cells add entries."""
+    three = runs(
+        ({"kept": (1, MIB)}, {"kept": (1, 2 * MIB)}),
+        ({"kept": (2, 3 * MIB)}, {"kept": (2, 4 * MIB)}),
+        ({"kept": (3, 5 * MIB)}, {"kept": (3, 6 * MIB)}),
+    )
+    assert growing(three) == []
+
+
 def test_what_is_made_once_or_anew_does_not_grow() -> None:
     model: Held = {"model": (2, 8 * MIB)}
     assert growing(runs(({}, model), (model, model), (model, model))) == []
@@ -111,6 +134,8 @@ def test_shown_values_have_a_cure_of_their_own() -> None:
 
 
 def test_holders_and_totals() -> None:
-    held = census({"a": (1, MIB), "small": (1, 100)})
-    assert [holder.holder for holder in holders(held)] == ["a"]
-    assert by_device(held) == {"cpu": MIB + 100}
+    held = census({"a": (1, MIB), "kib": (1, 1024), "small": (1, 1023)})
+    assert [holder.holder for holder in holders(held)] == ["a", "kib"]
+    assert [change.holder for change in changes(census({}), held)[0]] == ["a", "kib"]
+    assert [change.holder for change in changes(held, census({}))[1]] == ["a", "kib"]
+    assert by_device(held) == {"cpu": MIB + 2047}
