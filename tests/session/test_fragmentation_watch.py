@@ -80,6 +80,27 @@ def test_growth_is_looked_at_seldom_and_named_with_what_pins_it(tmp_path: Path) 
     assert finding.evidence[2].endswith(f" look {asked.times}")
 
 
+def test_counters_that_are_unknown_are_passed_over(tmp_path: Path) -> None:
+    watch = FragmentationWatch(0, SessionRecord(tmp_path / "rank.jsonl"), cast(LedgerKeeper, Asked()))
+    unknown = [
+        DeviceCounters(allocated=1, reserved=None, peak_allocated=_PEAK),
+        DeviceCounters(allocated=1, reserved=_PEAK, peak_allocated=None),
+    ]
+    for step in range(1, 100):
+        readings = [Reading(f"cuda:{at}", counters=counters) for at, counters in enumerate(unknown)]
+        watch.at_mark(MarkPoint("step", TrainingPosition(step=step), readings))
+    assert watch.findings() == []
+
+
+def test_devices_come_in_the_order_of_what_they_strand(tmp_path: Path) -> None:
+    watch, _, _ = watched(tmp_path, lambda device: None, steps=1)
+    for step in range(1, 100):
+        readings = [reading(_PEAK + step * grows * MIB, f"cuda:{grows}") for grows in (2, 5, 3)]
+        watch.at_mark(MarkPoint("step", TrainingPosition(step=step), readings))
+    assert [finding.device for finding in watch.findings()] == ["cuda:5", "cuda:3", "cuda:2"]
+    assert "memtriage.compact()" not in str([finding.evidence for finding in watch.findings()])
+
+
 def test_compaction_is_told_by_what_it_moves_and_releases(monkeypatch: pytest.MonkeyPatch) -> None:
     of_device = DeviceCompaction(
         "cuda:0", before=Use(30 * MIB, 90 * MIB), predicted=Use(30 * MIB, 32 * MIB), after=None,

@@ -5,8 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -14,7 +17,13 @@ import pytest
 
 from memtriage.observe.foreign import is_programs_exception, programs_own
 from memtriage.session.signals import own_work
-from memtriage.session.signals.own_work import HeldHandler, do_own_work, held, own_work_in_main_thread
+from memtriage.session.signals.own_work import (
+    HeldHandler,
+    begin_program,
+    do_own_work,
+    held,
+    own_work_in_main_thread,
+)
 
 
 class InTime(Exception):
@@ -85,6 +94,87 @@ def test_work_between_two_instructions_is_not_done_inside_other_work() -> None:
         return answers
 
     assert do_own_work(work) == [(True, None)]
+
+
+def test_a_handler_that_was_replaced_meanwhile_does_not_run(calls: list[int]) -> None:
+    def work() -> None:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+
+    do_own_work(work)
+    assert calls == []
+
+
+def test_work_of_another_thread_holds_no_handler_back(calls: list[int]) -> None:
+    begun, seen = threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        seen.wait()
+
+    thread = threading.Thread(target=do_own_work, args=(work,))
+    thread.start()
+    begun.wait()
+    os.kill(os.getpid(), signal.SIGUSR2)
+    during = list(calls)
+    seen.set()
+    thread.join()
+    assert during == [signal.SIGUSR2]
+
+
+def test_what_a_handler_raises_shows_no_frame_of_the_watch(calls: list[int]) -> None:
+    with pytest.raises(InTime) as raised:
+        os.kill(os.getpid(), signal.SIGUSR1)
+    files = {frame.filename for frame in traceback.extract_tb(raised.value.__traceback__)}
+    assert files == {__file__}
+
+
+@pytest.fixture
+def same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A folder of a program that has a module of the name of one in the standard library."""
+    (tmp_path / "colorsys.py").write_text("WHOSE = 'program'\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    yield str(tmp_path)
+    begin_program(None)
+    sys.modules.pop("colorsys", None)
+
+
+def test_the_programs_modules_are_out_of_the_way_until_the_outermost_work_ends(same_name: str) -> None:
+    seen: list[bool] = []
+
+    def look() -> None:
+        seen.append("colorsys" in sys.modules or same_name in sys.path)
+
+    def work() -> None:
+        look()
+        do_own_work(look)
+        look()
+
+    begin_program(same_name)
+    import colorsys
+
+    do_own_work(work)
+    assert seen == [False, False, False]
+    assert sys.modules["colorsys"] is colorsys and sys.path[0] == same_name
+
+
+def test_what_the_watch_has_imported_is_not_what_the_program_gets(same_name: str) -> None:
+    sys.path.remove(same_name)
+    import colorsys as library
+
+    sys.path.insert(0, same_name)
+    begin_program(same_name)
+    import colorsys
+
+    assert colorsys is not library and colorsys.WHOSE == "program"  # type: ignore[attr-defined]
+
+
+def test_where_the_programs_folder_is_unknown_modules_stay(same_name: str) -> None:
+    begin_program(None)
+    import colorsys
+
+    assert do_own_work(lambda: sys.modules.get("colorsys")) is colorsys
 
 
 def test_what_the_work_raises_is_raised() -> None:
