@@ -113,6 +113,87 @@ def test_logs_of_powershell(encoding: str) -> None:
     assert seen(reading) == [(301, "cuda-v2", None)]
 
 
+WITH_MEMORY = "INFO: peak memory 12.3 GiB"
+SERVES = 'File "/opt/vllm/engine/llm_engine.py", line 12, in step'
+BUILDS = "Building wheel for flash-attn (setup.py): started"
+EXPANDABLE = "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+CAUGHT = (
+    "[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3) ran for 600000 milliseconds"
+)
+
+
+PARTS = st.sampled_from(
+    [
+        [FULL],
+        [KILLED],
+        [WITH_MEMORY],
+        [EXPANDABLE],
+        [FULL, CAUGHT],
+        [SERVES, FULL],
+        [BUILDS, KILLED],
+        ["exitcode: -9", FULL],
+    ]
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 90), PARTS), max_size=4),
+    st.integers(0, 90),
+    st.sampled_from(["\n", "\r\n"]),
+    st.booleans(),
+)
+def test_a_log_read_in_pieces_has_what_it_has_as_a_whole(
+    parts: list[tuple[int, list[str]]], rest: int, ending: str, at_line_end: bool
+) -> None:
+    others = [f"[rank9]: step {number}, saving a skill, exit code 0" for number in range(90)]
+    lines = []
+    for rank, (before, part) in enumerate(parts):
+        lines += [*others[:before], *(f"[rank{rank}]: {line}" for line in part)]
+    text = ending.join(lines + others[:rest]) + ending * at_line_end
+    with pytest.MonkeyPatch.context() as patch:
+        pieces = LogPolicy(whole=0, chunk=1024, margin=3 * 1024, before=1024, after=1024)
+        patch.setattr(log_file, "POLICY", pieces)
+        reading = read_text(text)
+    whole = read_text(text)
+    assert seen(reading) == seen(whole)
+    for found in (reading, whole):
+        found.messages.clear()  # in pieces, only the nearest lines before a message say where it is from
+    if "memory" not in text:  # of a long log, only lines with the word itself speak
+        whole.speaks = None
+    assert reading == whole
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_what_follows_from_a_failure_is_looked_for_after_it() -> None:
+    lines = other_lines(1200)
+    lines[10] = lines[900] = CAUGHT
+    assert seen(read_text("\n".join(lines))) == []
+    lines[300] = FULL
+    assert [line for line, _, _ in seen(read_text("\n".join(lines)))] == [301, 901]
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_the_first_line_of_a_long_log_is_shown_from_its_beginning() -> None:
+    assert read_text("\n".join([WITH_MEMORY, *other_lines(1000)])).speaks == (1, "peak memory 12.3 GiB")
+
+
+@pytest.mark.parametrize("line", [SERVES, "launch_server --model-path m --mem-fraction-static 0.8"])
+def test_an_engine_that_serves_is_known_by_its_files_and_options(line: str) -> None:
+    assert read_text(line).serving and not read_text(line).building
+    assert not read_text(line.replace("vllm", "villa").replace("mem-fraction", "fraction")).serving
+
+
+def test_a_build_is_known_by_its_compilers() -> None:
+    reading = read_text(BUILDS)
+    assert reading.building and not reading.serving
+
+
+def test_the_first_line_that_speaks_of_memory_is_kept() -> None:
+    assert read_text(f"start\n{WITH_MEMORY}\nmore memory\n").speaks == (2, "peak memory 12.3 GiB")
+    assert read_text("start\n").speaks is None
+
+
 def test_a_short_utf_16_text() -> None:
     assert seen(read_log(io.BytesIO(FULL.encode("utf-16")))) == [(1, "cuda-v2", None)]
 

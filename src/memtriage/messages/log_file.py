@@ -339,7 +339,9 @@ class _Search:
             self._buffer.rfind(b"\n", max(0, at - POLICY.margin), at),
             self._buffer.rfind(b"\r", max(0, at - POLICY.margin), at),
         )
-        return at if line < 0 else line + 1
+        if line < 0:
+            return at if at > POLICY.margin else 0
+        return line + 1
 
     def _hits(self, start: int, end: int, *, at_end: bool) -> list[int]:
         """Offsets of lines that may belong to messages, one a line and in order."""
