@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memtriage.observe.autograd import (
     NodeReader,
+    created,
     creation_site,
     is_node_type,
     next_nodes,
@@ -156,6 +157,34 @@ def test_next_nodes_leave_out_inputs_without_gradient() -> None:
         "AccumulateGrad"
     ]
     assert next_nodes(next_nodes((leaf() * 2).grad_fn)[0]) == []
+
+
+def test_what_is_no_node_has_no_next_nodes_and_was_not_created_by_autograd() -> None:
+    assert next_nodes(object()) == []
+    assert created(object()) is None and creation_site(object()) is None
+
+
+def test_nodes_are_numbered_as_they_are_created() -> None:
+    first, second = (leaf() * 2).grad_fn, (leaf() * 2).grad_fn
+    numbers = created(first), created(second)
+    assert numbers[0] is not None and numbers[1] == numbers[0] + 1
+    (accumulates,) = next_nodes(second)
+    assert created(accumulates) is None
+
+
+@shown
+def test_a_saved_tensor_leads_to_its_tensor() -> None:
+    x, reader = leaf(), NodeReader()
+    (tensor,) = reader.saved_tensor_referents((x * 1).sin().grad_fn._raw_saved_self)
+    assert reader.saved == {id(tensor)}
+    assert reader.saved_tensor_referents(HiddenTensor()) == []
+
+
+def test_without_the_loaded_library_there_are_no_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch.utils.checkpoint")
+    reader, placeholder = NodeReader(), ["kept"]
+    reader.find_checkpoints(Listing(gc.get_objects()))
+    assert reader.placeholder_referents(placeholder) == ["kept"]
 
 
 @shown

@@ -52,6 +52,18 @@ def test_a_line_stays_a_line(length: int, rate: int, base: int) -> None:
     assert points.means == pytest.approx(base + rate * points.at)
 
 
+def test_points_with_growth_added_are_steeper_by_it() -> None:
+    steeper = track([7, 5, 9]).points().since(2).steeper(10.0)
+    assert steeper.at.tolist() == [2, 3]
+    assert steeper.means.tolist() == steeper.floors.tolist() == [5, 19]
+
+
+@pytest.mark.parametrize(("length", "last"), [(512 + 1, 511.5), (1024 + 2, 1022.5), (1024 + 3, 1026.0)])
+def test_a_block_counts_from_the_half_of_its_width(length: int, last: float) -> None:
+    """From 512 readings on a block has two, from 1024 on four."""
+    assert track(list(range(length))).points().at[-1] == last
+
+
 def test_since() -> None:
     assert track([1, 2, 3, 4]).points().since(3).means.tolist() == [3, 4]
     assert track([1]).points().since(2).span == 0
