@@ -37,6 +37,12 @@ NOT_BEGUN = FrameState(training_begun=False)
     ("frames", "state", "phase"),
     [
         pytest.param([FORWARD, *MODULE_CALL, MAIN], NOT_BEGUN, "forward", id="first-forward"),
+        pytest.param(
+            [(f"{TORCH}/nn/functional.py", "linear"), ("train.py", "compute"), MAIN],
+            NOT_BEGUN,
+            "forward",
+            id="forward-without-modules",
+        ),
         pytest.param([("train.py", "build"), MAIN], NOT_BEGUN, "setup", id="building"),
         pytest.param(
             [("train.py", "build"), ("train.py", "train")], NOT_BEGUN, "setup", id="building-in-train"

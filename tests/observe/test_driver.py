@@ -102,6 +102,7 @@ def test_this_process_is_apart_from_the_others(nvml: FakeNvml) -> None:
     usage = use()
     assert (usage.total, usage.used, usage.own) == (TOTAL, TOTAL - FREE, 300)
     assert usage.processes == ((4, 100), (5, None))
+    assert usage.source == "cudaMemGetInfo; use by process from NVML"
 
 
 def test_a_process_in_several_lists_is_counted_once(nvml: FakeNvml) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from memtriage.observe.tensors import (
     StorageFacts,
@@ -93,6 +96,38 @@ def test_end_bytes_may_be_the_last_ones() -> None:
     known = facts(tensor)
     assert known is not None
     assert end_bytes(tensor[:1], known, 2, last=True) == b"\4\5"
+
+
+def test_ends_of_device_memory_are_read_through_a_copy() -> None:
+    tensor = torch.tensor([1, 2, 3, 4, 5], dtype=torch.uint8)
+    of_device = StorageFacts("cuda:0", 0, 5)  # its address is not one of the host
+    assert end_bytes(tensor[2:], of_device, 2) == b"\1\2"
+    assert end_bytes(tensor[2:], of_device, 2, last=True) == b"\4\5"
+    assert end_bytes(torch.eye(3).to_sparse(), of_device, 2) is None
+
+
+def test_the_programs_functions_do_not_run_while_undisturbed() -> None:
+    class Loud(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise AssertionError(f"{func} was called")
+
+    class LoudMode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise AssertionError(f"{func} was called")
+
+    loud = torch.ones(2).as_subclass(Loud)
+    with LoudMode(), undisturbed():
+        assert loud.detach().numel() == 2
+    with pytest.raises(AssertionError, match="was called"):
+        loud.detach()
+
+
+def test_before_torch_is_imported_nothing_is_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (None, SimpleNamespace()):
+        monkeypatch.setitem(sys.modules, "torch", module)
+        with undisturbed():
+            pass
 
 
 def test_shared_and_pinned() -> None:

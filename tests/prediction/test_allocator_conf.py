@@ -71,7 +71,20 @@ def test_the_program_sets_them_before_it_uses_the_device(sets, monkeypatch):
     monkeypatch.delenv(NAMES[0], raising=False)
     assert predict_program(build, allocator_conf=None).peak_reserved == expected
     monkeypatch.delenv(NAMES[0], raising=False)
-    assert predict_program(build).peak_reserved == plain
+    given = predict_program(build)
+    assert given.peak_reserved == plain and not said(given)
+
+
+@pytest.mark.filterwarnings("ignore:.*_set_allocator_settings is deprecated")
+def test_settings_that_come_too_late_are_named_where_none_are_given():
+    def too_late(device):
+        made = training(device)
+        torch.cuda.memory._set_allocator_settings(EXPANDABLE)
+        return made
+
+    (note,) = said(predict_program(too_late, allocator_conf=None))
+    assert note == f"allocator settings changed after the device was used are left out: {EXPANDABLE}"
+    assert not said(predict_program(too_late))
 
 
 def test_settings_that_torch_refuses_are_named(monkeypatch):

@@ -9,6 +9,8 @@ from typing import Any, cast
 import pytest
 
 from memtriage.model.position import TrainingPosition
+from memtriage.observe.cgroup import CgroupMemory
+from memtriage.observe.host import ChildSample
 from memtriage.session import sampler
 from memtriage.session.host_watch import HostWatch
 from memtriage.session.sampler import Sampler
@@ -72,6 +74,39 @@ def test_it_samples_the_host_and_wakes_when_marks_are_due() -> None:
     (sample,) = quiet.samples  # of one instant: the next is due after five seconds
     assert (sample.time_s, sample.step) == (1.5, 7)
     assert (sample.rss or 0) > 0 and (sample.available or 0) > 0
+
+
+@pytest.mark.parametrize(
+    ("group", "told"),
+    [
+        (None, (None, None, None, None)),
+        (
+            CgroupMemory(version=2, path="/", usage=70, limit=100, inactive_file=20, oom_kill=1),
+            (70, 100, 20, 1),
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    ("shares", "below"), [([], None), ([None], None), ([5, None, 7], 12)], ids=["no child", "unknown", "some"]
+)
+def test_a_sample_is_of_the_process_its_children_and_its_group(
+    group: CgroupMemory | None,
+    told: tuple[int | None, ...],
+    shares: list[int | None],
+    below: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sampler, "cgroup_memory", lambda: group)
+    monkeypatch.setattr(
+        sampler,
+        "children",
+        lambda: [ChildSample(pid=1, name="worker", command="", rss=9, pss=share) for share in shares],
+    )
+    sample = Quiet(lambda what: False).sampler.sample()
+    assert (
+        sample.cgroup_usage, sample.cgroup_limit, sample.cgroup_reclaimable, sample.oom_kill,
+    ) == told  # fmt: skip
+    assert sample.children_pss == below
 
 
 @pytest.mark.parametrize("error", [OSError("a file that vanished"), SystemExit("an audit hook")])

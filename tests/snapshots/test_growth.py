@@ -88,6 +88,13 @@ def test_many_steps_may_pause_where_nothing_falls_back() -> None:
     assert grows(values[: many - 1]) == []
 
 
+def test_the_rate_of_what_never_falls_back_is_over_the_whole_recording() -> None:
+    values = [min(step, 20) * 100 + step for step in range(60)]
+    start = POLICY.warm_up
+    (growth,) = grows([value + (100 * step if step > 40 else 0) for step, value in enumerate(values)])
+    assert growth.rate == pytest.approx((values[-1] + 5900 - values[start]) / (59 - start))
+
+
 @pytest.mark.parametrize(("last", "grown"), [(1, False), (5, True)])
 def test_growth_must_go_on_in_the_last_third(last: int, grown: bool) -> None:
     values = [10 * step for step in range(20)]
