@@ -63,6 +63,16 @@ def test_the_end_is_what_the_allocator_counted(name: str, real: Callable[[str], 
     assert one.exact_from_us is None
 
 
+def test_a_site_counts_every_block_that_was_allocated_there(tmp_path: Path) -> None:
+    program = Program()
+    first, _, _ = (program.alloc(512, user(7)) for _ in range(3))
+    program.free(first)
+    (one,) = load_snapshot(save(snapshot_of(program), tmp_path / "one.pickle")).devices
+    (row,) = one.sites
+    assert (row.site, row.allocations, row.allocated) == ("train.py:7 in train", 3, 1536)
+    assert (row.count_at_end, row.at_end, row.at_peak) == (2, 1024, 1536)
+
+
 @pytest.mark.parametrize("name", REAL)
 def test_parts_sum_to_the_whole(name: str, real: Callable[[str], DeviceRecording]) -> None:
     one = real(name)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from memtriage.model.recording import Steps
+from memtriage.model.recording import ALLOC, FREE_REQUESTED, Steps
 from memtriage.snapshots.read import load_snapshot
+from memtriage.snapshots.steps import settled
 from support.raw_snapshot import AUTOGRAD, Frames, Program, forward, optimizer, save, snapshot_of, user
 
 
@@ -59,6 +62,24 @@ def test_spans_of_a_profiler_serve_where_no_optimizer_is_seen(tmp_path: Path) ->
         program.span(f"ProfilerStep#{number}")
     numbers = steps(tmp_path, program)
     assert (numbers.count, numbers.source) == (5, "annotations")
+
+
+class Kinds:
+    """A trace of which only the kinds of its events matter."""
+
+    def __init__(self, *kinds: int) -> None:
+        self.kind = np.array(kinds)
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+def test_a_step_is_settled_once_something_is_allocated_again() -> None:
+    """Gradients are freed after a step has ended; after the last one everything may be."""
+    trace: Any = Kinds(*[ALLOC] * 2, *[FREE_REQUESTED] * 2, *[ALLOC] * 2, *[FREE_REQUESTED] * 4)
+    assert settled(trace, [2, 6]) == (4, 8)
+    assert settled(trace, [6]) == (10,)
+    assert settled(trace, [1, 2]) == (1, 2)
 
 
 @pytest.mark.parametrize("layers", [0, 1, 6, 40])
