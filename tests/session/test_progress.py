@@ -131,7 +131,7 @@ def test_optimizers_inside_a_backward_make_one_step_at_its_end(progress: Trainin
     progress.backward_begins()
     assert [optimizer(progress, inside=True) for _ in range(2)] == [False, False]
     assert progress.position.phase == "backward"
-    progress.backward_completes()
+    assert progress.backward_completes()
     assert [progress.take_step_inside() for _ in range(2)] == [True, False]
 
 

@@ -96,6 +96,12 @@ def test_one_of_a_second_player_that_comes_late_counts_once() -> None:
     assert sum(counted(5 * [B, first] + 5 * [B, first, B, late])) == 11
 
 
+def test_two_that_come_late_one_after_the_other_belong_to_one_iteration() -> None:
+    first, late, later = (Optimizer(object()) for _ in range(3))
+    assert counted([B, first, B, late, B, late, B, later]) == [True, False, True, False]
+    assert counted([B, first, B, late, B, late, B, late, B, later]) == [True, False, True, True, True]
+
+
 def test_kept_unused_optimizers_do_not_stop_the_count() -> None:
     kept = [Optimizer(object()) for _ in range(10 * POLICY.alternating)]
     program = [event for call in kept for event in (B, call)]

@@ -241,6 +241,21 @@ def test_a_mark_that_fails_is_noted(program: Program) -> None:
     assert program.failed == ["time mark: a file that vanished"]
 
 
+def test_what_the_program_raises_in_a_mark_is_the_program_s(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends() -> None:
+        raise TimeoutError("in time")
+
+    monkeypatch.setattr(time_marks, "is_programs_exception", lambda error: str(error) == "in time")
+    program.now = 1.0
+    program.while_marking = ends
+    with pytest.raises(TimeoutError, match="in time"):
+        program.wakes()
+    assert program.failed == []
+    assert program.lock.acquire(blocking=False)
+
+
 def test_a_mark_that_an_audit_hook_ends_is_noted(program: Program) -> None:
     program.now = 1.0
     program.while_marking = lambda: sys.exit("by an audit hook")
