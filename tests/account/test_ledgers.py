@@ -105,5 +105,12 @@ def test_rows_of_a_large_model_have_bytes_per_parameter() -> None:
     (ledger,) = take_ledgers(census.storages, parameters=2_000_000)
     row = next(row for row in ledger.rows if row.owner == "variable" and row.bytes >= kept.nbytes)
     assert str(row.detail).startswith(f"{row.bytes / 2_000_000:.2f} B/param; ")
-    (small,) = take_ledgers(census.storages, parameters=999_999)
-    assert not any("B/param" in str(row.detail) for row in small.rows)
+    (least,) = take_ledgers(census.storages, parameters=1_000_000)
+    assert any("B/param" in str(row.detail) for row in least.rows)
+
+
+@pytest.mark.parametrize("parameters", [None, 0, 999_999, 10**15])
+def test_where_they_would_mean_nothing_rows_have_none(parameters: int | None) -> None:
+    """Of a small model, and of what is less than a hundredth of a byte for each."""
+    (ledger,) = take_ledgers(take_census().storages, parameters=parameters)
+    assert ledger.rows and not any("B/param" in str(row.detail) for row in ledger.rows)

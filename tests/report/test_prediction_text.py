@@ -5,21 +5,25 @@ from __future__ import annotations
 import io
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from memtriage.model.prediction import (
     Against,
     ComparedMark,
+    ComparedOwner,
     Horizon,
     HorizonPoint,
     HorizonVariant,
     PeakRow,
     PredictedStep,
     Prediction,
+    RankPeaks,
 )
 from memtriage.report.prediction_text import render
 
+MIB = 1 << 20
 GIB = 1 << 30
 MODULE = "model.layers[*].mlp.gate_proj"
 
@@ -104,3 +108,129 @@ def test_the_host_is_shown_by_class_and_the_node_where_it_differs(width: int) ->
     assert "of the node" not in alone
     prediction.host_node = {"libraries": 8 << 30, "peak": 8 << 30}
     assert "Host memory of the node at its peak" in shown(prediction, width)
+
+
+PAGE = """\
+PEAK 3.0 GiB allocated, 4.0 GiB reserved, in backward
+5.0 GiB of device memory in all, 1.0 GiB of it outside the allocator; predicted in 1.5 s
+up to 1.0 GiB while cuDNN tries convolutions (cudnn.benchmark), in the first call of each shape: at
+most what is free
+
+At the peak
+  activation               2.0 GiB   66.7%
+  parameter                1.0 GiB   33.3%
+
+At the peak, by owner and module  blocks, the operator that made most
+  activation               2.0 GiB  model.layers[*].mlp.gate_proj    12 aten::mm
+  rounding                 1.0 GiB  (no module)
+
+Steps  peak allocated, peak reserved, allocated at the end
+  step 1                   3.0 GiB     4.0 GiB     1.0 GiB
+  trials of kernels        3.0 GiB
+
+Ranks  number of ranks, peak allocated, peak reserved
+  rank 0-2                       3     1.0 GiB     2.0 GiB
+
+Over 2,000 steps  inputs of 24 shapes
+  8.0 GiB is full at step 412 (input_ids 8x1873): aten::mm requests 1.0 GiB more
+  without a limit, at most 9.0 GiB are reserved, first in step 412 (input_ids 8x1873)
+  from step 97 cached blocks are returned for lack of memory
+
+Course of the run  peak allocated, peak reserved, stranded after the step
+  step 1                   1.0 GiB     9.0 GiB     1.0 MiB
+  step 3                   3.0 GiB     9.0 GiB     3.0 MiB
+  step 25                 25.0 GiB     9.0 GiB    25.0 MiB
+
+With one thing changed  peak reserved without a limit
+  expandable_segments:True                           1.0 GiB  fits
+  max_split_size_mb:512                              1.0 GiB  full at step 1,998
+
+Against the run on cuda:0  recorded, predicted, difference
+  step 40 (last), end of the optimizer's step, allocated     1.0 GiB     1.0 GiB   +0.0%
+  step 40 (last), end of the optimizer's step, reserved         n/a     1.0 GiB     n/a
+  step 1, end of backward, allocated                 1.0 GiB     1.0 GiB   +0.0%
+  step 1, end of backward, reserved                  2.0 GiB     1.0 GiB  -50.0%
+
+Owner by owner  the last ledger; the end of step 2 is nearest to it
+  parameter                                          1.0 GiB     1.0 GiB   +0.0%
+  - a note
+
+Assumed
+  - something was assumed
+"""
+
+
+def test_the_page_with_all_that_a_prediction_may_have() -> None:
+    horizon = msgspec.structs.replace(
+        HORIZON,
+        flushed_at=97,
+        course=[
+            HorizonPoint(step=step, peak_allocated=step * GIB, peak_reserved=9 * GIB, stranded=step * MIB)
+            for step in (1, 3, 25)
+        ],
+        variants=[
+            *HORIZON.variants,
+            HorizonVariant(name="max_split_size_mb:512", peak_reserved=GIB, full_at=1998),
+        ],
+    )
+    backward = msgspec.structs.replace(MARK, name="backward", step=1, recorded_step=1, reserved=2 * GIB)
+    against = Against(
+        device="cuda:0",
+        marks=[MARK, backward],
+        owners=[ComparedOwner(owner="parameter", recorded=GIB, predicted=GIB)],
+        instant="the end of step 2",
+        notes=["a note"],
+    )
+    prediction = made(
+        horizon=horizon,
+        against=against,
+        cudnn_trials_bound=GIB,
+        compile_trials=3 * GIB,
+        ranks=[RankPeaks(ranks=[0, 1, 2], peak_allocated=GIB, peak_reserved=2 * GIB)],
+    )
+    assert shown(prediction, 100) == PAGE
+
+
+@pytest.mark.parametrize(
+    ("changes", "ending"),
+    [
+        ({"full_at": None}, "8.0 GiB is enough for all steps"),
+        ({"full_at": 0}, "8.0 GiB is full before the first step: aten::mm requests 1.0 GiB more"),
+        ({"shapes": 1}, "Over 2,000 steps  inputs of one shape"),
+    ],
+)
+def test_how_a_run_ends(changes: dict[str, Any], ending: str) -> None:
+    text = shown(made(horizon=msgspec.structs.replace(HORIZON, **changes)), 100)
+    assert ending in text and "are returned" not in text
+
+
+@pytest.mark.parametrize(("points", "first"), [(19, [1, 2]), (20, [1, 3]), (59, [1, 6])])
+def test_of_a_long_course_some_steps_are_shown(points: int, first: list[int]) -> None:
+    course = [
+        HorizonPoint(step=step, peak_allocated=GIB, peak_reserved=GIB, stranded=0)
+        for step in range(1, points + 1)
+    ]
+    text = shown(made(horizon=msgspec.structs.replace(HORIZON, course=course)), 100)
+    steps = [line.split()[1] for line in text[text.index("Course") :].splitlines() if "step" in line[:6]]
+    assert [int(step) for step in steps[:2]] == first
+    assert len(steps) <= 19
+
+
+@pytest.mark.parametrize(("rows", "left"), [(30, None), (31, "1 more row"), (32, "2 more rows")])
+def test_of_a_long_table_the_rest_is_summed(rows: int, left: str | None) -> None:
+    table = [
+        PeakRow(owner="activation", module=f"model.{row}", bytes=GIB, blocks=1, operator=None)
+        for row in range(rows)
+    ]
+    text = shown(made(peak_table=table), 100)
+    assert sum("model." in line for line in text.splitlines()) == 30
+    assert ("more row" in text) is (left is not None)
+    if left is not None:
+        assert f"  {left:<25}{rows - 30}.0 GiB\n" in text
+
+
+def test_where_only_the_host_is_predicted_no_device_is_shown() -> None:
+    host = {"libraries": GIB, "peak": GIB}
+    assert "PEAK" not in shown(made(peak_reserved=0, host=host), 100)
+    assert "PEAK" in shown(made(peak_reserved=0), 100)
+    assert "PEAK" in shown(made(host=host), 100)

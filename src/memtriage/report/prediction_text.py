@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from memtriage.model.prediction import HOST_PEAK, Against, Horizon, PeakRow, Prediction
-from memtriage.model.units import rank_list
+from memtriage.model.units import count, rank_list
 from memtriage.report.console import BULLET, Page
 from memtriage.report.text import UNKNOWN, duration, size
 
@@ -165,7 +165,7 @@ def _peak_table(page: Page, rows: list[PeakRow]) -> None:
             page.line((f"      {module}  {made.strip()}".rstrip(), ""), indent=8)
     left = rows[_PEAK_ROWS:]
     if left:
-        _row(page, f"{len(left)} more rows", size(sum(row.bytes for row in left)))
+        _row(page, count(len(left), "more row"), size(sum(row.bytes for row in left)))
 
 
 def _against(page: Page, against: Against) -> None:
