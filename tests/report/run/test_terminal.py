@@ -339,6 +339,48 @@ def test_a_detail_that_does_not_fit_beside_its_row_stands_below(make_report):
     assert lines[libraries + 3].endswith("0.0%  short")
 
 
+@pytest.mark.parametrize(("width", "parts"), [(120, "bar detail"), (90, "bar detail"), (89, "bar"), (40, "")])
+def test_a_row_has_as_much_as_its_terminal_has_room_for(make_report, width, parts):
+    rows = [LedgerRow(row="libraries", bytes=3 * GiB, detail="short"), LedgerRow(row="stacks", bytes=GiB)]
+    text = shown(make_report(verdict="clean", ledger={"host": rows}, marks=[]), width=width)
+    line = next(line for line in text.splitlines() if "libraries" in line)
+    assert (
+        line.rstrip()
+        == {
+            "bar detail": "  libraries     3.0 GiB  ███████▌    75.0%  short",
+            "bar": "  libraries     3.0 GiB  ███████▌    75.0%",
+            "": "  libraries     3.0 GiB",
+        }[parts]
+    )
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_a_detail_is_beside_its_row_if_it_just_fits(make_report, extra):
+    detail = "x" * (100 - len("  libraries     1.0 GiB  ██████████ 100.0%  ") + extra)
+    rows = [LedgerRow(row="libraries", bytes=GiB, detail=detail)]
+    lines = shown(make_report(verdict="clean", ledger={"host": rows}, marks=[]), width=100).splitlines()
+    line = next(line for line in lines if "libraries" in line)
+    assert line.rstrip().endswith("x" if extra == 0 else "%")
+
+
+def test_a_long_name_wraps_beside_its_figures(make_report):
+    rows = [
+        LedgerRow(row="memory of other processes on this device", owner="communication buffer", bytes=GiB)
+    ]
+    lines = shown(make_report(verdict="clean", ledger={"cuda:0": rows}, marks=[]), width=40).splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("  memory"))
+    assert lines[at].rstrip().endswith("1.0 GiB") and lines[at + 1].startswith("    ")
+    assert " ".join(line.split("  1.0")[0].strip() for line in lines[at : at + 3]).split() == (
+        "memory of other processes on this device · communication buffer".split()
+    )
+
+
+def test_an_empty_ledger_has_no_shares(make_report):
+    rows = [LedgerRow(row="malloc in use", bytes=0), LedgerRow(row="stacks", bytes=0)]
+    text = shown(make_report(verdict="clean", ledger={"host": rows}, marks=[]), width=80)
+    assert re.search(r"malloc in use +0 B +0\.0%", text)
+
+
 def test_rows_below_one_percent_become_one(make_report):
     rows = [LedgerRow(row="big", bytes=GiB)] + [LedgerRow(row=f"r{index}", bytes=1000) for index in range(30)]
     rows.append(LedgerRow(row="last", bytes=GiB // 98))
