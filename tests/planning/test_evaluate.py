@@ -1,6 +1,7 @@
 """What a traced step counts as work."""
 
 import torch
+from torch.utils.flop_counter import flop_registry
 
 from memtriage.planning.changes import Change
 from memtriage.planning.evaluate import FINENESS, SMALLEST, Evaluator, Work, drop_before_training
@@ -16,6 +17,19 @@ def test_products_forward_and_backward_are_counted():
         (inputs @ weight).relu().sum().backward()
     assert work.flops == 3 * 2 * 8 * 16 * 32
     assert not work.uncounted
+
+
+def test_operators_whose_formula_does_not_know_the_shapes_are_named(monkeypatch):
+    def of_other_shapes(*args, **kwargs):
+        raise AssertionError
+
+    monkeypatch.setitem(flop_registry, torch.ops.aten.bmm, of_other_shapes)
+    batches, work = torch.randn(3, 4, 5), Work()
+    with work:
+        product = batches @ batches.mT
+        product[0] @ product[0]
+    assert work.uncounted == {"aten.bmm"}
+    assert work.flops == 2 * 4 * 4 * 4
 
 
 def build(device):

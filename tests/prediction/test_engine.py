@@ -1,5 +1,6 @@
 """Gradients that meet at one tensor: added in place where the engine alone holds the first."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -50,6 +51,49 @@ def test_a_gradient_that_another_node_waits_for_is_kept():
         return late.sum() + (hidden + early).square().sum()
 
     assert additions(forward) == 1
+
+
+class Returns(torch.autograd.Function):
+    """The identity, whose gradient is what `made` makes of the one that comes."""
+
+    @staticmethod
+    def forward(ctx, x, made):
+        ctx.made = made
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ctx.made(gradient), None
+
+
+@pytest.mark.parametrize(
+    ("made", "added"),
+    [
+        pytest.param(lambda given: given * 2, 0, id="as it came"),
+        pytest.param(
+            lambda given: torch.empty_strided(given.shape, (1, 2 * WIDTH), device=given.device),
+            0,
+            id="in another order",
+        ),
+        pytest.param(lambda given: (given * 2)[:], 1, id="a view, which keeps its base"),
+        pytest.param(lambda given: torch.cat([given, given], 1)[:, :WIDTH], 1, id="with gaps"),
+        pytest.param(lambda given: given.new_ones(1).expand_as(given), 1, id="expanded"),
+        pytest.param(lambda given: KEPT.append(given * 2) or KEPT[-1].detach(), 1, id="shares its storage"),
+    ],
+)
+def test_only_a_dense_gradient_with_a_storage_of_its_own_is_added_into(made, added):
+    def forward(layers, rows):
+        KEPT.clear()
+        hidden = layers[0](rows)
+        later = layers[1](hidden)
+        return (Returns.apply(hidden, made) + later).square().sum()
+
+    assert additions(forward) == added
+    KEPT.clear()
+
+
+KEPT = []
+"""Gradients that a program keeps."""
 
 
 def test_how_often_a_gradient_is_referred_to_is_looked_at_once():

@@ -370,9 +370,8 @@ def test_a_long_name_wraps_beside_its_figures(make_report):
     lines = shown(make_report(verdict="clean", ledger={"cuda:0": rows}, marks=[]), width=40).splitlines()
     at = next(number for number, line in enumerate(lines) if line.startswith("  memory"))
     assert lines[at].rstrip().endswith("1.0 GiB") and lines[at + 1].startswith("    ")
-    assert " ".join(line.split("  1.0")[0].strip() for line in lines[at : at + 3]).split() == (
-        "memory of other processes on this device · communication buffer".split()
-    )
+    name = " ".join(line.split("  1.0")[0].strip() for line in lines[at : at + 3])
+    assert name == "memory of other processes on this device · communication buffer"
 
 
 def test_an_empty_ledger_has_no_shares(make_report):
