@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from memtriage.diagnose.growth.counter import CODE
+from memtriage.model.findings import Finding
 from memtriage.model.position import TrainingPosition
 from memtriage.observe.counters import CounterReader, Reading
 from memtriage.observe.malloc import malloc_info
@@ -164,3 +165,107 @@ def test_native_caches_may_fill_where_shapes_vary_or_new_code_comes(
     )
     assert watch.leaks() == []
     assert [evidence.caches_may_fill for evidence in evidences] == [may_fill]
+
+
+class Clock:
+    """A time that only tests let pass; reading the size of generated code takes 10 ms of it."""
+
+    def __init__(self) -> None:
+        self.now_s = self.worked_s = 0.0
+        self.read_at: list[float] = []
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    def thread_time(self) -> float:
+        return self.worked_s
+
+    def generated_code(self) -> int:
+        self.read_at.append(self.now_s)
+        self.worked_s += 0.01
+        return 4096
+
+
+def test_generated_code_is_read_as_often_as_its_share_of_the_time_allows(
+    watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    scheduler: Any = watch.scheduler
+    scheduler.works, scheduler.main = False, SimpleNamespace(scale="second")
+    monkeypatch.setattr(growth_watch, "time", clock)
+    monkeypatch.setattr(growth_watch, "generated_code", clock.generated_code)
+    policy = ReadingPolicy(first=2, first_share=0.02, later_share=0.005)
+    monkeypatch.setattr(growth_watch, "READING", policy)
+    while clock.now_s < 6:
+        watch.at_mark(MarkPoint("time", TrainingPosition(), []))
+        clock.now_s += 0.25
+    assert clock.read_at == [0.0, 0.5, 1.0, 3.0, 5.0]
+
+
+@pytest.mark.parametrize(("code", "on_gpu"), [(None, False), (4096, True)])
+def test_generated_code_is_left_out_where_it_says_nothing(
+    watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch, code: int | None, on_gpu: bool
+) -> None:
+    scheduler: Any = watch.scheduler
+    scheduler.works, scheduler.main = False, SimpleNamespace(scale="second")
+    monkeypatch.setattr(growth_watch.cuda, "initialized", lambda: on_gpu)
+    monkeypatch.setattr(growth_watch, "generated_code", lambda: code)
+    watch.at_mark(MarkPoint("step", TrainingPosition(step=1), mark(1).readings))
+    assert CODE not in scheduler.values[0]
+
+
+def test_only_marks_at_the_same_place_of_the_loop_are_followed(watch: GrowthWatch) -> None:
+    scheduler: Any = watch.scheduler
+    scheduler.works, scheduler.main = False, SimpleNamespace(scale="step")
+    for name in ("start", "own", "step", "backward", "time", "end"):
+        watch.at_mark(MarkPoint(name, TrainingPosition(), mark(1).readings))
+    assert len(scheduler.values) == 3
+
+
+@pytest.mark.parametrize(("due", "censuses"), [(False, 0), (True, 1)])
+def test_a_ledger_that_is_due_has_a_census(watch: GrowthWatch, due: bool, censuses: int) -> None:
+    scheduler: Any = watch.scheduler
+    scheduler.works, scheduler.main = False, SimpleNamespace(scale="step")
+    ledgers: Any = watch._ledgers
+    ledgers.is_due, taken = lambda: due, []
+    scheduler.census = taken.append
+    watch.at_mark(MarkPoint("step", TrainingPosition(step=3), mark(3).readings))
+    assert [position.step for position in taken] == [3] * censuses
+
+
+@pytest.mark.parametrize(("taken", "censuses"), [(False, 1), (True, 0)])
+def test_at_the_end_a_run_without_ledgers_gets_them(
+    watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch, taken: bool, censuses: int
+) -> None:
+    scheduler: Any = watch.scheduler
+    ledgers: Any = watch._ledgers
+    ledgers.taken, scheduler.census = taken, (positions := []).append
+    monkeypatch.setattr(watch, "_progress", SimpleNamespace(now=TrainingPosition))
+    watch.take_ledgers()
+    assert len(positions) == censuses
+
+
+def test_limits_are_those_of_the_last_mark_before_the_end(
+    watch: GrowthWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[object, ...]] = []
+    scheduler: Any = watch.scheduler
+    investigation = SimpleNamespace(collector_off=True)
+    scheduler.main = SimpleNamespace(scale="step", counters={}, investigation=investigation)
+    finding = Finding(kind="leak", device="cpu")
+    monkeypatch.setattr(watch, "_progress", SimpleNamespace(now=TrainingPosition))
+    monkeypatch.setattr(watch, "_rank", 3)
+    monkeypatch.setattr(
+        growth_watch, "limits_and_use", lambda *facts: seen.append(facts) or ({"cpu": 9}, {"cpu": 5})
+    )
+    monkeypatch.setattr(
+        growth_watch, "find_leaks", lambda scheduler, evidence: seen.append(evidence) or [finding]
+    )
+    last, at_end = (reading("cuda:0", nbytes) for nbytes in (7, 0))
+    watch.at_mark(last)
+    watch.at_mark(MarkPoint("end", TrainingPosition(), at_end.readings))
+    assert [leak.rank for leak in watch.leaks()] == [3]
+    (in_use, readings, _), evidence = seen
+    assert in_use is not None and readings == last.readings
+    assert (evidence.limits, evidence.used, evidence.collector_off) == ({"cpu": 9}, {"cpu": 5}, True)
+    assert watch.limits == {"cpu": 9}
