@@ -46,7 +46,9 @@ def test_a_tensor_with_bytes_of_its_own_stands_for_itself() -> None:
     plain, parameter = torch.ones(3), nn.Parameter(torch.ones(3))
     tagged = torch.ones(3).as_subclass(Tagged)
     tagged.scale = torch.ones(1)  # type: ignore[attr-defined]
-    for tensor in (plain, parameter, tagged):
+    empty = torch.ones(0).as_subclass(Tagged)
+    empty.scale = torch.ones(1)  # type: ignore[attr-defined]
+    for tensor in (plain, parameter, tagged, empty):
         assert same(inner_tensors(tensor), tensor)
 
 
