@@ -221,6 +221,19 @@ def test_a_storage_that_lengthens_needs_the_baseline() -> None:
     assert persistent([seen(8), seen(12)], seen(8)) == []  # no earlier than the first: no third size
 
 
+def test_what_is_new_in_an_interrupted_step_is_a_part_of_no_growth() -> None:
+    points = [kept(4, 2), point(8, group(LOSSES, 4, 256 * KIB), group("batch", 9, MIB), interrupted=True)]
+    assert anchors(persistent(points)) == [LOSSES]
+
+
+@pytest.mark.parametrize(("interrupted", "rate"), [(False, 25.0), (True, 20.0)])
+def test_a_step_that_is_under_way_counts_in_full(interrupted: bool, rate: float) -> None:
+    (growth,) = growth_between(
+        point(4, group("a", 1, 100)), point(8, group("a", 2, 200), interrupted=interrupted)
+    )
+    assert growth.rate == rate
+
+
 def test_accumulation_need_not_be_in_the_baseline() -> None:
     (found,) = persistent([kept(8, 3), kept(12, 7)], point(3))
     assert found.count == 4
