@@ -153,6 +153,23 @@ def test_shared_memory_has_its_own_fix() -> None:
     assert "clone()" in (certain(finding).fix or "")
 
 
+def test_the_object_that_retains_is_named_where_its_kind_is_known() -> None:
+    def retained(detail: GroupDetail) -> str:
+        return certain(holder_finding(grown(), detail, evidence())).evidence[1]
+
+    known = GroupDetail(retained=3 * MIB, retained_of=4 * MIB, holder_kind="deque")
+    assert retained(known) == "the holding object (deque) alone retains 3.0 MiB of 4.0 MiB"
+    known = GroupDetail(retained=3 * MIB, retained_of=4 * MIB)
+    assert retained(known) == "the holding object alone retains 3.0 MiB of 4.0 MiB"
+    unknown = certain(holder_finding(grown(), GroupDetail(retained=3 * MIB), evidence()))
+    assert len(unknown.evidence) == 1
+
+
+@pytest.mark.parametrize(("scale", "step"), [("step", 16), ("microbatch", None), ("second", None)])
+def test_only_sizes_at_steps_say_their_step(scale: Scale, step: int | None) -> None:
+    assert certain(holder_finding(grown(), GroupDetail(), evidence(scale=scale))).bytes_step == step
+
+
 # --- rates --------------------------------------------------------------------------------------------------
 
 
@@ -328,6 +345,14 @@ def test_what_is_only_suspected_to_grow_explains_no_more_than_it_rose_by() -> No
 def test_what_any_holder_has_more_of_is_not_native(held: float, missing: int | None) -> None:
     finding = unnamed_growth("cpu", evidence(MIB), [], held, False)
     assert (finding and finding.bytes_per_step) == missing
+
+
+def test_containers_of_the_host_explain_its_counter_and_no_gpu_s() -> None:
+    data = Finding(kind="leak", device="host", bytes_per_step=MIB // 2, certainty="suspected")
+    on_host = unnamed_growth("cpu", evidence(MIB), [data], MIB / 8, False)
+    assert certain(on_host).bytes_per_step == 3 * MIB // 8
+    on_gpu = unnamed_growth("cuda:0", evidence(MIB, counter="cuda:0"), [data], MIB / 8, False)
+    assert certain(on_gpu).bytes_per_step == 7 * MIB // 8
 
 
 def test_before_two_censuses_can_tell_it_is_suspected_only() -> None:

@@ -194,6 +194,16 @@ def test_the_first_line_that_speaks_of_memory_is_kept() -> None:
     assert read_text("start\n").speaks is None
 
 
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_stream_that_gives_a_part_of_a_character_has_not_ended(size: int) -> None:
+    class Slow(io.BytesIO):
+        def read(self, wanted: int | None = -1, /) -> bytes:
+            return super().read(size if self.tell() > 2 * len(WITH_MEMORY) else 2 * len(WITH_MEMORY))
+
+    text = f"{WITH_MEMORY}\n{FULL}\n"
+    assert seen(read_log(Slow(text.encode("utf-16-le")))) == [(2, "cuda-v2", None)]
+
+
 def test_a_short_utf_16_text() -> None:
     assert seen(read_log(io.BytesIO(FULL.encode("utf-16")))) == [(1, "cuda-v2", None)]
 
