@@ -7,7 +7,7 @@ import random
 import pytest
 
 from memtriage.diagnose.growth import counter as counter_module
-from memtriage.diagnose.growth.counter import Counter
+from memtriage.diagnose.growth.counter import Counter, Counters
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -101,3 +101,20 @@ def test_one_or_two_rises_do_not_contradict_sporadic_growth() -> None:
     made = counter_of([100 * MIB + step // 40 * 40 * MIB for step in range(400)])
     assert not made.contradicts(MIB // 2, 310)
     assert made.contradicts(8 * MIB, 310)
+
+
+def test_a_counter_that_has_come_to_its_end_contradicts_what_it_had_shown() -> None:
+    made = counter_of([*growing(100, MIB), *[200 * MIB] * 100])
+    assert made.estimate().until is not None
+    assert made.contradicts(3 * MIB, 0)
+
+
+def test_a_question_to_a_counter_that_is_not_there_is_answered_no() -> None:
+    flat, rising = counter_of(growing(60, 0)), counter_of(growing(300, MIB))
+    ended = counter_of(growing(270, MIB) + 30 * [369 * MIB])
+    counters = Counters(flat=flat, rising=rising, ended=ended)
+    names = [*counters, "none"]
+    assert [counters.contradicts(name, MIB // 2, 3) for name in names] == [True, False, False, False]
+    assert [counters.confirms(name, MIB // 2) for name in names] == [False, True, False, False]
+    assert [counters.ended(name, MIB // 2) for name in names] == [False, False, True, False]
+    assert [counters.rose(name, MIB, 10, 50) for name in names] == [False, True, True, False]

@@ -18,8 +18,10 @@ from memtriage.diagnose.growth.holders import (
     at_counters_rate,
     data_growths,
     growths,
+    stops_when_full,
     waits_for_collector,
 )
+from memtriage.model.census import GroupDetail
 from memtriage.model.paths import in_words
 from support.censuses import group, point
 from support.paths import named
@@ -270,6 +272,32 @@ def test_an_entry_now_and_then_is_proven_where_a_counter_shows_it() -> None:
     for counter in ("host", "cpu"):
         (found,) = judged_data(data, **{counter: [500 * MIB + at * MIB for at in range(60)]})
         assert found.proof.certainty == "proven"
+
+
+def test_data_has_the_rate_and_the_sizes_of_its_entries() -> None:
+    data = data_of({3: 1, 13: 2, 23: 5}, 10 * MIB)
+    assert data.rate == 2 * MIB
+    assert data.sizes == [(3, 10 * MIB), (13, 20 * MIB), (23, 50 * MIB)]
+    (growth,) = judged_data(data_of({3: 3, 12: 12, 14: 14, 20: 20}))
+    assert growth.points == growth.data.sizes and growth.last == 20
+
+
+@pytest.mark.parametrize(
+    ("bound", "entries", "attached", "stops"),
+    [
+        (None, 9, False, False),
+        (10, None, False, True),
+        (10, 1, False, True),
+        (10, None, True, False),
+        (10, 4, True, False),
+        (10, 5, True, True),
+    ],
+)
+def test_a_container_with_a_bound_stops_when_it_is_full(
+    bound: int | None, entries: int | None, attached: bool, stops: bool
+) -> None:
+    """One whose tensors have graphs must have filled half of it already."""
+    assert stops_when_full(GroupDetail(bound=bound, entries=entries), attached=attached) is stops
 
 
 def test_a_pause_is_no_longer_than_from_entry_to_entry() -> None:

@@ -117,6 +117,11 @@ def test_floors_cover_every_value(values: list[int], windows: int) -> None:
     assert min(low) == min(values)
 
 
+def test_fewer_values_than_windows_have_no_floors() -> None:
+    assert floors([5, 4], 3) == []
+    assert floors([5, 4, 6, 3], 3) == [5, 4, 3]
+
+
 def test_a_long_series_stays_bounded_and_keeps_its_ends() -> None:
     made = series(list(range(20_000)))
     assert len(made.values) <= 4096

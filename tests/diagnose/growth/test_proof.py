@@ -8,13 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memtriage.diagnose.growth.proof import prove
+from memtriage.diagnose.growth.proof import Proof, prove
 
 MIB = 1024**2
 
 
 def steadily(*at: float, rate: float = MIB) -> list[tuple[float, float]]:
     return [(position, 5 * MIB + rate * position) for position in at]
+
+
+def test_a_suspicion_of_what_was_proven_keeps_its_rate() -> None:
+    proven = Proof("proven", MIB, 3, 8.0, stopped=20.0)
+    assert proven.suspected("why") == Proof("suspected", MIB, 3, 8.0, "why", stopped=20.0)
 
 
 def test_three_intervals_prove_a_leak() -> None:

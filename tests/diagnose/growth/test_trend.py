@@ -191,6 +191,13 @@ def test_leaks_above_the_limit_are_found_in_any_shape(seed: int) -> None:
     assert judged(own + late).state == judged(own + now_and_then).state == "growing"
 
 
+@pytest.mark.parametrize("rate", [0, 64 * KIB, 5 * MIB])
+def test_its_own_growth_does_not_raise_the_limit(rate: int) -> None:
+    own = noise(20 * KIB, 300)
+    without, limit = detection_limit(points(own)), detection_limit(points(own + rate * STEP))
+    assert without is not None and limit == pytest.approx(without, rel=0.5)
+
+
 def test_ended_growth_does_not_raise_the_later_limit() -> None:
     loading = np.minimum(STEP, 60) * 5 * MIB
     limit = detection_limit(points(loading + noise(100, 300)))
