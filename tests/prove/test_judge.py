@@ -127,6 +127,14 @@ def test_sizes_must_hold_at_every_reading_of_every_rank() -> None:
     assert "rank 1, round 2" in row.why
 
 
+def test_the_worst_reading_below_a_least_size_is_named() -> None:
+    row = verdict("reserved", "100 MiB", [sized([(1, 150), (1, 90)], [(1, 95)])], sense="at_least")
+    assert (row.verdict, row.value, row.limit) == ("missed", 90 * MIB, 100 * MIB)
+    assert row.why == "does not hold at 2 of 3 readings, by 10.0 MiB at worst (rank 0, round 1)"
+    row = verdict("reserved", "100 MiB", [sized([(1, 150), (1, 100)])], sense="at_least")
+    assert (row.verdict, row.value, row.why) == ("met", 100 * MIB, "holds at all 2 readings")
+
+
 def test_another_variants_size_is_that_of_the_same_rank() -> None:
     base = [sized([(100, 0)], [(300, 0)]), sized([(102, 0)], [(302, 0)])]
     assert verdict("allocated", "base", [sized([(101, 0)], [(301, 0)])], base).verdict == "met"
@@ -164,6 +172,21 @@ def test_values_against_an_amount() -> None:
     mixed = [timed(1.0, loss=["1"]), timed(1.0, loss=["2"])]
     assert verdict("loss", "1.5", mixed).verdict == "undecided"
     assert verdict("loss", "1.5", [timed(1.0, loss=[])]).verdict == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("new", "expected"), [("-3", "met"), ("-2", "met"), ("-1", "missed"), ("1", "missed")]
+)
+def test_values_below_zero_are_compared_by_their_difference(new: str, expected: str) -> None:
+    row = verdict("loss", "base", [timed(1.0, loss=[new])], [timed(1.0, loss=["-2"])])
+    assert (row.verdict, row.spread) == (expected, None)
+    assert row.why == ("holds in the only trial" if expected == "met" else "exceeded in the only trial")
+
+
+def test_trials_that_agree_are_counted() -> None:
+    assert verdict("loss", "1.5", [timed(1.0, loss=["1"])] * 2).why == "holds in each of 2 trials"
+    mixed = [timed(1.0, loss=["1"]), timed(1.0, loss=["2.5"])]
+    assert "the median is beyond the limit" in verdict("loss", "1.5", mixed).why
 
 
 def equality(new: Sequence[Sequence[str]], base: Sequence[Sequence[str]]) -> TargetRow:

@@ -85,6 +85,19 @@ def test_stages_of_a_pipeline_are_groups(ranks: int, stages: int) -> None:
     assert grouping.differences == {}
 
 
+@pytest.mark.parametrize(("ranks", "groups"), [(4, 1), (64, 2)])
+def test_of_few_ranks_groups_must_differ_more(ranks: int, groups: int) -> None:
+    half = ranks // 2
+    assert len(group_ranks(job([20 * GIB] * half + [21 * GIB] * half)).groups) == groups
+    assert len(group_ranks(job([20 * GIB] * half + [23 * GIB] * half)).groups) == 2
+
+
+def test_what_differs_by_little_makes_no_groups_however_small_it_is() -> None:
+    small = 100 * MIB
+    assert len(group_ranks(job([small] * 32 + [small + 60 * MIB] * 32)).groups) == 1
+    assert len(group_ranks(job([small] * 32 + [small + 70 * MIB] * 32)).groups) == 2
+
+
 def test_stages_that_lie_interleaved_are_groups_too() -> None:
     grouping = group_ranks(job([(20 + 10 * (number % 4)) * GIB for number in range(64)]))
     assert sorted(grouping.groups) == [list(range(stage, 64, 4)) for stage in range(4)]
