@@ -121,6 +121,74 @@ def test_the_diagnosis(text: str, diagnosis: str) -> None:
     assert bool(found.fixes) == (diagnosis not in ("informational", "not_memory"))
 
 
+METAL = (
+    "MPS backend out of memory (MPS allocated: {own} GB, other allocations: {others} GB, "
+    "max allowed: 9.07 GB). Tried to allocate 512.00 MB on private pool."
+)
+OTHERS = "other_process_or_outside_allocator"
+
+
+@pytest.mark.parametrize(
+    ("text", "labels"),
+    [
+        # On Metal: the limit, unless others have more; these are named from four tenths on.
+        (METAL.format(own="8.00", others="1.00"), ["allocator_limit", "does_not_fit"]),
+        (METAL.format(own="6.01", others="4.00"), ["allocator_limit", "does_not_fit"]),
+        (METAL.format(own="6.00", others="4.00"), ["allocator_limit", "does_not_fit", OTHERS]),
+        (METAL.format(own="4.00", others="4.00"), ["allocator_limit", "does_not_fit", OTHERS]),
+        (METAL.format(own="4.00", others="5.00"), [OTHERS, "allocator_limit"]),
+        (
+            METAL.format(own="8.00", others="1.00").replace(", max allowed: 9.07 GB", ""),
+            ["does_not_fit", "allocator_limit"],
+        ),
+        ("Invalid buffer size: 48.00 GB", ["does_not_fit", "driver_refused_though_free", "allocator_limit"]),
+        # Of 64 TiB on a size is garbage.
+        (f"failed to allocate memory for requested buffer of size {2**46}", ["absurd_request"]),
+        (
+            f"failed to allocate memory for requested buffer of size {2**46 - 1}",
+            ["unknown", "does_not_fit", OTHERS],
+        ),
+        # What just fits proves nothing, what is a byte too large does.
+        (
+            "Out of memory allocating 8,000 bytes (allocated so far: 5 bytes, limit set to: 8,005 bytes).",
+            ["unknown", "does_not_fit", OTHERS],
+        ),
+        (
+            "Out of memory allocating 8,000 bytes (allocated so far: 5 bytes, limit set to: 8,004 bytes).",
+            ["allocator_limit", "does_not_fit"],
+        ),
+        (
+            "Ran out of memory in memory space hbm. Used 7.98G of 7.98G hbm.",
+            ["unknown", "does_not_fit", OTHERS],
+        ),
+        (
+            "attempting to allocate 8000000000 bytes, greater than the maximum allowed "
+            "buffer size of 8000000000",
+            ["unknown", "does_not_fit"],
+        ),
+        (
+            "Attempting to reserve 1.00G. That was not possible. There are 1.00G free.",
+            ["unknown", "does_not_fit", OTHERS],
+        ),
+        (
+            "Attempting to reserve 1.00G. That was not possible. There are 9.00G free.",
+            ["driver_refused_though_free", "unknown"],
+        ),
+        (
+            "model requires more system memory (4.0 GiB) than is available (4.0 GiB)",
+            ["host_alloc_failed"],
+        ),
+        (
+            "model requires more system memory (4.1 GiB) than is available (4.0 GiB)",
+            ["does_not_fit", "host_alloc_failed"],
+        ),
+    ],
+)
+def test_what_is_proven_and_what_is_not_ruled_out(text: str, labels: list[str]) -> None:
+    found = explain(text)
+    assert [found.diagnosis, *found.also_possible] == labels
+
+
 # No text that speaks of memory gets a confident "unknown"
 
 

@@ -6,6 +6,7 @@ import linecache
 import re
 import sys
 from collections import OrderedDict, defaultdict, deque
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from memtriage.observe.containers import (
     deep_size,
     grown_containers,
     known_bounds,
+    most_grown,
 )
 from memtriage.observe.heap import HeapWalk
 from memtriage.observe.heap_graph import HeapGraph
@@ -161,6 +163,53 @@ def test_lengths_of_every_kind_of_container() -> None:
     first, nameless = id(5), -1
     wanted = [first, first, nameless, first, first, first, nameless]
     assert [lengths.of(id(each)) for each in graph.objects] == [(1, each) for each in wanted] + [None] * 7
+
+
+def test_noting_lengths_returns_the_containers_that_have_entries() -> None:
+    kept = [[1], {2: 3}, {4}, bytearray(b"5")]
+    noted = ContainerLengths().add([*kept, [], {}, (6,), "7", object()])
+    assert sorted(map(id, noted)) == sorted(map(id, kept))
+
+
+def test_those_that_got_most_entries_come_first() -> None:
+    kept: list[list[int]] = [[0], [0], [0, 1], [0, 1]]
+    earlier = ContainerLengths(kept).by_address()
+    for container, more in zip(kept, (2, 5, 0, 1), strict=True):
+        container += range(more)
+    kept[3][0] = 1000  # another first entry: not the container that was there
+    kept[3].insert(0, 10**9)
+    assert most_grown(kept, earlier) == [kept[1], kept[0]]
+    assert most_grown(kept, earlier, most=1) == [kept[1]]
+    assert most_grown([[1, 2]], earlier) == []
+
+
+def test_entries_of_native_types_are_known_also_as_a_part_of_an_entry(program: Any) -> None:
+    program.run("import torch\nmapped, paired, plain = {0: 0}, [0], [0]")
+    with HeapWalk() as graph:
+        before = ContainerLengths(graph.objects)
+    schemas = [torch._C.parse_schema(f"f{number}() -> int") for number in range(3)]
+    program["mapped"].update(enumerate(schemas, 1))
+    program["paired"].extend((schema, 1) for schema in schemas)
+    program["plain"].extend(range(3))
+    with HeapWalk() as graph:
+        growing = grown_containers(graph, before.by_address(), most=1000)
+        native = {id(graph.objects[each.position]): each.native for each in growing}
+    of = {name: native[id(program[name])] for name in ("mapped", "paired", "plain")}
+    assert of == {"mapped": "FunctionSchema", "paired": "FunctionSchema", "plain": None}
+
+
+def test_containers_with_a_bound_of_their_own_say_it() -> None:
+    class Lying(list[int]):
+        def __len__(self) -> int:
+            raise AssertionError
+
+    assert bound_of(deque([1, 2], maxlen=3), {}) == (3, 2)
+    assert bound_of(deque([1, 2]), {}) == (None, 2)
+    for size in (5, None):
+        cached = lru_cache(maxsize=size)(abs)
+        cached(-1)
+        assert bound_of(cached, {}) == (size, 1)
+    assert bound_of(Lying([1, 2]), {}) == (None, 2)
 
 
 def test_caches_of_the_standard_library_and_of_torch_are_bounded() -> None:

@@ -28,7 +28,16 @@ _PEAK = 1000 * MIB
 
 def ledger(step: int, pinned: str) -> Ledger:
     return Ledger(
-        device="cuda:0", total=1, source="", step=step, rows=[LedgerRow(row=STRANDED, bytes=1, detail=pinned)]
+        device="cuda:0",
+        total=1,
+        source="",
+        step=step,
+        rows=[
+            LedgerRow(row=STRANDED, bytes=1, detail=pinned),
+            LedgerRow(row=STRANDED, bytes=0, detail="nothing, of private pools"),
+            LedgerRow(row=STRANDED, bytes=1, detail=None),
+            LedgerRow(row="requested", bytes=9, detail="of something else"),
+        ],
     )
 
 
@@ -57,8 +66,9 @@ def watched(
     for step in range(1, steps):
         asked.step = step
         readings = [Reading("cpu", 1, 2), reading(_PEAK + step * grows), reading(_PEAK, "cuda:1")]
-        for name in ("backward", "step"):
-            watch.at_mark(MarkPoint(name, TrainingPosition(step=step), readings))
+        inside = [reading(_PEAK + 900 * MIB), reading(_PEAK + 900 * MIB, "cuda:1")]  # of no step's end
+        for name, at_mark in (("backward", inside), ("step", readings)):
+            watch.at_mark(MarkPoint(name, TrainingPosition(step=step), at_mark))
     return watch, asked, record
 
 

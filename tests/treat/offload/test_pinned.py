@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memtriage.treat.offload import pinned
-from memtriage.treat.offload.pinned import PinningFailed, locked_memory
+from memtriage.treat.offload.pinned import PinnedMemory, PinningFailed, host_memory, locked_memory
 
 
 class Driver:
@@ -77,3 +77,50 @@ def test_refused_memory_is_none_and_nothing_is_unlocked(monkeypatch: pytest.Monk
     assert launched == ["cuda"]  # takes the driver's error, which the next launch would be blamed for
     gc.collect()
     assert [name for name, _ in driver.calls] == ["register"]
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4097])
+def test_host_memory_has_the_size_that_is_asked_for_and_is_zero(nbytes: int) -> None:
+    memory = host_memory(nbytes)
+    assert (memory.dtype, memory.numel(), int(memory.sum())) == (torch.uint8, nbytes, 0)
+
+
+def test_memory_that_the_system_refuses_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError, match=r"refused 4\.0 EiB of host memory"):
+        host_memory(1 << 62)
+
+
+def test_memory_with_an_owner_is_unlocked_once_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = install(monkeypatch)
+    memory = PinnedMemory(4096, pin=True)
+    address = memory.bytes.data_ptr()
+    assert memory.pinned and driver.calls == [("register", address)]
+    memory.close()
+    memory.close()
+    assert not memory.pinned
+    assert driver.calls == [("register", address), ("unregister", address)]
+
+
+def test_memory_that_is_not_to_be_locked_never_asks_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = install(monkeypatch)
+    memory = PinnedMemory(4096, pin=False)
+    assert not memory.pinned and memory.bytes.numel() == 4096
+    memory.close()
+    assert driver.calls == []
+
+
+def test_a_forked_child_does_not_unlock_its_parents_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = install(monkeypatch)
+    memory = PinnedMemory(4096, pin=True)
+    monkeypatch.setattr(pinned, "os", SimpleNamespace(getpid=lambda: 0))
+    memory.close()
+    assert not memory.pinned and [name for name, _ in driver.calls] == ["register"]
+
+
+def test_it_is_locked_for_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver, asked = install(monkeypatch), []
+    register = driver.cudaHostRegister
+    monkeypatch.setattr(driver, "cudaHostRegister", lambda *given: asked.append(given) or register(*given))
+    memory = PinnedMemory(4096, pin=True)
+    portable = 1  # cudaHostRegisterPortable of cuda_runtime_api.h
+    assert asked == [(memory.bytes.data_ptr(), 4096, portable)]
