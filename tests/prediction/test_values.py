@@ -5,6 +5,10 @@ import torch
 from torch import nn
 
 import memtriage
+from memtriage.prediction.values import FLOAT_LIMIT, INTEGER_LIMIT, KnownValues
+
+aten = torch.ops.aten
+CUDA = {"device": torch.device("cuda")}
 
 
 def looked_at(look):
@@ -105,3 +109,56 @@ def test_large_host_tensor_stays_on_the_host_when_written_to():
         return model, torch.optim.SGD(model.parameters()), step
 
     assert memtriage.predict(build).peak_allocated < 1 << 28
+
+
+def test_draws_repeat_and_leave_the_programs_generator_as_it_is():
+    def drawn(values):
+        return [values.compute(aten.randint.low, (0, 1000, [8]), dict(CUDA)).tolist() for _ in range(2)]
+
+    before = torch.get_rng_state()
+    first, second = drawn(KnownValues())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert first != second and drawn(KnownValues()) == [first, second]
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_draws_are_followed_up_to_a_size(extra):
+    drawn = KnownValues().compute(aten.randint.low, (0, 9, [INTEGER_LIMIT + extra]), dict(CUDA))
+    assert (drawn is None) is bool(extra)
+
+
+def test_values_are_known_by_storage_until_it_is_gone():
+    values, table = KnownValues(), torch.zeros(3, 2).t()
+    assert values.of(table) is None
+    values.note(table, torch.arange(6.0).view(2, 3))
+    assert values.of(table).tolist() == [[0, 1, 2], [3, 4, 5]]
+    values.of(table[1]).fill_(9)
+    assert values.of(table[:, 1:]).tolist() == [[1, 2], [9, 9]]
+    values.forget(table.untyped_storage()._cdata)
+    assert values.of(table) is None
+
+
+@pytest.mark.parametrize(
+    ("tensor", "followed"),
+    [
+        (torch.zeros(FLOAT_LIMIT), True),
+        (torch.zeros(FLOAT_LIMIT + 1), False),
+        (torch.zeros(FLOAT_LIMIT + 1, dtype=torch.int8), True),
+        (torch.zeros(INTEGER_LIMIT + 1, dtype=torch.bool), False),
+        (torch.zeros(0), False),
+        (torch.zeros(4)[1:], False),
+        (torch.zeros(1).expand(4), False),
+    ],
+    ids=["float", "large float", "integer", "large integer", "empty", "a part", "expanded"],
+)
+def test_small_tensors_that_have_their_storage_for_themselves_are_followed(tensor, followed):
+    values = KnownValues()
+    values.note(tensor, torch.zeros_like(tensor))
+    assert (values.of(tensor) is not None) is followed
+
+
+def test_what_is_only_made_room_for_has_no_values():
+    values = KnownValues()
+    assert values.compute(aten.empty.memory_format, ([3],), dict(CUDA)) is None
+    assert values.compute(aten.zeros.default, ([3],), dict(CUDA)).tolist() == [0, 0, 0]
+    assert values.compute(aten.mm.default, (torch.ones(2), torch.ones(2)), {}) is None  # the host refuses
