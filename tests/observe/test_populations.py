@@ -8,6 +8,7 @@ import pytest
 
 from memtriage.account.census import Look
 from memtriage.model.paths import in_words
+from memtriage.observe.heap_graph import HeapGraph
 from memtriage.observe.populations import largest_population
 
 torch = pytest.importorskip("torch")
@@ -60,3 +61,39 @@ def test_what_is_immortal_is_not_counted() -> None:
 
 
 kept: list[object] = []
+
+
+def population(
+    *objects: object, own: int | None = None, unrooted: int | None = None
+) -> tuple[int, int] | None:
+    """Place and entries of the largest among objects, of which the last are the watch's own, or unrooted."""
+    graph = HeapGraph()
+    graph.objects += objects
+    graph.first_garbage = len(objects)
+    graph.first_unrooted = len(objects) if unrooted is None else unrooted
+    graph.first_own = graph.first_unrooted if own is None else own
+    found = largest_population(graph)
+    return None if found is None else found[:2]
+
+
+def texts(count: int, length: int = 100) -> list[str]:
+    return [f"{number:>{length}}" for number in range(count)]
+
+
+def test_small_containers_are_no_population() -> None:
+    assert population(texts(19_999)) is None
+    assert population(texts(20_000)) == (0, 20_000)
+
+
+def test_every_kind_of_container_is_measured_and_most_bytes_win() -> None:
+    small, large = texts(20_000), texts(20_000, length=300)
+    for of in (list, tuple, set, dict.fromkeys):
+        assert population(small, of(large)) == (1, 20_000)
+        assert population(of(large), small) == (0, 20_000)
+    assert population(texts(30_000), small) == (0, 30_000)
+
+
+def test_what_the_watch_has_is_left_out_and_what_only_a_stack_has_is_not() -> None:
+    mine, others = texts(20_000), texts(20_000, length=300)
+    assert population(mine, others, own=1) == (0, 20_000)
+    assert population(mine, others, own=1, unrooted=1) == (1, 20_000)
