@@ -174,8 +174,10 @@ def test_nodes_are_numbered_as_they_are_created() -> None:
 
 @shown
 def test_a_saved_tensor_leads_to_its_tensor() -> None:
-    x, reader = leaf(), NodeReader()
-    (tensor,) = reader.saved_tensor_referents((x * 1).sin().grad_fn._raw_saved_self)
+    product, reader = leaf() * 1, NodeReader()
+    node = product.sin().grad_fn  # which the object of what it saved does not keep alive
+    (tensor,) = reader.saved_tensor_referents(node._raw_saved_self)
+    assert tensor is product
     assert reader.saved == {id(tensor)}
     assert reader.saved_tensor_referents(HiddenTensor()) == []
 

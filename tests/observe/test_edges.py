@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import traceback
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from memtriage.observe import autograd
 from memtriage.observe.edges import edges, hidden_attributes, is_sparse, sparse_parts, tensor_referents
-from memtriage.observe.kinds import FUTURE, LOCALS, NODE, PLAIN, FrameLocals
+from memtriage.observe.kinds import FUTURE, LOCALS, NODE, PLACEHOLDER, PLAIN, SAVED, TENSOR, FrameLocals
+from memtriage.observe.objects import Listing
+from support.torch_state import shows_saved_tensors
 
 
 class WithSlot(torch.Tensor):
@@ -81,6 +86,34 @@ def test_each_kind_has_its_own_edges() -> None:
     assert not is_in(held, edges(future, FUTURE, reader))
     future.set_result(held)  # type: ignore[arg-type]
     assert is_in(held, edges(future, FUTURE, reader))
+
+
+@shows_saved_tensors()
+def test_what_graphs_save_and_checkpoints_recompute_from_have_their_own_edges() -> None:
+    reader = autograd.NodeReader()
+    x = torch.ones(4, requires_grad=True)
+    product = x * 1
+    node = product.sin().grad_fn  # which the object of what it saved does not keep alive
+    (tensor,) = edges(node._raw_saved_self, SAVED, reader)
+    assert tensor is product and is_in(product.grad_fn, edges(product, TENSOR, reader))
+    out = checkpoint(lambda given: given.sin().exp(), x * 1, use_reentrant=False)
+    ((_, _, placeholder),) = reader.saved_values(out.grad_fn)
+    reader.find_checkpoints(Listing(gc.get_objects()))
+    assert [type(each).__name__ for each in edges(placeholder, PLACEHOLDER, reader)][-1] == "_CheckpointFrame"
+
+
+def test_asking_a_failed_future_leaves_no_trace_in_its_error() -> None:
+    error = ValueError("of the program")
+    future: torch.futures.Future[int] = torch.futures.Future()
+    future.set_exception(error)
+    for _ in range(3):
+        assert not is_in(error, edges(future, FUTURE, autograd.NodeReader()))
+    assert error.__traceback__ is None
+    with pytest.raises(ValueError, match="of the program"):
+        future.wait()
+    before = traceback.extract_tb(error.__traceback__)
+    edges(future, FUTURE, autograd.NodeReader())
+    assert traceback.extract_tb(error.__traceback__) == before
 
 
 def frame_of() -> FrameLocals:
