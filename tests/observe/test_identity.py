@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from memtriage.account.census import Look
 from memtriage.observe.identity import Identities
+from memtriage.observe.kinds import FrameLocals
 
 torch = pytest.importorskip("torch")
 
@@ -102,6 +105,26 @@ def test_a_reused_address_is_no_identity(identities: Identities) -> None:
     assert token(identities, kept) == first
     kept[:] = [torch.ones(8)]
     assert token(identities, kept) != first
+
+
+def test_each_run_of_a_function_is_known_again_by_what_its_variables_hold(identities: Identities) -> None:
+    runs: list[tuple[FrameType, Any]] = []
+
+    def run(deeper: int) -> None:
+        kept = torch.ones(8)
+        runs.append((sys._getframe(), kept))
+        if deeper:
+            run(deeper - 1)
+
+    def tokens() -> list[int]:
+        identities.begin()
+        return [
+            identities.token(FrameLocals(frame, None), identities.witnesses([kept])) for frame, kept in runs
+        ]
+
+    run(2)
+    first = tokens()
+    assert len(set(first)) == 3 and tokens() == first
 
 
 def test_an_object_that_one_walk_did_not_see_is_new(identities: Identities) -> None:
