@@ -15,7 +15,7 @@ import pytest
 
 from memtriage.observe import malloc
 from memtriage.observe.host import resident
-from memtriage.observe.malloc import has_own_mapping, malloc_info, parse_arenas, python_arenas
+from memtriage.observe.malloc import has_own_mapping, malloc_info, parse_arenas, python_arenas, trim
 from support.own_process import printed_by
 
 MIB = 1 << 20
@@ -70,6 +70,25 @@ def test_a_freed_block_under_a_living_one_is_free_not_in_use() -> None:
     given_back, newly_free = printed_by(script)
     assert 39_900_000 <= given_back < 40_100_000
     assert 39_900_000 <= newly_free < 40_100_000
+
+
+@needs_glibc
+def test_trimming_gives_free_pages_back_to_the_kernel() -> None:
+    script = (
+        "from memtriage.observe.host import host_sample\n"
+        "from memtriage.observe.malloc import trim\n"
+        "blocks = [bytearray(b'1' * 100_000) for _ in range(400)]\n"
+        "del blocks[:-1]\n"
+        "before = host_sample().rss\n"
+        "print(int(trim()), before - host_sample().rss)\n"
+    )
+    trimmed, given_back = printed_by(script)
+    assert trimmed == 1 and given_back > 30_000_000
+
+
+def test_without_glibc_nothing_is_trimmed(monkeypatch: pytest.MonkeyPatch, fresh_lookup: None) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert trim() is False
 
 
 def test_none_when_mallinfo2_is_not_glibcs(monkeypatch: pytest.MonkeyPatch, fresh_lookup: None) -> None:
