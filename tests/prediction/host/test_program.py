@@ -1,7 +1,13 @@
 """What scripts that load, train and save need on the host."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+
+from memtriage.prediction.host.memory import COMMUNICATION
+from memtriage.prediction.host.program import HostNotes
+from memtriage.prediction.operators import facts
 
 MIB = 1 << 20
 NET = """
@@ -187,3 +193,89 @@ def test_a_trace_leaves_torch_as_it_was(host_of):
     before = torch.load, torch.save, torch.nn.Parameter.__new__, torch.UntypedStorage.cpu
     host_of(NET + 'torch.save(network().state_dict(), "net.pt")\n')
     assert before == (torch.load, torch.save, torch.nn.Parameter.__new__, torch.UntypedStorage.cpu)
+
+
+class Noted:
+    """Stands for the host's memory: notes what it is told, with the sizes of storages."""
+
+    def __init__(self):
+        self.said = []
+
+    def allocate(self, size, kind):
+        assert kind == COMMUNICATION
+        self.said.append(("allocate", size))
+        return len(self.said)
+
+    def free(self, block):
+        self.said.append(("free", self.said[block - 1][1]))
+
+    def meet(self):
+        self.said.append(("meet",))
+
+    def use(self, storage, written):
+        self.said.append(("write" if written else "read", storage.nbytes()))
+
+    def see(self, storage, used):
+        self.said.append(("make" if used else "make room", storage.nbytes()))
+
+    def resized(self, storage):
+        self.said.append(("resize", storage.nbytes()))
+
+
+def collective(name, *arguments):
+    schema = SimpleNamespace(name=name, arguments=[SimpleNamespace(name=one) for one in arguments])
+    return SimpleNamespace(_schema=schema)
+
+
+GATHER = collective("c10d::allgather_", "output_tensors", "input_tensors", "async_op")
+
+
+def told(*calls):
+    notes = HostNotes(Noted())
+    for func, args in calls:
+        notes.collective(func, args)
+    return notes.memory.said
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_gloo_copies_the_whole_until_it_is_waited_for_or_the_next_comes(waits):
+    parts = [torch.zeros(4) for _ in range(3)]
+    first = told((GATHER, ([parts], [parts[0]], not waits)))
+    assert first[:2] == [("meet",), ("allocate", 48)]
+    assert first[2:] == [("free", 48)] * waits
+    waited = told(
+        (GATHER, ([parts], [parts[0]], not waits)), (collective("_c10d_functional::wait_tensor"), ())
+    )
+    assert waited == [("meet",), ("allocate", 48), ("free", 48)]
+    after = told((GATHER, ([parts], [parts[0]], True)), (GATHER, ([parts[:2]], [parts[0]], True)))
+    assert after == [("meet",), ("allocate", 48), ("free", 48), ("meet",), ("allocate", 32)]
+
+
+def test_functional_gathers_are_copied_for_all_ranks_of_their_group():
+    gather = collective("_c10d_functional::all_gather_into_tensor", "input", "group_size", "group_name")
+    scatter = collective("_c10d_functional::reduce_scatter_tensor", "input", "op", "group_size", "group_name")
+    assert told((gather, (torch.zeros(4), 3, "0"))) == [("meet",), ("allocate", 48)]
+    assert told((scatter, (torch.zeros(12), "sum", 3, "0"))) == [("meet",), ("allocate", 48)]
+
+
+def test_ranks_meet_in_every_collective_but_few_are_copied():
+    assert told((collective("c10d::allreduce_", "tensors"), ([torch.zeros(4)],))) == [("meet",)]
+    assert told((collective("c10d::barrier"), ())) == [("meet",)]
+
+
+def test_operators_write_read_and_make_memory_of_the_host():
+    aten = torch.ops.aten
+    small, large, gpu = torch.zeros(2), torch.zeros(4), torch.empty(8, device="meta")
+
+    def said(func, inputs=(), targets=(), outputs=()):
+        notes = HostNotes(Noted())
+        notes.operator(facts(func), list(inputs), list(targets), list(outputs))
+        return notes.memory.said
+
+    assert said(aten.relu.default, [small], [], [large]) == [("read", 8), ("make", 16)]
+    assert said(aten.empty.memory_format, [], [], [large]) == [("make room", 16)]
+    assert said(aten.add_.Tensor, [small], [large]) == [("write", 16), ("read", 8)]
+    assert said(aten.resize_.default, [], [large]) == [("write", 16), ("resize", 16)]
+    assert said(aten.view.default, [small], [], [small]) == [("make", 8)]
+    assert said(aten.relu.default, [gpu], [gpu], [gpu]) == []
+    assert said(aten.relu.default, [small.to_sparse()], [], [small.to_sparse()]) == []
