@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,6 +82,46 @@ def test_a_call_that_does_not_end_is_not_waited_for(monkeypatch: pytest.MonkeyPa
     go_on.set()
     threads[0].join()
     assert not call.queued
+
+
+def test_a_call_waits_for_its_turn_as_long_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Queue):
+        """Comes to the first call when the second has asked in vain, and to the second at once."""
+
+        def Py_AddPendingCall(self, call: Any, argument: Any) -> int:
+            super().Py_AddPendingCall(call, argument)
+            if len(self.calls) == 2:
+                bool(self.calls[1])
+            return self.status
+
+        def turn(self, seconds: float) -> None:
+            bool(self.calls[0])
+
+    queue = Slow(0)
+    clock = SimpleNamespace(now_s=100.0, monotonic=lambda: clock.now_s, sleep=queue.turn)
+    monkeypatch.setattr(main_thread.ctypes, "pythonapi", queue)
+    monkeypatch.setattr(main_thread, "time", clock)
+    first, second = MainThreadCall(lambda: 1), MainThreadCall(lambda: 2)
+    assert first.ask()
+    assert second.result(60.0) == (True, 2)
+    assert not first.queued
+
+
+def test_a_call_whose_turn_does_not_come_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pass_time(seconds: float) -> None:
+        clock.now_s += 25.0
+        turns.append(seconds)
+
+    turns: list[float] = []
+    clock = SimpleNamespace(now_s=100.0, monotonic=lambda: clock.now_s, sleep=pass_time)
+    monkeypatch.setattr(main_thread.ctypes, "pythonapi", queue := Queue(0))
+    monkeypatch.setattr(main_thread, "time", clock)
+    first = MainThreadCall(lambda: 1)
+    assert first.ask()
+    assert MainThreadCall(lambda: 2).result(60.0) == (False, None)
+    assert len(turns) == 3
+    bool(queue.calls[0])
+    assert not first.queued
 
 
 def test_a_full_queue_is_a_thread_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
