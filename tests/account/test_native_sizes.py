@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from memtriage.account.census import Look, take_census
+from memtriage.account.native_sizes import NativeSizer, NativeSizes
 from memtriage.model.paths import in_words
+from memtriage.observe.autograd import NodeReader
 from memtriage.observe.identity import Identities
 from support.own_process import printed_by
 
@@ -52,6 +54,22 @@ def test_a_census_estimates_what_malloc_counts(body: str) -> None:
     """Nodes that save sizes are larger; Python's part of a tensor is in its own arenas (136 in 3.14)."""
     (percent,) = printed_by(MEASURED.format(body=body))
     assert 75 <= percent <= 140
+
+
+def test_a_tensor_is_larger_by_its_python_object_and_by_what_gradients_need() -> None:
+    sizer = NativeSizer(NodeReader(), NativeSizes(tensor=1000, wrapper=100, gradient=10, storage=1))
+    plain, leaf = torch.ones(1), torch.ones(1, requires_grad=True)
+    assert [sizer.tensor(plain, saved=saved) for saved in (False, True)] == [1100, 1000]
+    assert [sizer.tensor(leaf, saved=saved) for saved in (False, True)] == [1110, 1010]
+    assert sizer.storage == 1
+
+
+def test_a_node_is_larger_by_its_edges_and_by_what_it_saves() -> None:
+    sizer = NativeSizer(NodeReader(), NativeSizes(node=1000, edge=100, saved=10, shape=1))
+    leaf = torch.ones(3, 4, requires_grad=True)
+    assert sizer.node((leaf * leaf).grad_fn) == 1000 + 2 * 100 + 2 * 10
+    assert sizer.node(leaf.sum().grad_fn) == 1000 + 100 + 1  # the sizes of its operand
+    assert sizer.node((leaf * 2 * leaf).grad_fn) == 1220  # one of a known type
 
 
 def test_nodes_without_a_storage_have_a_group_of_their_own() -> None:

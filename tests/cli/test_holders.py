@@ -7,6 +7,7 @@ import json
 import pytest
 
 from memtriage.catalogue.catalogue import BUILT_IN
+from memtriage.catalogue.installed import holders_here
 from memtriage.cli.app import main
 
 
@@ -26,6 +27,15 @@ def test_the_table_names_what_applies_here(capsys: pytest.CaptureFixture[str]) -
     out = capsys.readouterr().out
     assert f"{len(BUILT_IN)} known holders" in out
     assert "torch.pinned_cache" in out and "generic.module_attributes" in out
+
+
+def test_what_is_not_installed_is_listed_only_if_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    absent = {holder.name for holder in holders_here(BUILT_IN) if not holder.applies}
+    assert absent
+    assert main(["holders"]) == 0
+    assert not [name for name in absent if name in capsys.readouterr().out.split()]
+    assert main(["holders", "--all"]) == 0
+    assert absent <= set(capsys.readouterr().out.split())
 
 
 def test_bad_usage_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:

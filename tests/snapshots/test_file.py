@@ -7,11 +7,13 @@ import gzip
 import lzma
 import os
 import pickle
+import resource
 import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import zstandard
 from hypothesis import given, settings
@@ -137,6 +139,27 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path) -> None:
     data = packer.compress(head) + b"".join(packer.compress(bytes(1 << 20)) for _ in range(size >> 20))
     with pytest.raises(SnapshotError, match="bomb"):
         read(data + packer.flush() + b"", tmp_path)
+
+
+def test_a_file_may_take_what_it_honestly_needs_and_the_limit_is_lifted_after_it(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    snapshot = {**SNAPSHOT, "note": "x" * (128 << 20)}
+    path = tmp_path / "large.pickle"
+    path.write_bytes(pickle.dumps(snapshot))
+    with loaded(path) as raw:
+        assert raw == snapshot
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+def test_a_lower_limit_of_the_process_stays(tmp_path: Path) -> None:
+    lower = psutil.Process().memory_info().vms + (200 << 20)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (lower, before[1]))
+    try:
+        assert read(pickle.dumps(SNAPSHOT), tmp_path) == SNAPSHOT
+        assert resource.getrlimit(resource.RLIMIT_AS) == (lower, before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 @pytest.mark.parametrize("data", [pickle.dumps(SNAPSHOT), b"nothing"])

@@ -92,7 +92,7 @@ def gpu_ledger(
             row.
         workspaces: sizes by which a cuBLAS workspace is recognized.
     """
-    index = int(device.partition(":")[2] or 0)
+    index = int(device.partition(":")[2])
     on_device = sorted((s for s in segments or () if s.device == index), key=lambda s: s.address)
     claims = disjoint_claims(storage for storage in storages or () if storage.device == device)
     beyond = outside_segments(claims, on_device)
