@@ -68,9 +68,9 @@ def test_a_fall_of_what_does_not_grow_is_no_release() -> None:
 def test_an_onset_a_fall_and_the_middle_begin_new_stretches() -> None:
     middle = 1 + (240 - 1) / 2
     onset = changes(points(np.maximum(0.0, 50.0 * (AT - 80))))
-    assert onset == [pytest.approx(80, abs=12), middle]
+    assert onset == [pytest.approx(80, abs=6), middle]
     fall = changes(points(STEADY - 1_500.0 * (AT >= 50)))
-    assert pytest.approx(51, abs=12) in fall
+    assert pytest.approx(51, abs=6) in fall
     assert changes(points(STEADY)) == [middle]
 
 
@@ -84,5 +84,5 @@ def test_a_fall_in_the_second_half_begins_no_stretch() -> None:
 
 
 def test_growth_that_ended_bends_to_flat() -> None:
-    assert bend_to_flat(points(10.0 * np.minimum(AT, 150))) == pytest.approx(150, abs=12)
+    assert bend_to_flat(points(10.0 * np.minimum(AT, 150))) == pytest.approx(150, abs=6)
     assert bend_to_flat(points(STEADY)) is None
