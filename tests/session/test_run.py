@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -159,6 +161,74 @@ def test_a_folder_that_is_not_there_ends_with_the_time(
     monkeypatch.setattr(run, "time", clock)
     run.wait_for_ranks(tmp_path / "none", 1, 1.0)
     assert clock.now == pytest.approx(101.0, abs=0.1)
+
+
+# --- running ---------------------------------------------------------------------------------------------
+
+WATCHED = """
+import sys
+from pathlib import Path
+from memtriage.session.run import run_watched
+from memtriage.session.runner import ScriptTarget
+
+def before(folder, say):
+    say(f"before {folder.name} {folder.parent.name}")
+
+folder = Path(sys.argv[1])
+target = ScriptTarget("script", str(folder / "train.py"), ["--lr", "3"])
+options = {"before_program": before, **eval(sys.argv[2])}
+sys.exit(run_watched(target, folder / "runs", folder / "report.json", **options))
+"""
+
+
+def watched(
+    folder: Path, program: str, options: str = "{}", **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program under a watch, in a process of its own."""
+    (folder / "train.py").write_text(program)
+    usual = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    return subprocess.run(
+        [sys.executable, "-c", WATCHED, str(folder), options],
+        env={**usual, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_program_runs_as_it_would_and_is_reported_on(tmp_path: Path) -> None:
+    done = watched(tmp_path, "import sys; print(sys.argv[1:]); sys.exit(5)")
+    assert (done.returncode, done.stdout) == (5, "['--lr', '3']\n")
+    said = json.loads((tmp_path / "report.json").read_text())
+    assert (said["verdict"], said["steps"]) == ("not_judged", 0)
+    assert "NOT JUDGED" in done.stderr
+    assert [path.name for path in tmp_path.glob("runs/*/*/*.jsonl")]
+    assert "before 0 " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "fail_on", "status"),
+    [
+        ("", "('not_judged',)", 3),
+        ("", "('leak', 'error')", 0),
+        ("raise SystemExit(4)", "('not_judged',)", 4),
+        ("raise KeyError('x')", "()", 1),
+    ],
+)
+def test_a_verdict_fails_only_a_program_that_succeeded(
+    tmp_path: Path, program: str, fail_on: str, status: int
+) -> None:
+    done = watched(tmp_path, program, f"{{'fail_on': {fail_on}}}")
+    assert done.returncode == status
+    assert ("KeyError: 'x'" in done.stderr) is ("KeyError" in program)
+
+
+def test_only_the_first_rank_reports(tmp_path: Path) -> None:
+    done = watched(tmp_path, "print('ran')", RANK="1", WORLD_SIZE="2", LOCAL_RANK="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ran\n", "")
+    assert not (tmp_path / "report.json").exists()
+    (record,) = tmp_path.glob("runs/*/*/*.jsonl")
+    assert record.name == "rank-00001.jsonl"
 
 
 # --- reporting ----------------------------------------------------------------------------------------------
