@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from memtriage.diagnose.ranks import live
-from memtriage.diagnose.ranks.live import SILENT_AFTER_S, LivePolicy, LiveRun, RankLine, course_of
+from memtriage.diagnose.ranks.live import SILENT_AFTER_S, LivePolicy, LiveRun, RankLine, course_of, main_mark
+from memtriage.model.marks import Mark
 from support.live_runs import MIB, NOW, LiveRank
 
 
@@ -46,6 +48,30 @@ def test_what_is_not_known_is_none(tmp_path: Path) -> None:
 def test_a_gpu_counts_before_the_cpu_however_full(tmp_path: Path) -> None:
     LiveRank(tmp_path).steps(1).mark("step", 10**12, device="cpu")
     assert only(tmp_path).device == "cuda:0"
+
+
+@pytest.mark.parametrize(
+    ("allocated", "fullest"),
+    [
+        ({"cuda:0": 5, "cuda:1": 7, "cpu": 99}, "cuda:1"),
+        ({"cuda:0": 7, "cuda:1": 5}, "cuda:0"),
+        ({"cuda:0": None, "cuda:1": 1}, "cuda:1"),
+        ({"cpu": 9, "cuda:0": None}, "cuda:0"),
+        ({"cpu": None}, "cpu"),
+        ({}, None),
+    ],
+)
+def test_the_fullest_gpu_stands_for_its_rank(allocated: dict[str, int | None], fullest: str | None) -> None:
+    tail: Any = SimpleNamespace(
+        latest={
+            device: Mark(
+                name="step", step=1, microbatch=0, rank=0, time_s=1.0, device=device, allocated=nbytes
+            )
+            for device, nbytes in allocated.items()
+        }
+    )
+    mark = main_mark(tail)
+    assert (None if mark is None else mark.device) == fullest
 
 
 @pytest.mark.parametrize(("growth", "expected"), [(0, 0), (-MIB, 0), (5 * MIB, 5 * MIB)])
