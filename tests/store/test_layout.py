@@ -33,6 +33,13 @@ def test_torchrun_without_a_run_id_is_named_by_its_rendezvous():
     assert identity(TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}).run_id == "node0-29500"
 
 
+@pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])
+def test_half_a_rendezvous_names_no_run(missing):
+    env = {key: value for key, value in TORCHRUN.items() if key not in (missing, "TORCHELASTIC_RUN_ID")}
+    neither = {key: value for key, value in env.items() if not key.startswith("MASTER")}
+    assert identity(env).run_id == identity(neither).run_id != ""
+
+
 def test_deepspeed_sets_no_elastic_variables():
     env = {key: value for key, value in TORCHRUN.items() if not key.startswith("TORCHELASTIC")}
     assert identity(env) == RankIdentity("node0-29500", 0, 3, 8, 1)
