@@ -95,6 +95,31 @@ def test_growth_of_every_kind_of_container(grown: dict[str, GrownContainer]) -> 
     assert 1 <= grown["raw"].entry_bytes < 100
 
 
+def test_what_entries_have_in_common_is_no_part_of_an_entry() -> None:
+    class Answer:
+        def __init__(self, service: object, text: bytes) -> None:
+            self.service, self.text = service, text
+
+    class Service:
+        def __init__(self) -> None:
+            self.answers: list[Answer] = []
+            self.tables = [[number] for number in range(3_000)]
+
+        def answer(self) -> None:
+            self.answers.append(Answer(self, bytes(count(ENTRY))))
+
+    service = Service()
+    service.answer()
+    with HeapWalk() as graph:
+        before = ContainerLengths(graph.objects)
+    for _ in range(5):
+        service.answer()
+    with HeapWalk() as graph:
+        grown = grown_containers(graph, before.by_address(), most=1000)
+        sizes = [each.entry_bytes for each in grown if graph.objects[each.position] is service.answers]
+    assert [ENTRY <= size < ENTRY + 2_000 for size in sizes] == [True], sizes
+
+
 def test_what_was_there_before_and_did_not_grow_is_no_growth() -> None:
     kept = [1, 2, 3]
     with HeapWalk() as graph:

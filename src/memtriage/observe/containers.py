@@ -240,7 +240,7 @@ def grown_containers(graph: HeapGraph, earlier: KnownLengths, most: int = 20) ->
         position = graph.index[id(obj)]
         more = len(obj) - earlier.lengths[id(obj)]
         newest = _newest(obj)
-        entry_bytes = sum(deep_size(graph, item) for item in newest) // max(1, len(newest))
+        entry_bytes = _added_by_each(graph, obj, newest)
         native = next((name for item in newest if (name := _native_type(item)) is not None), None)
         containers.append(GrownContainer(position, more, entry_bytes, native, type(obj).__name__))
     containers.sort(key=lambda grown: -grown.more * grown.entry_bytes)
@@ -258,6 +258,18 @@ def _newest(container: Any) -> list[Any]:
     return [container[-offset] for offset in range(1, min(4, len(container)) + 1)]
 
 
+def _added_by_each(graph: HeapGraph, container: Any, newest: Sequence[Any]) -> int:
+    """Bytes that an entry adds to those before it, on average; `newest` is as `_newest` returns it.
+
+    What entries have in common, such as the event loop of futures or the manager of loggers, came with an
+    earlier one, and counts with the oldest that is looked at. That one counts only where it is the only one.
+    """
+    seen = {id(container)}
+    sizes = [deep_size(graph, entry, seen) for entry in reversed(newest)]
+    added = sizes[1:] or sizes
+    return sum(added) // max(1, len(added))
+
+
 def _native_type(entry: Any) -> str | None:
     """Name of the C++ type (made by pybind11) of an entry, or of a part of it."""
     for part in entry if isinstance(entry, tuple) else (entry,):
@@ -266,18 +278,26 @@ def _native_type(entry: Any) -> str | None:
     return None
 
 
-def deep_size(graph: HeapGraph, obj: Any) -> int:
+def deep_size(graph: HeapGraph, obj: Any, seen: set[int] | None = None) -> int:
     """Bytes of an object and of the plain data and arrays below it, at most so many objects of them.
 
     Tensors, modules, classes and functions are left out: they are accounted for elsewhere or shared.
+
+    Args:
+        graph: knows the kinds of types.
+        obj: any object.
+        seen: ids of objects to leave out; all that were met are added.
     """
-    seen: set[int] = set()
+    seen = set() if seen is None else seen
+    most = len(seen) + _ITEM_LIMIT
     queue = [obj]
     total = 0
     for part in queue:
-        if id(part) in seen or len(seen) >= _ITEM_LIMIT:
+        if id(part) in seen:
             continue
         seen.add(id(part))
+        if len(seen) > most:
+            continue
         kind = graph.kinds[type(part)]
         if kind == ARRAY:
             if part.base is None:
