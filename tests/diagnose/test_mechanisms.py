@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,12 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "generators that were not run to their end",
         ["close()"],
     ),
+    "generator that collects": (
+        "def collector():\n    collected = []\n    while True: collected.append((yield T()))\n"
+        "collecting = collector(); [collecting.send(each) for each in (None, T(), T())]",
+        "train.collecting -> generator collector(): collected gets new tensors",
+        ["clear collected when", "deque(maxlen=...)"],
+    ),
     "default argument": (
         "def remember_all(x, store=[]):\n    store.append(x)\nremember_all(T())",
         "default argument is made once and kept for ever: train.remember_all -> default argument of",
@@ -300,6 +307,14 @@ CASES: dict[str, tuple[str, str, list[str]]] = {
         "a metric keeps what",
         ["reset()", "compute()"],
     ),
+    "weak keys": (
+        "import weakref\nclass Batch: pass\nclass Stats:\n    def __init__(self, batch):\n"
+        "        self.batch, self.entropy = batch, T()\n"
+        "by_batch = weakref.WeakKeyDictionary()\n"
+        "for _ in 'abc':\n    batch = Batch(); by_batch[batch] = Stats(batch)\ndel batch",
+        "a value that refers to its key keeps it alive for ever",
+        ["no reference to the key", "weakref.ref()"],
+    ),
     "endless loader": (
         "import itertools\nbatches = itertools.cycle(T() for _ in range(3)); next(batches); next(batches)",
         "itertools.cycle keeps every item of its first round",
@@ -355,6 +370,7 @@ SAME_FIX = {
     "buffer", "parameter groups", "a model of several", "carried by a module",
     "shared with a graph", "hook with a context", "attribute", "closure",
     "keys alike", "key that is no name", "objects with a tensor each", "context variable",
+    "generator that collects",
 }  # fmt: skip
 """Cases of a mechanism that another case has already."""
 
@@ -487,11 +503,39 @@ def test_without_a_backward_nothing_is_to_be_recorded() -> None:
         ("peft.tuners.tuners_utils.BaseTuner", "delete_adapter(name)"),
         ("higher.optim.DifferentiableOptimizer", "innerloop_ctx"),
         ("torch.optim.lbfgs.LBFGS", "history_size"),
+        ("transformers.cache_utils.Cache", "crop()"),
     ],
 )
 def test_the_fix_knows_the_library(name: str, fix: str) -> None:
     assert fix in mechanism_of(held(classes=("train.Mine", name))).fix
     assert fix not in mechanism_of(held(classes=("train.Mine",))).fix
+
+
+def test_what_a_library_lengthens_has_the_librarys_fix() -> None:
+    cache = ("transformers.cache_utils.DynamicCache", "transformers.cache_utils.Cache")
+    longer = Held(LOSSES, LOSSES, attached=False, owner="variable", lengthens=True)
+    said = mechanism_of(replace(longer, classes=cache))
+    assert said.mechanism.startswith("losses gets longer: a cache of keys and values")
+    assert "make a new cache for each sequence" in said.fix
+    assert "as torch.cat does" in mechanism_of(longer).mechanism
+
+
+def test_a_cache_that_carries_its_graph_though_no_backward_runs_needs_no_grad() -> None:
+    cache = ("transformers.cache_utils.Cache",)
+    assert "torch.no_grad()" in mechanism_of(held(classes=cache, gradients=False, entries_grow=False)).fix
+    assert "crop()" in mechanism_of(held(classes=cache, gradients=False, entries_grow=True)).fix
+
+
+def test_a_generator_is_to_be_closed_where_generators_pile_up() -> None:
+    in_generator = (PathSegment(SegmentKind.GENERATOR, "stream"), *LOSSES[1:])
+    piles_up = Held(in_generator, in_generator, attached=False, owner="variable", holders_multiply=True)
+    assert "close()" in mechanism_of(piles_up).fix
+    assert "close()" not in mechanism_of(replace(piles_up, holders_multiply=False)).fix
+
+
+def test_a_program_without_steps_is_not_told_of_steps() -> None:
+    longer = Held(LOSSES, LOSSES, attached=False, owner="variable", lengthens=True, every="second")
+    assert "by a longer one all the time" in mechanism_of(longer).mechanism
 
 
 def test_fixed_entries_are_carried_and_growing_ones_kept() -> None:

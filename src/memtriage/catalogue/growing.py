@@ -71,6 +71,21 @@ GROWING: Final = (
         "bound the queue (`queue.Queue(maxsize=...)`), so that put() waits, or empty it faster",
     ),
     GrowingPart(
+        "weakref",
+        frozenset({"weakref.WeakKeyDictionary"}),
+        "a value stays as long as its key is alive, and a value that refers to its key keeps it alive for "
+        "ever",
+        "keep no reference to the key in its value (a `weakref.ref()`, or the few numbers that are needed), "
+        "and clear what grows in a value",
+    ),
+    GrowingPart(
+        "transformers",
+        frozenset({"transformers.cache_utils.Cache"}),
+        "a cache of keys and values keeps those of every token that it was given",
+        "make a new cache for each sequence, or remove what a sequence has added with `cache.crop()` before "
+        "the next one",
+    ),
+    GrowingPart(
         "torch.jit",
         frozenset({"torch.jit._recursive.ConcreteTypeStore"}),
         "torch.jit keeps what it compiled for each module that is traced or scripted",

@@ -111,7 +111,7 @@ def holder_finding(
     once = proof.certainty == "suspected" and proof.intervals < POLICY.intervals
     if once and not evidence.grows(counter, proof.rate):
         return None
-    facts = held_by(growth, detail, evidence.position)
+    facts = held_by(growth, detail, evidence)
     explanation = mechanism_of(facts)
     first, last = growth.holding.sizes[0], growth.holding.sizes[-1]
     nodes = last.kept - first.kept > last.storages - first.storages
@@ -178,8 +178,9 @@ def _growth_finding(
     )
 
 
-def held_by(growth: HolderGrowth, detail: GroupDetail, position: TrainingPosition) -> Held:
+def held_by(growth: HolderGrowth, detail: GroupDetail, evidence: Evidence) -> Held:
     """Collect what the rules of mechanisms look at, for one growing holder."""
+    position = evidence.position
     group = growth.holding.group
     anchor = detail.carrier or group.anchor
     return Held(
@@ -203,7 +204,12 @@ def held_by(growth: HolderGrowth, detail: GroupDetail, position: TrainingPositio
         carried=detail.carried,
         classes=tuple(detail.classes),
         collected=detail.collected,
+        every=_every(evidence.scale),
     )
+
+
+def _every(scale: Scale) -> Literal["step", "backward", "second"]:
+    return "backward" if scale == "microbatch" else scale
 
 
 def _gets_nodes(growth: HolderGrowth) -> bool:
@@ -319,7 +325,7 @@ def _explained(data: GrowingData, evidence: Evidence) -> MechanismText:
     return mechanism_of(
         Held(
             data.path, data.path, attached=False, owner="", kind=data.kind, classes=data.classes,
-            ordinary=True, every="backward" if evidence.scale == "microbatch" else evidence.scale,
+            ordinary=True, every=_every(evidence.scale),
         )
     )  # fmt: skip
 

@@ -131,6 +131,10 @@ _PARTS: Final = frozenset(
 """Kinds that lead from an object to a part of its own."""
 
 
+def _how_often(held: Held) -> str:
+    return {"step": "at every step", "backward": "with every backward"}.get(held.every, "all the time")
+
+
 def _context_attribute(held: Held) -> str:
     return in_words((next(filter(_is_context_attribute, held.path)),))
 
@@ -169,7 +173,7 @@ def mechanism_of_known(entry: Holder) -> MechanismText:
 
 def _lengthening(held: Held) -> MechanismText:
     return MechanismText(
-        f"{in_words(_subject(held))} is one tensor that is replaced by a longer one at every {held.every} "
+        f"{in_words(_subject(held))} is one tensor that is replaced by a longer one {_how_often(held)} "
         "(as torch.cat does), and holds all that was ever added",
         "reduce the values before you keep them, move them to the host in blocks, or clear the tensor at the "
         "end of each epoch; a preallocated buffer avoids the copies",
@@ -297,8 +301,8 @@ def _optimizer_grows(held: Held) -> MechanismText:
 def _part_of_library(held: Held) -> MechanismText:
     part = growing_part(held.classes)
     assert part is not None
-    new = "entries" if held.ordinary else "tensors"
-    return MechanismText(f"{in_words(_subject(held))} gets new {new}: {part.why}", part.fix)
+    grows = "gets longer" if held.lengthens else f"gets new {'entries' if held.ordinary else 'tensors'}"
+    return MechanismText(f"{in_words(_subject(held))} {grows}: {part.why}", part.fix)
 
 
 def _pack_hook(held: Held) -> MechanismText:
@@ -326,8 +330,8 @@ def _buffer_with_graph(held: Held) -> MechanismText:
     subject = _subject(held)
     name = last_name(subject)
     return MechanismText(
-        f"{in_words(subject)} is a buffer that is updated with gradients on: its graph gets longer at every "
-        f"{held.every}",
+        f"{in_words(subject)} is a buffer that is updated with gradients on: its graph gets longer "
+        f"{_how_often(held)}",
         f"update `{name}` inside `with torch.no_grad():`, or from a detached value (`mean.detach()`)",
     )
 
@@ -411,10 +415,9 @@ def _collection(held: Held) -> MechanismText:
 
 
 def _data(held: Held) -> MechanismText:
-    every = {"step": "at every step", "backward": "with every backward"}.get(held.every, "all the time")
     kind = f" ({held.kind})" if held.kind else ""
     return MechanismText(
-        f"{in_words(_subject(held))}{kind} gets new entries {every} and is never cleared",
+        f"{in_words(_subject(held))}{kind} gets new entries {_how_often(held)} and is never cleared",
         "clear it when its content has been used, keep reduced values, write entries out, or bound it "
         "(`collections.deque(maxlen=...)`)",
     )
@@ -431,6 +434,14 @@ def _on_context(held: Held) -> bool:
     return any(map(_is_context_attribute, held.path))
 
 
+def _generators_pile_up(held: Held) -> bool:
+    """Whether suspended generators keep it, each its part: not where a container in one of them grows."""
+    kinds = [segment.kind for segment in held.anchor]
+    if SegmentKind.GENERATOR not in kinds:
+        return False
+    return held.holders_multiply or ANY_ITEM not in held.anchor[kinds.index(SegmentKind.GENERATOR) :]
+
+
 def _only_native(held: Held) -> bool:
     return held.anchor[0].kind is SegmentKind.NATIVE
 
@@ -445,6 +456,10 @@ def _is_carried(held: Held) -> bool:
     if held.entries_grow is not None:
         return not held.entries_grow
     return held.carried or ANY_ITEM not in held.anchor
+
+
+def _never_differentiated(held: Held) -> bool:
+    return held.attached and not (held.gradients or held.differentiated)
 
 
 def _holds_several(held: Held) -> bool:
@@ -466,7 +481,7 @@ _RULES: tuple[MechanismRule, ...] = (
     (lambda h: has(h.anchor, SegmentKind.GARBAGE_CYCLE), _garbage),
     (lambda h: h.known is not None and not h.attached, _known_holder),
     (lambda h: h.packs_itself, _pack_hook),
-    (lambda h: h.lengthens, _lengthening),
+    (lambda h: h.lengthens and growing_part(h.classes) is None, _lengthening),
     (lambda h: h.shared and not h.attached, _shared_batches),
     (_carries_graph, _gradient_graph),
     (lambda h: _on_context(h) and _only_native(h), _context_cycle),
@@ -474,16 +489,17 @@ _RULES: tuple[MechanismRule, ...] = (
     (_in_hook, _hook),
     (lambda h: has(h.anchor, SegmentKind.LRU_CACHE), _lru),
     (lambda h: has(h.anchor, SegmentKind.TRACEBACK), _traceback),
-    (lambda h: has(h.anchor, SegmentKind.GENERATOR), _generator),
+    (_generators_pile_up, _generator),
     (lambda h: has(h.anchor, SegmentKind.DEFAULT_ARGUMENT), _default_argument),
     (lambda h: has(h.anchor, SegmentKind.THREAD), _thread),
     (_only_native, _only_cpp),
     (_is_unseen, _only_unseen),
     (lambda h: h.collected is not None and not h.attached, _collected),
+    (lambda h: _never_differentiated(h) and _is_carried(h), _never_backward),
     (lambda h: growing_part(h.classes) is not None, _part_of_library),
     (lambda h: h.attached and h.anchor_owner == "buffer" and _is_carried(h), _buffer_with_graph),
     (_in_optimizer, _optimizer_grows),
-    (lambda h: h.attached and not (h.gradients or h.differentiated), _never_backward),
+    (_never_differentiated, _never_backward),
     (lambda h: h.attached and _is_carried(h) and _holds_several(h), _updated_parameters),
     (lambda h: h.attached and _is_carried(h), _carried_state),
     (lambda h: h.owner in ("parameter", "buffer"), _module_grows),

@@ -177,7 +177,7 @@ def _held_findings(
         detail = investigation.details.get(group.key, GroupDetail())
         finding = holder_finding(growth, detail, evidence, period)
         if finding is not None:
-            yield finding, held_by(growth, detail, evidence.position)
+            yield finding, held_by(growth, detail, evidence)
 
 
 def _join_host_part(held: Sequence[tuple[Finding, Held]]) -> list[tuple[Finding, Held]]:
