@@ -164,12 +164,13 @@ def test_sites_and_certainty_come_from_the_parts() -> None:
     paths = [(*PARAMS, item(f"'{n}'")) for n in "abc"]
     parts = [
         leak(paths[0], 50, certainty="suspected", evidence=["one"]),
-        leak(paths[1], 40, certainty="proven", allocated_at="a.py:1 in f", evidence=["one", "two"]),
+        leak(paths[1], 40, certainty="proven", allocated_at="a.py:1 in f", evidence=["two", "three"]),
         leak(paths[2], 30, certainty="suspected", allocated_at="b.py:1 in f", stored_at="b.py:2 in f"),
     ]
     (found,) = one_a_cause(parts)
     assert (found.certainty, found.allocated_at, found.stored_at) == ("proven", "a.py:1 in f", "b.py:2 in f")
-    assert found.evidence[1:] == ["one", "two"]
+    assert found.evidence[0].startswith("the sum of: 40 B per step at train.params['b']; 50 B per step at")
+    assert found.evidence[1:] == ["the first of these: two", "the first of these: three"]
     assert parts[0].evidence == ["one"]
 
 

@@ -229,9 +229,14 @@ def _folded(findings: Sequence[Finding], held: Mapping[HolderPath, Held], policy
         projection=_sooner(parts),
     )
     projections = {str(part.projection) for part in parts}
-    sentences = dict.fromkeys(chain.from_iterable(part.evidence for part in parts))
-    total.evidence = [sentence for sentence in sentences if sentence not in projections]
-    total.evidence.insert(0, "the sum of: " + "; ".join(map(_share, parts[:_PARTS])) + _more(len(parts)))
+    # Sentences of several parts would contradict each other. Those of one that is as certain as the whole
+    # say how it was seen.
+    telling = next(part for part in parts if part.certainty == total.certainty)
+    named = [telling, *(part for part in parts if part is not telling)]
+    total.evidence = [
+        "the sum of: " + "; ".join(map(_share, named[:_PARTS])) + _more(len(parts)),
+        *(f"the first of these: {said}" for said in telling.evidence if said not in projections),
+    ]
     if total.projection is not None:
         total.evidence.append(str(total.projection))
     if rate_of(first) >= policy.speaks_for_all * rate_of(total):

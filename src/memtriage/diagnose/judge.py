@@ -125,7 +125,8 @@ def holder_finding(
         also_held_by=[*([group.anchor] if detail.carrier else []), *detail.also_held_by],
         how=_came(growth, evidence.scale),
         more=[
-            *_of_several(proof.rate, period), *_retained(detail), *([saved_by] if detail.saved_by else [])
+            *_of_several(proof.rate, period), *_retained(detail, evidence.scale),
+            *([saved_by] if detail.saved_by else []),
         ],
     )  # fmt: skip
 
@@ -242,6 +243,10 @@ def _rates(rate: float, counter: str, evidence: Evidence) -> Rates:
 SPANS: Final[Mapping[Scale, str]] = {"step": "steps", "microbatch": "backwards", "second": "seconds"}
 
 
+def _unit(scale: Scale) -> str:
+    return SPANS[scale].removesuffix("s")
+
+
 def _came(growth: HolderGrowth, scale: Scale) -> str:
     """`4 censuses at steps 3, 6, 12, 15: 1.0, 4.0, 10.0, 13.0 MiB at the same place of the program`."""
     sizes = [each for each in growth.holding.sizes if each.position >= growth.proof.since]
@@ -267,11 +272,13 @@ def _of_several(rate: float, period: int) -> list[str]:
     ]
 
 
-def _retained(detail: GroupDetail) -> list[str]:
+def _retained(detail: GroupDetail, scale: Scale) -> list[str]:
     if not detail.retained or detail.retained_of is None:
         return []
     kind = f" ({detail.holder_kind})" if detail.holder_kind else ""
-    return [f"the holding object{kind} alone retains {size(detail.retained)} of {size(detail.retained_of)}"]
+    at = "" if detail.retained_at is None else f"at {_unit(scale)} {detail.retained_at:.4g} "
+    retained, whole = size(detail.retained), size(detail.retained_of)
+    return [f"{at}the holding object{kind} alone retained {retained} of {whole}"]
 
 
 def _projection(device: str, rates: Rates, evidence: Evidence) -> Projection | None:
@@ -389,7 +396,7 @@ def unnamed_growth(
     rates = _rates(missing, counter, evidence)
     projection = _projection(where, rates, evidence)
     span = evidence.position.on(evidence.scale) - (growth.onset or 0)
-    unit = SPANS[evidence.scale].removesuffix("s")
+    unit = _unit(evidence.scale)
     return Finding(
         kind="leak",
         device=where,

@@ -138,6 +138,7 @@ class GroupDetail(msgspec.Struct, kw_only=True):
         retained: bytes of the group that would be freed if its holders released them; less than all of them
             where others keep some alive too.
         retained_of: bytes that the group had then; both None where that was not worked out.
+        retained_at: position of the census at which they were, while a program is followed.
         also_held_by: paths of those others, worked out at the same census.
         elsewhere: objects of libraries that were not walked keep some of the group alive, too: `retained` can
             only be worked out at a census of all libraries.
@@ -164,6 +165,7 @@ class GroupDetail(msgspec.Struct, kw_only=True):
 
     retained: int | None = None
     retained_of: int | None = None
+    retained_at: float | None = None
     also_held_by: list[HolderPath] = msgspec.field(default_factory=list)
     elsewhere: bool = False
     allocated_at: str | None = None

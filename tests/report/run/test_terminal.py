@@ -324,6 +324,11 @@ def test_the_ledger_shows_rows_sums_and_shares(make_report):
     assert re.search(r"unexplained +-1\.0 MiB +-0\.1%", text)  # alone below 1 %, nothing to fold it with
 
 
+def test_a_ledger_of_a_program_without_steps_names_none(make_report):
+    text = shown(make_report(verdict="clean", steps=0, ledger_steps={"cuda:0": 0}))
+    assert "cuda:0  4.6 GiB in use\n" in text
+
+
 def test_a_detail_that_does_not_fit_beside_its_row_stands_below(make_report):
     detail = " ".join(["largest kept alive by"] + ["some.name"] * 9)
     rows = [

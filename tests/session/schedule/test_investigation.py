@@ -429,6 +429,7 @@ def test_retained_size_is_computed_once(program: Program, monkeypatch: pytest.Mo
     (seen,) = program.growing("program.seen[*]")
     detail = program.investigation.details[seen.key]
     assert detail.retained == detail.retained_of == 200_000 * CENSUSES[-1]
+    assert detail.retained_at == CENSUSES[-1]  # of later censuses it has the sizes, but not this one
 
 
 @pytest.mark.usefixtures("without_search_limits")

@@ -345,7 +345,12 @@ class Investigator:
         growing = [holding for holding in investigation.growing() if holding.key in present]
         if growing:
             self._add_details(
-                investigation, view, growing[: POLICY.detailed], last=not between, recorded=recorded
+                investigation,
+                view,
+                growing[: POLICY.detailed],
+                point.position,
+                last=not between,
+                recorded=recorded,
             )
         if between:
             self._add_data(investigation, view, point.position, containers)
@@ -355,6 +360,7 @@ class Investigator:
         investigation: Investigation,
         view: CensusView,
         growing: Sequence[Holding],
+        position: float,
         *,
         last: bool,
         recorded: bool,
@@ -368,6 +374,8 @@ class Investigator:
             alone=_retention_needed(investigation, growing, last=last),
         )
         for key, detail in details.items():
+            if detail.retained is not None:
+                detail.retained_at = position
             earlier = investigation.details.get(key)
             if earlier is None:
                 continue
@@ -375,6 +383,7 @@ class Investigator:
                 detail.allocated_at = earlier.allocated_at  # without recorders few old nodes know a line
             if detail.retained is None:
                 detail.retained, detail.retained_of = earlier.retained, earlier.retained_of
+                detail.retained_at = earlier.retained_at
                 detail.also_held_by = earlier.also_held_by
         investigation.details |= details
 
