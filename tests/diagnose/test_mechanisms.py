@@ -520,6 +520,13 @@ def test_what_a_library_lengthens_has_the_librarys_fix() -> None:
     assert "as torch.cat does" in mechanism_of(longer).mechanism
 
 
+def test_an_array_that_is_lengthened_is_joined_once_instead() -> None:
+    longer = Held(LOSSES[:-1], LOSSES[:-1], attached=False, owner="", lengthens=True, ordinary=True)
+    said = mechanism_of(longer)
+    assert said.mechanism.startswith("losses is replaced by a longer one at every step (as numpy.concatenate")
+    assert "joined once" in said.fix
+
+
 def test_a_cache_that_carries_its_graph_though_no_backward_runs_needs_no_grad() -> None:
     cache = ("transformers.cache_utils.Cache",)
     assert "torch.no_grad()" in mechanism_of(held(classes=cache, gradients=False, entries_grow=False)).fix

@@ -149,6 +149,24 @@ class CensusView:
         store = storing_line(path, holder_facts(self._graph, position).files, allocated_at)
         return None if store is None else named([(store.filename, store.line)])
 
+    def stored_array(self, position: int, named: LineNamer) -> tuple[HolderPath, str | None]:
+        """Return the path to what the program stores, and the line that does.
+
+        That is an array, or the object of a library that the array is a part of, such as a DataFrame. Where
+        no line is certain, it is the path to the array.
+
+        Args:
+            position: of the array in the graph.
+            named: names a line of the source.
+        """
+        path = self._namer.path(position).anchor
+        files = holder_facts(self._graph, position).files
+        for length in range(len(path), 1, -1):
+            store = storing_line(path[:length], files)
+            if store is not None:
+                return path[:length], named([(store.filename, store.line)])
+        return path, None
+
     def classes(self, position: int) -> list[str]:
         """Return classes of an object and of those on the way to it, as `GroupDetail.classes` has them."""
         return holder_facts(self._graph, position).classes

@@ -311,10 +311,10 @@ def data_finding(growth: DataGrowth, evidence: Evidence) -> Finding | None:
     explanation = _explained(data, evidence)
     rates = _rates(proof.rate, "host", evidence)
     (start, first), (end, last) = data.entries[0], data.entries[-1]
-    how = (
-        f"{last - first:,} more entries of about {size(data.entry_bytes)} between "
-        f"{SPANS[evidence.scale]} {start:.4g} and {end:.4g}, tensors not counted"
-    )
+    between = f"between {SPANS[evidence.scale]} {start:.4g} and {end:.4g}"
+    how = f"{last - first:,} more entries of about {size(data.entry_bytes)} {between}, tensors not counted"
+    if data.lengthens:
+        how = f"from {size(first)} to {size(last)} {between}, with the same beginning or end"
     return _growth_finding(
         (end, last * data.entry_bytes),
         data.path,
@@ -332,7 +332,7 @@ def _explained(data: GrowingData, evidence: Evidence) -> MechanismText:
     return mechanism_of(
         Held(
             data.path, data.path, attached=False, owner="", kind=data.kind, classes=data.classes,
-            ordinary=True, every=_every(evidence.scale),
+            ordinary=True, lengthens=data.lengthens, every=_every(evidence.scale),
         )
     )  # fmt: skip
 

@@ -172,6 +172,14 @@ def mechanism_of_known(entry: Holder) -> MechanismText:
 
 
 def _lengthening(held: Held) -> MechanismText:
+    if held.ordinary:
+        subject = _subject(held)
+        return MechanismText(
+            f"{in_words(subject)} is replaced by a longer one {_how_often(held)} (as numpy.concatenate and "
+            "pandas.concat do), and holds all that was ever added",
+            "keep reduced values, write blocks out, or clear it at the end of each epoch; a list of blocks "
+            "that is joined once, at the end, avoids the copies",
+        )
     return MechanismText(
         f"{in_words(_subject(held))} is one tensor that is replaced by a longer one {_how_often(held)} "
         "(as torch.cat does), and holds all that was ever added",

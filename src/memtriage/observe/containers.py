@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import types
 from array import array
@@ -23,6 +24,10 @@ _UNORDERED: Final = addresses(set, bytearray)
 GROWABLE: Final = _ORDERED | _UNORDERED
 """Types of containers whose growth is followed, by id."""
 _ITEM_LIMIT = 2000
+_ENDS = 256
+"""Bytes of an array that are compared."""
+_LONG = 64 * 1024
+_MOST_ARRAYS = 20
 _UNSHARED_REFERENCES = 6
 """An entry's own atom is referred to by the entry, the walk's graph or queue, and the counting itself."""
 
@@ -44,6 +49,22 @@ class GrownContainer:
     entry_bytes: int
     native: str | None
     kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class LongArray:
+    """A numpy array that has memory of its own.
+
+    Attributes:
+        position: its place in the walk's graph.
+        nbytes: size of its memory.
+        head, tail: first and last bytes of it.
+    """
+
+    position: int
+    nbytes: int
+    head: bytes
+    tail: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +266,34 @@ def grown_containers(graph: HeapGraph, earlier: KnownLengths, most: int = 20) ->
         containers.append(GrownContainer(position, more, entry_bytes, native, type(obj).__name__))
     containers.sort(key=lambda grown: -grown.more * grown.entry_bytes)
     return containers[:most]
+
+
+def long_arrays(graph: HeapGraph) -> list[LongArray]:
+    """The largest of the program's arrays of numbers, largest first.
+
+    No array grows, but a program may replace it by a longer one, as `numpy.concatenate` does.
+
+    Args:
+        graph: of a walk.
+    """
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return []
+    own = [position for position in graph.arrays if position < graph.first_own]
+    long = [
+        (obj.nbytes, position, obj)
+        for position in own
+        if type(obj := graph.objects[position]) is numpy.ndarray
+        and obj.base is None
+        and obj.nbytes >= _LONG
+        and not obj.dtype.hasobject
+    ]
+    arrays = []
+    for nbytes, position, obj in sorted(long, key=lambda each: -each[0])[:_MOST_ARRAYS]:
+        address = obj.__array_interface__["data"][0]
+        head, tail = (ctypes.string_at(at, _ENDS) for at in (address, address + nbytes - _ENDS))
+        arrays.append(LongArray(position, nbytes, head, tail))
+    return arrays
 
 
 def _newest(container: Any) -> list[Any]:

@@ -68,6 +68,31 @@ def step(number):
     totals.append(Total.apply(weight))
 """
 CENSUSES = (3, 5, 7, 9)
+LENGTHENED = """
+
+class Table:  # keeps an array where no variable of the program leads to it directly
+    def __init__(self):
+        self.rows = ((numpy.zeros(0),),)
+    def add(self, block):
+        self.rows = ((numpy.append(self.rows[0][0], block),),)
+
+predictions = newest_first = numpy.zeros(0)
+blocks = []
+
+def lengthen(at):
+    global predictions, newest_first, batch, table
+    if at != 7.5:  # a pause
+        block = numpy.random.rand(5_000) + 1
+        count = 3 if at == 3 else 2
+        for _ in range(count):
+            predictions = numpy.concatenate([predictions, block])
+            newest_first = numpy.concatenate([block, newest_first])
+            table.add(block)
+            blocks.append(numpy.random.rand(20_000))
+        batch = numpy.random.rand(int(10_000 * at))  # longer this time, with other content
+        zeros = numpy.zeros(int(10_000 * at))
+        globals()["mask"] = zeros
+"""
 
 
 class Program:
@@ -205,6 +230,27 @@ def test_data_that_comes_now_and_then_is_followed_over_pauses(program: Program) 
     assert data.entries == ((3, 1), (13, 2), (23, 3), (43, 5))
     program.investigator.follow(investigation, 80)
     assert "program.runs[*]" not in {in_words(each.path) for each in investigation.data.values()}
+
+
+def test_arrays_that_are_replaced_by_longer_ones_are_known_with_their_line(program: Program) -> None:
+    program.file.write_text(PROGRAM + LENGTHENED)
+    module, investigation = program.module, program.investigation
+    exec(compile(LENGTHENED, str(program.file), "exec"), module.__dict__)
+    module.table = module.Table()
+    for at in (3, 5, 7, 7.5):
+        module.lengthen(at)
+        program.investigator.follow(investigation, at)
+    growing = {in_words(data.path): data for data in investigation.growing_data() if data.lengthens}
+    assert set(growing) == {"program.predictions", "program.newest_first", "program.table.rows[0][0]"}
+    assert growing["program.predictions"].entries == ((3, 120_000), (5, 200_000), (7, 280_000))
+    assert (
+        growing["program.predictions"].stored_at
+        == program.line_of("predictions = numpy.concatenate") + " lengthen"
+    )
+    assert (
+        growing["program.table.rows[0][0]"].stored_at
+        == program.line_of("self.rows = ((numpy.append") + " add"
+    )
 
 
 def test_recorders_are_off_after_a_census(told: Program) -> None:

@@ -71,6 +71,7 @@ class GrowingData:
         allocated_at: the line that makes about as many bytes per position; None where none was recorded.
         stored_at: the line that stores into it; None where that is not certain.
         classes: of it and of the objects on the way to it, as `GroupDetail.classes` has them.
+        lengthens: it is an array that is replaced by a longer one; each of its entries is a byte.
     """
 
     path: HolderPath
@@ -81,6 +82,7 @@ class GrowingData:
     allocated_at: str | None = None
     stored_at: str | None = None
     classes: tuple[str, ...] = ()
+    lengthens: bool = False
 
     @property
     def sizes(self) -> list[tuple[float, float]]:

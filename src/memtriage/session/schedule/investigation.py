@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any, Final
 
@@ -13,16 +13,18 @@ from memtriage.account.census import CensusView, Look
 from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.diagnose.growth.history import HolderHistory, Holding
 from memtriage.diagnose.growth.holders import AwaitingCollector, GrowingData, stops_when_full
-from memtriage.diagnose.growth.leaks import CensusPoint
+from memtriage.diagnose.growth.leaks import CensusPoint, same_bytes
 from memtriage.diagnose.growth.proof import POLICY as PROOF
 from memtriage.model.census import GroupDetail, GroupKey
-from memtriage.model.paths import ANY_ITEM, SegmentKind, has, is_native
+from memtriage.model.paths import ANY_ITEM, HolderPath, SegmentKind, has, is_native
 from memtriage.model.position import Scale
 from memtriage.observe.containers import (
     ContainerLengths,
     GrownContainer,
     KnownLengths,
+    LongArray,
     grown_containers,
+    long_arrays,
     most_grown,
 )
 from memtriage.observe.host import has_children
@@ -54,6 +56,14 @@ class InvestigationPolicy:
 POLICY: Final = InvestigationPolicy()
 
 
+@dataclass(frozen=True, slots=True)
+class _SeenArray:
+    """A large array at a census, and how it was lengthened up to then."""
+
+    array: LongArray
+    growing: GrowingData
+
+
 @dataclass(slots=True)
 class Investigation:
     """What the censuses on one scale showed.
@@ -63,6 +73,7 @@ class Investigation:
         history: what each holder kept at each of them.
         taken: their positions.
         data: containers of ordinary data that grow, by address.
+        arrays: large arrays at the last census that had a path of their own, by that path.
         details: of the holders that grew.
         waiting: what waited for the cyclic collector at each census.
         totals: bytes by device that all holders together kept at each census, with its position.
@@ -78,6 +89,7 @@ class Investigation:
     history: HolderHistory = field(default_factory=HolderHistory)
     taken: list[float] = field(default_factory=list)
     data: dict[int, GrowingData] = field(default_factory=dict)
+    arrays: dict[HolderPath, _SeenArray] = field(default_factory=dict)
     details: dict[GroupKey, GroupDetail] = field(default_factory=dict)
     waiting: list[AwaitingCollector] = field(default_factory=list)
     totals: list[tuple[float, dict[str, int]]] = field(default_factory=list)
@@ -127,10 +139,15 @@ class Investigation:
         detail = self.details.get(holding.key, GroupDetail())
         return stops_when_full(detail, attached=holding.group.attached)
 
+    def growing_data(self) -> list[GrowingData]:
+        """Return containers of ordinary data that grow, and arrays that are replaced by longer ones."""
+        arrays = (seen.growing for seen in self.arrays.values())
+        return [*self.data.values(), *(growing for growing in arrays if len(growing.entries) > 1)]
+
     @property
     def names_nothing(self) -> bool:
         """Whether no holder and no container is known to grow."""
-        return not self.data and not self.growing()
+        return not self.growing_data() and not self.growing()
 
     @property
     def shared_with_libraries(self) -> bool:
@@ -354,6 +371,7 @@ class Investigator:
             )
         if between:
             self._add_data(investigation, view, point.position, containers)
+            self._add_arrays(investigation, view, point.position)
 
     def _add_details(
         self,
@@ -401,6 +419,27 @@ class Investigator:
         investigation.data, investigation._lengths = data, containers.now
         investigation._lengths_at = position
 
+    def _add_arrays(self, investigation: Investigation, view: CensusView, position: float) -> None:
+        """Find arrays that are longer than the one in their place before, and begin or end alike."""
+        seen: dict[HolderPath, _SeenArray] = {}
+        for array in long_arrays(view.graph):
+            path = view.path(array.position)
+            if ANY_ITEM in path or path in seen:
+                continue  # of several arrays in one place none can be told from the others
+            before = investigation.arrays.get(path)
+            entries = () if before is None else before.growing.entries
+            if before is None or not _continues(before.array, array):
+                entries = ((position, array.nbytes),)
+            elif array.nbytes > before.array.nbytes:
+                entries = (*entries, (position, array.nbytes))
+            growing = GrowingData(path, "ndarray", None, 1, entries, lengthens=True)
+            if len(entries) > 1:
+                holder, stored_at = view.stored_array(array.position, self._sites.named)
+                classes = tuple(view.classes(array.position))
+                growing = replace(growing, path=holder, stored_at=stored_at, classes=classes)
+            seen[path] = _SeenArray(array, growing)
+        investigation.arrays = seen
+
     def _growing_data(
         self,
         investigation: Investigation,
@@ -432,6 +471,12 @@ class Investigator:
             stored_at=view.stored_at(container.position, self._sites.named, site),
             classes=tuple(view.classes(container.position)),
         )
+
+
+def _continues(before: LongArray, after: LongArray) -> bool:
+    """Whether an array has all that another had, at its beginning or at its end, as far as that was read."""
+    longer = after.nbytes >= before.nbytes
+    return longer and (same_bytes(before.head, after.head) or same_bytes(before.tail, after.tail))
 
 
 def _pausing(

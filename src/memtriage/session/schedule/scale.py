@@ -170,7 +170,7 @@ class ScaleScheduler:
 
     def _report_growth(self) -> None:
         """Report while something grows, and once more when nothing does any longer."""
-        grows = bool(self.investigation.growing() or self.investigation.data)
+        grows = bool(self.investigation.growing() or self.investigation.growing_data())
         if grows or self._reported_growth:
             self._report()
         self._reported_growth = grows
@@ -221,7 +221,7 @@ class ScaleScheduler:
     def data(self) -> list[DataGrowth]:
         """Return the containers of ordinary data that grew, and what that amounts to, largest first."""
         growing = data_growths(
-            self.investigation.data.values(),
+            self.investigation.growing_data(),
             self.counters.contradicts,
             self._now,
             self.counters.confirms,
