@@ -303,6 +303,14 @@ def test_by_time_it_is_counted_in_seconds() -> None:
     assert "per second" in finding.evidence[0]
 
 
+def test_growth_under_the_profiler_is_the_profilers() -> None:
+    profiled = replace(evidence(MIB), profiled=True)
+    finding = certain(unnamed_growth("cpu", profiled, [], 0.0, False))
+    assert finding.certainty == "proven"
+    assert "profiler is on" in (finding.mechanism or "") and "profiler.schedule(" in (finding.fix or "")
+    assert certain(unnamed_growth("cpu", evidence(MIB), [], 0.0, False)).fix != finding.fix
+
+
 def test_growth_without_the_resident_set_is_suspected_only() -> None:
     finding = certain(unnamed_growth("cpu", evidence(MIB), [], 0.0, True))
     assert finding.certainty == "suspected"

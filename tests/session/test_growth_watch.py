@@ -154,7 +154,7 @@ def test_native_caches_may_fill_where_shapes_vary_or_new_code_comes(
 ) -> None:
     evidences = []
     scheduler: Any = watch.scheduler
-    investigation = SimpleNamespace(collector_off=False)
+    investigation = SimpleNamespace(collector_off=False, profiled=False)
     scheduler.main = SimpleNamespace(
         scale="step", counters={}, investigation=investigation, generates_code=lambda: generates
     )

@@ -36,6 +36,14 @@ ONEDNN: Final = GrowingPart(
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY=N and LRU_CACHE_CAPACITY=N",
 )
 
+PROFILER: Final = GrowingPart(
+    "torch.profiler",
+    frozenset(),
+    "torch's profiler is on all the time, and keeps every event in native memory until it stops",
+    "profile a few steps only: `schedule=torch.profiler.schedule(wait=1, warmup=1, active=3)` and "
+    "`prof.step()` in the loop, or leave the `with profile(...)` block after them",
+)
+
 GROWING: Final = (
     GrowingPart(
         "torchmetrics",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from memtriage.catalogue.growing import ONEDNN, growing_part
+from memtriage.catalogue.growing import ONEDNN, PROFILER, growing_part
 from memtriage.diagnose.growth.holders import DataGrowth, GrowingData, HolderGrowth, stops_when_full
 from memtriage.diagnose.growth.marks import steps_left
 from memtriage.diagnose.growth.proof import Proof
@@ -60,6 +60,7 @@ class Evidence:
         collector_off: Python's cyclic collector was off at every census.
         caches_may_fill: native caches with an entry for each shape of the input may still be filling: shapes
             vary, or are not known.
+        profiled: torch's profiler was on at every census.
     """
 
     scale: Scale
@@ -69,6 +70,7 @@ class Evidence:
     used: Mapping[str, int] = field(default_factory=dict)
     collector_off: bool = False
     caches_may_fill: bool = False
+    profiled: bool = False
 
     def grows(self, counter: str, rate: float) -> bool:
         """Whether a counter shows enough of a rate, surely or perhaps."""
@@ -393,6 +395,8 @@ def unnamed_growth(
     if held is None or not covered:
         open_because += ["the censuses since then do not show what holds it"]
     mechanism, fix = _cause_of_data(holder, evidence) if holder else _NO_HOLDER
+    if holder is None and counter == "cpu" and evidence.profiled:
+        mechanism, fix = PROFILER.why, PROFILER.fix
     rates = _rates(missing, counter, evidence)
     projection = _projection(where, rates, evidence)
     span = evidence.position.on(evidence.scale) - (growth.onset or 0)

@@ -29,6 +29,13 @@ def is_node_type(kind: type) -> bool:
     return declares(kind, "next_functions") and declares(kind, "_register_hook_dict")
 
 
+def profiler_is_on() -> bool:
+    """Whether torch's profiler records this thread's operations."""
+    autograd = getattr(sys.modules.get("torch"), "autograd", None)
+    enabled = getattr(autograd, "_profiler_enabled", None)
+    return enabled is not None and bool(enabled())
+
+
 def unread_saved_tensors() -> str | None:
     """Return why the loaded torch does not show what graphs save for backward; None where it does."""
     kind = getattr(sys.modules.get("torch._C._autograd"), "SavedTensor", None)

@@ -203,6 +203,7 @@ class GrowthWatch:
             used,
             main.investigation.collector_off,
             caches_may_fill=self._caches_may_fill(),
+            profiled=main.investigation.profiled,
         )
         leaks = find_leaks(self.scheduler, evidence)
         for finding in leaks:

@@ -444,6 +444,18 @@ def test_what_awaits_the_collector_is_known_in_bytes(program: Program) -> None:
     assert not program.investigation.collector_off
 
 
+def test_a_profiler_that_is_on_at_every_census_is_known(program: Program) -> None:
+    assert not program.investigation.profiled
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        for at in (1, 2):
+            program.investigator.follow(program.investigation, at)
+        assert program.investigation.profiled
+    program.investigator.follow(program.investigation, 3)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        program.investigator.follow(program.investigation, 4)
+    assert not program.investigation.profiled
+
+
 def test_a_census_is_announced_to_what_it_would_disturb(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     investigator = Investigator(None, told.append, lambda: told.append("before"))

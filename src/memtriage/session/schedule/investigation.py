@@ -18,6 +18,7 @@ from memtriage.diagnose.growth.proof import POLICY as PROOF
 from memtriage.model.census import GroupDetail, GroupKey
 from memtriage.model.paths import ANY_ITEM, HolderPath, SegmentKind, has, is_native
 from memtriage.model.position import Scale
+from memtriage.observe.autograd import profiler_is_on
 from memtriage.observe.containers import (
     ContainerLengths,
     GrownContainer,
@@ -78,6 +79,7 @@ class Investigation:
         waiting: what waited for the cyclic collector at each census.
         totals: bytes by device that all holders together kept at each census, with its position.
         collector_off: Python's cyclic collector was off at all of them.
+        profiled: torch's profiler was on at all of them.
         step: completed steps when it began.
         period: positions from rise to rise, where growth is periodic: within a step, the backwards that a
             micro-batch consists of.
@@ -94,6 +96,7 @@ class Investigation:
     waiting: list[AwaitingCollector] = field(default_factory=list)
     totals: list[tuple[float, dict[str, int]]] = field(default_factory=list)
     collector_off: bool = True
+    profiled: bool = False
     step: int = 0
     period: float | None = None
     recorded: int = 0
@@ -306,6 +309,7 @@ class Investigator:
         recorded = self._sites.recording and self._objects_recorded
         self._sites.collect()
         investigation.collector_off = investigation.collector_off and not gc.isenabled()
+        investigation.profiled = (investigation.profiled or not investigation.taken) and profiler_is_on()
 
         def add(view: CensusView, point: CensusPoint) -> None:
             try:
