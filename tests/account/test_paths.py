@@ -135,6 +135,11 @@ PYTHON: dict[str, tuple[str, str | None]] = {
         "key = Thing(); weak_keys = weakref.WeakKeyDictionary(); weak_keys[key] = T()",
         "train.weak_keys.data[*]",
     ),
+    "attribute of a thread": ("local = threading.local(); local.masks = {7: T()}", "train.local.masks[*]"),
+    "attribute of a thread's object": (
+        "class Scratch(threading.local):\n    def __init__(self): self.buffers = [T()]\nscratch = Scratch()",
+        "train.scratch.buffers[*]",
+    ),
     "attribute of a tensor": ("carrier = torch.ones(1); carrier.extra = T()", "train.carrier.extra"),
     "attribute of a tensor in a graph": (
         "carried = torch.ones(9, requires_grad=True); carried.extra = T(); scaled = carried * 2",

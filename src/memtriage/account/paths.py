@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import types
 from collections import OrderedDict, deque
 from collections.abc import Iterable
@@ -174,6 +175,8 @@ class PathNamer(FoldedPaths):
             attribute = self._from_attributes(before, parent, holder, obj)
             if attribute is not None:
                 return attribute
+        if issubclass(kind, threading.local) and type(obj) is dict:
+            return self._add(before)  # what all threads keep there, each in a dict of its own
         if issubclass(kind, dict):
             return self._from_dict(before, parent, holder, obj)
         if issubclass(kind, (list, deque, set, frozenset)):
@@ -213,6 +216,9 @@ class PathNamer(FoldedPaths):
         return self._from_instance(before, parent, holder, obj)
 
     def _from_dict(self, before: Path, parent: int, holder: dict[Any, Any], obj: Any) -> Path:
+        above = self._graph.parents[parent]
+        if type(obj) is dict and above >= 0 and issubclass(type(self._graph.objects[above]), threading.local):
+            return self._add(before, namespace=True)
         labels = self._keys.get(parent)
         if labels is None:
             labels = dict_labels(holder, before.namespace)
