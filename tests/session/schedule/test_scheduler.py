@@ -191,6 +191,19 @@ def test_sites_are_recorded_before_a_census_of_a_suspicion() -> None:
     assert {1, 2} <= set(loop.notes.recorded)
 
 
+def test_recorders_do_not_stay_on_where_the_census_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop()
+    while not loop.notes.recorded or loop.notes.recorded[-1] != 1:
+        loop.train(1, leaking)
+    stopped = loop.notes.stopped
+    monkeypatch.setattr(scale_module, "affordable", lambda *_, **__: False)
+    loop.train(1, leaking)
+    assert loop.notes.stopped == stopped + 1
+    asked = len(loop.notes.recorded)
+    loop.train(20, leaking)
+    assert (loop.notes.stopped, len(loop.notes.recorded)) == (stopped + 1, asked)
+
+
 def test_proven_leak_is_checked_when_the_run_doubles() -> None:
     loop = Loop().train(40, leaking)
     begun = len(loop.notes.took)

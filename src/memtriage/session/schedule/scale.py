@@ -100,6 +100,7 @@ class ScaleScheduler:
         self._onset: float | None = None
         self._proof_from = self._proof_begun = 0.0
         self._grows = self._is_open = self._proof_is_old = self._in_libraries = False
+        self._asks_for_sites = False
         self._spent_s = 0.0
 
     @property
@@ -131,7 +132,8 @@ class ScaleScheduler:
         if now >= self._census_due and self._affordable(position.time_s):
             self.census(position)
         needs_sites = self._suspicion is not None and self.investigation.lacks_sites
-        if needs_sites and self._affordable(position.time_s):
+        asked, self._asks_for_sites = self._asks_for_sites, needs_sites and self._affordable(position.time_s)
+        if self._asks_for_sites:
             remaining = math.ceil((self._census_due - now) / self._spacing)
             period = self.investigation.period
             self._investigator.record(
@@ -139,6 +141,8 @@ class ScaleScheduler:
                 None if period is None else period / self._spacing,
                 again=self.investigation.recorded > 0,
             )
+        elif asked:
+            self._investigator.stop()  # the suspicion is over, or that census is not to be taken
 
     def census(self, position: TrainingPosition, frames: Sequence[FrameType] | None = None) -> CensusPoint:
         """Take a census now, with the ledger.
