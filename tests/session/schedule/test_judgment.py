@@ -15,6 +15,7 @@ from memtriage.diagnose.growth.judged import NO_COUNTER
 from memtriage.diagnose.growth.proof import Proof
 from memtriage.model.findings import Finding
 from memtriage.model.paths import PathSegment, SegmentKind
+from memtriage.model.position import TrainingPosition
 from memtriage.observe import cuda, driver
 from memtriage.observe.cgroup import HostLimit
 from memtriage.observe.counters import Reading
@@ -52,6 +53,15 @@ def test_what_is_little_or_a_leak_is_no_note(nbytes: tuple[int, ...], off: bool)
     assert judge_devices(followed(*nbytes, collector_off=off), {"cpu": True})["cpu"].note is None
 
 
+@pytest.mark.parametrize(("step", "judged"), [(40, True), (52, True), (60, False), (400, False)])
+def test_what_was_not_read_for_long_is_not_clean(step: int, judged: bool) -> None:
+    follower = followed()
+    follower.at_mark(TrainingPosition(step=step), {}, censuses=False)
+    judgment = judge_devices(follower, {"cpu": True})["cpu"]
+    assert (judgment.detection_limit is not None) is judged
+    assert judgment.reason == (None if judged else "its counter was not read after step 39")
+
+
 def growing(
     harmless: float = 0.0, *, waits: int = 0, fills: bool = False, off: bool = False, device: str = "cpu"
 ) -> Any:
@@ -66,6 +76,7 @@ def growing(
     )
     return SimpleNamespace(
         scale="step",
+        now=59.0,
         counters={device: counter},
         investigation=investigation,
         harmless_rate=lambda of: harmless if of == device else 0.0,

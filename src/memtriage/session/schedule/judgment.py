@@ -40,6 +40,8 @@ class JudgmentPolicy:
             others have freed.
         explained: part of a counter's rate that harmless holders must explain. Not all: malloc rounds.
         noted: bytes waiting for the collector from which on a program may run out of memory without a leak.
+        unread: part of a run's end, and positions of it, up to which a counter need not have been read. While
+            allocation sites are recorded, malloc's is not.
         beside: part of what is proven to grow in the same memory below which a suspicion is not reported: the
             proven rate is not known any better. Without that leak, the next run shows it.
     """
@@ -47,6 +49,7 @@ class JudgmentPolicy:
     resident: float = 0.5
     explained: float = 0.7
     noted: int = 2**20
+    unread: tuple[float, int] = (0.25, 16)
     beside: float = 0.1
 
 
@@ -138,9 +141,27 @@ def judge_devices(schedule: ScaleScheduler, readable: Mapping[str, bool]) -> dic
         if rises and (explained or _ends_by_itself(schedule, device, estimate)):
             limit = DetectionLimit(math.ceil(estimate.high), "second" if scale == "time" else "step")
             judgment = Judged(scale=scale, points=judgment.points, detection_limit=limit)
+        if judgment.detection_limit is not None and _is_unread(schedule, counter):
+            unit = SPANS[schedule.scale].removesuffix("s")
+            reason = f"its counter was not read after {unit} {_last_read(counter):.4g}"
+            judgment = Judged(scale=scale, points=judgment.points, reason=reason)
         note = _collector_note(schedule.investigation, device)
         judged[device] = msgspec.structs.replace(judgment, note=note)
     return judged
+
+
+def _last_read(counter: Counter) -> float:
+    return 0.0 if counter.track.last is None else counter.track.last[0]
+
+
+def _is_unread(schedule: ScaleScheduler, counter: Counter) -> bool:
+    """Return whether too much of the run followed a counter's last reading for a limit to hold for it.
+
+    Marks of time are too far apart to tell.
+    """
+    part, positions = POLICY.unread
+    since = schedule.now - _last_read(counter)
+    return schedule.scale != "second" and since > max(positions, part * schedule.now)
 
 
 def _collector_note(investigation: Investigation, device: str) -> str | None:

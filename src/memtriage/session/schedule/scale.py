@@ -107,6 +107,11 @@ class ScaleScheduler:
     def scale(self) -> Scale:
         return self.investigation.scale
 
+    @property
+    def now(self) -> float:
+        """Place on the scale of the latest mark."""
+        return self._now
+
     def at_mark(
         self, position: TrainingPosition, values: Mapping[str, int], *, censuses: bool = True
     ) -> None:
