@@ -186,7 +186,7 @@ def seen(
     def investigation(scale: str) -> Any:
         waiting = [AwaitingCollector(10.0 * at, {"cpu": waits}, {"cpu": "Fold"}) for at in range(3)]
         return SimpleNamespace(
-            scale=scale, collector_off=off, waiting=waiting, details={}, period=period, data={}
+            scale=scale, collector_off=off, waiting=waiting, details={}, period=period, growing_data=list
         )
 
     main = SimpleNamespace(
