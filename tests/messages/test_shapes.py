@@ -80,6 +80,7 @@ def test_scores_of_attention_use_the_length_twice() -> None:
         ({"b": 4, "heads": 16, "s": 4096}, 2, "16-bit attention scores"),
         ({"vocab": 151936, "hidden": 8192}, 2, "16-bit embedding or output weights"),
         ({"batch": 33, "seq": 4001, "hidden": 8209}, 2, "16-bit hidden states"),
+        ({"seq": 4001, "hidden": 8209}, 4, "fp32 hidden states"),
         ({"rows": 123457, "columns": 4099}, 4, None),
     ],
 )

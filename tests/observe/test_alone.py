@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import pytest
 
@@ -37,3 +38,17 @@ def test_a_backward_is_seen_from_inside_it() -> None:
     assert torch.autograd.grad((parameter * 2).sum(), parameter)[0].sum() == 6
     assert not backward_runs()
     assert seen == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "is_engine"),
+    [
+        ("/venv/torch/autograd/graph.py", "_engine_run_backward", True),
+        ("/venv/torch/autograd/graph.py", "allow_mutation", False),
+        ("train.py", "_engine_run_backward", False),
+    ],
+)
+def test_the_engine_is_known_by_its_function_and_its_file(file: str, name: str, is_engine: bool) -> None:
+    names: dict[str, Any] = {"backward_runs": backward_runs}
+    exec(compile(f"def {name}(): return backward_runs()", file, "exec"), names)
+    assert names[name]() is is_engine
