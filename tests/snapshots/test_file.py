@@ -151,6 +151,22 @@ def test_a_file_may_take_what_it_honestly_needs_and_the_limit_is_lifted_after_it
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 
 
+@pytest.mark.parametrize("room", [None, 1 << 20, 1 << 50])
+def test_the_limit_is_lowered_while_a_file_is_read_and_never_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int | None
+) -> None:
+    now = psutil.Process().memory_info().vms
+    own = resource.RLIM_INFINITY if room is None else now + room
+    asked: list[int] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (own, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: asked.append(limits[0]))
+    read(pickle.dumps(SNAPSHOT), tmp_path)
+    *lowered, restored = asked
+    assert restored == own
+    assert len(lowered) == (0 if room == 1 << 20 else 1)
+    assert all(now < limit < now + (1 << 50) for limit in lowered)
+
+
 def test_a_lower_limit_of_the_process_stays(tmp_path: Path) -> None:
     lower = psutil.Process().memory_info().vms + (200 << 20)
     before = resource.getrlimit(resource.RLIMIT_AS)

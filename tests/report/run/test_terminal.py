@@ -71,6 +71,13 @@ def test_a_finding_tells_all_that_is_known(make_report, leak):
         assert value in text
 
 
+def test_labels_take_as_much_room_as_those_that_are_shown(make_report, leak):
+    finding = leak()
+    assert f"\n  kept alive by       {finding.holder}\n" in shown(make_report(finding))
+    finding.also_held_by = []
+    assert f"\n  kept alive by    {finding.holder}\n" in shown(make_report(finding))
+
+
 @pytest.mark.parametrize("width", [200, 100, 60, 40])
 def test_holder_and_site_are_whole_on_any_terminal(make_report, leak, width):
     text = shown(make_report(leak()), width=width)
