@@ -86,6 +86,12 @@ def test_ranks_interleaved_are_told_apart() -> None:
     assert fields == {1: one["bytes"], 2: other["bytes"]}
 
 
+def test_equal_messages_about_two_gpus_are_two() -> None:
+    text = next(record["text"] for record in RECORDS if "GPU 0" in record["text"])
+    log = f"{text}\n{text.replace('GPU 0', 'GPU 1')}\n"
+    assert [each.message.device for each in find(log)] == ["cuda:0", "cuda:1"]
+
+
 SIZES = st.integers(1, 2**40)
 
 

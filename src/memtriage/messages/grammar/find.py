@@ -204,7 +204,10 @@ def _read_all(text: str, grammars: Sequence[Grammar]) -> list[tuple[int, int, Me
 
 def _as_one(first: Message, second: Message) -> Message | None:
     """Two messages as one; None where they contradict each other."""
-    if first.family != second.family or (first.form and second.form and first.form != second.form):
+    differ = (first.form and second.form and first.form != second.form) or (
+        first.device and second.device and first.device != second.device
+    )
+    if differ or first.family != second.family:
         return None
     if first.family == "aftermath":
         return first if first.form == second.form else None
