@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -338,3 +339,16 @@ def test_a_census_while_a_tuple_is_being_built(program: Any) -> None:
     holder = "C++ -> Tensor" if sys.version_info >= (3, 14) else "C++ or an evaluation stack -> tuple[*]"
     assert program.holders() == {holder}
     assert len(program["built"]) == 2
+
+
+def test_an_object_of_a_saved_tensor_whose_node_is_gone_is_not_read() -> None:
+    """Reading it would crash the process: it refers to a place in the node, and does not keep it alive."""
+    program = """
+import torch
+from memtriage.account.census import take_census
+result = torch.ones(100, requires_grad=True).exp()
+kept = result.grad_fn._raw_saved_result
+del result
+take_census()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

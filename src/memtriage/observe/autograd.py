@@ -54,6 +54,7 @@ class NodeReader:
         self._names: dict[int, tuple[type, tuple[str, ...]]] = {}
         self.saved: set[int] = set()
         self._checkpoints: dict[int, Any] = {}
+        self._arguments: dict[int, Any] = {}  # saved tensors of checkpoints, by id
 
     def saved_attributes(self, kind: type) -> tuple[str, ...]:
         """Names of the raw saved-tensor attributes of a node type."""
@@ -103,7 +104,8 @@ class NodeReader:
         """Map each placeholder for a saved tensor to its non-reentrant checkpoint.
 
         The inputs to recompute from are in the closure of a hook that only C++ holds. From the checkpoint
-        to its placeholders there are weak references, and those are followed backwards here.
+        to its placeholders there are weak references, and those are followed backwards here. In newer torch
+        (2.13) the inputs are saved tensors of the checkpoint itself.
         """
         kind = getattr(sys.modules.get("torch.utils.checkpoint"), "_CheckpointFrame", None)
         if kind is None:
@@ -111,6 +113,8 @@ class NodeReader:
         for checkpoint in listing.of_types({id(kind)}):
             for reference in checkpoint.weak_holders:
                 self._checkpoints[id(reference())] = checkpoint
+            for argument in getattr(checkpoint, "saved_args", ()):
+                self._arguments[id(argument)] = argument
 
     def placeholder_referents(self, placeholder: Any) -> list[Any]:
         """What a placeholder of a non-reentrant checkpoint keeps alive: the checkpoint."""
@@ -118,8 +122,12 @@ class NodeReader:
         return gc.get_referents(placeholder) + ([] if checkpoint is None else [checkpoint])
 
     def saved_tensor_referents(self, raw: Any) -> list[Any]:
-        """What a `SavedTensor` object holds: its tensor, or what a pack hook made of it."""
-        value = _packed(raw)
+        """What a `SavedTensor` object keeps alive: its tensor, if it is a checkpoint's.
+
+        Others refer to a place in a node. They keep nothing alive, and reading one whose node is gone crashes
+        the process.
+        """
+        value = _packed(raw) if id(raw) in self._arguments else None
         if value is None:
             return []
         self.saved.add(id(value))
