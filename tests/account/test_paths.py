@@ -120,6 +120,11 @@ PYTHON: dict[str, tuple[str, str | None]] = {
         "def generate():\n    held = [T()]\n    yield held\nsource = generate(); next(source)",
         "train.source -> generator generate(): held[*]",
     ),
+    "variable of a generator that a function inside uses": (
+        "def counting():\n    kept = [T()]\n    def more(): return kept\n    yield more\n"
+        "counted = counting(); next(counted)",
+        "train.counted -> generator counting(): kept[*]",
+    ),
     "asynchronous generator": (
         "async def stream():\n    one = T()\n    yield one\nagen = stream()\n"
         "with contextlib.suppress(StopIteration): agen.asend(None).send(None)",

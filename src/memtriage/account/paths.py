@@ -297,6 +297,9 @@ def _place_of(obj: Any, values: Iterable[Any]) -> int | None:
 
 
 def _variable_of(obj: Any, pairs: Iterable[tuple[str, Any]]) -> str:
+    """Return the name of the variable that an object is the value of, or the cell of."""
+    if type(obj) is types.CellType:  # a function inside uses it, too
+        obj = next(iter(gc.get_referents(obj)), obj)
     return next((name for name, value in pairs if value is obj), "?")
 
 
