@@ -284,7 +284,7 @@ def long_arrays(graph: HeapGraph) -> list[LongArray]:
         (obj.nbytes, position, obj)
         for position in own
         if type(obj := graph.objects[position]) is numpy.ndarray
-        and obj.base is None
+        and obj.flags.owndata
         and obj.nbytes >= _LONG
         and not obj.dtype.hasobject
     ]
