@@ -450,6 +450,8 @@ def test_a_profiler_that_is_on_at_every_census_is_known(program: Program) -> Non
         for at in (1, 2):
             program.investigator.follow(program.investigation, at)
         assert program.investigation.profiled
+    program.investigator.follow(program.investigation, 2.5, between=False)  # at the end it has stopped
+    assert program.investigation.profiled
     program.investigator.follow(program.investigation, 3)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         program.investigator.follow(program.investigation, 4)

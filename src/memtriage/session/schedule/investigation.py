@@ -79,7 +79,7 @@ class Investigation:
         waiting: what waited for the cyclic collector at each census.
         totals: bytes by device that all holders together kept at each census, with its position.
         collector_off: Python's cyclic collector was off at all of them.
-        profiled: torch's profiler was on at all of them.
+        profiled: torch's profiler was on at all of them that were taken while the program ran.
         step: completed steps when it began.
         period: positions from rise to rise, where growth is periodic: within a step, the backwards that a
             micro-batch consists of.
@@ -309,7 +309,8 @@ class Investigator:
         recorded = self._sites.recording and self._objects_recorded
         self._sites.collect()
         investigation.collector_off = investigation.collector_off and not gc.isenabled()
-        investigation.profiled = (investigation.profiled or not investigation.taken) and profiler_is_on()
+        if between:
+            investigation.profiled = (investigation.profiled or not investigation.taken) and profiler_is_on()
 
         def add(view: CensusView, point: CensusPoint) -> None:
             try:
