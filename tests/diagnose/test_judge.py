@@ -159,9 +159,9 @@ def test_the_object_that_retains_is_named_where_its_kind_is_known() -> None:
         return certain(holder_finding(grown(), detail, evidence())).evidence[1]
 
     known = GroupDetail(retained=3 * MIB, retained_of=4 * MIB, holder_kind="deque")
-    assert retained(known) == "the holding object (deque) alone retains 3.0 MiB of 4.0 MiB"
+    assert retained(known) == "the holding object (deque) alone retained 3.0 MiB of 4.0 MiB"
     known = GroupDetail(retained=3 * MIB, retained_of=4 * MIB)
-    assert retained(known) == "the holding object alone retains 3.0 MiB of 4.0 MiB"
+    assert retained(known) == "the holding object alone retained 3.0 MiB of 4.0 MiB"
     unknown = certain(holder_finding(grown(), GroupDetail(retained=3 * MIB), evidence()))
     assert len(unknown.evidence) == 1
 

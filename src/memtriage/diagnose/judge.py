@@ -409,7 +409,7 @@ def unnamed_growth(
         bytes_per_microbatch=rates.microbatch,
         bytes_per_second=rates.second,
         certainty="suspected" if open_because else "proven",
-        holder=None if holder else "C++ only (no Python object and no autograd node leads to it)",
+        holder=None if holder else "C++ only (nothing that a census lists explains it)",
         holder_path=holder.path if holder else None,
         allocated_at=holder.allocated_at if holder else None,
         stored_at=holder.stored_at if holder else None,
@@ -438,7 +438,7 @@ def _rate_on(finding: Finding, scale: Scale) -> int:
 
 
 _NO_HOLDER = (
-    "native code allocates memory and keeps it; Python does not see it",
+    "native code allocates memory and keeps it: a library, or an object that hides its size (io.StringIO)",
     "look at native libraries that are called in the loop (tokenizers, data loaders, script modules); a "
     "profiler of native allocations such as `memray run --native` names the call. Where shapes vary: "
     f"{ONEDNN.why}; {ONEDNN.fix}",
