@@ -250,7 +250,7 @@ def test_limits_are_those_of_the_last_mark_before_the_end(
 ) -> None:
     seen: list[tuple[object, ...]] = []
     scheduler: Any = watch.scheduler
-    investigation = SimpleNamespace(collector_off=True)
+    investigation = SimpleNamespace(collector_off=True, profiled=False)
     scheduler.main = SimpleNamespace(scale="step", counters={}, investigation=investigation)
     finding = Finding(kind="leak", device="cpu")
     monkeypatch.setattr(watch, "_progress", SimpleNamespace(now=TrainingPosition))
