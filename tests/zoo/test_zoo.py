@@ -65,11 +65,11 @@ class Run:
         )
 
 
-def watch(name: str, folder: Path) -> Run:
+def watch(name: str, folder: Path, *arguments: str) -> Run:
     result = folder / "report.json"
     command = [sys.executable, "-m", "memtriage", "run", "--json", str(result), "-o", str(folder / "run")]
     done = subprocess.run(
-        [*command, str(ZOO / name)],
+        [*command, str(ZOO / name), *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         cwd=folder,
         capture_output=True,
@@ -170,6 +170,12 @@ def test_a_leaking_script_is_called_one_and_its_holder_is_named(name: str, tmp_p
         kinds = [finding["kind"] for finding in run.report["findings"]]
         assert "out_of_memory" in kinds, run.story("no finding says what ran out of memory")
         assert run.report["exception"] is not None, run.story("the exception is not reported")
+
+
+@pytest.mark.parametrize(("option", "verdict"), [("--leak", "leak"), ("--no-leak", "clean")])
+def test_both_halves_of_the_demo(option: str, verdict: str, tmp_path: Path) -> None:
+    run = watch("../../examples/train_gpt2.py", tmp_path, option)
+    assert run.report["verdict"] == verdict, run.story(f"verdict is not {verdict}")
 
 
 @pytest.mark.parametrize("name", HEALTHY)

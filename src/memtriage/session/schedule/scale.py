@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Final
@@ -326,18 +326,11 @@ class ScaleScheduler:
             self._suspect(suspicion)
         estimate = self._suspicion or GrowthEstimate("growing" if settled else "flat", onset=self._onset)
         confirms = self.counters.confirms
-        shown = self._may_be_shown([*not_shown(held, confirms), *not_shown(data, confirms)])
+        shown = not not_shown(held, confirms) and not not_shown(data, confirms)
         self._is_open = self._suspicion is not None or (settled and not shown)
         self._proof_is_old = settled and self.scale != "second" and self._is_old(min(proven_since))
         due = next_census(self.investigation.taken, estimate, settled, self._plan, self._began, shown=shown)
         self._census_due = max(self._not_before, due)
-
-    def _may_be_shown(self, hidden: Iterable[HolderGrowth | DataGrowth]) -> bool:
-        """Return whether counters may still show what is proven and they do not show: by too few readings."""
-        return all(
-            growth.counter in self.counters and self._estimate(growth.counter).state == "too_short"
-            for growth in hidden
-        )
 
     def _is_old(self, since: float) -> bool:
         """Return whether a proof, by growth since a place, says nothing about the end of the run by now."""
