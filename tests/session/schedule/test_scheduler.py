@@ -568,7 +568,7 @@ def test_what_stopped_shortly_before_the_end_is_not_proven_where_noise_hides_it(
 
 
 def test_what_grows_in_a_short_run_is_proven_when_its_functions_have_returned() -> None:
-    """The recorders of allocation sites have kept malloc's counter from being read, so it shows nothing yet."""
+    """Recorders of allocation sites have kept malloc's counter from being read: it shows nothing yet."""
     loop = Loop()
     for step in range(1, 17):
         loop.notes.held = leaking(step)
