@@ -245,7 +245,8 @@ def _rates(rate: float, counter: str, evidence: Evidence) -> Rates:
 SPANS: Final[Mapping[Scale, str]] = {"step": "steps", "microbatch": "backwards", "second": "seconds"}
 
 
-def _unit(scale: Scale) -> str:
+def unit_of(scale: Scale) -> str:
+    """Return the word for one position of a scale."""
     return SPANS[scale].removesuffix("s")
 
 
@@ -278,7 +279,7 @@ def _retained(detail: GroupDetail, scale: Scale) -> list[str]:
     if not detail.retained or detail.retained_of is None:
         return []
     kind = f" ({detail.holder_kind})" if detail.holder_kind else ""
-    at = "" if detail.retained_at is None else f"at {_unit(scale)} {detail.retained_at:.4g} "
+    at = "" if detail.retained_at is None else f"at {unit_of(scale)} {detail.retained_at:.4g} "
     retained, whole = size(detail.retained), size(detail.retained_of)
     return [f"{at}the holding object{kind} alone retained {retained} of {whole}"]
 
@@ -400,7 +401,7 @@ def unnamed_growth(
     rates = _rates(missing, counter, evidence)
     projection = _projection(where, rates, evidence)
     span = evidence.position.on(evidence.scale) - (growth.onset or 0)
-    unit = _unit(evidence.scale)
+    unit = unit_of(evidence.scale)
     return Finding(
         kind="leak",
         device=where,

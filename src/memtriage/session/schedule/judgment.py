@@ -14,7 +14,14 @@ from memtriage.diagnose.growth.counter import WITNESSES, Counter
 from memtriage.diagnose.growth.holders import HolderGrowth, waits_for_collector
 from memtriage.diagnose.growth.judged import NO_COUNTER, judge_counter
 from memtriage.diagnose.growth.trend import GrowthEstimate
-from memtriage.diagnose.judge import SPANS, Evidence, data_finding, held_by, holder_finding, unnamed_growth
+from memtriage.diagnose.judge import (
+    Evidence,
+    data_finding,
+    held_by,
+    holder_finding,
+    unit_of,
+    unnamed_growth,
+)
 from memtriage.diagnose.mechanisms import Held
 from memtriage.model.census import GroupDetail
 from memtriage.model.findings import DEVICE_HOST, Finding
@@ -142,7 +149,7 @@ def judge_devices(schedule: ScaleScheduler, readable: Mapping[str, bool]) -> dic
             limit = DetectionLimit(math.ceil(estimate.high), "second" if scale == "time" else "step")
             judgment = Judged(scale=scale, points=judgment.points, detection_limit=limit)
         if judgment.detection_limit is not None and _is_unread(schedule, counter):
-            unit = SPANS[schedule.scale].removesuffix("s")
+            unit = unit_of(schedule.scale)
             reason = f"its counter was not read after {unit} {_last_read(counter):.4g}"
             judgment = Judged(scale=scale, points=judgment.points, reason=reason)
         note = _collector_note(schedule.investigation, device)
@@ -170,7 +177,7 @@ def _collector_note(investigation: Investigation, device: str) -> str | None:
     nbytes = 0 if most is None else most.nbytes.get(device, 0)
     if most is None or nbytes < POLICY.noted or investigation.collector_off:
         return None
-    when = f"{SPANS[investigation.scale].removesuffix('s')} {most.position:.4g}"
+    when = f"{unit_of(investigation.scale)} {most.position:.4g}"
     return f"{size(nbytes)} in garbage cycles of {most.of[device]} awaited the collector at {when}"
 
 
