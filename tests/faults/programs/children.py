@@ -1,6 +1,7 @@
 """Trains in children of every start method, of torch's pools and of joblib; passes tensors through queues."""
 
 import multiprocessing
+import threading
 
 import joblib
 import torch
@@ -9,6 +10,14 @@ from training import step
 
 def train(number):
     return number, f"{[step() for _ in range(4)][-1]:.6f}"
+
+
+one_at_a_time = threading.Lock()
+
+
+def train_alone(number):
+    with one_at_a_time:  # threads share the model: no gradient may go while another thread reads it
+        return train(number)
 
 
 def send(queue, received):
@@ -30,6 +39,7 @@ if __name__ == "__main__":
     received.set()
     child.join()
     print(child.exitcode, multiprocessing.active_children(), flush=True)
-    for backend in ("loky", "threading"):
-        results = joblib.Parallel(n_jobs=2, backend=backend)(joblib.delayed(train)(seed) for seed in range(3))
+    for backend, function in (("loky", train), ("threading", train_alone)):
+        calls = (joblib.delayed(function)(seed) for seed in range(3))
+        results = joblib.Parallel(n_jobs=2, backend=backend)(calls)
         print(backend, [number for number, _ in results], flush=True)
