@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from memtriage.observe.foreign import is_programs_exception, programs_own
+from memtriage.process.untraced import call_untraced
 from memtriage.session.signals import own_work
 from memtriage.session.signals.own_work import (
     HeldHandler,
@@ -242,3 +243,10 @@ def test_an_error_that_cannot_be_told_is_a_failure_of_the_watch(monkeypatch: pyt
 
     monkeypatch.setattr("memtriage.observe.foreign.CodeOrigin", refuse)
     assert not is_programs_exception(InTime())
+
+
+def test_in_a_function_of_the_watch_the_handler_gets_the_programs_frame() -> None:
+    given: list[FrameType | None] = []
+    handler = HeldHandler(lambda signum, frame: given.append(frame))
+    call_untraced(lambda: handler(signal.SIGUSR1, sys._getframe(1)))
+    assert given == [sys._getframe()]

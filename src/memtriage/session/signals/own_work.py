@@ -51,7 +51,11 @@ def begin_program(folder: str | None) -> None:
 
 
 class HeldHandler(WrappedHandler):
-    """A signal handler of the program that waits while the watch is at work."""
+    """A signal handler of the program that waits while the watch is at work.
+
+    Between two pieces of work the watch's functions begin and return: the handler gets the program's frame
+    there too.
+    """
 
     __slots__ = ("_signum",)
 
@@ -66,7 +70,7 @@ class HeldHandler(WrappedHandler):
                 _work.waiting.append(self)
             return
         try:
-            self.handler(signum, frame)
+            self.handler(signum, programs_frame(frame))
         except BaseException as error:
             own = error.__traceback__
             error.__traceback__ = None if own is None else own.tb_next
