@@ -178,3 +178,38 @@ def test_a_recording_without_steps_is_checked_as_it_is() -> None:
 def test_a_limit_on_memory_does_not_end_the_search() -> None:
     limited = msgspec.structs.replace(TORCH, memory_fraction=0.001)
     assert choose(growing_activations(), limited, QUICK).blocks == (502 * MIB,)
+
+
+NO_BLOCKS = replace(
+    QUICK, requests=0, more_requests=0, searched_under=(Circumstance(),), checked_under=(Circumstance(),)
+)
+"""Settings alone are tried."""
+LARGER = "large_segment_size_mb:128"
+
+
+def middling() -> Requests:
+    """Blocks of 6 MiB: three of them fill 18 of the 20 MiB of a segment."""
+    step: list[Request] = [(number, 6 * MIB) for number in range(100)]
+    step += [(number, FREE) for number in range(100)]
+    again = [(number + 100, size) for number, size in step]
+    return Requests(((1000, 40 * MIB),), (StepRequests(tuple(step)), StepRequests(tuple(again))))
+
+
+def test_settings_that_save_more_are_chosen() -> None:
+    choice = choose(middling(), TORCH, NO_BLOCKS, {LARGER: parse_conf(LARGER, "2.11")})
+    assert (choice.blocks, choice.settings) == ((), LARGER)
+    own, larger = choice.tried
+    assert (own.name, own.before, own.after) == ("", 720 * MIB, 720 * MIB)  # 40, and 34 segments of 20
+    assert (larger.name, larger.before, larger.after) == (LARGER, 680 * MIB, 680 * MIB)  # 40, and 5 of 128
+
+
+def test_settings_that_save_nothing_are_not() -> None:
+    choice = choose(middling(), TORCH, NO_BLOCKS, {LARGER: parse_conf("max_split_size_mb:1024", "2.11")})
+    assert choice.settings == ""
+    assert [(each.before, each.after) for each in choice.tried] == [(720 * MIB, 720 * MIB)] * 2
+
+
+def test_other_settings_are_not_tried_where_blocks_pack_closely() -> None:
+    choice = choose(middling(), TORCH, replace(QUICK, near=0.1), {LARGER: parse_conf(LARGER, "2.11")})
+    assert choice.blocks and choice.settings == ""
+    assert [each.name for each in choice.tried] == [""]

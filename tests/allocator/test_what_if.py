@@ -180,15 +180,16 @@ class TestScenarios:
         recording = load_snapshot(recorded("fragmentation"))
         (device,) = recording.devices
         found = {scenario.name: scenario.outcome for scenario in scenarios(device, recording.settings)}
-        assert list(found) == [
+        *settings, primed = found
+        assert settings == [
             "as recorded",
             "empty_cache() at the end",
             "expandable_segments:True",
             "max_split_size_mb:128",
             "max_split_size_mb:512",
-            "primed: 1 block, 8.6 GiB",
         ]
-        assert found["primed: 1 block, 8.6 GiB"].peak_reserved < found["as recorded"].peak_reserved
+        assert primed.startswith("primed: 1 block, 8.")
+        assert found[primed].peak_reserved < 0.9 * found["as recorded"].peak_reserved
         assert found["as recorded"].peak_reserved == device.timeline.reserved.max()
         assert found["expandable_segments:True"].end_stranded < found["as recorded"].end_stranded
         assert all(outcome.fits for outcome in found.values())

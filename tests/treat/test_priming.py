@@ -149,6 +149,31 @@ def test_what_is_expected_in_words() -> None:
     )
 
 
+@pytest.mark.parametrize("capacity", [1 << 30, 70 * MIB])
+def test_settings_are_changed_along_with_the_blocks(monkeypatch: pytest.MonkeyPatch, capacity: int) -> None:
+    done: list[str] = []
+    source = SimulatedBlocks(capacity)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 0)
+    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", done.append)
+    monkeypatch.setattr(treat, "CudaBlocks", lambda index: source)
+    priming = chosen()
+    priming.settings = "large_segment_size_mb:512"
+    priming.allocator_conf = "garbage_collection_threshold:0.8"
+    treat.prime_device(priming, 0)
+    own, both = priming.allocator_conf, f"{priming.allocator_conf},{priming.settings}"
+    fits = capacity > 84 * MIB
+    assert priming.primed == fits
+    assert done == ([both] if fits else [both, own])
+
+
+def test_settings_alone_help() -> None:
+    priming = chosen()
+    priming.blocks, priming.settings = [], "large_segment_size_mb:512"
+    assert priming.helps
+    assert priming.in_words().startswith("large_segment_size_mb:512; expected reserved 84.0 MiB")
+
+
 def test_priming_waits_for_cuda_and_reports_what_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,15 +3,16 @@
 The allocator takes the smallest free block that fits and never merges blocks of different segments. So the
 segments that are there at the beginning decide how well the rest packs. A few large ones, of the right sizes,
 leave less free memory between live blocks than many that were made one by one. What sizes are right is found
-by trying: each choice goes through the simulator.
+by trying: each choice goes through the simulator, and where asked for, under other settings of the allocator.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -94,6 +95,7 @@ class PrimingPolicy:
 
     Attributes:
         requests: how many requests are simulated at most while searching: a million take about a second.
+        more_requests: how many under each of the other settings.
         patience: after so many without a better choice the search ends.
         near: a choice that reserves at most this share more than is alive at the peak is good enough.
         grid: sizes of a single block that are tried first, as fractions of the peak.
@@ -101,7 +103,9 @@ class PrimingPolicy:
             what that moves in the second.
         horizon: steps of the trace that a choice must pass; issue reports of fragmentation speak of tens.
         tolerance: by this share a choice may be worse than none on a perturbed trace.
-        least_gain: what saves less of what is reserved does not help.
+        least_gain: blocks that save less of what is reserved do not help.
+        settings_gain: other settings that save less than that beyond blocks do not help. They also act on
+            memory that was not predicted, such as workspaces of libraries.
         shares: lengths of other batches, as shares of the longest.
         kept: blocks of an evaluation that are alive at the same time.
         searched_under: circumstances under which each choice is tried; its worst outcome counts.
@@ -110,6 +114,7 @@ class PrimingPolicy:
     """
 
     requests: int = 60_000_000
+    more_requests: int = 20_000_000
     patience: int = 20_000_000
     near: float = 0.004
     grid: int = 140
@@ -117,6 +122,7 @@ class PrimingPolicy:
     horizon: int = 40
     tolerance: float = 0.005
     least_gain: float = 0.005
+    settings_gain: float = 0.02
     shares: tuple[float, ...] = (0.75, 0.5, 0.9, 1.0, 0.6)
     kept: int = 6
     searched_under: tuple[Circumstance, ...] = (
@@ -139,6 +145,8 @@ class PrimingPolicy:
 
 
 POLICY: Final = PrimingPolicy()
+BRIEF: Final = PrimingPolicy(requests=1_000_000, patience=400_000, grid=40)
+"""A search of a second or two: a recording may have a million requests, and a plan has many programs."""
 _SEED: Final = 0
 """A search gives the same blocks each time."""
 _OUT_OF_REACH: Final = 1 << 62
@@ -146,7 +154,7 @@ _OUT_OF_REACH: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class CheckedTrace:
-    """What a choice comes to on one trace: bytes of large segments without and with it."""
+    """What blocks come to on one trace, or under some settings: bytes of large segments without and with."""
 
     name: str
     before: int
@@ -159,12 +167,17 @@ class PrimingChoice:
 
     Attributes:
         blocks: to allocate and free; empty where nothing helps.
+        settings: the name of the other settings that they are for; empty for the program's own.
         checks: the traces that it was checked on.
+        tried: what the best blocks come to under the program's settings (without a name) and under the
+            others; where none pass the checks, `after` is that of the program as it is.
         rejected: choices that were better on the trace itself, but failed a check.
     """
 
     blocks: Blocks = ()
+    settings: str = ""
     checks: list[CheckedTrace] = field(default_factory=list)
+    tried: list[CheckedTrace] = field(default_factory=list)
     rejected: int = 0
 
 
@@ -186,16 +199,47 @@ def prime(simulator: Simulator, blocks: Blocks) -> None:
         simulator.free(block)
 
 
-def choose(requests: Requests, settings: AllocatorSettings, policy: PrimingPolicy = POLICY) -> PrimingChoice:
+def choose(
+    requests: Requests,
+    settings: AllocatorSettings,
+    policy: PrimingPolicy = POLICY,
+    others: Mapping[str, AllocatorSettings] = MappingProxyType({}),
+) -> PrimingChoice:
     """The blocks that help most, checked on traces like this one; none where nothing helps.
 
     Args:
         requests: of the program; with several steps where they are known.
         settings: the allocator's.
         policy: how much is tried.
+        others: settings that the blocks may be chosen for instead, by name. They are tried in their order as
+            long as memory does not pack closely.
     """
-    settings = msgspec.structs.replace(settings, memory_fraction=None)  # a search has no limit
-    return _BlockSearch(requests, settings, policy).run()
+    checks = _checks(requests, policy)
+    trial = _PackingTrial(_unlimited(settings))
+    for check in checks:
+        check.before = trial.run(check.requests, (), under=check.under) or 0
+    searched = _compressed(_searched(requests, policy).all())
+    before = trial.run(searched, ()) or 0
+    best = PrimingChoice()
+    tried: list[CheckedTrace] = []
+    for name, each in {"": settings, **others}.items():
+        search = _BlockSearch(searched, _unlimited(each), policy, checks, before)
+        if name:
+            search.try_no_blocks()
+        found = search.run(policy.more_requests if name else policy.requests)
+        found.settings = name
+        after = found.checks[0].after
+        tried.append(CheckedTrace(name, search.without_blocks(), after))
+        if not name or after < best.checks[0].after - policy.settings_gain * checks[0].before:
+            best = found
+        if search.packs_closely:
+            break
+    best.tried = tried
+    return best
+
+
+def _unlimited(settings: AllocatorSettings) -> AllocatorSettings:
+    return msgspec.structs.replace(settings, memory_fraction=None)  # a search has no limit
 
 
 @dataclass(slots=True)
@@ -203,7 +247,7 @@ class _Check:
     """A trace that a choice must pass.
 
     Attributes:
-        before: bytes of segments that it makes without blocks.
+        before: bytes of segments that it makes without blocks, under the program's settings.
     """
 
     name: str
@@ -310,32 +354,61 @@ class _BlockSearch:
     A change is kept if it is better, or worse by little: by less and less as the search continues. A trial
     ends as soon as it reserves more than could be kept. What is better than the best must pass the checks; if
     it does not, the search still continues from it, and checks all that it finds there.
+
+    Args:
+        requests: what is searched, compressed.
+        settings: under which.
+        checks: what a choice must pass.
+        before: bytes of segments of what is searched, without blocks under the program's settings.
     """
 
-    def __init__(self, requests: Requests, settings: AllocatorSettings, policy: PrimingPolicy) -> None:
+    def __init__(
+        self,
+        requests: list[Request],
+        settings: AllocatorSettings,
+        policy: PrimingPolicy,
+        checks: Sequence[_Check],
+        before: int,
+    ) -> None:
         self._trial = _PackingTrial(settings)
-        self._requests = _compressed(_searched(requests, policy).all())
+        self._requests = requests
+        self._before = before
+        self._peak = _peak_live(requests)
         self._policy = policy
         self._random = Random(_SEED)
         self._hardest_first = list(policy.searched_under)
         self._checking = _PackingTrial(settings)
-        self._checks = _checks(requests, policy)
-        for check in self._checks:
-            check.before = self._checking.run(check.requests, (), under=check.under) or 0
-        self._shortest_first = sorted(range(len(self._checks)), key=lambda at: len(self._checks[at].requests))
+        self._checks = checks
+        self._shortest_first = sorted(range(len(checks)), key=lambda at: len(checks[at].requests))
         self._rejected: set[Blocks] = set()
         self._best: Blocks = ()
-        self._after = [check.before for check in self._checks]
+        self._after = [check.before for check in checks]
         sizes = Counter(_up(size) for _, size in self._requests if size >= OWN_SEGMENT)
         self._sizes = sorted(sizes, reverse=True)[:_MOST_SIZES]
-
-    def run(self) -> PrimingChoice:
-        """The best choice that passes all checks."""
-        self._unprimed = self._trial.run(self._requests, ()) or 0
-        self._peak = _peak_live(self._requests)
-        self._lowest = self._leading = self._unprimed
+        self._lowest = self._leading = before
         self._leader: Blocks = ()
         self._found = 0
+
+    @property
+    def packs_closely(self) -> bool:
+        """Whether what was found is good enough."""
+        return self._lowest <= self._enough
+
+    def without_blocks(self) -> int:
+        """Bytes of segments of the first check."""
+        return self._checking.run(self._checks[0].requests, (), under=self._checks[0].under) or 0
+
+    def try_no_blocks(self) -> None:
+        """Settings alone may save enough."""
+        self._try((), self._before)
+
+    def run(self, most: int) -> PrimingChoice:
+        """The best choice that passes all checks.
+
+        Args:
+            most: how many requests are simulated at most.
+        """
+        self._most = most
         if self._peak >= OWN_SEGMENT:
             self._single()
             self._several()
@@ -343,12 +416,16 @@ class _BlockSearch:
             CheckedTrace(check.name, check.before, after)
             for check, after in zip(self._checks, self._after, strict=True)
         ]
-        return PrimingChoice(self._best, checked, len(self._rejected))
+        return PrimingChoice(self._best, checks=checked, rejected=len(self._rejected))
+
+    @property
+    def _enough(self) -> int:
+        return int(self._peak * (1 + self._policy.near))
 
     def _try(self, blocks: Blocks, limit: int) -> int | None:
         reserved = 0
         for under in self._hardest_first:
-            outcome = self._trial.run(self._requests, blocks, min(limit, self._unprimed), under)
+            outcome = self._trial.run(self._requests, blocks, min(limit, self._before), under)
             if outcome is None:
                 self._hardest_first.remove(under)
                 self._hardest_first.insert(0, under)
@@ -377,7 +454,7 @@ class _BlockSearch:
 
     def _single(self) -> None:
         for part in range(1, self._policy.grid + 1):
-            if self._trial.simulated >= self._policy.requests:
+            if self._trial.simulated >= self._most:
                 return
             size = _up(self._peak * 21 * part // (20 * self._policy.grid))
             if size >= OWN_SEGMENT:
@@ -385,13 +462,12 @@ class _BlockSearch:
 
     def _several(self) -> None:
         random, policy = self._random, self._policy
-        enough = int(self._peak * (1 + policy.near))
         now, reserved = self._leader, self._leading
-        while self._lowest > enough and self._sizes:
-            if self._trial.simulated >= min(policy.requests, self._found + policy.patience):
+        while self._lowest > self._enough and self._sizes:
+            if self._trial.simulated >= min(self._most, self._found + policy.patience):
                 return
             self._trial.simulated += 1
-            left = 1 - self._trial.simulated / policy.requests
+            left = 1 - self._trial.simulated / self._most
             blocks = self._changed(now)
             if blocks == now or not blocks or sum(blocks) > self._lowest:
                 continue

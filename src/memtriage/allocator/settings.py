@@ -167,6 +167,11 @@ def parse_conf(conf: str, torch_version: str | Version | None = None) -> Allocat
     )
 
 
+def join_conf(*parts: str) -> str:
+    """The text of several settings; of one that is given twice the last counts."""
+    return ",".join(filter(None, parts))
+
+
 def parse_version(version: str | Version | None) -> Version:
     """Major and minor of a version of torch; of the installed one for None, the newest known without it."""
     if isinstance(version, tuple):

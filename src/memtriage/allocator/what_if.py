@@ -19,7 +19,7 @@ import msgspec
 from memtriage.allocator.blocks import SimBlock
 from memtriage.allocator.events import OutOfMemory
 from memtriage.allocator.feed import GIVEN_BACK, Feed
-from memtriage.allocator.priming import Blocks, PrimingChoice, PrimingPolicy, choose, prime
+from memtriage.allocator.priming import BRIEF, Blocks, PrimingChoice, choose, prime
 from memtriage.allocator.recorded_start import StartingState, starting_state
 from memtriage.allocator.replay import recorded_settings
 from memtriage.allocator.requests import RequestLog, Requests
@@ -162,12 +162,8 @@ def prime_recording(device: DeviceRecording, settings: AllocatorSettings) -> Rec
     before = outcome((), log)
     choice = PrimingChoice()
     if not settings.expandable_segments:
-        choice = choose(Requests(tuple(log.requests)), settings, RECORDED)
+        choice = choose(Requests(tuple(log.requests)), settings, BRIEF)
     return RecordingPrimed(choice, before, outcome(choice.blocks) if choice.blocks else before)
-
-
-RECORDED: Final = PrimingPolicy(requests=1_000_000, patience=400_000, grid=40)
-"""A recording may have a million requests: a search of a second or two."""
 
 
 def _primed(device: DeviceRecording, settings: AllocatorSettings) -> tuple[Scenario, ...]:

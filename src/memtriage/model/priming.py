@@ -8,10 +8,12 @@ from memtriage.model.units import size
 
 
 class PrimingCheck(msgspec.Struct, kw_only=True, frozen=True):
-    """One simulated trace, without and with the blocks. Sizes are bytes of large segments.
+    """One simulated trace, or the program under other settings, without and with blocks.
+
+    Sizes are bytes of large segments.
 
     Attributes:
-        name: how the trace differs from the program's own.
+        name: how the trace differs from the program's own, or the settings.
         before, after: most bytes reserved without and with the blocks.
     """
 
@@ -31,8 +33,12 @@ class Priming(msgspec.Struct, kw_only=True):
         reserved_before, reserved_after: most bytes of segments without and with the blocks.
         steps: how many steps these figures are for; 0 where steps are unknown.
         checks: the traces that the choice was simulated on. Without a choice, `after` equals `before`.
+        settings: what is to be set for the allocator along with the blocks, in the words of
+            `PYTORCH_CUDA_ALLOC_CONF`; empty where that would not help more.
+        tried: what the best blocks come to under the program's settings (without a name) and under others;
+            where none pass the checks, `after` is that of the program as it is.
         reason: why priming would not help; None where it does.
-        allocator_conf: the allocator's settings that the figures are for.
+        allocator_conf: the program's own settings of the allocator.
         seconds: how long prediction and search took.
         notes: what was assumed.
         primed: whether the blocks were allocated and freed in this process.
@@ -48,20 +54,24 @@ class Priming(msgspec.Struct, kw_only=True):
     allocator_conf: str
     seconds: float
     notes: list[str]
+    settings: str = ""
+    tried: list[PrimingCheck] = []
     primed: bool = False
 
     @property
     def helps(self) -> bool:
-        """Whether there are blocks to allocate."""
-        return bool(self.blocks)
+        """Whether there is something to do."""
+        return bool(self.blocks or self.settings)
 
     def in_words(self) -> str:
         """One line: what is done and expected, or why nothing is."""
         if self.reason is not None:
             return f"priming would not help: {self.reason}"
-        blocks = f"{len(self.blocks)} block{'s' if len(self.blocks) > 1 else ''}"
+        count = len(self.blocks)
+        blocks = f"{count} block{'s' if count > 1 else ''} of {size(sum(self.blocks))} in all"
+        done = " and ".join(filter(None, (blocks if count else "", self.settings)))
         return (
-            f"{blocks} of {size(sum(self.blocks))} in all; expected reserved {size(self.reserved_after)} "
+            f"{done}; expected reserved {size(self.reserved_after)} "
             f"instead of {size(self.reserved_before)} ({self._ratio(self.reserved_after)} instead of "
             f"{self._ratio(self.reserved_before)} of allocated)"
         )

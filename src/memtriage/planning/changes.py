@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from memtriage.allocator.settings import join_conf
 from memtriage.model.explanation import Maths
 from memtriage.planning.facts import Facts
 from memtriage.prediction.build import Build, Built, check_built
@@ -30,6 +31,7 @@ class Change:
         build_arguments: keyword arguments for `build`.
         step_arguments: keyword arguments for `step`.
         conf: options of the allocator, as in `PYTORCH_CUDA_ALLOC_CONF`.
+        primed: blocks are allocated and freed first, chosen for the program with the other changes.
         maths_note: exceptions to `maths`.
         simulated_by: what is simulated in its place.
         counts_work: whether the floating-point operations tell the slow-down.
@@ -48,6 +50,7 @@ class Change:
     build_arguments: Mapping[str, Any] = field(default_factory=dict)
     step_arguments: Mapping[str, Any] = field(default_factory=dict)
     conf: str = ""
+    primed: bool = False
     maths_note: str | None = None
     simulated_by: str | None = None
     counts_work: bool = False
@@ -55,6 +58,11 @@ class Change:
     displaces: frozenset[str] = frozenset()
     outermost: bool = False
     loads: bool = False
+
+    @property
+    def traced(self) -> bool:
+        """Whether the changed program has another trace: not if only the allocator acts differently."""
+        return not (self.conf or self.primed)
 
 
 Changes = tuple[Change, ...]
@@ -87,7 +95,7 @@ class Rung:
         playbook: the entry, M1 to M21.
         offer: what it has for a program.
         on_request: why it is only tried when asked for; empty where it always is.
-        configures: its changes are options of the allocator, so a script can take it as it is.
+        configures: its changes are of the allocator alone, so a script can take it as it is.
     """
 
     name: str
@@ -119,4 +127,4 @@ def changed(build: Build, changes: Changes) -> Build:
 
 def conf_of(given: str, changes: Changes) -> str:
     """The allocator's options: those given, and those of the changes."""
-    return ",".join(part for part in (given, *(change.conf for change in changes)) if part)
+    return join_conf(given, *(change.conf for change in changes))

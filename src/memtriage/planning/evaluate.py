@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from memtriage.allocator.events import OutOfMemory
+from memtriage.allocator.priming import BRIEF, Blocks, choose
 from memtriage.allocator.settings import AllocatorSettings, parse_conf
 from memtriage.model.plan import PlannedPeak
 from memtriage.planning.changes import Changes, changed, conf_of
@@ -18,6 +19,7 @@ from memtriage.prediction.build import Build, Built
 from memtriage.prediction.gpu_kinds import GpuKind
 from memtriage.prediction.lifetimes import FREE, AllocationTrace, LifetimeEvent
 from memtriage.prediction.owners import owners_at
+from memtriage.prediction.requests import requests_of
 from memtriage.prediction.simulate import phase_at, replay
 from memtriage.prediction.trace import Trace, trace
 from memtriage.prediction.watch import TracedProgram
@@ -137,48 +139,59 @@ class Evaluator:
         key = tuple(change.action for change in changes)
         if key not in self._known:
             settings = parse_conf(conf_of(self.conf(), changes), self._version)
-            self._known[key] = self._evaluate(self._traced(changes), settings)
+            traced_set = self._traced(changes)
+            blocks: Blocks = ()
+            if any(change.primed for change in changes) and not settings.expandable_segments:
+                requests = requests_of(traced_set.trace, self._kind.memory)
+                blocks = choose(requests, settings, BRIEF).blocks
+            self._known[key] = self._evaluate(traced_set, settings, blocks)
         return self._known[key]
 
-    def _evaluate(self, traced_set: _Traced, settings: AllocatorSettings) -> Evaluated:
+    def _evaluate(self, traced_set: _Traced, settings: AllocatorSettings, blocks: Blocks) -> Evaluated:
         recording = traced_set.trace.recording
-        counters = replay(recording, settings, self._kind.memory, traced_set.trace.steps)
+        counters = replay(recording, settings, self._kind.memory, traced_set.trace.steps, primed=blocks)
         highest = max(counters, key=lambda counter: counter.peak_allocated)
         reserved = max(counter.peak_reserved for counter in counters)
         peak = PlannedPeak(
             allocated=highest.peak_allocated,
             reserved=reserved,
-            needs=self._needed(traced_set.trace, settings, highest.peak_allocated, reserved)
+            needs=self._needed(traced_set.trace, settings, blocks, highest.peak_allocated, reserved)
             + self._kind.outside,
             phase=phase_at(recording, highest.peak_event),
             by_owner=owners_at(traced_set.trace, highest),
         )
-        return Evaluated(
-            peak, self._runs(traced_set.trace, settings, self._limit), traced_set.work, traced_set.uncounted
-        )
+        fits = self._runs(traced_set.trace, settings, blocks, self._limit)
+        return Evaluated(peak, fits, traced_set.work, traced_set.uncounted)
 
-    def _needed(self, trace: Trace, settings: AllocatorSettings, lowest: int, highest: int) -> int:
+    def _needed(
+        self, trace: Trace, settings: AllocatorSettings, blocks: Blocks, lowest: int, highest: int
+    ) -> int:
         """The least limit, between what is allocated and what is reserved without one."""
-        while not self._runs(trace, settings, highest):  # an empty_cache() lowered what was reserved before
+        while not self._runs(
+            trace, settings, blocks, highest
+        ):  # an empty_cache() lowered what was reserved before
             lowest, highest = highest, highest + highest // 8
         while highest - lowest > FINENESS:
             middle = (lowest + highest) // 2
-            if self._runs(trace, settings, middle):
+            if self._runs(trace, settings, blocks, middle):
                 highest = middle
             else:
                 lowest = middle
         return highest
 
-    def _runs(self, trace: Trace, settings: AllocatorSettings, limit: int) -> bool:
+    def _runs(self, trace: Trace, settings: AllocatorSettings, blocks: Blocks, limit: int) -> bool:
+        primed = (
+            blocks if sum(blocks) <= limit else ()
+        )  # where memory does not suffice for them, none is made
         try:
-            replay(trace.recording, settings, self._kind.memory, trace.steps, limit)
+            replay(trace.recording, settings, self._kind.memory, trace.steps, limit, primed)
         except OutOfMemory:
             return False
         return True
 
     def _traced(self, changes: Changes, observer: Observer | None = None) -> _Traced:
         """The trace of a program; changes of allocator settings alone need no other."""
-        key = tuple(change.action for change in changes if not change.conf)
+        key = tuple(change.action for change in changes if change.traced)
         known = self._traces.get(key)
         if known is not None and observer is None:
             self._traces.move_to_end(key)

@@ -24,6 +24,7 @@ def ladder(conf: str, world_size: int) -> tuple[Rung, ...]:
     """
     return (
         settings.allocator_rung(conf),
+        settings.primed_rung(conf),
         SET_TO_NONE,
         ATTENTION,
         OPTIMIZER_STEP,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from memtriage.allocator.settings import AllocatorSettings, ConfError, parse_conf
+from memtriage.allocator.settings import AllocatorSettings, ConfError, join_conf, parse_conf
 from memtriage.observe.cuda import allocator_conf_of_environment
 from memtriage.prediction.build import BuildError
 from memtriage.prediction.notes import Notes
@@ -51,7 +51,7 @@ class AllocatorConf:
             BuildError: torch would refuse what the environment or the program sets.
         """
         if self._used is None:
-            conf = ",".join(filter(None, (allocator_conf_of_environment(), self._set)))
+            conf = join_conf(allocator_conf_of_environment(), self._set)
             try:
                 self._used = conf, parse_conf(conf, self._version)
             except ConfError as error:

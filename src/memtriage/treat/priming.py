@@ -1,4 +1,7 @@
-"""Priming: blocks that are allocated and freed before a program, so that its memory packs closely."""
+"""Priming: blocks that are allocated and freed before a program, so that its memory packs closely.
+
+Settings of the allocator may come along with them.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
+from memtriage.allocator.settings import join_conf
 from memtriage.model.priming import Priming
 from memtriage.observe.hooks import TorchImport
 from memtriage.process.stdlib import os
@@ -31,8 +35,9 @@ def prime(
     """Make memory pack closely: allocate and free some blocks before the model is built.
 
     The blocks are chosen by simulation, on the steps of the program and on variations of them. Their segments
-    stay in the allocator's cache and serve what comes after. Call it first: before the model, and before
-    anything else is on the GPU. Results of the program do not change. Sizes are bytes.
+    stay in the allocator's cache and serve what comes after. Where that saves more, settings of the allocator
+    are changed too. Call it first: before the model, and before anything else is on the GPU. Results of the
+    program do not change. Sizes are bytes.
 
     Args:
         build: returns `(model, optimizer, step)`, as for `memtriage.predict`; six steps are predicted.
@@ -82,11 +87,27 @@ def prime_device(priming: Priming, device: int | None = None) -> Priming:
     reserved = torch.cuda.memory_reserved(index)
     if reserved:
         priming.notes.append(f"{reserved} bytes were reserved before: the figures do not hold for them")
+    if priming.settings:
+        set_allocator(priming.settings, priming.allocator_conf)
     failure = allocate(priming.blocks, CudaBlocks(index))
     priming.primed = failure is None
     if failure is not None:
+        if priming.settings:
+            set_allocator("", priming.allocator_conf)
         priming.notes.append(f"memory does not suffice for the blocks ({failure}): nothing is primed")
     return priming
+
+
+def set_allocator(settings: str, own: str) -> None:
+    """Set the allocator's settings along with the program's own, which torch else forgets.
+
+    Args:
+        settings: to set, in the words of `PYTORCH_CUDA_ALLOC_CONF`.
+        own: the program's.
+    """
+    import torch
+
+    torch.cuda.memory._set_allocator_settings(join_conf(own, settings))
 
 
 class BlockSource(Protocol):

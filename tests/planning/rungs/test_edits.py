@@ -208,6 +208,13 @@ def test_expandable_segments_are_offered_once():
     assert "max_split_size_mb" in settings.allocator_rung("max_split_size_mb:256").offer(None).absent
 
 
+def test_primed_memory_takes_the_place_of_expandable_segments():
+    primed = last(settings.primed_rung(""), None)
+    assert primed.primed and not primed.traced
+    assert settings.allocator_rung("").name in primed.displaces
+    assert settings.primed_rung("expandable_segments:True").offer(None).absent
+
+
 # Transformers
 
 

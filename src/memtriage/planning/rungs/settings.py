@@ -1,4 +1,4 @@
-"""Rungs that change one setting: expandable segments, the attention kernel, gradients freed between steps."""
+"""Rungs that change one setting: of the allocator, the attention kernel, gradients freed between steps."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ def _offer_sdpa(facts: Facts) -> Offer:
 ATTENTION = Rung("attention", "M11", _offer_sdpa)
 
 
+_EXPANDABLE: Final = "expandable segments"
+_PRIMED: Final = "primed memory"
 _SETTING: Final = "expandable_segments:True"
 
 
@@ -57,7 +59,7 @@ def allocator_rung(conf: str) -> Rung:
             (
                 (
                     Change(
-                        rung="expandable segments",
+                        rung=_EXPANDABLE,
                         action=f"PYTORCH_CUDA_ALLOC_CONF={_SETTING}",
                         speed="about none in steady training; 33 to 40 % per step were reported where "
                         "weights travel between processes by CUDA IPC (M8)",
@@ -69,7 +71,30 @@ def allocator_rung(conf: str) -> Rung:
             )
         )
 
-    return Rung("expandable segments", "M8", offer, configures=True)
+    return Rung(_EXPANDABLE, "M8", offer, configures=True)
+
+
+def primed_rung(conf: str) -> Rung:
+    """Blocks that are allocated first, for a program whose allocator is configured so."""
+
+    def offer(facts: Facts) -> Offer:
+        if "expandable_segments:True" in conf:
+            return Offer(absent="segments are expandable, which have no fixed sizes")
+        change = Change(
+            rung=_PRIMED,
+            action="a few blocks allocated and freed first, so that memory packs closely",
+            speed="none for steps; one to two minutes to choose the blocks (M8)",
+            maths="same",
+            code={
+                "torch": "memtriage.prime(build)  # before the model is built; "
+                "or of a script: memtriage run --prime SCRIPT"
+            },
+            primed=True,
+            displaces=frozenset({_EXPANDABLE}),
+        )
+        return Offer(((change,),))
+
+    return Rung(_PRIMED, "M8", offer, configures=True)
 
 
 def _free_gradients(built: Built) -> Built:
