@@ -10,6 +10,10 @@ them make, in turns. With `--families` the workloads are those of other families
 has of an earlier run is not done again. Needs transformers and peft.
 
     python benchmarks/prime.py --plan NAME     the choice for one workload, as JSON; no GPU
+    python benchmarks/prime.py --what-adds [NAME...]
+
+prints, from simulation alone, what blocks save under each of several settings, and where what lives for
+several steps (weights, states of the optimizer) has a pool of its own.
 """
 
 from __future__ import annotations
@@ -51,7 +55,10 @@ def main() -> int:
     parser.add_argument("--families", action="store_true", help="the workloads of other families")
     parser.add_argument("--json", type=Path, help="where the results go")
     parser.add_argument("--plan", action="store_true", help="print the choice for one workload")
+    parser.add_argument("--what-adds", action="store_true", help="compare settings and a pool, without a GPU")
     options = parser.parse_args()
+    if options.what_adds:
+        return what_adds(options.names or list(groundtruth.measured("measured")), options.gpu)
     if options.plan:
         print(_plan(options.names[0], options.gpu))
         return 0
@@ -64,6 +71,75 @@ def _plan(name: str, gpu: str) -> str:
     from memtriage.planning.priming import plan_priming
 
     return msgspec.json.encode(plan_priming(groundtruth.workload(name), gpu=gpu)).decode()
+
+
+def what_adds(names: list[str], gpu: str) -> int:
+    """Print what each means adds: highest reserved by highest allocated bytes of large blocks."""
+    from memtriage.allocator.priming import choose
+    from memtriage.allocator.settings import parse_conf
+    from memtriage.planning.priming import STEPS, other_settings
+    from memtriage.prediction.gpu_kinds import machine
+    from memtriage.prediction.requests import requests_of
+    from memtriage.prediction.trace import trace
+
+    kind, version = machine(gpu), (2, 11)
+    print("reserved by allocated memory, without and with the best blocks that pass all checks")
+    for name in names:
+        traced = trace(groundtruth.workload(name), kind, version, STEPS)
+        requests = requests_of(traced, kind.memory)
+        alive = _most_alive(requests.all())
+        choice = choose(requests, traced.settings, others=other_settings(traced, kind, requests))
+        found = [
+            f"{each.name or 'as it is'} {each.before / alive:.3f} {each.after / alive:.3f}"
+            for each in choice.tried
+        ]
+        apart, pooled = _without_long_lived(requests)
+        rest = choose(apart, parse_conf("", version)).checks[0]
+        found.append(f"pool {(rest.before + pooled) / alive:.3f} {(rest.after + pooled) / alive:.3f}")
+        print(f"{name:<18}", "; ".join(found), flush=True)
+    return 0
+
+
+def _most_alive(requests: Any) -> int:
+    sizes: dict[int, int] = {}
+    alive = most = 0
+    for block, size in requests:
+        if size:
+            sizes[block] = size
+            alive += size
+            most = max(most, alive)
+        elif block >= 0:
+            alive -= sizes.pop(block)
+    return most
+
+
+def _without_long_lived(requests: Any) -> tuple[Any, int]:
+    """The requests without blocks that live for several steps, and the bytes of segments that a pool needs
+    for these."""
+    from memtriage.allocator.priming import peak_reserved
+    from memtriage.allocator.requests import Requests, StepRequests
+    from memtriage.allocator.settings import parse_conf
+
+    born: dict[int, int] = {}
+    for number, part in enumerate([requests.before, *(step.requests for step in requests.steps)]):
+        for block, size in part:
+            if size:
+                born[block] = number
+            elif block in born and number - born[block] < 3:
+                del born[block]
+    long_lived = {block for block, number in born.items() if number <= len(requests.steps) - 3}
+
+    def rest(part: Any) -> Any:
+        return tuple(request for request in part if request[0] not in long_lived)
+
+    steps = tuple(
+        StepRequests(
+            rest(step.requests), None if step.forward is None else len(rest(step.requests[: step.forward]))
+        )
+        for step in requests.steps
+    )
+    pooled = [request for request in requests.all() if request[0] in long_lived]
+    return Requests(rest(requests.before), steps), peak_reserved(pooled, parse_conf("", (2, 11))) or 0
 
 
 class Benchmark:
@@ -115,9 +191,10 @@ class Benchmark:
         earlier = self.results.get(name, {}).get(key or mode, {"failed": ""})
         if "failed" not in earlier or time.monotonic() - self._begun > self._options.within:
             return
-        blocks = plan.result().get("blocks", []) if mode == "primed" else []
+        chosen = plan.result() if mode == "primed" else {}
+        blocks, settings = chosen.get("blocks", []), chosen.get("settings", "")
         try:
-            found = measured(groundtruth.workload(name), mode, steps, blocks)
+            found = measured(groundtruth.workload(name), mode, steps, blocks, settings)
         except Exception as error:
             found = {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
         self._keep(name, key or mode, found)
@@ -173,13 +250,13 @@ def _difference(losses: list[float], others: list[float]) -> float:
     return max(abs(loss - other) / max(abs(loss), 1e-9) for loss, other in zip(losses, others, strict=True))
 
 
-def measured(build: Any, mode: str, steps: int, blocks: list[int]) -> dict[str, Any]:
+def measured(build: Any, mode: str, steps: int, blocks: list[int], settings: str = "") -> dict[str, Any]:
     """What a workload takes in one mode. Sizes are bytes."""
     import torch
 
     from memtriage.treat.priming import CudaBlocks, allocate
 
-    clean = _emptied(mode)
+    clean = _emptied(mode, settings)
     failure = allocate(blocks, CudaBlocks(0)) if blocks else None
     torch.manual_seed(0)
     losses: list[float] = []
@@ -210,7 +287,7 @@ def measured(build: Any, mode: str, steps: int, blocks: list[int]) -> dict[str, 
     return found
 
 
-def _emptied(mode: str) -> int:
+def _emptied(mode: str, settings: str) -> int:
     """Leave the allocator as a new process finds it; returns the bytes that stay reserved."""
     import torch
 
@@ -218,7 +295,8 @@ def _emptied(mode: str) -> int:
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
-    torch.cuda.memory._set_allocator_settings(f"expandable_segments:{mode == 'expandable'}")
+    expandable = f"expandable_segments:{mode == 'expandable'}"
+    torch.cuda.memory._set_allocator_settings(",".join(filter(None, (expandable, settings))))
     torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_reserved()
 
