@@ -92,7 +92,7 @@ class StandInInvestigator:
         for growth in investigation.growing():
             bound = self.bounds.get(growth.group.anchor[0].name)
             investigation.details[growth.key] = GroupDetail(bound=bound)
-        investigation.data = dict(self._grown(position))
+        investigation.data.containers = dict(self._grown(position))
         return census_point
 
     def _grown(self, position: float) -> Iterator[tuple[int, GrowingData]]:

@@ -213,7 +213,7 @@ def test_each_has_the_line_that_made_it(told: Program) -> None:
 
 
 def test_growing_containers_of_data_are_known_with_their_line(told: Program) -> None:
-    by_holder = {in_words(data.path): data for data in told.investigation.data.values()}
+    by_holder = {in_words(data.path): data for data in told.investigation.data.containers.values()}
     texts = by_holder["train.texts[*]"]
     assert (texts.kind, texts.native, texts.entries) == ("list", None, tuple((at, at) for at in CENSUSES))
     assert texts.entry_bytes == pytest.approx(30_000, rel=0.02)
@@ -226,10 +226,12 @@ def test_data_that_comes_now_and_then_is_followed_over_pauses(program: Program) 
     for at, runs in ((3, 1), (13, 2), (23, 3), (30, 3), (43, 5)):
         module.runs.update({run: [bytes(30_000)] for run in range(runs)})
         program.investigator.follow(investigation, at)
-    (data,) = (each for each in investigation.data.values() if in_words(each.path) == "program.runs[*]")
+    (data,) = (
+        each for each in investigation.data.containers.values() if in_words(each.path) == "program.runs[*]"
+    )
     assert data.entries == ((3, 1), (13, 2), (23, 3), (43, 5))
     program.investigator.follow(investigation, 80)
-    assert "program.runs[*]" not in {in_words(each.path) for each in investigation.data.values()}
+    assert "program.runs[*]" not in {in_words(each.path) for each in investigation.data.containers.values()}
 
 
 def test_arrays_that_are_replaced_by_longer_ones_are_known_with_their_line(program: Program) -> None:
@@ -240,7 +242,7 @@ def test_arrays_that_are_replaced_by_longer_ones_are_known_with_their_line(progr
     for at in (3, 5, 7, 7.5):
         module.lengthen(at)
         program.investigator.follow(investigation, at)
-    growing = {in_words(data.path): data for data in investigation.growing_data() if data.lengthens}
+    growing = {in_words(data.path): data for data in investigation.data.growing() if data.lengthens}
     assert set(growing) == {"program.predictions", "program.newest_first", "program.table.rows[0][0]"}
     assert growing["program.predictions"].entries == ((3, 120_000), (5, 200_000), (7, 280_000))
     assert (
@@ -302,7 +304,9 @@ def test_what_functions_kept_until_the_end_is_still_known(program: Program) -> N
     assert [size.position for size in holding.sizes] == [3, 5]
     (holding,) = program.growing("bounded[*]")
     assert program.investigation.details[holding.key].bound == 100
-    assert "program.texts[*]" in {in_words(data.path) for data in program.investigation.data.values()}
+    assert "program.texts[*]" in {
+        in_words(data.path) for data in program.investigation.data.containers.values()
+    }
 
 
 def test_in_the_middle_of_a_run_what_a_function_kept_goes_with_it(program: Program) -> None:

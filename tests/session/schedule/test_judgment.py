@@ -22,6 +22,7 @@ from memtriage.observe.counters import Reading
 from memtriage.observe.host import InUse
 from memtriage.session.schedule import judgment
 from memtriage.session.schedule.judgment import device_limit, find_leaks, judge_devices, limits_and_use
+from memtriage.session.schedule.ordinary_data import OrdinaryData
 from memtriage.session.schedule.scale import ScaleScheduler
 from support.growths import TEXTS, data_of, evidence, grown
 from support.paths import items_of
@@ -186,7 +187,7 @@ def seen(
     def investigation(scale: str) -> Any:
         waiting = [AwaitingCollector(10.0 * at, {"cpu": waits}, {"cpu": "Fold"}) for at in range(3)]
         return SimpleNamespace(
-            scale=scale, collector_off=off, waiting=waiting, details={}, period=period, growing_data=list
+            scale=scale, collector_off=off, waiting=waiting, details={}, period=period, data=OrdinaryData()
         )
 
     main = SimpleNamespace(

@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Final
 
 from memtriage.account.census import CensusView, Look
 from memtriage.allocator.settings import MIN_BLOCK
 from memtriage.diagnose.growth.history import HolderHistory, Holding
-from memtriage.diagnose.growth.holders import AwaitingCollector, GrowingData, stops_when_full
-from memtriage.diagnose.growth.leaks import CensusPoint, same_bytes
+from memtriage.diagnose.growth.holders import AwaitingCollector, stops_when_full
+from memtriage.diagnose.growth.leaks import CensusPoint
 from memtriage.diagnose.growth.proof import POLICY as PROOF
 from memtriage.model.census import GroupDetail, GroupKey
-from memtriage.model.paths import ANY_ITEM, HolderPath, SegmentKind, has, is_native
+from memtriage.model.paths import SegmentKind, has, is_native
 from memtriage.model.position import Scale
 from memtriage.observe.autograd import profiler_is_on
-from memtriage.observe.containers import (
-    ContainerLengths,
-    GrownContainer,
-    KnownLengths,
-    LongArray,
-    grown_containers,
-    long_arrays,
-    most_grown,
-)
 from memtriage.observe.host import has_children
 from memtriage.observe.identity import Identities
 from memtriage.observe.sites import SiteRecorder
 from memtriage.process.stdlib import gc
+from memtriage.session.schedule.ordinary_data import ComparedLengths, OrdinaryData
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +36,14 @@ class InvestigationPolicy:
             or seldom.
         recorded_over: positions of the longest period that is recorded as a whole: in two of them nothing may
             come.
-        matches: least and most bytes that a line allocated over one position, as parts of what a container's
-            entries grew by, where it made them: the size of an entry is only estimated.
     """
 
     detailed: int = 12
     recorded: int = 3
     recorded_over: int = 8
-    matches: tuple[float, float] = (0.5, 2.0)
 
 
 POLICY: Final = InvestigationPolicy()
-
-
-@dataclass(frozen=True, slots=True)
-class _SeenArray:
-    """A large array at a census, and how it was lengthened up to then."""
-
-    array: LongArray
-    growing: GrowingData
 
 
 @dataclass(slots=True)
@@ -73,8 +54,7 @@ class Investigation:
         scale: what positions and rates count.
         history: what each holder kept at each of them.
         taken: their positions.
-        data: containers of ordinary data that grow, by address.
-        arrays: large arrays at the last census that had a path of their own, by that path.
+        data: what grows of ordinary data.
         details: of the holders that grew.
         waiting: what waited for the cyclic collector at each census.
         totals: bytes by device that all holders together kept at each census, with its position.
@@ -90,8 +70,7 @@ class Investigation:
     scale: Scale
     history: HolderHistory = field(default_factory=HolderHistory)
     taken: list[float] = field(default_factory=list)
-    data: dict[int, GrowingData] = field(default_factory=dict)
-    arrays: dict[HolderPath, _SeenArray] = field(default_factory=dict)
+    data: OrdinaryData = field(default_factory=OrdinaryData)
     details: dict[GroupKey, GroupDetail] = field(default_factory=dict)
     waiting: list[AwaitingCollector] = field(default_factory=list)
     totals: list[tuple[float, dict[str, int]]] = field(default_factory=list)
@@ -101,8 +80,6 @@ class Investigation:
     period: float | None = None
     recorded: int = 0
     stopped: set[GroupKey] = field(default_factory=set)
-    _lengths: ContainerLengths | None = None
-    _lengths_at: float = 0.0
 
     def counter_of(self, holding: Holding) -> str:
         """Return the name of the counter that sees a holder's memory."""
@@ -142,15 +119,10 @@ class Investigation:
         detail = self.details.get(holding.key, GroupDetail())
         return stops_when_full(detail, attached=holding.group.attached)
 
-    def growing_data(self) -> list[GrowingData]:
-        """Return containers of ordinary data that grow, and arrays that are replaced by longer ones."""
-        arrays = (seen.growing for seen in self.arrays.values())
-        return [*self.data.values(), *(growing for growing in arrays if len(growing.entries) > 1)]
-
     @property
     def names_nothing(self) -> bool:
         """Whether no holder and no container is known to grow."""
-        return not self.growing_data() and not self.growing()
+        return not self.data.growing() and not self.growing()
 
     @property
     def shared_with_libraries(self) -> bool:
@@ -164,20 +136,7 @@ class Investigation:
             holding.key not in self.details or self.details[holding.key].allocated_at is None
             for holding in self.growing()[: POLICY.detailed]
         )
-        lacks = lacks or any(container.allocated_at is None for container in self.data.values())
-        return lacks and self.recorded < POLICY.recorded
-
-
-@dataclass(frozen=True, slots=True)
-class _Containers:
-    """Lengths of containers at the previous census, and those noted at the one under way."""
-
-    earlier: KnownLengths
-    now: ContainerLengths
-
-    def of_libraries(self, objects: Iterable[Any]) -> list[Any]:
-        """Note the containers among what the program's variables do not reach; return those that grew."""
-        return most_grown(self.now.add(objects), self.earlier)
+        return (lacks or self.data.lacks_sites) and self.recorded < POLICY.recorded
 
 
 class Investigator:
@@ -302,8 +261,7 @@ class Investigator:
             libraries: as `census` has it.
         """
         libraries = libraries or investigation.shared_with_libraries
-        lengths = investigation._lengths
-        containers = _Containers((lengths or ContainerLengths()).by_address(), ContainerLengths())
+        compared = investigation.data.compared()
         investigation.recorded += self._sites.recording
         # Nodes alone know the line that called an operation, not the one in it that allocates.
         recorded = self._sites.recording and self._objects_recorded
@@ -314,14 +272,14 @@ class Investigator:
 
         def add(view: CensusView, point: CensusPoint) -> None:
             try:
-                self._add(investigation, view, point, between, recorded, containers)
+                self._add(investigation, view, point, between, recorded, compared)
             except MemoryError:  # near the limit: what grew is known, its details are not
                 self._say("too little host memory for a closer look")
             if also is not None:
                 also(view)
 
         try:
-            return self.census(position, add, frames, None if libraries else containers.of_libraries)
+            return self.census(position, add, frames, None if libraries else compared.of_libraries)
         finally:
             self.stop()
 
@@ -354,7 +312,7 @@ class Investigator:
         point: CensusPoint,
         between: bool,
         recorded: bool,
-        containers: _Containers,
+        compared: ComparedLengths,
     ) -> None:
         """Add a census to an investigation."""
         between = between and point.census.partial is None and not point.interrupted
@@ -375,8 +333,7 @@ class Investigator:
                 recorded=recorded,
             )
         if between:
-            self._add_data(investigation, view, point.position, containers)
-            self._add_arrays(investigation, view, point.position)
+            investigation.data.add(view, point.position, compared, self._sites)
 
     def _add_details(
         self,
@@ -409,94 +366,6 @@ class Investigator:
                 detail.retained_at = earlier.retained_at
                 detail.also_held_by = earlier.also_held_by
         investigation.details |= details
-
-    def _add_data(
-        self, investigation: Investigation, view: CensusView, position: float, containers: _Containers
-    ) -> None:
-        """Find containers of ordinary data that have more entries than at the previous census."""
-        containers.now.add(view.graph.objects)
-        grown = grown_containers(view.graph, containers.earlier)
-        by_line = self._sites.live_by_line() if grown else {}
-        data = _pausing(investigation.data, containers, position)
-        for container in grown:
-            address = id(view.graph.objects[container.position])
-            data[address] = self._growing_data(investigation, view, container, address, position, by_line)
-        investigation.data, investigation._lengths = data, containers.now
-        investigation._lengths_at = position
-
-    def _add_arrays(self, investigation: Investigation, view: CensusView, position: float) -> None:
-        """Find arrays that are longer than the one in their place before, and begin or end alike."""
-        seen: dict[HolderPath, _SeenArray] = {}
-        for array in long_arrays(view.graph):
-            path = view.path(array.position)
-            if ANY_ITEM in path or path in seen:
-                continue  # of several arrays in one place none can be told from the others
-            before = investigation.arrays.get(path)
-            entries = () if before is None else before.growing.entries
-            if before is None or not _continues(before.array, array):
-                entries = ((position, array.nbytes),)
-            elif array.nbytes > before.array.nbytes:
-                entries = (*entries, (position, array.nbytes))
-            growing = GrowingData(path, "ndarray", None, 1, entries, lengthens=True)
-            if len(entries) > 1:
-                holder, stored_at = view.stored_array(array.position, self._sites.named)
-                classes = tuple(view.classes(array.position))
-                growing = replace(growing, path=holder, stored_at=stored_at, classes=classes)
-            seen[path] = _SeenArray(array, growing)
-        investigation.arrays = seen
-
-    def _growing_data(
-        self,
-        investigation: Investigation,
-        view: CensusView,
-        container: GrownContainer,
-        address: int,
-        position: float,
-        by_line: dict[tuple[str, int], int],
-    ) -> GrowingData:
-        before = investigation.data.get(address)
-        now = len(view.graph.objects[container.position])
-        earlier = ((investigation._lengths_at, now - container.more),) if before is None else before.entries
-        entries = (*earlier, (position, now))
-        last_at, last = entries[-2]
-        # Sites were recorded over one position. The line whose allocations match the growth made the entries.
-        rate = container.entry_bytes * (now - last) / (position - last_at)
-        line = min(by_line, key=lambda line: abs(by_line[line] - rate), default=None)
-        least, most = (part * rate for part in POLICY.matches)
-        made_them = line is not None and least <= by_line[line] <= most
-        site = self._sites.named([line]) if line is not None and made_them else None
-        site = site or (None if before is None else before.allocated_at)
-        return GrowingData(
-            path=(*view.path(container.position), ANY_ITEM),
-            kind=container.kind,
-            native=container.native,
-            entry_bytes=container.entry_bytes,
-            entries=entries,
-            allocated_at=site,
-            stored_at=view.stored_at(container.position, self._sites.named, site),
-            classes=tuple(view.classes(container.position)),
-        )
-
-
-def _continues(before: LongArray, after: LongArray) -> bool:
-    """Whether an array has all that another had, at its beginning or at its end, as far as that was read."""
-    longer = after.nbytes >= before.nbytes
-    return longer and (same_bytes(before.head, after.head) or same_bytes(before.tail, after.tail))
-
-
-def _pausing(
-    data: Mapping[int, GrowingData], containers: _Containers, position: float
-) -> dict[int, GrowingData]:
-    """Return the containers that are as at the census before, and that get their entries now and then."""
-    pausing = {address: growing for address, growing in data.items() if growing.pauses(position)}
-    if not pausing:
-        return {}
-    earlier, now = containers.earlier, containers.now.by_address()
-    return {
-        address: growing
-        for address, growing in pausing.items()
-        if address in now.lengths and now.of(address) == earlier.of(address)
-    }
 
 
 def _retention_needed(

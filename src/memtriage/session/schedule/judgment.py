@@ -88,7 +88,7 @@ def find_leaks(scheduler: CensusScheduler, evidence: Evidence) -> list[Finding]:
         contradicts = main.counters.contradicts("host", POLICY.resident * estimate.rate, since)
         native = counter == "cpu"
         held_rate = main.held_rate(counter)
-        containers = main.investigation.growing_data()
+        containers = main.investigation.data.growing()
         unnamed = unnamed_growth(
             counter, evidence, leaks, held_rate, native and contradicts, data, containers,
             covered=main.covers_growth(counter),

@@ -179,7 +179,7 @@ class ScaleScheduler:
 
     def _report_growth(self) -> None:
         """Report while something grows, and once more when nothing does any longer."""
-        grows = bool(self.investigation.growing() or self.investigation.growing_data())
+        grows = bool(self.investigation.growing() or self.investigation.data.growing())
         if grows or self._reported_growth:
             self._report()
         self._reported_growth = grows
@@ -230,7 +230,7 @@ class ScaleScheduler:
     def data(self) -> list[DataGrowth]:
         """Return the containers of ordinary data that grew, and what that amounts to, largest first."""
         growing = data_growths(
-            self.investigation.growing_data(),
+            self.investigation.data.growing(),
             self.counters.contradicts,
             self._now,
             self.counters.confirms,

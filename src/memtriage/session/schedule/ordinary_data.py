@@ -1,0 +1,174 @@
+"""What grows of ordinary data from census to census: containers, and arrays that longer ones replace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from memtriage.account.census import CensusView
+from memtriage.diagnose.growth.holders import GrowingData
+from memtriage.diagnose.growth.leaks import same_bytes
+from memtriage.model.paths import ANY_ITEM, HolderPath
+from memtriage.observe.containers import (
+    ContainerLengths,
+    GrownContainer,
+    KnownLengths,
+    LongArray,
+    grown_containers,
+    long_arrays,
+    most_grown,
+)
+from memtriage.observe.sites import SiteRecorder
+
+_MATCHES: Final = (0.5, 2.0)
+"""Least and most bytes that a line allocated over one position, as parts of what a container's entries grew
+by, where it made them: the size of an entry is only estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedLengths:
+    """Lengths of containers at the previous census, and those noted at the one under way."""
+
+    earlier: KnownLengths
+    now: ContainerLengths
+
+    def of_libraries(self, objects: Iterable[Any]) -> list[Any]:
+        """Note the containers among what the program's variables do not reach; return those that grew."""
+        return most_grown(self.now.add(objects), self.earlier)
+
+
+@dataclass(frozen=True, slots=True)
+class _SeenArray:
+    """A large array at a census, and how it was lengthened up to then."""
+
+    array: LongArray
+    growing: GrowingData
+
+
+@dataclass(slots=True)
+class OrdinaryData:
+    """Containers and arrays that grow, as the censuses so far showed them.
+
+    Attributes:
+        containers: those that grow, by address.
+        arrays: large arrays at the last census that had a path of their own, by that path.
+    """
+
+    containers: dict[int, GrowingData] = field(default_factory=dict)
+    arrays: dict[HolderPath, _SeenArray] = field(default_factory=dict)
+    _lengths: ContainerLengths | None = None
+    _lengths_at: float = 0.0
+
+    def growing(self) -> list[GrowingData]:
+        """Return containers that grow, and arrays that are replaced by longer ones."""
+        arrays = (seen.growing for seen in self.arrays.values())
+        return [*self.containers.values(), *(growing for growing in arrays if len(growing.entries) > 1)]
+
+    @property
+    def lacks_sites(self) -> bool:
+        """Whether a container grows by entries whose allocation site is unknown."""
+        return any(container.allocated_at is None for container in self.containers.values())
+
+    def compared(self) -> ComparedLengths:
+        """Return what the census that begins is compared with."""
+        return ComparedLengths((self._lengths or ContainerLengths()).by_address(), ContainerLengths())
+
+    def add(self, view: CensusView, position: float, compared: ComparedLengths, sites: SiteRecorder) -> None:
+        """Take in a census.
+
+        Args:
+            view: what it sees.
+            position: when it is taken.
+            compared: what `compared` returned before it.
+            sites: of allocations since shortly before.
+        """
+        self._add_containers(view, position, compared, sites)
+        self._add_arrays(view, position, sites)
+
+    def _add_containers(
+        self, view: CensusView, position: float, compared: ComparedLengths, sites: SiteRecorder
+    ) -> None:
+        """Find containers that have more entries than at the previous census."""
+        compared.now.add(view.graph.objects)
+        grown = grown_containers(view.graph, compared.earlier)
+        by_line = sites.live_by_line() if grown else {}
+        data = _pausing(self.containers, compared, position)
+        for container in grown:
+            address = id(view.graph.objects[container.position])
+            data[address] = self._growing(view, container, address, position, by_line, sites)
+        self.containers, self._lengths, self._lengths_at = data, compared.now, position
+
+    def _add_arrays(self, view: CensusView, position: float, sites: SiteRecorder) -> None:
+        """Find arrays that are longer than the one in their place before, and begin or end alike."""
+        seen: dict[HolderPath, _SeenArray] = {}
+        for array in long_arrays(view.graph):
+            path = view.path(array.position)
+            if ANY_ITEM in path or path in seen:
+                continue  # of several arrays in one place none can be told from the others
+            before = self.arrays.get(path)
+            entries = () if before is None else before.growing.entries
+            if before is None or not _continues(before.array, array):
+                entries = ((position, array.nbytes),)
+            elif array.nbytes > before.array.nbytes:
+                entries = (*entries, (position, array.nbytes))
+            growing = GrowingData(path, "ndarray", None, 1, entries, lengthens=True)
+            if len(entries) > 1:
+                holder, stored_at = view.stored_array(array.position, sites.named)
+                classes = tuple(view.classes(array.position))
+                growing = replace(growing, path=holder, stored_at=stored_at, classes=classes)
+            seen[path] = _SeenArray(array, growing)
+        self.arrays = seen
+
+    def _growing(
+        self,
+        view: CensusView,
+        container: GrownContainer,
+        address: int,
+        position: float,
+        by_line: dict[tuple[str, int], int],
+        sites: SiteRecorder,
+    ) -> GrowingData:
+        before = self.containers.get(address)
+        now = len(view.graph.objects[container.position])
+        earlier = ((self._lengths_at, now - container.more),) if before is None else before.entries
+        entries = (*earlier, (position, now))
+        last_at, last = entries[-2]
+        # Sites were recorded over one position. The line whose allocations match the growth made the entries.
+        rate = container.entry_bytes * (now - last) / (position - last_at)
+        line = min(by_line, key=lambda line: abs(by_line[line] - rate), default=None)
+        least, most = (part * rate for part in _MATCHES)
+        made_them = line is not None and least <= by_line[line] <= most
+        site = sites.named([line]) if line is not None and made_them else None
+        site = site or (None if before is None else before.allocated_at)
+        return GrowingData(
+            path=(*view.path(container.position), ANY_ITEM),
+            kind=container.kind,
+            native=container.native,
+            entry_bytes=container.entry_bytes,
+            entries=entries,
+            allocated_at=site,
+            stored_at=view.stored_at(container.position, sites.named, site),
+            classes=tuple(view.classes(container.position)),
+        )
+
+
+def _continues(before: LongArray, after: LongArray) -> bool:
+    """Whether an array has all that another had, at its beginning or at its end, as far as that was read."""
+    longer = after.nbytes >= before.nbytes
+    return longer and (same_bytes(before.head, after.head) or same_bytes(before.tail, after.tail))
+
+
+def _pausing(
+    data: Mapping[int, GrowingData], compared: ComparedLengths, position: float
+) -> dict[int, GrowingData]:
+    """Return the containers that are as at the census before, and that get their entries now and then."""
+    pausing = {address: growing for address, growing in data.items() if growing.pauses(position)}
+    if not pausing:
+        return {}
+    earlier, now = compared.earlier, compared.now.by_address()
+    return {
+        address: growing
+        for address, growing in pausing.items()
+        if address in now.lengths and now.of(address) == earlier.of(address)
+    }
