@@ -87,9 +87,7 @@ class StandInLinear(nn.Linear):
             del cache["weight"]
         made = "weight" not in cache
         if made:
-            rows = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
-            columns = rows.t().contiguous() if backward else None
-            cache["weight"] = rows, columns, torch.empty((), device=weight.device)
+            cache["weight"] = self._make(backward)
         rows, columns, inverse = cache["weight"]
         if made or first:
             scale = _E4M3_LARGEST / weight.abs().amax().float().clamp(min=1e-12)
@@ -98,6 +96,12 @@ class StandInLinear(nn.Linear):
                 columns.copy_(rows.t())
             inverse.copy_(scale.reciprocal())
         return rows, inverse
+
+    def _make(self, backward: bool) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Memory for the copies."""
+        rows = torch.empty_like(self.weight.detach(), dtype=torch.float8_e4m3fn)
+        columns = rows.t().contiguous() if backward else None
+        return rows, columns, torch.empty((), device=rows.device)
 
 
 class _StandInNorm(nn.Module):

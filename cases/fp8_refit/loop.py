@@ -90,8 +90,8 @@ class Trainer:
             library, quantized, asked.recipe
         )
         parameters = list(self.model.parameters())
-        self.optimizer = make_optimizer(library, parameters, device)
-        self.gradients = Gradients(parameters, decoupled=library == "te")
+        self.optimizer = make_optimizer(library, parameters)
+        self.gradients = Gradients(parameters)
         self.treatment = self._treatment(asked.treatment)
         self.clock = _Clock(device)
         self.turns: list[float] = []
@@ -122,6 +122,8 @@ class Trainer:
     def _step(self, number: int) -> tuple[float, dict[str, float]]:
         clock = self.clock
         clock.laps = {}
+        if self.asked.against and self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)  # each turn has its own
         batches = self.batches(number)
         self.treatment.weights_back()
         clock.lap("weights back")
@@ -217,6 +219,8 @@ class Trainer:
         self._say(
             f"GPU Memory after refit complete: {allocated:.2f}GB allocated, {reserved:.2f}GB reserved",
         )
+        peaks = torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
+        self._say(f"step {number}: at most {peaks[0] / _GB:.2f}GB allocated, {peaks[1] / _GB:.2f}GB reserved")
         self._tell_holders(number, "after-refit")
 
     def _tell_holders(self, number: int, instant: str) -> None:
@@ -226,9 +230,13 @@ class Trainer:
             write_tables(f"{asked.who}.{row}.{instant}.{self.rank}.json", f"{row} {instant}")
 
     def _tell_turn(self, turn: int) -> None:
-        """How long a turn took."""
+        """How long a turn took, and what its training reserved."""
         name = (self.asked.treatment, self.asked.against)[treatment.InTurns.whose(turn)]
-        self._say(f"turn {turn}: {name} {self.turns[turn + 1] - self.turns[turn]:.3f} s")
+        told = f"turn {turn}: {name} {self.turns[turn + 1] - self.turns[turn]:.3f} s"
+        if self.device.type == "cuda":
+            peak = torch.cuda.max_memory_reserved(self.device) / _GB
+            told += f", {peak:.2f}GB reserved at the peak"
+        self._say(told)
 
     def _compare_turns(self) -> None:
         """The ratio of each pair of neighboring turns: `--against` to `--treatment`."""
@@ -269,7 +277,12 @@ class _Clock:
         self.last = now
 
 
-def arguments() -> argparse.Namespace:
+def arguments(*flags: str) -> argparse.Namespace:
+    """What the command line asks for.
+
+    Args:
+        flags: more than the loop itself knows.
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -294,6 +307,8 @@ def arguments() -> argparse.Namespace:
     add("--tiny", action="store_true", help="a decoder for the CPU")
     add("--quick", action="store_true", help="2 layers, 6 micro-batches: to see it run, not to measure")
     add("--who", metavar="PREFIX", help="in the last step write tables of what holds memory to PREFIX.*.json")
+    for flag in flags:
+        add(flag, action="store_true")
     asked = parser.parse_args()
     if asked.tiny:
         asked.tokens, asked.longest, asked.multiple, asked.bucket = 256, 128, 16, 1

@@ -1,6 +1,7 @@
 """Runs one part of the case and writes its figures: `measure.py PART --out FILE`.
 
 simulate   without a GPU: what is allocated and reserved after each refit; losses under each treatment
+peaks      without a GPU: what each step reserves at its peak, with several seeds (twenty minutes)
 segments   what expandable segments cost (a GPU, a minute)
 who        which owner keeps how much after the refit (a GPU, TransformerEngine, two minutes)
 trials     `memtriage compare trials.toml`, or `trials_two_gpus.toml` with two GPUs (half an hour and more)
@@ -35,6 +36,16 @@ SIMULATED: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "fp8, cleared, expandable segments": (("--treatment", "clear"), EXPANDABLE),
 }
 TREATMENTS = ("none", "clear", "memtriage")
+PEAKS: dict[str, tuple[str, ...]] = {
+    "fp8": ("--treatment", "none"),
+    "fp8, cleared": ("--treatment", "clear"),
+    "fp8, cleared, copies in memory of their own": ("--treatment", "clear", "--apart"),
+    "memtriage without priming": ("--treatment", "memtriage-unprimed"),
+    "memtriage": ("--treatment", "memtriage"),
+}
+SEEDS = (1, 2, 3, 4)
+AS_MEASURED = ("--steps", "4", "--first-step", "4")
+"""As the trials: the first step is short."""
 UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 WHO = ("--micro-batches", "10", "--steps", "2")
 FIRST_TIMES = 3
@@ -78,6 +89,21 @@ def simulate(limit_s: float) -> dict[str, Any]:
         return {
             "arguments": SMALL, "rows": list(rows), "losses": dict(zip(TREATMENTS, told, strict=True))
         }  # fmt: skip
+
+
+def peaks(limit_s: float) -> dict[str, Any]:
+    def steps(arguments: tuple[str, ...], seed: int) -> list[int]:
+        told = output(
+            "simulate.py", *AS_MEASURED, *arguments, "--seed", str(seed), limit_s=limit_s, extra={}
+        )  # fmt: skip
+        sizes = re.findall(r"after refit, ([\d.]+) (\w+) reserved at the peak", told)
+        return [round(float(number) * UNITS[unit]) for number, unit in sizes]
+
+    rows = [
+        {"row": name, "seeds": {str(seed): steps(arguments, seed) for seed in SEEDS}}
+        for name, arguments in PEAKS.items()
+    ]
+    return {"arguments": AS_MEASURED, "rows": rows}
 
 
 def segments(limit_s: float) -> dict[str, Any]:
@@ -197,7 +223,14 @@ def slim(compared: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-PARTS = {"simulate": simulate, "segments": segments, "who": who, "trials": trials, "turns": turns}
+PARTS = {
+    "simulate": simulate,
+    "peaks": peaks,
+    "segments": segments,
+    "who": who,
+    "trials": trials,
+    "turns": turns,
+}
 
 
 def main() -> None:

@@ -1,10 +1,12 @@
-"""The plain rows of the case without a GPU: traced with memtriage.predict, replayed through its allocator.
+"""The rows of the case without a GPU: traced with memtriage.predict, replayed through its allocator.
 
     python simulate.py --layers 8 --micro-batches 12 --precision fp8 --treatment clear
+    python simulate.py --first-step 4 --steps 4 --treatment memtriage --seed 2
 
 The FP8 layers are the stand-in's, whose weights are kept as TransformerEngine keeps them, and there is no
-second process; the rest is the case's own loop. Printed: what is allocated and reserved after each refit, and
-the most that was reserved in the step.
+second process; the rest is the case's own loop. Memtriage's moves are those of NeMo-RL, after which nothing
+is left, and its own priming. With `--apart` the FP8 copies of weights are in segments of their own.
+Printed: what is allocated and reserved after each refit, and the most that was reserved in the step.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+import fp8
 import loop
 import treatment
 from memtriage.allocator.settings import parse_conf
@@ -25,6 +28,8 @@ from memtriage.model.units import size
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.lifetimes import FREE, AllocationTrace
 from memtriage.prediction.trace import trace
+from memtriage.treat.phase_needs import Need, in_turn
+from optim import state_tensors
 
 _TORCH: Final = (2, 11)
 
@@ -43,6 +48,68 @@ class _NoEngine:
 
     def close(self) -> None:
         """Nothing to end."""
+
+
+class _TensorBlocks:
+    """Blocks for priming, as tensors: the trace sees no others."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def allocate(self, size: int) -> list[Tensor]:
+        return [torch.empty(size, dtype=torch.uint8, device=self._device)]
+
+    def free(self, block: list[Tensor]) -> None:
+        block.clear()
+
+    def give_back(self) -> None:
+        """Nothing fails in a trace."""
+
+    def forget_peaks(self) -> None:
+        """The trace has none."""
+
+
+class _AsMemtriage(treatment.AsNemoRL):
+    """What memtriage's phases do to memory: everything leaves, and training is primed when it begins again.
+
+    Parking itself needs a device; NeMo-RL's moves request and free the same storages.
+    """
+
+    def __init__(self, trainer: loop.Trainer, prime: bool) -> None:
+        model, optimizer = trainer.model, trainer.optimizer
+
+        def clear() -> None:
+            fp8.clear_workspaces(model)
+            model.rotary.forward.cache_clear()
+            torch._C._cuda_clearCublasWorkspaces()
+
+        super().__init__(model, optimizer, trainer.gradients, clear, _host, torch.cuda.empty_cache)
+        self._device, self._prime = trainer.device, prime
+        self._need = Need()
+
+    def weights_back(self) -> None:
+        super().weights_back()
+        # Its states are on the host by now.
+        coming = sum(state.numel() * state.element_size() for state in state_tensors(self._optimizer))
+        self._need.begin(torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated(), coming)
+        if self._prime:
+            blocks = self._need.blocks(torch.cuda.memory_reserved(), *torch.cuda.mem_get_info())
+            in_turn(blocks, _TensorBlocks(self._device))
+
+    def after_training(self) -> None:
+        self._need.end(torch.cuda.max_memory_allocated())
+        super().after_training()
+
+
+def _in_memory_of_their_own(make: Callable[..., Any]) -> Callable[..., Any]:
+    """What makes FP8 copies allocates for another stream, which nothing else uses."""
+    stream = torch.cuda.Stream()
+
+    def made(*asked: Any) -> Any:
+        with torch.cuda.stream(stream):
+            return make(*asked)
+
+    return made
 
 
 class Reading(NamedTuple):
@@ -72,10 +139,10 @@ def after_refits(asked: argparse.Namespace, conf: str = "") -> list[Reading]:
 
 def _program(asked: argparse.Namespace) -> Callable[[Any], tuple[Any, Any, Callable[[], None]]]:
     def build(device: Any) -> tuple[Any, Any, Callable[[], None]]:
+        if asked.apart:
+            fp8.StandInLinear._make = _in_memory_of_their_own(fp8.StandInLinear._make)
         trainer = loop.Trainer(asked, torch.device(device), 0, 1, _NoEngine())
-        trainer.treatment = treatment.make(
-            asked.treatment, trainer.model, trainer.optimizer, trainer.gradients, host=_host
-        )
+        trainer.treatment = _treatment(asked.treatment, trainer)
         number = 0
 
         def step() -> None:
@@ -93,6 +160,12 @@ def _program(asked: argparse.Namespace) -> Callable[[Any], tuple[Any, Any, Calla
         return trainer.model, trainer.optimizer, step
 
     return build
+
+
+def _treatment(name: str, trainer: loop.Trainer) -> treatment.Treatment:
+    if name.startswith("memtriage"):
+        return _AsMemtriage(trainer, prime=name == "memtriage")
+    return treatment.make(name, trainer.model, trainer.optimizer, trainer.gradients, host=_host)
 
 
 def _host(nbytes: int) -> Tensor:
@@ -120,11 +193,16 @@ def _at_releases(recording: AllocationTrace, simulator: Simulator) -> list[Readi
     return rows
 
 
+def arguments() -> argparse.Namespace:
+    """What the command line asks for: of the loop, and `--apart`."""
+    asked = loop.arguments("--apart")
+    asked.library = "standin"
+    return asked
+
+
 if __name__ == "__main__":
-    arguments = loop.arguments()
-    arguments.library = "standin"
     settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    for number, after in enumerate(after_refits(arguments, settings), 1):
+    for number, after in enumerate(after_refits(arguments(), settings), 1):
         print(
             f"step {number}: {size(after.allocated)} allocated, {size(after.reserved)} reserved after refit, "
             f"{size(after.peak)} reserved at the peak",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 import torch
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import fp8
 import memtriage
-from memtriage.treat.phase import PhaseReport, phase_end
+from memtriage.treat.phase import PhaseReport, bring_back, phase_end
 from optim import Gradients, Offload, pinned, state_tensors
 
-TREATMENTS: Final = ("none", "clear", "clear-all", "compact", "memtriage")
+TREATMENTS: Final = ("none", "clear", "clear-all", "compact", "memtriage", "memtriage-unprimed")
 
 
 class Treatment(Protocol):
@@ -81,34 +81,43 @@ class AsNemoRL:
 
 
 class WithMemtriage:
-    """The same moves by the ends of phases, as of `memtriage.phase`: they park, clear known caches, and
-    compact what is left."""
+    """The same moves by phases of memtriage: they park, clear known caches, compact what is left, and prime
+    memory when training begins again.
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, gradients: Gradients) -> None:
-        self._model, self._gradients = model, gradients
+    Args:
+        prime: False leaves that out.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, gradients: Gradients, prime: bool = True
+    ) -> None:
+        self._gradients = gradients
         self._optimizer = optimizer
-        self._after_training = memtriage.PhasePolicy(park=(optimizer,))
+        self._training = memtriage.PhasePolicy(unpark=("parameters", model), prime=prime, park=(optimizer,))
         # Training has left no caches: what the refit makes is its buckets.
-        self._after_refit = memtriage.PhasePolicy(clear=False, park=("parameters", model))
-        self._parked = False
+        self._refit = memtriage.PhasePolicy(clear=False, park=("parameters", model))
+        self._phase: memtriage.Phase | None = None
 
     def weights_back(self) -> None:
-        if self._parked:
-            memtriage.unpark("parameters", self._model)
+        self._phase = memtriage.phase("training", self._training)
+        self._phase.__enter__()
 
     def states_back(self) -> None:
-        if self._parked:
-            memtriage.unpark(self._optimizer)
+        bring_back((self._optimizer,))
         self._gradients.restore()
-        self._parked = False
 
     def after_training(self) -> None:
         self._gradients.release()
-        _tell(phase_end("training", self._after_training))
+        if self._phase is None:  # the other treatment had the turn before
+            _tell(phase_end("training", self._training))
+            return
+        self._phase.__exit__(None, None, None)
+        assert self._phase.report is not None
+        _tell(self._phase.report, self._phase.primed)
+        self._phase = None
 
     def after_refit(self) -> None:
-        _tell(phase_end("refit", self._after_refit))
-        self._parked = True
+        _tell(phase_end("refit", self._refit))
 
 
 class InTurns:
@@ -155,10 +164,11 @@ def make(
     """The treatment of a name of `TREATMENTS`.
 
     `clear` is NeMo-RL's `force_clear_fp8_caches`; `clear-all` its `clear_memory_caches_before_refit` too;
-    `compact` is `clear` with `memtriage.compact()` instead of `empty_cache()`.
+    `compact` is `clear` with `memtriage.compact()` instead of `empty_cache()`; `memtriage-unprimed` is
+    `memtriage` without priming.
     """
-    if name == "memtriage":
-        return WithMemtriage(model, optimizer, gradients)
+    if name.startswith("memtriage"):
+        return WithMemtriage(model, optimizer, gradients, prime=name == "memtriage")
 
     def clear() -> None:
         if name != "none":
@@ -170,8 +180,9 @@ def make(
     return AsNemoRL(model, optimizer, gradients, clear, host, give_back)
 
 
-def _tell(report: PhaseReport) -> None:
-    """Where the time of a phase's end went."""
+def _tell(report: PhaseReport, primed: Mapping[int, int] | None = None) -> None:
+    """Where the time of a phase's end went, and what its beginning had primed."""
     parts = {"clear": report.cleared, "park": report.parked, "compact": report.compaction}
     told = ", ".join(f"{name} {part.seconds:.3f}" for name, part in parts.items() if part is not None)
-    print(f"end of {report.name}: {report.seconds:.3f} s ({told})", flush=True)
+    begun = f", primed {sum(primed.values()) / 1024**3:.2f}GB" if primed else ""
+    print(f"end of {report.name}: {report.seconds:.3f} s ({told}){begun}", flush=True)

@@ -316,17 +316,23 @@ def test_measuring_reports_later_steps_of_the_same_trials(
     assert found["later"]["targets"] == []
 
 
-def test_small_survivors_strand_large_segments(
+@pytest.fixture
+def simulated(
     case: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch, settings_restored: None
-) -> None:
+) -> Callable[..., list[Any]]:
+    """Runs the simulated loop; readings after each step's refit."""
+
+    def run_simulation(*arguments: str) -> list[Any]:
+        monkeypatch.setattr(sys, "argv", ["simulate.py", *arguments])
+        return case("simulate").after_refits(case("simulate").arguments())
+
+    return run_simulation
+
+
+def test_small_survivors_strand_large_segments(simulated: Callable[..., list[Any]]) -> None:
     """What the case is about, by the simulated allocator: clearing frees the bytes, not the segments."""
-
-    def after_refit(*arguments: str) -> Any:
-        shared = ["--library", "standin", "--layers", "1", "--micro-batches", "3", "--steps", "2"]
-        monkeypatch.setattr(sys, "argv", ["simulate.py", *shared, *arguments])
-        return case("simulate").after_refits(case("loop").arguments())[-1]
-
-    kept, cleared = after_refit("--treatment", "none"), after_refit("--treatment", "clear")
+    shared = ["--layers", "1", "--micro-batches", "3", "--steps", "2"]
+    kept, cleared = simulated(*shared)[-1], simulated(*shared, "--treatment", "clear")[-1]
     assert cleared.allocated < kept.allocated / 2
     assert cleared.reserved > 10 * cleared.allocated
     assert cleared.peak > cleared.reserved and kept.peak > kept.reserved

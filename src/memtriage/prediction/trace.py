@@ -22,7 +22,7 @@ from memtriage.prediction.fake_cuda.composites import Composites
 from memtriage.prediction.fake_cuda.extensions import compiled_parts_optional
 from memtriage.prediction.fake_cuda.overrides import Overrides
 from memtriage.prediction.fake_cuda.tensors import fake_devices, gpu
-from memtriage.prediction.fake_cuda.torch_cuda import fake_cuda
+from memtriage.prediction.fake_cuda.torch_cuda import fake_cuda, replaced
 from memtriage.prediction.fake_cuda.triton import fake_triton
 from memtriage.prediction.gpu_kinds import NO_GPU, GpuKind
 from memtriage.prediction.host.libraries import Imports, measure
@@ -171,6 +171,7 @@ def trace(
         stack.enter_context(
             fake_cuda(machine, lifetimes, allocator, conf, notes, compiler.stand_in, world_size)
         )
+        stack.enter_context(replaced(torch._C, "_cuda_clearCublasWorkspaces", scratch.workspaces.clear))
         if machine is NO_GPU:
             stack.enter_context(without_gpu())
         stack.enter_context(fake_triton(machine, trials))

@@ -3,6 +3,7 @@ is left.
 
 The order is: park, and while the copies are under way collect garbage and clear what the catalogue of
 holders allows; then compact. Each does its part alone; one that fails is reported, and the rest goes on.
+Where a phase begins again, memory is primed for what it needed before.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ from memtriage.observe.host import rss
 from memtriage.observe.malloc import malloc_info
 from memtriage.process import active
 from memtriage.store.layout import identify
+from memtriage.treat import phase_needs
 from memtriage.treat.caches import allocator_figures, clear_holders, synchronize
 
 if TYPE_CHECKING:
     from memtriage.treat.compaction.result import Compaction
     from memtriage.treat.parking.handle import Moved, Parked
+    from memtriage.treat.phase_needs import Need
 
 
 _GB: Final = 1024**3
@@ -60,6 +63,8 @@ class PhasePolicy:
     Attributes:
         unpark: what is brought back when it begins, as far as it is parked: arguments as of
             `memtriage.unpark`.
+        prime: then allocate and free two blocks as large as what the phase will need, as far as known from
+            its earlier rounds, so that its memory packs closely. Only with `compact`.
         clear: at its end: True clears what the catalogue of holders clears by itself; a tuple of kinds or
             names of holders (`memtriage holders`) clears these; False nothing.
         collect: collect garbage. Clearing does so anyway.
@@ -72,6 +77,7 @@ class PhasePolicy:
     """
 
     unpark: tuple[Any, ...] = ()
+    prime: bool = True
     clear: bool | tuple[str, ...] = True
     collect: bool = True
     park: tuple[Any, ...] = ()
@@ -89,7 +95,7 @@ class PhasePolicy:
                     f"PhasePolicy({name}=...) takes a tuple of models, optimizers, ...; got "
                     f"{type(value).__name__}: write {name}=(value,)"
                 )
-        for name in ("collect", "compact", "despite_graphs"):
+        for name in ("prime", "collect", "compact", "despite_graphs"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"PhasePolicy({name}={getattr(self, name)!r}): give True or False")
         names = self.clear if isinstance(self.clear, tuple) else ()
@@ -161,6 +167,7 @@ class Phase:
 
     Attributes:
         report: what the end did; None before it.
+        primed: bytes that the beginning primed, by CUDA index.
     """
 
     def __init__(self, name: str, policy: PhasePolicy = DEFAULT) -> None:
@@ -171,18 +178,23 @@ class Phase:
         self.name = name
         self.policy = policy
         self.report: PhaseReport | None = None
+        self.primed: Mapping[int, int] = {}
         self._before: dict[str, int] = {}
+        self._needs: Mapping[int, Need] = {}
 
     def __enter__(self) -> Phase:
         if self.policy.unpark:
             bring_back(self.policy.unpark)
+        if _acts() and self.policy.compact:
+            self._needs = phase_needs.begin(self.name, _coming(self.policy), prime=self.policy.prime)
+        self.primed = {device: need.primed for device, need in self._needs.items() if need.primed}
         self._before = _allocated()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.report, failures = _end(self.name, self.policy, self._before)
+        self.report, failures = _end(self.name, self.policy, self._before, self._needs)
         if error is None and failures:
             raise failures[0]
 
@@ -193,7 +205,7 @@ def phase_end(name: str, policy: PhasePolicy = DEFAULT) -> PhaseReport:
     Raises:
         Exception: what failed first, after everything else was done and the lines were printed.
     """
-    report, failures = _end(name, policy, {})
+    report, failures = _end(name, policy, {}, {})
     if failures:
         raise failures[0]
     return report
@@ -206,9 +218,12 @@ def bring_back(what: tuple[Any, ...]) -> Moved | None:
     return unpark(*what) if is_parked(*what) else None
 
 
-def _end(name: str, policy: PhasePolicy, before: Mapping[str, int]) -> tuple[PhaseReport, list[Exception]]:
+def _end(
+    name: str, policy: PhasePolicy, before: Mapping[str, int], needs: Mapping[int, Need]
+) -> tuple[PhaseReport, list[Exception]]:
     """Everything at the end of a phase, and the failures of its parts."""
     started = time.perf_counter()
+    phase_needs.end(needs)
     failures: list[Exception] = []
     problems: list[str] = []
     parts: dict[str, float] = {}
@@ -224,7 +239,7 @@ def _end(name: str, policy: PhasePolicy, before: Mapping[str, int]) -> tuple[Pha
         finally:
             parts[what] = time.perf_counter() - begun
 
-    acts = os.environ.get(PHASE_VARIABLE) != "off"
+    acts = _acts()
     cleared: list[Cleared | None] = []
 
     def clear_once(*, idle: bool) -> None:
@@ -236,6 +251,7 @@ def _end(name: str, policy: PhasePolicy, before: Mapping[str, int]) -> tuple[Pha
         parked = attempt("parking", lambda: _park(policy, meanwhile=lambda: clear_once(idle=True)))
         clear_once(idle=False)  # if nothing had to be copied, or that failed
         compaction = attempt("compaction", lambda: _compact(policy))
+        phase_needs.left(needs)
     report = PhaseReport(
         name=name,
         devices=allocator_figures(),
@@ -255,6 +271,18 @@ def _end(name: str, policy: PhasePolicy, before: Mapping[str, int]) -> tuple[Pha
     report.seconds = time.perf_counter() - started
     policy.log(report.text)
     return report, failures
+
+
+def _acts() -> bool:
+    """Whether phases move anything, or only mark and log."""
+    return os.environ.get(PHASE_VARIABLE) != "off"
+
+
+def _coming(policy: PhasePolicy) -> Mapping[int, int]:
+    """By CUDA index, parked bytes that the phase will bring back: its end parks them again."""
+    from memtriage.treat.parking.api import parked_by_device
+
+    return parked_by_device(*policy.park) if policy.park else {}
 
 
 def _clear(policy: PhasePolicy, *, idle: bool) -> Cleared | None:

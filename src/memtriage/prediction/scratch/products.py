@@ -64,7 +64,7 @@ class Workspaces:
         self._size = configured_size(os.environ.get("CUBLAS_WORKSPACE_CONFIG")) or default
         self._unified = version >= CUBLASLT_UNIFIED_SINCE
         self._lifetimes = lifetimes
-        self._handles: set[tuple[str, bool, int]] = set()
+        self._kept: dict[tuple[str, bool, int], list[int]] = {}
 
     def keep(self, func: Any, args: tuple[Any, ...]) -> None:
         """Notes the workspaces that a product makes where it is the first of its thread."""
@@ -76,9 +76,14 @@ class Workspaces:
 
     def _keep(self, library: str, size: int) -> None:
         handle = (library, self._lifetimes.phase == "backward", self._lifetimes.stream)
-        if handle not in self._handles:
-            self._handles.add(handle)
-            self._lifetimes.scratch([size], library)
+        if handle not in self._kept:
+            self._kept[handle] = self._lifetimes.scratch([size], library)
+
+    def clear(self) -> None:
+        """Free them all, as `torch._C._cuda_clearCublasWorkspaces` does; the next products make new ones."""
+        for blocks in self._kept.values():
+            self._lifetimes.release(blocks)
+        self._kept.clear()
 
 
 def copies(func: Any, args: tuple[Any, ...]) -> list[int]:

@@ -41,11 +41,15 @@ SoftMax.cu, Embedding.cu, Sort.cpp and TensorTopK.cu of ATen/native/cuda."""
 
 
 class Scratch:
-    """Answers for one kind of GPU and one version of torch."""
+    """Answers for one kind of GPU and one version of torch.
+
+    Attributes:
+        workspaces: those that cuBLAS keeps.
+    """
 
     def __init__(self, machine: GpuKind, version: tuple[int, int], lifetimes: Lifetimes) -> None:
         self._machine = machine
-        self._workspaces = Workspaces(machine, version, lifetimes)
+        self.workspaces = Workspaces(machine, version, lifetimes)
         self._lifetimes = lifetimes
         self._tried: set[tuple[Any, ...]] = set()
         self._rules = {**attention.RULES, **embedding.RULES, **normalization.RULES}
@@ -54,7 +58,7 @@ class Scratch:
         """Make what libraries keep or drop from here on; called when the results are allocated."""
         func = products.IN_GIVEN.get(func, func)
         if func in products.PRODUCTS or func in products.SCALED:
-            self._workspaces.keep(func, args)
+            self.workspaces.keep(func, args)
         elif func in convolution.RULES:
             self._try_kernels(func, args)
 

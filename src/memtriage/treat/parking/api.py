@@ -105,6 +105,15 @@ def is_parked(*what: Any) -> bool:
     return bool(_entries(what))
 
 
+def parked_by_device(*what: Any) -> dict[int, int]:
+    """Bytes that are parked of it, by CUDA index. Arguments as of `unpark`."""
+    parked: dict[int, int] = {}
+    for entry in _entries(what) if PARKED else ():
+        if entry.device.type == "cuda":
+            parked[entry.device.index] = parked.get(entry.device.index, 0) + entry.nbytes
+    return parked
+
+
 def release_parking() -> int:
     """Gives host memory that `park` keeps for the next time back to the system.
 

@@ -1,0 +1,155 @@
+"""What a phase needs of a device, learned from its earlier rounds, and priming for the next one.
+
+A phase that begins on an emptied device gets segments of the sizes that it happens to ask for first. What
+comes later and stays (optimizer states, caches that are filled again) splits the large ones, and the next
+large request takes a new segment. In two large segments, free blocks stay next to each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from memtriage.model.units import MIB
+from memtriage.observe import cuda
+from memtriage.treat.priming import BlockSource, CudaBlocks
+
+SPARE: Final = 8
+"""An eighth of what the phase makes is added. In cases/fp8_refit a sixteenth is too little in some steps."""
+_LEFT_FREE: Final = 16
+"""A sixteenth of the device stays free: for NCCL and others that do not allocate from torch."""
+_LEAST: Final = 256 * MIB
+"""Priming with less is not worth it."""
+_SEGMENT: Final = 2 * MIB
+"""Sizes of large segments are multiples of it (`kRoundLarge` in CUDACachingAllocator)."""
+
+
+@dataclass(slots=True)
+class Need:
+    """What one phase needs of one device, in bytes.
+
+    Attributes:
+        made: the most that it allocated besides what was there when it began, or parked then and to come
+            back; None where that is not known.
+        primed: what the present round was primed with.
+        returned: whether what was primed went back at the end of every round so far.
+    """
+
+    made: int | None = None
+    primed: int = 0
+    returned: bool = True
+    _expected: int = 0
+    _peak: int = 0
+
+    def begin(self, allocated: int, peak: int, coming: int) -> None:
+        """A round begins.
+
+        Args:
+            allocated: bytes of live blocks.
+            peak: the most that they have been.
+            coming: parked bytes that come back during the phase.
+        """
+        self._expected, self._peak = allocated + coming, peak
+        self.primed = 0
+
+    def blocks(self, reserved: int, free: int, memory: int) -> list[int]:
+        """Sizes of the blocks to allocate and free, one after the other; empty where priming is no use.
+
+        They are two so that each is smaller than what the phase allocates: priming raises no peak. The second
+        one does not fit into the segment of the first.
+
+        Args:
+            reserved: bytes of segments.
+            free: bytes that the allocator can still get.
+            memory: of the device.
+        """
+        if self.made is None or not self.returned:
+            return []
+        wanted = self._expected + self.made + self.made // SPARE - reserved
+        half = min(wanted, free - memory // _LEFT_FREE) // 2 // _SEGMENT * _SEGMENT
+        return [half, half + _SEGMENT] if 2 * half >= _LEAST else []
+
+    def end(self, peak: int) -> None:
+        """Learn from a round that ends, before anything leaves the device.
+
+        Args:
+            peak: the most that was allocated until now. If the phase has not raised it, the phase needed no
+                more; if it is lower than at the beginning, the counter was reset meanwhile.
+        """
+        made = max(0, peak - self._expected)
+        if peak > self._peak:
+            self.made = made
+        elif peak == self._peak and self.made is not None:
+            self.made = min(self.made, made)
+
+    def left(self, stranded: int) -> None:
+        """Note what the end could not return: priming must not make that worse.
+
+        Args:
+            stranded: reserved bytes that are free, after everything was returned that can be.
+        """
+        if self.primed and stranded > self.primed // SPARE:
+            self.returned = False
+
+
+_needs: Final[dict[tuple[str, int], Need]] = {}
+"""By phase and device."""
+
+
+def begin(phase: str, coming: Mapping[int, int], *, prime: bool) -> dict[int, Need]:
+    """A phase begins: prime each device in use for what it is known to need.
+
+    Args:
+        phase: its name.
+        coming: by device, parked bytes that come back during the phase.
+        prime: False only learns.
+
+    Returns:
+        What is to be learned at its end, by device.
+    """
+    if cuda.capturing() or cuda.backend() != "native" or cuda.expandable_segments():
+        return {}
+    needs = {}
+    for device in cuda.devices():
+        now = cuda.counters(device)
+        if now.allocated is None or now.reserved is None or now.peak_allocated is None:
+            continue
+        need = needs[device] = _needs.setdefault((phase, device), Need())
+        need.begin(now.allocated, now.peak_allocated, coming.get(device, 0))
+        if prime:
+            from memtriage.treat.device.cuda import CudaDevice
+
+            blocks = need.blocks(now.reserved, CudaDevice(device).available(), cuda.capacity(device) or 0)
+            need.primed = in_turn(blocks, CudaBlocks(device))
+    return needs
+
+
+def end(needs: Mapping[int, Need]) -> None:
+    """A phase ends, before anything leaves the devices. Argument: what `begin` returned."""
+    for device, need in needs.items():
+        peak = cuda.counters(device).peak_allocated
+        if peak is not None:
+            need.end(peak)
+
+
+def left(needs: Mapping[int, Need]) -> None:
+    """Everything has left the devices that can. Argument: what `begin` returned."""
+    for device, need in needs.items():
+        now = cuda.counters(device)
+        if now.allocated is not None and now.reserved is not None:
+            need.left(now.reserved - now.allocated)
+
+
+def in_turn(sizes: list[int], source: BlockSource) -> int:
+    """Allocate and free blocks one after the other; returns their bytes, 0 where memory does not suffice.
+
+    Then all is given back.
+    """
+    try:
+        for size in sizes:
+            source.free(source.allocate(size))
+    except (MemoryError, RuntimeError):  # torch.OutOfMemoryError is a RuntimeError
+        source.give_back()
+        return 0
+    return sum(sizes)
