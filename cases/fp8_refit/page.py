@@ -65,6 +65,24 @@ def simulated(results: Mapping[str, Any]) -> str:
     )
 
 
+def peaks(results: Mapping[str, Any]) -> str:
+    """What each step reserved, by seed; the first step, in which nothing has been cleared yet, apart."""
+    seeds = list(results["rows"][0]["seeds"])
+    table = []
+    for row in results["rows"]:
+        later = [row["seeds"][seed][1:] for seed in seeds]
+        every = sorted(peak for steps in later for peak in steps)
+        table.append(
+            [row["row"], *(size(max(steps)) for steps in later), size(round(median(every))), size(every[-1])]
+        )
+    arguments = " ".join(results["arguments"])
+    columns = ("", *(f"seed {seed}" for seed in seeds), "median of steps", "highest")
+    return (
+        f"{measured_on(results['about'])} `simulate.py {arguments}`, the most reserved in steps 2 to "
+        f"{len(results['rows'][0]['seeds'][seeds[0]])}:\n\n{markdown(columns, table)}"
+    )
+
+
 def losses(results: Mapping[str, Any]) -> str:
     told = results["losses"]
     same = len({tuple(finding) for finding in told.values()}) == 1
@@ -193,6 +211,7 @@ def blocks(results: Mapping[str, Any]) -> dict[str, str]:
         "said": owners(results["who"]),
         "segments": segments(results["segment_cost"]),
         "simulated": simulated(results["simulated"]),
+        "peaks": peaks(results["peaks"]),
         "two gpus": f"{measured_on(two['about'])}\n\n{trials(two)}\n\n{targets(two)}",
         "turns": turns(results["turns"]),
         "cpu": f"{simulated(results['cpu'])}\n\n{losses(results['cpu'])}",

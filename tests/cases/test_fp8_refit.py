@@ -336,3 +336,18 @@ def test_small_survivors_strand_large_segments(simulated: Callable[..., list[Any
     assert cleared.allocated < kept.allocated / 2
     assert cleared.reserved > 10 * cleared.allocated
     assert cleared.peak > cleared.reserved and kept.peak > kept.reserved
+
+
+def test_memtriage_leaves_nothing_and_primes(simulated: Callable[..., list[Any]]) -> None:
+    shared = ["--layers", "1", "--micro-batches", "3", "--steps", "2", "--treatment"]
+    unprimed, primed = simulated(*shared, "memtriage-unprimed"), simulated(*shared, "memtriage")
+    assert unprimed[0] == primed[0]
+    assert unprimed[1].peak != primed[1].peak
+    assert all(reading.reserved == 2 * MIB for reading in unprimed + primed)
+
+
+def test_copies_apart_are_in_segments_of_their_own(simulated: Callable[..., list[Any]]) -> None:
+    shared = ["--layers", "1", "--micro-batches", "3", "--steps", "1"]
+    together, apart = simulated(*shared)[0], simulated(*shared, "--apart")[0]
+    assert apart.allocated == pytest.approx(together.allocated, rel=0.02)
+    assert apart.reserved < 0.8 * together.reserved

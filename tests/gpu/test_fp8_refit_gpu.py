@@ -55,6 +55,12 @@ def test_memtriage_leaves_next_to_nothing_and_changes_no_loss() -> None:
     assert losses(treated) == losses(plain())
 
 
+def test_training_is_primed_for_what_it_made_before() -> None:
+    primed = re.findall(r"end of training: .*, primed ([0-9.]+)GB", run("--treatment", "memtriage"))
+    assert len(primed) == 1 and float(primed[0]) > 1
+    assert "primed" not in run("--treatment", "memtriage-unprimed").replace("memtriage-unprimed", "")
+
+
 def test_expandable_segments_go_through_ipc() -> None:
     printed = run("--treatment", "clear", PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
     assert len(memory(printed)) == 2

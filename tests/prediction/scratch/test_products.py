@@ -29,6 +29,16 @@ def test_each_thread_keeps_one():
     assert kept(lifetimes) == [("cublas", 32 * MIB), ("cublas", 32 * MIB)]
 
 
+def test_cleared_workspaces_are_freed_and_made_again():
+    lifetimes, made = workspaces()
+    operands = (torch.empty(4, 4), torch.empty(4, 4))
+    made.keep(aten.mm.default, operands)
+    made.clear()
+    assert lifetimes.live == 0
+    made.keep(aten.mm.default, operands)
+    assert lifetimes.live == 32 * MIB
+
+
 def test_a_bias_goes_through_cublaslt():
     biased = (torch.empty(4), torch.empty(4, 4), torch.empty(4, 4))
     lifetimes, made = workspaces()
