@@ -192,26 +192,29 @@ def test_the_limit_is_known_only_where_a_fraction_was_set(install: Callable[...,
 
 
 @pytest.mark.parametrize(
-    ("conf", "expected"),
+    ("conf", "expected", "splits"),
     [
-        ("", False),
-        ("expandable_segments:True", True),
-        ("max_split_size_mb:64, expandable_segments : True", True),
-        ("expandable_segments:False,max_split_size_mb:64", False),
+        ("", False, True),
+        ("expandable_segments:True", True, True),
+        ("max_split_size_mb:64, expandable_segments : True", True, False),
+        ("expandable_segments:False,max_split_size_mb:64", False, False),
     ],
 )
-def test_expandable_segments_are_those_of_the_settings_in_force(
-    conf: str, expected: bool, install: Callable[..., FakeCuda], monkeypatch: pytest.MonkeyPatch
+def test_settings_are_those_in_force(
+    conf: str, expected: bool, splits: bool, install: Callable[..., FakeCuda], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = install()
     monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", conf)
     assert cuda.expandable_segments() == expected  # an older torch
+    assert cuda.splits_any_block() == splits
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     fake.torch._C._accelerator_getAllocatorSettings = lambda: conf
     assert cuda.expandable_segments() == expected
+    assert cuda.splits_any_block() == splits
     fake.initialized = False
     assert not cuda.expandable_segments()
+    assert cuda.splits_any_block()
 
 
 # --- segments -----------------------------------------------------------------------------------------------

@@ -219,6 +219,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
         "capturing": lambda: False,
         "backend": lambda: "native",
         "expandable_segments": lambda: False,
+        "splits_any_block": lambda: True,
     }
     monkeypatch.setattr(phase_needs, "cuda", SimpleNamespace(**known))
     monkeypatch.setattr(phase_needs, "CudaBlocks", lambda device: made)
@@ -258,7 +259,13 @@ def test_a_trial_without_phases_primes_nothing(gpu: Gpu, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("question", "answer"),
-    [("expandable_segments", True), ("capturing", True), ("backend", "cudaMallocAsync"), ("backend", None)],
+    [
+        ("expandable_segments", True),
+        ("splits_any_block", False),
+        ("capturing", True),
+        ("backend", "cudaMallocAsync"),
+        ("backend", None),
+    ],
 )
 def test_other_allocators_are_left_alone(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch, question: str, answer: Any

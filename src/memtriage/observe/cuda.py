@@ -120,19 +120,23 @@ def parse_counters(stats: Mapping[str, Any], backend_name: str | None) -> Device
 
 
 def expandable_segments() -> bool:
-    """Whether the allocator is set to make expandable segments now. False before CUDA is initialized.
+    """Whether the allocator is set to make expandable segments now. False before CUDA is initialized."""
+    return initialized() and bool(_EXPANDABLE.search(_allocator_conf()))
 
-    Older releases of torch cannot be asked for their settings. There the environment is read, which does not
-    show what the program has changed since.
+
+def splits_any_block() -> bool:
+    """Whether blocks of all sizes are split: `max_split_size_mb` is not set. True before CUDA is in use."""
+    return not (initialized() and "max_split_size_mb" in _allocator_conf())
+
+
+def _allocator_conf() -> str:
+    """The allocator's settings.
+
+    Older releases of torch cannot be asked for them. There the environment is read, which does not show what
+    the program has changed since.
     """
-    if not initialized():
-        return False
     read_settings = getattr(_torch()._C, "_accelerator_getAllocatorSettings", None)
-    if read_settings is not None:
-        text = str(read_settings())
-    else:
-        text = allocator_conf_of_environment()
-    return bool(_EXPANDABLE.search(text))
+    return allocator_conf_of_environment() if read_settings is None else str(read_settings())
 
 
 def allocator_conf_of_environment() -> str:

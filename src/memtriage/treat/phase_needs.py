@@ -108,7 +108,7 @@ def begin(phase: str, coming: Mapping[int, int], *, prime: bool) -> dict[int, Ne
     Returns:
         What is to be learned at its end, by device.
     """
-    if cuda.capturing() or cuda.backend() != "native" or cuda.expandable_segments():
+    if cuda.capturing() or cuda.backend() != "native" or not _packs():
         return {}
     needs = {}
     for device in cuda.devices():
@@ -123,6 +123,11 @@ def begin(phase: str, coming: Mapping[int, int], *, prime: bool) -> dict[int, Ne
             blocks = need.blocks(now.reserved, CudaDevice(device).available(), cuda.capacity(device) or 0)
             need.primed = in_turn(blocks, CudaBlocks(device))
     return needs
+
+
+def _packs() -> bool:
+    """Whether a large free block serves what comes: its size is fixed, and it is split for small requests."""
+    return not cuda.expandable_segments() and cuda.splits_any_block()
 
 
 def end(needs: Mapping[int, Need]) -> None:
