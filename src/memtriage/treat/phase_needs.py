@@ -16,7 +16,7 @@ from memtriage.observe import cuda
 from memtriage.treat.priming import BlockSource, CudaBlocks
 
 SPARE: Final = 8
-"""An eighth of what the phase makes is added. In cases/fp8_refit a sixteenth is too little in some steps."""
+"""An eighth of what the phase makes is added. With a sixteenth some steps of cases/fp8_refit reserve more."""
 _LEFT_FREE: Final = 16
 """A sixteenth of the device stays free: for NCCL and others that do not allocate from torch."""
 _LEAST: Final = 256 * MIB

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import memtriage
-from memtriage.treat.parking.api import is_parked
+from memtriage.treat.parking.api import is_parked, parked_by_device
 from memtriage.treat.parking.errors import ParkError, ParkRefused
 from memtriage.treat.parking.handle import Parked
+from memtriage.treat.parking.registry import PARKED
 from memtriage.treat.parking.transfer import ARENAS
 
 
@@ -299,3 +300,16 @@ def test_any_order_of_parking_and_bringing_back(data: st.DataObject) -> None:
     if handles:
         memtriage.unpark()
     assert all(torch.equal(base, then) for base, then in zip(bases, before, strict=True))
+
+
+def test_what_is_parked_is_counted_by_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parked_by_device(nn.Linear(2, 2)) == {}
+    first, second = nn.Linear(2, 2), nn.Linear(3, 3)
+    memtriage.park(first, second)
+    assert parked_by_device(first) == {}  # of CUDA devices only
+    with monkeypatch.context() as patch:
+        for parameter, device in ((first.weight, "cuda:0"), (second.weight, "cuda:1")):
+            entry = PARKED[parameter.untyped_storage()._cdata]
+            patch.setattr(entry, "device", torch.device(device))
+        assert parked_by_device(first) == {0: 16}
+        assert parked_by_device(second, first) == {0: 16, 1: 36}
