@@ -72,6 +72,16 @@ def test_out_of_memory_is_the_records_word(tmp_path: Path, monkeypatch: pytest.M
     assert (found.outcome, found.error) == ("out_of_memory", "OutOfMemoryError: tried 2 GiB")
 
 
+def test_a_warning_of_a_later_step_is_no_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = tmp_path / "prepared"
+    write_rank(prepared, [1.0] * 2, [(MIB, MIB)] * 2)
+    file = next(prepared.rglob("rank-*.jsonl"))
+    finding = '{"t":"finding","kind":"out_of_memory","device":"cuda:0","certainty":"suspected"}\n'
+    file.write_text(file.read_text() + finding)
+    found, _ = ended(tmp_path, monkeypatch, f"cp -r {prepared}/record $MEMTRIAGE_TRIAL/record; exit 1")
+    assert found.outcome == "crashed"
+
+
 def test_a_rank_that_was_killed_under_a_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = tmp_path / "prepared"
     for rank in (0, 1):

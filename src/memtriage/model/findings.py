@@ -32,14 +32,17 @@ Verdict = Literal[
 VERDICTS_OF_A_RUN: Final[tuple[Verdict, ...]] = tuple(word for word in get_args(Verdict) if word != "killed")
 """Those that a run can have at its own end; a process that was killed is judged from its record."""
 Certainty = Literal["proven", "suspected"]
-"""Of growth: whether one holder was seen to grow over several intervals and no counter contradicts it."""
+"""Of growth: whether one holder was seen to grow over several intervals and no counter contradicts it.
+
+An `out_of_memory` that is suspected has not come yet.
+"""
 
 DEVICE_HOST: Final = "host"
 """Device name for memory of the process that is no tensor's (`cpu` is CPU tensors, `cuda:N` a GPU)."""
 
 
 class Projection(msgspec.Struct, frozen=True, kw_only=True):
-    """When memory runs out if a growth goes on at its rate.
+    """When memory runs out: if a growth goes on at its rate, or with a batch that is still to come.
 
     Attributes:
         device: as the finding has it.
@@ -64,15 +67,16 @@ class Finding(msgspec.Struct, kw_only=True):
     """One diagnosed cause. Every size is in bytes; what is unknown is None and prints as `n/a`.
 
     Attributes:
-        kind: what was diagnosed; whatever grows is a `leak` or a `garbage_cycle`.
+        kind: what was diagnosed; whatever grows is a `leak` or a `garbage_cycle`. A suspected `out_of_memory`
+            is of a batch that is still to come.
         device: `cuda:N`, `cpu` (CPU tensors) or `host` (anything else in the process).
         rank: the rank it was seen on; None when the run has one process that is no rank.
-        bytes: what it holds at the end (for an OOM: what was asked).
+        bytes: what it holds at the end (for an OOM: what was asked; for one to come: what its step needs).
         bytes_step: the step of the census that `bytes` is from, where a holder grows from step to step.
         bytes_per_step: growth per optimizer step.
         bytes_per_microbatch: growth per completed `torch.autograd.backward`.
         bytes_per_second: growth over time, in a program without steps and backwards.
-        certainty: of growth, whether it is proven; None in findings of other kinds.
+        certainty: of growth, whether it is proven; of an OOM to come, `suspected`; else None.
         holder: the holder path as printed, e.g. `train.losses['lm'][*] -> grad_fn WrapBackward ->
             ctx.context[1]`. Made from `holder_path` where that is given.
         holder_path: its segments; None where no object is known, and in records from before they were kept.

@@ -8,16 +8,16 @@ from typing import Any
 
 
 class Replaced:
-    """Replaces functions of a module and puts them back.
+    """Replaces functions of a module or class and puts them back.
 
     Not seen: calls through a name that was bound before (`from signal import signal` in a module imported
     earlier).
 
     Args:
-        module: whose functions are replaced.
+        module: whose functions are replaced, or a class that defines them itself.
     """
 
-    def __init__(self, module: ModuleType) -> None:
+    def __init__(self, module: ModuleType | type) -> None:
         self._module = module
         self._wrappers: dict[str, Callable[..., Any]] = {}
         self._originals: dict[str, Any] = {}

@@ -15,7 +15,7 @@ import msgspec
 from memtriage.diagnose.ranks.killed import fate, killed_note
 from memtriage.diagnose.ranks.merge import merge
 from memtriage.messages.explain import explain
-from memtriage.model.findings import FindingKind
+from memtriage.model.findings import Finding, FindingKind
 from memtriage.model.report import RunReport
 from memtriage.model.units import duration
 from memtriage.prove.command import command, environment, record_directory, torch_version
@@ -151,12 +151,21 @@ def _record(folder: Path) -> RunRecord | None:
         return None
 
 
+def _of_memory(report: RunReport) -> list[Finding]:
+    """Return what says that memory ran out; a warning of a later step does not."""
+    return [
+        finding
+        for finding in report.findings
+        if finding.kind in _OUT_OF_MEMORY and finding.certainty != "suspected"
+    ]
+
+
 def _outcome(ended: Ended, report: RunReport | None) -> TrialOutcome:
     if ended.timed_out:
         return "timed_out"
     if ended.exit_code == 0:
         return "finished"
-    if report is not None and any(finding.kind in _OUT_OF_MEMORY for finding in report.findings):
+    if report is not None and _of_memory(report):
         return "out_of_memory"
     if ended.exit_code < 0 or (report is not None and report.verdict == "killed"):
         return "killed"
@@ -169,8 +178,7 @@ def _recorded(record: RunRecord | None, report: RunReport | None) -> str | None:
         return None
     if report.exception is not None:
         return report.exception
-    of_memory = [finding for finding in report.findings if finding.kind in _OUT_OF_MEMORY]
-    if of_memory:
+    if of_memory := _of_memory(report):
         return of_memory[0].mechanism
     killed = [rank for rank in record.ranks if fate(rank) == "killed"]
     return killed_note(killed[0], record.ranks) if killed else None

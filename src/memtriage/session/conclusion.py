@@ -11,6 +11,7 @@ from memtriage.diagnose.verdict import verdict
 from memtriage.model.findings import Finding, Verdict
 from memtriage.model.judged import Judged
 from memtriage.observe.host import host_peak
+from memtriage.session.batch_watch import BatchWatch
 from memtriage.session.death_watch import DeathWatch
 from memtriage.session.ends import Terminated, allocator_peaks, exception_text
 from memtriage.session.fragmentation_watch import FragmentationWatch
@@ -37,7 +38,7 @@ class Conclusion:
         progress: where training stands.
         record: gets the findings and the end.
         live: gets the leaks.
-        growth, fragmentation, host, death, residue: the evidence.
+        growth, fragmentation, host, batches, death, residue: the evidence.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Conclusion:
         growth: GrowthWatch,
         fragmentation: FragmentationWatch,
         host: HostWatch,
+        batches: BatchWatch,
         death: DeathWatch,
         residue: PhaseResidue,
     ) -> None:
@@ -64,6 +66,7 @@ class Conclusion:
         self._growth = growth
         self._fragmentation = fragmentation
         self._host = host
+        self._batches = batches
         self._death = death
         self._residue = residue
         self._failed_to_judge = True
@@ -89,6 +92,8 @@ class Conclusion:
         self._judge_host()
         if memory_error is not None:
             self._judge_death(memory_error)
+        else:
+            self._judge_batches()
 
     def write(self, exit_code: int | None, devices: Iterable[str]) -> None:
         """Write the findings and the last line of the record.
@@ -140,6 +145,10 @@ class Conclusion:
             self.findings.append(finding)
         for note in host_notes(evidence):
             self._record.note(note)
+
+    @never_raises
+    def _judge_batches(self) -> None:
+        self.findings += self._batches.findings(self._progress.position)
 
     @never_raises
     def _judge_death(self, error: BaseException) -> None:

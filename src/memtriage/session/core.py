@@ -9,6 +9,7 @@ program, and hands each event to the parts that need it:
 | `StoredMarks`, `LiveState` | keep the counters: in the record, and for questions while the program runs |
 | `GrowthWatch`, `LedgerKeeper` | decide when to take a census, and use what it shows |
 | `FragmentationWatch` | follows what GPUs reserve beyond the peak |
+| `BatchWatch` | warns of a batch still to come that will not fit |
 | `HostWatch`, `Sampler` | follow host memory, in a thread of their own |
 | `DeathWatch` | waits for memory to run out |
 | `Conclusion` | judges all of it at the end |
@@ -34,6 +35,7 @@ from memtriage.model.run_status import RunStatus
 from memtriage.observe.counters import CounterReader
 from memtriage.observe.hooks import TrainingHooks, inside_optimizer_step
 from memtriage.process.stdlib import os, threading, time
+from memtriage.session.batch_watch import BatchWatch
 from memtriage.session.conclusion import Conclusion
 from memtriage.session.death import error_frames, memory_error
 from memtriage.session.death_watch import DeathWatch
@@ -115,12 +117,14 @@ class Session:
             failed=record.failed,
             look=self._census_at_death,
         )
+        say_or_not = say or (lambda _: None)
+        self._batches = BatchWatch(rank, record, say_or_not)
         self._growth = GrowthWatch(
             self._reader,
             progress,
             self._ledgers,
             script_root=script_root,
-            say=say or (lambda _: None),
+            say=say_or_not,
             report=self._report_suspects,
             rank=rank,
             batches_vary=lambda: death.batches_vary,
@@ -158,6 +162,7 @@ class Session:
             growth=self._growth,
             fragmentation=self._fragmentation,
             host=self._host,
+            batches=self._batches,
             death=death,
             residue=self._residue,
         )
@@ -226,10 +231,12 @@ class Session:
     @never_raises
     def _attach(self, attach: Callable[[], None]) -> None:
         attach()
+        self._batches.install()
 
     @never_raises
     def backward_begins(self) -> None:
         with self._lock:  # not in the middle of a census for another process
+            self._batches.backward_begins(self._progress.position)
             self._progress.backward_begins()
         self._growth.in_backward(True)
         self._within_step()
@@ -295,6 +302,7 @@ class Session:
             self._growth.at_mark(mark)
             if name != "end" and not within_step:  # while the program still has what it needs
                 self._host.at_mark(readings, self._reader.rss(), position.step)
+            self._batches.at_mark(mark)
 
     def _within_step(self) -> None:
         """Look what a step takes from malloc, unless the watch itself takes memory at this moment."""
@@ -356,6 +364,7 @@ class Session:
     def _stop_observing(self) -> None:
         self._sampler.stop()
         self._hooks.remove()
+        self._batches.remove()
         self._death.stop()
 
     @never_raises

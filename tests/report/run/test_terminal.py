@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from memtriage.diagnose.ranks.merge import RunContext
-from memtriage.model.findings import Finding, FindingKind, Verdict
+from memtriage.model.findings import Finding, FindingKind, Projection, Verdict
 from memtriage.model.judged import DetectionLimit, Judged
 from memtriage.model.ledger import LedgerRow
 from memtriage.model.report import RankCount
@@ -278,6 +278,20 @@ def test_headline_without_leak_names_what_needs_action(make_report):
         "CLEAN: no growth above 512 B per step on cpu in 41 steps; workers un-share memory: 500.0 MiB; "
         "memory kept by malloc: 1.2 GiB"
     )
+
+
+def test_a_batch_that_will_not_fit_is_in_the_headline_and_is_no_death(make_report, leak):
+    full = Projection(device="cuda:0", limit=80 * GiB, step=8412)
+    ahead = Finding(
+        kind="out_of_memory", device="cuda:0", bytes=92 * GiB, certainty="suspected", projection=full
+    )
+    text = shown(make_report(ahead, verdict="clean", judged={"cpu": limit(512)}), width=120)
+    assert text.splitlines()[0].endswith("in 41 steps; cuda:0 will be full at step 8,412")
+    assert "suspected out of memory on cuda:0   92.0 GiB" in text
+    assert re.search(r"To confirm +run a step with this batch first", text)
+    died = Finding(kind="out_of_memory", device="cuda:1", bytes=GiB, step=41)
+    text = shown(make_report(ahead, died, verdict="out_of_memory"))
+    assert text.splitlines()[0] == "OUT OF MEMORY: cuda:1 at step 41: 1.0 GiB asked for"
 
 
 def test_clean_notes_what_awaits_the_collector(make_report):

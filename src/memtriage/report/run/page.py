@@ -25,7 +25,6 @@ from memtriage.report.run.course import charts
 from memtriage.report.run.ledger import ledger
 from memtriage.report.run.ranks import compared_ranks
 from memtriage.report.run.words import (
-    TO_CONFIRM,
     VERDICTS,
     FindingGroup,
     facts,
@@ -114,7 +113,7 @@ def _finding(group: FindingGroup, report: RunReport) -> dict[str, Any]:
         "allocated_at": None if first.allocated_at is None else _cut(first.allocated_at),
         "size": _piled_up(group),
         "detected": _cut(group.detected),
-        "to_confirm": TO_CONFIRM if group.suspected else None,
+        "to_confirm": group.to_confirm,
         "runs_out": _runs_out(group, report),
         "mechanism": None if first.mechanism is None else _cut(first.mechanism),
         "fix": None if first.fix is None else _cut(first.fix),

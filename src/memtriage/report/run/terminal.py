@@ -23,7 +23,6 @@ from memtriage.report.run.rank_words import few_ranks, heading, rank_lines
 from memtriage.report.run.words import (
     COURSE_MARKS,
     OF_ONE_RANK,
-    TO_CONFIRM,
     VERDICTS,
     FindingGroup,
     facts,
@@ -138,8 +137,8 @@ def _fields(page: Page, group: FindingGroup) -> Iterator[tuple[str, Sequence[str
         yield labels.WHY, [finding.mechanism], ""
     if finding.fix is not None:
         yield labels.FIX, [finding.fix], FIX
-    if group.suspected:
-        yield labels.TO_CONFIRM, [TO_CONFIRM], ""
+    if group.to_confirm is not None:
+        yield labels.TO_CONFIRM, [group.to_confirm], ""
     if evidence := group.evidence:
         yield labels.EVIDENCE, [BULLET + line for line in evidence], ""
     if finding.playbook is not None:

@@ -51,8 +51,8 @@ _RANKS_IN_EVIDENCE: Final = 6
 _SMALL_SHARE: Final = 0.01
 _WORTH_ACTING: Final = 3
 """Findings that the verdict's line names where the verdict is about none."""
-TO_CONFIRM: Final = "run longer: growth is proven once the same holder grew over three intervals"
-"""What turns a suspicion into a proof, or ends it."""
+_MORE_GROWTH: Final = "run longer: growth is proven once the same holder grew over three intervals"
+_BATCH_ALONE: Final = "run a step with this batch first, or `memtriage predict --horizon`"
 
 
 @dataclass(slots=True)
@@ -73,6 +73,13 @@ class FindingGroup:
     @property
     def suspected(self) -> bool:
         return self.first.certainty == "suspected"
+
+    @property
+    def to_confirm(self) -> str | None:
+        """What turns a suspicion into a proof, or ends it; None where there is nothing to confirm."""
+        if not self.suspected:
+            return None
+        return _BATCH_ALONE if self.kind == "out_of_memory" else _MORE_GROWTH
 
     @property
     def severe(self) -> bool:
@@ -192,10 +199,7 @@ def sentence(report: RunReport, context: RunContext, groups: Sequence[FindingGro
             return f"{size(named[0].first.bytes)} {what} on {named[0].device}"
         case "out_of_memory":
             leaked = f"; leaking {growing[0].amount}" if growing else ""
-            return (
-                _death(next((group.first for group in groups if group.kind == "out_of_memory"), None))
-                + leaked
-            )
+            return _death(next((group.first for group in groups if _is_death(group)), None)) + leaked
         case "killed":
             who = "the process is"
             if report.ranks.of > 1:
@@ -244,6 +248,8 @@ def _worth_acting(groups: Sequence[FindingGroup]) -> list[str]:
         for group in groups
         if not group.suspected
     ]
+    ahead = (group.first.projection for group in groups if group.kind == "out_of_memory")
+    parts += [f"{each.device} will be full at step {each.step:,}" for each in ahead if each is not None]
     rest = parts[_WORTH_ACTING:]
     return parts[:_WORTH_ACTING] + ([f"{count(len(rest), 'more finding')} below"] if rest else [])
 
@@ -252,6 +258,10 @@ def _until_full(group: FindingGroup) -> str:
     if group.runs_out_in is None:
         return ""
     return f", out of memory in {count(group.runs_out_in, 'step')}"
+
+
+def _is_death(group: FindingGroup) -> bool:
+    return group.kind == "out_of_memory" and not group.suspected
 
 
 def _death(finding: Finding | None) -> str:

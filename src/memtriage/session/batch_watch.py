@@ -1,0 +1,262 @@
+"""Follows what batches need by their size, and warns of one in the rest of the epoch that will not fit."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from memtriage.diagnose.longest_batch import (
+    Batches,
+    BatchSize,
+    Forecast,
+    Needed,
+    first_too_large,
+    forecast,
+    too_large_finding,
+)
+from memtriage.model.findings import Finding, Projection
+from memtriage.model.position import TrainingPosition
+from memtriage.observe import cuda, host
+from memtriage.observe.cgroup import counted, host_limit
+from memtriage.observe.counters import Reading
+from memtriage.observe.loaders import Epoch, LoaderHook
+from memtriage.observe.malloc import malloc_info
+from memtriage.process.stdlib import time
+from memtriage.session.death_watch import BATCHES
+from memtriage.session.marks import MarkPoint
+from memtriage.session.record import SessionRecord, never_raises
+from memtriage.session.schedule.judgment import device_limit
+
+
+@dataclass(frozen=True, slots=True)
+class FollowPolicy:
+    """What is followed, and when it is judged.
+
+    Attributes:
+        settled: steps after which the optimizer has its state, and a step needs what later ones do.
+        kept: readings of each kind and device.
+        first: readings after which it is judged for the first time; again at each doubling, when an epoch
+            begins and when a step has raised the peak.
+        read_ahead: batches that a program may have taken before it trains on them.
+        epochs: passes over loaders that may be under way.
+        lengths_share: part of the time that reading lengths and orders may take.
+    """
+
+    settled: int = 1
+    kept: int = 512
+    first: int = 8
+    read_ahead: int = 64
+    epochs: int = 4
+    lengths_share: float = 0.002
+
+
+POLICY: Final = FollowPolicy()
+
+
+@dataclass(slots=True)
+class _Followed:
+    """The pass over a loader that the program trains on.
+
+    Attributes:
+        epoch: the pass.
+        batches: what it will give.
+        done: backwards that have begun since: one for each batch, or this is not understood.
+    """
+
+    epoch: Epoch
+    batches: Batches
+    done: int = 0
+
+
+class BatchWatch:
+    """Learns from the steps of an epoch what the rest of it will need.
+
+    On a GPU two instants of a step are followed: the beginning of its backward, when all that was saved for
+    it is there, and its peak, which is known only of steps that raise the allocator's highest peak. On a CPU
+    it is the first, by malloc's counter. What counts is how much more is in use than at the end of the step
+    before, so that neither growth nor caches that fill disturb the fit. Only the first micro-batch of a step
+    is read: later ones have gradients in addition.
+
+    Args:
+        rank: whose findings they are.
+        record: gets findings, and a note where something fails.
+        say: takes one line of text when a batch will not fit.
+    """
+
+    def __init__(self, rank: int | None, record: SessionRecord, say: Callable[[str], None]) -> None:
+        self._rank = rank
+        self._record = record
+        self._say = say
+        self._hook = LoaderHook(self._begins)
+        self._begun: deque[Epoch] = deque(maxlen=POLICY.epochs)
+        self._followed: _Followed | None = None
+        self._of_step: list[BatchSize] = []
+        self._at_backward: dict[str, deque[Needed]] = {}
+        self._at_peak: dict[str, deque[Needed]] = {}
+        self._before: dict[str, int] = {}  # in use after the last step, where the next one will be read
+        self._counters: dict[str, tuple[int, int]] = {}  # allocated and peak after the last step
+        self._due_s = self._lengths_due_s = 0.0
+        self._next_judgment = POLICY.first
+        self._found: dict[str, Finding] = {}
+
+    def install(self) -> None:
+        """Follow passes over loaders. torch has to be there."""
+        self._hook.install()
+
+    def remove(self) -> None:
+        """Remove the hook."""
+        self._hook.remove()
+
+    # --- while the program runs -----------------------------------------------------------------------------
+
+    def _begins(self, epoch: Epoch) -> None:
+        self._begun.append(epoch)
+
+    @never_raises
+    def backward_begins(self, position: TrainingPosition) -> None:
+        """A backward begins: the batch it is of is the next one. Reads the counters, now and then."""
+        batch = self._next_batch()
+        if batch is None:
+            return
+        self._of_step.append(batch)
+        before, self._before = self._before, {}
+        if not before:
+            return
+        now = time.perf_counter()
+        for device, nbytes in _in_use().items():
+            if device in before:
+                self._keep(self._at_backward, device, Needed(batch, nbytes - before[device]))
+        self._due_s = BATCHES.next_s(now, 2 * (time.perf_counter() - now))
+
+    def _next_batch(self) -> BatchSize | None:
+        """Return the size of the batch that a backward is of; None where that is not known."""
+        followed = self._followed
+        given = None if followed is None else followed.epoch.given
+        if followed is None or given is None or given <= followed.done:
+            self._followed = followed = self._another(followed)
+            given = None if followed is None else followed.epoch.given
+        if followed is None or given is None:
+            return None
+        if given - followed.done > POLICY.read_ahead or followed.done >= len(followed.batches):
+            self._followed = None
+            return None
+        followed.done += 1
+        return followed.batches.size(followed.done - 1)
+
+    def _another(self, before: _Followed | None) -> _Followed | None:
+        """Return the newest pass over a loader, if it has given batches and it is known which."""
+        while self._begun:
+            epoch = self._begun.pop()
+            if not epoch.given:
+                continue
+            self._begun.clear()
+            now = time.perf_counter()
+            if now < self._lengths_due_s:
+                return None
+            self._lengths_due_s = math.inf  # where reading fails it is not tried again
+            sizes = epoch.batch_sizes()
+            self._lengths_due_s = now + (time.perf_counter() - now) / POLICY.lengths_share
+            if sizes is None:
+                return None
+            if before is None or not epoch.is_of(before.epoch):
+                self._at_backward.clear()
+                self._at_peak.clear()
+                self._next_judgment = POLICY.first
+            return _Followed(epoch, Batches(*sizes))
+        return None
+
+    def _keep(self, kind: dict[str, deque[Needed]], device: str, needed: Needed) -> None:
+        kind.setdefault(device, deque(maxlen=POLICY.kept)).append(needed)
+
+    @never_raises
+    def at_mark(self, mark: MarkPoint) -> None:
+        """Take the peaks of a step that is complete, and judge now and then. The last part of a mark."""
+        if mark.name != "step":
+            return
+        step, of_step, self._of_step = mark.position.step, self._of_step, []
+        higher = self._take_peaks(mark.readings, of_step if step > POLICY.settled else [])
+        readings = max(map(len, self._at_backward.values()), default=0)
+        begins = self._followed is not None and self._followed.done == 1
+        if higher or begins or readings >= self._next_judgment:
+            self._next_judgment = max(2 * readings, POLICY.first)
+            self._judge(mark.position)
+        due = step >= POLICY.settled and of_step and time.perf_counter() >= self._due_s
+        self._before = _in_use() if due else {}
+
+    def _take_peaks(self, readings: Iterable[Reading], of_step: list[BatchSize]) -> bool:
+        """Return whether a step has raised a device's highest peak."""
+        higher = False
+        for reading in readings:
+            peak = None if reading.counters is None else reading.counters.peak_allocated
+            if peak is None or reading.allocated is None:
+                continue
+            allocated, highest = self._counters.get(reading.device, (0, peak))
+            self._counters[reading.device] = reading.allocated, peak
+            if peak > highest and of_step:
+                largest = max(of_step, key=lambda batch: batch.volume)
+                self._keep(self._at_peak, reading.device, Needed(largest, peak - allocated))
+                higher = True
+        return higher
+
+    @never_raises
+    def _judge(self, position: TrainingPosition) -> None:
+        before, self._found = self._found, dict(self._too_large(position))
+        for device, finding in self._found.items():
+            if device not in before:
+                self._record.findings([finding], final=False)
+                self._say(f"{finding.mechanism}; {finding.evidence[0]}")
+
+    def _too_large(self, position: TrainingPosition) -> Iterable[tuple[str, Finding]]:
+        followed = self._followed
+        if followed is None:
+            return
+        for device, seen in self._at_backward.items():
+            limit, before = _limit_and_use(device)
+            fits = [fit for fit in (forecast(seen), self._peak_forecast(device)) if fit is not None]
+            if limit is None or before is None or not fits:
+                continue
+            ahead = first_too_large(fits, followed.batches, followed.done, limit - before)
+            if ahead is None:
+                continue
+            per_step = max(1, position.microbatches_per_step)
+            step = position.step + 1 + (ahead.batch - followed.done) // per_step
+            finding = too_large_finding(
+                ahead, followed.batches, before, Projection(device=device, limit=limit, step=step)
+            )
+            finding.rank, finding.step = self._rank, position.step
+            yield device, finding
+
+    def _peak_forecast(self, device: str) -> Forecast | None:
+        return forecast(self._at_peak.get(device, ()))
+
+    # --- at the end -----------------------------------------------------------------------------------------
+
+    def findings(self, position: TrainingPosition) -> list[Finding]:
+        """Return a finding for each device that a batch still to come would not fit on."""
+        self._judge(position)
+        return list(self._found.values())
+
+
+def _in_use() -> dict[str, int]:
+    """Return bytes in use by device: of the GPUs, or else of malloc."""
+    if cuda.initialized():
+        counters = {f"cuda:{index}": cuda.counters(index).allocated for index in cuda.devices()}
+        return {device: allocated for device, allocated in counters.items() if allocated is not None}
+    info = malloc_info()
+    return {} if info is None else {"cpu": info.in_use}
+
+
+def _limit_and_use(device: str) -> tuple[int | None, int | None]:
+    """Return the bytes that a device has, and those in use as its limit counts them.
+
+    What malloc keeps free is not in use: the next step takes it first.
+    """
+    if device.startswith("cuda:"):
+        return device_limit(int(device[5:])), _in_use().get(device)
+    info, used, limit = malloc_info(), host.in_use(), host_limit()
+    if info is None or used is None:
+        return limit.bytes, None
+    return limit.bytes, max(0, counted(limit, used) - info.from_kernel) + info.in_use
