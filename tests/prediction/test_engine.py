@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import memtriage
-from memtriage.prediction.engine import uses_alone
+from memtriage.prediction.engine import held_alone
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.trace import trace
 
@@ -79,6 +79,7 @@ class Returns(torch.autograd.Function):
         pytest.param(lambda given: torch.cat([given, given], 1)[:, :WIDTH], 1, id="with gaps"),
         pytest.param(lambda given: given.new_ones(1).expand_as(given), 1, id="expanded"),
         pytest.param(lambda given: KEPT.append(given * 2) or KEPT[-1].detach(), 1, id="shares its storage"),
+        pytest.param(lambda given: KEPT.append(given * 2) or KEPT[-1], 1, id="kept by the program"),
     ],
 )
 def test_only_a_dense_gradient_with_a_storage_of_its_own_is_added_into(made, added):
@@ -96,9 +97,22 @@ KEPT = []
 """Gradients that a program keeps."""
 
 
+def test_the_engine_itself_leaves_a_gradient_that_a_program_keeps():
+    def made(gradient):
+        KEPT.extend([gradient * 2, gradient * 2])
+        return KEPT[-1]
+
+    KEPT.clear()
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    hidden = first(torch.randn(2, 4))
+    (Returns.apply(hidden, made) + second(hidden)).square().sum().backward()
+    assert torch.equal(*KEPT)
+    KEPT.clear()
+
+
 def test_how_often_a_gradient_is_referred_to_is_looked_at_once():
-    assert uses_alone() is not None
-    assert uses_alone() == uses_alone()
+    assert held_alone() is not None
+    assert held_alone() == held_alone()
 
 
 def test_dropout_allocates_its_mask_first():

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memtriage.observe.origin import package_folder
 
-aten: Final = torch.ops.aten
+ADD: Final = torch.ops.aten.add.Tensor
 
 _ENGINE: Final = os.path.join("autograd", "graph.py")
 """Runs the autograd engine."""
@@ -35,15 +35,28 @@ def called_by_engine() -> bool:
     return frame.f_code.co_filename.endswith(_ENGINE)
 
 
-def adds_in_place(args: tuple[Any, ...]) -> bool:
-    """Whether an `aten::add` is one of the engine's that is done in the first gradient."""
+def adds_in_place(args: tuple[Any, ...], references: int) -> bool:
+    """Whether an `aten::add` is one of the engine's that is done in the first gradient.
+
+    Args:
+        args: of the call.
+        references: to the first of them, as `references_to_first` counted them when it was dispatched.
+    """
     if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or len(args) != 2:
         return False
     first, second = args
     if not isinstance(second, torch.Tensor) or first.shape != second.shape or first.dtype != second.dtype:
         return False
-    alone = _uses(first) == uses_alone() and _uses_of_storage(first) == _USES_OF_STORAGE
+    alone = (_uses(first), references) == held_alone() and _uses_of_storage(first) == _USES_OF_STORAGE
     return alone and _is_dense(first) and called_by_engine()
+
+
+def references_to_first(args: tuple[Any, ...]) -> int:
+    """Count Python's references to the first argument: more than the call's own are variables.
+
+    To be called first thing in `__torch_dispatch__`.
+    """
+    return sys.getrefcount(args[0])
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -69,17 +82,18 @@ def _uses_of_storage(tensor: torch.Tensor) -> int:
 class _ReferenceCounter(TorchDispatchMode):  # type: ignore[misc]
     """Notes how often the first operand of an addition within backward is referred to."""
 
-    uses: int | None = None
+    found: tuple[int, int] | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is aten.add.Tensor and torch._C._current_graph_task_id() != -1:
-            self.uses = _uses(args[0])
+        if func is ADD and torch._C._current_graph_task_id() != -1:
+            references = references_to_first(args)
+            self.found = _uses(args[0]), references
         return func(*args, **kwargs or {})
 
 
 @functools.cache
-def uses_alone() -> int | None:
-    """How often a gradient that the engine alone holds is referred to while it is dispatched.
+def held_alone() -> tuple[int, int] | None:
+    """How often a gradient that only the engine holds is referred to in dispatch, by C++ and by Python.
 
     It depends on the versions of torch and Python, so a small graph is looked at; not within backward.
     """
@@ -87,5 +101,5 @@ def uses_alone() -> int | None:
     with torch.enable_grad(), _ReferenceCounter() as look:
         held = given * 2
         (held + held.sin()).sum().backward()
-    uses: int | None = look.uses
-    return uses
+    found: tuple[int, int] | None = look.found
+    return found

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memtriage.prediction import data_dependent, shapes
 from memtriage.prediction.compiled.entry import Compiler
 from memtriage.prediction.distributed.collectives import Collectives
-from memtriage.prediction.engine import adds_in_place, uses_alone
+from memtriage.prediction.engine import ADD, adds_in_place, held_alone, references_to_first
 from memtriage.prediction.fake_cuda.composites import Composites
 from memtriage.prediction.fake_cuda.python_kernels import PythonKernels
 from memtriage.prediction.fake_cuda.tensors import (
@@ -65,7 +65,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         compiler: Compiler,
     ) -> None:
         super().__init__()
-        uses_alone()
+        held_alone()
+        self._references = 0  # to the first operand of the addition that is being dispatched
         self.lifetimes = lifetimes
         self.values = values
         self.notes = notes
@@ -86,6 +87,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is ADD:
+            self._references = references_to_first(args)
         if not torch._C._len_torch_function_stack():
             return self._answer(func, types, args, kwargs or {})
         # C++ called the operator (a reducer, a broadcast) inside a `with torch.device(...):`, which would
@@ -167,7 +170,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             return known if known is not None else targets[0]
         if func in MULTIPLIES:
             _check_places(func, tensors)
-        elif func is torch.ops.aten.add.Tensor and adds_in_place(args):
+        elif func is ADD and adds_in_place(args, self._references):
             return args[0]
         # What is written stays where it is, whatever is written to it.
         device = self._result_device(targets or tensors, kwargs)
