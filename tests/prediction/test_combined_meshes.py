@@ -1,4 +1,4 @@
-"""Meshes of two dimensions: a rank's bytes in a prediction against four real ranks over gloo on the CPU."""
+"""Jobs of four ranks: a rank's bytes in a prediction against those of real ranks over gloo on the CPU."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from support import meshes
 
 @pytest.fixture(scope="module")
 def real():
-    """What each rank of the real job keeps and saves, by mesh."""
+    """What each rank of the real jobs keeps, and most of it at once, by job."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -32,9 +32,9 @@ def real():
     return [json.loads(text) for text in outputs]
 
 
-@pytest.mark.parametrize("names", meshes.MESHES, ids="+".join)
+@pytest.mark.parametrize("names", meshes.JOBS, ids="+".join)
 @pytest.mark.parametrize("rank", [0, meshes.RANKS - 1])
-def test_a_predicted_rank_keeps_and_saves_what_a_real_one_does(real, names, rank):
+def test_a_predicted_rank_has_as_much_at_once_as_a_real_one_and_keeps_the_same(real, names, rank):
     sizes = {}
     prediction = memtriage.predict(
         meshes.build_for(names, sizes), gpu="h100", world_size=meshes.RANKS, rank=rank
