@@ -1,17 +1,21 @@
 """A Llama in two parts, by tensor, by pipeline stage or by sequence: a build function, and what measures it.
 
 The environment variable PARALLEL_KIND names the way: `tp` (DTensor, with sequence parallel), `pp` (1F1B, four
-micro-batches) or `cp` (context parallel).
+micro-batches), `gpipe`, `cp` (context parallel), `fsdp1` or `selective` (FSDP2, selective checkpointing).
 
-    parallel.py measure FOLDER      under torchrun: each rank writes what it measured to KIND-RANK.json there
-    parallel.py predict RANK        prints what is predicted for that rank, as JSON
+    parallel.py measure FOLDER              under torchrun: each rank writes KIND-RANK.json there
+    parallel.py predict RANK                prints what is predicted for that rank, as JSON
+    parallel.py compare FOLDER [KIND ...]   predicts and measures, and prints both for each rank and step
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,8 @@ BATCH, LENGTH = 4, 2048
 MICRO_BATCHES = 4
 STEPS = 3
 RANKS = 2
+AT_A_TIME = 3
+"""Kinds that share the GPUs: each takes up to 20 GiB."""
 
 
 class Attention(nn.Module):
@@ -131,7 +137,7 @@ def build_tp(device: Any) -> Any:
     return trained(model, device)
 
 
-def trained(model: nn.Module, device: Any, around: Any = None) -> Any:
+def trained(model: nn.Module, device: Any) -> Any:
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step() -> None:
@@ -143,8 +149,9 @@ def trained(model: nn.Module, device: Any, around: Any = None) -> Any:
     return model, optimizer, step
 
 
-def build_pp(device: Any) -> Any:
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+def build_pp(device: Any, schedule_name: str = "Schedule1F1B") -> Any:
+    from torch.distributed import pipelining
+    from torch.distributed.pipelining import PipelineStage
 
     rank = dist.get_rank()
     with torch.device(device):
@@ -155,7 +162,7 @@ def build_pp(device: Any) -> Any:
     logits = torch.empty(BATCH, LENGTH // 2, WORDS, dtype=torch.bfloat16, device="meta")
     given, returned = (ids, hidden) if rank == 0 else (hidden, logits)
     stage = PipelineStage(model, rank, RANKS, device, input_args=(given,), output_args=(returned,))
-    schedule = Schedule1F1B(stage, n_microbatches=MICRO_BATCHES, loss_fn=loss_of)
+    schedule = getattr(pipelining, schedule_name)(stage, n_microbatches=MICRO_BATCHES, loss_fn=loss_of)
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step() -> None:
@@ -192,7 +199,44 @@ def build_cp(device: Any) -> Any:
     return model, optimizer, step
 
 
-BUILDS = {"tp": build_tp, "pp": build_pp, "cp": build_cp}
+def build_fsdp1(device: Any) -> Any:
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    with torch.device(device):
+        model = Llama()
+    half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    wrapped = FullyShardedDataParallel(
+        model, auto_wrap_policy=ModuleWrapPolicy({Block}), mixed_precision=half, use_orig_params=True
+    )
+    return trained(wrapped, device)
+
+
+def build_selective(device: Any) -> Any:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.distributed.fsdp import fully_shard
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    def policy(context: Any, operator: Any, *arguments: Any, **options: Any) -> Any:
+        kept = operator is torch.ops.aten.mm.default
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    with torch.device(device):
+        model = Llama().to(torch.bfloat16)
+    for number, block in enumerate(model.blocks):
+        model.blocks[number] = fully_shard(checkpoint_wrapper(block, context_fn=contexts))
+    return trained(fully_shard(model), device)
+
+
+BUILDS = {
+    "tp": build_tp,
+    "pp": build_pp,
+    "gpipe": functools.partial(build_pp, schedule_name="ScheduleGPipe"),
+    "cp": build_cp,
+    "fsdp1": build_fsdp1,
+    "selective": build_selective,
+}
 
 
 def build(device: Any) -> Any:
@@ -244,8 +288,45 @@ def predict(rank: int) -> None:
     )
 
 
+def compare(folder: Path, kinds: list[str]) -> None:
+    """Measure some kinds at a time, predict all meanwhile, and print a line for each rank and step."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(RANKS), "--standalone"]
+    with ThreadPoolExecutor(AT_A_TIME) as gpus, ThreadPoolExecutor(len(kinds) * RANKS) as cores:
+        real = {kind: gpus.submit(_run, kind, *launcher, __file__, "measure", str(folder)) for kind in kinds}
+        predicted = {
+            (kind, rank): cores.submit(_run, kind, __file__, "predict", str(rank))
+            for kind in kinds
+            for rank in range(RANKS)
+        }
+        for (kind, rank), prediction in predicted.items():
+            failed = [text for status, text in (real[kind].result(), prediction.result()) if status]
+            if failed:
+                print(f"{kind} rank {rank} failed: {failed[0][-3000:]}", flush=True)
+                continue
+            steps = json.loads((folder / f"{kind}-{rank}.json").read_text())
+            for number, (promised, found) in enumerate(
+                zip(json.loads(prediction.result()[1].splitlines()[-1]), steps, strict=True), 1
+            ):
+                peaks = ", ".join(
+                    f"{name} {promised[name]:,} predicted, {found[name]:,} measured "
+                    f"({promised[name] / found[name] - 1:+.2%})"
+                    for name in ("peak_allocated", "peak_reserved")
+                )
+                print(f"{kind} rank {rank} step {number}: {peaks}", flush=True)
+
+
+def _run(kind: str, *command: str) -> tuple[int, str]:
+    environment = {**os.environ, "PARALLEL_KIND": kind, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, env=environment, check=False
+    )
+    return done.returncode, done.stdout if done.returncode == 0 else done.stderr
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "measure":
         measure(Path(sys.argv[2]))
-    else:
+    elif sys.argv[1] == "predict":
         predict(int(sys.argv[2]))
+    else:
+        compare(Path(sys.argv[2]), sys.argv[3:] or list(BUILDS))
