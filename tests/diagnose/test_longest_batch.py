@@ -14,6 +14,7 @@ from memtriage.diagnose.longest_batch import (
     Ahead,
     Batches,
     BatchSize,
+    DrawnBatches,
     Forecast,
     Needed,
     first_too_large,
@@ -140,11 +141,23 @@ def test_the_finding_has_the_step_the_figures_and_what_they_rest_on() -> None:
     assert (finding.bytes, finding.projection, finding.playbook) == (92 * GIB, full, "M16")
     assert finding.mechanism == (
         "the batch of step 8,412 will not fit: 8 x 4,096 elements, padding included (the first too long; the "
-        "longest has 5,000 of this epoch); activations grow with the batch"
+        "longest of this epoch has 5,000); activations grow with the batch"
     )
     assert finding.evidence[:2] == [
-        "step 8,412 needs 92.0 GiB ± 1.0 GiB, of which 2.0 GiB are in use between steps; cuda:0 has 80.0 GiB",
+        "the batch of step 8,412 needs 92.0 GiB ± 1.0 GiB, of which 2.0 GiB are in use between steps; cuda:0 "
+        "has 80.0 GiB",
         "fitted to 10 steps, from 53.1 MiB with 8 x 100 to 64.4 MiB with 8 x 460",
     ]
+    drawn = too_large_finding(ahead, coming, 2 * GIB, Projection(device="cuda:0", limit=80 * GIB))
+    assert drawn.mechanism is not None and drawn.mechanism.startswith(
+        "the longest batch will not fit: 8 x 4,096 elements, padding included (it may come at any step"
+    )
     longest = too_large_finding(Ahead(2, 90 * GIB, GIB, seen(linear)), coming, 0, full)
     assert longest.mechanism is not None and "(the longest of this epoch)" in longest.mechanism
+
+
+def test_batches_of_a_random_order_are_known_by_their_elements() -> None:
+    drawn = DrawnBatches(8, np.array([100, 250, 250, 400] * 5))
+    assert (drawn.batches, drawn.longest) == (3, BatchSize(8, 400))
+    assert [drawn.of(8 * length) for length in (100, 250)] == [BatchSize(8, 100), BatchSize(8, 250)]
+    assert [drawn.of(elements) for elements in (801, 8 * 200, 4 * 100)] == [None] * 3

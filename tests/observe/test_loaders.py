@@ -42,6 +42,12 @@ def epochs() -> Iterator[list[Epoch]]:
     hook.remove()
 
 
+def sizes(epoch: Epoch) -> Any:
+    """What is known of each batch; None where the order is not known."""
+    plan = epoch.plan()
+    return None if plan is None else plan.batches
+
+
 def loader(**arguments: Any) -> Any:
     return data.DataLoader(Texts(), collate_fn=padded, **arguments)
 
@@ -101,7 +107,7 @@ def test_the_rest_of_an_epoch_is_known(epochs: list[Epoch], arguments: dict[str,
         given = []
         for number, batch in enumerate(loader(**arguments)):
             if number == 0:
-                before = epochs[0].batch_sizes()
+                before = sizes(epochs[0])
                 assert epochs[0].given == 1
             given.append(tuple(batch.shape))
     if not understood:
@@ -119,7 +125,7 @@ def test_the_order_is_the_same_with_and_without_a_look_at_it(epochs: list[Epoch]
         for _ in range(2):
             for batch in loader(batch_size=2, shuffle=True):
                 if look:
-                    assert epochs[-1].batch_sizes() is not None or len(got) % 6 == 5
+                    assert sizes(epochs[-1]) is not None or len(got) % 6 == 5
                 got.append(batch[:, 0].tolist())
         return [*got, torch.rand(1).item()]
 
@@ -133,16 +139,21 @@ def test_the_order_is_the_same_with_and_without_a_look_at_it(epochs: list[Epoch]
         sampled(data.RandomSampler(range(11), replacement=True, num_samples=70)),
         {"batch_sampler": Drawing()},
         {"batch_size": None},
-        {"batch_size": 2, "sampler": ["0", "1"], "expected": ()},
+        {"batch_size": 2, "sampler": ["0", "1"]},
     ],
 )
 def test_an_order_that_is_drawn_as_it_goes_is_not_known(
     epochs: list[Epoch], arguments: dict[str, Any]
 ) -> None:
-    arguments.pop("expected", None)
     batches = iter(data.DataLoader([torch.zeros(length) for length in _LENGTHS], **arguments))
     (epoch,) = epochs
-    assert epoch.batch_sizes() is None
+    plan = epoch.plan()
+    size = None if "batch_sampler" in arguments else arguments.get("batch_size", 1)
+    if size is None:
+        assert plan is None
+    else:
+        assert plan is not None and (plan.batches, plan.size) == (None, size)
+        assert plan.lengths.tolist() == _LENGTHS
     del batches
 
 
@@ -150,14 +161,14 @@ def test_a_second_permutation_of_an_epoch_is_not_taken_for_the_first(epochs: lis
     sampler = data.RandomSampler(range(11), num_samples=22)
     known = []
     for _ in loader(batch_size=1, sampler=sampler):
-        known.append(epochs[0].batch_sizes() is not None)
+        known.append(sizes(epochs[0]) is not None)
     assert known == [True] * 11 + [False] * 11
 
 
 def test_items_that_are_not_in_the_data_set_are_not_looked_up(epochs: list[Epoch]) -> None:
     batches = iter(loader(batch_size=1, sampler=[0, 1, 99]))
     next(batches)
-    assert epochs[0].batch_sizes() is None
+    assert sizes(epochs[0]) is None
 
 
 def test_nothing_is_kept_alive(epochs: list[Epoch]) -> None:
@@ -165,7 +176,7 @@ def test_nothing_is_kept_alive(epochs: list[Epoch]) -> None:
         pass
     gc.collect()
     (epoch,) = epochs
-    assert epoch.given is None and epoch.batch_sizes() is None
+    assert epoch.given is None and sizes(epoch) is None
     assert not epoch.is_of(epoch)
 
 

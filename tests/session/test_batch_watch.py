@@ -97,7 +97,7 @@ def train(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[
             items, length = batch.shape
             for _ in range(backwards):
                 gpu.allocated = base + gpu.saved(items, length)
-                watch.backward_begins(position)
+                watch.backward_begins(batch.numel())
                 gpu.highest = max(gpu.highest, base + gpu.peak(items, length))
                 position = TrainingPosition(
                     step=position.step, microbatch=position.into_step + 1, microbatches_per_step=accumulate
@@ -220,15 +220,60 @@ def test_batches_that_are_read_ahead_are_known_by_their_place(train: Callable[..
 
 
 class Drawn(data.Sampler):  # type: ignore[misc, name-defined]
+    """Each item once, in an order that is drawn as it goes; the longest one late."""
+
     def __iter__(self) -> Iterator[int]:
-        for _ in range(512):
-            yield int(torch.randint(512, ()))
+        left = list(range(512))
+        while left:
+            place = int(torch.randint(len(left), ()))
+            yield left.pop(place if left[place] != _AT or len(left) < 20 else place - 1)
+
+
+class DrawnBatches(Drawn):
+    def __iter__(self) -> Iterator[list[int]]:  # type: ignore[override]
+        for _ in range(128):
+            yield torch.randint(512, (4,)).tolist()
+
+
+def test_of_a_random_order_the_longest_batch_is_known_but_not_its_step(
+    train: Callable[..., list[Any]],
+) -> None:
+    torch.manual_seed(0)
+    gpu = Gpu(limit=6 * GIB)
+    (finding,) = train(gpu, [loader(sampler=Drawn())], steps=60)
+    assert finding.projection.step is None
+    assert finding.mechanism.startswith("the longest batch will not fit: 4 x 4,096 elements")
+    assert gpu.said[0].startswith("the longest batch will not fit")
+
+
+def test_of_a_random_order_nothing_is_said_once_the_longest_has_come(
+    train: Callable[..., list[Any]],
+) -> None:
+    """It fits here, as the collator shortens it."""
+
+    def cut(items: list[Any]) -> Any:
+        return padded([item[: len(item) if len(item) <= 900 else 64] for item in items])
+
+    one = data.DataLoader(Texts(), batch_size=4, sampler=Drawn(), collate_fn=cut)
+    gpu = Gpu(limit=6 * GIB)
+    assert train(gpu, [one, one]) == []
+    assert len(gpu.said) == 1
+
+
+def test_batches_of_other_sizes_than_the_items_explain_are_not_understood(
+    train: Callable[..., list[Any]],
+) -> None:
+    def longer(items: list[Any]) -> Any:
+        return torch.nn.functional.pad(padded(items), (0, 7000))
+
+    one = data.DataLoader(Texts(), batch_size=4, sampler=Drawn(), collate_fn=longer)
+    assert train(Gpu(limit=90 * GIB), [one], steps=60) == []
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"sampler": Drawn()},
+        {"batch_size": 1, "batch_sampler": DrawnBatches()},
         {"dataset": [torch.zeros(100)] * 400},
         {"dataset": data.TensorDataset(torch.zeros(400, 9))},
     ],
@@ -254,13 +299,13 @@ def test_a_failure_is_noted_once_and_not_tried_again(monkeypatch: pytest.MonkeyP
         calls.append(epoch)
         raise RuntimeError("a column that cannot be read")
 
-    monkeypatch.setattr(batch_watch.Epoch, "batch_sizes", fail)
+    monkeypatch.setattr(batch_watch.Epoch, "plan", fail)
     record = SessionRecord(tmp_path / "rank.jsonl")
     watch = BatchWatch(None, record, lambda text: None)
     watch.install()
     for _ in range(3):
         for _ in loader():
-            watch.backward_begins(TrainingPosition(step=5))
+            watch.backward_begins(None)
     watch.remove()
     record.close()
     notes = [json.loads(line) for line in (tmp_path / "rank.jsonl").read_text().splitlines()]

@@ -59,6 +59,11 @@ class Batches:
     def __len__(self) -> int:
         return len(self.items)
 
+    @classmethod
+    def of(cls, batch: BatchSize) -> Batches:
+        """Return one batch."""
+        return cls(np.array([batch.items]), np.array([batch.length]))
+
     def size(self, batch: int) -> BatchSize:
         """Return the size of one batch, by its number."""
         return BatchSize(int(self.items[batch]), int(self.longest[batch]))
@@ -78,6 +83,26 @@ class BatchSize:
 
     def __str__(self) -> str:
         return f"{self.items:,} x {self.length:,}"
+
+
+class DrawnBatches:
+    """Batches whose order is not known in advance: of an epoch in which each item comes once.
+
+    Args:
+        items: of a batch.
+        lengths: of the items of the data set.
+    """
+
+    def __init__(self, items: int, lengths: Integers) -> None:
+        self.items = items
+        self.batches = -(-len(lengths) // items)
+        self._lengths = frozenset(lengths.tolist())
+        self.longest = BatchSize(items, int(lengths.max()))
+
+    def of(self, elements: int) -> BatchSize | None:
+        """Return the size of a batch that has so many elements; None where it is not padded to an item."""
+        length, rest = divmod(elements, self.items)
+        return None if rest or length not in self._lengths else BatchSize(self.items, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,24 +232,29 @@ def too_large_finding(ahead: Ahead, batches: Batches, before: int, full: Project
         ahead: the batch.
         batches: those of its epoch.
         before: bytes in use between steps.
-        full: the device, its limit, and the step that the batch is part of.
+        full: the device, its limit, and the step that the batch is part of, if that is known.
     """
     batch, longest = batches.size(ahead.batch), int(batches.longest.max())
+    if full.step is None:
+        where, which = "the longest batch", "it may come at any step: the sampler draws the order as it goes"
+    else:
+        where, which = f"the batch of step {full.step:,}", "the longest of this epoch"
+        if batch.length != longest:
+            which = f"the first too long; the longest of this epoch has {longest:,}"
     smallest, largest = (pick(ahead.seen, key=lambda needed: needed.batch.volume) for pick in (min, max))
-    which = "the longest" if batch.length == longest else f"the first too long; the longest has {longest:,}"
     advice = ADVICE["longest batch"]
     return Finding(
         kind="out_of_memory",
         device=full.device,
         bytes=before + ahead.expected,
         certainty="suspected",
-        mechanism=f"the batch of step {full.step:,} will not fit: {batch} elements, padding included "
-        f"({which} of this epoch); activations grow with the batch",
+        mechanism=f"{where} will not fit: {batch} elements, padding included ({which}); activations grow "
+        "with the batch",
         fix=advice.fix,
         playbook=advice.entry,
         projection=full,
         evidence=[
-            f"step {full.step:,} needs {size(before + ahead.expected)} ± {size(ahead.error)}, of which "
+            f"{where} needs {size(before + ahead.expected)} ± {size(ahead.error)}, of which "
             f"{size(before)} are in use between steps; {full.device} has {size(full.limit)}",
             f"fitted to {count(len(ahead.seen), 'step')}, from {size(smallest.bytes)} with {smallest.batch} "
             f"to {size(largest.bytes)} with {largest.batch}",

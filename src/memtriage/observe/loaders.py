@@ -10,6 +10,7 @@ import functools
 import gc
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from types import GeneratorType
 from typing import Any, Final
@@ -22,6 +23,22 @@ from memtriage.process.stdlib import os
 
 _LIST_ITERATOR: Final[type] = type(iter([]))
 _RANGE_ITERATOR: Final[type] = type(iter(range(0)))
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPlan:
+    """What is known of the batches of an epoch.
+
+    Attributes:
+        lengths: of the items of the data set.
+        size: items of a batch, where the order is not known.
+        batches: of each batch in order how many items it has, and the longest item's length; None where a
+            sampler draws the order as it goes.
+    """
+
+    lengths: Integers
+    size: int | None = None
+    batches: tuple[Integers, Integers] | None = None
 
 
 class Epoch:
@@ -46,11 +63,8 @@ class Epoch:
         """Whether both are of one loader."""
         return self._loader() is not None and self._loader() is other._loader()
 
-    def batch_sizes(self) -> tuple[Integers, Integers] | None:
-        """Return of each batch how many items it has, and the longest item's length.
-
-        None where the order of the items or their lengths cannot be read without side effects.
-        """
+    def plan(self) -> EpochPlan | None:
+        """Return what is known of the batches; None where it cannot be read without side effects."""
         batches = self._batches()
         if batches is None or not batches._auto_collation:
             return None
@@ -59,11 +73,13 @@ class Epoch:
             return None
         order = _order(batches)
         if order is None:
-            return None
+            size = getattr(batches._index_sampler, "batch_size", None)
+            return EpochPlan(lengths, size) if type(size) is int and size > 0 else None
         items, starts = order
         if items.min() < 0 or items.max() >= len(lengths):
             return None
-        return np.diff(starts, append=len(items)), np.maximum.reduceat(lengths[items], starts)
+        count = np.diff(starts, append=len(items))
+        return EpochPlan(lengths, None, (count, np.maximum.reduceat(lengths[items], starts)))
 
 
 class LoaderHook:

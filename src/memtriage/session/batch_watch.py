@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from memtriage.diagnose.longest_batch import (
     Batches,
     BatchSize,
+    DrawnBatches,
     Forecast,
     Needed,
     first_too_large,
@@ -42,6 +45,7 @@ class FollowPolicy:
             begins and when a step has raised the peak.
         read_ahead: batches that a program may have taken before it trains on them.
         epochs: passes over loaders that may be under way.
+        unlike: batches of a random order whose sizes nothing explains; the last one of an epoch is smaller.
         lengths_share: part of the time that reading lengths and orders may take.
     """
 
@@ -50,6 +54,7 @@ class FollowPolicy:
     first: int = 8
     read_ahead: int = 64
     epochs: int = 4
+    unlike: int = 1
     lengths_share: float = 0.002
 
 
@@ -64,11 +69,34 @@ class _Followed:
         epoch: the pass.
         batches: what it will give.
         done: backwards that have begun since: one for each batch, or this is not understood.
+        unlike: batches whose size was none that the data set explains.
     """
 
     epoch: Epoch
-    batches: Batches
+    batches: Batches | DrawnBatches
     done: int = 0
+    unlike: int = 0
+
+    def batch(self, elements: int | None) -> BatchSize | None:
+        """Return the size of the batch that a backward is of; None where that is not known."""
+        if isinstance(self.batches, Batches):
+            return self.batches.size(self.done - 1)
+        found = None if elements is None else self.batches.of(elements)
+        self.unlike += elements is not None and found is None
+        return found
+
+    def coming(self, seen: Iterable[Needed]) -> tuple[Batches, int] | None:
+        """Return batches, and the number of the first that is still to come.
+
+        Of a random order only the longest batch, until it has come.
+        """
+        if isinstance(self.batches, Batches):
+            return self.batches, self.done
+        longest = self.batches.longest
+        came = any(needed.batch.length >= longest.length for needed in seen)
+        if came or self.done >= self.batches.batches or self.unlike > POLICY.unlike:
+            return None
+        return Batches.of(longest), 0
 
 
 class BatchWatch:
@@ -116,13 +144,17 @@ class BatchWatch:
         self._begun.append(epoch)
 
     @never_raises
-    def backward_begins(self, position: TrainingPosition) -> None:
-        """A backward begins: the batch it is of is the next one. Reads the counters, now and then."""
-        batch = self._next_batch()
+    def backward_begins(self, elements: int | None) -> None:
+        """A backward begins: the batch it is of is the next one. Reads the counters, now and then.
+
+        Args:
+            elements: of the batch, where they were read.
+        """
+        before, self._before = self._before, {}
+        batch = self._next_batch(elements)
         if batch is None:
             return
         self._of_step.append(batch)
-        before, self._before = self._before, {}
         if not before:
             return
         now = time.perf_counter()
@@ -131,7 +163,7 @@ class BatchWatch:
                 self._keep(self._at_backward, device, Needed(batch, nbytes - before[device]))
         self._due_s = BATCHES.next_s(now, 2 * (time.perf_counter() - now))
 
-    def _next_batch(self) -> BatchSize | None:
+    def _next_batch(self, elements: int | None) -> BatchSize | None:
         """Return the size of the batch that a backward is of; None where that is not known."""
         followed = self._followed
         given = None if followed is None else followed.epoch.given
@@ -140,11 +172,12 @@ class BatchWatch:
             given = None if followed is None else followed.epoch.given
         if followed is None or given is None:
             return None
-        if given - followed.done > POLICY.read_ahead or followed.done >= len(followed.batches):
+        more = isinstance(followed.batches, Batches) and followed.done >= len(followed.batches)
+        if more or given - followed.done > POLICY.read_ahead:
             self._followed = None
             return None
         followed.done += 1
-        return followed.batches.size(followed.done - 1)
+        return followed.batch(elements)
 
     def _another(self, before: _Followed | None) -> _Followed | None:
         """Return the newest pass over a loader, if it has given batches and it is known which."""
@@ -157,15 +190,20 @@ class BatchWatch:
             if now < self._lengths_due_s:
                 return None
             self._lengths_due_s = math.inf  # where reading fails it is not tried again
-            sizes = epoch.batch_sizes()
+            plan = epoch.plan()
             self._lengths_due_s = now + (time.perf_counter() - now) / POLICY.lengths_share
-            if sizes is None:
+            if plan is None:
                 return None
-            if before is None or not epoch.is_of(before.epoch):
+            again = before is not None and epoch.is_of(before.epoch)
+            if not again:
                 self._at_backward.clear()
                 self._at_peak.clear()
                 self._next_judgment = POLICY.first
-            return _Followed(epoch, Batches(*sizes))
+            if plan.batches is not None:
+                return _Followed(epoch, Batches(*plan.batches))
+            if again or plan.size is None:  # the longest has come in the epoch before
+                return None
+            return _Followed(epoch, DrawnBatches(plan.size, plan.lengths))
         return None
 
     def _keep(self, kind: dict[str, deque[Needed]], device: str, needed: Needed) -> None:
@@ -218,14 +256,16 @@ class BatchWatch:
             fits = [fit for fit in (forecast(seen), self._peak_forecast(device)) if fit is not None]
             if limit is None or before is None or not fits:
                 continue
-            ahead = first_too_large(fits, followed.batches, followed.done, limit - before)
-            if ahead is None:
+            coming = followed.coming(seen)
+            ahead = None if coming is None else first_too_large(fits, *coming, limit - before)
+            if coming is None or ahead is None:
                 continue
-            per_step = max(1, position.microbatches_per_step)
-            step = position.step + 1 + (ahead.batch - followed.done) // per_step
-            finding = too_large_finding(
-                ahead, followed.batches, before, Projection(device=device, limit=limit, step=step)
-            )
+            batches, since = coming
+            full = Projection(device=device, limit=limit)
+            if batches is followed.batches:
+                steps = (ahead.batch - since) // max(1, position.microbatches_per_step)
+                full = msgspec.structs.replace(full, step=position.step + 1 + steps)
+            finding = too_large_finding(ahead, batches, before, full)
             finding.rank, finding.step = self._rank, position.step
             yield device, finding
 

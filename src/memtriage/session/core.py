@@ -236,11 +236,12 @@ class Session:
     @never_raises
     def backward_begins(self) -> None:
         with self._lock:  # not in the middle of a census for another process
-            self._batches.backward_begins(self._progress.position)
             self._progress.backward_begins()
         self._growth.in_backward(True)
         self._within_step()
-        self._death.backward_begins()
+        elements = self._death.backward_begins()
+        with self._lock:
+            self._batches.backward_begins(elements)
 
     @never_raises
     def backward_ends(self, failed: bool) -> None:

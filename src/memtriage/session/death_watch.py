@@ -101,23 +101,24 @@ class DeathWatch:
         if self._observing:
             cuda.attach_oom_observer(None)
 
-    def backward_begins(self) -> None:
-        """Read, now and then, how large the batch is. Called by the session."""
+    def backward_begins(self) -> int | None:
+        """Read, now and then, how many elements the batch has, and return them. Called by the session."""
         now = time.perf_counter()
         if now < self._input_due_s:
-            return
+            return None
         try:
             elements = batch_elements(caller_frames(4))
         except Exception as error:  # foreign objects may do anything when looked at
             if is_programs_exception(error):
                 raise
             self._note_failure("batch size", error)
-            return
+            return None
         took = time.perf_counter() - now
         self._input_due_s = BATCHES.next_s(now, took)
         if elements is not None:
             self.batches_vary = bool(self.batches_vary) or self.batch_elements not in (None, elements)
             self.batch_elements = elements
+        return elements
 
     def backward_ends(self) -> None:
         """A backward had memory enough."""

@@ -289,6 +289,9 @@ def test_a_batch_that_will_not_fit_is_in_the_headline_and_is_no_death(make_repor
     assert text.splitlines()[0].endswith("in 41 steps; cuda:0 will be full at step 8,412")
     assert "suspected out of memory on cuda:0   92.0 GiB" in text
     assert re.search(r"To confirm +run a step with this batch first", text)
+    unknown = msgspec.structs.replace(ahead, projection=msgspec.structs.replace(full, step=None))
+    text = shown(make_report(unknown, verdict="clean"), width=120)
+    assert text.splitlines()[0].endswith("in 41 steps; cuda:0 will be full at the longest batch")
     died = Finding(kind="out_of_memory", device="cuda:1", bytes=GiB, step=41)
     text = shown(make_report(ahead, died, verdict="out_of_memory"))
     assert text.splitlines()[0] == "OUT OF MEMORY: cuda:1 at step 41: 1.0 GiB asked for"

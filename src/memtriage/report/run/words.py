@@ -249,7 +249,10 @@ def _worth_acting(groups: Sequence[FindingGroup]) -> list[str]:
         if not group.suspected
     ]
     ahead = (group.first.projection for group in groups if group.kind == "out_of_memory")
-    parts += [f"{each.device} will be full at step {each.step:,}" for each in ahead if each is not None]
+    for each in ahead:
+        if each is not None:
+            when = "at the longest batch" if each.step is None else f"at step {each.step:,}"
+            parts.append(f"{each.device} will be full {when}")
     rest = parts[_WORTH_ACTING:]
     return parts[:_WORTH_ACTING] + ([f"{count(len(rest), 'more finding')} below"] if rest else [])
 
