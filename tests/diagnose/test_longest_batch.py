@@ -25,7 +25,7 @@ from memtriage.model.findings import Projection
 from memtriage.model.units import MIB
 
 GIB = 1024 * MIB
-_LENGTHS = (100, 140, 180, 220, 260, 300, 340, 380, 420, 460)
+_LENGTHS = (100, 140, 180, 220, 260, 300, 340, 380, 420, 460, 470, 480)
 
 
 def linear(batch: BatchSize) -> int:
@@ -97,6 +97,14 @@ def test_where_sizes_do_not_explain_what_is_needed_there_is_no_forecast(readings
     assert forecast(readings) is None
 
 
+def test_few_readings_give_a_line_though_they_are_on_a_curve() -> None:
+    """Noise bends five readings: a batch of a program on a CPU was expected to need four times too much."""
+    expected, error = at(forecast(seen(quadratic, _LENGTHS[:5])), 8, 4000)
+    assert expected - error < quadratic(BatchSize(8, 4000)) / 2
+    expected, error = at(forecast(seen(quadratic, _LENGTHS[:11])), 8, 4000)
+    assert expected - error > quadratic(BatchSize(8, 4000)) * 0.9
+
+
 def test_what_grows_more_slowly_is_not_taken_to_grow_in_proportion() -> None:
     """A collator that cuts at 300: longer items need no more."""
     fit = forecast(seen(lambda batch: linear(BatchSize(8, min(batch.length, 300)))))
@@ -146,7 +154,7 @@ def test_the_finding_has_the_step_the_figures_and_what_they_rest_on() -> None:
     assert finding.evidence[:2] == [
         "the batch of step 8,412 needs 92.0 GiB ± 1.0 GiB, of which 2.0 GiB are in use between steps; cuda:0 "
         "has 80.0 GiB",
-        "fitted to 10 steps, from 53.1 MiB with 8 x 100 to 64.4 MiB with 8 x 460",
+        "fitted to 12 steps, from 53.1 MiB with 8 x 100 to 65.0 MiB with 8 x 480",
     ]
     drawn = too_large_finding(ahead, coming, 2 * GIB, Projection(device="cuda:0", limit=80 * GIB))
     assert drawn.mechanism is not None and drawn.mechanism.startswith(

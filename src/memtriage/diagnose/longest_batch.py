@@ -27,7 +27,8 @@ class ForecastPolicy:
     Attributes:
         sizes: different sizes of batches that a fit needs. A random order has few steps that raise the peak:
             about 5 of 100.
-        freedom: readings that a fit needs beyond what it has coefficients.
+        freedom: readings that a line needs beyond its two coefficients.
+        for_curve: readings that a curve needs beyond its three: from few, noise bends it.
         deviations: standard errors that the error bar has at least.
         for_few: degrees of freedom that double the error bar: an error from few readings is uncertain.
         beyond: part of the rise beyond the largest reading that the error bar has in addition: the fit says
@@ -36,6 +37,7 @@ class ForecastPolicy:
 
     sizes: int = 4
     freedom: int = 2
+    for_curve: int = 8
     deviations: float = 3.0
     for_few: float = 5.0
     beyond: float = 0.05
@@ -152,20 +154,20 @@ def forecast(seen: Sequence[Needed]) -> Forecast | None:
     """Fit what batches needed to their sizes; None where that is too little, or sizes do not explain it."""
     if len({needed.batch for needed in seen}) < POLICY.sizes:
         return None
-    straight, curved = _fit(seen, 2), _fit(seen, 3)
+    straight, curved = _fit(seen, 2, POLICY.freedom), _fit(seen, 3, POLICY.for_curve)
     if straight is None or straight.coefficients[-1] <= straight.last_error:
         return None
     return straight if curved is None or abs(curved.coefficients[-1]) <= curved.last_error else curved
 
 
-def _fit(seen: Sequence[Needed], degree: int) -> Forecast | None:
+def _fit(seen: Sequence[Needed], degree: int, least_freedom: int) -> Forecast | None:
     items = np.array([needed.batch.items for needed in seen])
     longest = np.array([needed.batch.length for needed in seen])
     values = np.array([needed.bytes for needed in seen], dtype=float)
     terms = _terms(items, longest, _scale(seen), degree)
     sums = terms.T @ terms
     freedom = len(seen) - degree
-    if freedom < POLICY.freedom or np.linalg.matrix_rank(sums) < degree:
+    if freedom < least_freedom or np.linalg.matrix_rank(sums) < degree:
         return None
     inverse: Floats = np.linalg.inv(sums)
     coefficients: Floats = inverse @ terms.T @ values
