@@ -39,6 +39,7 @@ JOBS = [
     ("FSDP1", "original parameters"),
     ("FSDP1", "selective"),
     ("FSDP1", "only gradients"),
+    ("FSDP1", "hybrid"),
 ]
 """Of each job the axes of its mesh, and what else it does."""
 REPEATS = 5
@@ -71,13 +72,19 @@ def split(blocks, mesh):
 
 def flat(blocks, names, device):
     """The blocks under the first FSDP."""
-    only = "only gradients" in names
+    strategy, mesh = ShardingStrategy.FULL_SHARD, None
+    if "only gradients" in names:
+        strategy = ShardingStrategy.SHARD_GRAD_OP
+    elif "hybrid" in names:
+        strategy = ShardingStrategy.HYBRID_SHARD
+        mesh = init_device_mesh(device.type, (2, RANKS // 2), mesh_dim_names=("replicate", "shard"))
     return FullyShardedDataParallel(
         blocks,
         auto_wrap_policy=ModuleWrapPolicy({Block}),
         device_id=device,
         use_orig_params="original parameters" in names,
-        sharding_strategy=ShardingStrategy.SHARD_GRAD_OP if only else ShardingStrategy.FULL_SHARD,
+        sharding_strategy=strategy,
+        device_mesh=mesh,
     )
 
 

@@ -59,6 +59,11 @@ def _of_optimizer(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         yield from group["params"]
 
 
+def _offloads(module: torch.nn.Module) -> bool:
+    """Whether a module is the first FSDP's, whose parameters are on the host between steps."""
+    return bool(getattr(getattr(module, "cpu_offload", None), "offload_params", False))
+
+
 def check_built(result: Any) -> Built:
     """The parts of what `build` returned.
 
@@ -84,10 +89,11 @@ def check_built(result: Any) -> Built:
         raise BuildError(
             "the model that `build` returned has no parameters: return the module that is trained"
         )
-    if all(
+    on_host = all(
         parameter.device.type == "cpu" and parts(parameter)[0] is parameter
         for parameter in model.parameters()
-    ):
+    )
+    if on_host and not any(map(_offloads, model.modules())):
         raise BuildError(
             "all parameters of the model are on the CPU: use the `device` that `build` is given, "
             "as in `model.to(device)`"

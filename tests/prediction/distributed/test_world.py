@@ -12,7 +12,14 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffload,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import memtriage
@@ -152,6 +159,31 @@ def test_offloaded_shards_take_no_memory_of_the_device():
     policy = torch.distributed.fsdp.CPUOffloadPolicy()
     prediction = memtriage.predict(
         program(lambda device: sharded(device, offload_policy=policy)), world_size=RANKS
+    )
+    assert "parameter" not in prediction.by_owner
+    assert prediction.by_owner[UNSHARDED] >= LAYER
+
+
+def flat(device, **options):
+    """The layers under the first FSDP."""
+    one_by_one = ModuleWrapPolicy({nn.Linear})
+    return FullyShardedDataParallel(layers(device), auto_wrap_policy=one_by_one, **options)
+
+
+def test_the_first_fsdp_has_flat_parameters_that_are_gathered():
+    prediction = memtriage.predict(program(flat), world_size=RANKS)
+    assert prediction.by_owner["parameter"] == LAYERS * LAYER // RANKS
+    assert prediction.by_owner[UNSHARDED] >= LAYER
+    half = MixedPrecision(param_dtype=torch.bfloat16)
+    found = traced(program(lambda device: flat(device, mixed_precision=half)), steps=1)
+    assert set(sizes(found, UNSHARDED)) == {LAYER // 2}
+    assert LAYER // 2 // RANKS in sizes(found, COMMUNICATION)
+
+
+def test_offloaded_flat_parameters_take_no_memory_of_the_device():
+    away = CPUOffload(offload_params=True)
+    prediction = memtriage.predict(
+        program(lambda device: flat(device, device_id=device, cpu_offload=away)), world_size=RANKS
     )
     assert "parameter" not in prediction.by_owner
     assert prediction.by_owner[UNSHARDED] >= LAYER

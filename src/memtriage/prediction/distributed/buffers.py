@@ -1,4 +1,4 @@
-"""Names the buffers of FSDP2 and DDP while they are allocated."""
+"""Names the buffers of both FSDPs and DDP while they are allocated."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch.distributed as dist
+from torch.distributed.fsdp import _flat_param, _runtime_utils
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fsdp_param_group
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,6 +25,9 @@ def replacements(lifetimes: Lifetimes) -> list[tuple[Any, str, Any]]:
         (_fsdp_collectives.DefaultReduceScatter, "allocate", COMMUNICATION),
         (_fsdp_param.FSDPParam, "init_all_gather_outputs", UNSHARDED),
         (_fsdp_param.FSDPParam, "alloc_all_gather_outputs", UNSHARDED),
+        (_flat_param.FlatParamHandle, "_alloc_padded_unsharded_flat_param", UNSHARDED),
+        (_flat_param.FlatParamHandle, "_use_low_precision_shard", COMMUNICATION),
+        (_runtime_utils, "_get_reduce_scatter_tensors", COMMUNICATION),
         (DistributedDataParallel, "_ddp_init_helper", COMMUNICATION),
         (dist.Reducer, "_rebuild_buckets", COMMUNICATION),
     ]
