@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import mmap
 import sys
 
@@ -32,3 +33,11 @@ def test_only_writable_and_executable_memory_counts() -> None:
         code.close()
         data.close()
     assert generated_code() == before
+
+
+def test_it_is_read_without_the_programs_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise SystemExit("called by the watch")
+
+    monkeypatch.setattr(builtins, "open", refuse)
+    assert generated_code() is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Final
 
 _WRITABLE_CODE: Final = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) .wx. \S+ \S+ 0\b", re.MULTILINE)
@@ -17,8 +18,8 @@ def generated_code() -> int | None:
     is never touched and is in no resident set. Takes a millisecond.
     """
     try:
-        with open("/proc/self/maps", "rb") as maps:
-            matches = _WRITABLE_CODE.findall(maps.read())
+        # Not `open`: the program may have put a function of its own there.
+        matches = _WRITABLE_CODE.findall(Path("/proc/self/maps").read_bytes())
     except OSError:
         return None
     return sum(int(end, 16) - int(start, 16) for start, end in matches)
