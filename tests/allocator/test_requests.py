@@ -14,6 +14,7 @@ from memtriage.allocator.requests import (
     repeated,
     settled,
     shortened,
+    with_workspaces,
 )
 from memtriage.allocator.settings import parse_conf
 
@@ -103,6 +104,17 @@ def test_shorter_batches_shrink_what_does_not_last() -> None:
     assert sizes(shorter.steps[1]) == [ACTIVATION // 2, WEIGHT]
     assert sizes(shorter.steps[2]) == [ACTIVATION, WEIGHT]
     assert balance(shorter) == 2 * WEIGHT
+
+
+def test_workspaces_come_when_the_most_is_alive() -> None:
+    step = StepRequests(((1, 10 * MIB), (EMPTIED, FREE), (2, 30 * MIB), (1, FREE), (3, 5 * MIB)), forward=4)
+    after = with_workspaces(Requests(((0, 60 * MIB),), (step, StepRequests(((2, FREE), (3, FREE))))), 0.5)
+    first, second = after.steps
+    assert first.requests[:3] == step.requests[:3] and first.requests[5:] == step.requests[3:]
+    assert first.requests[3:5] == ((4, 50 * MIB), (4, FREE))  # half of 60, 10 and 30
+    assert (first.forward, second.forward) == (6, None)
+    assert second.requests == ((5, 50 * MIB), (5, FREE), (2, FREE), (3, FREE))
+    assert with_workspaces(Requests((), (step,)), 0.001).steps == (step,)
 
 
 def test_an_evaluation_keeps_only_the_last_few_blocks() -> None:

@@ -18,7 +18,7 @@ from memtriage.treat.priming import CudaBlocks, allocate, prime_device
 
 MIB = 1 << 20
 SIZES = [64 * MIB, 40 * MIB, 20 * MIB]
-TIME_LIMIT_S = 120
+TIME_LIMIT_S = 300
 
 
 @pytest.fixture(autouse=True)

@@ -30,6 +30,7 @@ from memtriage.allocator.requests import (
     repeated,
     settled,
     shortened,
+    with_workspaces,
 )
 from memtriage.allocator.settings import (
     MIN_BLOCK,
@@ -106,6 +107,8 @@ class PrimingPolicy:
         least_gain: blocks that save less of what is reserved do not help.
         settings_gain: other settings that save less than that beyond blocks do not help. They also act on
             memory that was not predicted, such as workspaces of libraries.
+        workspace: size of a block that a library takes and returns at the peak of each step, as a part of the
+            peak: cuDNN's were up to 4 % of it.
         shares: lengths of other batches, as shares of the longest.
         kept: blocks of an evaluation that are alive at the same time.
         searched_under: circumstances under which each choice is tried; its worst outcome counts.
@@ -114,7 +117,7 @@ class PrimingPolicy:
     """
 
     requests: int = 60_000_000
-    more_requests: int = 20_000_000
+    more_requests: int = 8_000_000
     patience: int = 20_000_000
     near: float = 0.004
     grid: int = 140
@@ -123,6 +126,7 @@ class PrimingPolicy:
     tolerance: float = 0.005
     least_gain: float = 0.005
     settings_gain: float = 0.02
+    workspace: float = 0.04
     shares: tuple[float, ...] = (0.75, 0.5, 0.9, 1.0, 0.6)
     kept: int = 6
     searched_under: tuple[Circumstance, ...] = (
@@ -278,6 +282,7 @@ def _checks(requests: Requests, policy: PrimingPolicy) -> list[_Check]:
     other = reordered(requests, _SEED)
     if other is not None:
         checks.append(_Check("steps in another order", other.all()))
+    checks.append(_Check("workspaces at the peak", with_workspaces(few, policy.workspace).all()))
     checks.append(_Check("shorter batches", shortened(few, policy.shares).all()))
     if any(step.forward for step in few.steps):
         checks.append(_Check("evaluation after each step", evaluated(few, policy.kept).all()))

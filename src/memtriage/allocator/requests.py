@@ -256,6 +256,51 @@ def shortened(requests: Requests, shares: Sequence[float]) -> Requests:
     return Requests(requests.before, tuple(steps))
 
 
+def with_workspaces(requests: Requests, share: float) -> Requests:
+    """Each step with a block that is freed at once, when the most is alive: what a library takes to work in.
+
+    Args:
+        share: its size, as a part of the most that is alive.
+    """
+    alive: dict[int, int] = {}
+    highest = [_grow(alive, requests.before)[1]]
+    places = []
+    for step in requests.steps:
+        place, most = _grow(alive, step.requests)
+        places.append(place)
+        highest.append(most)
+    numbers = _Numbers(requests)
+    size = int(share * max(highest))
+    steps = []
+    for step, place in zip(requests.steps, places, strict=True):
+        number = numbers.next()
+        made = ((number, size), (number, FREE)) if size > SMALL_LIMIT else ()
+        forward = step.forward
+        if forward is not None and place <= forward:
+            forward += len(made)
+        steps.append(StepRequests((*step.requests[:place], *made, *step.requests[place:]), forward))
+    return Requests(requests.before, tuple(steps))
+
+
+def _grow(alive: dict[int, int], requests: Sequence[Request]) -> tuple[int, int]:
+    """Follow requests; returns after how many of them the most bytes are alive, and how many these are.
+
+    Args:
+        alive: sizes of live blocks by number; changed.
+    """
+    live = most = sum(alive.values())
+    place = 0
+    for at, (block, size) in enumerate(requests, 1):
+        if block == EMPTIED:
+            continue
+        live += size if size else -alive.pop(block)
+        if size:
+            alive[block] = size
+        if live > most:
+            place, most = at, live
+    return place, most
+
+
 def evaluated(requests: Requests, kept: int) -> Requests:
     """After each step but the first an evaluation: its forward pass, keeping only the last few blocks."""
     numbers = _Numbers(requests)
