@@ -107,8 +107,9 @@ class PrimingPolicy:
         least_gain: blocks that save less of what is reserved do not help.
         settings_gain: other settings that save less than that beyond blocks do not help. They also act on
             memory that was not predicted, such as workspaces of libraries.
-        workspace: size of a block that a library takes and returns at the peak of each step, as a part of the
-            peak: cuDNN's were up to 4 % of it.
+        workspace: size of a workspace at the peak of each step of a program with convolutions, as a part of
+            the peak. With it a choice must not be worse than none without it: a U-Net that was primed
+            reserved 4 % more than predicted.
         shares: lengths of other batches, as shares of the longest.
         kept: blocks of an evaluation that are alive at the same time.
         searched_under: circumstances under which each choice is tried; its worst outcome counts.
@@ -221,7 +222,8 @@ def choose(
     checks = _checks(requests, policy)
     trial = _PackingTrial(_unlimited(settings))
     for check in checks:
-        check.before = trial.run(check.requests, (), under=check.under) or 0
+        against = check.requests if check.against is None else check.against
+        check.before = trial.run(against, (), under=check.under) or 0
     searched = _compressed(_searched(requests, policy).all())
     before = trial.run(searched, ()) or 0
     best = PrimingChoice()
@@ -251,12 +253,14 @@ class _Check:
     """A trace that a choice must pass.
 
     Attributes:
-        before: bytes of segments that it makes without blocks, under the program's settings.
+        against: what a choice is compared with; the trace itself by default.
+        before: bytes of segments that this makes without blocks, under the program's settings.
     """
 
     name: str
     requests: list[Request]
     under: Circumstance = field(default_factory=Circumstance)
+    against: list[Request] | None = None
     before: int = 0
 
 
@@ -282,7 +286,9 @@ def _checks(requests: Requests, policy: PrimingPolicy) -> list[_Check]:
     other = reordered(requests, _SEED)
     if other is not None:
         checks.append(_Check("steps in another order", other.all()))
-    checks.append(_Check("workspaces at the peak", with_workspaces(few, policy.workspace).all()))
+    if requests.convolves:
+        taken = with_workspaces(few, policy.workspace)
+        checks.append(_Check("other workspaces at the peak", taken.all(), against=few.all()))
     checks.append(_Check("shorter batches", shortened(few, policy.shares).all()))
     if any(step.forward for step in few.steps):
         checks.append(_Check("evaluation after each step", evaluated(few, policy.kept).all()))

@@ -45,10 +45,13 @@ class Requests:
     Attributes:
         before: what comes before the first step: building the model; all of it where steps are unknown.
         steps: the steps in order.
+        convolves: whether there are convolutions: cuDNN may take other workspaces than those among the
+            requests.
     """
 
     before: tuple[Request, ...]
     steps: tuple[StepRequests, ...] = ()
+    convolves: bool = False
 
     def all(self) -> list[Request]:
         """Every request in order."""

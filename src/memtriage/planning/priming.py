@@ -129,7 +129,7 @@ def _reason(choice: PrimingChoice, kind: GpuKind, requests: Requests) -> str | N
         return "there is no block of more than 1 MiB"
     if not choice.blocks and not choice.settings:
         if choice.rejected:
-            return "what helps on the predicted steps does not with other lengths or orders"
+            return "what helps on the predicted steps does not with other lengths, orders or workspaces"
         return _NOTHING
     if sum(choice.blocks) + kind.outside > kind.memory:
         return f"the blocks take {size(sum(choice.blocks))}, more than {kind.name} has"

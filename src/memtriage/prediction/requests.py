@@ -43,7 +43,7 @@ def requests_of(trace: Trace, device_memory: int) -> Requests:
         forward = None if forward_end is None else middle - first
         steps.append(StepRequests(tuple(log.requests[first:last]), forward))
         first = last
-    return Requests(tuple(log.requests[:before]), tuple(steps))
+    return Requests(tuple(log.requests[:before]), tuple(steps), trace.convolves)
 
 
 def _forward_end(recording: AllocationTrace, step: int, end: int) -> int | None:

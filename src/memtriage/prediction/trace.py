@@ -55,6 +55,7 @@ class Trace:
         steps: how many steps were traced.
         varies: whether the steps may differ (`Program.varies`).
         cudnn_tries: whether cuDNN chooses convolutions by trial.
+        convolves: whether there were convolutions.
         compile_trials: bytes that trials of kernels held at once; None where nothing was compiled or tried.
         host: the host's timeline; None unless asked for.
     """
@@ -71,6 +72,7 @@ class Trace:
     steps: int = 0
     varies: bool = False
     cudnn_tries: bool = False
+    convolves: bool = False
     compile_trials: int | None = None
     host: HostTrace | None = None
 
@@ -216,6 +218,7 @@ def trace(
         steps=made,
         varies=program.varies,
         cudnn_tries=scratch.tried,
+        convolves=scratch.convolved,
         compile_trials=compile_trials,
         host=None if memory is None else memory.trace,
     )

@@ -45,11 +45,13 @@ class Scratch:
 
     Attributes:
         workspaces: those that cuBLAS keeps.
+        convolved: whether there were convolutions.
     """
 
     def __init__(self, machine: GpuKind, version: tuple[int, int], lifetimes: Lifetimes) -> None:
         self._machine = machine
         self.workspaces = Workspaces(machine, version, lifetimes)
+        self.convolved = False
         self._lifetimes = lifetimes
         self._tried: set[tuple[Any, ...]] = set()
         self._rules = {**attention.RULES, **embedding.RULES, **normalization.RULES}
@@ -60,6 +62,7 @@ class Scratch:
         if func in products.PRODUCTS or func in products.SCALED:
             self.workspaces.keep(func, args)
         elif func in convolution.RULES:
+            self.convolved = True
             self._try_kernels(func, args)
 
     def __call__(
