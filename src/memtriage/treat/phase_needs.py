@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from memtriage.allocator.settings import SEGMENT_STEP
 from memtriage.model.units import MIB
 from memtriage.observe import cuda
 from memtriage.treat.priming import BlockSource, CudaBlocks
@@ -21,8 +22,6 @@ _LEFT_FREE: Final = 16
 """A sixteenth of the device stays free: for NCCL and others that do not allocate from torch."""
 _LEAST: Final = 256 * MIB
 """Priming with less is not worth it."""
-_SEGMENT: Final = 2 * MIB
-"""Sizes of large segments are multiples of it (`kRoundLarge` in CUDACachingAllocator)."""
 
 
 @dataclass(slots=True)
@@ -67,8 +66,8 @@ class Need:
         if self.made is None or not self.returned:
             return []
         wanted = self._expected + self.made + self.made // SPARE - reserved
-        half = min(wanted, free - memory // _LEFT_FREE) // 2 // _SEGMENT * _SEGMENT
-        return [half, half + _SEGMENT] if 2 * half >= _LEAST else []
+        half = min(wanted, free - memory // _LEFT_FREE) // 2 // SEGMENT_STEP * SEGMENT_STEP
+        return [half, half + SEGMENT_STEP] if 2 * half >= _LEAST else []
 
     def end(self, peak: int) -> None:
         """Learn from a round that ends, before anything leaves the device.
