@@ -75,9 +75,9 @@ def _plan(name: str, gpu: str) -> str:
 
 def what_adds(names: list[str], gpu: str) -> int:
     """Print what each means adds: highest reserved by highest allocated bytes of large blocks."""
-    from memtriage.allocator.priming import choose
+    from memtriage.allocator.priming import choose, peak_live
     from memtriage.allocator.settings import parse_conf
-    from memtriage.planning.priming import STEPS, other_settings
+    from memtriage.planning.priming import STEPS, priming_of_trace
     from memtriage.prediction.gpu_kinds import machine
     from memtriage.prediction.requests import requests_of
     from memtriage.prediction.trace import trace
@@ -87,30 +87,16 @@ def what_adds(names: list[str], gpu: str) -> int:
     for name in names:
         traced = trace(groundtruth.workload(name), kind, version, STEPS)
         requests = requests_of(traced, kind.memory)
-        alive = _most_alive(requests.all())
-        choice = choose(requests, traced.settings, others=other_settings(traced, kind, requests))
+        alive = peak_live(requests.all())
         found = [
             f"{each.name or 'as it is'} {each.before / alive:.3f} {each.after / alive:.3f}"
-            for each in choice.tried
+            for each in priming_of_trace(traced, kind).tried
         ]
         apart, pooled = _without_long_lived(requests)
         rest = choose(apart, parse_conf("", version)).checks[0]
         found.append(f"pool {(rest.before + pooled) / alive:.3f} {(rest.after + pooled) / alive:.3f}")
         print(f"{name:<18}", "; ".join(found), flush=True)
     return 0
-
-
-def _most_alive(requests: Any) -> int:
-    sizes: dict[int, int] = {}
-    alive = most = 0
-    for block, size in requests:
-        if size:
-            sizes[block] = size
-            alive += size
-            most = max(most, alive)
-        elif block >= 0:
-            alive -= sizes.pop(block)
-    return most
 
 
 def _without_long_lived(requests: Any) -> tuple[Any, int]:
@@ -291,12 +277,13 @@ def _emptied(mode: str, settings: str) -> int:
     """Leave the allocator as a new process finds it; returns the bytes that stay reserved."""
     import torch
 
+    from memtriage.treat.priming import set_allocator
+
     gc.collect()
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
-    expandable = f"expandable_segments:{mode == 'expandable'}"
-    torch.cuda.memory._set_allocator_settings(",".join(filter(None, (expandable, settings))))
+    set_allocator(settings, f"expandable_segments:{mode == 'expandable'}")
     torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_reserved()
 

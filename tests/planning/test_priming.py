@@ -50,7 +50,7 @@ def test_convolutions_are_known(
 
 def test_settings_of_the_program_are_not_tried_otherwise() -> None:
     found = traced(linear, 512, 1024, conf="max_split_size_mb:1024")
-    tried = other_settings(found, KIND, requests_of(found, KIND.memory))
+    tried = other_settings(found, KIND, requests_of(found, KIND.memory), allowed=KIND.memory)
     assert list(tried) == ["large_segment_size_mb:512"]
     settings = tried["large_segment_size_mb:512"]
     assert (settings.large_segment_size, settings.max_split_size) == (512 << 20, 1024 << 20)

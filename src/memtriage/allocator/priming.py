@@ -384,7 +384,7 @@ class _BlockSearch:
         self._trial = _PackingTrial(settings)
         self._requests = requests
         self._before = before
-        self._peak = _peak_live(requests)
+        self._peak = peak_live(requests)
         self._policy = policy
         self._random = Random(_SEED)
         self._hardest_first = list(policy.searched_under)
@@ -531,7 +531,8 @@ def _up(size: int) -> int:
     return -(-size // SEGMENT_STEP) * SEGMENT_STEP
 
 
-def _peak_live(requests: Sequence[Request]) -> int:
+def peak_live(requests: Sequence[Request]) -> int:
+    """Most bytes of these requests that are alive at once."""
     sizes: dict[int, int] = {}
     live = peak = 0
     for block, size in requests:

@@ -167,9 +167,8 @@ class Evaluator:
         self, trace: Trace, settings: AllocatorSettings, blocks: Blocks, lowest: int, highest: int
     ) -> int:
         """The least limit, between what is allocated and what is reserved without one."""
-        while not self._runs(
-            trace, settings, blocks, highest
-        ):  # an empty_cache() lowered what was reserved before
+        # It may be more than was reserved without a limit: an empty_cache() lowered that.
+        while not self._runs(trace, settings, blocks, highest):
             lowest, highest = highest, highest + highest // 8
         while highest - lowest > FINENESS:
             middle = (lowest + highest) // 2
@@ -180,9 +179,8 @@ class Evaluator:
         return highest
 
     def _runs(self, trace: Trace, settings: AllocatorSettings, blocks: Blocks, limit: int) -> bool:
-        primed = (
-            blocks if sum(blocks) <= limit else ()
-        )  # where memory does not suffice for them, none is made
+        # Where memory does not suffice for the blocks, a program is not primed.
+        primed = blocks if sum(blocks) <= limit else ()
         try:
             replay(trace.recording, settings, self._kind.memory, trace.steps, limit, primed)
         except OutOfMemory:

@@ -68,13 +68,14 @@ def priming_of_trace(traced: Trace, kind: GpuKind, policy: PrimingPolicy = POLIC
     reserved = max(counter.peak_reserved for counter in counters)
     requests = requests_of(traced, kind.memory)
     large = peak_reserved(requests.all(), traced.settings) or 0
+    others = reserved - large
     if traced.settings.expandable_segments:
         choice = PrimingChoice()
         reason: str | None = _EXPANDABLE
     else:
-        choice = choose(requests, traced.settings, policy, other_settings(traced, kind, requests, policy))
+        allowed = others + int(policy.least_gain * large)
+        choice = choose(requests, traced.settings, policy, other_settings(traced, kind, requests, allowed))
         reason = _reason(choice, kind, requests)
-    others = reserved - large
     before = choice.checks[0].before if choice.checks else large
     after = choice.checks[0].after if choice.checks and reason is None else before
     return Priming(
@@ -96,21 +97,14 @@ def priming_of_trace(traced: Trace, kind: GpuKind, policy: PrimingPolicy = POLIC
 
 
 def other_settings(
-    traced: Trace, kind: GpuKind, requests: Requests, policy: PrimingPolicy = POLICY
+    traced: Trace, kind: GpuKind, requests: Requests, allowed: int
 ) -> dict[str, AllocatorSettings]:
     """Those of `SETTINGS` that this torch has, the program does not set, and nothing else pays for.
 
-    What is not among the requests, such as blocks of other streams, has segments of its own: where they grow,
-    a setting is left out.
+    Args:
+        allowed: bytes of segments that what is not among the requests may have, such as blocks of other
+            streams: where they get more, a setting is left out.
     """
-
-    def of_others(settings: AllocatorSettings) -> int:
-        counters = replay(traced.recording, settings, kind.memory, traced.steps)
-        all_of_it = max(counter.peak_reserved for counter in counters)
-        return all_of_it - (peak_reserved(requests.all(), settings) or 0)
-
-    own = of_others(traced.settings)
-    allowed = own + policy.least_gain * (peak_reserved(requests.all(), traced.settings) or 0)
     found = {}
     for text in SETTINGS:
         if text.partition(":")[0] in traced.conf:
@@ -119,7 +113,9 @@ def other_settings(
             settings = parse_conf(join_conf(traced.conf, text), traced.settings.torch_version)
         except ConfError:  # this torch does not have it, or not along with what the program sets
             continue
-        if of_others(settings) <= allowed:
+        counters = replay(traced.recording, settings, kind.memory, traced.steps)
+        reserved = max(counter.peak_reserved for counter in counters)
+        if reserved - (peak_reserved(requests.all(), settings) or 0) <= allowed:
             found[text] = settings
     return found
 
