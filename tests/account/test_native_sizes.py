@@ -45,6 +45,7 @@ BODIES = {
     "freed graphs": "h = ((weight @ weight).relu() * 2).sum(); h.backward(); kept.append(h)",
     "whole graphs": "kept.append((weight * 2).exp().add(1).mul(weight).sum())",
     "a chain": "state = state + weight",
+    "splits": "kept.append(weight.unsafe_chunk(8)[0].sum())",
     "detached numbers": "kept.append(weight.detach().sum())",
 }
 

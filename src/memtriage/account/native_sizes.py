@@ -21,6 +21,7 @@ class NativeSizes:
     Attributes:
         node: an autograd node without edges.
         edge: each edge to a next node.
+        output: each output after the first: a split among chunks has several.
         saved: each place for a saved tensor, filled or freed.
         shape: each saved list of sizes or strides.
         tensor: C++'s part of a tensor.
@@ -31,6 +32,7 @@ class NativeSizes:
 
     node: int = 464
     edge: int = 48
+    output: int = 128
     saved: int = 72
     shape: int = 40
     tensor: int = 192
@@ -55,14 +57,16 @@ class NativeSizer:
         self._by_type: dict[type, int] = {}
 
     def node(self, node: Any) -> int:
-        """Bytes of an autograd node. Nodes of one type count the edges of the first that was asked for."""
+        """Bytes of an autograd node. Nodes of one type count edges and outputs of the first asked for."""
         kind = type(node)
         nbytes = self._by_type.get(kind)
         if nbytes is None:
             edges, saved = len(next_nodes(node)), len(self._reader.saved_attributes(kind))
             shapes = sum(name.endswith(("_sym_sizes", "_sym_strides")) for name in dir(kind))
             sizes = self._sizes
-            nbytes = sizes.node + sizes.edge * edges + sizes.saved * saved + sizes.shape * shapes
+            outputs = max(0, len(getattr(node, "_input_metadata", ())) - 1)
+            nbytes = sizes.node + sizes.edge * edges + sizes.output * outputs
+            nbytes += sizes.saved * saved + sizes.shape * shapes
             self._by_type[kind] = nbytes
         return nbytes
 

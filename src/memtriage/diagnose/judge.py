@@ -340,6 +340,19 @@ def _explained(data: GrowingData, evidence: Evidence) -> MechanismText:
     )  # fmt: skip
 
 
+def unexplained(growth: GrowthEstimate, known: float, policy: TrendPolicy) -> float:
+    """Return bytes per position that a counter rises by beyond what is known; 0 where they may be nothing.
+
+    Args:
+        growth: what the counter shows.
+        known: bytes per position that are accounted for.
+        policy: of the counter.
+    """
+    missing = growth.rate - known
+    surely = growth.low - known >= policy.least and missing >= POLICY.unnamed * growth.rate
+    return missing if surely else 0.0
+
+
 def unnamed_growth(
     counter: str,
     evidence: Evidence,
@@ -383,8 +396,8 @@ def unnamed_growth(
     )
     data = sum(_rate_on(finding, evidence.scale) for finding in named if finding.device == "host")
     known = max(known, (held or 0.0) + (data if counter == "cpu" else 0))
-    missing = growth.rate - known
-    if growth.low - known < policy.least or missing < POLICY.unnamed * growth.rate:
+    missing = unexplained(growth, known, policy)
+    if not missing:
         return None
     if holder is None and counter == "cpu":
         slowest, fastest = (part * missing for part in POLICY.as_fast)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -101,6 +103,18 @@ def test_growth_that_is_explained_still_has_a_limit(schedule: Any, has_limit: bo
     assert (judged.detection_limit is not None) == has_limit
     if judged.detection_limit is not None:
         assert judged.detection_limit.bytes >= MIB and judged.detection_limit.per == "step"
+
+
+def test_what_would_not_be_reported_is_explained() -> None:
+    """A harmless holder explains less than 0.7 of a noisy counter's rate, but all that surely grows."""
+    schedule, noise = growing(1800.0), random.Random(0)
+    schedule.counters["cpu"] = Counter("cpu")
+    for step in range(300):
+        schedule.counters["cpu"].add(step, 100 * MIB + 2700 * step + noise.randrange(300_000))
+    estimate = schedule.counters["cpu"].estimate()
+    assert estimate.state == "growing" and 0.7 * estimate.rate > 1800
+    judged = judge_devices(schedule, {"cpu": True})["cpu"]
+    assert judged.detection_limit is not None and judged.detection_limit.bytes == math.ceil(estimate.high)
 
 
 def test_only_native_memory_fills_with_code() -> None:

@@ -19,6 +19,7 @@ from memtriage.diagnose.judge import (
     data_finding,
     held_by,
     holder_finding,
+    unexplained,
     unit_of,
     unnamed_growth,
 )
@@ -45,7 +46,6 @@ class JudgmentPolicy:
     Attributes:
         resident: part of native growth that the resident set has to show. Not all: malloc may fill what
             others have freed.
-        explained: part of a counter's rate that harmless holders must explain. Not all: malloc rounds.
         noted: bytes waiting for the collector from which on a program may run out of memory without a leak.
         unread: part of a run's end, and positions of it, up to which a counter need not have been read. While
             allocation sites are recorded, malloc's is not.
@@ -54,7 +54,6 @@ class JudgmentPolicy:
     """
 
     resident: float = 0.5
-    explained: float = 0.7
     noted: int = 2**20
     unread: tuple[float, int] = (0.25, 16)
     beside: float = 0.1
@@ -144,8 +143,8 @@ def judge_devices(schedule: ScaleScheduler, readable: Mapping[str, bool]) -> dic
         counter = schedule.counters.get(device) or Counter(device)
         estimate, judgment = judge_counter(counter.track, scale, counter.policy)
         rises = estimate.state in ("growing", "undecided")
-        explained = schedule.harmless_rate(device) >= POLICY.explained * estimate.rate
-        if rises and (explained or _ends_by_itself(schedule, device, estimate)):
+        open_rate = unexplained(estimate, schedule.harmless_rate(device), counter.policy)
+        if rises and (not open_rate or _ends_by_itself(schedule, device, estimate)):
             limit = DetectionLimit(math.ceil(estimate.high), "second" if scale == "time" else "step")
             judgment = Judged(scale=scale, points=judgment.points, detection_limit=limit)
         if judgment.detection_limit is not None and _is_unread(schedule, counter):
