@@ -118,6 +118,9 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
             if self.host is not None:
                 self.host.operator(operator, tensors, operator.targets(args, kwargs), tensors_in(real))
             return real
+        if operator.has_device and kwargs.get("device") == META and meta_is_meant():
+            with kernel():
+                return func(*args, **kwargs)
         if operator.makes and self.lifetimes.over is not None:
             self.lifetimes.over()
         if operator.collective:

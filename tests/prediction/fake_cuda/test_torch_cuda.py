@@ -424,3 +424,30 @@ def test_torch_tensor_of_a_tensor_goes_to_the_device():
         return model, torch.optim.SGD(model.parameters()), step
 
     memtriage.predict(build, steps=1)
+
+
+def test_tensors_of_the_meta_device_take_no_memory():
+    def build(device):
+        model = nn.Embedding(1024, 256, device=device)
+        weight = model.weight
+        made = [
+            torch.zeros_like(weight, device="meta"),
+            torch.randn_like(weight, device=torch.device("meta")),
+            weight.new_empty(1024, 256, device="meta"),
+            weight.to("meta"),
+            weight.to("meta", torch.bfloat16),
+            weight.to(torch.bfloat16, device="meta"),
+            weight.to(torch.empty(0, device="meta")),
+        ]
+        assert [tensor.device.type for tensor in made] == ["meta"] * len(made)
+        assert made[4].dtype is made[5].dtype is torch.bfloat16
+        assert made[3].requires_grad
+        assert torch.zeros_like(made[0], device=device).device == device
+
+        def step():
+            return made
+
+        return model, torch.optim.SGD(model.parameters()), step
+
+    prediction = memtriage.predict(build, steps=1)
+    assert prediction.by_owner == {"parameter": 1 << 20}

@@ -221,6 +221,8 @@ def fake_devices(index: int) -> Iterator[None]:
 
 def _wrapped_to(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """`Tensor.to` that compares with the played device: its C++ side sees `meta` and would always copy."""
+    # To the true meta device, where it would never copy.
+    to_meta = meaning_meta(torch.ops.aten._to_copy.default, lambda *args, **kwargs: True)
 
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if _names_tensor(args, kwargs):
@@ -248,6 +250,8 @@ def _wrapped_to(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
                 kwargs["device"] = CUDA
             if device.type == "meta":
                 kwargs["device"] = META
+                if fake_device(self).type != "meta" and true_device(self).type == "meta":
+                    return to_meta(self, dtype=kwargs.get("dtype", args[0] if args else None), device=META)
         return original(self, *args, **kwargs)
 
     return to

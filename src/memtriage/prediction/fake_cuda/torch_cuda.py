@@ -32,16 +32,15 @@ from memtriage.prediction.lifetimes import Lifetimes
 from memtriage.prediction.notes import Notes
 from memtriage.prediction.simulate import LiveReplay
 
-_META_FACTORIES: Final = ("empty", "empty_strided", "zeros", "ones", "full", "rand", "randn")
 _MISSING: Final = object()
 
 
-_FACTORIES: Final = (
+FACTORIES: Final = (
+    *("empty", "empty_strided", "zeros", "ones", "full", "rand", "randn"),
     *(f"{name}_like" for name in ("empty", "zeros", "ones", "full", "rand", "randn", "randint")),
     *("randint", "randperm", "arange", "linspace", "logspace", "eye", "scalar_tensor", "empty_permuted"),
     *("tril_indices", "triu_indices"),
 )
-FACTORIES: Final = (*_META_FACTORIES, *_FACTORIES)
 """Functions of `torch` that make tensors, each replaced by one that calls it."""
 _NEW_FACTORIES: Final = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros", "new_tensor")
 
@@ -310,11 +309,10 @@ def _of_torch(
     grouped = _grouped(torch._C._group_tensors_by_device_and_dtype)
     return [
         *(
-            (torch, name, _numbered(meaning_meta(getattr(torch, name), _meta_asked)))
-            for name in _META_FACTORIES
+            (owner, name, _numbered(meaning_meta(getattr(owner, name), _meta_asked)))
+            for owner, names in ((torch, FACTORIES), (torch.Tensor, _NEW_FACTORIES))
+            for name in names
         ),
-        *((torch, name, _numbered(getattr(torch, name))) for name in _FACTORIES),
-        *((torch.Tensor, name, _numbered(getattr(torch.Tensor, name))) for name in _NEW_FACTORIES),
         (torch._C._nn, "_parse_to", _first_numbered(torch._C._nn._parse_to)),
         (
             torch,
