@@ -17,6 +17,10 @@ def model_on(device):
     return model, torch.optim.SGD(model.parameters()), lambda: None
 
 
+def missing(error):
+    raise error
+
+
 @pytest.mark.parametrize(
     ("build", "said"),
     [
@@ -59,6 +63,9 @@ opaque = torch.ops.memtriage_tests.opaque
         (lambda device: torch.randn(4, 4, device=device) @ torch.randn(4, 4), "send inputs"),
         (lambda device: sys.exit(3), r"sys.exit\(3\)"),
         (lambda device: torch.ones(2, device=device).sum().backward(), "train at least one parameter"),
+        (lambda device: missing(ImportError("No module named 'mpi4py'")), "mpi4py'; .*--world-size N"),
+        (lambda device: missing(OSError("CUDA_HOME is not set")), "not set; .*torch_adam"),
+        (lambda device: missing(OSError("numpy.npy is not there")), "numpy.npy is not there$"),
         (lambda device: later(), "step.* returned a coroutine"),
         (lambda device: (letter for letter in "ab"), "step.* returned a generator"),
         pytest.param(

@@ -33,7 +33,9 @@ def predict(
         str | None,
         typer.Option(metavar="SIZE", help="With --horizon: what the process may reserve: 40GiB or bytes."),
     ] = None,
-    world_size: Annotated[int, typer.Option(metavar="N", help="Ranks of the job.")] = 1,
+    ranks: Annotated[
+        int | None, typer.Option("--world-size", metavar="N", help="Ranks that a launcher starts.")
+    ] = None,
     rank: Annotated[int, typer.Option(metavar="R", help="Rank to predict, from 0.")] = 0,
     every_rank: Annotated[
         bool, typer.Option("--all-ranks", help="Predict all ranks, in groups of equal ones.")
@@ -57,9 +59,10 @@ def predict(
     from memtriage.prediction.distributed.ranks import all_ranks
     from memtriage.prediction.host.node import add_node
 
+    world_size = 1 if ranks is None else ranks
     options = {
         "steps": steps,
-        "world_size": world_size,
+        "world_size": ranks,
         "explain": explain,
         "host": host,
         "against": None if against is None else str(against),
@@ -72,9 +75,21 @@ def predict(
         raise ValueError("--ranks-per-node needs --host")
     on_node = _ranks_of_node(ranks_per_node, world_size)
 
+    def traced(of_rank: int, **received: Any) -> RankPrediction:
+        return program.trace("predict", {**options, "rank": of_rank, **received}, RankPrediction)
+
     @cache
     def predicted(of_rank: int) -> RankPrediction:
-        return program.trace("predict", {**options, "rank": of_rank}, RankPrediction)
+        if of_rank == 0:
+            return traced(0)
+        if not (every_rank or host):  # else rank 0 is predicted anyway
+            try:
+                found = traced(of_rank)
+                if not found.missed:
+                    return found
+            except ValueError:
+                pass  # it may be for want of what rank 0 sends; else it comes again
+        return traced(of_rank, received=predicted(0).sent)
 
     if every_rank:
         prediction = all_ranks(world_size, lambda each: predicted(each).prediction)

@@ -243,10 +243,14 @@ class RankPrediction(msgspec.Struct, kw_only=True):
     Attributes:
         prediction: of this rank.
         host: what the figures of its node need; None unless the host is asked for.
+        sent: numbers that it broadcast as rank 0, by process group, in order.
+        missed: whether it was to receive such numbers, which were not given.
     """
 
     prediction: Prediction
     host: HostCourse | None = None
+    sent: dict[str, list[list[int] | None]]
+    missed: bool
 
     @property
     def notes(self) -> list[str]:

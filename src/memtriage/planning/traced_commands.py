@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from memtriage.planning.api import plan_program
 from memtriage.planning.priming import plan_priming
 from memtriage.prediction.api import predict_program
 from memtriage.prediction.build import Build, load
+from memtriage.prediction.distributed.broadcasts import Broadcasts
 from memtriage.prediction.many_steps.api import horizon_of_program
 from memtriage.prediction.many_steps.programs import ShapedBuild, ShapedScript
 from memtriage.prediction.many_steps.shapes import inputs_of
@@ -25,12 +27,19 @@ from memtriage.prediction.watch import TracedProgram
 def predict(target: dict[str, Any], options: dict[str, Any]) -> RankPrediction:
     """Predict a target; `options` are those of `prediction.api.predict_program`, or of a horizon.
 
+    `received` among them is what rank 0 sent, as JSON.
+
     Raises:
         ValueError: the target or an option cannot be used.
     """
     courses: list[HostCourse] = []
     if options.pop("host", False):
         options["host"] = courses.append
+    if options.get("world_size") is None:
+        options.pop("world_size", None)
+    else:
+        os.environ["WORLD_SIZE"] = str(options["world_size"])  # as a launcher sets it, of one process too
+    broadcasts = options["broadcasts"] = Broadcasts(options.pop("received", None))
     against = options.pop("against", None)
     horizon, lengths, limit = (options.pop(name, None) for name in ("horizon", "lengths", "limit"))
 
@@ -46,7 +55,12 @@ def predict(target: dict[str, Any], options: dict[str, Any]) -> RankPrediction:
         prediction = predict_program(
             _program(target), **options, against=None if against is None else Path(against), progress=progress
         )
-    return RankPrediction(prediction=prediction, host=courses[0] if courses else None)
+    return RankPrediction(
+        prediction=prediction,
+        host=courses[0] if courses else None,
+        sent=broadcasts.sent,
+        missed=broadcasts.missed,
+    )
 
 
 def plan(target: dict[str, Any], options: dict[str, Any]) -> Plan:

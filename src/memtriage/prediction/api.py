@@ -14,6 +14,7 @@ from memtriage.model.prediction import HostCourse, PredictedStep, Prediction
 from memtriage.prediction.against import compare, read_device
 from memtriage.prediction.build import Build
 from memtriage.prediction.distributed import nccl
+from memtriage.prediction.distributed.broadcasts import Broadcasts
 from memtriage.prediction.gpu_kinds import NO_GPU, GpuKind, machine
 from memtriage.prediction.host.replay import highest as highest_stretch
 from memtriage.prediction.host.replay import host_course
@@ -44,6 +45,7 @@ class TraceOptions(TypedDict, total=False):
         explain: also the instant of the peak by module.
         progress: called with the number of each step that begins, from 1, and how many are wanted.
         host: follow the host's memory too, of a script to its end, and call this with it.
+        broadcasts: what rank 0 sends to the others.
     """
 
     allocator_conf: str | None
@@ -54,6 +56,7 @@ class TraceOptions(TypedDict, total=False):
     explain: bool
     progress: Callable[[int, int], None] | None
     host: Callable[[HostCourse], None] | None
+    broadcasts: Broadcasts
 
 
 def predict_program(
@@ -100,6 +103,7 @@ def trace_steps(
     explain: bool = False,
     progress: Callable[[int, int], None] | None = None,
     host: Callable[[HostCourse], None] | None = None,
+    broadcasts: Broadcasts | None = None,
 ) -> tuple[Trace, int, Prediction]:
     """Trace steps of a program; return the trace, the GPU's memory in bytes, and their prediction.
 
@@ -112,7 +116,17 @@ def trace_steps(
     version = parse_version(torch_version)
     parse_conf(allocator_conf or "", version)
     traced = trace(
-        program, kind, version, steps, world_size, rank, explain, allocator_conf, progress, host is not None
+        program,
+        kind,
+        version,
+        steps,
+        world_size,
+        rank,
+        explain,
+        allocator_conf,
+        progress,
+        host is not None,
+        broadcasts,
     )
     prediction = _prediction_of(traced, kind, version, world_size, explain, begun)
     if host is not None and traced.host is not None:

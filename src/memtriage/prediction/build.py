@@ -127,7 +127,8 @@ def failure(error: Exception, assumptions: Sequence[str] = ()) -> BuildError:
     text = " ".join(str(error).split())[:_MESSAGE_LIMIT] or "no message"
     said = f"the program raised {type(error).__name__}{_place(error)}: {text}"
     if isinstance(error, _UNRELATED):
-        return BuildError(said)
+        advice = next((advice for sign, advice in _MISSING.items() if sign in text), None)
+        return BuildError(said if advice is None else f"{said}; {advice}")
     operator = _without_shapes(error)
     if operator is not None:
         return BuildError(_register(operator, _place(error)))
@@ -183,7 +184,9 @@ _UNRELATED: Final = (ImportError, OSError, SyntaxError, NameError)
 """What no choice of device and no value of a tensor leads to."""
 _MESSAGE_LIMIT: Final = 400
 _NO_VALUES: Final = "values of the device are not known in a prediction: take this out of the step"
-_WORLD: Final = "it needs other ranks: give their number with world_size (--world-size N)"
+_WORLD: Final = (
+    "it is started as ranks by a launcher: give their number with world_size (--world-size N, also of one)"
+)
 _ADVICE: Final = {
     "Sparse": "sparse tensors cannot be traced: use dense gradients",
     "not linked with support for cuda": "only the thread that runs the step is traced: use no other",
@@ -201,6 +204,12 @@ _ADVICE: Final = {
     "takes 0 positional arguments": EXPECTED,
 }
 """What to change, by a part of the message."""
+_MISSING: Final = {
+    "mpi4py": _WORLD,  # DeepSpeed asks MPI for the ranks where no launcher has set them
+    "CUDA_HOME": "kernels that are compiled for a GPU cannot be traced: use torch's optimizers and operators "
+    "(for Adam of DeepSpeed's configuration: torch_adam)",
+}
+"""The same for what no choice of device leads to."""
 
 
 def _place(error: Exception) -> str:

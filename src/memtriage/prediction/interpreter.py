@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memtriage.prediction import data_dependent, shapes
 from memtriage.prediction.compiled.entry import Compiler
+from memtriage.prediction.distributed.broadcasts import BROADCAST, Broadcasts
 from memtriage.prediction.distributed.collectives import Collectives
 from memtriage.prediction.engine import ADD, adds_in_place, held_alone, references_to_first
 from memtriage.prediction.fake_cuda.composites import Composites
@@ -62,6 +63,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         scratch: Scratch,
         composites: Composites,
         collectives: Collectives,
+        broadcasts: Broadcasts,
         compiler: Compiler,
     ) -> None:
         super().__init__()
@@ -75,6 +77,7 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         self._scratch = scratch
         self._composites = composites.kernels
         self._collectives = collectives
+        self._broadcasts = broadcasts
         self._compiler = compiler
         self._python_kernels = PythonKernels()
         self._shapes = KnownShapes()
@@ -112,6 +115,8 @@ class Interpreter(TorchDispatchMode):  # type: ignore[misc]
         tensors = tensors_in(args, kwargs)
         if self.host is not None and operator.communicates:
             self.host.collective(func, args)
+        if operator.name == BROADCAST:
+            self._broadcasts.follow(args, self.values)
         faked = any(is_gpu(tensor) or is_host_fake(tensor) for tensor in tensors)
         if not faked and ((operator.written and tensors) or not self._makes_fake(operator, args, kwargs)):
             real = func(*args, **kwargs)

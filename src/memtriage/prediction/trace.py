@@ -15,6 +15,7 @@ from memtriage.prediction.allocator_conf import AllocatorConf
 from memtriage.prediction.build import EXPECTED, Build, BuildError, Built, check_built, check_done, failure
 from memtriage.prediction.compiled.entry import Compiler
 from memtriage.prediction.compiled.trials import KernelTrials
+from memtriage.prediction.distributed.broadcasts import Broadcasts
 from memtriage.prediction.distributed.collectives import Collectives
 from memtriage.prediction.distributed.world import check_world, fake_world
 from memtriage.prediction.fake_cuda.autocast import Autocast
@@ -129,6 +130,7 @@ def trace(
     allocator_conf: str | None = "",
     progress: Callable[[int, int], None] | None = None,
     host: bool = False,
+    broadcasts: Broadcasts | None = None,
 ) -> Trace:
     """Run `build` and `steps` steps as one rank of `world_size`.
 
@@ -137,6 +139,7 @@ def trace(
         allocator_conf: as in `PYTORCH_CUDA_ALLOC_CONF`; None for what the environment and the program set.
         progress: called with the number of each step that begins, from 1, and how many are wanted.
         host: also follow the memory of the host, of a script to its end.
+        broadcasts: what rank 0 sends to the others; not known to them by default.
 
     Raises:
         BuildError: the program cannot be traced, there is no such rank, or torch would refuse
@@ -152,7 +155,16 @@ def trace(
     collectives = Collectives(lifetimes)
     trials = KernelTrials(lifetimes, machine.l2_cache)
     compiler = Compiler(machine, version, notes, trials)
-    interpreter = Interpreter(lifetimes, KnownValues(), notes, scratch, composites, collectives, compiler)
+    interpreter = Interpreter(
+        lifetimes,
+        KnownValues(),
+        notes,
+        scratch,
+        composites,
+        collectives,
+        broadcasts or Broadcasts(),
+        compiler,
+    )
     overrides = Overrides()
     autocast = Autocast(version)
     program = build if isinstance(build, TracedProgram) else BuildFunction(build)

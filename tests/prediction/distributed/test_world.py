@@ -429,11 +429,31 @@ def test_a_program_for_many_ranks_wants_their_number(wrap):
         memtriage.predict(program(wrap))
 
 
+def test_a_rank_that_a_launcher_starts_alone_has_its_group(monkeypatch):
+    seen = []
+
+    def wrap(device):
+        dist.init_process_group("nccl")
+        seen.append((dist.get_rank(), dist.get_world_size(), os.environ["LOCAL_RANK"]))
+        return replicated(device)
+
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    prediction = memtriage.predict(program(wrap))
+    assert seen == [(0, 1, "0")]
+    assert prediction.by_owner["parameter"] == LAYERS * LAYER
+    assert prediction.outside_allocator == machine("h200").outside + nccl.outside(1)
+    assert os.environ["WORLD_SIZE"] == "1"
+
+
 def test_the_command_predicts_a_rank(tmp_path, capsys):
     file = tmp_path / "train.py"
     file.write_text(textwrap.dedent(PROGRAM))
     assert app.main(["predict", f"{file}:build", "--json", "--world-size", "4", "--rank", "3"]) == 0
     assert json.loads(capsys.readouterr().out)["by_owner"]["parameter"] == 256 * 256 * 4 // 4
+    assert app.main(["predict", f"{file}:build", "--json", "--world-size", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["by_owner"]["parameter"] == 256 * 256 * 4
+    assert app.main(["predict", f"{file}:build"]) == 2
+    assert "--world-size N" in capsys.readouterr().err
     assert app.main(["predict", f"{file}:build", "--world-size", "4", "--rank", "4"]) == 2
     assert "world_size=4, rank=4" in capsys.readouterr().err
 
@@ -479,11 +499,13 @@ def test_everything_is_put_back():
     assert state() == before
 
 
-def test_a_group_that_is_there_already_is_not_touched():
+def test_a_group_that_is_there_already_is_not_touched(monkeypatch):
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    monkeypatch.setenv("WORLD_SIZE", "1")
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
+        memtriage.predict(program(layers))
         with pytest.raises(ValueError, match="exists already"):
             memtriage.predict(program(layers), world_size=2)
         assert dist.get_world_size() == 2

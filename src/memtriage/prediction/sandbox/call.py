@@ -118,7 +118,11 @@ def call(
         ValueError: the function raised one; the text says what to change.
         TraceFailed: the child ended without a result.
     """
-    with tempfile.TemporaryFile() as kept, tempfile.TemporaryDirectory(prefix="memtriage-") as scratch:
+    with (
+        tempfile.TemporaryFile() as kept,
+        tempfile.TemporaryFile() as asked,  # longer than an argument may be
+        tempfile.TemporaryDirectory(prefix="memtriage-") as scratch,
+    ):
         shown = kept.fileno() if output is None else output
         request = ChildCall(
             function=function,
@@ -128,14 +132,16 @@ def call(
             network=network,
             levels=levels,
         )
+        asked.write(msgspec.json.encode(request))
+        asked.seek(0)
         reading, writing = os.pipe()
         try:
             child = subprocess.Popen(
-                [sys.executable, "-c", _START.format(root=_ROOT), str(writing), msgspec.json.encode(request)],
+                [sys.executable, "-c", _START.format(root=_ROOT), str(writing), str(asked.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=shown,
                 stderr=shown,
-                pass_fds=(writing,),
+                pass_fds=(writing, asked.fileno()),
                 start_new_session=True,
             )
         finally:

@@ -19,14 +19,15 @@ _send_to: int | None = None
 
 
 def main() -> None:
-    """Serve one call; the arguments are the descriptor to answer at and a `ChildCall` as JSON."""
+    """Serve one call; the arguments are descriptors: to answer at, and to read a `ChildCall` from as JSON."""
     global _send_to
-    descriptor, request = sys.argv[1:]
-    _send_to = high_descriptor(int(descriptor))
+    descriptor, request = map(int, sys.argv[1:])
+    _send_to = high_descriptor(descriptor)
     sys.argv[:] = sys.argv[:1]
     if sys.platform == "linux":
         syscalls.die_with_parent(signal.SIGKILL)
-    asked = msgspec.json.decode(request, type=ChildCall)
+    with open(request, "rb") as file:
+        asked = msgspec.json.decode(file.read(), type=ChildCall)
     protection = protect(asked.scratch, asked.wanted, asked.network, asked.levels)
     directory = os.getcwd()
     module, _, name = asked.function.partition(":")
