@@ -103,3 +103,58 @@ def test_the_json_has_the_fields_of_the_schema(net, training):
     }
     assert decoded["schema"] == 1
     assert set(decoded["steps"][0]) == {"peak_allocated", "peak_reserved", "end_allocated"}
+
+
+def test_master_weights_belong_to_the_optimizers_states():
+    def build(device):
+        model = nn.Embedding(1024, 512, device=device, dtype=torch.bfloat16)
+        master = model.weight.detach().float()
+        optimizer = torch.optim.SGD([master], lr=0.1, momentum=0.9)
+
+        def step():
+            model.weight.sum().backward()
+            master.grad = model.weight.grad.float()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.weight.data.copy_(master)
+            model.weight.grad = None
+
+        return model, optimizer, step
+
+    owners = memtriage.predict(build).by_owner
+    assert (owners["parameter"], owners["optimizer state"]) == (MIB, 2 * 2 * MIB)
+
+
+def test_what_is_trained_outside_of_models_is_a_parameter():
+    def build(device):
+        model = nn.Linear(8, 1024, device=device).requires_grad_(False)
+        image = torch.zeros(1 << 15, 8, device=device, requires_grad=True)
+        optimizer = torch.optim.SGD([image], lr=0.1)
+
+        def step():
+            model(image).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return model, optimizer, step
+
+    assert MIB < memtriage.predict(build).by_owner["parameter"] < 1.1 * MIB
+
+
+def test_a_share_that_is_an_attribute_of_its_parameter_is_a_parameter():
+    def build(device):
+        model = nn.Embedding(1024, 512, device=device)
+        weight = model.weight
+        weight.ds_tensor = weight.detach()[:512].clone()  # as ZeRO-3 keeps it
+        weight.data = torch.empty(0, device=device)
+        optimizer = torch.optim.SGD([weight.ds_tensor], lr=0.1)
+
+        def step():
+            weight.data = torch.cat([weight.ds_tensor, weight.ds_tensor])
+            weight.pow(2).sum().backward()
+            weight.data = torch.empty(0, device=device)
+            weight.grad = None
+
+        return model, optimizer, step
+
+    assert memtriage.predict(build).by_owner["parameter"] == MIB

@@ -113,12 +113,12 @@ class Live(TorchDispatchMode):
             return NotImplemented  # its parts come next
         result = func(*args, **kwargs or {})
         for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and not isinstance(leaf, DTensor):
+            if isinstance(leaf, torch.Tensor) and not isinstance(leaf, DTensor) and not leaf.is_meta:
                 storage = leaf.untyped_storage()
                 if storage._cdata not in self.made:
                     self.made[storage._cdata] = StorageWeakRef(storage)
                 del storage
-        del leaf
+        leaf = None
         self.most = max(self.most, self.alive())
         return result
 

@@ -1,4 +1,4 @@
-"""Starts the program that trains with DeepSpeed itself, in a process of its own."""
+"""Starts programs that train with DeepSpeed itself, in processes of their own."""
 
 from __future__ import annotations
 
@@ -8,16 +8,57 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-PROGRAM = Path(__file__).parents[1] / "treat" / "deepspeed" / "real_program.py"
+_TESTS = Path(__file__).parents[1]
+PROGRAM = _TESTS / "treat" / "deepspeed" / "real_program.py"
 APART = Path(sys.prefix, "deepspeed")
 """Where `make test` puts DeepSpeed: installed beside them, it changes how many libraries behave."""
 
 
 def installed() -> bool:
     return importlib.util.find_spec("deepspeed") is not None or (APART / "deepspeed").is_dir()
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def start(device: str | None, *arguments: str) -> tuple[subprocess.Popen[str], IO[str]]:
+    """A process that finds DeepSpeed, and the file that it prints to; for `results`.
+
+    Args:
+        device: `cpu` or `cuda`; None for the one that DeepSpeed finds.
+        arguments: of Python.
+    """
+    settings = {
+        "PYTHONPATH": os.pathsep.join((str(APART), str(_TESTS), os.environ.get("PYTHONPATH", ""))),
+        "MASTER_PORT": str(free_port()),
+    }
+    if device is not None:
+        settings["DS_ACCELERATOR"] = device
+    if device == "cpu":
+        settings["CUDA_VISIBLE_DEVICES"] = ""
+    printed = tempfile.TemporaryFile("w+")  # noqa: SIM115 - `results` closes it
+    command = [sys.executable, *arguments]
+    environment = os.environ | settings
+    return subprocess.Popen(command, stdout=printed, stderr=printed, text=True, env=environment), printed
+
+
+def results(started: tuple[subprocess.Popen[str], IO[str]]) -> list[Any]:
+    """What a process prints as its results, once it has ended."""
+    process, printed = started
+    status = process.wait(timeout=300)
+    with printed:
+        printed.seek(0)
+        text = printed.read()
+    assert status == 0, text[-3000:]
+    return [json.loads(part.splitlines()[0]) for part in text.split("RESULT")[1:]]
 
 
 def run(device: str, *arguments: str) -> Any:
@@ -27,22 +68,4 @@ def run(device: str, *arguments: str) -> Any:
         device: `cpu` or `cuda`.
         arguments: of the program.
     """
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    settings = {
-        "PYTHONPATH": os.pathsep.join((str(APART), os.environ.get("PYTHONPATH", ""))),
-        "DS_ACCELERATOR": device,
-        "MASTER_PORT": str(port),
-    }
-    if device == "cpu":
-        settings["CUDA_VISIBLE_DEVICES"] = ""
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=os.environ | settings,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.partition("RESULT")[2].splitlines()[0])
+    return results(start(device, str(PROGRAM), *arguments))[0]

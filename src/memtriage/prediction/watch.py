@@ -18,6 +18,8 @@ from memtriage.prediction.places import Places, module_names
 
 OPTIMIZER_STATE: Final = "optimizer state"
 _KINDS: Final = (("parameter", "_parameters"), ("buffer", "_buffers"))
+_SHARE: Final = "ds_tensor"
+"""Attribute of a parameter in which DeepSpeed's ZeRO-3 keeps this rank's share, instead of in its data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ class TraceWatch:
             for module, path in names.items():
                 for tensor in getattr(module, held).values():
                     self._home_of.setdefault(id(tensor), path)  # tied ones belong to the first
-                    self._own(tensor, owner, path)
+                    self._own(getattr(tensor, _SHARE, tensor), owner, path)
 
     def note_gradients(self) -> None:
         """Names the blocks of gradients."""
@@ -135,13 +137,31 @@ class TraceWatch:
             self._own(parameter.grad, "gradient", self._home_of.get(id(parameter)))
 
     def note_states(self) -> None:
-        """Names the blocks of the optimizers' states."""
+        """Names the blocks of the optimizers' states, and of what they update instead of the models."""
+        self._note_updated()
         for optimizer in self.optimizers():
             # ZeroRedundancyOptimizer keeps its part in an optimizer of its own.
             for parameter, state in getattr(optimizer, "optim", optimizer).state.items():
                 home = self._home_of.get(id(parameter))
                 for value in state.values() if isinstance(state, dict) else ():
                     self._own(value, OPTIMIZER_STATE, home)
+
+    def _note_updated(self) -> None:
+        """Names what optimizers update and no model has: where models have parameters that no optimizer
+        has, these are master weights, kept for the optimizer's sake."""
+        given = {
+            id(parameter): parameter
+            for optimizer in self.optimizers()
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        own = given.keys() - self._home_of.keys()
+        if not own:
+            return
+        trained = (each for model in self.models() for each in model.parameters() if each.requires_grad)
+        owner = "parameter" if all(id(parameter) in given for parameter in trained) else OPTIMIZER_STATE
+        for number in own:
+            self._own(given[number], owner, None)
 
     def _own(self, tensor: Any, owner: str, home: str | None) -> None:
         for part in parts(tensor) if isinstance(tensor, torch.Tensor) else ():
