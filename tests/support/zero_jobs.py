@@ -14,13 +14,15 @@ from torch import nn
 
 from support.meshes import REPEATS, ROWS, WIDTH, Live, storages
 
+MICRO_BATCHES = "two micro-batches"
 JOBS = [
-    (stage, dtype, where)
-    for stage, wheres in ((1, ("",)), (2, ("",)), (3, ("", "zero.Init")))
+    (stage, dtype, way)
+    for stage in (1, 2, 3)
     for dtype in (torch.bfloat16, torch.float32)
-    for where in wheres
+    for way in ("", MICRO_BATCHES, "zero.Init")
+    if stage == 3 or way != "zero.Init"
 ]
-"""Of each job the stage, the precision of its weights, and under what the model is made."""
+"""Of each job the stage, the precision of its weights, and what else it does."""
 
 
 def layers():
@@ -29,12 +31,14 @@ def layers():
     return nn.Sequential(rise, nn.GELU(), fall)
 
 
-def engine_for(stage, dtype, where, sizes):
+def engine_for(stage, dtype, way, sizes):
     """Return the step of an engine, which writes what it keeps into `sizes`."""
     import deepspeed
 
+    micro_batches = 2 if way == MICRO_BATCHES else 1
     config = {
         "train_micro_batch_size_per_gpu": ROWS,
+        "gradient_accumulation_steps": micro_batches,
         "bf16": {"enabled": dtype is torch.bfloat16},
         # One by one: on a GPU torch's own choice makes temporary tensors of other sizes.
         "optimizer": {"type": "AdamW", "params": {"torch_adam": True, "foreach": False}},
@@ -48,19 +52,20 @@ def engine_for(stage, dtype, where, sizes):
     }
     live = Live()
     with live:
-        with deepspeed.zero.Init(config_dict_or_path=config) if where else nullcontext():
+        with deepspeed.zero.Init(config_dict_or_path=config) if way == "zero.Init" else nullcontext():
             model = nn.Sequential(*[layers() for _ in range(3)])
         engine, *_ = deepspeed.initialize(model=model, config=config)
 
     def step():
         live.most = 0
         with live:
-            batch = torch.ones(ROWS, WIDTH, device=engine.device, dtype=dtype)
-            loss = engine(batch).float().pow(2).sum()
-            engine.backward(loss)
-            sizes["after backward"] = live.alive()
-            engine.step()
-            del batch, loss
+            for _ in range(micro_batches):
+                batch = torch.ones(ROWS, WIDTH, device=engine.device, dtype=dtype)
+                loss = engine(batch).float().pow(2).sum()
+                engine.backward(loss)
+                sizes["after backward"] = live.alive()
+                engine.step()
+                del batch, loss
         sizes["at once"] = live.most
         sizes["left"] = live.alive()
         zero = engine.optimizer
@@ -76,15 +81,15 @@ def engine_for(stage, dtype, where, sizes):
 def print_jobs(rank):
     """Bytes in each job, the least of its last steps: for an instant gloo's threads hold what they sent."""
     found = {}
-    for stage, dtype, where in JOBS:
+    for stage, dtype, way in JOBS:
         sizes = {}
-        step = engine_for(stage, dtype, where, sizes)
+        step = engine_for(stage, dtype, way, sizes)
         step()
         followed = []
         for _ in range(REPEATS):
             step()
             followed.append(dict(sizes))
-        name = f"ZeRO-{stage} {dtype} {where}".strip()
+        name = f"ZeRO-{stage} {dtype} {way}".strip()
         found[name] = {kind: min(each[kind] for each in followed) for kind in sizes}
     print(f"RESULT{json.dumps({rank: found})}", flush=True)
 

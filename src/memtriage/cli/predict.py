@@ -88,7 +88,7 @@ def predict(
                 if not found.missed:
                     return found
             except ValueError:
-                pass  # it may be for want of what rank 0 sends; else it comes again
+                pass  # it may need what rank 0 sends, else it fails again
         return traced(of_rank, received=predicted(0).sent)
 
     if every_rank:

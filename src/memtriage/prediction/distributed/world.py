@@ -78,7 +78,7 @@ def fake_world(size: int, rank: int, lifetimes: Lifetimes) -> Iterator[None]:
 
 
 def _launched_alone() -> bool:
-    """Whether a launcher such as `torchrun` starts the program as the only rank, and there is no group yet."""
+    """Whether a launcher such as `torchrun` starts the program as the only rank, without a group so far."""
     return os.environ.get("WORLD_SIZE") == "1" and dist.is_available() and not dist.is_initialized()
 
 
