@@ -78,15 +78,15 @@ def engine_for(stage, dtype, way, sizes):
     return step
 
 
-def print_jobs(rank):
-    """Bytes in each job, the least of its last steps: for an instant gloo's threads hold what they sent."""
+def print_jobs(rank, repeats):
+    """Print the bytes in each job, the least of its last steps."""
     found = {}
     for stage, dtype, way in JOBS:
         sizes = {}
         step = engine_for(stage, dtype, way, sizes)
         step()
         followed = []
-        for _ in range(REPEATS):
+        for _ in range(repeats):
             step()
             followed.append(dict(sizes))
         name = f"ZeRO-{stage} {dtype} {way}".strip()
@@ -95,7 +95,7 @@ def print_jobs(rank):
 
 
 def build(device):
-    print_jobs(int(os.environ["RANK"]))
+    print_jobs(int(os.environ["RANK"]), 1)
     model = nn.Linear(1, 1, device=device)  # of the engines there are many
     return model, torch.optim.SGD(model.parameters()), lambda: None
 
@@ -113,7 +113,7 @@ def main(rank, ranks, port):
 
     # Compiling it takes minutes, and nothing here needs it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    print_jobs(rank)
+    print_jobs(rank, REPEATS)  # for an instant gloo's threads hold what they have sent
 
 
 if __name__ == "__main__":
