@@ -226,6 +226,21 @@ def test_child_that_exits_is_reported_with_its_last_output(sandboxed):
         sandboxed("os.kill(os.getpid(), 9)")
 
 
+def test_of_a_crash_the_innermost_frames_are_shown(sandboxed):
+    body = """
+    import faulthandler
+    faulthandler.enable()
+    def deeper(times):
+        deeper(times - 1) if times else os.kill(os.getpid(), signal.SIGSEGV)
+    print("x" * 10_000, flush=True)
+    deeper(90)
+    """
+    with pytest.raises(TraceFailed, match="by SIGSEGV") as raised:
+        sandboxed(body)
+    assert raised.value.output.startswith("Fatal Python error: Segmentation fault")
+    assert raised.value.output.index("in deeper") < 300
+
+
 def test_orphans_of_a_child_do_not_keep_the_caller_waiting(sandboxed):
     body = """
     if os.fork() == 0:

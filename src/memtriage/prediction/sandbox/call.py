@@ -34,6 +34,8 @@ _START: Final = (
 )
 _TAIL: Final = 4096
 """Bytes of the child's output that are shown when it fails: some screens of a traceback."""
+_CRASH: Final = b"Fatal Python error"
+"""What `faulthandler` begins with."""
 
 
 class ChildCall(msgspec.Struct, kw_only=True):
@@ -195,6 +197,9 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _end_of(kept: IO[bytes]) -> str:
-    size = kept.seek(0, os.SEEK_END)
-    kept.seek(max(0, size - _TAIL))
-    return kept.read().decode(errors="replace").rstrip()
+    """Return the last output, or the beginning of a crash's stack: that has the innermost frame first."""
+    kept.seek(0)
+    output = kept.read()
+    crash = output.rfind(_CRASH)
+    part = output[-_TAIL:] if crash < 0 else output[crash : crash + _TAIL]
+    return part.decode(errors="replace").rstrip()
