@@ -287,3 +287,40 @@ def test_the_note_says_that_nothing_was_compiled():
         return model, torch.optim.SGD(model.parameters()), lambda: model(torch.ones(1, 8, device=device))
 
     assert any("compiled nothing" in note for note in memtriage.predict(build).notes)
+
+
+def test_methods_that_a_trace_replaces_are_traced_by_dynamo():
+    """`new_ones` within `vmap`: a break of the graph is none on a GPU, and an error with `fullgraph`."""
+    from torch.nn.attention.flex_attention import create_block_mask, noop_mask
+
+    def build(device):
+        weight = torch.nn.Parameter(torch.randn(64, device=device))
+        masked = torch.compile(create_block_mask, dynamic=False, fullgraph=True)
+
+        def step():
+            mask = masked(noop_mask, None, None, 256, 256, device=device)
+            (weight * mask.kv_num_blocks.sum()).sum().backward()
+
+        return torch.nn.ParameterList([weight]), torch.optim.SGD([weight]), step
+
+    assert memtriage.predict(build).peak_allocated
+
+
+def test_shards_get_their_shapes_while_something_is_compiled():
+    """DTensor runs an operator on the host's fakes: within a kernel these must say that they have no data."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    def build(device):
+        doubled = torch.compile(lambda values: values * 2)
+        mesh = init_device_mesh("cuda", (2,))
+        whole = distribute_tensor(torch.empty(64, 32, device=device), mesh, [Shard(0)])
+        torch.nn.init.trunc_normal_(whole)
+        weight = torch.nn.Parameter(whole.to_local())
+        return (
+            torch.nn.ParameterList([weight]),
+            torch.optim.SGD([weight]),
+            lambda: doubled(weight).sum().backward(),
+        )
+
+    assert memtriage.predict(build, world_size=2).peak_allocated

@@ -7,6 +7,8 @@ tensors of a trace do, and `cuda` in Python.
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -25,6 +27,7 @@ _DISPATCH_DEVICE: Final = 10
 
 def replacements() -> list[tuple[Any, str, Any]]:
     """The attributes to replace: owner, name, value."""
+    from torch._dynamo import trace_rules
     from torch._subclasses import fake_impls, fake_tensor, functional_tensor
     from torch.fx.experimental import proxy_tensor
 
@@ -50,6 +53,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
             (module, "in_kernel_invocation_manager", _true_inside(fake_tensor.in_kernel_invocation_manager))
             for module in (fake_tensor, fake_impls)
         ),
+        (trace_rules, "get_tensor_method", _with_replaced_methods(trace_rules.get_tensor_method)),
         (proxy_tensor, "unset_fake_temporarily", _on_host_inside(proxy_tensor.unset_fake_temporarily)),
         (torch._C, "_conv_determine_backend_memory_format", _convolution_layout),
         (fake_tensor, "init_gpu_context", lambda *args: None),
@@ -70,6 +74,19 @@ def replacements() -> list[tuple[Any, str, Any]]:
     ]
 
 
+def _with_replaced_methods(original: Any) -> Callable[[], frozenset[Any]]:
+    """The tensor methods that Dynamo knows, with those that a trace has replaced and calls in turn."""
+
+    @functools.cache
+    def tensor_methods() -> frozenset[Any]:
+        called = (getattr(method, "__wrapped__", None) for method in vars(torch.Tensor).values())
+        replaced = {method for method in called if isinstance(method, types.MethodDescriptorType)}
+        known: frozenset[Any] = original.__wrapped__()  # not from its cache, nor into it
+        return known | replaced
+
+    return tensor_methods
+
+
 def _convolution_layout(source: torch.Tensor, weight: torch.Tensor, backend: object) -> torch.memory_format:
     """The layout of a convolution's results; C++ knows that of kernels for the host, as it is told no GPU."""
     return memory_format(source, weight)
@@ -81,7 +98,8 @@ def _on(kind: str) -> property:
 
 def _told(tensor: torch.Tensor) -> torch.device:
     """The device that C++ is told."""
-    if torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.CUDA):
+    mode = getattr(tensor, "fake_mode", None)
+    if torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.CUDA) or (mode and mode.in_kernel_invocation):
         return META
     device: torch.device = getattr(tensor, "fake_device", CPU)
     return device
