@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -38,25 +40,58 @@ def test_the_compiler_of_another_version_is_refused(monkeypatch):
     ("asked", "shown", "why"),
     [
         ({"mode": "reduce-overhead"}, "mode='reduce-overhead'", "pools of CUDA graphs"),
-        ({"mode": "max-autotune"}, "mode='max-autotune'", "by timing them on the GPU"),
+        ({"mode": "max-autotune"}, "mode='max-autotune'", "pools of CUDA graphs"),
         ({"options": {"triton.cudagraphs": True}}, "triton.cudagraphs", "pools of CUDA graphs"),
-        ({"options": {"max_autotune": True}}, "max_autotune", "by timing them on the GPU"),
         ({"backend": "cudagraphs"}, "backend='cudagraphs'", "pools of CUDA graphs"),
         ({"backend": "tvm"}, "backend='tvm'", "its code is not known"),
     ],
 )
-def test_pools_of_graphs_and_kernels_chosen_by_trial_are_refused(monkeypatch, asked, shown, why):
+@pytest.mark.parametrize("called", [True, False], ids=["called", "not called"])
+@pytest.mark.parametrize("of_module", [True, False], ids=["module", "function"])
+def test_pools_of_graphs_and_unknown_code_are_refused_when_called(
+    monkeypatch, asked, shown, why, of_module, called
+):
+    """A library may compile what the program never calls."""
     monkeypatch.setattr(inductor, "missing", lambda: None)
 
     def build(device):
         model = torch.nn.Linear(64, 64).to(device)
-        model.compile(**asked)
-        return model, torch.optim.SGD(model.parameters()), lambda: None
+        compiled = torch.compile(model if of_module else lambda given: model(given), **asked)
+        optimizer = torch.optim.SGD(model.parameters())
 
-    with pytest.raises(ValueError, match="cannot be predicted") as refused:
-        memtriage.predict(build)
-    assert shown in str(refused.value)
-    assert why in str(refused.value)
+        def step():
+            (compiled if called else model)(torch.randn(8, 64, device=device)).sum().backward()
+            optimizer.step()
+
+        return model, optimizer, step
+
+    if called:
+        with pytest.raises(ValueError, match="cannot be predicted") as refused:
+            memtriage.predict(build)
+        assert shown in str(refused.value) and why in str(refused.value)
+    else:
+        assert memtriage.predict(build).peak_allocated
+
+
+@pytest.mark.skipif(inductor.missing() is not None, reason="Inductor needs Triton")
+@pytest.mark.parametrize(
+    "asked", [{"mode": "max-autotune-no-cudagraphs"}, {"options": {"max_autotune": True}}], ids=str
+)
+def test_kernels_chosen_by_trial_are_those_of_the_default_mode(asked):
+    def build(device, **asked):
+        weight = torch.nn.Parameter(torch.randn(1 << 20, device=device))
+        compiled = torch.compile(lambda values: (values.sin().sin().sin() * values).sum(), **asked)
+        return (
+            torch.nn.ParameterList([weight]),
+            torch.optim.SGD([weight]),
+            lambda: compiled(weight).backward(),
+        )
+
+    tuned = memtriage.predict(functools.partial(build, **asked))
+    default = memtriage.predict(build)
+    assert tuned.peak_allocated == default.peak_allocated
+    assert any("max" in note and "by timing them on the GPU" in note for note in tuned.notes)
+    assert not any("by timing them" in note for note in default.notes)
 
 
 @torch.compile
@@ -92,3 +127,14 @@ def test_what_was_compiled_before_the_trace_is_compiled():
 def test_options_given_before_the_trace_are_checked():
     with pytest.raises(ValueError, match=r"triton\.cudagraphs.* cannot be predicted"):
         memtriage.predict(build_calling(captured_before))
+
+
+@torch.compile(options={"max_autotune": True})
+def tuned_before(values):
+    return values.sum()
+
+
+@pytest.mark.skipif(inductor.missing() is not None, reason="Inductor needs Triton")
+def test_kernels_that_were_to_be_timed_before_the_trace_are_refused():
+    with pytest.raises(ValueError, match=r"max_autotune.* cannot be predicted.*before the trace"):
+        memtriage.predict(build_calling(tuned_before))

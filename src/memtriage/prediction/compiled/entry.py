@@ -24,43 +24,50 @@ _GRAPHS: Final = (
     "the memory pools of CUDA graphs are not simulated: what stays in them depends on checkpoints of the "
     "allocator that only a build of torch for CUDA makes"
 )
-_TRIALS: Final = "it chooses kernels, and their workspaces, by timing them on the GPU"
-_REFUSED_MODES: Final = {
-    "reduce-overhead": _GRAPHS,
-    "max-autotune": _TRIALS,
-    "max-autotune-no-cudagraphs": _TRIALS,
-}
-"""Modes that cannot be predicted, and why."""
-_REFUSED_OPTIONS: Final = {
-    "triton.cudagraphs": _GRAPHS,
-    "max_autotune": _TRIALS,
-    "max_autotune_gemm": _TRIALS,
-    "max_autotune_pointwise": _TRIALS,
-}
-"""Options of the same kind."""
+_REFUSED_MODES: Final = ("reduce-overhead", "max-autotune")
+"""Modes with CUDA graphs."""
+_GRAPHS_OPTION: Final = "triton.cudagraphs"
+_TRIALS_MODE: Final = "max-autotune-no-cudagraphs"
+_TRIALS_OPTIONS: Final = (
+    "max_autotune",
+    "max_autotune_gemm",
+    "max_autotune_pointwise",
+    "coordinate_descent_tuning",
+)
+"""Options that choose kernels by timing them on the GPU."""
 _BACKENDS: Final = ("inductor", "eager", "aot_eager")
 
 
-def _check_options(options: dict[str, Any]) -> None:
-    """Refuse what depends on kernels that are tried, or on pools of CUDA graphs.
-
-    Raises:
-        BuildError: these options cannot be predicted; the text says which.
-    """
+def _refusal(options: dict[str, Any]) -> str | None:
+    """Return why these options cannot be predicted: kernels that are tried, or pools of CUDA graphs."""
     backend, mode = options.get("backend", "inductor"), options.get("mode")
-    named = options.get("options") or {}
-    switched = next((name for name in _REFUSED_OPTIONS if named.get(name)), None)
     if isinstance(backend, str) and backend not in _BACKENDS:
         asked, why = f"backend={backend!r}", _GRAPHS if backend == "cudagraphs" else "its code is not known"
     elif mode in _REFUSED_MODES:
-        asked, why = f"mode={mode!r}", _REFUSED_MODES[mode]
-    elif switched is not None:
-        asked, why = f"options={{{switched!r}: True}}", _REFUSED_OPTIONS[switched]
+        asked, why = f"mode={mode!r}", _GRAPHS
+    elif (options.get("options") or {}).get(_GRAPHS_OPTION):
+        asked, why = f"options={{{_GRAPHS_OPTION!r}: True}}", _GRAPHS
     else:
-        return
-    raise BuildError(
+        return None
+    return _cannot(asked, why)
+
+
+def _cannot(asked: str, why: str) -> str:
+    return (
         f"torch.compile({asked}) cannot be predicted: {why}. Predict the program in the default mode instead"
     )
+
+
+def _refusing(compiled: Any, why: str) -> Any:
+    """Return what was compiled, refused when it is called: a library may compile what nobody uses."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise BuildError(why)
+
+    if not isinstance(compiled, torch.nn.Module):
+        return functools.wraps(compiled)(refuse)
+    compiled.register_forward_pre_hook(refuse)
+    return compiled
 
 
 _CALLED: Final = "_callback_from_stance"
@@ -110,15 +117,36 @@ class Compiler:
         def compile(model: Any = None, **options: Any) -> Any:
             if not self._compiles():
                 return model if model is not None else lambda function: function
-            _check_options(options)
+            refused = _refusal(options)
+            if refused is not None:
+                return _refusing(original(model, **options), refused)
             self._begin()
-            compiled = original(model, **options)
+            compiled = original(model, **self._without_trials(options))
             optimizer = getattr(model, "__self__", None)
             if isinstance(optimizer, torch.optim.Optimizer) and model.__name__ == "step":
                 return self._followed(optimizer, compiled)
             return compiled
 
         return compile
+
+    def _without_trials(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return options by which Inductor chooses kernels without timing them, and note what is left out."""
+        named = options.get("options") or {}
+        dropped = [name for name in _TRIALS_OPTIONS if named.get(name)]
+        if options.get("mode") == _TRIALS_MODE:
+            dropped, options = [f"mode={_TRIALS_MODE!r}"], {**options, "mode": None}
+        elif dropped:
+            options = {
+                **options,
+                "options": {name: value for name, value in named.items() if name not in dropped},
+            }
+        if dropped:
+            self._notes.add(
+                "compile",
+                f"torch.compile chooses kernels by timing them on the GPU ({', '.join(dropped)}): predicted "
+                "with those of the default mode, and without the memory of the trials in the first step",
+            )
+        return options
 
     def _followed(self, optimizer: torch.optim.Optimizer, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """The compiled step of an optimizer, in the phase of its steps."""
@@ -152,7 +180,15 @@ class Compiler:
             if callable(callback) and not self.active:
                 if not self._compiles():
                     return None
-                _check_options({"options": _earlier_options(callback)})
+                options = _earlier_options(callback)
+                refused = _refusal({"options": options})
+                tuned = next((name for name in _TRIALS_OPTIONS if options.get(name)), None)
+                if refused is None and tuned is not None:
+                    refused = _cannot(
+                        f"options={{{tuned!r}: True}}", "it was compiled before the trace, to time kernels"
+                    )
+                if refused is not None:
+                    raise BuildError(refused)
                 self._begin()
             return original(callback)
 
