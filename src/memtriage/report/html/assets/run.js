@@ -30,7 +30,7 @@
       [data.findingLabels.detected, item.detected],
       [data.findingLabels.why, prose(item.mechanism)],
       [data.findingLabels.fix, item.fix ? element("div", { class: "fix" }, prose(item.fix)) : null],
-      [data.findingLabels.to_confirm, item.to_confirm],
+      [data.findingLabels.to_confirm, prose(item.to_confirm)],
       [data.findingLabels.evidence, list(item.evidence, prose)],
       [data.findingLabels.playbook, item.playbook],
     ]);
