@@ -308,10 +308,10 @@ def _of_torch(
     )
     grouped = _grouped(torch._C._group_tensors_by_device_and_dtype)
     return [
+        *((torch, name, _numbered(meaning_meta(getattr(torch, name), _meta_asked))) for name in FACTORIES),
         *(
-            (owner, name, _numbered(meaning_meta(getattr(owner, name), _meta_asked)))
-            for owner, names in ((torch, FACTORIES), (torch.Tensor, _NEW_FACTORIES))
-            for name in names
+            (torch.Tensor, name, _numbered_outside_graphs(getattr(torch.Tensor, name)))
+            for name in _NEW_FACTORIES
         ),
         (torch._C._nn, "_parse_to", _first_numbered(torch._C._nn._parse_to)),
         (
@@ -385,6 +385,17 @@ def _numbered(function: Callable[..., Any]) -> Callable[..., Any]:
         if "device" in kwargs:
             kwargs["device"] = _as_device(kwargs["device"])
         return function(*args, **kwargs)
+
+    return call
+
+
+def _numbered_outside_graphs(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A tensor's method; Dynamo, which knows these by their descriptors, calls it as it is."""
+    numbered = _numbered(meaning_meta(method, _meta_asked))
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return (method if torch.compiler.is_dynamo_compiling() else numbered)(*args, **kwargs)
 
     return call
 
