@@ -75,7 +75,8 @@ def _plan(name: str, gpu: str) -> str:
 
 def what_adds(names: list[str], gpu: str) -> int:
     """Print what each means adds: highest reserved by highest allocated bytes of large blocks."""
-    from memtriage.allocator.priming import choose, peak_live
+    from memtriage.allocator.priming import peak_live
+    from memtriage.allocator.priming_search import choose
     from memtriage.allocator.settings import parse_conf
     from memtriage.planning.priming import STEPS, priming_of_trace
     from memtriage.prediction.gpu_kinds import machine

@@ -1,83 +1,27 @@
-"""The search for blocks to allocate first: it helps where it can, and under other circumstances."""
+"""Priming: each block gets a segment, and what a program's requests then reserve."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
-import msgspec
 import pytest
 
 from memtriage.allocator.driver import Driver
 from memtriage.allocator.priming import (
-    POLICY,
     Circumstance,
     OtherAddresses,
-    choose,
+    PackingTrial,
+    compressed,
+    peak_live,
     peak_reserved,
     prime,
 )
-from memtriage.allocator.requests import EMPTIED, FREE, Request, Requests, StepRequests, repeated
+from memtriage.allocator.requests import EMPTIED, FREE, Request
 from memtriage.allocator.settings import parse_conf
 from memtriage.allocator.simulator import Simulator
 
 MIB = 1 << 20
 TORCH = parse_conf("", "2.11")
-QUICK = replace(POLICY, requests=200_000, patience=60_000, grid=60)
-
-
-def growing_activations(steps: int = 6) -> Requests:
-    """Activations that are freed in their order, and a large block that only merged memory has room for."""
-    blocks: list[StepRequests] = []
-    number = 100
-    for _ in range(steps):
-        made: list[Request] = []
-        small = [(number + place, (12 + place) * MIB) for place in range(20)]
-        made += small
-        made += [(block, FREE) for block, _ in small]
-        made += [(number + 50, 300 * MIB), (number + 50, FREE)]
-        blocks.append(StepRequests(tuple(made), forward=20))
-        number += 100
-    return Requests(((0, 40 * MIB),), tuple(blocks))
-
-
-def test_blocks_help_where_memory_never_merges() -> None:
-    requests = growing_activations()
-    before = peak_reserved(requests.all(), TORCH)
-    choice = choose(requests, TORCH, QUICK)
-    assert choice.blocks == tuple(sorted(choice.blocks, reverse=True))
-    after = peak_reserved(repeated(requests, 40).all(), TORCH, choice.blocks)
-    assert before is not None and after is not None
-    assert after < 0.7 * before
-    assert (choice.checks[0].before, choice.checks[0].after) == (before, after)
-    assert all(check.after <= check.before * 1.005 for check in choice.checks)
-
-
-def test_a_search_gives_the_same_blocks_each_time() -> None:
-    assert choose(growing_activations(), TORCH, QUICK) == choose(growing_activations(), TORCH, QUICK)
-
-
-def test_nothing_is_chosen_where_nothing_can_be_gained() -> None:
-    one = Requests(
-        ((0, 40 * MIB),), (StepRequests(((1, 64 * MIB), (1, FREE))), StepRequests(((2, 64 * MIB), (2, FREE))))
-    )
-    choice = choose(one, TORCH, QUICK)
-    assert choice.blocks == ()
-    assert all(check.before == check.after for check in choice.checks)
-
-
-def test_a_program_without_large_blocks_needs_none() -> None:
-    assert choose(Requests(()), TORCH, QUICK).blocks == ()
-
-
-def test_a_choice_that_fails_under_one_circumstance_is_not_made() -> None:
-    """With 8 GiB more from the beginning, every choice that leaves no room reserves a segment more."""
-    hopeless = replace(
-        QUICK, checked_under=(Circumstance(), Circumstance(unpredicted=8 << 30)), tolerance=-0.5
-    )
-    choice = choose(growing_activations(), TORCH, hopeless)
-    assert choice.blocks == ()
-    assert choice.rejected > 0
 
 
 def test_an_emptied_cache_gives_primed_segments_back() -> None:
@@ -99,128 +43,55 @@ def test_each_primed_block_gets_a_segment() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_other_addresses_are_distinct_and_leave_sizes_as_they_are(seed: int) -> None:
-    requests = growing_activations(2).all()
+def test_other_addresses_are_distinct(seed: int) -> None:
     given = OtherAddresses(seed)
     addresses = [given.place(64 * MIB) for _ in range(200)]
     assert len(set(addresses)) == 200
     assert (addresses == sorted(addresses)) == (seed == 0)
-    for driver in (Driver(), OtherAddresses(seed)):
-        simulator = Simulator(TORCH, driver=driver)
-        live = {}
-        for block, size in requests:
-            if size:
-                live[block] = simulator.malloc(size)
-            else:
-                simulator.free(live.pop(block))
-        assert simulator.allocated == 40 * MIB
 
 
-def mixed_lifetimes(seed: int, steps: int = 3) -> Requests:
-    """Blocks of several sizes that are freed in another order in each step."""
+@pytest.mark.parametrize(("driver", "lower"), [(Driver(), 1), (OtherAddresses(0), 0)])
+def test_of_two_equal_blocks_the_one_at_the_lower_address_is_taken(driver: Driver, lower: int) -> None:
+    simulator = Simulator(TORCH, driver=driver)
+    segments = [simulator.malloc(64 * MIB), simulator.malloc(64 * MIB)]
+    addresses = [block.address for block in segments]
+    for block in segments:
+        simulator.free(block)
+    assert simulator.malloc(40 * MIB).address == addresses[lower] == min(addresses)
+
+
+def made_at_random(seed: int) -> list[Request]:
+    """Blocks of many sizes; about one in three is freed at once."""
     chance = random.Random(seed)
-    made: list[StepRequests] = []
-    number = 100
-    for _ in range(steps):
-        requests: list[Request] = []
-        live: list[int] = []
-        for _ in range(40):
-            requests.append((number, chance.choice((3, 11, 24, 24, 57, 130)) * MIB))
-            live.append(number)
-            number += 1
-            while len(live) > 6 or (live and chance.random() < 0.4):
-                requests.append((live.pop(chance.randrange(len(live))), FREE))
-        requests += [(block, FREE) for block in live]
-        made.append(StepRequests(tuple(requests), forward=len(requests) // 2))
-    return Requests(((0, 40 * MIB),), tuple(made))
+    made: list[Request] = []
+    live: list[int] = []
+    for number in range(300):
+        made.append((number, chance.randrange(2 * MIB, 90 * MIB)))
+        live.append(number)
+        while live and chance.random() < 0.5:
+            made.append((live.pop(chance.choice((-1, 0))), FREE))
+    return made
 
 
-CHOSEN = {
-    0: ((266, 104), (654, 662, 670, 662, 662, 654, 654, 654, 654), (630,) * 9, 1),
-    2: ((274, 60, 40, 24), (614, 614, 630, 614, 614, 614, 614, 614, 744), (*(528,) * 8, 716), 14),
-}
-"""MiB of the blocks, and of each check before and after; choices rejected."""
+@pytest.mark.parametrize("seed", range(8))
+def test_compressed_requests_need_the_same_memory(seed: int) -> None:
+    requests = made_at_random(seed)
+    shorter = compressed(requests)
+    assert len(shorter) < len(requests)
+    assert 0 <= peak_live(shorter) - peak_live(requests) < 512
+    for blocks in ((), (700 * MIB,), (300 * MIB, 180 * MIB, 64 * MIB)):
+        assert peak_reserved(shorter, TORCH, blocks) == peak_reserved(requests, TORCH, blocks)
 
 
-@pytest.mark.parametrize("seed", CHOSEN)
-def test_the_choice_of_a_search_is_the_same_on_every_machine(seed: int) -> None:
-    blocks, before, after, rejected = CHOSEN[seed]
-    choice = choose(mixed_lifetimes(seed), TORCH, QUICK)
-    assert choice.blocks == tuple(size * MIB for size in blocks)
-    assert [check.before for check in choice.checks] == [size * MIB for size in before]
-    assert [check.after for check in choice.checks] == [size * MIB for size in after]
-    assert choice.rejected == rejected
-    assert [check.name for check in choice.checks] == [
-        "40 steps",
-        "the usual addresses, 8 MiB more",
-        "the usual addresses, 16 MiB more",
-        "other addresses, 2 MiB more",
-        "other addresses, 4 MiB more",
-        "other addresses",
-        "steps in another order",
-        "shorter batches",
-        "evaluation after each step",
-    ]
+def test_the_peak_of_live_memory_counts_blocks_that_are_freed_at_once() -> None:
+    requests = [(0, 10 * MIB), (1, 30 * MIB), (1, FREE), (EMPTIED, FREE), (2, 5 * MIB), (0, FREE), (2, FREE)]
+    assert peak_live(requests) == peak_live(compressed(requests)) == 40 * MIB
 
 
-def test_with_convolutions_a_choice_must_bear_other_workspaces() -> None:
-    requests = replace(growing_activations(), convolves=True)
-    choice = choose(requests, TORCH, QUICK)
-    (check,) = [check for check in choice.checks if check.name == "other workspaces at the peak"]
-    assert choice.blocks
-    assert check.before == choice.checks[1].before - 8 * MIB  # without them
-    large = replace(QUICK, workspace=0.9)
-    assert choose(requests, TORCH, large).blocks == ()
-    assert choose(growing_activations(), TORCH, large).blocks
-
-
-def test_a_choice_that_reserves_a_little_less_does_not_help() -> None:
-    requests = growing_activations()
-    assert choose(requests, TORCH, replace(QUICK, least_gain=0.3)).blocks == (502 * MIB,)
-    assert choose(requests, TORCH, replace(QUICK, least_gain=0.5)).blocks == ()
-
-
-def test_a_recording_without_steps_is_checked_as_it_is() -> None:
-    choice = choose(Requests(growing_activations(2).all()), TORCH, QUICK)
-    assert [check.name for check in choice.checks][:2] == ["as recorded", "the usual addresses, 8 MiB more"]
-    assert len(choice.checks) == len(QUICK.checked_under)
-
-
-def test_a_limit_on_memory_does_not_end_the_search() -> None:
-    limited = msgspec.structs.replace(TORCH, memory_fraction=0.001)
-    assert choose(growing_activations(), limited, QUICK).blocks == (502 * MIB,)
-
-
-NO_BLOCKS = replace(
-    QUICK, requests=0, more_requests=0, searched_under=(Circumstance(),), checked_under=(Circumstance(),)
-)
-"""Settings alone are tried."""
-LARGER = "large_segment_size_mb:128"
-
-
-def middling() -> Requests:
-    """Blocks of 6 MiB: three of them fill 18 of the 20 MiB of a segment."""
-    step: list[Request] = [(number, 6 * MIB) for number in range(100)]
-    step += [(number, FREE) for number in range(100)]
-    again = [(number + 100, size) for number, size in step]
-    return Requests(((1000, 40 * MIB),), (StepRequests(tuple(step)), StepRequests(tuple(again))))
-
-
-def test_settings_that_save_more_are_chosen() -> None:
-    choice = choose(middling(), TORCH, NO_BLOCKS, {LARGER: parse_conf(LARGER, "2.11")})
-    assert (choice.blocks, choice.settings) == ((), LARGER)
-    own, larger = choice.tried
-    assert (own.name, own.before, own.after) == ("", 720 * MIB, 720 * MIB)  # 40, and 34 segments of 20
-    assert (larger.name, larger.before, larger.after) == (LARGER, 680 * MIB, 680 * MIB)  # 40, and 5 of 128
-
-
-def test_settings_that_save_nothing_are_not() -> None:
-    choice = choose(middling(), TORCH, NO_BLOCKS, {LARGER: parse_conf("max_split_size_mb:1024", "2.11")})
-    assert choice.settings == ""
-    assert [(each.before, each.after) for each in choice.tried] == [(720 * MIB, 720 * MIB)] * 2
-
-
-def test_other_settings_are_not_tried_where_blocks_pack_closely() -> None:
-    choice = choose(middling(), TORCH, replace(QUICK, near=0.1), {LARGER: parse_conf(LARGER, "2.11")})
-    assert choice.blocks and choice.settings == ""
-    assert [each.name for each in choice.tried] == [""]
+def test_memory_that_was_not_predicted_takes_room_of_primed_blocks() -> None:
+    requests = [(0, 60 * MIB)]
+    trial = PackingTrial(TORCH)
+    assert trial.run(requests, (64 * MIB,)) == 64 * MIB
+    assert trial.run(requests, (64 * MIB,), under=Circumstance(unpredicted=30 * MIB)) == 124 * MIB
+    assert trial.run(requests, (64 * MIB,), under=Circumstance(0)) == 64 * MIB
+    assert trial.simulated == 6  # a block and a request each

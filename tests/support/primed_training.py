@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from memtriage.allocator.priming import POLICY
+from memtriage.allocator.priming_search import POLICY
 from memtriage.model.priming import Priming
 from memtriage.planning.priming import plan_priming
 from memtriage.prediction.gpu_kinds import GPU_KINDS

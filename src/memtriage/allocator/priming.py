@@ -1,49 +1,51 @@
-"""Finds the blocks that, allocated and freed before a program begins, make its memory pack closely.
+"""What priming comes to: blocks are allocated and freed, then a program's requests are simulated.
 
 The allocator takes the smallest free block that fits and never merges blocks of different segments. So the
-segments that are there at the beginning decide how well the rest packs. A few large ones, of the right sizes,
-leave less free memory between live blocks than many that were made one by one. What sizes are right is found
-by trying: each choice goes through the simulator, and where asked for, under other settings of the allocator.
+segments that are there at the beginning decide how well the rest packs.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from random import Random
-from types import MappingProxyType
 from typing import Final
-
-import msgspec
 
 from memtriage.allocator.blocks import SIZE_SHIFT
 from memtriage.allocator.driver import Driver
-from memtriage.allocator.requests import (
-    DEFAULT_STREAM,
-    EMPTIED,
-    FREE,
-    Request,
-    Requests,
-    evaluated,
-    reordered,
-    repeated,
-    settled,
-    shortened,
-    with_workspaces,
-)
-from memtriage.allocator.settings import (
-    MIN_BLOCK,
-    OWN_SEGMENT,
-    SEGMENT_STEP,
-    AllocatorSettings,
-)
+from memtriage.allocator.requests import DEFAULT_STREAM, EMPTIED, FREE, Request
+from memtriage.allocator.settings import MIN_BLOCK, AllocatorSettings
 from memtriage.allocator.simulator import Simulator
 from memtriage.model.blocks import DEFAULT_POOL
-from memtriage.model.units import MIB
 
 Blocks = tuple[int, ...]
 """Sizes of the blocks to allocate, the largest first; each gets a segment of its own."""
+_OUT_OF_REACH: Final = 1 << 62
+
+
+def prime(simulator: Simulator, blocks: Blocks) -> None:
+    """Allocate blocks and free them all.
+
+    Raises:
+        memtriage.allocator.events.OutOfMemory: there is not enough memory.
+    """
+    live = [simulator.malloc(size) for size in blocks]
+    for block in live:
+        simulator.free(block)
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstance:
+    """What nobody can foretell of a run, and a choice has to bear.
+
+    Attributes:
+        addresses: seed of `OtherAddresses`; None for falling addresses, which were recorded most often.
+        unpredicted: bytes of a block that is there from the beginning and was not predicted, such as
+            the workspace of a library.
+    """
+
+    addresses: int | None = None
+    unpredicted: int = 0
 
 
 class OtherAddresses(Driver):
@@ -76,246 +78,8 @@ _SLOT: Final = 44
 """Bits between such addresses: more than any segment has, less than a position in a block's key has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Circumstance:
-    """What nobody can foretell of a run, and a choice has to bear.
-
-    Attributes:
-        addresses: seed of `OtherAddresses`; None for falling addresses, which were recorded most often.
-        unpredicted: bytes of a block that is there from the beginning and was not predicted, such as
-            the workspace of a library.
-    """
-
-    addresses: int | None = None
-    unpredicted: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PrimingPolicy:
-    """How blocks are searched for, and when they are worth it.
-
-    Attributes:
-        requests: how many requests are simulated at most while searching: a million take about a second.
-        more_requests: how many under each of the other settings.
-        patience: after so many without a better choice the search ends.
-        near: a choice that reserves at most this share more than is alive at the peak is good enough.
-        grid: sizes of a single block that are tried first, as fractions of the peak.
-        searched_steps: a search looks at this many steps: what the optimizer makes comes in the first, and
-            what that moves in the second.
-        horizon: steps of the trace that a choice must pass; issue reports of fragmentation speak of tens.
-        tolerance: by this share a choice may be worse than none on a perturbed trace.
-        least_gain: blocks that save less of what is reserved do not help.
-        settings_gain: other settings that save less than that beyond blocks do not help. They also act on
-            memory that was not predicted, such as workspaces of libraries.
-        workspace: size of a workspace at the peak of each step of a program with convolutions, as a part of
-            the peak. With it a choice must not be worse than none without it: a U-Net that was primed
-            reserved 4 % more than predicted.
-        shares: lengths of other batches, as shares of the longest.
-        kept: blocks of an evaluation that are alive at the same time.
-        searched_under: circumstances under which each choice is tried; its worst outcome counts.
-        checked_under: those that each choice better than all before must pass.
-        warmest: by how much worse a choice the search may go on from, as a share, at its beginning.
-    """
-
-    requests: int = 60_000_000
-    more_requests: int = 8_000_000
-    patience: int = 20_000_000
-    near: float = 0.004
-    grid: int = 140
-    searched_steps: int = 4
-    horizon: int = 40
-    tolerance: float = 0.005
-    least_gain: float = 0.005
-    settings_gain: float = 0.02
-    workspace: float = 0.04
-    shares: tuple[float, ...] = (0.75, 0.5, 0.9, 1.0, 0.6)
-    kept: int = 6
-    searched_under: tuple[Circumstance, ...] = (
-        Circumstance(),
-        Circumstance(unpredicted=32 * MIB),
-        Circumstance(0, 8 * MIB),
-        Circumstance(1),
-        Circumstance(2, 20 * MIB),
-        Circumstance(unpredicted=4 * MIB),
-    )
-    checked_under: tuple[Circumstance, ...] = (
-        Circumstance(),
-        Circumstance(unpredicted=8 * MIB),
-        Circumstance(unpredicted=16 * MIB),
-        Circumstance(0, 2 * MIB),
-        Circumstance(3, 4 * MIB),
-        Circumstance(4),
-    )
-    warmest: float = 0.02
-
-
-POLICY: Final = PrimingPolicy()
-BRIEF: Final = PrimingPolicy(requests=1_000_000, patience=400_000, grid=40)
-"""A search of a second or two: a recording may have a million requests, and a plan has many programs."""
-_SEED: Final = 0
-"""A search gives the same blocks each time."""
-_OUT_OF_REACH: Final = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedTrace:
-    """What blocks come to on one trace, or under some settings: bytes of large segments without and with."""
-
-    name: str
-    before: int
-    after: int
-
-
-@dataclass(slots=True)
-class PrimingChoice:
-    """What a search found.
-
-    Attributes:
-        blocks: to allocate and free; empty where nothing helps.
-        settings: the name of the other settings that they are for; empty for the program's own.
-        checks: the traces that it was checked on.
-        tried: what the best blocks come to under the program's settings (without a name) and under the
-            others; where none pass the checks, `after` is that of the program as it is.
-        rejected: choices that were better on the trace itself, but failed a check.
-    """
-
-    blocks: Blocks = ()
-    settings: str = ""
-    checks: list[CheckedTrace] = field(default_factory=list)
-    tried: list[CheckedTrace] = field(default_factory=list)
-    rejected: int = 0
-
-
-def peak_reserved(
-    requests: Sequence[Request], settings: AllocatorSettings, blocks: Blocks = (), limit: int = _OUT_OF_REACH
-) -> int | None:
-    """Most bytes of segments that these requests make; None if that exceeds `limit`."""
-    return _PackingTrial(settings).run(requests, blocks, limit)
-
-
-def prime(simulator: Simulator, blocks: Blocks) -> None:
-    """Allocate blocks and free them all.
-
-    Raises:
-        memtriage.allocator.events.OutOfMemory: there is not enough memory.
-    """
-    live = [simulator.malloc(size) for size in blocks]
-    for block in live:
-        simulator.free(block)
-
-
-def choose(
-    requests: Requests,
-    settings: AllocatorSettings,
-    policy: PrimingPolicy = POLICY,
-    others: Mapping[str, AllocatorSettings] = MappingProxyType({}),
-) -> PrimingChoice:
-    """The blocks that help most, checked on traces like this one; none where nothing helps.
-
-    Args:
-        requests: of the program; with several steps where they are known.
-        settings: the allocator's.
-        policy: how much is tried.
-        others: settings that the blocks may be chosen for instead, by name. They are tried in their order as
-            long as memory does not pack closely.
-    """
-    checks = _checks(requests, policy)
-    trial = _PackingTrial(_unlimited(settings))
-    for check in checks:
-        against = check.requests if check.against is None else check.against
-        check.before = trial.run(against, (), under=check.under) or 0
-    searched = _compressed(_searched(requests, policy).all())
-    before = trial.run(searched, ()) or 0
-    best = PrimingChoice()
-    tried: list[CheckedTrace] = []
-    for name, each in {"": settings, **others}.items():
-        search = _BlockSearch(searched, _unlimited(each), policy, checks, before)
-        if name:
-            search.try_no_blocks()
-        found = search.run(policy.more_requests if name else policy.requests)
-        found.settings = name
-        after = found.checks[0].after
-        tried.append(CheckedTrace(name, search.without_blocks(), after))
-        if not name or after < best.checks[0].after - policy.settings_gain * checks[0].before:
-            best = found
-        if search.packs_closely:
-            break
-    best.tried = tried
-    return best
-
-
-def _unlimited(settings: AllocatorSettings) -> AllocatorSettings:
-    return msgspec.structs.replace(settings, memory_fraction=None)  # a search has no limit
-
-
-@dataclass(slots=True)
-class _Check:
-    """A trace that a choice must pass.
-
-    Attributes:
-        against: what a choice is compared with; the trace itself by default.
-        before: bytes of segments that this makes without blocks, under the program's settings.
-    """
-
-    name: str
-    requests: list[Request]
-    under: Circumstance = field(default_factory=Circumstance)
-    against: list[Request] | None = None
-    before: int = 0
-
-
-def _searched(requests: Requests, policy: PrimingPolicy) -> Requests:
-    """What a search looks at: steps that differ show only over several rounds what they leave behind."""
-    if len(requests.steps) > 2 and not settled(requests):
-        return repeated(requests, 3 * policy.searched_steps)
-    return requests.first(policy.searched_steps)
-
-
-def _checks(requests: Requests, policy: PrimingPolicy) -> list[_Check]:
-    """What a choice must pass; first the program itself."""
-    longer = repeated(requests, policy.horizon)
-    checks = [_Check(f"{len(longer.steps)} steps" if longer.steps else "as recorded", longer.all())]
-    few = repeated(requests, 2 * policy.searched_steps)
-    for under in policy.checked_under[1:]:
-        words = "the usual addresses" if under.addresses is None else "other addresses"
-        if under.unpredicted:
-            words += f", {under.unpredicted // MIB} MiB more"
-        checks.append(_Check(words, few.all(), under))
-    if len(requests.steps) < 2:
-        return checks
-    other = reordered(requests, _SEED)
-    if other is not None:
-        checks.append(_Check("steps in another order", other.all()))
-    if requests.convolves:
-        taken = with_workspaces(few, policy.workspace)
-        checks.append(_Check("other workspaces at the peak", taken.all(), against=few.all()))
-    checks.append(_Check("shorter batches", shortened(few, policy.shares).all()))
-    if any(step.forward for step in few.steps):
-        checks.append(_Check("evaluation after each step", evaluated(few, policy.kept).all()))
-    return checks
-
-
-def _compressed(requests: Sequence[Request]) -> list[Request]:
-    """Requests in which an allocation that is freed at once is one of `_PASSING`: it only needs room."""
-    found: list[Request] = []
-    at = 0
-    while at < len(requests):
-        block, size = requests[at]
-        if size and at + 1 < len(requests) and requests[at + 1] == (block, FREE):
-            found.append((_PASSING, (size + MIN_BLOCK - 1) & -MIN_BLOCK))
-            at += 2
-        else:
-            found.append((block, size))
-            at += 1
-    return found
-
-
-_PASSING: Final = -2
-"""The block of a request that is freed at once."""
-
-
-class _PackingTrial:
-    """Tries blocks on requests.
+class PackingTrial:
+    """Primes with blocks, then simulates requests; the settings are the allocator's.
 
     Attributes:
         simulated: requests so far.
@@ -332,7 +96,7 @@ class _PackingTrial:
         limit: int = _OUT_OF_REACH,
         under: Circumstance | None = None,
     ) -> int | None:
-        """See `peak_reserved`."""
+        """Most bytes of segments that these requests make after blocks were primed; None above `limit`."""
         addresses = None if under is None else under.addresses
         simulator = Simulator(self._settings, driver=None if addresses is None else OtherAddresses(addresses))
         prime(simulator, blocks)
@@ -359,176 +123,30 @@ class _PackingTrial:
         return None if backing.reserved > limit else backing.peak_reserved
 
 
-class _BlockSearch:
-    """Single blocks of many sizes first; then several, changed at random from the best.
-
-    A change is kept if it is better, or worse by little: by less and less as the search continues. A trial
-    ends as soon as it reserves more than could be kept. What is better than the best must pass the checks; if
-    it does not, the search still continues from it, and checks all that it finds there.
-
-    Args:
-        requests: what is searched, compressed.
-        settings: under which.
-        checks: what a choice must pass.
-        before: bytes of segments of what is searched, without blocks under the program's settings.
-    """
-
-    def __init__(
-        self,
-        requests: list[Request],
-        settings: AllocatorSettings,
-        policy: PrimingPolicy,
-        checks: Sequence[_Check],
-        before: int,
-    ) -> None:
-        self._trial = _PackingTrial(settings)
-        self._requests = requests
-        self._before = before
-        self._peak = peak_live(requests)
-        self._policy = policy
-        self._random = Random(_SEED)
-        self._hardest_first = list(policy.searched_under)
-        self._checking = _PackingTrial(settings)
-        self._checks = checks
-        self._shortest_first = sorted(range(len(checks)), key=lambda at: len(checks[at].requests))
-        self._rejected: set[Blocks] = set()
-        self._best: Blocks = ()
-        self._after = [check.before for check in checks]
-        sizes = Counter(_up(size) for _, size in self._requests if size >= OWN_SEGMENT)
-        self._sizes = sorted(sizes, reverse=True)[:_MOST_SIZES]
-        self._lowest = self._leading = before
-        self._leader: Blocks = ()
-        self._found = 0
-
-    @property
-    def packs_closely(self) -> bool:
-        """Whether what was found is good enough."""
-        return self._lowest <= self._enough
-
-    def without_blocks(self) -> int:
-        """Bytes of segments of the first check."""
-        return self._checking.run(self._checks[0].requests, (), under=self._checks[0].under) or 0
-
-    def try_no_blocks(self) -> None:
-        """Settings alone may save enough."""
-        self._try((), self._before)
-
-    def run(self, most: int) -> PrimingChoice:
-        """The best choice that passes all checks.
-
-        Args:
-            most: how many requests are simulated at most.
-        """
-        self._most = most
-        if self._peak >= OWN_SEGMENT:
-            self._single()
-            self._several()
-        checked = [
-            CheckedTrace(check.name, check.before, after)
-            for check, after in zip(self._checks, self._after, strict=True)
-        ]
-        return PrimingChoice(self._best, checks=checked, rejected=len(self._rejected))
-
-    @property
-    def _enough(self) -> int:
-        return int(self._peak * (1 + self._policy.near))
-
-    def _try(self, blocks: Blocks, limit: int) -> int | None:
-        reserved = 0
-        for under in self._hardest_first:
-            outcome = self._trial.run(self._requests, blocks, min(limit, self._before), under)
-            if outcome is None:
-                self._hardest_first.remove(under)
-                self._hardest_first.insert(0, under)
-                return None
-            reserved = max(reserved, outcome)
-        if reserved < self._leading:
-            self._leader, self._leading, self._found = blocks, reserved, self._trial.simulated
-        if reserved < self._lowest and blocks not in self._rejected:
-            self._check(blocks, reserved)
-        return reserved
-
-    def _check(self, blocks: Blocks, reserved: int) -> None:
-        """Keep blocks as the best if they pass the checks."""
-        after = [0] * len(self._checks)
-        for at in self._shortest_first:
-            check = self._checks[at]
-            share = self._policy.tolerance if at else -self._policy.least_gain
-            now = self._checking.run(check.requests, blocks, int(check.before * (1 + share)), check.under)
-            if now is None:
-                self._rejected.add(blocks)
-                return
-            after[at] = now
-        reserved = max(reserved, after[0])
-        if reserved < self._lowest:
-            self._lowest, self._best, self._after = reserved, blocks, after
-
-    def _single(self) -> None:
-        for part in range(1, self._policy.grid + 1):
-            if self._trial.simulated >= self._most:
-                return
-            size = _up(self._peak * 21 * part // (20 * self._policy.grid))
-            if size >= OWN_SEGMENT:
-                self._try((size,), self._leading + int(self._leading * self._policy.warmest))
-
-    def _several(self) -> None:
-        random, policy = self._random, self._policy
-        now, reserved = self._leader, self._leading
-        while self._lowest > self._enough and self._sizes:
-            if self._trial.simulated >= min(self._most, self._found + policy.patience):
-                return
-            self._trial.simulated += 1
-            left = 1 - self._trial.simulated / self._most
-            blocks = self._changed(now)
-            if blocks == now or not blocks or sum(blocks) > self._lowest:
-                continue
-            warmth = policy.warmest * left**2 * random.random() ** 2
-            found = self._try(blocks, int(reserved * (1 + warmth)))
-            if found is not None:
-                now, reserved = blocks, found
-            elif random.random() < _RETURN:
-                now, reserved = self._leader, self._leading
-
-    def _changed(self, blocks: Blocks) -> Blocks:
-        random = self._random
-        sizes = list(blocks)
-        for _ in range(random.choice((1, 1, 1, 2, 2, 3))):
-            kind = random.random()
-            count = len(sizes)
-            if kind < 0.4 and count:
-                place = random.randrange(count)
-                sizes[place] = int(
-                    sizes[place] * (1 + random.choice((-1, 1)) * 10 ** random.uniform(-3, -0.3))
-                )
-            elif kind < 0.55:
-                sizes.append(random.choice(self._sizes) * random.choice((1, 1, 1, 2, 3, 4)))
-            elif kind < 0.6:
-                sizes.append(int(self._peak * 10 ** random.uniform(-2, -0.2)))
-            elif kind < 0.7 and count:
-                sizes.pop(random.randrange(count))
-            elif kind < 0.8 and count > 1:
-                sizes.append(sizes.pop(random.randrange(count)) + sizes.pop(random.randrange(count - 1)))
-            elif kind < 0.9 and count:
-                place = random.randrange(count)
-                part = int(sizes[place] * random.random())
-                sizes[place] -= part
-                sizes.append(part)
-            elif count > 1:
-                giver, taker = random.sample(range(count), 2)
-                moved = int(sizes[giver] * 10 ** random.uniform(-2.5, -0.3))
-                sizes[giver] -= moved
-                sizes[taker] += moved
-        return tuple(sorted((_up(size) for size in sizes if size >= OWN_SEGMENT), reverse=True))
+def peak_reserved(
+    requests: Sequence[Request], settings: AllocatorSettings, blocks: Blocks = (), limit: int = _OUT_OF_REACH
+) -> int | None:
+    """Most bytes of segments that these requests make; None above `limit`."""
+    return PackingTrial(settings).run(requests, blocks, limit)
 
 
-_MOST_SIZES: Final = 12
-"""The largest sizes that the program asks for are tried as blocks."""
-_RETURN: Final = 0.002
-"""How likely a failed change sends the search back to the best choice: about once in 500."""
+def compressed(requests: Sequence[Request]) -> list[Request]:
+    """Requests in which an allocation that is freed at once is one of `_PASSING`: it only needs room."""
+    found: list[Request] = []
+    at = 0
+    while at < len(requests):
+        block, size = requests[at]
+        if size and at + 1 < len(requests) and requests[at + 1] == (block, FREE):
+            found.append((_PASSING, (size + MIN_BLOCK - 1) & -MIN_BLOCK))
+            at += 2
+        else:
+            found.append((block, size))
+            at += 1
+    return found
 
 
-def _up(size: int) -> int:
-    return -(-size // SEGMENT_STEP) * SEGMENT_STEP
+_PASSING: Final = -2
+"""The block of a request that is freed at once."""
 
 
 def peak_live(requests: Sequence[Request]) -> int:

@@ -19,7 +19,8 @@ import msgspec
 from memtriage.allocator.blocks import SimBlock
 from memtriage.allocator.events import OutOfMemory
 from memtriage.allocator.feed import GIVEN_BACK, Feed
-from memtriage.allocator.priming import BRIEF, Blocks, PrimingChoice, choose, prime
+from memtriage.allocator.priming import Blocks, prime
+from memtriage.allocator.priming_search import BRIEF, PrimingChoice, choose
 from memtriage.allocator.recorded_start import StartingState, starting_state
 from memtriage.allocator.replay import recorded_settings
 from memtriage.allocator.requests import RequestLog, Requests

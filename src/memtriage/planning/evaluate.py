@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from memtriage.allocator.events import OutOfMemory
-from memtriage.allocator.priming import BRIEF, Blocks, choose
+from memtriage.allocator.priming import Blocks
+from memtriage.allocator.priming_search import BRIEF, choose
 from memtriage.allocator.settings import AllocatorSettings, parse_conf
 from memtriage.model.plan import PlannedPeak
 from memtriage.planning.changes import Changes, changed, conf_of

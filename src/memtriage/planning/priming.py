@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from memtriage.allocator.priming import POLICY, PrimingChoice, PrimingPolicy, choose, peak_reserved
+from memtriage.allocator.priming import peak_reserved
+from memtriage.allocator.priming_search import POLICY, PrimingChoice, PrimingPolicy, choose
 from memtriage.allocator.requests import Requests
 from memtriage.allocator.settings import AllocatorSettings, ConfError, join_conf, parse_conf, parse_version
 from memtriage.allocator.what_if import prime_recording, settings_of

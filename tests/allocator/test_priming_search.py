@@ -1,0 +1,182 @@
+"""The search for blocks to allocate first: it helps where it can, and under other circumstances."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from memtriage.allocator.priming import Circumstance, peak_reserved
+from memtriage.allocator.priming_search import POLICY, choose
+from memtriage.allocator.requests import FREE, Request, Requests, StepRequests, repeated
+from memtriage.allocator.settings import parse_conf
+
+MIB = 1 << 20
+TORCH = parse_conf("", "2.11")
+QUICK = replace(POLICY, requests=200_000, patience=60_000, grid=60)
+
+
+def growing_activations(steps: int = 6) -> Requests:
+    """Activations that are freed in their order, and a large block that only merged memory has room for."""
+    blocks: list[StepRequests] = []
+    number = 100
+    for _ in range(steps):
+        made: list[Request] = []
+        small = [(number + place, (12 + place) * MIB) for place in range(20)]
+        made += small
+        made += [(block, FREE) for block, _ in small]
+        made += [(number + 50, 300 * MIB), (number + 50, FREE)]
+        blocks.append(StepRequests(tuple(made), forward=20))
+        number += 100
+    return Requests(((0, 40 * MIB),), tuple(blocks))
+
+
+def test_blocks_help_where_memory_never_merges() -> None:
+    requests = growing_activations()
+    before = peak_reserved(requests.all(), TORCH)
+    choice = choose(requests, TORCH, QUICK)
+    assert choice.blocks == tuple(sorted(choice.blocks, reverse=True))
+    after = peak_reserved(repeated(requests, 40).all(), TORCH, choice.blocks)
+    assert before is not None and after is not None
+    assert after < 0.7 * before
+    assert (choice.checks[0].before, choice.checks[0].after) == (before, after)
+    assert all(check.after <= check.before * 1.005 for check in choice.checks)
+
+
+def test_a_search_gives_the_same_blocks_each_time() -> None:
+    assert choose(growing_activations(), TORCH, QUICK) == choose(growing_activations(), TORCH, QUICK)
+
+
+def test_nothing_is_chosen_where_nothing_can_be_gained() -> None:
+    one = Requests(
+        ((0, 40 * MIB),), (StepRequests(((1, 64 * MIB), (1, FREE))), StepRequests(((2, 64 * MIB), (2, FREE))))
+    )
+    choice = choose(one, TORCH, QUICK)
+    assert choice.blocks == ()
+    assert all(check.before == check.after for check in choice.checks)
+
+
+def test_a_program_without_large_blocks_needs_none() -> None:
+    assert choose(Requests(()), TORCH, QUICK).blocks == ()
+
+
+def test_a_choice_that_fails_under_one_circumstance_is_not_made() -> None:
+    """With 8 GiB more from the beginning, every choice that leaves no room reserves a segment more."""
+    hopeless = replace(
+        QUICK, checked_under=(Circumstance(), Circumstance(unpredicted=8 << 30)), tolerance=-0.5
+    )
+    choice = choose(growing_activations(), TORCH, hopeless)
+    assert choice.blocks == ()
+    assert choice.rejected > 0
+
+
+def mixed_lifetimes(seed: int, steps: int = 3) -> Requests:
+    """Blocks of several sizes that are freed in another order in each step."""
+    chance = random.Random(seed)
+    made: list[StepRequests] = []
+    number = 100
+    for _ in range(steps):
+        requests: list[Request] = []
+        live: list[int] = []
+        for _ in range(40):
+            requests.append((number, chance.choice((3, 11, 24, 24, 57, 130)) * MIB))
+            live.append(number)
+            number += 1
+            while len(live) > 6 or (live and chance.random() < 0.4):
+                requests.append((live.pop(chance.randrange(len(live))), FREE))
+        requests += [(block, FREE) for block in live]
+        made.append(StepRequests(tuple(requests), forward=len(requests) // 2))
+    return Requests(((0, 40 * MIB),), tuple(made))
+
+
+CHOSEN = {
+    0: ((266, 104), (654, 662, 670, 662, 662, 654, 654, 654, 654), (630,) * 9, 1),
+    2: ((274, 60, 40, 24), (614, 614, 630, 614, 614, 614, 614, 614, 744), (*(528,) * 8, 716), 14),
+}
+"""MiB of the blocks, and of each check before and after; choices rejected."""
+
+
+@pytest.mark.parametrize("seed", CHOSEN)
+def test_the_choice_of_a_search_is_the_same_on_every_machine(seed: int) -> None:
+    blocks, before, after, rejected = CHOSEN[seed]
+    choice = choose(mixed_lifetimes(seed), TORCH, QUICK)
+    assert choice.blocks == tuple(size * MIB for size in blocks)
+    assert [check.before for check in choice.checks] == [size * MIB for size in before]
+    assert [check.after for check in choice.checks] == [size * MIB for size in after]
+    assert choice.rejected == rejected
+    assert [check.name for check in choice.checks] == [
+        "40 steps",
+        "the usual addresses, 8 MiB more",
+        "the usual addresses, 16 MiB more",
+        "other addresses, 2 MiB more",
+        "other addresses, 4 MiB more",
+        "other addresses",
+        "steps in another order",
+        "shorter batches",
+        "evaluation after each step",
+    ]
+
+
+def test_with_convolutions_a_choice_must_bear_other_workspaces() -> None:
+    requests = replace(growing_activations(), convolves=True)
+    choice = choose(requests, TORCH, QUICK)
+    (check,) = [check for check in choice.checks if check.name == "other workspaces at the peak"]
+    assert choice.blocks
+    assert check.before == choice.checks[1].before - 8 * MIB  # without them
+    large = replace(QUICK, workspace=0.9)
+    assert choose(requests, TORCH, large).blocks == ()
+    assert choose(growing_activations(), TORCH, large).blocks
+
+
+def test_a_choice_that_reserves_a_little_less_does_not_help() -> None:
+    requests = growing_activations()
+    assert choose(requests, TORCH, replace(QUICK, least_gain=0.3)).blocks == (502 * MIB,)
+    assert choose(requests, TORCH, replace(QUICK, least_gain=0.5)).blocks == ()
+
+
+def test_a_recording_without_steps_is_checked_as_it_is() -> None:
+    choice = choose(Requests(growing_activations(2).all()), TORCH, QUICK)
+    assert [check.name for check in choice.checks][:2] == ["as recorded", "the usual addresses, 8 MiB more"]
+    assert len(choice.checks) == len(QUICK.checked_under)
+
+
+def test_a_limit_on_memory_does_not_end_the_search() -> None:
+    limited = msgspec.structs.replace(TORCH, memory_fraction=0.001)
+    assert choose(growing_activations(), limited, QUICK).blocks == (502 * MIB,)
+
+
+NO_BLOCKS = replace(
+    QUICK, requests=0, more_requests=0, searched_under=(Circumstance(),), checked_under=(Circumstance(),)
+)
+"""Settings alone are tried."""
+LARGER = "large_segment_size_mb:128"
+
+
+def middling() -> Requests:
+    """Blocks of 6 MiB: three of them fill 18 of the 20 MiB of a segment."""
+    step: list[Request] = [(number, 6 * MIB) for number in range(100)]
+    step += [(number, FREE) for number in range(100)]
+    again = [(number + 100, size) for number, size in step]
+    return Requests(((1000, 40 * MIB),), (StepRequests(tuple(step)), StepRequests(tuple(again))))
+
+
+def test_settings_that_save_more_are_chosen() -> None:
+    choice = choose(middling(), TORCH, NO_BLOCKS, {LARGER: parse_conf(LARGER, "2.11")})
+    assert (choice.blocks, choice.settings) == ((), LARGER)
+    own, larger = choice.tried
+    assert (own.name, own.before, own.after) == ("", 720 * MIB, 720 * MIB)  # 40, and 34 segments of 20
+    assert (larger.name, larger.before, larger.after) == (LARGER, 680 * MIB, 680 * MIB)  # 40, and 5 of 128
+
+
+def test_settings_that_save_nothing_are_not() -> None:
+    choice = choose(middling(), TORCH, NO_BLOCKS, {LARGER: parse_conf("max_split_size_mb:1024", "2.11")})
+    assert choice.settings == ""
+    assert [(each.before, each.after) for each in choice.tried] == [(720 * MIB, 720 * MIB)] * 2
+
+
+def test_other_settings_are_not_tried_where_blocks_pack_closely() -> None:
+    choice = choose(middling(), TORCH, replace(QUICK, near=0.1), {LARGER: parse_conf(LARGER, "2.11")})
+    assert choice.blocks and choice.settings == ""
+    assert [each.name for each in choice.tried] == [""]
