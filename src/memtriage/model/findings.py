@@ -32,10 +32,7 @@ Verdict = Literal[
 VERDICTS_OF_A_RUN: Final[tuple[Verdict, ...]] = tuple(word for word in get_args(Verdict) if word != "killed")
 """Those that a run can have at its own end; a process that was killed is judged from its record."""
 Certainty = Literal["proven", "suspected"]
-"""Of growth: whether one holder was seen to grow over several intervals and no counter contradicts it.
-
-An `out_of_memory` that is suspected has not come yet.
-"""
+"""Of growth: whether one holder was seen to grow over several intervals and no counter contradicts it."""
 
 DEVICE_HOST: Final = "host"
 """Device name for memory of the process that is no tensor's (`cpu` is CPU tensors, `cuda:N` a GPU)."""
@@ -131,6 +128,11 @@ class Finding(msgspec.Struct, kw_only=True):
             "second": self.bytes_per_second,
         }
         return {per: rate for per, rate in known.items() if rate is not None}
+
+    @property
+    def ahead(self) -> bool:
+        """Whether it is an out-of-memory error that has not come yet: of a batch that will not fit."""
+        return self.kind == "out_of_memory" and self.certainty == "suspected"
 
     @property
     def held_at(self) -> HolderPath | str | None:

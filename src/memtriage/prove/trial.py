@@ -153,11 +153,7 @@ def _record(folder: Path) -> RunRecord | None:
 
 def _of_memory(report: RunReport) -> list[Finding]:
     """Return what says that memory ran out; a warning of a later step does not."""
-    return [
-        finding
-        for finding in report.findings
-        if finding.kind in _OUT_OF_MEMORY and finding.certainty != "suspected"
-    ]
+    return [finding for finding in report.findings if finding.kind in _OUT_OF_MEMORY and not finding.ahead]
 
 
 def _outcome(ended: Ended, report: RunReport | None) -> TrialOutcome:

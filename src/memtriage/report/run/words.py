@@ -79,7 +79,7 @@ class FindingGroup:
         """What turns a suspicion into a proof, or ends it; None where there is nothing to confirm."""
         if not self.suspected:
             return None
-        return _BATCH_ALONE if self.kind == "out_of_memory" else _MORE_GROWTH
+        return _BATCH_ALONE if self.first.ahead else _MORE_GROWTH
 
     @property
     def severe(self) -> bool:
@@ -199,7 +199,7 @@ def sentence(report: RunReport, context: RunContext, groups: Sequence[FindingGro
             return f"{size(named[0].first.bytes)} {what} on {named[0].device}"
         case "out_of_memory":
             leaked = f"; leaking {growing[0].amount}" if growing else ""
-            return _death(next((group.first for group in groups if _is_death(group)), None)) + leaked
+            return _death(groups) + leaked
         case "killed":
             who = "the process is"
             if report.ranks.of > 1:
@@ -248,8 +248,7 @@ def _worth_acting(groups: Sequence[FindingGroup]) -> list[str]:
         for group in groups
         if not group.suspected
     ]
-    ahead = (group.first.projection for group in groups if group.kind == "out_of_memory")
-    for each in ahead:
+    for each in (group.first.projection for group in groups if group.first.ahead):
         if each is not None:
             when = "at the longest batch" if each.step is None else f"at step {each.step:,}"
             parts.append(f"{each.device} will be full {when}")
@@ -263,11 +262,9 @@ def _until_full(group: FindingGroup) -> str:
     return f", out of memory in {count(group.runs_out_in, 'step')}"
 
 
-def _is_death(group: FindingGroup) -> bool:
-    return group.kind == "out_of_memory" and not group.suspected
-
-
-def _death(finding: Finding | None) -> str:
+def _death(groups: Sequence[FindingGroup]) -> str:
+    died = (group.first for group in groups if group.kind == "out_of_memory" and not group.first.ahead)
+    finding = next(died, None)
     if finding is None:
         return "the script died for lack of memory"
     when = "" if finding.step is None else f" at step {finding.step}"
