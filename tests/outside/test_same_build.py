@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -33,6 +34,23 @@ def _line(error: pytest.ExceptionInfo[OtherBuildError]) -> str:
     text = str(error.value)
     assert "\n" not in text and f"{error.value.python} -m memtriage" in text
     return text
+
+
+def test_addresses_of_files_are_translated_and_others_are_not(job: int) -> None:
+    files, own = SharedFiles(job, read_maps(job)), read_maps(os.getpid())
+    there = files.theirs(id(object))
+    assert there is not None
+    assert files.theirs(id(list)) == there + id(list) - id(object)
+    mapped = {mapping.path for mapping in read_maps(job)}
+    ends = [
+        before.end
+        for before, after in itertools.pairwise(own)
+        if before.path.startswith("/") and before.path in mapped and before.end < after.start
+    ]
+    assert ends  # nothing is mapped where these files end
+    assert [files.theirs(end) for end in ends] == [None] * len(ends)
+    assert [files.theirs(end - 1) is None for end in ends] == [False] * len(ends)
+    assert files.theirs(own[0].start - 1) is None
 
 
 def test_another_build_of_torch(job: int) -> None:

@@ -50,6 +50,15 @@ def test_the_first_failure_is_quoted_below_the_diagnosis() -> None:
     assert "line 1" not in alone
 
 
+def test_evidence_and_advice_that_will_not_help_are_bullets_with_a_hanging_indent() -> None:
+    lines = page(
+        Explanation(diagnosis="unknown", confidence=0.5, evidence=["word " * 20], stale_advice="word " * 20),
+        60,
+    ).splitlines()
+    words = [line.partition("word")[0] for line in lines if "word" in line]
+    assert words == ["  - ", "    "] * 2
+
+
 def test_a_stream_of_ascii() -> None:
     assert page(explain("[rank1]: naïve — CUDA out of memory."), encoding="ascii").isascii()
 

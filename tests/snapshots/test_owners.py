@@ -82,12 +82,14 @@ def test_a_workspace_is_known_by_its_size_and_its_loneliness(tmp_path: Path) -> 
     program.alloc(32 * MIB, forward(1))
     program.alloc(MIB, forward(1))
     program.alloc(MIB, placement(2))
+    program.alloc(MIB, forward(3))  # of that size too, but no cuBLAS workspace comes from there
     program.alloc(5, forward(1))
     program.step_span()
     one = load_snapshot(save(snapshot_of(program), tmp_path / "one.pickle")).devices[0]
     totals = {(row.owner, row.site): row.bytes for row in one.owners}
     assert totals["cuBLAS workspace", "train.py:1 in forward"] == 33 * MIB
     assert totals["parameter", "train.py:2 in <module>"] == MIB
+    assert totals["saved for backward", "train.py:3 in forward"] == MIB
 
 
 def test_many_blocks_of_a_workspaces_size_are_no_workspaces(tmp_path: Path) -> None:

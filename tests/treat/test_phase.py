@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -239,6 +239,15 @@ def test_caches_are_cleared_once_while_parking_copies(monkeypatch: pytest.Monkey
 def test_a_policy_tells_what_is_wrong_with_it(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(TypeError, match=text):
         PhasePolicy(**settings)
+
+
+def test_the_defaults_are_those_that_the_page_documents() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "phase.md").read_text(encoding="utf-8")
+    rows = page.partition("| `PhasePolicy(...)` | default |")[2].partition("\n\n")[0]
+    documented = dict(re.findall(r"^\| `(\w+)` \| `(.+?)` \|", rows, re.MULTILINE))
+    documented["residue"] = repr(ResiduePolicy())
+    names = {field.name for field in fields(PhasePolicy)} - {"log"}  # it prints
+    assert documented == {name: repr(getattr(PhasePolicy(), name)) for name in names}
 
 
 @pytest.mark.parametrize("name", ["", "two\nlines", 3])

@@ -19,6 +19,7 @@ from support.recordings import MIB, Tape, stack
 
 _TYPES = {"u1": "<u1", "u2": "<u2", "u4": "<u4", "f8": "<f8"}
 _USED, _AWAITING, _STRANDED, _RELEASABLE, _MIXED = range(5)
+_NO_OWNER = 255  # as in assets/snapshot_segments.js
 
 
 def _column(packed: dict[str, Any]) -> list[int]:
@@ -64,6 +65,7 @@ def test_blocks_have_owner_site_and_state() -> None:
     assert [state for _, state, _ in _parts(drawn)] == [_USED, _AWAITING, _STRANDED]
     owners = _column(drawn["parts"]["owner"])
     assert [OWNERS[owner] for owner in owners[:2]] == ["gradient", "parameter"]
+    assert owners[2] == _NO_OWNER
     sites = _column(drawn["parts"]["site"])
     assert [texts.all[site] for site in sites[:2]] == ["train.py:3 in main", "model.py:10 in __init__"]
     assert sites[2] == -1
@@ -117,6 +119,22 @@ def test_only_small_neighbors_are_merged() -> None:
     assert _parts(drawn) == [(1536, _MIXED, 3), (MIB, _USED, 1), (1024, _USED, 2)]
     assert _column(drawn["parts"]["requested"]) == [1024, MIB, 1024]  # of mixed parts: what is in use
     assert drawn["note"] == "1 segment, 6 blocks; small neighbors drawn together: 3 parts"
+
+
+def test_the_biggest_part_gives_its_owner_and_site_to_those_it_is_drawn_with() -> None:
+    tape = _tape()
+    segment = tape.segment(4 * MIB)
+    for size, owner, site in ((512, "gradient", 0), (1024, "parameter", 1), (512, "gradient", 0)):
+        tape.alloc(segment, size, owner, stack=site)
+    texts = Texts()
+    drawn = segment_map(tape.end(), texts, 2)
+    assert _parts(drawn) == [(2048, _USED, 3), (4 * MIB - 2048, _STRANDED, 1)]
+    owners = _column(drawn["parts"]["owner"])
+    assert (OWNERS[owners[0]], owners[1]) == ("parameter", _NO_OWNER)
+    assert texts.all[_column(drawn["parts"]["site"])[0]] == "train.py:3 in main"
+    mixed = segment_map(tape.end(), texts, 1)
+    assert _parts(mixed) == [(4 * MIB, _MIXED, 4)]
+    assert (_column(mixed["parts"]["owner"]), _column(mixed["parts"]["site"])) == ([_NO_OWNER], [-1])
 
 
 def test_many_small_blocks_keep_their_detail() -> None:
