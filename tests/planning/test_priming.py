@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from memtriage.planning.priming import other_settings
+from memtriage.model.recording import Recording
+from memtriage.planning.priming import other_settings, priming_of_recording
 from memtriage.prediction.gpu_kinds import machine
 from memtriage.prediction.requests import requests_of
 from memtriage.prediction.trace import Trace, trace
+from memtriage.snapshots.read import load_snapshot
+from support.recordings import recording, training
 
 KIND = machine("h200")
 
@@ -54,3 +59,41 @@ def test_settings_of_the_program_are_not_tried_otherwise() -> None:
     assert list(tried) == ["large_segment_size_mb:512"]
     settings = tried["large_segment_size_mb:512"]
     assert (settings.large_segment_size, settings.max_split_size) == (512 << 20, 1024 << 20)
+
+
+@pytest.fixture(scope="module")
+def fragmented() -> Recording:
+    (file,) = (Path(__file__).parents[1] / "data" / "snapshots").glob("fragmentation*.pickle.gz")
+    return load_snapshot(file)
+
+
+def test_a_recording_that_fragments_gets_blocks(fragmented: Recording) -> None:
+    priming = priming_of_recording(fragmented)
+    assert (priming.helps, priming.reason, len(priming.blocks), priming.steps) == (True, None, 1, 0)
+    assert priming.allocated <= priming.reserved_after < 0.9 * priming.reserved_before
+    assert priming.reserved_before == fragmented.devices[0].timeline.reserved.max()
+    own, *others = priming.checks
+    assert own.name == "as recorded" and own.after < 0.9 * own.before
+    assert others and all(check.after <= 1.005 * check.before for check in others)
+
+
+def test_expandable_segments_get_no_blocks(fragmented: Recording) -> None:
+    conf = "expandable_segments:True"
+    priming = priming_of_recording(replace(fragmented, settings={"PYTORCH_CUDA_ALLOC_CONF": conf}))
+    assert priming.reason == "expandable segments are on, which have no fixed sizes"
+    assert (priming.blocks, priming.checks, priming.allocator_conf) == ([], [], conf)
+    assert priming.reserved_after == priming.reserved_before > 0
+
+
+def test_the_device_that_reserved_most_counts_and_may_need_none() -> None:
+    small, stacks = training()
+    large, _ = training(leak=3 << 20, device="cuda:1")
+    priming = priming_of_recording(recording(small, large, stacks=stacks))
+    assert (priming.blocks, priming.reason) == ([], "nothing that was tried lowers what is reserved by 0.5 %")
+    assert priming.allocated == large.timeline.allocated.max() > small.timeline.allocated.max()
+    assert priming.reserved_before == priming.reserved_after >= priming.allocated
+
+
+def test_a_recording_without_events_cannot_be_primed_for() -> None:
+    with pytest.raises(ValueError, match="record them with"):
+        priming_of_recording(recording(stacks=[]))

@@ -256,6 +256,33 @@ for step in range(1000):
     assert prediction.by_owner["optimizer state"] >= 2 * PARAMETERS
 
 
+def test_an_optimizer_of_parameters_that_another_steps_is_not_missed(script):
+    text = """
+model = network()
+used, unused = (torch.optim.SGD(model.parameters(), 0.1) for _ in range(2))
+for step in range(1000):
+    model(batch()).sum().backward()
+    used.step()
+"""
+    assert not any("did not step" in note for note in predict_program(Script(script(text))).notes)
+
+
+def test_where_the_host_is_followed_a_loader_ends_with_the_last_step(script):
+    text = """
+from torch.utils.data import DataLoader
+model = network()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for values in DataLoader(torch.randn(10**6), batch_size=WIDTH):
+    model(values.view(1, -1).to(device)).sum().backward()
+    optimizer.step()
+"""
+    courses = []
+    text = text.replace("WIDTH", str(WIDTH))
+    prediction = predict_program(Script(script(text)), steps=3, host=courses.append)
+    assert len(prediction.steps) == 3 and len(courses) == 1
+    assert not any("until the script was left" in note for note in prediction.notes)
+
+
 def test_backwards_are_steps_without_an_optimizer(script):
     text = """
 model = network()

@@ -153,7 +153,7 @@ class RemoteInterpreter:
         self._memory = heap.memory
         self._found = found
         runtime = translate(found.runtime)
-        self._state = self._memory.word((runtime or 0) + heap.layout.runtime_interpreters) if runtime else 0
+        self._state = self._memory.word(runtime + heap.layout.runtime_interpreters) if runtime else 0
         if not self._state or not self._memory.word(self._state + found.modules):
             raise OutsideError("Python has not started in the process, or has ended")
         self.cut = False

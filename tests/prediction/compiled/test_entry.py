@@ -121,6 +121,17 @@ def test_what_was_compiled_before_the_trace_is_compiled():
     fused = memtriage.predict(build_calling(compiled_before))
     plain = memtriage.predict(build_calling(compiled_before._torchdynamo_orig_callable))
     assert fused.peak_allocated < plain.peak_allocated / 2
+    assert not any("compiled nothing" in note for note in [*fused.notes, *plain.notes])
+
+
+@pytest.mark.skipif(inductor.missing() is not None, reason="Inductor needs Triton")
+def test_the_note_says_that_nothing_was_compiled():
+    def build(device):
+        model = torch.nn.Sequential(torch.nn.Linear(8, 8)).to(device)
+        model.compile()
+        return model, torch.optim.SGD(model.parameters()), lambda: model(torch.ones(1, 8, device=device))
+
+    assert any("compiled nothing" in note for note in memtriage.predict(build).notes)
 
 
 @pytest.mark.skipif(inductor.missing() is not None, reason="Inductor needs Triton")

@@ -37,6 +37,12 @@ def _trace(made: Recording, folder: Path, name: str = "trace.json") -> list[dict
     return events
 
 
+def test_a_device_without_a_history_has_a_name_and_no_counters(tmp_path: Path) -> None:
+    tape = Tape([stack("model.py:10 in __init__")])
+    events = _trace(recording(tape.end(), stacks=tape.stacks), tmp_path)
+    assert {event["ph"] for event in events} == {"M"}
+
+
 @pytest.fixture
 def leaking() -> Recording:
     first, stacks = training(leak=3 * MIB)

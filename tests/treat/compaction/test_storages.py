@@ -183,6 +183,17 @@ def test_a_storage_that_begins_elsewhere_does_not_move() -> None:
     assert find(address_of(tensor) - 512).reasons == {0: NOT_OURS}
 
 
+def test_a_storage_larger_than_its_block_does_not_move() -> None:
+    tensor = bytes_of(SIZE + 1)
+    assert find(address_of(tensor)).reasons == {0: NOT_OURS}
+
+
+def test_a_storage_smaller_than_its_block_moves() -> None:
+    tensor = bytes_of(SIZE - 500)
+    assert_found(address_of(tensor))
+    del tensor
+
+
 def test_memory_of_others_does_not_move() -> None:
     array = np.ones(SIZE, np.uint8)
     tensor = torch.from_numpy(array)
