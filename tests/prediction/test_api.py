@@ -47,6 +47,26 @@ def test_model_without_products_is_what_arithmetic_says():
     assert prediction.peak_reserved == 4 * MIB
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_build_is_predicted_in_its_last_step(steps):
+    def build(device):
+        model = nn.Linear(512, 512, device=device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rows = iter((1000, 9000, 4000))
+
+        def step():
+            model(torch.randn(next(rows), 512, device=device)).sum().backward()
+            optimizer.step()
+
+        return model, optimizer, step
+
+    prediction = memtriage.predict(build, steps=steps)
+    peaks = [step.peak_allocated for step in prediction.steps]
+    assert len(peaks) == steps and peaks[0] == min(peaks)
+    assert prediction.peak_allocated == peaks[-1] == sum(prediction.by_owner.values())
+    assert prediction.peak_reserved == prediction.steps[-1].peak_reserved
+
+
 def test_expandable_segments_reserve_no_more(workload):
     plain = memtriage.predict(workload("mlp-wide"), torch_version=MEASURED_WITH)
     expandable = memtriage.predict(

@@ -256,6 +256,21 @@ for step in range(1000):
     assert prediction.by_owner["optimizer state"] >= 2 * PARAMETERS
 
 
+def test_an_optimizer_of_several_groups_is_noted_once(script):
+    text = """
+model = network()
+used = torch.optim.SGD(model[0].parameters(), 0.1)
+frozen = torch.nn.Parameter(torch.randn(8))  # on the host
+groups = [[frozen], [model[2].weight], [model[2].bias]]
+unused = torch.optim.SGD([{"params": group} for group in groups], 0.1)
+for step in range(1000):
+    model(batch()).sum().backward()
+    used.step()
+"""
+    notes = predict_program(Script(script(text))).notes
+    assert any("1 of the script's optimizers did not step" in note for note in notes)
+
+
 def test_an_optimizer_of_parameters_that_another_steps_is_not_missed(script):
     text = """
 model = network()

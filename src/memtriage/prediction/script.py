@@ -558,8 +558,10 @@ class ScriptWatch(TraceWatch):
             for parameter in group["params"]
         }
         self._left_out = sum(
-            any(id(parameter) not in stepped and self._is_traced(parameter) for parameter in group["params"])
+            any(
+                id(parameter) not in stepped and self._is_traced(parameter)
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+            )
             for optimizer in self.optimizers()
-            if id(optimizer) not in self._ever_stepped
-            for group in optimizer.param_groups[:1]
         )
