@@ -1,55 +1,16 @@
-"""What a recording shows beyond leaks: pools and streams kept apart, segments that fit nothing."""
+"""What a recording shows beyond leaks: pools kept apart, segments that fit nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from memtriage.model.recording import DeviceRecording
 from memtriage.snapshots.read import load_snapshot
-from support.raw_snapshot import Program, forward, optimizer, placement, save, snapshot_of, user
+from support.raw_snapshot import Program, forward, optimizer, placement, user
 
 DATA = Path(__file__).parents[1] / "data" / "snapshots"
 MIB = 1 << 20
-
-
-@pytest.fixture
-def read(tmp_path: Path) -> Callable[[Program], DeviceRecording]:
-    def recorded(program: Program) -> DeviceRecording:
-        (device,) = load_snapshot(save(snapshot_of(program), tmp_path / "one.pickle")).devices
-        return device
-
-    return recorded
-
-
-def test_a_busy_side_stream_with_free_memory_is_found(read: Callable[[Program], DeviceRecording]) -> None:
-    program = Program()
-    for _ in range(8):
-        batch = program.alloc(200 * MIB, user(7, "prefetch"), stream=94)
-        work = [program.alloc(150 * MIB, forward(30 + layer)) for layer in range(4)]
-        program.free([batch, *work])
-    (finding,) = read(program).findings
-    assert (finding.kind, finding.bytes) == ("stream_pool", 200 * MIB)
-    assert finding.allocated_at == "train.py:7 in prefetch"
-    assert "most of the work" in (finding.fix or "")
-
-
-def test_streams_that_keep_little_are_healthy(read: Callable[[Program], DeviceRecording]) -> None:
-    program = Program()
-    for _ in range(8):
-        batch = program.alloc(40 * MIB, user(7, "prefetch"), stream=94)
-        program.free([batch, program.alloc(600 * MIB, forward(30))])
-    assert read(program).findings == ()
-
-
-def test_the_stream_that_does_the_work_is_no_side_stream(read: Callable[[Program], DeviceRecording]) -> None:
-    program = Program()
-    program.alloc(100 * MIB, placement(3))
-    for _ in range(8):
-        program.free([program.alloc(300 * MIB, forward(30), stream=94)])
-    assert read(program).findings == ()
 
 
 def test_a_pool_per_captured_graph_is_found(read: Callable[[Program], DeviceRecording]) -> None:

@@ -174,6 +174,17 @@ def test_growth_of_random_size_has_the_rate_of_its_total(seed: int) -> None:
     assert growth.low <= mean <= growth.high
 
 
+@pytest.mark.parametrize("seed", [1, 8])
+def test_a_rate_that_a_line_is_too_uncertain_of_is_that_of_the_total(seed: int) -> None:
+    values = np.cumsum(np.random.default_rng(seed).exponential(MIB, 140) ** 1.5)
+    growth = judged(values, CUDA)
+    read = values[3:]
+    assert growth.rate == pytest.approx((read[-1] - read[0]) / 136, rel=1e-6)
+    largest = np.diff(read).max() / 136  # may have come once
+    assert growth.high - growth.rate == pytest.approx(largest, rel=1e-6)
+    assert growth.rate - growth.low == pytest.approx(largest, rel=1e-6)
+
+
 def test_periodic_growth_that_noise_hides_in_part_is_growth() -> None:
     growth = judged(STEP // 20 * MIB + noise(200 * KIB, 300))
     assert growth.state == "growing"

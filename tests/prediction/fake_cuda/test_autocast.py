@@ -99,6 +99,16 @@ def test_cast_weights_are_kept_for_the_region_and_no_longer():
     assert after == workspaces + 2 * 512
 
 
+def test_a_layer_computes_with_cast_weights_the_second_time_too():
+    def look(device, model):
+        with torch.autocast("cuda", BF16):
+            given = torch.randn(8, 8, device=device, requires_grad=True)
+            results = [model(given) for _ in range(2)]
+        return [(each.dtype, each.grad_fn._saved_mat2.dtype) for each in results]
+
+    assert seen_in_a_step(look) == [(BF16, BF16)] * 2
+
+
 def test_nothing_is_cast_outside_and_where_it_is_off():
     def look(device, model):
         given = torch.randn(8, 8, device=device)
