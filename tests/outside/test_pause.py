@@ -68,6 +68,15 @@ def test_the_job_goes_on_when_the_time_is_over(job: subprocess.Popen[str]) -> No
     assert stop.seconds > 0
 
 
+def test_a_stop_that_was_ended_for_the_reader_lasted_no_longer(
+    job: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with paused(job.pid) as stop:
+        assert _goes_on(job)
+        monkeypatch.setattr(pause.time, "monotonic", lambda: 1e12)  # the reader comes back much later
+    assert 0 < stop.seconds < 1e6
+
+
 def test_an_error_while_it_is_stopped(job: subprocess.Popen[str]) -> None:
     with pytest.raises(ZeroDivisionError), paused(job.pid):
         _ = 1 / 0
