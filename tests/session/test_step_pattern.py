@@ -168,3 +168,16 @@ def test_optimizers_of_the_same_parameters_train_the_same() -> None:
     assert stepped(Optimizer(first, third)).trains != trains
     assert stepped(Optimizer(first)).trains != trains
     assert stepped(Optimizer()).trains is None
+
+
+def test_parameters_of_the_last_group_tell_optimizers_apart() -> None:
+    backbone, head, other = object(), object(), object()
+
+    def of(*groups: list[object]) -> object:
+        optimizer = Optimizer()
+        optimizer.param_groups = [{"params": group} for group in groups]
+        return stepped(optimizer).trains
+
+    assert of([backbone], [head]) == of([backbone], [head]) == of([backbone], [], [head])
+    assert of([backbone], [head]) != of([backbone], [other])
+    assert of([backbone], [head]) != of([backbone], [other, head])

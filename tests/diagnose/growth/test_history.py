@@ -149,6 +149,9 @@ def test_holder_rate_is_over_the_censuses_since_a_position() -> None:
     assert holding.rate(14) == 2 * MIB
     assert holding.rate(24) == 0
     assert holding.rate(3, block=2 * MIB) == 2 * MIB
+    assert holding.mean_rate == MIB
+    (once,) = history_of({3: 4})
+    assert once.mean_rate == 0
 
 
 @pytest.mark.parametrize(("each", "nodes", "logs"), [(512, 0, True), (513, 0, False), (4, 1, False)])
@@ -156,6 +159,13 @@ def test_small_storages_without_a_graph_are_a_log(each: int, nodes: int, logs: b
     history = HolderHistory()
     history.add(point(3, group("losses[*]", 10 * each, 10, nodes=nodes)))
     assert next(iter(history)).logs is logs
+
+
+def test_a_log_that_keeps_large_entries_now_is_none() -> None:
+    history = HolderHistory()
+    for at, each in ((3, 512), (4, 4096)):
+        history.add(point(at, group("losses[*]", 10 * each, 10)))
+    assert not next(iter(history)).logs
 
 
 # --- the row of censuses ------------------------------------------------------------------------------------

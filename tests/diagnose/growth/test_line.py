@@ -92,6 +92,8 @@ def test_rates_of_quarters() -> None:
     assert slowing[-1] == pytest.approx(0.0)
     gap = np.array([0.0, 1, 2, 3, 200, 201, 202, 203])  # two quarters of the time have no reading
     assert quarter_rates(gap, 5.0 * gap, 0.25) == pytest.approx([5.0, 5.0, 5.0])
+    seldom = np.concatenate([np.arange(100.0), np.arange(100.0, 200.0, 10.0)])  # read more often at first
+    assert quarter_rates(seldom, np.minimum(seldom, 95.0), 0.25)[-1] == 0
 
 
 def test_growth_that_comes_in_random_sizes_makes_quarters_differ() -> None:

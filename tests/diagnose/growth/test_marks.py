@@ -133,7 +133,9 @@ def test_a_long_series_stays_bounded_and_keeps_its_ends() -> None:
 def test_projection() -> None:
     assert steps_left(1000, 400, 100.0) == 6
     assert steps_left(None, 400, 100.0) is None
-    assert steps_left(1000, 400, 0.0) is None
+    assert steps_left(1000, 1000, 100.0) == steps_left(1000, 1400, 100.0) == 0
+    assert steps_left(1000, None, 100.0) is None
+    assert [steps_left(1000, 400, rate) for rate in (0.0, -1.0, None)] == [None] * 3
 
 
 def test_counters_that_drift_by_themselves_have_a_higher_floor() -> None:

@@ -224,6 +224,7 @@ def test_a_transient_peak_is_told() -> None:
     (note,) = host_notes(HostEvidence(highest_rss=2 * GIB, peak_rss=5 * GIB))
     assert "peaked at 5.0 GiB, 3.0 GiB above" in note
     assert host_notes(HostEvidence(highest_rss=20 * GIB, peak_rss=21 * GIB)) == []
+    assert host_notes(HostEvidence(peak_rss=5 * GIB)) == host_notes(HostEvidence(highest_rss=5 * GIB)) == []
 
 
 def test_findings_can_be_recorded() -> None:

@@ -19,13 +19,24 @@ from memtriage.process.threads import OwnThread
 from memtriage.session.remote import ask as client
 from memtriage.session.remote import listen
 from memtriage.session.remote.ask import AskError, ask, ask_all, listening
-from memtriage.session.remote.listen import Listener
+from memtriage.session.remote.listen import Deadline, Listener
 
 Start = Callable[[Callable[[float], Answer]], Listener]
 
 
 def answering(within_s: float, follow: bool) -> Answer:
     return Answer(pid=os.getpid(), step=7, waited_s=within_s)
+
+
+def test_a_deadline_counts_down_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(listen.time, "monotonic", lambda: now)
+    due, passed = Deadline(5.0), Deadline(-1.0)
+    assert (due.left_s, due.passed_s, passed.left_s) == (5.0, 0.0, 0.0)
+    now = 1003.0
+    assert (due.left_s, due.passed_s) == (2.0, 3.0)
+    now = 1007.0
+    assert (due.left_s, due.passed_s) == (0.0, 7.0)
 
 
 @pytest.fixture
