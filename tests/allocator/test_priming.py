@@ -50,6 +50,17 @@ def test_other_addresses_are_distinct(seed: int) -> None:
     assert (addresses == sorted(addresses)) == (seed == 0)
 
 
+def test_a_trial_may_be_under_other_addresses() -> None:
+    trial = PackingTrial(TORCH)
+    differ = 0
+    for seed in range(8):
+        requests = made_at_random(seed)
+        usual, other, again = (trial.run(requests, (), under=Circumstance(at)) for at in (None, 1, 1))
+        assert other == again
+        differ += usual != other
+    assert differ
+
+
 @pytest.mark.parametrize(("driver", "lower"), [(Driver(), 1), (OtherAddresses(0), 0)])
 def test_of_two_equal_blocks_the_one_at_the_lower_address_is_taken(driver: Driver, lower: int) -> None:
     simulator = Simulator(TORCH, driver=driver)
@@ -61,12 +72,14 @@ def test_of_two_equal_blocks_the_one_at_the_lower_address_is_taken(driver: Drive
 
 
 def made_at_random(seed: int) -> list[Request]:
-    """Blocks of many sizes; about one in three is freed at once."""
+    """Blocks of many sizes, three of them common; about one in three is freed at once."""
     chance = random.Random(seed)
     made: list[Request] = []
     live: list[int] = []
     for number in range(300):
-        made.append((number, chance.randrange(2 * MIB, 90 * MIB)))
+        made.append(
+            (number, chance.choice((3 * MIB, 24 * MIB, 60 * MIB, chance.randrange(2 * MIB, 90 * MIB))))
+        )
         live.append(number)
         while live and chance.random() < 0.5:
             made.append((live.pop(chance.choice((-1, 0))), FREE))

@@ -63,6 +63,30 @@ def test_the_end_is_what_the_allocator_counted(name: str, real: Callable[[str], 
     assert one.exact_from_us is None
 
 
+def test_a_recording_from_the_first_allocation_on_is_exact(
+    read: Callable[[Program], DeviceRecording],
+) -> None:
+    program = Program()
+    program.free(program.alloc(4 * MIB, user(7)))
+    program.alloc(2 * MIB, user(8))
+    one = read(program)
+    assert one.exact_from_us is None
+    assert one.peak.event == [event["action"] for event in program.trace].index("alloc")
+    assert one.peak.time_us == program.trace[one.peak.event]["time_us"]
+
+
+def test_the_peak_may_be_before_the_first_event(read: Callable[[Program], DeviceRecording]) -> None:
+    program = Program()
+    blocks = [program.alloc(size * MIB, user(7)) for size in (40, 30)]
+    program.trace.clear()
+    program.free(blocks[0])
+    program.alloc(20 * MIB, user(8))
+    one = read(program)
+    assert (one.peak.event, one.peak.allocated) == (-1, 70 * MIB)
+    assert one.peak.time_us == program.trace[0]["time_us"]
+    assert one.exact_from_us is not None
+
+
 def test_a_site_counts_every_block_that_was_allocated_there(tmp_path: Path) -> None:
     program = Program()
     first, _, _ = (program.alloc(512, user(7)) for _ in range(3))

@@ -188,6 +188,21 @@ def test_without_steps_backwards_are_compared():
     assert (found.groups.mark, [finding.rank for finding in found.findings]) == ("backward", [2])
 
 
+@pytest.mark.parametrize("full", ["cuda:0", "cuda:1"])
+def test_a_rank_is_compared_on_its_fullest_gpu(full):
+    ranks = records(2)
+    for number, rank in enumerate(ranks):
+        on = {
+            device: marks(number, [(8 if device == full else 1) * GiB] * 12, device=device)
+            for device in ("cuda:0", "cuda:1")
+        }
+        unread = marks(number, [None], device=full)
+        cpu = marks(number, [64 * GiB] * 12, device="cpu")
+        rank.marks = [*on["cuda:0"], *on["cuda:1"], *cpu, *unread]
+    found = compare_ranks(ranks)
+    assert [figures.allocated for figures in found.groups.figures] == [8 * GiB, 8 * GiB]
+
+
 def test_the_device_is_named_where_all_have_the_same_kind():
     assert compare_ranks(records(3)).groups.device == "cuda"
     mixed = records(3)
