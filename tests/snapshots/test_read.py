@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from memtriage.model.recording import OWNERS, DeviceRecording, SnapshotError
 from memtriage.snapshots.read import load_snapshot
 from support.raw_snapshot import (
-    AUTOGRAD,
     Program,
     custom_backward,
     forward,
@@ -23,6 +22,7 @@ from support.raw_snapshot import (
     placement,
     save,
     snapshot_of,
+    train,
     user,
 )
 
@@ -159,30 +159,6 @@ def test_an_error_is_explained_by_what_was_free(real: Callable[[str], DeviceReco
 
 
 # --- programs -----------------------------------------------------------------------------------------------
-
-
-def train(
-    program: Program, steps: int, each_step: Callable[[int], None] = lambda step: None, *, spans: bool = True
-) -> list[Any]:
-    """A training loop: parameters, then steps of forward, backward, optimizer, zero_grad."""
-    weights = [program.alloc(24 * MIB, placement(10)) for _ in range(4)]
-    states: list[Any] = []
-    for step in range(steps):
-        batch = program.alloc(100_000, user(20, "batch"))
-        saved = [program.alloc(30 * MIB, forward(30 + layer)) for layer in range(4)]
-        gradients = []
-        for _ in range(4):
-            temporary = program.alloc(30 * MIB, AUTOGRAD)
-            gradients.append(program.alloc(24 * MIB, AUTOGRAD))
-            program.free([temporary, saved.pop()])
-        if not states:
-            states = [program.alloc(24 * MIB, optimizer(41, "_init_group")) for _ in range(8)]
-        program.free(program.alloc(24 * MIB, optimizer(41)), optimizer(41))
-        if spans:
-            program.step_span()
-        program.free([*gradients, batch])
-        each_step(step)
-    return weights + states
 
 
 def analyzed(tmp_path: Path, *programs: Program) -> DeviceRecording:

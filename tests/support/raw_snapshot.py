@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from memtriage.allocator.simulator import Simulator
 
 Frames = list[dict[str, Any]]
 
+MIB: Final = 1 << 20
 MODULE: Final = "site-packages/torch/nn/modules/module.py"
 
 
@@ -160,3 +161,27 @@ def snapshot_of(*programs: Program) -> dict[str, Any]:
 def save(raw: Any, path: Path) -> Path:
     path.write_bytes(pickle.dumps(raw, 4))
     return path
+
+
+def train(
+    program: Program, steps: int, each_step: Callable[[int], None] = lambda step: None, *, spans: bool = True
+) -> list[Any]:
+    """A training loop: parameters, then steps of forward, backward, optimizer, zero_grad."""
+    weights = [program.alloc(24 * MIB, placement(10)) for _ in range(4)]
+    states: list[Any] = []
+    for step in range(steps):
+        batch = program.alloc(100_000, user(20, "batch"))
+        saved = [program.alloc(30 * MIB, forward(30 + layer)) for layer in range(4)]
+        gradients = []
+        for _ in range(4):
+            temporary = program.alloc(30 * MIB, AUTOGRAD)
+            gradients.append(program.alloc(24 * MIB, AUTOGRAD))
+            program.free([temporary, saved.pop()])
+        if not states:
+            states = [program.alloc(24 * MIB, optimizer(41, "_init_group")) for _ in range(8)]
+        program.free(program.alloc(24 * MIB, optimizer(41)), optimizer(41))
+        if spans:
+            program.step_span()
+        program.free([*gradients, batch])
+        each_step(step)
+    return weights + states

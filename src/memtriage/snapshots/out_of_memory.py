@@ -9,7 +9,7 @@ from typing import Final
 from memtriage.model.blocks import DEFAULT_POOL
 from memtriage.model.findings import Finding
 from memtriage.model.recording import NO_FRAMES, FreeRange, OomEvent
-from memtriage.model.units import MIB, size
+from memtriage.model.units import MIB, count, size
 from memtriage.playbook.snapshots import ADVICE, FREE_MEMORY, FreeMemory, SnapshotCause
 from memtriage.snapshots.sites import alive_at, owned_bytes
 from memtriage.snapshots.view import DeviceView
@@ -100,7 +100,7 @@ def _free_lines(oom: OomEvent, usable: list[FreeRange], elsewhere: list[FreeRang
     else:
         largest = ", ".join(size(free_range.size) for free_range in usable[:_SHOWN])
         lines = [
-            f"{size(total)} free in {len(usable)} blocks for this stream, the largest {largest}: "
+            f"{size(total)} free in {count(len(usable), 'block')} for this stream, the largest {largest}: "
             + ("none is large enough" if usable[0].size < oom.requested else "see the driver's line")
         ]
     if elsewhere:
