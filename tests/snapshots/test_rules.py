@@ -7,7 +7,7 @@ from pathlib import Path
 
 from memtriage.model.recording import DeviceRecording
 from memtriage.snapshots.read import load_snapshot
-from support.raw_snapshot import Program, forward, optimizer, placement, user
+from support.raw_snapshot import Program, forward, placement, user
 
 DATA = Path(__file__).parents[1] / "data" / "snapshots"
 MIB = 1 << 20
@@ -45,50 +45,6 @@ def test_free_segments_of_a_private_pool_are_not_releasable(
     assert device.timeline.releasable[-1] == 30 * MIB
     assert device.timeline.private_pools_free[-1] == 50 * MIB
     assert device.end.stranded == device.timeline.stranded[-1] == 0
-
-
-def changing_sizes(program: Program) -> None:
-    """Each step needs one block, larger than those of all steps before."""
-    for step in range(30):
-        program.free(program.alloc((200 + 20 * step) * MIB, forward(30)))
-        program.free(program.alloc(4096, optimizer(41)))
-        program.step_span()
-
-
-def test_reserved_far_above_the_peak_is_found_with_what_helps(
-    read: Callable[[Program], DeviceRecording],
-) -> None:
-    program = Program()
-    changing_sizes(program)
-    device = read(program)
-    (finding,) = device.findings
-    reserved, allocated = device.timeline.reserved.max(), device.timeline.allocated.max()
-    assert (finding.kind, finding.bytes) == ("fragmentation", reserved - allocated)
-    assert "expandable_segments:True" in (finding.fix or "")
-    assert any("expandable_segments:True 782.0 MiB" in line for line in finding.evidence)
-
-
-def test_a_surplus_that_was_given_back_is_none(read: Callable[[Program], DeviceRecording]) -> None:
-    program = Program()
-    changing_sizes(program)
-    program.simulator.empty_cache()
-    assert read(program).findings == ()
-
-
-def test_a_surplus_that_no_setting_saves_advises_none(read: Callable[[Program], DeviceRecording]) -> None:
-    program = Program("expandable_segments:True")
-    program.free(program.alloc(4000 * MIB, user(5, "evaluate"), stream=3))
-    program.free([program.alloc(3000 * MIB, forward(30))])
-    program.alloc(10 * MIB, forward(31))
-    surplus = [finding for finding in read(program).findings if finding.kind == "fragmentation"]
-    assert [("expandable_segments" in (finding.fix or "")) for finding in surplus] == [False]
-
-
-def test_reserved_as_the_peak_needs_it_is_healthy(read: Callable[[Program], DeviceRecording]) -> None:
-    program = Program()
-    for _ in range(10):
-        program.free([program.alloc(400 * MIB, forward(30 + layer)) for layer in range(8)])
-    assert read(program).findings == ()
 
 
 def test_each_headline_has_the_bytes_that_its_site_pins() -> None:
