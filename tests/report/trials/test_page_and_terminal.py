@@ -12,13 +12,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from memtriage.model.trials import AgainstBaseline, Figure, Spread, TrialsReport
+from memtriage.model.trials import TrialsReport
 from memtriage.prove.result import make_report
 from memtriage.prove.state import ComparisonState
 from memtriage.report.html.shell import LARGEST
 from memtriage.report.trials.page import html
 from memtriage.report.trials.terminal import render
-from memtriage.report.trials.words import interval, ratio_spread, size_spread, time_spread
 from support.chromium import Chromium, find
 from support.trials import HEAD, MIB, trials_of, write_trial
 
@@ -103,21 +102,6 @@ def test_the_terminal_report_fits(report: TrialsReport, width: int) -> None:
     lines = text_of(report, width).splitlines()
     assert max(map(len, lines)) <= width
     assert any("fp8 + phase" in line for line in lines)
-
-
-def test_ranges_and_intervals_in_words() -> None:
-    assert time_spread(Figure(value=1.0, lowest=0.0201, highest=0.0203)) == "20.10-20.30 ms"
-    assert time_spread(Figure(value=1.0, lowest=0.9, highest=1.1)) == "900.0 ms-1.100 s"
-    assert time_spread(Figure(value=1.0, lowest=1.0, highest=1.0)) == ""
-    assert size_spread(Figure(value=1.0, lowest=MIB, highest=2 * MIB, by_rank={0: 1.0})) == "1.0-2.0 MiB"
-    assert size_spread(None) == ""
-    sure = Spread(low=0.98, high=1.013, confidence=0.9375, basis="trials")
-    assert interval(sure) == "0.980 to 1.013 (94 % confidence)"
-    steps = Spread(low=0.98, high=0.99, confidence=0.95, basis="steps")
-    assert interval(steps) == "0.980 to 0.990 (95 % confidence, over steps)"
-    assert ratio_spread(AgainstBaseline(ratio=1.0, spread=sure, within_noise=True)).endswith("within noise")
-    assert ratio_spread(AgainstBaseline(ratio=1.0, spread=steps, within_noise=False)) == "0.980-0.990"
-    assert ratio_spread(AgainstBaseline(ratio=1.0, spread=None, within_noise=None)) == "no interval"
 
 
 def test_a_comparison_of_which_nothing_ran(tmp_path: Path) -> None:

@@ -1,0 +1,192 @@
+"""A comparison in words: what the page and the terminal share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memtriage.model.trials import (
+    AgainstBaseline,
+    Failure,
+    Figure,
+    OutputValues,
+    Spread,
+    TargetRow,
+    TrialsReport,
+    VariantRow,
+)
+from memtriage.report.trials import words
+from memtriage.report.trials.words import interval, ratio_spread, size_spread, time_spread
+
+MIB = 1 << 20
+SURE = Spread(low=0.98, high=1.013, confidence=0.9375, basis="trials")
+
+
+def variant(**fields: Any) -> VariantRow:
+    empty: dict[str, Any] = {
+        "name": "fp8",
+        "baseline": False,
+        "planned": 3,
+        "finished": 3,
+        "pending": 0,
+        "skipped": 0,
+        "steps": 9,
+        "figures": {},
+        "values": {},
+        "trials": [],
+        "failures": [],
+        "findings": [],
+    }
+    return VariantRow(**{**empty, **fields})
+
+
+def report(**fields: Any) -> TrialsReport:
+    usual: dict[str, Any] = {
+        "verdict": "met",
+        "name": "n",
+        "directory": "d",
+        "baseline": "bf16",
+        "mark": "end",
+        "step": "step",
+        "warmup": 1,
+        "repeats": 3,
+        "ranks": 1,
+        "complete": True,
+        "device": "cuda",
+        "variants": [variant(), variant(finished=1)],
+        "targets": [],
+        "notes": [],
+    }
+    return TrialsReport(**{**usual, **fields})
+
+
+def target(verdict: str = "met", **fields: Any) -> TargetRow:
+    usual: dict[str, Any] = {
+        "metric": "peak_reserved",
+        "variant": "fp8",
+        "sense": "at_most",
+        "limit_text": "2 MiB",
+        "verdict": verdict,
+        "why": "no trial finished",
+    }
+    return TargetRow(**{**usual, **fields})
+
+
+def test_ranges_and_intervals_in_words() -> None:
+    assert time_spread(Figure(value=1.0, lowest=0.0201, highest=0.0203)) == "20.10-20.30 ms"
+    assert time_spread(Figure(value=1.0, lowest=0.9, highest=1.1)) == "900.0 ms-1.100 s"
+    assert time_spread(Figure(value=1.0, lowest=1.0, highest=1.0)) == ""
+    assert size_spread(Figure(value=1.0, lowest=MIB, highest=2 * MIB, by_rank={0: 1.0})) == "1.0-2.0 MiB"
+    assert size_spread(None) == ""
+    sure = Spread(low=0.98, high=1.013, confidence=0.9375, basis="trials")
+    assert interval(sure) == "0.980 to 1.013 (94 % confidence)"
+    steps = Spread(low=0.98, high=0.99, confidence=0.95, basis="steps")
+    assert interval(steps) == "0.980 to 0.990 (95 % confidence, over steps)"
+    assert ratio_spread(AgainstBaseline(ratio=1.0, spread=sure, within_noise=True)).endswith("within noise")
+    assert ratio_spread(AgainstBaseline(ratio=1.0, spread=steps, within_noise=False)) == "0.980-0.990"
+    assert ratio_spread(AgainstBaseline(ratio=1.0, spread=None, within_noise=None)) == "no interval"
+
+
+def test_the_verdict_counts_targets() -> None:
+    assert words.sentence(report()) == "2 variants, no targets"
+    judged = [target("missed"), target("met"), target("met"), target("undecided")]
+    assert words.sentence(report(targets=judged)) == "2 met, 1 missed, 1 undecided, of 4 targets"
+    assert words.sentence(report(targets=judged[:1])) == "1 missed, of 1 target"
+
+
+def test_what_the_figures_rest_on() -> None:
+    assert words.facts(report()) == [
+        "4 of 6 finished, interleaved",
+        "steps end at mark 'step', without 1 warm-up step",
+        "memory at mark 'end'",
+        "compared with bf16",
+    ]
+    assert words.facts(report(ranks=4))[1] == "4 ranks"
+    assert words.legend(report()).endswith("below a size: lowest and highest trial")
+    assert words.legend(report(ranks=4)).endswith("below a size: lowest and highest rank")
+
+
+def test_figures_that_are_unknown() -> None:
+    assert (words.time_value(None), words.time_spread(None), words.size_value(None)) == ("n/a", "", "n/a")
+    assert (words.ratio_value(None), words.ratio_spread(None)) == ("-", "")
+    assert words.ratio_value(AgainstBaseline(ratio=1.25, spread=None, within_noise=None)) == "1.250 x"
+
+
+def test_ranks_that_stand_out_are_listed_with_the_others() -> None:
+    apart = Figure(
+        value=9 * MIB,
+        lowest=MIB,
+        highest=9 * MIB,
+        by_rank={0: MIB, 1: 9 * MIB, 2: 2 * MIB, 3: 8 * MIB},
+        differing_ranks=[1, 3],
+    )
+    alone = Figure(value=MIB, lowest=MIB, highest=MIB, by_rank={0: MIB, 1: 3 * MIB}, differing_ranks=[1])
+    alike = Figure(value=MIB, lowest=MIB, highest=MIB, by_rank={0: MIB, 1: MIB})
+    row = variant(figures={"allocated": apart, "reserved": alike, "peak_reserved": alone})
+    assert words.differing(report(), row) == [
+        "fp8, allocated: ranks 1, 3 at 9.0 MiB, 8.0 MiB, others at 1.0 MiB - 2.0 MiB",
+        "fp8, peak reserved: rank 1 at 3.0 MiB, others at 1.0 MiB",
+    ]
+    on_cpu = variant(figures={"peak_host_rss": alone, "peak_reserved": apart})
+    assert words.differing(report(device="cpu"), on_cpu) == [
+        "fp8, peak resident: rank 1 at 3.0 MiB, others at 1.0 MiB"
+    ]
+    assert words.size_spread(apart) == "1.0-9.0 MiB"
+
+
+def test_why_trials_have_no_figures() -> None:
+    one = Failure(kind="out_of_memory", rounds=[0], error="tried 2 GiB", log="l")
+    two = Failure(kind="timed_out", rounds=[1, 2], error="stopped after 9 s", log="l")
+    row = variant(finished=1, failures=[one, two], skipped=1)
+    assert words.trial_counts(row) == "1 of 3 trials"
+    assert words.what_is_missing(row) == [
+        "fp8: out of memory in round 1: tried 2 GiB",
+        "fp8: timed out in rounds 2, 3: stopped after 9 s",
+        "fp8: 1 trial left out after failures in a row",
+    ]
+
+
+def output(**fields: Any) -> OutputValues:
+    usual: dict[str, Any] = {"count": 3, "first": "2.5", "last": "1.5"}
+    same = {"same_in_all_trials": None, "same_as_baseline": None}
+    return OutputValues(**{**usual, **same, **fields})
+
+
+@pytest.mark.parametrize(
+    ("read", "said"),
+    [
+        (output(count=0, first=None, last=None), "not printed"),
+        (output(), "2.5 -> 1.5 (3 values)"),
+        (output(count=1), "2.5 (1 value)"),
+        (output(same_in_all_trials=True), "2.5 -> 1.5 (3 values)"),
+        (output(same_in_all_trials=False), "2.5 -> 1.5 (3 values), differs between its own trials"),
+        (output(same_as_baseline=True), "2.5 -> 1.5 (3 values), the same as bf16, value for value"),
+        (output(same_as_baseline=False), "2.5 -> 1.5 (3 values), differs from bf16"),
+        (
+            output(same_as_baseline=False, first_difference=1),
+            "2.5 -> 1.5 (3 values), differs from bf16 from value 2 on",
+        ),
+    ],
+)
+def test_the_course_of_a_value(read: OutputValues, said: str) -> None:
+    assert words.values(variant(values={"loss": read}), "loss", "bf16") == said
+
+
+@pytest.mark.parametrize(
+    ("judged", "said"),
+    [
+        (target(), "no trial finished"),
+        (target(value=3.0), "no trial finished"),
+        (target(value=MIB, limit=2 * MIB, why="below"), "1.0 MiB against 2.0 MiB; below"),
+        (target(metric="host_pinned", value=MIB, limit=2 * MIB, why="w"), "1.0 MiB against 2.0 MiB; w"),
+        (target(metric="time_per_step", value=0.02, limit=2.0, why="w"), "20.00 ms against 2.000 s; w"),
+        (
+            target(metric="loss", value=1.5, limit=2.0, spread=SURE, why="w"),
+            "1.500 against 2.000, 0.980 to 1.013 (94 % confidence) of it; w",
+        ),
+    ],
+)
+def test_how_a_target_was_judged(judged: TargetRow, said: str) -> None:
+    assert words.target_result(judged) == said
+    assert words.target(judged) == f"fp8: {judged.metric} at most 2 MiB"
