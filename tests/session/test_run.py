@@ -231,6 +231,22 @@ def test_only_the_first_rank_reports(tmp_path: Path) -> None:
     assert record.name == "rank-00001.jsonl"
 
 
+@pytest.mark.parametrize(("rank", "world_size", "verdict"), [("0", "1", "not_judged"), ("1", "2", "None")])
+def test_a_watched_block_reports_on_the_first_rank(
+    tmp_path: Path, rank: str, world_size: str, verdict: str
+) -> None:
+    block = "import sys, memtriage\nwith memtriage.watch(sys.argv[1], quiet=True) as watch: pass\n"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{block}print(watch.report and watch.report.verdict)", str(tmp_path)],
+        env={**os.environ, "RANK": rank, "WORLD_SIZE": world_size, "LOCAL_RANK": rank},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{verdict}\n", "")
+    assert len(list(tmp_path.glob("*/*/rank-*.jsonl"))) == 1
+
+
 # --- reporting ----------------------------------------------------------------------------------------------
 
 

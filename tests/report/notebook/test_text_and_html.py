@@ -197,6 +197,47 @@ def test_the_course_is_drawn_where_it_rises() -> None:
     assert "<svg" not in cell_html(report(run_report=run_report(steps=1999, marks=marks(0))))
 
 
+def rising(device: str, *values: int | None, name: str = "step") -> list[Mark]:
+    return [
+        Mark(name=name, step=step, microbatch=1, rank=None, time_s=step, device=device, allocated=value)
+        for step, value in enumerate(values, 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("marks", "found_on", "drawn"),
+    [
+        (rising("cpu", MIB, 2 * MIB, 9 * MIB), None, "malloc in use on cpu at each step"),
+        ([*rising("cpu", 1, 2, 3), *rising("cuda:1", 5, 6, 7)], None, "allocated on cuda:1 at each step"),
+        ([*rising("cpu", 1, 2, 3), *rising("cuda:1", 5, 6, 7)], "cpu", "malloc in use on cpu at each step"),
+        (
+            [*rising("cpu", 1, 2, 3, name="backward"), *rising("cpu", 1, 2)],
+            None,
+            "malloc in use on cpu at each backward",
+        ),
+        (rising("cpu", 1, None, 2), None, None),
+        (rising("cpu", 1, 2, 3, name="time"), None, None),
+    ],
+)
+def test_whose_course_is_drawn(marks: list[Mark], found_on: str | None, drawn: str | None) -> None:
+    findings = [] if found_on is None else [Finding(kind="leak", device=found_on, bytes_per_step=MIB)]
+    page = cell_html(report(run_report=run_report(steps=3, marks=marks, findings=findings)))
+    assert ("<svg" in page) == (drawn is not None)
+    assert drawn is None or drawn in Balanced(page).text
+
+
+def test_a_finding_names_its_entry_of_the_playbook() -> None:
+    entry, none = (
+        cell_html(report(run_report=run_report(findings=[Finding(kind="leak", device="cpu", playbook=name)])))
+        for name in ("M1", None)
+    )
+    assert "M1" in Balanced(entry).text and "M1" not in Balanced(none).text
+
+
+def test_names_that_utf_8_lacks_are_shown() -> None:
+    assert "cache?[*]" in Balanced(cell_html(report(came=[change("cache\ud800[*]", MIB)]))).text
+
+
 def test_what_holds_memory_now() -> None:
     rows = [
         LedgerRow(row="requested", bytes=3 * MIB, owner="parameter", detail=HOSTILE),
