@@ -92,6 +92,20 @@ def test_marks_of_what_the_accelerator_does(
     assert accelerator.save_state.__func__ is own
 
 
+def test_a_method_that_the_program_replaced_stays_as_it_is(
+    accelerator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    censuses.leave_out(monkeypatch)
+
+    def own(*args: Any, **kwargs: Any) -> None:
+        """Saves in a way of its own."""
+
+    accelerator.save_state = own
+    with watched(accelerator):
+        assert accelerator.save_state is own
+    assert accelerator.save_state is own
+
+
 def test_an_error_ends_the_watch_and_passes_on(accelerator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     censuses.leave_out(monkeypatch)
     training = watched(accelerator)
