@@ -265,26 +265,3 @@ def test_a_job_that_ends_meanwhile_is_judged_by_what_was_read(start: Callable[[s
     job.wait()
     attached.read_counters(0.0)
     assert attached.ended == f"process {job.pid} ended"
-
-
-def test_ranks_are_found_from_their_launcher_and_from_one_of_them() -> None:
-    wait = "input()"
-    launch = (
-        "import os, subprocess, sys\n"
-        "jobs = [subprocess.Popen([sys.executable, '-c', 'print(1, flush=True); input()'],\n"
-        "    stdin=subprocess.PIPE, stdout=subprocess.PIPE,\n"
-        "    env=os.environ | {'RANK': str(rank), 'WORLD_SIZE': '2', 'MASTER_PORT': '4711'})\n"
-        "    for rank in (1, 0)]\n"
-        "[job.stdout.readline() for job in jobs]\n"
-        "print(*(job.pid for job in jobs), flush=True)\n"
-        f"{wait}\n"
-        "[job.kill() for job in jobs]\n"
-    )
-    command = [sys.executable, "-c", launch]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:
-        assert launcher.stdout is not None and launcher.stdin is not None
-        one, zero = (int(pid) for pid in launcher.stdout.readline().split())
-        assert ranks_of(launcher.pid) == [zero, one]
-        assert ranks_of(one) == [zero, one]
-        launcher.communicate("\n")
-    assert ranks_of(os.getpid()) == [os.getpid()]
