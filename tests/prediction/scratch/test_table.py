@@ -1,0 +1,79 @@
+"""Which operators have buffers of their own: copies of what is not contiguous, trials of kernels."""
+
+import pytest
+import torch
+
+from memtriage.prediction.gpu_kinds import machine
+from memtriage.prediction.scratch.stages import AT_THE_END
+from memtriage.prediction.scratch.table import Scratch
+
+aten = torch.ops.aten
+
+
+class Emptied:
+    """What the table tells the trace of its lifetimes."""
+
+    times = 0
+
+    def cache_emptied(self):
+        self.times += 1
+
+
+@pytest.fixture
+def emptied():
+    return Emptied()
+
+
+@pytest.fixture
+def scratch(emptied):
+    return Scratch(machine("h200"), (2, 11), emptied)
+
+
+def values(rows, columns, dtype=torch.float32):
+    return torch.empty(rows, columns, dtype=dtype, device="meta")
+
+
+PLAIN, ACROSS = values(64, 32), values(32, 64).t()
+BYTES = 64 * 32 * 4
+
+
+@pytest.mark.parametrize(
+    ("func", "args", "copies"),
+    [
+        (aten._softmax.default, (PLAIN, -1, False), []),
+        (aten._softmax.default, (ACROSS, -1, False), [BYTES]),
+        (aten._log_softmax.default, (values(32, 64, torch.bfloat16).t(), -1, False), [BYTES // 2]),
+        # the product of gradient and output is a buffer in any case
+        (aten._softmax_backward_data.default, (PLAIN, PLAIN, -1, torch.float32), [BYTES]),
+        (aten._softmax_backward_data.default, (PLAIN, ACROSS, -1, torch.float32), [BYTES] * 2),
+        (aten._softmax_backward_data.default, (ACROSS, PLAIN, -1, torch.float32), [BYTES] * 2),
+        (aten._softmax_backward_data.default, (ACROSS, ACROSS, -1, torch.float32), [BYTES] * 3),
+        (aten._log_softmax_backward_data.default, (PLAIN, ACROSS, -1, torch.float32), [BYTES]),
+        (aten.sort.default, (ACROSS,), [BYTES]),
+        (aten.topk.default, (ACROSS, 4), [BYTES]),
+        (aten.native_layer_norm.default, (ACROSS, [32], None, None, 1e-5), [BYTES]),
+        (aten.relu.default, (ACROSS,), []),
+    ],
+)
+def test_kernels_that_read_contiguous_memory_copy_the_rest(scratch, func, args, copies):
+    outputs = [torch.empty_like(PLAIN)] * 3
+    assert scratch(func, args, {}, outputs) == ({AT_THE_END: copies} if copies else {})
+
+
+def convolved(channels):
+    images = torch.empty(8, channels, 16, 16, device="meta")
+    weight = torch.empty(4, channels, 3, 3, device="meta")
+    return images, weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "enabled", "times"), [(True, True, 2), (False, True, 0), (True, False, 0)]
+)
+def test_each_kind_of_convolution_is_tried_once(monkeypatch, scratch, emptied, benchmark, enabled, times):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", benchmark)
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", enabled)
+    assert not scratch.convolved
+    for channels in (3, 3, 5, 3):
+        scratch.keep(aten.convolution.default, convolved(channels))
+    assert scratch.convolved
+    assert (emptied.times, scratch.tried) == (times, times > 0)
