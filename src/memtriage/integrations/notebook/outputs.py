@@ -72,7 +72,7 @@ def _above(graph: HeapGraph, position: int, numbers: Mapping[int, int]) -> int |
 
 
 def drop_outputs(shell: Any, numbers: Collection[int]) -> None:
-    """Take outputs out of `Out`, and out of `_7`, `_`, `__` and `___`."""
+    """Take outputs out of `Out`, out of `_7`, `_`, `__` and `___`, and out of the last cell's result."""
     namespace, hook = shell.user_ns, shell.displayhook
     gone = [namespace["_oh"].pop(number) for number in numbers if number in namespace["_oh"]]
     kept_too = (namespace, shell.user_ns_hidden, vars(hook))
@@ -83,5 +83,8 @@ def drop_outputs(shell: Any, numbers: Collection[int]) -> None:
         for names in kept_too:
             if any(names.get(name) is value for value in gone):
                 names[name] = ""
+    last = shell.last_execution_result
+    if last is not None and any(last.result is value for value in gone):
+        last.result = None
     gone.clear()
     gc.collect()
