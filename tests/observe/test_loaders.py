@@ -171,6 +171,16 @@ def test_items_that_are_not_in_the_data_set_are_not_looked_up(epochs: list[Epoch
     assert sizes(epochs[0]) is None
 
 
+def test_items_of_one_length_have_no_plan(epochs: list[Epoch]) -> None:
+    for items in ([torch.zeros(3) for _ in range(8)], [object() for _ in range(8)]):
+        batches = iter(data.DataLoader(items, batch_size=2, collate_fn=list))  # type: ignore[arg-type]
+        next(batches)
+        assert epochs[-1].plan() is None
+    batches = iter(data.DataLoader([torch.zeros(3 + at) for at in range(8)], batch_size=2, collate_fn=list))
+    next(batches)
+    assert epochs[-1].plan() is not None
+
+
 def test_nothing_is_kept_alive(epochs: list[Epoch]) -> None:
     for _ in loader(batch_size=4):
         pass

@@ -151,6 +151,23 @@ def test_one_rank_with_other_memory_is_named(ranks: int, more: int) -> None:
     assert named(group_ranks(job(levels))) == {ranks // 3: ["allocated", "reserved", "peak"]}
 
 
+@pytest.mark.parametrize(
+    ("others", "usual", "spread"),
+    [
+        ([10, 12, 14, 16], 13, 2),
+        ([10, 12, 14], 12, 2),
+        ([16, 14, 10, 12], 13, 2),
+        ([10, 12, 13, 14, 16], 13, 1),
+    ],
+)
+def test_a_rank_is_held_against_the_median_of_the_others(others: list[int], usual: int, spread: int) -> None:
+    found = group_ranks(job([level * GIB for level in (*others, 90)])).differences
+    assert list(found) == [len(others)]
+    difference = found[len(others)][0]
+    assert (difference.figure, difference.peers) == ("allocated", len(others))
+    assert (difference.usual, difference.spread) == (usual * GIB, spread * GIB)
+
+
 def test_small_difference_counts_among_many_ranks_only() -> None:
     many, few = noisy(256), noisy(4)
     many[7] += 2 * GIB

@@ -28,6 +28,7 @@ def test_ranks_that_are_alike_are_one_line() -> None:
         ("8 ranks alike (0-7)", "18.0 GiB allocated, 27.0 GiB reserved, 5.0 GiB resident on the host")
     ]
     assert heading(report.rank_groups) == "none stands out; compared at the end of step 41"
+    assert [line.stands_out for line in rank_lines(report)] == [False]
 
 
 def test_ranks_leak_with_a_finding_and_grow_without() -> None:
@@ -36,6 +37,7 @@ def test_ranks_leak_with_a_finding_and_grow_without() -> None:
     records[3].final_findings = [leak(rank=3, device="cuda:3")]
     who, what = said(merge(run(*records)))[1]
     assert (who, what.partition(";")[0]) == ("rank 3", "leaks 164.0 MiB per step")
+    assert [line.stands_out for line in rank_lines(merge(run(*records)))] == [False, True]
 
 
 def test_all_ranks_that_grow_alike_are_told_with_the_group() -> None:

@@ -112,8 +112,6 @@ def _instants(
 
 def _counters(process: int, device: DeviceRecording, began: int) -> Iterator[dict[str, Any]]:
     """Yield the values after each chosen event; of events at one time the last counts, as in any trace."""
-    if not len(device.events):
-        return
     course = device.timeline
     columns = {"allocated": course.allocated, "reserved": course.reserved, "stranded": course.stranded}
     owned = {
