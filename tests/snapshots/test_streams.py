@@ -68,9 +68,9 @@ def test_one_stream_of_the_default_pool_keeps_nothing_from_others(
 ) -> None:
     """A graph's pool may be of another stream, and work more."""
     program = Program()
+    program.free(program.alloc(200 * MIB, forward(30)))
     for _ in range(8):
         program.alloc(65 * MIB, user(20, "capture"), stream=94, pool=(0, 1))
-    program.free(program.alloc(200 * MIB, forward(30)))
     assert [finding for finding in read(program).findings if finding.kind == "stream_pool"] == []
 
 

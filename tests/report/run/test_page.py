@@ -12,6 +12,7 @@ import pytest
 from memtriage.diagnose.ranks.merge import context, merge
 from memtriage.model.findings import Finding
 from memtriage.report.html.shell import LARGEST
+from memtriage.report.labels import playbook_entry
 from memtriage.report.run.page import html
 from memtriage.store.reader import RankRecord, RunRecord
 from memtriage.store.records import End
@@ -262,6 +263,31 @@ def test_a_clean_run_has_no_findings_and_names_its_own_marks() -> None:
     assert data["ranks"] is None
     gpu = data["charts"][0]
     assert [gpu["names"][own] for own in gpu["own"]] == ["after refit"]
+
+
+def test_a_finding_has_what_is_known_of_it_and_no_more() -> None:
+    bare = Finding(kind="residue", device="cuda:0", bytes=GIB)
+    whole = Finding(
+        kind="residue",
+        device="cuda:1",
+        bytes=2 * GIB,
+        playbook="M1",
+        stored_at="train.py:3 in log",
+        allocated_at="train.py:2 in log",
+        mechanism="a list keeps it",
+        fix="clear it",
+    )
+    names = ("playbook", "stored_at", "allocated_at", "mechanism", "fix", "to_confirm")
+    shown = {
+        tuple(finding[name] for name in names)
+        for finding in data_of(run(gpu_rank(findings=(bare, whole))))["findings"]
+    }
+    entry = playbook_entry("M1", " · ")
+    assert entry.startswith("M1 · ")
+    assert shown == {
+        (None,) * 6,
+        (entry, "train.py:3 in log", "train.py:2 in log", "a list keeps it", "clear it", None),
+    }
 
 
 def test_the_words_are_those_of_the_terminal() -> None:
