@@ -52,6 +52,8 @@ BYTES = 64 * 32 * 4
         (aten.sort.default, (ACROSS,), [BYTES]),
         (aten.topk.default, (ACROSS, 4), [BYTES]),
         (aten.native_layer_norm.default, (ACROSS, [32], None, None, 1e-5), [BYTES]),
+        (aten.native_group_norm_backward.default, (PLAIN, ACROSS, None, None), [BYTES]),
+        (aten.native_group_norm_backward.default, (ACROSS, PLAIN, None, None), [BYTES]),
         (aten.relu.default, (ACROSS,), []),
     ],
 )
@@ -77,3 +79,18 @@ def test_each_kind_of_convolution_is_tried_once(monkeypatch, scratch, emptied, b
         scratch.keep(aten.convolution.default, convolved(channels))
     assert scratch.convolved
     assert (emptied.times, scratch.tried) == (times, times > 0)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "given", "copies"), [(ACROSS, PLAIN, 1), (PLAIN, ACROSS, 1), (ACROSS, ACROSS, 2)]
+)
+def test_the_backward_of_a_layer_norm_copies_besides_its_own_buffers(scratch, gradient, given, copies):
+    row = torch.empty(64, 1, device="meta")
+    weight = torch.empty(32, device="meta")
+
+    def buffers(gradient, given):
+        args = (gradient, given, [32], row, row, weight, weight, [True] * 3)
+        found = scratch(aten.native_layer_norm_backward.default, args, {}, [given, weight, weight])
+        return sum(found.get(AT_THE_END, []))
+
+    assert buffers(gradient, given) - buffers(PLAIN, PLAIN) == copies * BYTES
