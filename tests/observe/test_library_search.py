@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
 import textwrap
+import weakref
 from collections.abc import Iterable
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -126,6 +129,26 @@ def test_a_table_of_a_library_that_grows_is_found(program: Any, monkeypatch: pyt
     all_libraries, grown = look_for(program, Containers(first.now.by_address()))
     assert not all_libraries
     assert "json.table_of_a_test['entries']" in grown
+
+
+TRACE: ContextVar[list[Any]] = ContextVar("TRACE")
+
+
+@pytest.mark.usefixtures("without_search_limits")
+def test_a_wanted_container_of_tensors_is_named_and_not_kept_alive() -> None:
+    TRACE.set([{"output": torch.ones(1000)}])
+    output = weakref.ref(TRACE.get()[0]["output"])
+    gc.collect()
+    gc.disable()
+    try:
+        with Look(also=lambda objects: [TRACE.get()]) as view:
+            assert not view.graph.all_libraries
+            paths = [in_words(record.path) for record in view.census().storages if record.nbytes == 4000]
+        TRACE.get().clear()
+        assert output() is None
+    finally:
+        gc.enable()
+    assert paths == ["context variable TRACE[*]['output']"]
 
 
 def test_much_that_only_a_library_holds_is_walked_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ def enter_holders_of_tensors(
         return False
     growable = walker.everything.of_types(GROWABLE)
     containers = list(wanted_containers(obj for obj in growable if id(obj) not in graph.index))
-    of_containers = _ancestors(walker, containers, libraries)
+    of_containers = _ancestors(walker, containers, libraries, own=(sought, holders))
     if of_containers is not None:
         sought += containers
         holders |= of_containers
@@ -109,8 +109,17 @@ def _that_hold_tensors(walker: HeapWalker) -> list[Any]:
     return [obj for obj in walker.everything.of_types(wanted) if id(obj) not in index]
 
 
-def _ancestors(walker: HeapWalker, sought: list[Any], libraries: NamedModules) -> dict[int, Any] | None:
+def _ancestors(
+    walker: HeapWalker, sought: list[Any], libraries: NamedModules, own: Sequence[Any] = ()
+) -> dict[int, Any] | None:
     """Return all objects through which roots lead to some objects, these included, by their ids.
+
+    Args:
+        walker: has what was reached.
+        sought: these objects.
+        libraries: whose modules are roots.
+        own: what else of this search refers to objects of the program. It would be taken for a holder, and in
+            a dict that holds itself keep what it refers to alive until a collection.
 
     Returns:
         None where there are too many.
@@ -120,7 +129,7 @@ def _ancestors(walker: HeapWalker, sought: list[Any], libraries: NamedModules) -
     ancestors = {id(obj): obj for obj in sought}
     most = len(ancestors) + LIMITS.holders
     waiting = _few_nodes(walker, sought)
-    passed_over = {id(part) for part in (sought, ancestors, waiting)}
+    passed_over = {id(part) for part in (sought, ancestors, waiting, *own)}
     for _ in range(LIMITS.rounds):
         if not waiting:
             return ancestors
