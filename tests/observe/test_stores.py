@@ -70,9 +70,46 @@ FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
         "        self.players.append(copy.deepcopy(student))  # here",
         (*SELF, *attribute("players"), ANY_ITEM, ANY_ITEM, *attribute("weight")), None),
     "an attribute of entries": (
+        "class Episode:\n    def __init__(self, x):\n        self.obs = x.sum()\n"
+        "class Buffer:\n    def add(self, x): self.episodes.append(Episode(x))  # here",
+        (*SELF, *attribute("episodes"), ANY_ITEM, *attribute("obs")), "x.sum()"),
+    "an attribute of entries that a library keeps": (
         "class Episode:\n    def __init__(self, x):\n        self.obs = x  # here\n"
-        "class Buffer:\n    def add(self, x): self.episodes.append(Episode(x))",
-        (*SELF, *attribute("episodes"), ANY_ITEM, *attribute("obs")), "x"),
+        "def add(x): library.keep(Episode(x))", (*SELF, *attribute("all"), ANY_ITEM, *attribute("obs")), "x"),
+    "an attribute of entries that changes later": (
+        "class Layer:\n    def __init__(self):\n        self.seen = zeros()\n    def forward(self, x):\n"
+        "        self.seen = cat([self.seen, x])  # here\ndef build(n): self.layers.append(Layer())",
+        (*SELF, *attribute("layers"), ANY_ITEM, *attribute("seen")), "cat([self.seen, x])"),
+    "heap": (
+        "import heapq\nheap = []\ndef f(x):\n    heapq.heappush(heap, (x.sum(), x))  # here",
+        (*of_module("train", "heap"), ANY_ITEM, item("1")), "(x.sum(), x)"),
+    "sorted list of an attribute": (
+        "class A:\n    def f(self, k, x):\n        bisect.insort(self.best[k], x)  # here",
+        (*SELF, *attribute("best"), ANY_ITEM, ANY_ITEM), "x"),
+    "parametrization": (
+        "def prune(layer):\n    parametrize.register_parametrization(layer, 'weight', Mask(m))  # here\n"
+        "class Mask:\n    def __init__(self, mask):\n        self.register_buffer('mask', mask)",
+        (*SELF, *attribute("weight"), ANY_ITEM, *attribute("mask")), "mask"),
+    "inside a container of a library": (
+        "cache = WeakKeyDictionary()\ndef f(k, v):\n    cache[k] = v  # here",
+        (*of_module("train", "cache"), *attribute("data"), ANY_ITEM), None),
+    "inside a queue": (
+        "class W:\n    def __init__(self): self.jobs = SimpleQueue()\n    def add(self, x):\n"
+        "        self.jobs.put(x)  # here",
+        (*SELF, *attribute("jobs"), *attribute("<list>"), ANY_ITEM), None),
+    "another name": (
+        "class A:\n    def f(self, x):\n        seen = self.seen\n        seen.append(x)  # here\n"
+        "    def g(self, seen, x):\n        seen.append(x)", (*SELF, *attribute("seen"), ANY_ITEM), "x"),
+    "another name of an entry": (
+        "def f(k, x):\n    kept = cache.setdefault(k, [])\n    kept.append(x)  # here",
+        (*of_module("train", "cache"), ANY_ITEM, ANY_ITEM), "x"),
+    "what a function returns": (
+        "def sessions():\n    if not hasattr(local, 'sessions'):\n        local.sessions = {}\n"
+        "    return local.sessions\ndef serve(k, x):\n    sessions()[k] = x  # here",
+        (*of_module("train", "local"), *attribute("sessions"), item("'s*'")), "x"),
+    "context variable": (
+        "trace = ContextVar('trace')\ntrace.set([])\ndef span(x):\n    trace.get().append(x)  # here",
+        (PathSegment(SegmentKind.CONTEXT_VARIABLE, "trace"), ANY_ITEM), "x"),
     "another function's variable of the name": (
         "def other():\n    losses = []\n    losses.append(1 + x)\ndef main():\n    losses.append(y)  # here",
         items_of("main", "losses"), "y"),
@@ -90,6 +127,11 @@ FOUND: dict[str, tuple[str, HolderPath, str | None]] = {
 }  # fmt: skip
 NOT_CERTAIN: dict[str, tuple[str, HolderPath]] = {
     "two lines": ("def main():\n    losses.append(a)\n    losses.append(b)", items_of("main", "losses")),
+    "a method of what keeps the container": (
+        "class A:\n    def __init__(self): self.seen = []\n    def update(self, x): keep(self.seen, x)\n"
+        "def main():\n    a.update(x)",
+        (*local("main", "a"), *attribute("seen"), ANY_ITEM),
+    ),
     "passed on": ("def main():\n    losses = []\n    keep(losses, x)", items_of("main", "losses")),
     "no source": ("(", items_of("main", "losses")),
     "no name": ("x.append(y)", (PathSegment(SegmentKind.NATIVE, "Tensor"),)),

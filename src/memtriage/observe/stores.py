@@ -2,11 +2,12 @@
 
 The holder path names a container or a variable, and says in which function, class or module it is. The
 statements of the program's own files that store under this name are collected: `append` and the like,
-assignments to an item, an attribute or the variable, updates in place, `setattr` and `register_buffer`.
-What only makes an empty container is left out. Only where one line is left is it told.
+functions such as `heapq.heappush`, assignments to an item, an attribute or the variable, updates in place,
+`setattr` and `register_buffer`. Another name that a function gives the container (`store = self.seen`) counts
+as its own, and so does a call of a function that returns it. What only makes an empty container is left out.
+Only where one line is left is it told.
 
-Known limitations: names that are passed on (`store = self.seen; store.append(x)`), and what is stored by
-libraries, are not found.
+Known limitations: names that are passed on as arguments, and what is stored by libraries, are not found.
 """
 
 from __future__ import annotations
@@ -19,15 +20,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from memtriage.model.paths import ANY_ITEM, HolderPath, PathSegment, SegmentKind
+from memtriage.model.paths import HolderPath, PathSegment, SegmentKind
 
 _GROWS: Final = frozenset(
     ("append", "appendleft", "extend", "extendleft", "insert")
     + ("add", "update", "put", "put_nowait", "setdefault")
 )
-_REGISTERS: Final = frozenset(
-    ("setattr", "register_buffer", "register_parameter", "add_module", "register_module")
-)
+_FILLS: Final = frozenset(("heappush", "insort", "insort_left", "insort_right"))
+"""Functions that add their second argument to the list that is their first."""
+_SETS: Final = frozenset(("register_buffer", "register_parameter", "add_module", "register_module"))
+_ADDS: Final = frozenset(("setattr", "register_parametrization"))
+"""Functions and methods that store under a name that one of their first two arguments gives. Those of `_ADDS`
+may keep what was there before."""
+_CONSTRUCTORS: Final = frozenset(("__init__", "__new__", "__post_init__"))
 _EMPTY: Final = frozenset(
     ("list", "dict", "set", "tuple", "deque", "defaultdict", "OrderedDict", "Counter", "Queue")
 )
@@ -35,7 +40,9 @@ _SCOPES: Final = frozenset((SegmentKind.FRAME, SegmentKind.GENERATOR, SegmentKin
 _CLOSURES: Final = frozenset((SegmentKind.CLOSURE, SegmentKind.HOOK_CLOSURE))
 _NAMES: Final = frozenset(
     (SegmentKind.VARIABLE, SegmentKind.ATTRIBUTE, SegmentKind.HOOKS, SegmentKind.ITEM, SegmentKind.CONTEXT)
+    + (SegmentKind.CONTEXT_VARIABLE,)
 )
+_VARIABLES: Final = frozenset((SegmentKind.VARIABLE, SegmentKind.CONTEXT_VARIABLE))
 _LONGEST: Final = 60
 """Characters of a stored value that a sentence can show."""
 _LARGEST: Final = 2_000_000
@@ -50,12 +57,14 @@ class Store:
         filename, line: where it is.
         value: source of what it stores; None where it is long, or no single expression.
         itself: the value is made of what was stored before (`params = step(params)`).
+        constructs: it gives a new object its attribute.
     """
 
     filename: str
     line: int
     value: str | None
     itself: bool = False
+    constructs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,9 @@ class _StoreTarget:
         function: of whose variables it is one; None where it is no variable of a function.
         shared: other functions refer to the variable too.
         module: it is a variable of a module.
+        inside: it is a container of a library, and what the path names is inside: only what adds counts.
+        getters: functions of the file that return it.
+        aliases: other names that the function around a statement gives it.
     """
 
     segment: PathSegment
@@ -75,6 +87,9 @@ class _StoreTarget:
     function: str | None
     shared: bool
     module: bool
+    inside: bool = False
+    getters: frozenset[str] = frozenset()
+    aliases: frozenset[str] = frozenset()
 
 
 def storing_line(anchor: HolderPath, files: Sequence[str], allocated: str | None = None) -> Store | None:
@@ -87,13 +102,29 @@ def storing_line(anchor: HolderPath, files: Sequence[str], allocated: str | None
     """
     if any(segment.kind is SegmentKind.LRU_CACHE for segment in anchor):
         return _definition(next(s.name for s in anchor if s.kind is SegmentKind.LRU_CACHE), files)
-    ranked: list[tuple[int, Store]] = []
-    for holder in _containers(anchor):
+    files = list(dict.fromkeys(files))
+    made: Store | None = None
+    for holder in _containers(anchor, files):
         target = _target(holder)
-        if target is not None and not ranked:
-            ranked = [store for file in dict.fromkeys(files) for store in _stores(file, target)]
-            if any(segment.kind is not SegmentKind.ITEM for segment in anchor[len(holder) :]):
-                ranked = [(rank, replace(store, value=None, itself=False)) for rank, store in ranked]
+        if target is None:
+            continue
+        target = replace(target, inside=len(holder) < len(_containing(anchor)))
+        ranked = [store for file in files for store in _stores(file, target)]
+        if _is_part_of_entry(holder):
+            # A constructor makes the entry. What keeps it is the line that adds it.
+            made = made or _only_one([one for one in ranked if one[1].constructs], allocated)
+            ranked = [one for one in ranked if not one[1].constructs]
+        if not ranked:
+            continue
+        if any(segment.kind is not SegmentKind.ITEM for segment in anchor[len(holder) :]):
+            value = None if made is None else made.value
+            ranked = [(rank, replace(store, value=value, itself=False)) for rank, store in ranked]
+        return _only_one(ranked, allocated) or made
+    return made
+
+
+def _only_one(ranked: Sequence[tuple[int, Store]], allocated: str | None) -> Store | None:
+    """Return the one statement of the lowest rank; of several, the one that allocates."""
     best = min((rank for rank, _ in ranked), default=0)
     left = {(store.filename, store.line): store for rank, store in ranked if rank == best}
     if len(left) > 1 and allocated is not None:
@@ -132,16 +163,43 @@ def _definition(function: str, files: Sequence[str]) -> Store | None:
     return definitions[0] if len(definitions) == 1 else None
 
 
-def _containers(anchor: HolderPath) -> Iterator[HolderPath]:
+def _containers(anchor: HolderPath, files: Sequence[str]) -> Iterator[HolderPath]:
     """The path, and those of the containers that its last items are in: a key need not be in the source.
 
     What an entry is made of need not be, either: of `players[*].weight` a library stores `weight`, and the
-    program the player.
+    program the player. The same goes for a container of a library, such as `cache.data` of a weak dictionary.
     """
-    yield anchor
-    while anchor[-1].kind is SegmentKind.ITEM or ANY_ITEM in anchor:
+    outermost = _containing(anchor)
+    yield from (anchor[:end] for end in range(len(anchor), len(outermost) - 1, -1))
+    while outermost[-1].kind is SegmentKind.ATTRIBUTE and len(outermost) > 1:
+        if any(_mentions(file, outermost[-1].name) for file in files):
+            return
+        outermost = outermost[:-1]
+        yield outermost
+
+
+def _containing(anchor: HolderPath) -> HolderPath:
+    """The path to the outermost container whose entries vary."""
+    while anchor[-1].kind is SegmentKind.ITEM or any(map(_varies, anchor)):
         anchor = anchor[:-1]
-        yield anchor
+    return anchor
+
+
+def _varies(segment: PathSegment) -> bool:
+    return segment.kind is SegmentKind.ITEM and "*" in segment.name
+
+
+def _is_part_of_entry(holder: HolderPath) -> bool:
+    """Whether the last name of a path is of a part of what a container gets more of."""
+    named = max((at for at, segment in enumerate(holder) if not _varies(segment)), default=0)
+    return any(map(_varies, holder[:named]))
+
+
+def _mentions(filename: str, attribute: str) -> bool:
+    """Whether a source file has an attribute of this name."""
+    tree = _parsed(filename)
+    nodes = () if tree is None else ast.walk(tree)
+    return any(isinstance(node, ast.Attribute) and node.attr == attribute for node in nodes)
 
 
 def _target(anchor: HolderPath) -> _StoreTarget | None:
@@ -150,6 +208,8 @@ def _target(anchor: HolderPath) -> _StoreTarget | None:
         return None
     segment = anchor[named[-1]]
     before = anchor[named[-2]] if len(named) > 1 else None
+    if segment.kind is SegmentKind.CONTEXT_VARIABLE:
+        return _StoreTarget(segment, None, None, True, True)
     if segment.kind is not SegmentKind.VARIABLE:
         return _StoreTarget(segment, before, None, True, False)
     scope = anchor[named[-1] - 1] if named[-1] else None
@@ -175,14 +235,38 @@ def _stores(filename: str, target: _StoreTarget) -> Iterator[tuple[int, Store]]:
     tree = _parsed(filename)
     if tree is None:
         return
+    target = replace(target, getters=frozenset(_getters(tree, target)))
+    aliases: dict[ast.AST, frozenset[str]] = {}
     for functions, node in _with_functions(tree, ()):
         if not _in_scope(functions, target):
             continue
-        for rank, value in _stored_by(node, target):
-            itself = value is not None and _carries(value, target, functions[-1] if functions else tree)
+        around = functions[-1] if functions else tree
+        if around not in aliases:
+            aliases[around] = frozenset(_aliases(around, target))
+        for rank, value in _stored_by(node, replace(target, aliases=aliases[around])):
+            itself = value is not None and _carries(value, target, around)
             line = getattr(node, "lineno", 0)
             itself = itself and not _begins_anew(tree, line, target)
-            yield (0 if itself else rank), Store(filename, line, _source(value), itself)
+            constructs = getattr(around, "name", None) in _CONSTRUCTORS
+            yield (0 if itself else rank), Store(filename, line, _source(value), itself, constructs)
+
+
+def _getters(tree: ast.AST, target: _StoreTarget) -> Iterator[str]:
+    """Yield the names of functions that return the target, and nothing else."""
+    for functions, node in _with_functions(tree, ()):
+        if isinstance(node, ast.FunctionDef) and _in_scope((*functions, node), target):
+            returned = [each.value for each in _own_nodes(node) if isinstance(each, ast.Return)]
+            if returned and all(_matches(value, target) for value in returned):
+                yield node.name
+
+
+def _aliases(function: ast.AST, target: _StoreTarget) -> Iterator[str]:
+    """Yield other names that a function gives the target, or what `setdefault` returns of it."""
+    for node in _own_nodes(function):
+        if isinstance(node, ast.Assign) and (
+            _matches(node.value, target) or (_is_default(node.value) and _holds_in(node.value, target))
+        ):
+            yield from (part.id for part in node.targets if isinstance(part, ast.Name))
 
 
 def _carries(value: ast.AST, target: _StoreTarget, function: ast.AST) -> bool:
@@ -192,7 +276,7 @@ def _carries(value: ast.AST, target: _StoreTarget, function: ast.AST) -> bool:
     """
     if any(_matches(each, target) for each in ast.walk(value)):
         return True
-    if target.segment.kind is SegmentKind.VARIABLE:
+    if target.segment.kind in _VARIABLES:
         return False
     made = [node for node in _own_nodes(function) if isinstance(node, ast.Assign)]
     names, followed = _names(value), set[str]()
@@ -249,7 +333,7 @@ def _with_functions(
 
 def _in_scope(functions: tuple[_Function, ...], target: _StoreTarget) -> bool:
     """Whether the target's variable goes by its name there."""
-    if target.segment.kind is not SegmentKind.VARIABLE:
+    if target.segment.kind not in _VARIABLES:
         return True
     name = target.segment.name
     names = [getattr(function, "name", "<lambda>") for function in functions]
@@ -297,16 +381,16 @@ def _stored_by(node: ast.AST, target: _StoreTarget) -> Iterator[tuple[int, ast.e
     """(0 for what adds or 1 for what replaces, the value) for each store into the target by a node."""
     if isinstance(node, ast.Call):
         yield from _stored_by_call(node, target)
-    elif isinstance(node, ast.AugAssign):
-        if _matches(node.target, target) or _matches(_container(node.target), target):
+    elif isinstance(node, ast.AugAssign) and not target.inside:
+        if _matches(node.target, target) or _holds_in(node.target, target):
             yield 0, node.value
     elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for each in (part for destination in targets for part in _parts(destination)):
             if _matches(each, target):
-                if not _is_empty(node.value):
+                if not (target.inside or _is_empty(node.value)):
                     yield 1, node.value
-            elif isinstance(each, ast.Subscript) and _matches(_container(each), target):
+            elif isinstance(each, ast.Subscript) and _holds_in(each, target):
                 yield 0, node.value
 
 
@@ -314,14 +398,16 @@ def _stored_by_call(node: ast.Call, target: _StoreTarget) -> Iterator[tuple[int,
     name, values = _name(node.func), node.args
     if isinstance(node.func, ast.Attribute):
         held = node.func.value
-        if name in _GROWS and values and (_matches(held, target) or _matches(_container(held), target)):
+        if name in _GROWS and values and (_matches(held, target) or _holds_in(held, target)):
             if name != "setdefault" or not _is_empty(values[-1]):
                 yield 0, values[-1]
-        elif name.endswith("_") and not name.endswith("__") and _matches(held, target):
+        elif name.endswith("_") and not (name.endswith("__") or target.inside) and _matches(held, target):
             yield 0, None
-    registers = name in _REGISTERS and target.segment.kind is SegmentKind.ATTRIBUTE and len(values) > 1
+    if name in _FILLS and len(values) > 1 and (_matches(values[0], target) or _holds_in(values[0], target)):
+        yield 0, values[1]
+    registers = name in _SETS | _ADDS and target.segment.kind is SegmentKind.ATTRIBUTE and len(values) > 1
     if registers and any(_text(value) == target.segment.name for value in values[:2]):
-        yield (0 if "*" in target.segment.name or name == "setattr" else 1), values[-1]
+        yield (0 if "*" in target.segment.name or name in _ADDS else 1), values[-1]
 
 
 def _parts(target: ast.expr) -> Iterator[ast.expr]:
@@ -335,7 +421,9 @@ def _parts(target: ast.expr) -> Iterator[ast.expr]:
 def _matches(node: ast.AST | None, target: _StoreTarget) -> bool:
     """Whether an expression goes by the target's name."""
     segment = target.segment
-    if segment.kind is SegmentKind.VARIABLE:
+    if isinstance(node, ast.Call) and _name(node.func) in target.getters:
+        return True
+    if segment.kind in _VARIABLES:
         return isinstance(node, ast.Name) and node.id == segment.name
     if segment.kind is SegmentKind.ITEM:
         return isinstance(node, ast.Subscript) and _is_key(node.slice, segment.name)
@@ -359,6 +447,18 @@ def _container(node: ast.expr) -> ast.expr:
             node = node.func.value
         else:
             return node
+
+
+def _holds_in(node: ast.expr, target: _StoreTarget) -> bool:
+    """Whether an expression is the target under another name, or a container inside it."""
+    container = _container(node)
+    is_alias = isinstance(container, ast.Name) and container.id in target.aliases
+    return is_alias or (container is not node and _matches(container, target))
+
+
+def _is_default(value: ast.expr) -> bool:
+    """Whether a value is `x.setdefault(key, ...)`."""
+    return isinstance(value, ast.Call) and _name(value.func) == "setdefault"
 
 
 def _is_empty(value: ast.expr) -> bool:
